@@ -32,12 +32,12 @@ def materials_cnn() -> keras.Model:
 
 
 class ByHand:
-    """Under the same tf.distribute strategy as ours, where there is one."""
+    """A hand-written loop, under the same tf.distribute strategy as the measured one, where there is one."""
 
     def __init__(self, spec: RunSpec, rank: int, strategy: Strategy) -> None:
         self.distribute = getattr(strategy, "strategy", None) or tf.distribute.get_strategy()
         arrays = tuple(np.array(array) for array in cache.open_arrays(datasets.prepare(spec.config)))
-        horovod = "horovod" in spec.config.strategy.requires  # each process reads its own part
+        horovod = "horovod" in spec.config.strategy.requires  # each process reads a part of its own
         data = tf.data.Dataset.from_tensor_slices(arrays).shuffle(10_000).repeat()
         data = data.batch(spec.batch_per_device if horovod else spec.global_batch, drop_remainder=True).prefetch(2)
         self.batches = iter(self.distribute.experimental_distribute_dataset(data))
@@ -52,7 +52,7 @@ class ByHand:
 
             self.horovod = hvd
             hvd.broadcast_variables([variable.value for variable in self.model.variables], root_rank=0)
-        self.update = tf.function(lambda batch: self.distribute.run(self._replica, batch))
+        self.step = tf.function(lambda batch: self.distribute.run(self._replica, batch))
 
     def _replica(self, inputs: tf.Tensor, targets: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
@@ -66,4 +66,4 @@ class ByHand:
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
-            self.update(next(self.batches))
+            self.step(next(self.batches))

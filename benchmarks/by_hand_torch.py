@@ -1,4 +1,4 @@
-"""The PyTorch loop that anybody would write first, for materials_cnn."""
+"""A straightforward PyTorch training loop for materials_cnn."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MaterialsCnn(nn.Module):
 
 
 class ByHand:
-    """Its data are indexed in memory, as a first loop would."""
+    """A hand-written loop, whose data are indexed in memory."""
 
     def __init__(self, spec: RunSpec, rank: int, strategy: Strategy) -> None:
         inputs, targets = cache.open_arrays(datasets.prepare(spec.config))

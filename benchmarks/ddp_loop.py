@@ -1,8 +1,8 @@
-"""ddp_gloo with its default options, on two processes, against DistributedDataParallel in a hand-written loop beside
-it. Wanted: never slower, an interval that reaches 1 or lies above.
+"""ddp_gloo with its default options, on two processes, against DistributedDataParallel in a hand-written loop.
 
-Same network, batch, data and threads, in the same processes, in turns (loop_worker). `wall` counts what a measured run
-does between its blocks, which no hand-written loop does.
+Target: never slower, so that the interval includes 1 or is above it. Same network, batch, data and threads, in the same
+processes, alternating (loop_worker). `wall` includes the work between the blocks of a measured run, which a
+hand-written loop does not have.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import os
 
 import numpy as np
 
-from benchmarks.loop_overhead import WHAT, measure
-from benchmarks.spread import ratios
+from benchmarks.loop_overhead import LABELS, measure
+from benchmarks.spread import format_ratios
 
-LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "3"))  # where memory happens to lie differs between them
+LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "3"))  # the layout of memory differs between them
 STRATEGY, GPUS = "ddp_gloo", 2
 
 
 def main() -> None:
-    launches = [found for _ in range(LAUNCHES) if (found := measure(STRATEGY, GPUS))]
-    for what in ("blocks", "wall") if launches else ():
-        by_hand, ours = (np.concatenate([turns[key] for turns in launches]) for key in ("by_hand", what))
-        print(f"{STRATEGY} gpus={GPUS}: {WHAT[what]}: {ratios(by_hand, ours)}", flush=True)
+    launches = [turns for _ in range(LAUNCHES) if (turns := measure(STRATEGY, GPUS))]
+    for kind in ("blocks", "wall") if launches else ():
+        by_hand, measured = (np.concatenate([turns[key] for turns in launches]) for key in ("by_hand", kind))
+        print(f"{STRATEGY} gpus={GPUS}: {LABELS[kind]}: {format_ratios(by_hand, measured)}", flush=True)

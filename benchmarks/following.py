@@ -1,6 +1,6 @@
-"""Processor time of the login side while jobs wait in the queue, as a share of the wall time, and how often it asks.
+"""Processor time on the login node while jobs wait in the queue, as a share of the wall time, and the rate of queries.
 
-Wanted for 100 jobs: under 2 % of a core, squeue included, and no more than one question in 5 s.
+Target for 100 jobs: under 2 % of a core, squeue included, and at most one query in 5 s.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from scalebench.slurm.submit import Submission, write_submission
 
 COUNTS = (1, 100)
 FOLLOW_S = float(os.environ.get("BENCHMARK_FOLLOW_S", "30"))
-# In place of the cluster's own, which costs what it costs anybody: all jobs wait, each with its line.
+# Replaces the cluster's own squeue: all jobs wait, each with its line.
 SQUEUE = """#!/bin/sh
 while read -r id; do echo "$id|PENDING|||1700000000|5:00|Priority"; done < "${0%/*}/ids"
 """
 
 
-class Over(Exception):
-    """It was followed for long enough."""
+class TimeIsUp(Exception):
+    """The jobs were followed for FOLLOW_S."""
 
 
 def main() -> None:
@@ -40,16 +40,16 @@ def main() -> None:
 
 
 def measure(spec: RunSpec, count: int, folder: Path) -> None:
-    cluster = JobFollower(_slurm(folder, count), submit=_submit, pause=_until())
-    asked = [JobRequest(number, spec, folder / str(number)) for number in range(1, count + 1)]
+    follower = JobFollower(_slurm(folder, count), submit=_submit, pause=_until())
+    requests = [JobRequest(number, spec, folder / str(number)) for number in range(1, count + 1)]
     try:
-        list(cluster.follow(asked))
-    except Over as over:
-        wall_s, own_s, asking_s = over.args
-        queries = cluster._watcher.queries
+        list(follower.follow(requests))
+    except TimeIsUp as end:
+        wall_s, process_s, total_s = end.args
+        queries = follower._watcher.queries
         print(
-            f"{count} pending: {own_s / wall_s:.2%} of a core, {asking_s / wall_s:.2%} with squeue, "
-            f"{queries} questions in {wall_s:.0f} s",
+            f"{count} pending: {process_s / wall_s:.2%} of a core, {total_s / wall_s:.2%} with squeue, "
+            f"{queries} queries in {wall_s:.0f} s",
             flush=True,
         )
 
@@ -62,28 +62,28 @@ def _slurm(folder: Path, count: int) -> Slurm:
 
 
 def _submit(spec: RunSpec, folder: Path) -> Submission:
-    made = Submission(folder.name, time.time())
-    write_submission(made, folder)
-    return made
+    submission = Submission(folder.name, time.time())
+    write_submission(submission, folder)
+    return submission
 
 
 def _until() -> Callable[[float], None]:
-    """A pause that ends it all FOLLOW_S after the first one: by then all have been submitted."""
+    """Return a pause that raises TimeIsUp FOLLOW_S after the first call, when all jobs have been submitted."""
     begun: list[tuple[float, float, float]] = []
 
-    def waits(seconds: float) -> None:
-        now = (time.monotonic(), time.process_time(), _of_children_s())
+    def pause(seconds: float) -> None:
+        now = (time.monotonic(), time.process_time(), _children_cpu_s())
         if not begun:
             begun.append(now)
-        wall_s, own_s, asking_s = (b - a for a, b in zip(begun[0], now, strict=True))
+        wall_s, process_s, children_s = (b - a for a, b in zip(begun[0], now, strict=True))
         if wall_s >= FOLLOW_S:
-            raise Over(wall_s, own_s, own_s + asking_s)
+            raise TimeIsUp(wall_s, process_s, process_s + children_s)
         sleep_until_cancelled(seconds)
 
-    return waits
+    return pause
 
 
-def _of_children_s() -> float:
+def _children_cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,12 +1,12 @@
-"""Loading 10,000 runs, and the table of 100. Wanted: well under 20 s with the report, 1 GB, and 1 s for the table.
+"""Loading 10,000 runs, and the table of 100. Targets: well under 20 s with the report, 1 GB, and 1 s for the table.
 
-Records of 1 to 4 ranks, 64 to 256 blocks each, with probes: 15 to 80 kB. Each figure is of an interpreter of its own;
-as machines differ, and others may use them, processor time is told too, and what parsing the same files as JSON takes.
+Records of 1 to 4 ranks, 64 to 256 blocks each, with probes: 15 to 80 kB. Each figure is of a new interpreter; as
+machines differ, and may be in use, processor time is printed as well, and the time of parsing the same files as JSON.
 
-Seen on two cores that others used as well: 10,000 runs of 36 kB in 12 s of processors, where records checked in Python
-took 20 s; 1.5 s of these is to decode and check them, 5 s to make their figures. 0.4 GB. When whole records were kept,
-and their figures made anew for each row that they are a baseline of: 33 ms a run, and 0.8 GB for the records. The table
-of 100 runs: 0.6 s, of which most is to import pandas.
+Measured on two busy cores: 10,000 runs of 36 kB in 12 s of processor time, where records checked in Python took 20 s;
+1.5 s of these decode and check them, 5 s compute their figures; 0.4 GB. While entire records were kept, and figures
+computed again for each row with this baseline, it was 33 ms a run, and 0.8 GB for the records. The table of 100 runs
+took 0.6 s, most of it for importing pandas.
 """
 
 from __future__ import annotations
@@ -44,27 +44,29 @@ def main() -> None:
         size = make(many, RUNS)
         make(few, 100)
         print(f"{RUNS} runs of {size / RUNS / 1000:.0f} kB on the average")
-        _, parsed_cpu_s, *_ = spent(PARSE, many)
-        loaded_s, cpu_s, own, of_child = spent(LOAD, many)
+        _, parsed_cpu_s, *_ = measure(PARSE, many)
+        loaded_s, cpu_s, own_bytes, child_bytes = measure(LOAD, many)
         print(
-            f"frame and pooled frame: {loaded_s:.1f} s, {cpu_s:.1f} s of processors, {1e3 * cpu_s / RUNS:.2f} ms a run"
+            f"frame and pooled frame: {loaded_s:.1f} s, {cpu_s:.1f} s of processor time, {1e3 * cpu_s / RUNS:.2f} ms a run"
         )
         print(f"processor time, loading / parsing: {cpu_s / parsed_cpu_s:.2f}")
-        print(f"peak memory: {own / 2**20:.0f} MiB, and {of_child / 2**20:.0f} MiB of the largest process that helps")
-        table_s, table_cpu_s, *_ = sorted(spent(SHOW, few) for _ in range(5))[2]
-        print(f"table of 100 runs: {table_s:.2f} s, {table_cpu_s:.2f} s of processors")
+        print(
+            f"peak memory: {own_bytes / 2**20:.0f} MiB, and {child_bytes / 2**20:.0f} MiB of the largest child process"
+        )
+        table_s, table_cpu_s, *_ = sorted(measure(SHOW, few) for _ in range(5))[2]
+        print(f"table of 100 runs: {table_s:.2f} s, {table_cpu_s:.2f} s of processor time")
 
 
-def spent(statement: str, folder: Path) -> list[float]:
-    """(seconds, those of processors, bytes of the process, bytes of its largest child)."""
+def measure(statement: str, folder: Path) -> list[float]:
+    """Return (seconds, processor seconds, peak bytes of the process, peak bytes of its largest child)."""
     command = [sys.executable, "-c", PROGRAM.format(statement), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
-    return [float(word) for word in done.stdout.splitlines()[-1].split()]
+    return [float(text) for text in done.stdout.splitlines()[-1].split()]
 
 
 def make(folder: Path, count: int) -> int:
-    """Runs of sweeps with repeats, in folders that are numbered; bytes of all. A few are made, the others are copies
-    under names of their own, in sweeps over the batch."""
+    """Write runs of sweeps with repeats in numbered folders, and return their bytes. A few are generated, the others
+    are copies with ids of their own, in sweeps over the batch."""
     chance = random.Random(0)
     strategies = [("bare_torch", 1), *((s, n) for s in sweeps.EFFICIENCY for n in (1, 2, 4))]
     texts = []
@@ -72,10 +74,10 @@ def make(folder: Path, count: int) -> int:
         for strategy, gpus in strategies:
             blocks, noise = chance.choice((64, 128, 256, 256)), chance.choice((0.01, 0.05, 0.2))
             train = TrainSpec(batch_per_device=777)
-            made = sweeps.run(strategy, gpus, repeat, noise, blocks, minute=len(texts), train=train)
+            result = sweeps.run(strategy, gpus, repeat, noise, blocks, minute=len(texts), train=train)
             where = folder / "made"
             where.mkdir(parents=True, exist_ok=True)
-            texts.append(write_result(made, where).read_text())
+            texts.append(write_result(result, where).read_text())
             (where / RESULT_FILE).unlink()
     where.rmdir()
     for number in range(count):

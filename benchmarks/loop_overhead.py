@@ -1,6 +1,6 @@
-"""Plain and replicated training as scalebench runs it, against a minimal hand-written loop. Wanted: at least 0.98.
+"""Plain and replicated training as scalebench runs it, against a minimal hand-written loop. Target: at least 0.98.
 
-Same model, batch, data and threads, in the same processes, in turns.
+Same model, batch, data and threads, in the same processes, alternating.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from scalebench.workloads import datasets
 
-LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "5"))  # where memory happens to lie differs between them
+LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "5"))  # the layout of memory differs between them
 ONLY = os.environ.get("BENCHMARK_STRATEGIES", "").split(",") if os.environ.get("BENCHMARK_STRATEGIES") else []
 CASES = (
     ("bare_torch", 1),
@@ -35,9 +35,9 @@ CASES = (
 )
 
 
-WHAT = {
+LABELS = {
     "blocks": "throughput as measured / that of a hand-written loop",
-    "wall": "the same, with what happens between blocks",
+    "wall": "the same, with the time between blocks",
 }
 
 
@@ -45,16 +45,17 @@ def main() -> None:
     for strategy, gpus in CASES:
         if ONLY and strategy not in ONLY:
             continue
-        launches = [found for _ in range(LAUNCHES) if (found := measure(strategy, gpus))]
-        for what in ("blocks", "wall") if launches else ():
-            pairs = [np.divide(turns["by_hand"], turns[what]) for turns in launches]
-            each = ", ".join(f"{np.median(of_one):.3f}" for of_one in pairs)
+        launches = [turns for _ in range(LAUNCHES) if (turns := measure(strategy, gpus))]
+        for kind in ("blocks", "wall") if launches else ():
+            pairs = [np.divide(turns["by_hand"], turns[kind]) for turns in launches]
+            each = ", ".join(f"{np.median(ratios):.3f}" for ratios in pairs)
             middle = np.median(np.concatenate(pairs))
-            print(f"{strategy} gpus={gpus}: {WHAT[what]}: {middle:.3f} (medians of the launches: {each})", flush=True)
+            print(f"{strategy} gpus={gpus}: {LABELS[kind]}: {middle:.3f} (medians of the launches: {each})", flush=True)
 
 
 def measure(strategy: str, gpus: int) -> dict[str, list[float]]:
-    """Seconds per update of each turn on rank 0: by_hand; blocks: ours as measured; wall: with the time between."""
+    """Return the seconds per step of each turn on rank 0: by_hand; blocks: scalebench as measured; wall: with the time
+    between blocks."""
     spec = resolve(compose_config([f"strategy={strategy}", f"gpus={gpus}"]))
     if spec.unsupported is not None:
         print(f"{strategy} gpus={gpus}: {spec.unsupported}")
@@ -66,5 +67,5 @@ def measure(strategy: str, gpus: int) -> dict[str, list[float]]:
         ended = launchers.launch(spec, folder, "benchmark", module="benchmarks.loop_worker")
         if set(ended.exit_codes) != {0}:
             raise SystemExit((folder / rank_log_name(0)).read_text())
-        found: dict[str, list[float]] = read_json(folder / "turns.json")
-        return found
+        turns: dict[str, list[float]] = read_json(folder / "turns.json")
+        return turns

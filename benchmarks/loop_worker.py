@@ -1,4 +1,4 @@
-"""One process of loop_overhead: trains in turns as scalebench does and as one would by hand."""
+"""One process of loop_overhead: trains alternately as scalebench does, and with a hand-written loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalebench.strategies.base import Strategy
 from scalebench.workloads import datasets
 
 TURNS = 20
-BLOCKS = 3  # of a turn
+BLOCKS = 3  # in a turn
 
 
 def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile, folder: Path) -> None:
@@ -29,15 +29,15 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Progre
         spec, record.rank, strategy
     )
     batches = iter(strategy.feed(train))
-    steps = _our_turn(strategy, batches, progress, spec)[1]
+    steps = _scalebench_turn(strategy, batches, progress, spec)[1]
     by_hand.train(steps)
     turns: dict[str, list[float]] = {"by_hand": [], "blocks": [], "wall": []}
     for turn in range(TURNS):
-        for ours in (True, False) if turn % 2 else (False, True):  # neither is always first
+        for by_scalebench in (True, False) if turn % 2 else (False, True):  # alternate which is first
             strategy.broadcast(0.0)
             begin_s = time.perf_counter()
-            if ours:
-                block_s, done = _our_turn(strategy, batches, progress, spec)
+            if by_scalebench:
+                block_s, done = _scalebench_turn(strategy, batches, progress, spec)
                 turns["blocks"].append(block_s / done)
                 turns["wall"].append((time.perf_counter() - begin_s) / done)
             else:
@@ -47,19 +47,19 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Progre
         write_json(folder / "turns.json", turns)
 
 
-def _our_turn(strategy: Strategy, batches: Any, progress: ProgressFile, spec: RunSpec) -> tuple[float, int]:
-    """(seconds inside blocks, updates) of some blocks with all that a measured run does between them."""
+def _scalebench_turn(strategy: Strategy, batches: Any, progress: ProgressFile, spec: RunSpec) -> tuple[float, int]:
+    """Return (seconds inside blocks, steps) of some blocks, with all work of a measured run between them."""
 
     def report(series: BlockSeries) -> None:
         progress.update(len(series.seconds) * series.steps, sum(series.samples), sum(series.seconds))
 
     settings = spec.config.measure
-    stage = stopping_rule.create_measure_phase(strategy, settings, True, report)
-    decide = stage.decide
-    stage.start = lambda before: 20
-    stage.decide = lambda series: decide(series) | (len(series.seconds) >= BLOCKS)
-    strategy.train(TimedLoop(strategy, batches, [stage]))
-    return sum(stage.series.seconds), len(stage.series.seconds) * stage.series.steps
+    phase = stopping_rule.create_measure_phase(strategy, settings, True, report)
+    decide = phase.decide
+    phase.start = lambda before: 20
+    phase.decide = lambda series: decide(series) | (len(series.seconds) >= BLOCKS)
+    strategy.train(TimedLoop(strategy, batches, [phase]))
+    return sum(phase.series.seconds), len(phase.series.seconds) * phase.series.steps
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Anonymous memory of a rank with a small and a large data set, whose files all ranks share. Wanted: the same."""
+"""Anonymous memory of a rank with a small and a large data set, whose files all ranks share. Target: the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scalebench.runner.parent import run_spec
 from scalebench.workloads import datasets
 
 SIZES = (5_000, 100_000)
-WORDS = ["strategy=bare_torch", "gpus=1", "measure.max_s=4", "measure.min_s=4"]
+OVERRIDES = ["strategy=bare_torch", "gpus=1", "measure.max_s=4", "measure.min_s=4"]
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _peak_bytes(size: int) -> tuple[int, int]:
-    spec = resolve(compose_config([*WORDS, f"dataset.size={size}"]))
+    spec = resolve(compose_config([*OVERRIDES, f"dataset.size={size}"]))
     datasets.prepare(spec.config)
     with tempfile.TemporaryDirectory() as name:
         (rank,) = run_spec(spec, Path(name) / "run").ranks

@@ -1,4 +1,4 @@
-"""One process of monitor_cost: trains, and notes when each block ended."""
+"""One process of monitor_cost: trains, and records when each block ended."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Progre
     ends_s: list[float] = []
     begin_s = time.time()
 
-    def start(warm: BlockSeries | None) -> int:
-        return int(strategy.broadcast(float(stopping_rule.choose_steps_per_block(warm, spec.config.measure.block_s))))
+    def start(warmup: BlockSeries | None) -> int:
+        return int(strategy.broadcast(float(stopping_rule.choose_steps_per_block(warmup, spec.config.measure.block_s))))
 
     def decide(series: BlockSeries) -> bool:
         ends_s.append(time.time())

@@ -1,4 +1,4 @@
-"""Processor time of the parent while its workers measure, as a share of the wall time. Wanted: under 2 %."""
+"""Processor time of the parent while its workers measure, as a share of the wall time. Target: under 2 %."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from scalebench.config.resolve import resolve
 from scalebench.measure.progress import RankProgress
 from scalebench.runner.parent import run_spec
 
-WORDS = ["strategy=simulated", "gpus=2", "measure.min_s=8", "measure.max_s=8", "measure.hang_s=60"]
+OVERRIDES = ["strategy=simulated", "gpus=2", "measure.min_s=8", "measure.max_s=8", "measure.hang_s=60"]
 
 
 def main() -> None:
-    spec = resolve(compose_config(WORDS))
-    looks: list[tuple[float, float]] = []
+    spec = resolve(compose_config(OVERRIDES))
+    samples: list[tuple[float, float]] = []
 
-    def on_look(ranks: list[RankProgress]) -> None:
+    def on_progress(ranks: list[RankProgress]) -> None:
         if ranks and all(rank.phase == "measure" for rank in ranks):
-            looks.append((time.monotonic(), time.process_time()))
+            samples.append((time.monotonic(), time.process_time()))
 
     with tempfile.TemporaryDirectory() as name:
-        run_spec(spec, Path(name) / "run", on_look)
-    (begin_s, begin_cpu_s), (end_s, end_cpu_s) = looks[0], looks[-1]
+        run_spec(spec, Path(name) / "run", on_progress)
+    (begin_s, begin_cpu_s), (end_s, end_cpu_s) = samples[0], samples[-1]
     share = (end_cpu_s - begin_cpu_s) / (end_s - begin_s)
     print(f"parent while measuring: {share:.2%} of a core, over {end_s - begin_s:.1f} s")

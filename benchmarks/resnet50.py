@@ -1,6 +1,7 @@
-"""resnet50 at 224 pixels, batch 4, two threads: ours in both frameworks beside keras.applications in a plain loop.
+"""resnet50 at 224 pixels, batch 4, two threads: scalebench in both frameworks, against keras.applications in a plain
+loop.
 
-Wanted: both at least as fast as the latter. A process each, in turns, so that no thread pool sits in another's way.
+Target: both at least as fast. Each in a process of its own, alternating, so that thread pools do not interfere.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.spread import ratios
+from benchmarks.spread import format_ratios
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import write_spec
@@ -26,19 +27,19 @@ SETTINGS = "gpus=1 model=resnet50 train.batch_per_device=4 dataset.size=64 datas
 def main() -> None:
     rates: dict[str, list[float]] = {name: [] for name in (*OURS, PLAIN)}
     with tempfile.TemporaryDirectory() as name:
-        folders = {strategy: _prepared(Path(name), strategy) for strategy in OURS}
+        folders = {strategy: _prepare(Path(name), strategy) for strategy in OURS}
         for number in range(ROUNDS):
-            for kind in rates if number % 2 else reversed(rates):  # nobody is always first
+            for kind in rates if number % 2 else reversed(rates):  # alternate which is first
                 rates[kind].append(images_per_s(kind, folders.get(kind, folders[OURS[0]])))
-    for kind, found in rates.items():
-        print(f"{kind}: {', '.join(f'{rate:.2f}' for rate in found)} images/s", flush=True)
+    for kind, measured in rates.items():
+        print(f"{kind}: {', '.join(f'{rate:.2f}' for rate in measured)} images/s", flush=True)
     for kind in OURS:
-        print(f"{kind} / {PLAIN}: {ratios(rates[kind], rates[PLAIN])}", flush=True)
+        print(f"{kind} / {PLAIN}: {format_ratios(rates[kind], rates[PLAIN])}", flush=True)
 
 
-def _prepared(root: Path, strategy: str) -> Path:
-    words = [f"strategy={strategy}", "hardware.cpus_per_device=2", *SETTINGS.split()]
-    spec = resolve(compose_config(words))
+def _prepare(root: Path, strategy: str) -> Path:
+    overrides = [f"strategy={strategy}", "hardware.cpus_per_device=2", *SETTINGS.split()]
+    spec = resolve(compose_config(overrides))
     datasets.prepare(spec.config)
     folder = root / strategy
     folder.mkdir()

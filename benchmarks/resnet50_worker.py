@@ -15,25 +15,25 @@ from scalebench.runner.worker import exit_without_cleanup, pin_to_cpus
 from scalebench.strategies import registry
 from scalebench.workloads import datasets
 
-WARM_UP, UPDATES = 3, 12
+WARMUP_STEPS, STEPS = 3, 12
 
 
 def ours(spec: RunSpec) -> Callable[[], object]:
-    """An update of the strategy, waited for."""
+    """Return a function that trains one step of the strategy, and waits for it."""
     strategy = registry.load_strategy(spec.config.strategy.name)(spec, 0)
     train, _ = datasets.open_sources(spec, *strategy.shard())
     strategy.setup()
     batches = iter(strategy.feed(train))
 
-    def update() -> None:
+    def step() -> None:
         strategy.step(next(batches))
         strategy.synchronize()
 
-    return update
+    return step
 
 
 def plain(spec: RunSpec) -> Callable[[], object]:
-    """keras.applications.ResNet50 in the loop of the tutorials."""
+    """Return a function that trains one step of keras.applications.ResNet50 in the loop of the tutorials."""
     import keras
     import tensorflow as tf
 
@@ -48,26 +48,26 @@ def plain(spec: RunSpec) -> Callable[[], object]:
     targets = tf.constant(rng.integers(0, 1000, spec.global_batch))
 
     @tf.function
-    def update() -> tf.Tensor:
+    def step() -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = loss_of(targets, model(inputs, training=True))
         variables = model.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
-    return lambda: float(update())
+    return lambda: float(step())
 
 
 def main(kind: str, folder: str) -> None:
     spec = read_spec(Path(folder))
     pin_to_cpus(spec.places[0].cpus)
-    update = plain(spec) if kind == "keras.applications" else ours(spec)
-    for _ in range(WARM_UP):
-        update()
+    step = plain(spec) if kind == "keras.applications" else ours(spec)
+    for _ in range(WARMUP_STEPS):
+        step()
     seconds = []
-    for _ in range(UPDATES):
+    for _ in range(STEPS):
         begin_s = time.perf_counter()
-        update()
+        step()
         seconds.append(time.perf_counter() - begin_s)
     print(spec.global_batch / statistics.median(seconds))
 

@@ -1,4 +1,5 @@
-"""How long the command line takes, in turns with Python itself. Wanted: help, strategies 1 s, a simulated run 1.5 s."""
+"""How long the command line takes, alternating with Python itself. Targets: help, strategies 1 s, a simulated run 1.5
+s."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ import sys
 import tempfile
 import time
 
-from benchmarks.spread import ratios
+from benchmarks.spread import format_ratios
 
 TURNS = 10
 PYTHON = [sys.executable, "-c", "import numpy"]
-HERE = [sys.executable, "-m", "scalebench"]
+SCALEBENCH = [sys.executable, "-m", "scalebench"]
 SIMULATED = [
     "strategy=simulated",
     "gpus=1",
@@ -21,20 +22,24 @@ SIMULATED = [
     "measure.min_s=0",
     "measure.max_s=0.02",
 ]
-CASES = {"--help": [*HERE, "--help"], "strategies": [*HERE, "strategies"], "simulated run": [*HERE, *SIMULATED]}
+CASES = {
+    "--help": [*SCALEBENCH, "--help"],
+    "strategies": [*SCALEBENCH, "strategies"],
+    "simulated run": [*SCALEBENCH, *SIMULATED],
+}
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ, PYTHONPATH=os.getcwd())
         seconds: dict[str, list[float]] = {name: [] for name in ["python", *CASES]}
-        _run(CASES["simulated run"], folder, environment)  # makes the data set
+        _run(CASES["simulated run"], folder, environment)  # creates the data set
         for _ in range(TURNS):
             for name, command in {"python": PYTHON, **CASES}.items():
                 seconds[name].append(_run(command, folder, environment))
     for name in CASES:
         middle = sorted(seconds[name])[TURNS // 2]
-        compared = ratios(seconds[name], seconds["python"])
+        compared = format_ratios(seconds[name], seconds["python"])
         print(f"{name}: {middle:.2f} s; time / `python -c 'import numpy'`: {compared}")
 
 

@@ -1,6 +1,6 @@
-"""What scalebench adds to a job of SLURM: the same ranks by its own submission, and by a script as people write it.
+"""The overhead of scalebench for a SLURM job: the same ranks submitted by it, and by a hand-written script.
 
-On the test cluster of `make cluster-up`. Wanted: under 1 s a run, from the command to the row that is seen.
+On the test cluster of `make cluster-up`. Target: under 1 s a run, from the command to the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scalebench.runner.jobs import JobFollower, JobRequest
 from scalebench.slurm.commands import Slurm
 
 LAUNCHES = 7
-WORDS = (
+OVERRIDES = (
     "hardware=testcluster strategy=simulated gpus=4 dataset.size=1000 measure=quick measure.min_s=0 measure.max_s=0.2 "
     "measure.evaluate=false measure.probes=false measure.monitor=false"
 ).split()
@@ -30,42 +30,44 @@ srun --cpu-bind=none --cpus-per-task=1 sh -c 'RANK=$SLURM_PROCID exec {python} -
 
 
 def main() -> None:
-    spec = resolve(compose_config(WORDS))
+    spec = resolve(compose_config(OVERRIDES))
     if spec.unsupported is not None:
-        print(f"not here: {spec.unsupported} (make cluster-up)")
+        print(f"not measured: {spec.unsupported} (make cluster-up)")
         return
     slurm = Slurm(spec.config.hardware.slurm.bin)
-    ours_s, hands_s = [], []
-    for _ in range(LAUNCHES):  # in turn, so that both see the same machine
-        for times_s, way in ((hands_s, by_hand), (ours_s, by_scalebench)):
+    scalebench_s, by_hand_s = [], []
+    for _ in range(LAUNCHES):  # alternating, so that both have the same conditions
+        for times_s, submit in ((by_hand_s, by_hand), (scalebench_s, by_scalebench)):
             with tempfile.TemporaryDirectory(prefix="scalebench-") as name:
-                times_s.append(way(spec, slurm, Path(name)))
+                times_s.append(submit(spec, slurm, Path(name)))
                 _idle(slurm)
-    ours, hand = statistics.median(ours_s), statistics.median(hands_s)
+    ours_s, hand_s = statistics.median(scalebench_s), statistics.median(by_hand_s)
     print(
-        f"by hand {hand:.2f} s, by scalebench {ours:.2f} s: {ours - hand:+.2f} s, {ours / hand:.2f} times", flush=True
+        f"by hand {hand_s:.2f} s, by scalebench {ours_s:.2f} s: {ours_s - hand_s:+.2f} s, {ours_s / hand_s:.2f} times",
+        flush=True,
     )
 
 
 def by_scalebench(spec: RunSpec, slurm: Slurm, folder: Path) -> float:
     begin_s = time.monotonic()
     ((_, result),) = JobFollower(slurm).follow([JobRequest(0, spec, folder)])
-    lasted_s = time.monotonic() - begin_s
+    elapsed_s = time.monotonic() - begin_s
     assert result.status == "ok", result.reason
-    return lasted_s
+    return elapsed_s
 
 
 def by_hand(spec: RunSpec, slurm: Slurm, folder: Path) -> float:
-    """Until SLURM says that the job is over, asked as often as is good for a benchmark, and for nothing else."""
+    """Return the seconds until SLURM reports the job as over. The queue is queried far more often than is acceptable
+    outside of a benchmark."""
     begin_s = time.monotonic()
     write_spec(spec, folder)
     (folder / "job.sh").write_text(BY_HAND.format(folder=folder, python=sys.executable))
     job_id = slurm.run("sbatch", "--parsable", str(folder / "job.sh")).strip()
     while slurm.run("squeue", "--noheader", "--states=PENDING,RUNNING", f"--jobs={job_id}").strip():
         time.sleep(0.1)
-    lasted_s = time.monotonic() - begin_s
+    elapsed_s = time.monotonic() - begin_s
     assert len(list(folder.glob("rank*.json"))) == spec.processes, (folder / "job.log").read_text()
-    return lasted_s
+    return elapsed_s
 
 
 def _idle(slurm: Slurm) -> None:

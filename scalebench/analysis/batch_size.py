@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import Key, curve_key
 from scalebench.analysis.scaling_curves import Curve, estimate_of, name_curves
 from scalebench.core.stats.estimates import CONFIDENCE, divide_estimates, student_t
 
 BATCH = "batch_per_device"
-RATE = "throughput_samples_per_s"
 SATURATION_SHARE = 0.9  # of the highest throughput, which the saturating batch reaches
 Row = Mapping[str, Any]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
+RATE = "throughput_samples_per_s"
 FRAME_COLUMNS = (
     "run_id started_at status reason path fingerprint repeat seed model dataset strategy framework "
     "framework_version backend_used hardware gpus nodes processes scaling batch_per_device global_batch "

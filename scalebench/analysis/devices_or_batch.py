@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import (
     BARE_BASELINE_COLUMNS,
     DEVICES_OR_BATCH_COLUMNS,
@@ -20,10 +21,9 @@ from scalebench.analysis.identity import (
 )
 from scalebench.analysis.scaling_curves import Curve, estimate_of
 from scalebench.analysis.time_to_target import TrainingOutcome
-from scalebench.core.stats.estimate_arithmetic import combine, estimate_around, is_above_zero, rate_to_seconds
+from scalebench.core.stats.estimate_arithmetic import combine, estimate_around, rate_to_seconds
 from scalebench.core.stats.estimates import Estimate, divide_estimates
 
-RATE = "throughput_samples_per_s"
 Row = Mapping[str, Any]
 
 
@@ -61,7 +61,7 @@ class BatchGain:
     @property
     def share(self) -> float | None:
         """The share of the gain that less frequent synchronization explains; None if there is no gain."""
-        if self.predicted is None or self.measured is None or not is_above_zero(self.measured):
+        if self.predicted is None or self.measured is None or not self.measured.is_above_zero:
             return None
         return self.predicted.value / self.measured.value
 
@@ -74,7 +74,8 @@ def compare_devices_with_batch(
     In weak scaling only: in strong scaling every speedup is such a comparison. Throughput is that of the first of
     several seeds, the time to the target that of all.
     """
-    rows = [(curve, row) for curve in curves for row in curve.rows if row["scaling"] != "strong"]
+    pairs = ((curve, row) for curve in curves for row in curve.rows)
+    rows: list[tuple[Curve, Row]] = [(curve, row) for curve, row in pairs if row["scaling"] != "strong"]
     strategy_of = {row["run_id"]: row["strategy"] for _, row in rows}
     self_rows: dict[Key, Row] = {}
     bare_rows: dict[Key, Row] = {}

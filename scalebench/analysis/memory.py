@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import MEMORY_COLUMNS, Key
 from scalebench.analysis.scaling_curves import estimate_of, format_batch, plain_rows
 from scalebench.core.stats.estimates import Estimate, divide_estimates
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MEMORY_FIGURES = ("state_bytes", "peak_memory_bytes", "max_batch_per_device")  # a model needs one of them to be listed
-RATE = "throughput_samples_per_s"
 MIN_FULL_SHARE = 0.99  # of a full model's state; less than this means that the state is sharded
 
 Row = Mapping[str, Any]  # cells of the pooled frame, None for null

@@ -55,8 +55,8 @@ class Rival:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Who is the fastest on `gpus` devices. `rivals` are in the order of throughput; `row` and theirs are cells of the
-    pooled frame."""
+    """The fastest strategy on `gpus` devices. `rivals` are in the order of throughput; `row` and `rivals[i].row` are
+    cells of the pooled frame."""
 
     group: dict[str, str]  # of the curves, and precision and feed if the curves of the group differ in them
     gpus: int
@@ -128,24 +128,24 @@ def rank(pooled: pd.DataFrame) -> list[Ranking]:
 
 def rank_curves(all_curves: Iterable[Curve]) -> list[Ranking]:
     """Rank the curves of a pooled frame, as `rank` describes."""
-    found = []
+    rankings = []
     for _, members in group_curves(all_curves):
         for group, contest in _split_into_contests(members):
             for gpus in sorted({count for curve in contest for count in curve.gpus}):
                 rows = [(curve.name, row) for curve in contest for row in curve.rows if row["gpus"] == gpus]
-                found.append(rank_rows(group, gpus, rows))
-    return found
+                rankings.append(rank_rows(group, gpus, rows))
+    return rankings
 
 
 def _split_into_contests(members: Sequence[Curve]) -> list[tuple[dict[str, str], list[Curve]]]:
     """Return the curves of a group that may be ranked against each other, with the settings that distinguish them."""
     differing = [name for name in INPUT_COLUMNS if len({curve.rows[0][name] for curve in members}) > 1]
-    found: dict[tuple[str, ...], list[Curve]] = {}
+    contests: dict[tuple[str, ...], list[Curve]] = {}
     for curve in members:
-        found.setdefault(tuple(str(curve.rows[0][name]) for name in differing), []).append(curve)
+        contests.setdefault(tuple(str(curve.rows[0][name]) for name in differing), []).append(curve)
     return [
         ({**curve[0].group, **dict(zip(differing, key, strict=True))}, _without_controls(curve))
-        for key, curve in found.items()
+        for key, curve in contests.items()
     ]
 
 

@@ -86,19 +86,16 @@ def pool_results(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataF
 
 def pool_runs(compared: ComparedRuns) -> pd.DataFrame:
     """Return the frame of `pooled`, made of the rows of `load`."""
-    first_rows: dict[str, tuple[RunSummary, Cells]] = {}
-    for run, cells in zip(compared.runs, compared.rows, strict=True):
-        first_rows.setdefault(run.run_id, (run, cells))
+    pairs = list(zip(compared.runs, compared.rows, strict=True))
+    first_copies = {run.run_id: (run, cells) for run, cells in reversed(pairs)}
     by_key: dict[tuple[str, ...], Configuration] = {}
-    for run, cells in sorted(first_rows.values(), key=lambda pair: start_time(pair[0])):
+    for run, cells in sorted(first_copies.values(), key=lambda pair: start_time(pair[0])):
         configuration = by_key.setdefault(pooling_key(run), Configuration([], []))
         configuration.repeats.append(run)
         configuration.rows.append(cells)
     by_id = {run.run_id: configuration for configuration in by_key.values() for run in configuration.repeats}
-    in_order = dict.fromkeys(id(by_id[run_id]) for run_id in first_rows)
-    by_identity = {id(configuration): configuration for configuration in by_key.values()}
     rows = []
-    for configuration in map(by_identity.__getitem__, in_order):
+    for configuration in {id(by_id[run.run_id]): by_id[run.run_id] for run in compared.runs}.values():
         first = configuration.repeats[0]
         runs = {"self": compared.baselines.find_self(first), "bare": compared.baselines.find_bare(first)}
         against = {kind: None if run is None else by_id[run.run_id] for kind, run in runs.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from scalebench.core.result import ProbeRecord, Result
 from scalebench.core.stats.estimates import Estimate, estimate_mean
@@ -76,9 +77,9 @@ BREAKDOWN_FIGURES: dict[str, Callable[[Result], Estimate | None]] = {
 REASON_KEYS = {"sync_isolated_s": "isolated", "sync_exposed_s": "exposed", "imbalance_s": "imbalance"}
 
 
-def breakdown_cells(result: Result, step_s: float | None) -> dict[str, float | int | str | None]:
+def breakdown_cells(result: Result, step_s: float | None) -> dict[str, Any]:
     """Return the columns of a run; `step_s` is the measured time of its step."""
-    cells: dict[str, float | int | str | None] = {}
+    cells: dict[str, Any] = {}
     for name, figure in BREAKDOWN_FIGURES.items():
         interval = figure(result)
         cells[name] = interval.value if interval else None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.repeats import MIN_REPEATS, geometric_mean_over_repeats
 from scalebench.analysis.rows import interval_cells
-from scalebench.analysis.scaling_curves import plain_row
+from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate, student_t
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def summarize_trainings(frame: pd.DataFrame) -> list[TrainingOutcome]:
     """
     tried = frame[frame["training_id"].notna() & frame["status"].isin(["ok", "failed"])]
     rows: dict[str, list[Row]] = {}
-    for row in tried.drop_duplicates("run_id").to_dict("records"):  # resume=true makes copies
-        rows.setdefault(str(row["training_id"]), []).append(plain_row(row))
+    for row in plain_rows(tried.drop_duplicates("run_id")):  # resume=true makes copies
+        rows.setdefault(str(row["training_id"]), []).append(row)
     return [_summarize_training(members) for members in rows.values()]
 
 

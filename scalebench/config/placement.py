@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scalebench.config import validate
 from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
 from scalebench.core.spec import CHIEF, Config, HardwareSpec, RankPlacement, RunSpec
@@ -57,17 +56,6 @@ def compute_placement(config: Config, gpus: int) -> Placement:
         in_sequence=counts == in_sequence,
         shortage=_find_shortage(config, gpus, capacities, len(counts)),
         oversubscribed=wanted_cores > (hardware.cpus_per_node or max(counts)) or _has_shared_cores(hardware, places),
-    )
-
-
-def drop_unused_settings(hardware: HardwareSpec, gpus: int, placement: Placement) -> HardwareSpec:
-    """Keep what this run uses of the layout, devices and variables, so that equal runs are one run."""
-    max_devices = max(len(place.devices) for place in placement.places)
-    return dataclasses.replace(
-        hardware,
-        layout="sequence" if placement.in_sequence else hardware.layout,
-        device_ids=hardware.device_ids[: max(max_devices, *placement.devices_per_node)],
-        environment=validate.select_environment(hardware, gpus),
     )
 
 

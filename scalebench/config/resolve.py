@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from scalebench.config import validate
-from scalebench.config.placement import Placement, compute_placement, drop_unused_settings
+from scalebench.config.placement import Placement, compute_placement
 from scalebench.config.support import find_unsupported_reasons
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.config_fingerprint import compute_fingerprint
@@ -79,9 +79,9 @@ def check_config(config: Config) -> None:
 def _check_remote_hardware(hardware: HardwareSpec) -> None:
     """Raise InputError where the YAML of another machine, which cannot be inspected, leaves something open."""
     if hardware.stage is not None and not hardware.stage.startswith(("/", "$")):
-        raise InputError(f"hardware.stage={hardware.stage} should be a whole path, since each node has its own")
+        raise InputError(f"hardware.stage={hardware.stage} should be an absolute path, since each node has its own")
     if not hardware.this_machine and hardware.devices == "auto":
-        raise InputError(f"hardware={hardware.name} is another machine, which cannot be looked at; say devices: cuda")
+        raise InputError(f"hardware={hardware.name} is another machine, which cannot be inspected; set devices: cuda")
 
 
 def fill_dataset(draft: Draft) -> Draft:
@@ -196,5 +196,16 @@ def place_processes(draft: Draft) -> Draft:
     if draft.broken is None:
         replicas = sum(place.role in ("", CHIEF) for place in placement.places)
         validate.check_samples(config, gpus, draft.global_batch, replicas)
-    config = replace(config, hardware=drop_unused_settings(config.hardware, gpus, placement))
+    config = replace(config, hardware=_drop_unused_settings(config.hardware, gpus, placement))
     return replace(draft, config=config, placement=placement)
+
+
+def _drop_unused_settings(hardware: HardwareSpec, gpus: int, placement: Placement) -> HardwareSpec:
+    """Keep what this run uses of the layout, devices and variables, so that equal runs are one run."""
+    max_devices = max(len(place.devices) for place in placement.places)
+    return replace(
+        hardware,
+        layout="sequence" if placement.in_sequence else hardware.layout,
+        device_ids=hardware.device_ids[: max(max_devices, *placement.devices_per_node)],
+        environment=validate.select_environment(hardware, gpus),
+    )

@@ -57,8 +57,8 @@ def _check_machine(hardware: HardwareSpec, gpus: int, nodes: int) -> list[str]:
     if gpus > gpus_here:
         return [f"gpus={gpus} asks for more than the {gpus_here} GPUs here"]
     absent = [number for number in hardware.device_ids if number >= gpus_here and hardware.devices == "cuda"]
-    here = f"GPUs here are 0 to {gpus_here - 1}" if gpus_here > 1 else "only GPU here is 0"
-    return [f"hardware.device_ids names device {absent[0]}, and the {here}"] if absent else []
+    present = f"GPUs here are 0 to {gpus_here - 1}" if gpus_here > 1 else "only GPU here is 0"
+    return [f"hardware.device_ids names device {absent[0]}, and the {present}"] if absent else []
 
 
 def _check_allocation(hardware: HardwareSpec, gpus: int, nodes: int) -> list[str]:
@@ -67,7 +67,7 @@ def _check_allocation(hardware: HardwareSpec, gpus: int, nodes: int) -> list[str
     if hardware.scheduler != "slurm" or not in_allocation() or not granted.isdigit() or nodes <= int(granted):
         return []
     has = "1 node" if granted == "1" else f"{granted} nodes"
-    return [f"gpus={gpus} stand on {nodes} nodes, and this job has {has}; ask for more, or lower gpus"]
+    return [f"gpus={gpus} need {nodes} nodes, and this job has {has}; ask for more, or lower gpus"]
 
 
 def _check_launcher(config: Config, gpus: int, nodes: int) -> list[str]:
@@ -79,7 +79,7 @@ def _check_launcher(config: Config, gpus: int, nodes: int) -> list[str]:
         return [f"strategy.launcher=by_hand is for hosts without a scheduler, and there is {hardware.scheduler}"]
     several = nodes > 1 and strategy.processes != "one_for_all"
     if hardware.this_machine and not hardware.hosts and hardware.devices == "cpu" and several:
-        return [f"gpus={gpus} stand on {nodes} nodes and only this machine is here; name them in hardware.hosts"]
+        return [f"gpus={gpus} need {nodes} nodes and only this machine is here; name them in hardware.hosts"]
     return []
 
 
@@ -138,12 +138,12 @@ def find_launch_problem(strategy: StrategySpec) -> str | None:
 def _describe_unreachable(hardware: HardwareSpec) -> str:
     model = hardware.gpu_model or "device"
     gpus_here = machine.count_gpus()
-    here = f"{gpus_here} GPUs" if gpus_here else "no GPU"
+    local = f"{gpus_here} GPUs" if gpus_here else "no GPU"
     if hardware.scheduler == "slurm":  # which cannot be reached
-        here += " and no sbatch" + (f" in {hardware.slurm.bin}" if hardware.slurm.bin else "")
+        local += " and no sbatch" + (f" in {hardware.slurm.bin}" if hardware.slurm.bin else "")
     wants = f"{hardware.gpus_per_node} x {model} a node"
     behind = f", behind {hardware.scheduler}" if hardware.scheduler != "none" else ""
-    return f"hardware={hardware.name} is another machine ({wants}{behind}), here is {here}; use hardware=local"
+    return f"hardware={hardware.name} is another machine ({wants}{behind}), here is {local}; use hardware=local"
 
 
 def _describe_wrong_device(strategy: str, device: str) -> str:

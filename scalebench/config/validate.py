@@ -60,7 +60,7 @@ def check_samples(config: Config, gpus: int, global_batch: int, replicas: int) -
 def _check_learning_rate(train: TrainSpec) -> None:
     if train.learning_rate_rule != "none" and train.base_batch is None:
         raise InputError(
-            f"train.learning_rate_rule={train.learning_rate_rule} scales the learning rate of a base batch: say "
+            f"train.learning_rate_rule={train.learning_rate_rule} scales the learning rate of a base batch: set "
             f"train.base_batch, the global batch that train.learning_rate={train.learning_rate:g} is for"
         )
     if not train.momentum < 1:
@@ -70,7 +70,7 @@ def _check_learning_rate(train: TrainSpec) -> None:
 def _check_schedule(train: TrainSpec) -> None:
     stop, changes = train.stop, train.schedule != "constant" or train.warmup_epochs > 0
     if train.schedule == "step" and not train.decay_epochs:
-        raise InputError("train.schedule=step falls after epochs: say which, as in train.decay_epochs=[30,60,80]")
+        raise InputError("train.schedule=step falls after epochs: set them, as in train.decay_epochs=[30,60,80]")
     if train.decay_epochs != sorted(train.decay_epochs) or not all(
         0 < epoch < math.inf for epoch in train.decay_epochs
     ):
@@ -78,11 +78,11 @@ def _check_schedule(train: TrainSpec) -> None:
     if changes and not has_stop(stop):
         raise InputError(
             "train.schedule and train.warmup_epochs are of a training, and this run ends when its throughput is known: "
-            "say train.stop.epochs, or leave them out"
+            "set train.stop.epochs, or leave them out"
         )
     if train.schedule in ("linear", "cosine") and stop.epochs is None and stop.steps is None:
         raise InputError(
-            f"train.schedule={train.schedule} goes down to the end of the training: say train.stop.epochs or "
+            f"train.schedule={train.schedule} goes down to the end of the training: set train.stop.epochs or "
             f"train.stop.steps"
         )
     if stop.epochs is not None and 0 < stop.epochs <= train.warmup_epochs:
@@ -110,13 +110,13 @@ def _check_stop(config: Config) -> None:
 def _check_target(config: Config) -> None:
     train = config.train
     if not config.measure.evaluate:
-        raise InputError("train.stop.target is of the validation metric: measure.evaluate=false never looks at it")
+        raise InputError("train.stop.target needs the validation metric, which measure.evaluate=false never computes")
     if config.dataset.validation_share == 0:
         raise InputError(
-            "train.stop.target is of the validation metric, and dataset.validation_share=0 leaves nothing to validate"
+            "train.stop.target needs the validation metric, and dataset.validation_share=0 leaves nothing to validate"
         )
     if train.evaluate_epochs is None and train.evaluate_s is None:
-        raise InputError("train.stop.target is looked for at the points of the curve: say train.evaluate_epochs or _s")
+        raise InputError("train.stop.target is checked at each evaluation: set train.evaluate_epochs or train.evaluate_s")
 
 
 def check_environment(hardware: HardwareSpec) -> None:

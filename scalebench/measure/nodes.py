@@ -110,7 +110,7 @@ def read_reports(spec: RunSpec, folder: Path) -> NodeReports:
     return [_read(folder, node) for node in range(spec.nodes)] if has_node_reports(spec) else []
 
 
-def wait_for_reports(spec: RunSpec, folder: Path, went_well: bool) -> NodeReports:
+def wait_for_reports(spec: RunSpec, folder: Path, succeeded: bool) -> NodeReports:
     """Return what the nodes reported when all of them were done, or at the time limit."""
     reports = read_reports(spec, folder)
 
@@ -120,7 +120,7 @@ def wait_for_reports(spec: RunSpec, folder: Path, went_well: bool) -> NodeReport
                 reports[node] = _read(folder, node)
         return all(report is not None and report.over for report in reports)
 
-    wait_until(done, REPORT_LIMIT_S if went_well else FAILED_REPORT_LIMIT_S)
+    wait_until(done, REPORT_LIMIT_S if succeeded else FAILED_REPORT_LIMIT_S)
     return reports
 
 

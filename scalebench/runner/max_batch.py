@@ -51,7 +51,9 @@ def search_unsupported_reason(spec: RunSpec) -> str | None:
     if searches and config.scaling == "strong":
         return "measure.search=max_batch is for a batch per device, and scaling=strong keeps the global one"
     if searches and config.strategy.launcher == "by_hand":
-        return "measure.search=max_batch starts its ranks many times; with strategy.launcher=by_hand a person starts them"
+        return (
+            "measure.search=max_batch starts ranks many times, and with strategy.launcher=by_hand a person starts them"
+        )
     if searches and limit is None and config.hardware.hosts:
         return "the memory of other hosts is unknown here; set measure.memory_limit_bytes, for each process"
     return memory_limit.limit_unsupported_reason() if spec.device == "cpu" and (searches or limit is not None) else None

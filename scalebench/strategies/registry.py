@@ -24,7 +24,7 @@ CONFIG_GROUPS = {"strategies": "strategy", "models": "model", "datasets": "datas
 
 BUILT_IN_STRATEGIES: dict[str, str] = {
     "simulated": "scalebench.strategies.simulated:Simulated",
-    "bare_torch": "scalebench.strategies.torch.bare:BareTorch",
+    "bare_torch": "scalebench.strategies.torch.base:BareTorch",
     "ddp": "scalebench.strategies.torch.ddp:Ddp",
     "ddp_nccl": "scalebench.strategies.torch.ddp:Ddp",
     "ddp_gloo": "scalebench.strategies.torch.ddp:Ddp",
@@ -36,7 +36,7 @@ BUILT_IN_STRATEGIES: dict[str, str] = {
     "lightning_ddp_nccl": "scalebench.strategies.torch.lightning:LightningDdp",
     "lightning_ddp_gloo": "scalebench.strategies.torch.lightning:LightningDdp",
     "tensor_parallel": "scalebench.strategies.torch.tensor_parallel:TensorParallel",
-    "independent_torch": "scalebench.strategies.torch.bare:IndependentTorch",
+    "independent_torch": "scalebench.strategies.torch.base:IndependentTorch",
     "model_parallel": "scalebench.strategies.torch.pipeline:ModelParallel",
     "pipeline_gpipe": "scalebench.strategies.torch.pipeline:Pipeline",
     "pipeline_1f1b": "scalebench.strategies.torch.pipeline:Pipeline1F1B",

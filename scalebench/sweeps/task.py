@@ -230,13 +230,13 @@ class CheckSingleRun(Callback):
 
 
 def prepare_datasets(specs: Sequence[RunSpec], console: Console) -> None:
-    """Make every data set that these runs read, before the first of them. InputError for an unfit one."""
+    """Make every data set that these runs read, before the first of them. Raise InputError where one is too small."""
     seen = set()
     for spec in specs:
         d, model = spec.config.dataset, spec.config.model
         samples = (*model.input_shape, "->", *model.target_shape, model.outputs)
-        own = (d.builder, d.code_digest, d.requested_size, str(d.options))
-        key = (d.name, d.size, d.seed, d.path, d.dtype, d.classes, d.cache, own, samples)
+        user_code = (d.builder, d.code_digest, d.requested_size, str(d.options))
+        key = (d.name, d.size, d.seed, d.path, d.dtype, d.classes, d.cache, user_code, samples)
         if not spec.starts or key in seen:
             continue
         seen.add(key)

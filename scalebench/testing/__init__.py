@@ -1,5 +1,4 @@
-"""What a plugin is tested with: `from scalebench.testing import StrategyContract`, and the like for models, data sets
-and faults."""
+"""Contracts that strategies, models and data sets pass, built-in ones and those of plugins, as pytest classes."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded on first use: the workers of a test import this package too, and need neither pytest nor Hydra."""
+    """Import a contract on first use: worker processes of a test import this package without pytest and Hydra."""
     if name in _MODULES:
         return getattr(importlib.import_module(f"scalebench.testing.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'scalebench.testing' has no attribute '{name}'")

@@ -1,11 +1,9 @@
-"""DatasetContract: what every data set keeps, ours, a plugin's and a user's own. Layer 4.
+"""DatasetContract: the tests that every data set passes, built-in, of a plugin or of a user.
 
     class TestMine(DatasetContract):
         dataset = "mine"
 
 It is made twice from one seed and once from another, in caches of the test.
-
-Overrides that make the smallest run of a model or a data set for its contract. Layer 4.
 """
 
 from __future__ import annotations
@@ -25,120 +23,122 @@ from scalebench.core.spec import Config
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
 
-# Of a run that is resolved for the sake of its samples alone: no framework, and no network that is ever built.
-DATA_ONLY = ("strategy=simulated", "gpus=1", "train.batch_per_device=1")
-ANY_MODEL = ("model=custom", "model.torch=scalebench.testing.dataset_contract:never_built")
+# For a run that is resolved only for its samples: no framework, and no network is built.
+DATA_ONLY_OVERRIDES = ("strategy=simulated", "gpus=1", "train.batch_per_device=1")
+PLACEHOLDER_MODEL = ("model=custom", "model.torch=scalebench.testing.dataset_contract:build_placeholder")
 
 
-def never_built() -> None:
-    """Named where a model must be: it takes samples as they come."""
+def build_placeholder() -> None:
+    """Placeholder model that takes any samples; never called."""
 
 
-def of_dataset(name: str, overrides: Sequence[str]) -> list[str]:
-    """The words of a run that reads this data set, with whatever model unless one is said."""
-    model = () if any(word.startswith("model=") for word in overrides) else ANY_MODEL
+def dataset_overrides(name: str, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides of a run that reads this data set, with a placeholder model unless they name one."""
+    model = () if any(override.startswith("model=") for override in overrides) else PLACEHOLDER_MODEL
     return [f"dataset={name}", *model, *overrides]
 
 
-SIZE = 60
+DEFAULT_SIZE = 60
 INPUT_DTYPES = ("float32", "uint8", "int32")
 
 
 @dataclass
-class Made:
-    """The samples, and the config that they were made by."""
+class MadeSamples:
+    """The samples, and the config that they were made with."""
 
     config: Config
     inputs: NDArray[Any]
     targets: NDArray[Any]
 
 
-def make(words: list[str], folder: Path) -> Made:
-    spec = resolve(compose_config([*words, f"dataset.cache={folder}"]))
+def make_samples(overrides: list[str], folder: Path) -> MadeSamples:
+    spec = resolve(compose_config([*overrides, f"dataset.cache={folder}"]))
     if spec.broken is not None:
         pytest.fail(f"{spec.broken}\n{spec.broken_log}", pytrace=False)
-    return Made(spec.config, *cache.open_arrays(datasets.prepare(spec.config)))
+    return MadeSamples(spec.config, *cache.open_arrays(datasets.prepare(spec.config)))
 
 
 class DatasetContract:
-    """Subclass it, name the data set, and pytest finds the tests."""
+    """The contract of a data set: subclass it and set `dataset`, and pytest collects the tests."""
 
     dataset: ClassVar[str] = ""
     overrides: ClassVar[tuple[str, ...]] = ()
-    size: ClassVar[int] = SIZE  # samples that it is asked for
+    size: ClassVar[int] = DEFAULT_SIZE  # samples to make
     begins_alike: ClassVar[bool] = False  # a larger one begins with the samples of a smaller one
 
     @classmethod
-    def words(cls, size: int) -> list[str]:
-        sized = [] if any(word.startswith("dataset.size=") for word in cls.overrides) else [f"dataset.size={size}"]
-        return [*of_dataset(cls.dataset, [*sized, *cls.overrides]), *DATA_ONLY]
+    def run_overrides(cls, size: int) -> list[str]:
+        sized = [] if any(one.startswith("dataset.size=") for one in cls.overrides) else [f"dataset.size={size}"]
+        return [*dataset_overrides(cls.dataset, [*sized, *cls.overrides]), *DATA_ONLY_OVERRIDES]
 
     @classmethod
     def usual_size(cls) -> int:
-        return compose_config(of_dataset(cls.dataset, cls.overrides)).dataset.size
+        return compose_config(dataset_overrides(cls.dataset, cls.overrides)).dataset.size
 
     @pytest.fixture(scope="class")
     @classmethod
-    def made(cls, tmp_path_factory: pytest.TempPathFactory) -> Made:
-        return make(cls.words(cls.size), tmp_path_factory.mktemp("samples"))
+    def made(cls, tmp_path_factory: pytest.TempPathFactory) -> MadeSamples:
+        return make_samples(cls.run_overrides(cls.size), tmp_path_factory.mktemp("samples"))
 
-    def test_shapes(self, made: Made) -> None:
-        """One target to each sample, in the shapes that the model is built for."""
+    def test_shapes(self, made: MadeSamples) -> None:
+        """Each sample has one target, in the shapes that the model is built for."""
         model = made.config.model
         samples, targets = len(made.inputs), len(made.targets)
         assert samples == targets
         assert made.inputs.shape[1:] == tuple(model.input_shape)
         assert made.targets.shape[1:] == tuple(model.target_shape)
 
-    def test_size(self, made: Made) -> None:
-        """As many samples as the config says after it was made: the plan of a training counts on them."""
+    def test_size(self, made: MadeSamples) -> None:
+        """There are as many samples as the config says, which the plan of a training relies on."""
         if made.config.dataset.path is not None:
             pytest.skip("as many as its files have")
-        samples, said = len(made.inputs), made.config.dataset.size
-        assert samples == said
+        samples, size = len(made.inputs), made.config.dataset.size
+        assert samples == size
 
-    def test_dtypes(self, made: Made) -> None:
+    def test_dtypes(self, made: MadeSamples) -> None:
         assert str(made.inputs.dtype) == made.config.dataset.dtype
         assert str(made.inputs.dtype) in INPUT_DTYPES
         kinds = "f" if made.config.dataset.classes is None else "iu"
         assert made.targets.dtype.kind in kinds, f"targets of {made.targets.dtype}"
 
-    def test_numbers(self, made: Made) -> None:
-        """Finite, and not all the same: a network could learn nothing from that."""
+    def test_numbers(self, made: MadeSamples) -> None:
+        """They are finite, and not all equal, from which a network could learn nothing."""
         odd, bad = int((~np.isfinite(made.inputs)).sum()), int((~np.isfinite(made.targets)).sum())
         assert (odd, bad) == (0, 0), f"{odd} of the inputs and {bad} of the targets are no finite numbers"
         varied = bool((made.inputs != made.inputs[:1]).any())
         assert varied, "all samples are the same"
 
-    def test_labels(self, made: Made) -> None:
+    def test_labels(self, made: MadeSamples) -> None:
         classes = made.config.dataset.classes
         if classes is None:
             pytest.skip("targets are quantities")
         least, most = int(made.targets.min()), int(made.targets.max())
         assert 0 <= least < most < classes, f"labels from {least} to {most}, and dataset.classes={classes}"
 
-    def test_split(self, made: Made) -> None:
-        """Of as many as the YAML asks for, some train and some validate."""
+    def test_split(self, made: MadeSamples) -> None:
+        """Of the YAML's number of samples, some train and some validate."""
         samples = len(made.inputs) if made.config.dataset.path is not None else self.usual_size()
         train = datasets.count_train_samples(made.config.dataset, samples)
         assert 0 < train < samples, f"{train} of {samples} samples train: dataset.validation_share"
 
-    def test_same_seed_same_samples(self, made: Made, tmp_path: Path) -> None:
-        again = make(self.words(self.size), tmp_path / "again")
+    def test_same_seed_same_samples(self, made: MadeSamples, tmp_path: Path) -> None:
+        again = make_samples(self.run_overrides(self.size), tmp_path / "again")
         np.testing.assert_array_equal(again.inputs, made.inputs)
         np.testing.assert_array_equal(again.targets, made.targets)
 
-    def test_other_seed_other_samples(self, made: Made, tmp_path: Path) -> None:
+    def test_other_seed_other_samples(self, made: MadeSamples, tmp_path: Path) -> None:
         if made.config.dataset.path is not None:
             pytest.skip("read from files")
-        other = make([*self.words(self.size), f"dataset.seed={made.config.dataset.seed + 1}"], tmp_path / "other")
+        other = make_samples(
+            [*self.run_overrides(self.size), f"dataset.seed={made.config.dataset.seed + 1}"], tmp_path / "other"
+        )
         alike = np.array_equal(other.inputs, made.inputs)
         assert not alike, "dataset.seed changes nothing"
 
-    def test_begins_alike(self, made: Made, tmp_path: Path) -> None:
-        """A larger data set of the same seed begins with the same samples, where that is said."""
+    def test_begins_alike(self, made: MadeSamples, tmp_path: Path) -> None:
+        """A larger data set of the same seed begins with the same samples, if the contract says so."""
         if not self.begins_alike:
             pytest.skip("it does not say that a larger one begins with the same samples")
-        larger = make(self.words(2 * self.size), tmp_path / "larger")
+        larger = make_samples(self.run_overrides(2 * self.size), tmp_path / "larger")
         np.testing.assert_array_equal(larger.inputs[: self.size], made.inputs)
         np.testing.assert_array_equal(larger.targets[: self.size], made.targets)

@@ -1,6 +1,6 @@
-"""A worker that goes wrong: `python -m scalebench.testing.fault_worker FOLDER`, as fault.json there says. Layer 3.
+"""A worker with a fault: `python -m scalebench.testing.fault_worker FOLDER` fails as fault.json in the folder says.
 
-It fails where every strategy passes, whatever owns its loop: while a batch is drawn.
+It fails while a batch is drawn, which every strategy does, whatever owns its loop.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from scalebench.workloads.source import Source
 FAULT_FILE = "fault.json"
 
 
-def spoil(strategy: Strategy, fault: str, batch: int) -> None:
-    """Have `strategy` go wrong in the named way (adapters.simulated.fail) when it draws that batch."""
+def inject_fault(strategy: Strategy, fault: str, batch: int) -> None:
+    """Make `strategy` fail in the named way (see strategies.simulated.raise_fault) when it draws that batch."""
     feed = strategy.feed
 
-    def spoiled(source: Source) -> Iterable[Any]:
+    def feed_with_fault(source: Source) -> Iterable[Any]:
         def batches() -> Iterator[Any]:
             for number, drawn in enumerate(feed(source)):
                 if number == batch:
@@ -34,16 +34,16 @@ def spoil(strategy: Strategy, fault: str, batch: int) -> None:
 
         return batches()
 
-    strategy.feed = spoiled  # type: ignore[method-assign]
+    strategy.feed = feed_with_fault  # type: ignore[method-assign]
 
 
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
-    told = read_json(folder / FAULT_FILE)
+    settings = read_json(folder / FAULT_FILE)
 
     def body(spec: RunSpec, strategy: Strategy, *rest: Any) -> None:
-        if strategy.place.rank == told["rank"]:
-            spoil(strategy, told["fault"], told["batch"])
+        if strategy.place.rank == settings["rank"]:
+            inject_fault(strategy, settings["fault"], settings["batch"])
         Session(spec, strategy, *rest).run()
 
     return run_rank(folder, body)

@@ -1,4 +1,4 @@
-"""One launch of the checks: every rank of a strategy looked at, and what they left. Layer 4."""
+"""Launching a worker module of this package for all ranks of a run, and reading what they recorded."""
 
 from __future__ import annotations
 
@@ -15,59 +15,62 @@ from scalebench.core.json_files import read_json, read_record
 from scalebench.core.run_folder import rank_log_name, rank_record_path
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner import launchers
-from scalebench.testing.strategy_worker import Checks
+from scalebench.testing.strategy_worker import RankChecks
 from scalebench.workloads import datasets
 
-COMMON = ("scaling=strong", "measure.hang_s=60", "seed=3", "train.dropout=false")  # devices draw apart
+# Without dropout, which draws differently on each device.
+COMMON_OVERRIDES = ("scaling=strong", "measure.hang_s=60", "seed=3", "train.dropout=false")
 # 166 training samples in global batches of 31: parts differ by one, and so does the last batch, of 11.
-WORKLOAD = ("dataset.size=221", "train.global_batch=31", *COMMON)
-# 180 in batches of 60, which 2, 3, 4, 5 and 6 devices share evenly: for a strategy that refuses others.
-EVEN = ("dataset.size=240", "train.global_batch=60", *COMMON)
-LOG_CHARS = 3000
+UNEVEN_WORKLOAD = ("dataset.size=221", "train.global_batch=31", *COMMON_OVERRIDES)
+# 180 in batches of 60, which 2 to 6 devices share evenly: for strategies that refuse uneven ones.
+EVEN_WORKLOAD = ("dataset.size=240", "train.global_batch=60", *COMMON_OVERRIDES)
+MAX_LOG_CHARS = 3000
 Weights = dict[str, Any]
 
 
 class Refused(Exception):
-    """The strategy says in its setup that it cannot do this; the message is its reason."""
+    """The strategy raised Unsupported in its setup; the message is its reason."""
 
 
 @dataclass
-class Group:
-    """What the ranks of one launch left."""
+class RankGroup:
+    """The records of all ranks of one launch."""
 
     spec: RunSpec
-    ranks: list[Checks]
+    ranks: list[RankChecks]
     start: list[Weights]
     weights: list[Weights]  # after training
-    apart: list[Weights]  # after updates with the exchange off
-    workload: tuple[str, ...] = WORKLOAD
-    refused: str | None = field(default=None)  # why it was not WORKLOAD
+    unsynchronized: list[Weights]  # after steps without gradient synchronization
+    workload: tuple[str, ...] = UNEVEN_WORKLOAD
+    refused: str | None = field(default=None)  # why the strategy refused UNEVEN_WORKLOAD
 
     def losses(self) -> list[float]:
-        """Mean loss per sample of each update, over the whole global batch."""
+        """Return the mean loss per sample of each step, over the global batch."""
         steps = range(len(self.ranks[0].loss_sums))
         totals = [sum(r.loss_sums[i] or 0.0 for r in self.ranks) for i in steps]
         return [total / sum(r.samples[i] for r in self.ranks) for i, total in enumerate(totals)]
 
     @property
     def params(self) -> int | None:
-        """Trainable parameters: of the description of the network, else as the ranks count them."""
+        """Trainable parameters by the description of the network, else as the ranks count them."""
         return self.spec.config.model.params or self.ranks[0].params
 
 
-def launch(overrides: list[str], folder: Path) -> Group:
-    """The checks of every rank. Errors as started."""
-    spec = started(overrides, folder, "scalebench.testing.strategy_worker")
-    measuring = [rank for rank in range(spec.processes) if rank not in spec.services]
-    ranks = [read_record(folder / f"checks{k}.json", Checks) for k in measuring]
-    paths = {stem: [folder / f"{stem}{k}.npz" for k in measuring] for stem in ("start", "weights", "apart")}
-    return Group(spec, ranks, *([load_weights(p) for p in of if p.exists()] for of in paths.values()))
+def launch_checks(overrides: list[str], folder: Path) -> RankGroup:
+    """Run the checks of every rank. Errors as in run_worker_module."""
+    spec = run_worker_module(overrides, folder, "scalebench.testing.strategy_worker")
+    measuring_ranks = [rank for rank in range(spec.processes) if rank not in spec.services]
+    ranks = [read_record(folder / f"checks{k}.json", RankChecks) for k in measuring_ranks]
+    stems = ("start", "weights", "unsynchronized")
+    paths = [[folder / f"{stem}{k}.npz" for k in measuring_ranks] for stem in stems]
+    start, weights, unsynchronized = ([load_weights(path) for path in some if path.exists()] for some in paths)
+    return RankGroup(spec, ranks, start, weights, unsynchronized)
 
 
-def started(overrides: list[str], folder: Path, module: str) -> RunSpec:
-    """Every rank of a run, to its end; an error shows the log of the rank that failed.
+def run_worker_module(overrides: list[str], folder: Path, module: str) -> RunSpec:
+    """Run `module` in every rank to its end; an error shows the log of the failed rank.
 
-    Refused where the strategy itself finds that it cannot; what is impossible here skips the test.
+    Refused if the strategy raises Unsupported; a run that is impossible here skips the test.
     """
     spec = resolve(compose_config(overrides))
     if spec.broken is not None:
@@ -77,27 +80,27 @@ def started(overrides: list[str], folder: Path, module: str) -> RunSpec:
     folder.mkdir(parents=True, exist_ok=True)
     datasets.prepare(spec.config)
     write_spec(spec, folder)
-    ended = launchers.launch(spec, folder, "contract", module=module)
-    if any(ended.exit_codes[rank] != 0 for rank in range(spec.processes) if rank not in spec.services):
-        _failed(spec, folder, f"exit statuses {ended.exit_codes}, {ended.timeout}")
+    outcome = launchers.launch(spec, folder, "contract", module=module)
+    if any(outcome.exit_codes[rank] != 0 for rank in range(spec.processes) if rank not in spec.services):
+        _report_failure(spec, folder, f"exit statuses {outcome.exit_codes}, {outcome.timeout}")
     return spec
 
 
-def launch_any(overrides: list[str], folder: Path) -> Group:
-    """As launch, on uneven parts; on even ones where the strategy refuses those."""
+def launch_checks_on_any_workload(overrides: list[str], folder: Path) -> RankGroup:
+    """Run the checks on uneven parts, or on even ones if the strategy refuses those."""
     try:
-        return launch([*WORKLOAD, *overrides], folder / "run")
+        return launch_checks([*UNEVEN_WORKLOAD, *overrides], folder / "run")
     except Refused as reason:
         refused = str(reason)
     try:
-        group = launch([*EVEN, *overrides], folder / "even")
+        group = launch_checks([*EVEN_WORKLOAD, *overrides], folder / "even")
     except Refused as reason:
         pytest.skip(str(reason))
-    group.workload, group.refused = EVEN, refused
+    group.workload, group.refused = EVEN_WORKLOAD, refused
     return group
 
 
-def _failed(spec: RunSpec, folder: Path, ended: str) -> None:
+def _report_failure(spec: RunSpec, folder: Path, outcome: str) -> None:
     records = [
         read_json(rank_record_path(folder, rank))
         for rank in range(spec.processes)
@@ -108,8 +111,8 @@ def _failed(spec: RunSpec, folder: Path, ended: str) -> None:
             raise Refused(record["reason"])
     reasons = [record["reason"] for record in records if record.get("reason")]
     logs = [folder / rank_log_name(rank) for rank in range(spec.processes)]
-    texts = [path.read_text(errors="replace")[-LOG_CHARS:] for path in logs if path.exists()]
-    pytest.fail("\n".join([*reasons[:1], ended, *texts]), pytrace=False)
+    texts = [path.read_text(errors="replace")[-MAX_LOG_CHARS:] for path in logs if path.exists()]
+    pytest.fail("\n".join([*reasons[:1], outcome, *texts]), pytrace=False)
 
 
 def load_weights(path: Path) -> Weights:

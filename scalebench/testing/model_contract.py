@@ -1,9 +1,9 @@
-"""ModelContract: what every network keeps, ours, a plugin's and a user's own. Layer 4.
+"""ModelContract: the tests that every network passes, built-in, of a plugin or of a user.
 
     class TestMine(ModelContract):
         model = "mine"
 
-It is built in each framework that can, trained for a few updates from the same weights, and counted.
+It is built in each framework that can, trained for a few steps from the same weights, and counted.
 """
 
 from __future__ import annotations
@@ -19,152 +19,163 @@ import pytest
 
 from scalebench.core.json_files import read_record
 from scalebench.core.spec import ModelSpec, RunSpec
-from scalebench.testing.launch import Refused, Weights, load_weights, started
-from scalebench.testing.model_worker import FOUND, GIVEN, ONLY_BUILD, UPDATES, Found
+from scalebench.testing.launch import Refused, Weights, load_weights, run_worker_module
+from scalebench.testing.model_worker import CHECKS_FILE, ONLY_BUILD_FILE, START_WEIGHTS_FILE, STEPS, NetworkChecks
 from scalebench.workloads import networks, user_code
 
-# As small as counts: with batch normalisation fewer samples make steps of what is rounding.
-SMALL = (
+# As small as possible: with batch normalization fewer samples turn rounding into steps.
+SMALL_WORKLOAD = (
     "gpus=1 scaling=strong dataset.size=11 train.global_batch=4 dataset.validation_share=0.25 seed=3 "
     "train.dropout=false train.optimizer=sgd train.learning_rate=1e-3 measure.hang_s=300"
 ).split()
 FORWARD_RTOL = 1e-4
-# A rounding that turns a relu off or on is seen in all gradients before it where batches as small as these are
-# normalised: those of either framework are some percent off what float64 gives (tests/strategies/test_framework_parity.py).
-NORMALISED_RTOL = 5e-2
-BARE = {"torch": "bare_torch", "keras": "bare_tensorflow"}
+# Rounding that turns a relu off or on changes all gradients before it if batches as small as these are normalized: in
+# either framework they are some per cent off those in float64 (tests/strategies/test_framework_parity.py).
+BATCH_NORMALIZATION_RTOL = 5e-2
+BARE_STRATEGIES = {"torch": "bare_torch", "keras": "bare_tensorflow"}
 
 
 @dataclass
-class Built:
-    """One network in one framework: what its rank saw, and the weights before and after."""
+class BuiltNetwork:
+    """One network in one framework: its checks, and the weights before and after training."""
 
     spec: RunSpec
-    found: Found
+    checks: NetworkChecks
     start: Weights
     end: Weights
 
 
-def build(strategy: str, words: list[str], folder: Path, given: Path | None = None, train: bool = True) -> Built:
+def build_network_in(
+    strategy: str, overrides: list[str], folder: Path, start_weights: Path | None = None, train: bool = True
+) -> BuiltNetwork:
     folder.mkdir(parents=True, exist_ok=True)
     if not train:
-        (folder / ONLY_BUILD).touch()
-    if given is not None:
-        shutil.copy(given, folder / GIVEN)
+        (folder / ONLY_BUILD_FILE).touch()
+    if start_weights is not None:
+        shutil.copy(start_weights, folder / START_WEIGHTS_FILE)
     try:
-        spec = started([f"strategy={strategy}", *words], folder, "scalebench.testing.model_worker")
+        spec = run_worker_module([f"strategy={strategy}", *overrides], folder, "scalebench.testing.model_worker")
     except Refused as reason:
         pytest.skip(str(reason))
-    found = read_record(folder / FOUND, Found)
+    checks = read_record(folder / CHECKS_FILE, NetworkChecks)
     stems = ("start", "end") if train else ("start", "start")
-    return Built(spec, found, *(load_weights(folder / f"{stem}.npz") for stem in stems))
+    return BuiltNetwork(spec, checks, *(load_weights(folder / f"{stem}.npz") for stem in stems))
 
 
 class ModelContract:
-    """Subclass it, name the model, and pytest finds the tests."""
+    """The contract of a model: subclass it and set `model`, and pytest collects the tests."""
 
     model: ClassVar[str] = ""
     overrides: ClassVar[tuple[str, ...]] = ()
     frameworks: ClassVar[tuple[str, ...]] = ("torch", "keras")
-    loss_rtol: ClassVar[float | None] = None  # between frameworks, once trained; None: as below
+    loss_rtol: ClassVar[float | None] = None  # between frameworks, after training; None: one of the constants above
 
     @pytest.fixture(scope="class")
     @classmethod
-    def words(cls, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    def model_overrides(cls, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         cache = tmp_path_factory.getbasetemp() / "contract_data"
-        return [f"model={cls.model}", *SMALL, *cls.overrides, f"dataset.cache={cache}"]
+        return [f"model={cls.model}", *SMALL_WORKLOAD, *cls.overrides, f"dataset.cache={cache}"]
 
     @pytest.fixture(scope="class")
     @classmethod
-    def torch(cls, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Built:
-        cls.asked_for("torch")
-        return build(BARE["torch"], words, tmp_path_factory.mktemp("torch"))
+    def torch(cls, model_overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> BuiltNetwork:
+        cls.skip_unless_requested("torch")
+        return build_network_in(BARE_STRATEGIES["torch"], model_overrides, tmp_path_factory.mktemp("torch"))
 
     @pytest.fixture(scope="class")
     @classmethod
-    def keras(cls, words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Built:
-        cls.asked_for("keras")
-        return build(BARE["keras"], words, tmp_path_factory.mktemp("keras"))
+    def keras(cls, model_overrides: list[str], tmp_path_factory: pytest.TempPathFactory) -> BuiltNetwork:
+        cls.skip_unless_requested("keras")
+        return build_network_in(BARE_STRATEGIES["keras"], model_overrides, tmp_path_factory.mktemp("keras"))
 
     @pytest.fixture(scope="class")
     @classmethod
-    def same(
-        cls, torch: Built, words: list[str], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-    ) -> Built:
-        """In Keras from PyTorch's weights: those of our networks are the same anyway, a user's own go over in order."""
+    def keras_from_torch(
+        cls,
+        torch: BuiltNetwork,
+        model_overrides: list[str],
+        request: pytest.FixtureRequest,
+        tmp_path_factory: pytest.TempPathFactory,
+    ) -> BuiltNetwork:
+        """Build it in Keras with PyTorch's weights: built-in networks have the same ones, a user's are mapped."""
         if not user_code.is_user_model(torch.spec.config.model):
-            found: Built = request.getfixturevalue("keras")
-            return found
-        cls.asked_for("keras")
-        given = Path(tmp_path_factory.mktemp("given")) / "start.npz"
-        np.savez(given, **torch.start)
-        return build(BARE["keras"], words, tmp_path_factory.mktemp("same"), given)
+            built: BuiltNetwork = request.getfixturevalue("keras")
+            return built
+        cls.skip_unless_requested("keras")
+        start_weights = Path(tmp_path_factory.mktemp("torch_weights")) / "start.npz"
+        np.savez(start_weights, **torch.start)
+        return build_network_in(
+            BARE_STRATEGIES["keras"], model_overrides, tmp_path_factory.mktemp("mapped"), start_weights
+        )
 
     @pytest.fixture(params=["torch", "keras"])
-    def either(self, request: pytest.FixtureRequest) -> Built:
-        found: Built = request.getfixturevalue(request.param)
-        return found
+    def either(self, request: pytest.FixtureRequest) -> BuiltNetwork:
+        built: BuiltNetwork = request.getfixturevalue(request.param)
+        return built
 
-    def test_parameter_count(self, either: Built) -> None:
-        """What the YAML asserts, what the description adds up to, and what the framework trains."""
+    def test_parameter_count(self, either: BuiltNetwork) -> None:
+        """The YAML, the sum over the description, and the framework agree."""
         model = either.spec.config.model
-        stated = [count for count in (model.params, described_parameters(model)) if count is not None]
-        assert either.found.params == sum(array.size for array in trained(model, either.start).values())
-        assert set(stated) <= {either.found.params}
+        stated = [count for count in (model.params, count_described_parameters(model)) if count is not None]
+        assert either.checks.params == sum(array.size for array in without_statistics(model, either.start).values())
+        assert set(stated) <= {either.checks.params}
 
-    def test_parameter_count_in_both_frameworks(self, torch: Built, keras: Built) -> None:
-        assert torch.found.params == keras.found.params
+    def test_parameter_count_in_both_frameworks(self, torch: BuiltNetwork, keras: BuiltNetwork) -> None:
+        assert torch.checks.params == keras.checks.params
 
-    def test_it_trains(self, either: Built) -> None:
-        """Losses are numbers, and every weight that is trained moves."""
-        assert len(either.found.losses) == UPDATES
-        assert np.isfinite(either.found.losses).all(), either.found.losses
-        still = [name for name, array in either.start.items() if np.array_equal(array, either.end[name])]
-        assert not still, f"not trained: {', '.join(still)}"
+    def test_it_trains(self, either: BuiltNetwork) -> None:
+        """Losses are finite, and every trained weight changes."""
+        assert len(either.checks.losses) == STEPS
+        assert np.isfinite(either.checks.losses).all(), either.checks.losses
+        constant = [name for name, array in either.start.items() if np.array_equal(array, either.end[name])]
+        assert not constant, f"not trained: {', '.join(constant)}"
 
-    def test_built_alike_again(self, either: Built, words: list[str], tmp_path: Path) -> None:
-        """The same weights from the same seed: ranks and strategies start from one network."""
-        again = build(either.spec.config.strategy.name, words, tmp_path / "again", train=False)
+    def test_the_same_seed_builds_the_same_network(
+        self, either: BuiltNetwork, model_overrides: list[str], tmp_path: Path
+    ) -> None:
+        """The same seed gives the same weights: ranks and strategies start from one network."""
+        again = build_network_in(either.spec.config.strategy.name, model_overrides, tmp_path / "again", train=False)
         assert again.start.keys() == either.start.keys()
         for name, array in either.start.items():
             np.testing.assert_array_equal(again.start[name], array, err_msg=name)
 
-    def test_flops(self, torch: Built) -> None:
-        """Forward, of one sample: as described, and as PyTorch counts what really runs."""
+    def test_flops(self, torch: BuiltNetwork) -> None:
+        """The forward pass of one sample has as many in the description as PyTorch counts."""
         model = torch.spec.config.model
         if user_code.is_user_model(model):
-            pytest.skip("the FLOPs of a network of one's own are not stated")
-        assert torch.found.forward_flops == networks.build_network(model).forward_flops
+            pytest.skip("the FLOPs of a user network are not stated")
+        assert torch.checks.forward_flops == networks.build_network(model).forward_flops
 
-    def test_same_network_in_both_frameworks(self, torch: Built, same: Built) -> None:
-        """From the same weights, on the same batches: the same losses, and the same metrics in the end."""
-        if same.found.cannot_map is not None:
-            pytest.skip(f"the weights cannot be mapped: {same.found.cannot_map}")
-        ours, theirs = same.found.losses, torch.found.losses
-        assert np.allclose(ours[:1], theirs[:1], FORWARD_RTOL, 0), (
-            f"losses {ours} in Keras and {theirs} in PyTorch differ from the first batch on: does a Dense follow a "
-            f"Flatten, which has channels last in Keras? Do activations, epsilons and paddings agree?"
+    def test_same_network_in_both_frameworks(self, torch: BuiltNetwork, keras_from_torch: BuiltNetwork) -> None:
+        """The same weights and batches give the same losses, and the same metrics in the end."""
+        if keras_from_torch.checks.cannot_map is not None:
+            pytest.skip(f"the weights cannot be mapped: {keras_from_torch.checks.cannot_map}")
+        keras_losses, torch_losses = keras_from_torch.checks.losses, torch.checks.losses
+        assert np.allclose(keras_losses[:1], torch_losses[:1], FORWARD_RTOL, 0), (
+            f"losses {keras_losses} in Keras and {torch_losses} in PyTorch differ from the first batch on: does a "
+            f"Dense follow a Flatten, which has channels last in Keras? Do activations, epsilons and paddings agree?"
         )
-        rtol = self.loss_rtol or (NORMALISED_RTOL if torch.found.normalises else FORWARD_RTOL)
-        assert np.allclose(ours, theirs, rtol, 0), (
-            f"losses {ours} in Keras and {theirs} in PyTorch begin alike and part: the gradients differ"
+        rtol = self.loss_rtol or (BATCH_NORMALIZATION_RTOL if torch.checks.has_batch_normalization else FORWARD_RTOL)
+        assert np.allclose(keras_losses, torch_losses, rtol, 0), (
+            f"losses {keras_losses} in Keras and {torch_losses} in PyTorch begin equal, then diverge: "
+            "the gradients differ"
         )
-        if not torch.found.normalises:
-            assert same.found.metrics == pytest.approx(torch.found.metrics, rel=10 * rtol)
+        if not torch.checks.has_batch_normalization:
+            assert keras_from_torch.checks.metrics == pytest.approx(torch.checks.metrics, rel=10 * rtol)
 
     @classmethod
-    def asked_for(cls, framework: str) -> None:
+    def skip_unless_requested(cls, framework: str) -> None:
         if framework not in cls.frameworks:
-            pytest.skip(f"not asked in {framework}")
+            pytest.skip(f"not to be built in {framework}")
 
 
-def described_parameters(model: ModelSpec) -> int | None:
-    """As the description of a network adds up, at the shapes of the run; a user's own has none."""
+def count_described_parameters(model: ModelSpec) -> int | None:
+    """Return the sum over the description at the shapes of the run; None for a user network."""
     if user_code.is_user_model(model):
         return None
     return networks.build_network(dataclasses.replace(model, params=None)).parameters
 
 
-def trained(model: ModelSpec, arrays: Weights) -> Weights:
-    """Without moving statistics, which count as no parameters."""
+def without_statistics(model: ModelSpec, arrays: Weights) -> Weights:
+    """Return the arrays without moving statistics, which do not count as parameters."""
     return {name: array for name, array in arrays.items() if not name.endswith(("mean", "variance", "var", "tracked"))}

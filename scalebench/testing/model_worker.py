@@ -1,13 +1,10 @@
-"""One rank under ModelContract: `python -m scalebench.testing.model_worker FOLDER` builds the network, trains it for a
-few updates, and leaves what it saw in model.json, start.npz and end.npz. Layer 3.
+"""One rank of a model under contract: `python -m scalebench.testing.model_worker FOLDER` builds and trains a network.
 
-Where the folder has given.npz, the weights of the other framework, it starts from those; where it has only_build, it
-trains nothing.
+After a few steps it records its observations in model.json, start.npz and end.npz.
 
-The weights of a PyTorch network for the same network in Keras: by their order and kind. Layer 3.
-
-Both frameworks keep weights in the order in which layers were made, a kernel before its bias. What Keras calls a kernel
-has its axes the other way round; everything else goes over as it is.
+If the folder has given.npz, the weights of the same network in PyTorch, a Keras network starts from those; if it has
+only_build, nothing is trained. Both frameworks keep weights in the order in which layers were made, a kernel before its
+bias. Keras' kernels have their axes in another order; everything else is copied as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,103 +25,107 @@ from scalebench.core.spec import RunSpec
 from scalebench.measure.progress import ProgressFile
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import FORWARD, Strategy, probes_of
-from scalebench.testing.strategy_worker import CountedLoop, normalises
+from scalebench.testing.strategy_worker import CountedLoop, has_batch_normalization
 from scalebench.workloads import datasets
 
 # A kernel's number of axes -> torch's axes in Keras' order.
-AXES = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}
+KERAS_KERNEL_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "moving_mean", "moving_variance")
 
 
-class CannotMap(Exception):
-    """The weights do not go over one by one; the message says at which the two part."""
+class UnmappableWeights(Exception):
+    """The weights of the two networks do not correspond; the message names the first that differs."""
 
 
-def mapped(given: Mapping[str, Any], wanted: Sequence[tuple[str, tuple[int, ...]]]) -> list[Any]:
-    """Arrays for the trainable variables `wanted` (name, shape) of Keras, from PyTorch's by name, in order."""
-    arrays = [(name, array) for name, array in given.items() if not name.endswith(STATISTICS)]
-    if len(arrays) != len(wanted):
-        raise CannotMap(f"PyTorch's network has {len(arrays)} trained arrays and Keras' has {len(wanted)}")
-    found = []
-    for number, ((theirs, array), (ours, shape)) in enumerate(zip(arrays, wanted, strict=True), start=1):
-        turned = array.transpose(AXES[array.ndim]) if _is_kernel(ours) and array.ndim in AXES else array
+def map_torch_weights(torch_weights: Mapping[str, Any], variables: Sequence[tuple[str, tuple[int, ...]]]) -> list[Any]:
+    """Return PyTorch's arrays for the trainable variables (name, shape) of Keras, in their order."""
+    arrays = [(name, array) for name, array in torch_weights.items() if not name.endswith(STATISTICS)]
+    if len(arrays) != len(variables):
+        raise UnmappableWeights(f"PyTorch's network has {len(arrays)} trained arrays and Keras' has {len(variables)}")
+    mapped = []
+    for number, ((torch_name, array), (keras_name, shape)) in enumerate(zip(arrays, variables, strict=True), start=1):
+        axes = KERAS_KERNEL_AXES.get(array.ndim) if _is_kernel(keras_name) else None
+        turned = array if axes is None else array.transpose(axes)
         if turned.shape != shape:
-            raise CannotMap(
-                f"weights go over by their order, and number {number} is {theirs} {array.shape} in PyTorch, which "
-                f"would be {turned.shape} in Keras, where {ours} is {shape}; make the layers in the same order"
+            raise UnmappableWeights(
+                f"weights are mapped by their order, and number {number} is {torch_name} {array.shape} in PyTorch, "
+                f"which would be {turned.shape} in Keras, where {keras_name} is {shape}; "
+                "make the layers in the same order"
             )
-        found.append(np.ascontiguousarray(turned))
-    return found
+        mapped.append(np.ascontiguousarray(turned))
+    return mapped
 
 
 def _is_kernel(name: str) -> bool:
     return name.rpartition("/")[2].partition(":")[0].endswith("kernel")
 
 
-UPDATES = 2
-GIVEN, FOUND, ONLY_BUILD = "given.npz", "model.json", "only_build"
-# What a framework itself counts: "module:function", which takes an action and returns its floating point operations.
+STEPS = 2
+START_WEIGHTS_FILE, CHECKS_FILE, ONLY_BUILD_FILE = "given.npz", "model.json", "only_build"
+# "module:function" that takes an action and returns the floating point operations that the framework counts in it.
 FLOP_COUNTERS = {"torch": "scalebench.strategies.torch.profiling:count_flops"}
 
 
 @dataclass
-class Found:
-    """What the rank saw of the network."""
+class NetworkChecks:
+    """The observations of a network in one framework."""
 
     params: int | None = None
-    normalises: bool = False
+    has_batch_normalization: bool = False
     losses: list[float] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     forward_flops: float | None = None  # of one sample, as the framework counts
-    cannot_map: str | None = None  # why it could not start from the given weights
+    cannot_map: str | None = None  # why it could not start from PyTorch's weights
 
 
-def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile, folder: Path) -> None:
+def examine_network(
+    folder: Path, spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile
+) -> None:
     strategy.setup()
-    found = Found(probes_of(strategy).num_params(), normalises(strategy))
-    _start_from_given(strategy, folder / GIVEN, found)
-    _keep(strategy, folder / "start.npz")
-    if not (folder / ONLY_BUILD).exists():
-        _train(spec, strategy, found, folder)
+    checks = NetworkChecks(probes_of(strategy).num_params(), has_batch_normalization(strategy))
+    _load_start_weights(strategy, folder / START_WEIGHTS_FILE, checks)
+    _save_parameters(strategy, folder / "start.npz")
+    if not (folder / ONLY_BUILD_FILE).exists():
+        _train_steps(spec, strategy, checks, folder)
     strategy.close()
-    write_json(folder / FOUND, found)
+    write_json(folder / CHECKS_FILE, checks)
 
 
-def _train(spec: RunSpec, strategy: Strategy, found: Found, folder: Path) -> None:
+def _train_steps(spec: RunSpec, strategy: Strategy, checks: NetworkChecks, folder: Path) -> None:
     train, validation = datasets.open_sources(spec, *strategy.shard())
     batches = iter(strategy.feed(train))
-    loop = CountedLoop(batches, UPDATES)
+    loop = CountedLoop(batches, STEPS)
     strategy.train(loop)
     strategy.synchronize()
-    found.losses = [float(part.loss_sum) / part.samples for part in loop.parts if part is not None]
-    _keep(strategy, folder / "end.npz")
+    checks.losses = [float(part.loss_sum) / part.samples for part in loop.parts if part is not None]
+    _save_parameters(strategy, folder / "end.npz")
     if validation is not None:
-        found.metrics = strategy.evaluate(validation)
+        checks.metrics = strategy.evaluate(validation)
     batch, samples = next(batches), spec.global_batch
-    count = _counter(spec.config.strategy.framework)
+    count = _find_flop_counter(spec.config.strategy.framework)
     if count is not None:
-        found.forward_flops = count(lambda: probes_of(strategy).partial_step(batch, FORWARD)) / samples
+        checks.forward_flops = count(lambda: probes_of(strategy).partial_step(batch, FORWARD)) / samples
 
 
-def _start_from_given(strategy: Any, path: Path, found: Found) -> None:
+def _load_start_weights(strategy: Any, path: Path, checks: NetworkChecks) -> None:
     if not path.exists():
         return
     variables = strategy.model.trainable_variables
     with np.load(path, allow_pickle=False) as arrays:
-        given = dict(arrays)
+        torch_weights = dict(arrays)
     try:
         names = [(str(getattr(v, "path", v.name)), tuple(v.shape)) for v in variables]
-        for variable, array in zip(variables, mapped(given, names), strict=True):
+        for variable, array in zip(variables, map_torch_weights(torch_weights, names), strict=True):
             variable.assign(array)
-    except CannotMap as reason:
-        found.cannot_map = str(reason)
+    except UnmappableWeights as reason:
+        checks.cannot_map = str(reason)
 
 
-def _keep(strategy: Strategy, path: Path) -> None:
+def _save_parameters(strategy: Strategy, path: Path) -> None:
     np.savez(path, **probes_of(strategy).parameters())
 
 
-def _counter(framework: str) -> Callable[[Callable[[], None]], float] | None:
+def _find_flop_counter(framework: str) -> Callable[[Callable[[], None]], float] | None:
     if framework not in FLOP_COUNTERS:
         return None
     module, _, function = FLOP_COUNTERS[framework].partition(":")
@@ -133,7 +135,7 @@ def _counter(framework: str) -> Callable[[Callable[[], None]], float] | None:
 
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
-    return run_rank(folder, lambda *parts: examine(*parts, folder))
+    return run_rank(folder, partial(examine_network, folder))
 
 
 if __name__ == "__main__":

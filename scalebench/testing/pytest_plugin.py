@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-CONTRACTS = ("strategy_contract", "launch", "fault_contract", "model_contract", "dataset_contract")
+CONTRACT_MODULES = ("strategy_contract", "launch", "fault_contract", "model_contract", "dataset_contract")
 MARKERS = {
     "contract": "a test of a scalebench contract: starts worker processes (deselect with -m 'not contract')",
     "faults": "a test of scalebench's FaultContract: some of its runs hang until they are ended",
 }
 
-_modules = [f"scalebench.testing.{name}" for name in CONTRACTS]
+_modules = [f"scalebench.testing.{name}" for name in CONTRACT_MODULES]
 pytest.register_assert_rewrite(*(name for name in _modules if name not in sys.modules))  # else it would warn
 
 

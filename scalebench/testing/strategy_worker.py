@@ -1,7 +1,7 @@
-"""One rank under test: `python -m scalebench.testing.strategy_worker FOLDER` does everything that a contract asks about.
+"""One rank of a strategy under contract: `python -m scalebench.testing.strategy_worker FOLDER` runs all checks.
 
-It takes the strategy through training, evaluation, the switch of its exchange and its end, once, and leaves
-what it saw in checks<k>.json and weights<k>.npz. The tests (contract.py) read those. Layer 3.
+It takes the strategy through training, evaluation, steps without synchronization and its end, once, and records what
+it observed in checks<k>.json and weights<k>.npz, which strategy_contract reads.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from scalebench.workloads.source import Source
 
 EPOCHS = 2
 LOCAL_STEPS = 2
-SENT = 42.5
+BROADCAST_VALUE = 42.5
 
 
 @dataclass
-class Checks:
-    """What one rank saw."""
+class RankChecks:
+    """The observations of one rank."""
 
     rank: int
     shard: list[int]
@@ -40,14 +40,14 @@ class Checks:
     train_samples: int
     options: dict[str, Any] = field(default_factory=dict)  # of the class, with their defaults
     params: int | None = None
-    normalises: bool = False  # over batches: each device over its own part
-    loss_sums: list[float | None] = field(default_factory=list)  # of each update
+    has_batch_normalization: bool = False  # each device normalizes over its own part
+    loss_sums: list[float | None] = field(default_factory=list)  # of each step
     samples: list[int] = field(default_factory=list)
-    epoch_rows: list[list[int]] = field(default_factory=list)  # rows of the data set read in each epoch
+    epoch_rows: list[list[int]] = field(default_factory=list)  # rows of the data set that were read in each epoch
     broadcast: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     message_bytes: list[int] = field(default_factory=list)
-    exchange_off: str | None = None  # "done", or why it cannot be
+    sync_off: str | None = None  # "done", or why it cannot be
     run_isolated_sync: str | None = None
     parts: dict[str, str] = field(default_factory=dict)  # "kept" or "changed" the weights, or why not measured
     backend_used: str | None = None
@@ -57,21 +57,21 @@ class Checks:
     closed_twice: bool = False
 
 
-class ListeningSource(Source):
-    """Notes which rows of the data set its batches are made of."""
+class RecordingSource(Source):
+    """A source that records which rows of the data set its batches are made of."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.rows: list[list[int]] = []
 
-    def batch_indices(self, epoch: int, update: int) -> NDArray[np.int64]:
-        rows = super().batch_indices(epoch, update)
+    def batch_indices(self, epoch: int, step: int) -> NDArray[np.int64]:
+        rows = super().batch_indices(epoch, step)
         self.rows.append(rows.tolist())
         return rows
 
 
 class CountedLoop:
-    """Hands out so many batches and keeps what each update says of its loss."""
+    """A loop of a fixed number of steps that keeps the loss part of each."""
 
     def __init__(self, batches: Iterator[Any], steps: int) -> None:
         self.parts: list[LossPart | None] = []
@@ -86,39 +86,42 @@ class CountedLoop:
         return len(self.parts) >= self._steps
 
 
-def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile, folder: Path) -> None:
-    """All checks of one rank, in the order in which one does not spoil the next."""
+def examine_strategy(
+    folder: Path, spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile
+) -> None:
+    """Run all checks of one rank, in an order in which none spoils the next."""
     replica, replicas = strategy.shard()
-    train, validation = datasets.open_sources(spec, replica, replicas, ListeningSource)
-    assert isinstance(train, ListeningSource)
-    seen = Checks(record.rank, [replica, replicas], train.steps_per_epoch, train.samples)
-    seen.options = asdict(type(strategy).Options())
+    train, validation = datasets.open_sources(spec, replica, replicas, RecordingSource)
+    assert isinstance(train, RecordingSource)
+    checks = RankChecks(record.rank, [replica, replicas], train.steps_per_epoch, train.samples)
+    checks.options = asdict(type(strategy).Options())
     strategy.setup()
-    seen.params, seen.normalises = probes_of(strategy).num_params(), normalises(strategy)
-    _keep_weights(strategy, folder / f"start{record.rank}.npz", seen)
-    seen.broadcast = strategy.broadcast(SENT if record.rank == 0 else 0.0)
+    checks.params, checks.has_batch_normalization = probes_of(strategy).num_params(), has_batch_normalization(strategy)
+    _save_weights(strategy, folder / f"start{record.rank}.npz", checks)
+    checks.broadcast = strategy.broadcast(BROADCAST_VALUE if record.rank == 0 else 0.0)
     batches = iter(strategy.feed(train))
-    _train(strategy, batches, seen)
-    _keep_weights(strategy, folder / f"weights{record.rank}.npz", seen)
-    _epochs(train, seen)
+    _train_epochs(strategy, batches, checks)
+    _save_weights(strategy, folder / f"weights{record.rank}.npz", checks)
+    _record_epoch_rows(train, checks)
     if validation is not None:
-        seen.metrics = strategy.evaluate(validation)
-    seen.message_bytes = probes_of(strategy).message_sizes()
-    seen.peak_memory_bytes, seen.devices = strategy.peak_memory_bytes(), len(strategy.place.devices)
-    seen.run_isolated_sync = _outcome(lambda: probes_of(strategy).run_isolated_sync(seen.message_bytes or [1024]))
-    seen.exchange_off = _outcome(lambda: _train_apart(strategy, batches))
-    _keep_weights(strategy, folder / f"apart{record.rank}.npz", seen)
-    seen.backend_used = strategy.backend_used()
-    _parts(strategy, next(batches), seen)
+        checks.metrics = strategy.evaluate(validation)
+    probes = probes_of(strategy)
+    checks.message_bytes = probes.message_sizes()
+    checks.peak_memory_bytes, checks.devices = strategy.peak_memory_bytes(), len(strategy.place.devices)
+    checks.run_isolated_sync = _describe_outcome(lambda: probes.run_isolated_sync(checks.message_bytes or [1024]))
+    checks.sync_off = _describe_outcome(lambda: _train_without_sync(strategy, batches))
+    _save_weights(strategy, folder / f"unsynchronized{record.rank}.npz", checks)
+    checks.backend_used = strategy.backend_used()
+    _check_partial_steps(strategy, next(batches), checks)
     strategy.close()
     strategy.close()
-    seen.closed_twice = True
-    write_json(folder / f"checks{record.rank}.json", seen)
+    checks.closed_twice = True
+    write_json(folder / f"checks{record.rank}.json", checks)
 
 
-def normalises(strategy: Strategy) -> bool:
-    """Whether the network has moving statistics, by the names that PyTorch and Keras give them."""
-    model = getattr(strategy, "model", None)
+def has_batch_normalization(strategy: Strategy) -> bool:
+    """Return whether the network has moving statistics, by their names in PyTorch and Keras."""
+    model: Any = getattr(strategy, "model", None)
     if hasattr(model, "state_dict"):
         names = list(model.state_dict())
     else:
@@ -126,53 +129,53 @@ def normalises(strategy: Strategy) -> bool:
     return any(name.rpartition("/")[2].endswith(("running_mean", "moving_mean")) for name in names)
 
 
-def _train(strategy: Strategy, batches: Iterator[Any], seen: Checks) -> None:
-    loop = CountedLoop(batches, EPOCHS * seen.steps_per_epoch)
+def _train_epochs(strategy: Strategy, batches: Iterator[Any], checks: RankChecks) -> None:
+    loop = CountedLoop(batches, EPOCHS * checks.steps_per_epoch)
     strategy.train(loop)
     strategy.synchronize()
     for part in loop.parts:
-        seen.loss_sums.append(None if part is None else float(part.loss_sum))
-        seen.samples.append(0 if part is None else part.samples)
+        checks.loss_sums.append(None if part is None else float(part.loss_sum))
+        checks.samples.append(0 if part is None else part.samples)
 
 
-def _epochs(train: ListeningSource, seen: Checks) -> None:
-    """The rows of each whole epoch; what is read ahead of training belongs to none of them."""
-    per_epoch = seen.steps_per_epoch
+def _record_epoch_rows(train: RecordingSource, checks: RankChecks) -> None:
+    """Record the rows of each complete epoch; batches that were only prefetched belong to none."""
+    per_epoch = checks.steps_per_epoch
     for epoch in range(EPOCHS):
         chunk = train.rows[epoch * per_epoch : (epoch + 1) * per_epoch]
-        seen.epoch_rows.append([row for rows in chunk for row in rows])
+        checks.epoch_rows.append([row for rows in chunk for row in rows])
 
 
-def _train_apart(strategy: Strategy, batches: Iterator[Any]) -> None:
-    """A few updates with the exchange off, and one with it on again."""
+def _train_without_sync(strategy: Strategy, batches: Iterator[Any]) -> None:
+    """Train a few steps without gradient synchronization, and switch it on again."""
     probes_of(strategy).set_gradient_sync(False)
     strategy.train(CountedLoop(batches, LOCAL_STEPS))
     probes_of(strategy).set_gradient_sync(True)
 
 
-def _parts(strategy: Strategy, batch: Any, seen: Checks) -> None:
-    """Each part of an update as the probes take it, and whether it changed the weights."""
-    switches = _outcome(lambda: probes_of(strategy).set_gradient_sync(False)) == "done"
+def _check_partial_steps(strategy: Strategy, batch: Any, checks: RankChecks) -> None:
+    """Run each part of a step as the probes do, and record whether it changed the weights."""
+    switches = _describe_outcome(lambda: probes_of(strategy).set_gradient_sync(False)) == "done"
     for part in PARTS:
-        before = _weights(strategy)
-        seen.parts[part] = _outcome(partial(probes_of(strategy).partial_step, batch, part))
+        before = _read_weights(strategy)
+        checks.parts[part] = _describe_outcome(partial(probes_of(strategy).partial_step, batch, part))
         strategy.synchronize()
-        if seen.parts[part] == "done" and before is not None:
-            after = _weights(strategy) or {}
+        if checks.parts[part] == "done" and before is not None:
+            after = _read_weights(strategy) or {}
             same = all(np.array_equal(before[name], after[name]) for name in before)
-            seen.parts[part] = "kept" if same else "changed"
+            checks.parts[part] = "kept" if same else "changed"
     if switches:
         probes_of(strategy).set_gradient_sync(True)
 
 
-def _weights(strategy: Strategy) -> dict[str, Any] | None:
+def _read_weights(strategy: Strategy) -> dict[str, Any] | None:
     try:
         return {name: np.array(array) for name, array in probes_of(strategy).parameters().items()}
     except NotMeasured:
         return None
 
 
-def _outcome(action: Any) -> str:
+def _describe_outcome(action: Any) -> str:
     try:
         action()
     except NotMeasured as reason:
@@ -180,16 +183,16 @@ def _outcome(action: Any) -> str:
     return "done"
 
 
-def _keep_weights(strategy: Strategy, path: Path, seen: Checks) -> None:
+def _save_weights(strategy: Strategy, path: Path, checks: RankChecks) -> None:
     try:
         np.savez(path, **probes_of(strategy).parameters())
     except NotMeasured:
-        seen.has_weights = False
+        checks.has_weights = False
 
 
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
-    return run_rank(folder, lambda *parts: examine(*parts, folder))
+    return run_rank(folder, partial(examine_strategy, folder))
 
 
 if __name__ == "__main__":

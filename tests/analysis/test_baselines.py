@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import rich.console
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.analysis.baselines import Baselines, Candidates, start_time
+from scalebench.analysis.comparison import compare, compare_by
+from scalebench.analysis.comparison.pairing import make_compared_run
 from scalebench.analysis.identity import comparison_key, placement_of
+from scalebench.analysis.load import frame_of_results
+from scalebench.analysis.repeats import pool_results
+from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.result import Result
 from scalebench.core.spec import HardwareSpec
+from scalebench.report.terminal import make_configurations
 from tests.builders.runs import record
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -45,27 +54,29 @@ RUNS = st.builds(
 
 def nearest(result: Result, candidates: list[Result], bare: bool) -> Result | None:
     """As it was first written down: the least of all distances, the first of those that are equal."""
-    alone = bare and result.scale.gpus == 1 and result.scale.baseline_bare == result.scale.strategy
+    is_bare_itself = bare and result.scale.gpus == 1 and result.scale.baseline_bare == result.scale.strategy
 
     def distance(candidate: Result) -> tuple[Any, ...]:
-        theirs, mine = placement_of(candidate), placement_of(result)
-        unlike = [] if alone else [a != b for a, b in zip(theirs, mine, strict=True)]
+        placement, own_placement = placement_of(candidate), placement_of(result)
+        differing = [] if is_bare_itself else [a != b for a, b in zip(placement, own_placement, strict=True)]
         apart_s = abs((start_time(candidate) - start_time(result)).total_seconds())
         itself, same_repeat = candidate.run_id == result.run_id, candidate.scale.repeat == result.scale.repeat
-        return unlike, theirs[0] != (), theirs[1] != "numa", theirs[2], not itself, not same_repeat, apart_s
+        return differing, placement[0] != (), placement[1] != "numa", placement[2], not itself, not same_repeat, apart_s
 
     return min(candidates, key=distance, default=None)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=12), RUNS, st.booleans())
-def test_the_nearest_is_the_one_with_the_least_distance(rows: list[Result], asking: Result, bare: bool) -> None:
-    found: Candidates[Result] = Candidates()
+def test_the_nearest_candidate_has_the_least_distance(rows: list[Result], asking_run: Result, bare: bool) -> None:
+    index: Candidates[Result] = Candidates()
     for row in rows:
-        found.add(row)
-    assert found.nearest(asking, bare) is nearest(asking, rows, bare)
-    found.add(asking)
-    assert found.nearest(asking, bare) is nearest(asking, [*rows, asking], bare), "one that came later counts too"
+        index.add(row)
+    assert index.nearest(asking_run, bare) is nearest(asking_run, rows, bare)
+    index.add(asking_run)
+    assert index.nearest(asking_run, bare) is nearest(asking_run, [*rows, asking_run], bare), (
+        "one that came later counts too"
+    )
 
 
 def old_key(result: Result, strategy: bool) -> str:
@@ -78,16 +89,16 @@ def old_key(result: Result, strategy: bool) -> str:
     for key in LATER_TO_TRAIN:
         tree.get("train", {}).pop(key, None)
     chosen = tree.pop("strategy", {})
-    kept: list[Any] = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
+    parts: list[Any] = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
     if result.scale.device == "cpu":
-        kept.append(result.machine.cpu_model)
+        parts.append(result.machine.cpu_model)
     if strategy:
-        kept.append([chosen.get("name"), chosen.get("options")])
-    return json.dumps(kept, sort_keys=True, separators=(",", ":"))
+        parts.append([chosen.get("name"), chosen.get("options")])
+    return json.dumps(parts, sort_keys=True, separators=(",", ":"))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_key_is_what_it_was(device: str) -> None:
+def test_the_comparison_key_has_all_keys_but_the_ignored_ones(device: str) -> None:
     one, bare, old = record(), record("bare_torch"), record()
     old.spec = {"strategy": {"name": "ddp"}, "seed": 1}
     for result in (one, bare, old):
@@ -97,7 +108,7 @@ def test_the_key_is_what_it_was(device: str) -> None:
     assert comparison_key(one, False) == comparison_key(bare, False) != comparison_key(old, False)
 
 
-def test_trainings_are_compared_with_trainings_alone() -> None:
+def test_trainings_are_compared_only_with_trainings() -> None:
     plain, one, other, later = record(), record(), record(), record()
     one.spec["train"]["stop"]["epochs"] = other.spec["train"]["stop"]["epochs"] = 3.0
     other.spec["train"]["evaluate_epochs"] = 0.5
@@ -110,3 +121,136 @@ def test_trainings_are_compared_with_trainings_alone() -> None:
 def test_a_run_without_candidates_has_no_baseline() -> None:
     nothing: Baselines[Result] = Baselines.among([])
     assert nothing.find_self(record()) is None and nothing.find_bare(record()) is None
+
+
+def placed(strategy: str, ids: list[int], block_s: float = 0.1, **changes: Any) -> Result:
+    made = HardwareSpec("cpu", devices="cpu", gpus_per_node=2, device_ids=ids, **changes)
+    run_id = f"{strategy} {ids} {changes}"
+    return record(strategy, gpus=max(1, len(ids)), block_s=block_s, run_id=run_id, hardware=made)
+
+
+def test_each_single_device_is_compared_with_the_first_one() -> None:
+    rows = [placed("bare_torch", [0], 0.1), placed("bare_torch", [1], 0.125), placed("bare_torch", [2], 0.08)]
+    index = frame_of_results(rows, [Path("x")] * 3)
+    assert [round(value, 3) for value in index["speedup_bare"]] == [1.0, 0.8, 1.25]
+    assert list(index["speedup_self"]) == [1.0, 1.0, 1.0]
+    assert index["overhead_share"].isna().all()  # a bare strategy has none
+    assert list(index["device_ids"]) == ["0", "1", "2"]
+
+
+def test_without_the_first_device_the_lowest_is_the_baseline() -> None:
+    rows = [placed("bare_torch", [3]), placed("bare_torch", [1])]
+    assert all(Baselines.among(rows).find_bare(row) is rows[1] for row in rows)
+
+
+def test_a_strategy_that_is_its_own_bare_baseline_prefers_the_first_device() -> None:
+    rows = [
+        record(
+            "simulated", run_id=f"simulated {ids}", baseline="simulated", hardware=HardwareSpec("cpu", device_ids=ids)
+        )
+        for ids in ([0], [1])
+    ]
+    for row in rows:
+        row.scale.framework = "none"
+    assert [Baselines.among(rows).find_bare(row) for row in rows] == [rows[0], rows[0]]
+    assert [Baselines.among(rows).find_self(row) for row in rows] == rows
+
+
+def test_two_devices_are_compared_with_their_first_device_if_it_was_measured() -> None:
+    near, far = placed("bare_torch", [0]), placed("bare_torch", [4])
+    pair = placed("ddp", [4, 5])
+    assert Baselines.among([near, pair]).find_bare(pair) is near
+    assert Baselines.among([near, far, pair]).find_bare(pair) is far
+    own = [placed("ddp", [0]), placed("ddp", [4])]
+    assert Baselines.among([*own, pair]).find_self(pair) is own[1]
+    assert Baselines.among([own[0], pair]).find_self(pair) is own[0]
+
+
+def test_binding_and_variables_count_as_devices_do() -> None:
+    usual, far = placed("bare_torch", []), placed("bare_torch", [], bind="far")
+    without = {"NCCL_P2P_DISABLE": "1"}
+    pairs = [placed("ddp", [0, 1], bind=bind) for bind in ("numa", "none", "far")]
+    index = Baselines.among([far, usual, *pairs])
+    assert [index.find_bare(pair) for pair in pairs] == [usual, usual, far]
+    assert index.find_bare(far) is usual  # one device alone: how much the far cores cost
+    assert index.find_bare(placed("ddp", [0, 1], environment=without)) is usual
+    other = placed("bare_torch", [], environment=without)
+    assert Baselines.among([usual, other]).find_bare(placed("ddp", [0, 1], environment=without)) is other
+    assert Baselines.among([usual, other]).find_bare(placed("ddp", [0, 1])) is usual
+
+
+def test_older_records_have_the_default_placement() -> None:
+    old, pair = placed("bare_torch", []), placed("ddp", [0, 1])
+    for key in ("device_ids", "bind", "environment"):
+        del old.spec["hardware"][key]
+    assert Baselines.among([old, pair]).find_bare(pair) is old
+    assert (
+        frame_of_results([old], [Path("x")])[["device_ids", "bind", "environment", "transports"]].isna().all(axis=None)
+    )
+
+
+def test_the_frame_has_the_configured_placement_and_the_transports_of_nccl() -> None:
+    row = placed("ddp", [0, 5], bind="far", environment={"NCCL_SHM_DISABLE": "1", "A": "b c"})
+    row.sync.transports = {"0-1": "P2P/IPC", "0-2": "NET/Socket/0 + P2P/IPC"}
+    cells = frame_of_results([row], [Path("x")]).iloc[0]
+    assert list(cells[["device_ids", "bind", "environment", "transports"]]) == [
+        *("0 5", "far", "NCCL_SHM_DISABLE=1 A=b c", "NET/Socket/0 + P2P/IPC"),
+    ]
+
+
+def with_layout(layout: str, gpus: int = 4, block_s: float = 0.1, strategy: str = "ddp") -> Result:
+    """On nodes of four devices."""
+    hardware = HardwareSpec("nodes", gpus_per_node=4, max_nodes=2, layout=layout)
+    made = record(strategy, gpus, block_s, run_id=f"{strategy}-{layout}-{gpus}-{block_s}", hardware=hardware)
+    made.scale.nodes = 2 if layout == "spread" else 1
+    return made
+
+
+def test_layouts_are_separate_rows_with_a_column() -> None:
+    results = [with_layout("sequence"), with_layout("spread"), with_layout("spread", block_s=0.11)]
+    frame = pool_results(results, [Path(str(number)) for number in range(3)])
+    assert sorted(zip(frame["layout"], frame["repeats"], frame["nodes"], strict=True)) == [
+        ("sequence", 1, 1),
+        ("spread", 2, 2),
+    ]
+    console = rich.console.Console(file=io.StringIO(), width=250)
+    console.print(make_configurations(frame))
+    shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split()[0] for line in shown if "ddp" in line] == ["sequence", "spread"]
+    console = rich.console.Console(file=io.StringIO(), width=250)
+    console.print(make_configurations(frame[frame["layout"] == "spread"]))
+    assert "layout" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_layouts_share_the_baseline_of_one_device() -> None:
+    """Which is of the usual layout, since one device has no other."""
+    is_bare_itself, bare = with_layout("sequence", 1), with_layout("sequence", 1, strategy="bare_torch")
+    index = Baselines.among([is_bare_itself, bare])
+    for layout in ("sequence", "spread"):
+        assert index.find_self(with_layout(layout)) is is_bare_itself and index.find_bare(with_layout(layout)) is bare
+
+
+def test_a_record_without_a_layout_is_comparable() -> None:
+    is_bare_itself = with_layout("sequence", 1)
+    for key in ("layout", "interface", "stage", "max_jobs", "slurm"):
+        del is_bare_itself.spec["hardware"][key]
+    assert Baselines.among([is_bare_itself]).find_self(with_layout("spread")) is is_bare_itself
+
+
+def test_layouts_are_compared_by_the_key_hardware_layout() -> None:
+    one, other = [[make_compared_run(with_layout(layout))] for layout in ("sequence", "spread")]
+    refused = compare(one, other)
+    assert refused.status == "not comparable" and "hardware.layout" in (refused.refusal or "")
+    (pair,) = compare_by([*one, *other], "hardware.layout").pairs
+    assert pair.ratio == 1.0 and "layout" not in str(pair.label)
+    scaled = [make_compared_run(with_layout("sequence", 1)), *other]
+    assert len(compare_by(scaled, "gpus").pairs) == 1
+
+
+def test_layouts_are_separate_curves() -> None:
+    results = [with_layout(layout, gpus) for layout in ("sequence", "spread") for gpus in (2, 4)]
+    frame = pool_results(results, [Path(str(number)) for number in range(4)])
+    assert [(curve.name, curve.gpus) for curve in make_curves(frame)] == [
+        ("ddp layout=sequence", [2, 4]),
+        ("ddp layout=spread", [2, 4]),
+    ]

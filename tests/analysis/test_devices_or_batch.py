@@ -19,7 +19,7 @@ from scalebench.core.result import Result
 from scalebench.core.stats.estimates import Estimate
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
-from tests.builders.sweeps import training
+from tests.builders.sweeps import training_run
 
 # Samples/s of the made-up runs: an update takes as long as one of ten samples does there, whatever its batch.
 STEP_S = {("bare_torch", 1): 0.01, ("ddp_gloo", 1): 0.01 / 0.95, ("ddp_gloo", 2): 0.01 / 0.95 / 0.9}
@@ -44,35 +44,37 @@ def chosen(*results: Result) -> list[DevicesOrBatch]:
     )
 
 
-def pairs(found: list[DevicesOrBatch]) -> list[tuple[str, int, int, str, int, int]]:
-    told = ("strategy", "gpus", "batch_per_device")
-    return [(*(one.many_devices[name] for name in told), *(one.one_device[name] for name in told)) for one in found]
+def pairs(comparisons: list[DevicesOrBatch]) -> list[tuple[str, int, int, str, int, int]]:
+    names = ("strategy", "gpus", "batch_per_device")
+    return [
+        (*(one.many_devices[name] for name in names), *(one.one_device[name] for name in names)) for one in comparisons
+    ]
 
 
-def test_as_many_samples_stand_beside_each_other() -> None:
+def test_n_devices_are_compared_with_one_device_at_the_same_global_batch() -> None:
     runs = [batched(name, gpus, batch) for batch in (10, 20, 40) for name, gpus in STEP_S]
-    found = chosen(*runs)
-    assert pairs(found) == [
+    comparisons = chosen(*runs)
+    assert pairs(comparisons) == [
         ("ddp_gloo", 2, 10, "ddp_gloo", 1, 20),
         ("ddp_gloo", 2, 10, "bare_torch", 1, 20),
         ("ddp_gloo", 2, 20, "ddp_gloo", 1, 40),
         ("ddp_gloo", 2, 20, "bare_torch", 1, 40),
     ]
-    assert [one.same_strategy for one in found] == [True, False, True, False]
+    assert [one.same_strategy for one in comparisons] == [True, False, True, False]
     # As many samples in an update, which takes 1 / 0.9 times as long on two devices: fewer devices win.
-    for one, expected in zip(found, (0.9, 0.9 * 0.95, 0.9, 0.9 * 0.95), strict=True):
+    for one, expected in zip(comparisons, (0.9, 0.9 * 0.95, 0.9, 0.9 * 0.95), strict=True):
         assert one.throughput.value == pytest.approx(expected, rel=0.01)
         assert one.throughput.low is not None and one.throughput.high is not None
         assert one.throughput.low < one.throughput.value < one.throughput.high < 1
         assert one.trainings is None and one.time_ratio is None
 
 
-def test_what_is_not_the_same_work_does_not() -> None:
+def test_different_work_is_not_compared() -> None:
     here = batched("ddp_gloo", 2, 10)
     assert chosen(here, batched("ddp_gloo", 1, 20, learning_rate=0.5)) == []
     assert chosen(here, batched("ddp_gloo", 1, 20, optimizer="sgd")) == []
     assert chosen(here, batched("ddp_gloo", 1, 10), batched("horovod_gloo", 1, 20)) == []
-    strong = [sweeps.run("ddp_gloo", gpus, **sweeps.strong(20, gpus)) for gpus in (1, 2)]
+    strong = [sweeps.run("ddp_gloo", gpus, **sweeps.strong_scaling(20, gpus)) for gpus in (1, 2)]
     assert chosen(*strong) == []
     bare = [batched("bare_torch", 1, 20), batched("ddp_gloo", 1, 20)]
     assert [one.same_strategy for one in chosen(here, *bare)] == [True]  # no row says which bare baseline is its own
@@ -80,34 +82,34 @@ def test_what_is_not_the_same_work_does_not() -> None:
 
 def aimed(gpus: int, batch: int, seed: int, seconds: float, reached: bool = True) -> Result:
     values = (0.4, 0.2, 0.1 if reached else 0.16)
-    run = training("ddp_gloo", gpus, seed, values, epoch_s=seconds / 3, settings={"batch_per_device": batch})
+    run = training_run("ddp_gloo", gpus, seed, values, epoch_s=seconds / 3, settings={"batch_per_device": batch})
     return batched("ddp_gloo", gpus, batch, run)
 
 
-def test_times_to_the_target_are_those_of_all_seeds() -> None:
+def test_the_time_ratio_is_that_of_all_seeds() -> None:
     one = [aimed(1, 20, seed, seconds) for seed, seconds in enumerate((6.0, 6.6, 5.4))]
     two = [aimed(2, 10, seed, seconds) for seed, seconds in enumerate((3.0, 3.3, 2.7))]
-    (found,) = chosen(*one, *two)  # of three seeds: one pair, and not three
-    assert found.trainings is not None and [part.seeds for part in found.trainings] == [3, 3]
-    assert found.time_ratio is not None and found.time_ratio.value == pytest.approx(2.0)
+    (comparisons,) = chosen(*one, *two)  # of three seeds: one pair, and not three
+    assert comparisons.trainings is not None and [part.seeds for part in comparisons.trainings] == [3, 3]
+    assert comparisons.time_ratio is not None and comparisons.time_ratio.value == pytest.approx(2.0)
     # The logarithms of either scatter alike, so the limits lie off by the root of 2 of one's reach.
     logs = [math.log(seconds) for seconds in (3.0, 3.3, 2.7)]
     mean = math.fsum(logs) / 3
     reach = 4.302652729749462 * math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / 2 / 3)
-    assert found.time_ratio.low == pytest.approx(2 * math.exp(-math.sqrt(2) * reach))
-    assert found.time_ratio.high == pytest.approx(2 * math.exp(math.sqrt(2) * reach))
+    assert comparisons.time_ratio.low == pytest.approx(2 * math.exp(-math.sqrt(2) * reach))
+    assert comparisons.time_ratio.high == pytest.approx(2 * math.exp(math.sqrt(2) * reach))
 
 
-def test_where_one_seed_never_got_there_nobody_is_sooner() -> None:
+def test_there_is_no_time_ratio_if_a_seed_missed_the_target() -> None:
     one = [aimed(1, 20, seed, 6.0, reached=seed < 2) for seed in range(3)]
-    (found,) = chosen(*one, *(aimed(2, 10, seed, 3.0) for seed in range(3)))
-    assert found.time_ratio is None and found.trainings is not None
-    assert [part.reached for part in found.trainings] == [3, 2]
+    (comparisons,) = chosen(*one, *(aimed(2, 10, seed, 3.0) for seed in range(3)))
+    assert comparisons.time_ratio is None and comparisons.trainings is not None
+    assert [part.reached for part in comparisons.trainings] == [3, 2]
     (single,) = chosen(aimed(1, 20, 0, 6.0), aimed(2, 10, 0, 3.0))
     assert (
         single.time_ratio is not None
         and single.time_ratio.value == pytest.approx(2.0)
-        and single.time_ratio.low is None
+        and single.time_ratio.low == -math.inf
     )
     (other,) = chosen(batched("ddp_gloo", 1, 20), aimed(2, 10, 0, 3.0))
     assert other.trainings is None and other.time_ratio is None
@@ -117,12 +119,15 @@ def over(*results: Result) -> list[Curve]:
     return make_batch_curves(make_curves(pool_results(results, [Path(str(number)) for number in range(len(results))])))
 
 
-def test_fewer_exchanges_are_what_their_seconds_come_to() -> None:
+def test_the_predicted_gain_is_the_saved_exposed_sync() -> None:
     (curve,) = over(*(batched("ddp_gloo", 2, batch) for batch in (10, 20, 50)))
-    found = list(list_batch_gains(curve))
-    assert [(one.before["batch_per_device"], one.after["batch_per_device"]) for one in found] == [(10, 20), (20, 50)]
+    comparisons = list(list_batch_gains(curve))
+    assert [(one.before["batch_per_device"], one.after["batch_per_device"]) for one in comparisons] == [
+        (10, 20),
+        (20, 50),
+    ]
     exposed_s = (STEP_S["ddp_gloo", 2] - STEP_S["ddp_gloo", 1]) / 2  # as tests.builders.sweeps makes its probes
-    for one, updates in zip(found, (50 - 25, 25 - 10), strict=True):
+    for one, updates in zip(comparisons, (50 - 25, 25 - 10), strict=True):
         assert one.predicted is not None and one.measured is not None
         assert one.predicted.value == pytest.approx(exposed_s * updates, rel=0.02)
         assert one.measured.value == pytest.approx(STEP_S["ddp_gloo", 2] * updates, rel=0.02)
@@ -130,18 +135,18 @@ def test_fewer_exchanges_are_what_their_seconds_come_to() -> None:
         assert one.share == pytest.approx(one.predicted.value / one.measured.value)
 
 
-def test_one_device_exchanges_nothing_and_no_probes_predict_nothing() -> None:
+def test_no_gain_on_one_device_and_no_prediction_without_probes() -> None:
     (alone,) = over(*(batched("ddp_gloo", 1, batch) for batch in (10, 20)))
     assert list(list_batch_gains(alone)) == []
     runs = [batched("ddp_gloo", 2, batch) for batch in (10, 20)]
     for rank in runs[0].ranks:
         rank.probes = None
     (curve,) = over(*runs)
-    (found,) = list_batch_gains(curve)
-    assert found.predicted is None and found.measured is not None and found.share is None
+    (comparisons,) = list_batch_gains(curve)
+    assert comparisons.predicted is None and comparisons.measured is not None and comparisons.share is None
 
 
-def test_a_share_is_of_a_gain() -> None:
+def test_there_is_no_share_without_a_gain() -> None:
     assert BatchGain({}, {}, Estimate(1.0), Estimate(4.0)).share == 0.25
     assert BatchGain({}, {}, Estimate(1.0), Estimate(-4.0)).share is None
     assert BatchGain({}, {}, Estimate(1.0), Estimate(4.0, -1.0, 9.0)).share is None  # not resolved

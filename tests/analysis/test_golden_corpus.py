@@ -57,14 +57,14 @@ def compute(folder: Path) -> Tables:
 def rows_of(table: pd.DataFrame, folder: Path | None = None) -> list[Row]:
     """The rows of a frame; with `folder` their paths are relative to it. Hashes that identify trainings are numbered
     in the order in which they come, since they change with the name of any config key."""
-    found = [plain_row(row) for row in table.to_dict("records")]
+    rows_found = [plain_row(row) for row in table.to_dict("records")]
     trainings: dict[str, str] = {}
-    for row in found:
+    for row in rows_found:
         if folder is not None:
             row["path"] = Path(row["path"]).relative_to(folder).as_posix()
         if row.get("training_id") is not None:
             row["training_id"] = trainings.setdefault(row["training_id"], f"training {len(trainings)}")
-    return found
+    return rows_found
 
 
 def against_named_baseline(folder: Path, runs: pd.DataFrame) -> list[Row]:
@@ -99,8 +99,9 @@ def slope_rows(curve: Curve) -> Iterator[Row]:
         line = scaling_curves.fit_slope(curve, against)
         if line is not None:
             row |= {"slope": line.value, "slope_low": line.low, "slope_high": line.high, "intercept": line.intercept}
-        kept = scaling_curves.find_scaling_limit(curve, KEPT_EFFICIENCY, against)
-        yield row | {"most_devices": kept.value, "most_devices_surely": kept.surely, "most_measured": kept.measured}
+        limit = scaling_curves.find_scaling_limit(curve, KEPT_EFFICIENCY, against)
+        counts = {"most_devices": limit.gpus, "most_devices_surely": limit.certain_gpus}
+        yield row | counts | {"most_measured": limit.largest_measured}
 
 
 def node_boundary_rows(curve: Curve) -> Iterator[Row]:
@@ -120,35 +121,35 @@ def comparison_tables(folder: Path) -> Tables:
     later = [run for run in runs if run.record.scale.repeat > 0] or runs
     compared = {"repeats": comparison.compare(first, later, threshold=THRESHOLD)}
     compared |= {key: comparison.compare_by(runs, key, threshold=THRESHOLD) for key in COMPARED_KEYS}
-    return {f"comparison by {key}": list(comparison_rows(one)) for key, one in compared.items()}
+    return {f"comparison by {key}": list(comparison_rows(actual)) for key, actual in compared.items()}
 
 
-def comparison_rows(found: Comparison) -> Iterator[Row]:
+def comparison_rows(rows_found: Comparison) -> Iterator[Row]:
     """The JSON of a comparison as rows: of the comparison, its contrasts with their differences and pairs, and of what
     has no partner."""
-    tree = json.loads(make_json(found, 0))
+    tree = json.loads(make_json(rows_found, 0))
     yield {"row": "comparison", **{key: tree[key] for key in ("status", "refusal", "notes")}}
     for contrast in tree["contrasts"]:
         names = {"a": contrast["a"], "b": contrast["b"]}
         yield {"row": "contrast", **{key: value for key, value in contrast.items() if not isinstance(value, list)}}
-        yield from ({"row": "difference", **names, **_flat(one, "")} for one in contrast["differences"])
+        yield from ({"row": "difference", **names, **_flat(actual, "")} for actual in contrast["differences"])
         yield from ({"row": "pair", **names, **_flat(pair, "")} for pair in contrast["pairs"])
-    yield from ({"row": "unpaired", **_flat(one, "")} for one in tree["unpaired"])
+    yield from ({"row": "unpaired", **_flat(actual, "")} for actual in tree["unpaired"])
 
 
 def _flat(tree: Row, above: str) -> Row:
     """Nested mappings as one, with dotted keys."""
-    found: Row = {}
+    rows_found: Row = {}
     for name, value in tree.items():
         key = f"{above}{name}"
-        found |= _flat(value, f"{key}.") if isinstance(value, dict) else {key: value}
-    return found
+        rows_found |= _flat(value, f"{key}.") if isinstance(value, dict) else {key: value}
+    return rows_found
 
 
-def equal(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-15)
-    return type(one) is type(other) and bool(one == other)
+def equal(actual: Any, other: Any) -> bool:
+    if isinstance(actual, float) and isinstance(other, float):
+        return math.isclose(actual, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-15)
+    return type(actual) is type(other) and bool(actual == other)
 
 
 def differences(now: Sequence[Row], expected: Sequence[Row]) -> Iterator[str]:
@@ -168,8 +169,8 @@ def computed(sweep: str) -> Tables:
 
 
 def expected_tables(sweep: str) -> Tables:
-    found: Tables = json.loads((CORPUS / sweep / EXPECTED_FILE).read_text(encoding="utf-8"))
-    return found
+    rows_found: Tables = json.loads((CORPUS / sweep / EXPECTED_FILE).read_text(encoding="utf-8"))
+    return rows_found
 
 
 def write_expected(sweep: str) -> None:
@@ -186,8 +187,10 @@ def write_expected(sweep: str) -> None:
 def test_a_recorded_sweep_reads_as_it_did(sweep: str) -> None:
     now, expected = computed(sweep), expected_tables(sweep)
     assert list(now) == list(expected)
-    found = [f"{sweep}: {table}: {line}" for table in expected for line in differences(now[table], expected[table])]
-    assert not found, "\n".join([f"{len(found)} cells differ, the first of them:", *found[:20]])
+    rows_found = [
+        f"{sweep}: {table}: {line}" for table in expected for line in differences(now[table], expected[table])
+    ]
+    assert not rows_found, "\n".join([f"{len(rows_found)} cells differ, the first of them:", *rows_found[:20]])
 
 
 @pytest.mark.parametrize(
@@ -203,11 +206,11 @@ def test_a_recorded_sweep_reads_as_it_did(sweep: str) -> None:
         ("two_nodes", "attribution"),
     ],
 )
-def test_the_corpus_has_something_to_say(sweep: str, table: str) -> None:
+def test_each_table_of_the_corpus_has_rows(sweep: str, table: str) -> None:
     assert expected_tables(sweep)[table]
 
 
-def test_each_difference_is_named() -> None:
+def test_each_difference_is_listed() -> None:
     before: list[Row] = [{"run_id": "a", "step_s": 1.0, "gpus": 2, "reason": None}]
     now: list[Row] = [{"run_id": "a", "step_s": 1.0 + 1e-9, "gpus": 2}, {"run_id": "b"}]
     lines = ["2 rows, expected 1", "row 0 (a), column step_s: 1.000000001, expected 1.0"]

@@ -24,11 +24,11 @@ PLACES = ("path", "fingerprint")  # not figures
 
 def uneven(count: int, slope: float = 0.0, slow_first: int = 0) -> list[float]:
     """Block times with neighbours that resemble each other, a drift, a warm-up, and a block that was interrupted."""
-    chance, found, last = random.Random(f"{count} {slope} {slow_first}"), [], 0.0
+    chance, rows, last = random.Random(f"{count} {slope} {slow_first}"), [], 0.0
     for number in range(count):
         last = 0.6 * last + chance.gauss(0, 0.02)
-        found.append(0.02 * (1 + last + slope * number / count + (0.5 if number < slow_first else 0.0)))
-    return [*found[:-1], 3 * found[-1]]
+        rows.append(0.02 * (1 + last + slope * number / count + (0.5 if number < slow_first else 0.0)))
+    return [*rows[:-1], 3 * rows[-1]]
 
 
 def records() -> list[Result]:
@@ -49,7 +49,7 @@ def records() -> list[Result]:
     return [
         *made,
         record("simulated", 1, ranks=[rank(0, uneven(64))], baseline="simulated", run_id="one"),
-        sweeps.failed(),
+        sweeps.failed_run(),
     ]
 
 
@@ -61,7 +61,7 @@ def plain(table: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def found() -> dict[str, list[dict[str, Any]]]:
+def rows() -> dict[str, list[dict[str, Any]]]:
     made = records()
     folders = [Path(str(number)) for number in range(len(made))]
     return {"frame": plain(frame_of_results(made, folders)), "pooled": plain(pool_results(made, folders))}
@@ -74,9 +74,9 @@ def alike(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["frame", "pooled"])
-def test_figures_are_what_they_were(kind: str) -> None:
-    now, before = found()[kind], json.loads(GOLDEN.read_text(encoding="utf-8"))[kind]
+def test_figures_match_the_golden_file(kind: str) -> None:
+    now, before = rows()[kind], json.loads(GOLDEN.read_text(encoding="utf-8"))[kind]
     assert len(now) == len(before) > 10
-    for row, known in zip(now, before, strict=True):
-        other = {name: (row.get(name), value) for name, value in known.items() if not alike(row.get(name), value)}
-        assert not other, known["run_id"]
+    for row, expected in zip(now, before, strict=True):
+        other = {name: (row.get(name), value) for name, value in expected.items() if not alike(row.get(name), value)}
+        assert not other, expected["run_id"]

@@ -42,12 +42,12 @@ def of(*results: Result) -> list[dict[str, Any]]:
     return [{k: None if pd.isna(v) else v for k, v in row.items()} for row in table.to_dict("records")]
 
 
-def test_the_columns_are_those_of_the_design() -> None:
+def test_the_frame_starts_with_the_documented_columns() -> None:
     assert list(frame_of_results([record()], [Path("x")]).columns)[: len(COLUMNS)] == COLUMNS
 
 
 @pytest.mark.parametrize("results", [[FAILED], [record(status="unsupported", ranks=[], reason=None)], []])
-def test_the_types_do_not_depend_on_the_rows(results: list[Result]) -> None:
+def test_column_types_do_not_depend_on_the_rows(results: list[Result]) -> None:
     full = frame_of_results([record(), record(gpus=2)], [Path("a"), Path("b")])
     table = frame_of_results(results, [Path("x")] * len(results))
     assert table.dtypes.to_dict() == full.dtypes.to_dict()
@@ -113,7 +113,7 @@ def test_a_missing_baseline_is_null() -> None:
     assert row["baseline_self_id"] is None
 
 
-def test_a_failed_row_says_why_and_shows_nothing_measured() -> None:
+def test_a_failed_run_has_its_reason_and_no_figures() -> None:
     row, _ = of(FAILED, record())
     assert (row["status"], row["reason"], row["flags"]) == ("failed", "told to fail", None)
     assert row["baseline_self_id"] is not None
@@ -121,7 +121,7 @@ def test_a_failed_row_says_why_and_shows_nothing_measured() -> None:
     assert {row[name] for name in [*measured.split(), "warmup_steps", "speedup_self", "efficiency_self"]} == {None}
 
 
-def test_a_rank_that_broke_off_before_measuring_has_no_steps() -> None:
+def test_a_rank_that_failed_before_measuring_has_no_steps() -> None:
     (row,) = of(record(gpus=1, status="failed", ranks=[rank(0)]))
     assert row["measured_steps"] is None and row["warmup_steps"] is None
 
@@ -139,7 +139,7 @@ def test_an_infinite_limit_is_null_and_flagged() -> None:
     assert not [c for c in table if table[c].dtype == "Float64" and (table[c].abs() == math.inf).any()]
 
 
-def test_the_baselines_infinite_limit_makes_none_of_the_ratio() -> None:
+def test_an_infinite_limit_of_the_baseline_leaves_the_ratio_finite() -> None:
     wild = record(ranks=[rank(0, [0.01] * 31 + [50.0])])
     row, _ = of(record(gpus=2), wild)
     assert row["speedup_self"] is not None and row["speedup_self_high"] is not None
@@ -155,7 +155,7 @@ def test_the_baselines_infinite_limit_makes_none_of_the_ratio() -> None:
         (0.2, 0.05, "superlinear"),
     ],
 )
-def test_flags(own_s: float, target: float, expected: str | None) -> None:
+def test_flags_of_a_run(own_s: float, target: float, expected: str | None) -> None:
     measure = {"measure": MeasureSpec(target=target)}
     row, _ = of(record(gpus=2, block_s=0.1 if own_s != 0.1 else 0.11, **measure), record(block_s=own_s))
     assert row["flags"] == expected
@@ -185,19 +185,19 @@ def sweep(tmp_path: Path) -> Path:
         lambda sweep: [sweep, sweep.parent.joinpath("sweep", "..", "sweep")],
     ],
 )
-def test_each_run_below_the_given_paths_is_one_row(paths: Callable[[Path], Any], sweep: Path) -> None:
+def test_each_run_below_several_paths_is_one_row(paths: Callable[[Path], Any], sweep: Path) -> None:
     table = load(paths(sweep))
     assert list(table["run_id"]) == ["ddp-1-0", "ddp-2-0", "bad"]
     assert [Path(path).resolve() for path in table["path"]] == [sweep / "0", sweep / "1", sweep / "2"]
     assert table["speedup_self"].notna().tolist() == [True, True, False]
 
 
-def test_one_file_is_one_row(sweep: Path) -> None:
+def test_a_single_result_file_is_one_row(sweep: Path) -> None:
     assert list(load(sweep / "1" / "result.json")["run_id"]) == ["ddp-2-0"]
     assert scalebench.load(sweep / "1").equals(load(sweep / "1"))
 
 
-def test_relative_and_absolute_names_of_a_run_are_one(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_and_absolute_paths_of_a_run_count_once(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(sweep)
     assert len(find_results([".", sweep, "0"])) == 3
 

@@ -48,11 +48,11 @@ def sweep(tmp_path: Path) -> Path:
 def other(tmp_path: Path) -> Result:
     """One device of another machine, under another strategy; alone in its folder."""
     made = sweeps.run("horovod_nccl", 1, run_id="theirs", **ALPHA)
-    sweeps.write(tmp_path / "other", [made])
+    sweeps.write_results(tmp_path / "other", [made])
     return made
 
 
-def test_columns_stand_at_the_end_and_are_null_without_one(sweep: Path) -> None:
+def test_given_columns_are_null_without_a_named_baseline(sweep: Path) -> None:
     first = FRAME_COLUMNS.index("baseline_given_id")
     assert set(FRAME_COLUMNS[first : first + 7]) == set(NAMES) and FRAME_COLUMNS[first + 7] == "device_hours_per_epoch"
     for table in (load(sweep), pooled(sweep)):
@@ -61,7 +61,7 @@ def test_columns_stand_at_the_end_and_are_null_without_one(sweep: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["other", "other/0", "other/0/result.json"])
-def test_a_folder_or_a_file_of_one_run_names_it(name: str, sweep: Path, other: Result, tmp_path: Path) -> None:
+def test_a_folder_or_file_of_one_run_names_the_baseline(name: str, sweep: Path, other: Result, tmp_path: Path) -> None:
     rows = by_name(scalebench.load(sweep, baseline=tmp_path / name))
     alone = by_name(load(sweep))
     for run_id, row in rows.items():
@@ -70,9 +70,9 @@ def test_a_folder_or_a_file_of_one_run_names_it(name: str, sweep: Path, other: R
             k: v for k, v in alone[run_id].items() if k not in NAMES
         }
     result, folder = sweeps.run("ddp_gloo", 4), Path("x")
-    mine, theirs = summarize_run(result, folder), summarize_run(other, folder)
-    value, interval = throughput.speedup(mine, theirs)
-    assert interval == divide_estimates(mine.throughput[1], theirs.throughput[1])  # type: ignore[arg-type]
+    own_runs, other_runs = summarize_run(result, folder), summarize_run(other, folder)
+    value, interval = throughput.speedup(own_runs, other_runs)
+    assert interval == divide_estimates(own_runs.throughput[1], other_runs.throughput[1])  # type: ignore[arg-type]
     row = rows["ddp_gloo-4-0"]
     assert [row[n] for n in SPEEDUP] == [interval.low, value, interval.high]
     assert row["efficiency_given"] == pytest.approx(row["speedup_given"] / 4)
@@ -80,7 +80,7 @@ def test_a_folder_or_a_file_of_one_run_names_it(name: str, sweep: Path, other: R
     assert cells(scalebench.pooled(sweep, baseline=tmp_path / name))[0]["baseline_given_id"] == "theirs"
 
 
-def test_a_run_among_the_rows_is_named_by_its_id(sweep: Path) -> None:
+def test_a_run_id_among_the_rows_names_the_baseline(sweep: Path) -> None:
     rows = by_name(load(sweep, baseline="ddp_gloo-2-0"))
     assert (rows["ddp_gloo-2-0"]["speedup_given"], rows["ddp_gloo-2-0"]["speedup_given_low"]) == (1.0, None)
     assert rows["ddp_gloo-2-0"]["efficiency_given"] == 1.0
@@ -91,7 +91,7 @@ def test_a_run_among_the_rows_is_named_by_its_id(sweep: Path) -> None:
     assert survey(sweep, "ddp_gloo-2-0").baseline_label == "ddp_gloo gpus=2 on cpu"
 
 
-def test_the_own_baseline_given_is_the_own_baseline(sweep: Path) -> None:
+def test_naming_the_automatic_baseline_gives_its_figures(sweep: Path) -> None:
     for table in (load(sweep, "bare_torch-1-0"), pooled(sweep, "bare_torch-1-0")):
         for row in cells(table):
             for end in ("", "_low", "_high"):
@@ -99,19 +99,19 @@ def test_the_own_baseline_given_is_the_own_baseline(sweep: Path) -> None:
                 assert row[f"efficiency_given{end}"] == row[f"efficiency_bare{end}"]
 
 
-def test_launches_of_the_baseline_count_together(tmp_path: Path) -> None:
+def test_all_repeats_of_the_named_baseline_count(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "mine", ("bare_torch", "ddp_gloo"), (1, 2), repeats=3)
     for row in cells(pooled(tmp_path / "mine", "bare_torch-1-1")):
         assert row["baseline_given_id"] == "bare_torch-1-0", "the first launch stands for all"
         assert [row[n] for n in SPEEDUP] == [row[n.replace("given", "bare")] for n in SPEEDUP]
     later = [sweeps.run("ddp_gloo", 2, r, run_id=f"later-{r}", **ALPHA) for r in range(3)]
-    sweeps.write(tmp_path / "mine", later)
+    sweeps.write_results(tmp_path / "mine", later)
     rows = by_name(pooled(tmp_path / "mine", "later-0"))
     assert rows["ddp_gloo-2-0"]["speedup_given_low"] is not None
-    sweeps.write(tmp_path / "one", later[:1])
+    sweeps.write_results(tmp_path / "one", later[:1])
     row = by_name(pooled(tmp_path / "mine", tmp_path / "one"))["ddp_gloo-2-0"]
     assert row["speedup_given_low"] is not None, "a copy of a launch that is among the rows stands for all of them"
-    sweeps.write(tmp_path / "alone", [sweeps.run("ddp_gloo", 2, run_id="alone", **ALPHA)])
+    sweeps.write_results(tmp_path / "alone", [sweeps.run("ddp_gloo", 2, run_id="alone", **ALPHA)])
     row = by_name(pooled(tmp_path / "mine", tmp_path / "alone"))["ddp_gloo-2-0"]
     assert row["speedup_given"] is not None and row["speedup_given_low"] is None, "one launch tells of no others"
 
@@ -121,7 +121,7 @@ def weak(batch: int, gpus: int, **changes: Any) -> Result:
 
 
 def strong(batch: int, gpus: int) -> Result:
-    made = record("ddp", gpus, **sweeps.strong(batch, gpus))
+    made = record("ddp", gpus, **sweeps.strong_scaling(batch, gpus))
     made.scale.global_batch = batch
     return made
 
@@ -150,14 +150,12 @@ def strong(batch: int, gpus: int) -> Result:
         (weak(10, 2), weak(10, 1, seed=7, **ALPHA), True),
     ],
 )  # fmt: skip
-def test_only_the_same_samples_at_a_batch_of_the_same_scaling_are_compared(
-    row: Result, baseline: Result, fits: bool
-) -> None:
+def test_only_equal_samples_at_an_equal_batch_are_comparable(row: Result, baseline: Result, fits: bool) -> None:
     assert is_comparable(summarize_run(row, Path("a")), summarize_run(baseline, Path("b"))) is fits
 
 
 def test_rows_of_another_model_are_null(sweep: Path, tmp_path: Path) -> None:
-    sweeps.write(sweep, [sweeps.run("ddp_gloo", 2, run_id="else", model=ModelSpec("resnet50", batch_per_device=10))])
+    sweeps.write_results(sweep, [sweeps.run("ddp_gloo", 2, run_id="else", model=ModelSpec("resnet50", batch_per_device=10))])
     rows = by_name(load(sweep, "bare_torch-1-0"))
     assert {rows["else"][name] for name in NAMES} == {None} and rows["ddp_gloo-2-0"]["speedup_given"] is not None
     assert {by_name(pooled(sweep, "bare_torch-1-0"))["else"][name] for name in NAMES} == {None}
@@ -174,18 +172,18 @@ def refusal(sweep: Path, baseline: Path | str) -> str:
     return line
 
 
-def test_what_is_no_baseline_is_refused_in_words(sweep: Path, tmp_path: Path) -> None:
+def test_an_unusable_baseline_is_an_input_error(sweep: Path, tmp_path: Path) -> None:
     assert refusal(sweep, "ddp_gloo-2-1").endswith("no run 'ddp_gloo-2-1'; did you mean 'ddp_gloo-2-0'?")
     assert "holds 7 runs; name one of " in refusal(sweep, sweep) and " and 2 more" in refusal(sweep, sweep)
     (tmp_path / "empty").mkdir()
     assert refusal(sweep, tmp_path / "empty").startswith(f"no result.json at or below {tmp_path / 'empty'}")
     for name, made in {
-        "bad": sweeps.failed(),
+        "bad": sweeps.failed_run(),
         "model": sweeps.run("ddp_gloo", 1, model=dataclasses.replace(MODEL, name="resnet50")),
         "data": sweeps.run("ddp_gloo", 1, dataset=DatasetSpec("cifar10", size=64)),
         "batch": sweeps.run("ddp_gloo", 1, train=TrainSpec(batch_per_device=75)),
     }.items():
-        sweeps.write(tmp_path / name, [made])
+        sweeps.write_results(tmp_path / name, [made])
     assert "has no throughput: failed: told to fail" in refusal(sweep, tmp_path / "bad")
     of = "none of the rows is (materials_cnn on materials)"
     assert f"is of resnet50 on materials, {of}" in refusal(sweep, tmp_path / "model")
@@ -195,13 +193,13 @@ def test_what_is_no_baseline_is_refused_in_words(sweep: Path, tmp_path: Path) ->
     assert "is no whole JSON file" in refusal(sweep, tmp_path / "bad")
 
 
-def test_only_failed_rows_have_none(tmp_path: Path, other: Result) -> None:
-    sweeps.write(tmp_path / "failed", [sweeps.failed()])
+def test_a_baseline_among_failed_rows_only(tmp_path: Path, other: Result) -> None:
+    sweeps.write_results(tmp_path / "failed", [sweeps.failed_run()])
     (row,) = cells(survey(tmp_path / "failed", tmp_path / "other").pooled)
     assert row["speedup_given"] is None
 
 
-def test_a_given_baseline_is_no_baseline_of_the_others(other: Result, tmp_path: Path) -> None:
+def test_a_named_baseline_is_not_used_as_an_automatic_one(other: Result, tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "twos", ("horovod_nccl",), (2,), **ALPHA)
     (row,) = cells(load(tmp_path / "twos", tmp_path / "other"))
     assert row["baseline_self_id"] is None and row["speedup_given"] is not None

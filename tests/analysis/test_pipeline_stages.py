@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis import pipeline_stages
-from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS
-from scalebench.analysis.rows import summarize_run
 from scalebench.core.result import RankRecord, Result, StageRecord
 from tests.builders.runs import rank, record
 
@@ -43,7 +39,7 @@ def run(*chains: list[RankRecord], **changes: Any) -> Result:
     return record("pipeline_gpipe", gpus=len(ranks), ranks=ranks, **changes)
 
 
-def test_two_stages_one_behind_the_other() -> None:
+def test_two_stages_without_overlap() -> None:
     assert pipeline_stages.stage_cells(run(chain(0.006, 0.003)), STEP_S) == {
         "stages": 2,
         "micro_batches": 4,
@@ -54,21 +50,21 @@ def test_two_stages_one_behind_the_other() -> None:
     }
 
 
-def test_one_process_may_hold_all_stages_and_tell_them_in_any_order() -> None:
+def test_one_process_may_report_all_stages_in_any_order() -> None:
     apart = run(chain(0.006, 0.003))
     together = run([rank(0, stages=[stage(1, 0.003), stage(0, 0.006)], state_bytes=[1000, 2000])])
     assert pipeline_stages.stage_cells(together, STEP_S) == pipeline_stages.stage_cells(apart, STEP_S)
     assert [one.index for one in pipeline_stages.group_stages(together)[0]] == [0, 1]
 
 
-def test_of_a_hybrid_the_mean_over_its_replicas() -> None:
-    found = pipeline_stages.stage_cells(run(chain(0.01, 0.005), chain(0.005, 0.005, replica=1)), STEP_S)
-    assert found["stage_balance"] == pytest.approx((0.75 + 1) / 2)
-    assert found["bubble_share"] == pytest.approx((0.25 + 0.5) / 2)
-    assert (found["stages"], found["bubble_share_expected"]) == (2, pytest.approx(1 / 5))
+def test_a_hybrid_has_the_mean_over_its_replicas() -> None:
+    pipelines = pipeline_stages.stage_cells(run(chain(0.01, 0.005), chain(0.005, 0.005, replica=1)), STEP_S)
+    assert pipelines["stage_balance"] == pytest.approx((0.75 + 1) / 2)
+    assert pipelines["bubble_share"] == pytest.approx((0.25 + 0.5) / 2)
+    assert (pipelines["stages"], pipelines["bubble_share_expected"]) == (2, pytest.approx(1 / 5))
 
 
-def test_below_0_is_left_as_it_is() -> None:
+def test_a_negative_bubble_is_kept() -> None:
     assert pipeline_stages.stage_cells(run(chain(0.012, 0.01)), STEP_S)["bubble_share"] == pytest.approx(-0.1)
 
 
@@ -82,23 +78,27 @@ def test_below_0_is_left_as_it_is() -> None:
     ],
     ids=["one not measured", "one missing", "one replica not measured", "one replica not whole"],
 )
-def test_what_was_not_measured_of_all_is_null(ranks: list[RankRecord]) -> None:
-    found = pipeline_stages.stage_cells(run(ranks), STEP_S)
-    assert (found["stage_balance"], found["bubble_share"]) == (None, None)
-    assert (found["stages"], found["micro_batches"], found["bubble_share_expected"]) == (2, 4, pytest.approx(0.2))
+def test_figures_that_a_stage_lacks_are_null(ranks: list[RankRecord]) -> None:
+    pipelines = pipeline_stages.stage_cells(run(ranks), STEP_S)
+    assert (pipelines["stage_balance"], pipelines["bubble_share"]) == (None, None)
+    assert (pipelines["stages"], pipelines["micro_batches"], pipelines["bubble_share_expected"]) == (
+        2,
+        4,
+        pytest.approx(0.2),
+    )
 
 
-def test_without_an_update_there_is_no_share_of_it() -> None:
-    found = pipeline_stages.stage_cells(run(chain(0.006, 0.003)), None)
-    assert found["bubble_share"] is None and found["stage_balance"] == pytest.approx(0.75)
+def test_without_a_step_time_there_is_no_bubble() -> None:
+    pipelines = pipeline_stages.stage_cells(run(chain(0.006, 0.003)), None)
+    assert pipelines["bubble_share"] is None and pipelines["stage_balance"] == pytest.approx(0.75)
 
 
-def test_chains_that_are_not_alike_have_no_number_of_stages() -> None:
-    found = pipeline_stages.stage_cells(run(chain(0.006, 0.003), chain(0.003, 0.003, 0.003, replica=1)), STEP_S)
-    assert (found["stages"], found["micro_batches"], found["bubble_share_expected"]) == (None, 4, None)
+def test_unequal_pipelines_have_no_number_of_stages() -> None:
+    pipelines = pipeline_stages.stage_cells(run(chain(0.006, 0.003), chain(0.003, 0.003, 0.003, replica=1)), STEP_S)
+    assert (pipelines["stages"], pipelines["micro_batches"], pipelines["bubble_share_expected"]) == (None, 4, None)
 
 
-def test_the_model_on_every_device_is_no_stage() -> None:
+def test_a_full_model_on_every_device_has_no_stages() -> None:
     assert pipeline_stages.stage_cells(record(gpus=2), STEP_S) == dict.fromkeys(pipeline_stages.STAGE_COLUMNS)
 
 
@@ -106,7 +106,7 @@ def test_the_model_on_every_device_is_no_stage() -> None:
     ("states", "largest"),
     [([[5], [7]], 7), ([[5, 7]], 7), ([[5], [None]], None), ([[5], []], None), ([[], []], None), ([[0], [0]], 0)],
 )
-def test_state_of_the_device_that_has_most(states: list[list[int | None]], largest: int | None) -> None:
+def test_state_bytes_are_those_of_the_fullest_device(states: list[list[int | None]], largest: int | None) -> None:
     result = record(ranks=[rank(number, state_bytes=state) for number, state in enumerate(states)])
     assert pipeline_stages.stage_cells(result, STEP_S)["state_bytes"] == largest
 
@@ -114,7 +114,7 @@ def test_state_of_the_device_that_has_most(states: list[list[int | None]], large
 @pytest.mark.parametrize(
     ("stages", "micro_batches", "share"), [(1, 1, 0), (1, 8, 0), (2, 1, 1 / 2), (4, 1, 3 / 4), (4, 8, 3 / 11)]
 )
-def test_the_bubble_of_the_papers(stages: int, micro_batches: int, share: float) -> None:
+def test_the_expected_bubble_is_that_of_the_papers(stages: int, micro_batches: int, share: float) -> None:
     assert pipeline_stages.expected_bubble_share(stages, micro_batches) == pytest.approx(share)
     over_work = share / (1 - share)
     assert over_work == pytest.approx((stages - 1) / micro_batches), "as Narayanan et al. put it"
@@ -138,37 +138,27 @@ def simulated_step_s(work: list[float], micro_batches: int, forward: float) -> f
 
 
 @given(st.lists(SECONDS, min_size=1, max_size=6), st.integers(1, 12), st.floats(0.1, 0.9))
-def test_stages_that_are_unequal_leave_what_the_schedule_leaves(work: list[float], m: int, forward: float) -> None:
+def test_the_bubble_of_unequal_stages_is_that_of_the_schedule(work: list[float], m: int, forward: float) -> None:
     step_s = simulated_step_s(work, m, forward)
-    found = pipeline_stages.expected_bubble_share_of_unequal_stages(work, m)
-    assert found == pytest.approx(pipeline_stages.bubble_share(work, step_s), abs=1e-9)
+    pipelines = pipeline_stages.expected_bubble_share_of_unequal_stages(work, m)
+    assert pipelines == pytest.approx(pipeline_stages.bubble_share(work, step_s), abs=1e-9)
     least = pipeline_stages.expected_bubble_share(len(work), m)
-    assert found is not None and found >= least - 1e-9, "equal ones leave the least"
+    assert pipelines is not None and pipelines >= least - 1e-9, "equal ones leave the least"
 
 
 @given(st.integers(1, 16), st.integers(1, 64), SECONDS)
-def test_equal_stages_leave_what_the_formula_says(stages: int, micro_batches: int, work_s: float) -> None:
-    found = pipeline_stages.expected_bubble_share_of_unequal_stages([work_s] * stages, micro_batches)
-    assert found == pytest.approx(pipeline_stages.expected_bubble_share(stages, micro_batches), abs=1e-9)
+def test_the_bubble_of_equal_stages_is_that_of_the_formula(stages: int, micro_batches: int, work_s: float) -> None:
+    pipelines = pipeline_stages.expected_bubble_share_of_unequal_stages([work_s] * stages, micro_batches)
+    assert pipelines == pytest.approx(pipeline_stages.expected_bubble_share(stages, micro_batches), abs=1e-9)
 
 
 @given(st.lists(SECONDS, min_size=1, max_size=8))
-def test_balance_is_between_all_in_one_and_even(work: list[float]) -> None:
-    found = pipeline_stages.stage_balance(work)
-    assert found is not None and 1 / len(work) - 1e-12 <= found <= 1 + 1e-12
+def test_balance_is_between_one_stage_and_even(work: list[float]) -> None:
+    pipelines = pipeline_stages.stage_balance(work)
+    assert pipelines is not None and 1 / len(work) - 1e-12 <= pipelines <= 1 + 1e-12
     assert pipeline_stages.stage_balance([work[0]] * 3) == pytest.approx(1)
 
 
 def test_no_work_has_no_balance() -> None:
     assert pipeline_stages.stage_balance([0.0, 0.0]) is None
     assert pipeline_stages.expected_bubble_share_of_unequal_stages([0.0, 0.0], 4) is None
-
-
-def test_a_row_has_the_columns_of_them(tmp_path: Path) -> None:
-    cells = summarize_run(run(chain(0.006, 0.003)), tmp_path).cells
-    assert cells["step_s"] == pytest.approx(STEP_S)
-    assert cells["bubble_share"] == pytest.approx(0.55)
-    assert {name for name in pipeline_stages.STAGE_COLUMNS if isinstance(cells[name], int)} == {*COUNT_COLUMNS} & {
-        *pipeline_stages.STAGE_COLUMNS
-    }
-    assert set(pipeline_stages.STAGE_COLUMNS) <= set(FRAME_COLUMNS) and not math.isnan(cells["stage_balance"])

@@ -23,7 +23,7 @@ def key(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["table"], row["gpus"], row["batch_per_device"]
 
 
-def test_the_studies_are_there() -> None:
+def test_all_studies_are_listed() -> None:
     assert STUDIES == ["keras_multi_gpu", "on_node", "parallel_strategies", "thesis"]
     assert list(ALL.columns) == published.PUBLISHED_COLUMNS
     counts = ALL.groupby("study").size().to_dict()
@@ -73,7 +73,7 @@ def is_base(other: dict[str, Any], row: dict[str, Any]) -> bool:
     return same or row["study"] == "parallel_strategies"
 
 
-def test_scaling_is_tagged_as_it_was_run() -> None:
+def test_weak_and_strong_scaling_are_those_of_the_studies() -> None:
     """Keras rows for ImageNet kept the batch of all GPUs, tf_cnn_benchmarks and the CIFAR-10 network that of each."""
     for row in ROWS:
         if row["table"] == "imagenet_synthetic":
@@ -86,13 +86,13 @@ def test_scaling_is_tagged_as_it_was_run() -> None:
             assert row["global_batch"] == row["batch_per_device"] * row["gpus"], row
 
 
-def test_what_failed_is_a_row_without_figures() -> None:
+def test_failed_measurements_are_rows_without_figures() -> None:
     failed = [row for row in ROWS if row["remark"] == "error"]
     assert [(row["strategy"], row["gpus"]) for row in failed] == [("kuza55_ps_cpu", 6), ("kuza55_ps_gpu", 6)] * 2
 
 
 @pytest.mark.parametrize("group", ["model", "dataset", "strategy"])
-def test_names_are_those_of_scalebench(group: str) -> None:
+def test_models_and_strategies_have_the_names_of_scalebench(group: str) -> None:
     assert {row[group] for row in ROWS if row[group]} <= set(list_options(group))
 
 
@@ -118,5 +118,5 @@ def test_an_unknown_study() -> None:
         published.load_published(["keras_multigpu"])
 
 
-def test_none_asked_for() -> None:
+def test_no_study_gives_an_empty_frame() -> None:
     assert published.load_published([]).empty and len(published.load_published(["thesis", "thesis"])) == 24

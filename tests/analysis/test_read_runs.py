@@ -84,7 +84,7 @@ REASONS = {
     "empty": "is no whole JSON file",
     "no text": "is no whole JSON file",
     "deep": "is no whole JSON file",
-    "later schema": "has schema version 99, this scalebench reads 1; update scalebench",
+    "later schema": "has schema version 99, this scalebench reads 2; update scalebench",
     "wrong type": "ranks[0].block_s[32] should be float, not str",
     "infinite": "holds what no run leaves",
     "huge": "ranks[0].block_s[0] is too large a number",
@@ -101,33 +101,33 @@ REASONS = {
 
 
 @pytest.mark.parametrize("how", REASONS)
-def test_a_file_that_cannot_be_read_is_told_of_and_left_out(how: str, sweep: Path) -> None:
+def test_an_unreadable_file_is_listed_and_left_out(how: str, sweep: Path) -> None:
     bad = sweep / "1" / RESULT_FILE
-    whole = survey(sweep)
+    before = survey(sweep)
     spoil(bad, how)
-    found = survey(sweep)
-    ((path, line),) = found.unreadable
+    surveyed = survey(sweep)
+    ((path, line),) = surveyed.unreadable
     assert path == bad and REASONS[how] in line and str(bad.parent) in line and "\n" not in line
-    assert list(found.frame["run_id"]) == [name for name in whole.frame["run_id"] if name != "ddp_gloo-1-0"]
-    assert len(found.pooled) == len(whole.pooled) - 1 == 2
+    assert list(surveyed.frame["run_id"]) == [name for name in before.frame["run_id"] if name != "ddp_gloo-1-0"]
+    assert len(surveyed.pooled) == len(before.pooled) - 1 == 2
     for strict in (load, pooled):  # these are for figures that are gone on with
         with pytest.raises(InputError) as caught:
             strict(sweep)
         assert str(caught.value) == line
 
 
-def test_all_that_is_wrong_is_told_of(tmp_path: Path) -> None:
+def test_all_unreadable_files_are_listed(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path, ("ddp_gloo",), range(1, len(REASONS) + 2))
     files = find_results([tmp_path])
     for file, how in zip(files, REASONS, strict=False):
         spoil(file, how)
-    found = survey([tmp_path])
-    assert [path for path, _ in found.unreadable] == files[:-1] and len(found.frame) == 1
-    for (_, line), reason in zip(found.unreadable, REASONS.values(), strict=True):
+    surveyed = survey([tmp_path])
+    assert [path for path, _ in surveyed.unreadable] == files[:-1] and len(surveyed.frame) == 1
+    for (_, line), reason in zip(surveyed.unreadable, REASONS.values(), strict=True):
         assert reason in line
 
 
-def test_none_that_can_be_read_is_an_error(sweep: Path, tmp_path: Path) -> None:
+def test_no_readable_file_is_an_input_error(sweep: Path, tmp_path: Path) -> None:
     for file in find_results([sweep]):
         spoil(file, "empty")
     with pytest.raises(InputError, match=r"^not one of 3 files of results can be read; the first: .*0/result\.json"):
@@ -140,27 +140,29 @@ def test_none_that_can_be_read_is_an_error(sweep: Path, tmp_path: Path) -> None:
             survey(tmp_path / nothing)
 
 
-def test_what_can_be_read_is_as_load_and_pooled_have_it(sweep: Path) -> None:
-    found = survey(sweep)
+def test_a_survey_has_the_frames_of_load_and_pooled(sweep: Path) -> None:
+    surveyed = survey(sweep)
     assert (
-        isinstance(found, Survey)
-        and found.unreadable == []
-        and found.baseline_label is None
-        and found.probe_folders == []
+        isinstance(surveyed, Survey)
+        and surveyed.unreadable == []
+        and surveyed.baseline_label is None
+        and surveyed.probe_folders == []
     )
-    assert found.frame.equals(load(sweep)) and found.pooled.equals(pooled(sweep))
-    assert frames.frame_of_results(*frames.read_results(sweep)).equals(found.frame)
+    assert surveyed.frame.equals(load(sweep)) and surveyed.pooled.equals(pooled(sweep))
+    files = find_results([sweep])
+    folders = [file.parent for file in files]
+    assert frames.frame_of_results(map(read_result, files), folders).equals(surveyed.frame)
 
 
-@pytest.mark.parametrize("only", [sweeps.failed(), sweeps.run("ddp_gloo", 2)])
+@pytest.mark.parametrize("only", [sweeps.failed_run(), sweeps.run("ddp_gloo", 2)])
 def test_one_row_is_a_survey(only: Any, tmp_path: Path) -> None:
-    sweeps.write(tmp_path, [only])
-    found = survey(tmp_path)
-    assert len(found.frame) == len(found.pooled) == 1 and found.frame["speedup_bare"].isna().all()
+    sweeps.write_results(tmp_path, [only])
+    surveyed = survey(tmp_path)
+    assert len(surveyed.frame) == len(surveyed.pooled) == 1 and surveyed.frame["speedup_bare"].isna().all()
 
 
-def test_text_of_a_record_is_kept_as_it_is(tmp_path: Path) -> None:
-    sweeps.write(tmp_path, [sweeps.failed(reason=HOSTILE)])
+def test_hostile_text_of_a_record_is_kept(tmp_path: Path) -> None:
+    sweeps.write_results(tmp_path, [sweeps.failed_run(reason=HOSTILE)])
     assert survey(tmp_path).pooled["reason"].tolist() == [HOSTILE]
 
 
@@ -178,10 +180,10 @@ def closed(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return sweep / "1"
 
 
-def test_a_folder_that_must_not_be_listed(closed: Path, sweep: Path) -> None:
+def test_a_folder_without_permission_is_listed_as_unreadable(closed: Path, sweep: Path) -> None:
     line = f"{closed}: Permission denied"
-    found = survey(sweep)
-    assert found.unreadable == [(closed, line)] and len(found.frame) == 2
+    surveyed = survey(sweep)
+    assert surveyed.unreadable == [(closed, line)] and len(surveyed.frame) == 2
     for strict in (find_results, figures_of_all):
         with pytest.raises(InputError) as caught:
             strict([sweep])
@@ -194,7 +196,7 @@ def figures_of_all(paths: list[Path]) -> Any:
     return load(paths)
 
 
-def test_a_file_that_must_not_be_read(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_permission_is_listed_as_unreadable(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Path.read_bytes
 
     def read_bytes(path: Path) -> bytes:
@@ -206,14 +208,14 @@ def test_a_file_that_must_not_be_read(sweep: Path, monkeypatch: pytest.MonkeyPat
     assert [line for _, line in survey(sweep).unreadable] == [f"{sweep / '1' / RESULT_FILE}: Permission denied"]
 
 
-def test_links_that_lead_round_in_a_circle_are_not_followed(sweep: Path) -> None:
+def test_circular_links_are_not_followed(sweep: Path) -> None:
     (sweep / "again").symlink_to(sweep)
     (sweep / "1" / "up").symlink_to("..")
     assert len(find_results([sweep])) == 3
     assert len(find_results([sweep, sweep / "again", sweep / "again" / "1"])) == 3, "each run once, by whatever name"
 
 
-def test_files_are_read_in_order_and_the_first_that_is_wrong_is_named(sweep: Path) -> None:
+def test_files_are_read_in_order_and_the_first_error_is_raised(sweep: Path) -> None:
     files = find_results([sweep])
     assert [run.cells["path"] for run in summarize_files(files)] == [str(file.parent) for file in files]
     for number in (2, 1):
@@ -228,7 +230,7 @@ def test_files_are_read_in_order_and_the_first_that_is_wrong_is_named(sweep: Pat
 def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Files that two processes read, since few are enough for them here; the fourth is damaged."""
     wild = record(gpus=2, ranks=[rank(k, [0.01] * 31 + [50.0]) for k in range(2)])  # its interval has no upper limit
-    sweeps.write(tmp_path, [sweeps.run("ddp_gloo", 2), sweeps.failed(), wild, record(), record(block_s=None), record()])
+    sweeps.write_results(tmp_path, [sweeps.run("ddp_gloo", 2), sweeps.failed_run(), wild, record(), record(block_s=None), record()])
     (tmp_path / "3" / RESULT_FILE).write_text("{")
     monkeypatch.setattr(read_runs, "usable_cpus", lambda: [0, 1])
     monkeypatch.setattr(read_runs, "MIN_FILES_PER_PROCESS", 3)
@@ -252,7 +254,7 @@ def processes_of(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> tuple[se
     return {int(pid) for pid in seen.read_text().split()}, answers
 
 
-def test_several_processes_give_what_one_gives(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_give_the_summaries_of_one(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     pids, answers = processes_of(many, monkeypatch)
     assert answers == [read_runs._summarize_file(file) for file in many] and os.getpid() not in pids
     assert [isinstance(answer, str) for answer in answers].index(True) == 3
@@ -260,7 +262,7 @@ def test_several_processes_give_what_one_gives(many: list[Path], monkeypatch: py
     assert few == answers[:5] and pids == {os.getpid()}, "so few are read at once"
 
 
-def test_the_rest_is_read_here_where_a_process_is_killed(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parent_reads_the_rest_if_a_process_is_killed(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     expected, here, read = [read_runs._summarize_file(file) for file in many], os.getpid(), read_result
 
     def killed(file: Path) -> Any:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scalebench
-from scalebench.analysis import repeats
+from scalebench.analysis import rows
 from scalebench.analysis.columns import FRAME_COLUMNS
 from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.repeats import geometric_mean_over_repeats, pool_results
@@ -27,7 +27,7 @@ from tests.builders.runs import MACHINE, rank, record
 TRIALS = 1000
 
 
-def launch(repeat: int, seconds: float, minute: int | None = None, **changes: Any) -> Result:
+def run_of(repeat: int, seconds: float, minute: int | None = None, **changes: Any) -> Result:
     """Launches of one sweep start ten minutes after each other; within a repeat, a minute."""
     at = 10 * repeat + changes.get("gpus", 1) if minute is None else minute
     started_at = f"2026-01-01T{at // 60:02}:{at % 60:02}:00+00:00"
@@ -52,19 +52,19 @@ T = {3: 4.30265}
 NAMES = ("sync_exposed_s_low", "sync_exposed_s", "sync_exposed_s_high")
 
 
-def test_three_launches_are_one_row_with_an_interval_over_them() -> None:
-    (row,) = rows_of([launch(r, s, gpus=2) for r, s in enumerate((0.1, 0.11, 0.125))])
+def test_three_repeats_are_one_row_with_an_interval() -> None:
+    (row,) = rows_of([run_of(r, s, gpus=2) for r, s in enumerate((0.1, 0.11, 0.125))])
     low, value, high = log_t([400, 400 / 1.1, 320], T[3])
-    found = [row[f"throughput_{name}"] for name in ("low", "samples_per_s", "high")]
-    assert found == pytest.approx([low, value, high], rel=1e-5)
+    pooled_row = [row[f"throughput_{name}"] for name in ("low", "samples_per_s", "high")]
+    assert pooled_row == pytest.approx([low, value, high], rel=1e-5)
     assert row["step_s"] == pytest.approx(20 / value) and row["epoch_s"] == pytest.approx(1000 / value)
     assert (row["repeats"], row["interval_over"], row["repeat"], row["flags"]) == (3, "repeats", None, None)
     assert row["run_id"] == "ddp-2-0-2" and row["path"] == "/runs/0"
 
 
 @pytest.mark.parametrize(("launches", "over"), [(1, "blocks"), (2, None), (3, "repeats")])
-def test_fewer_than_three_do_not_pretend(launches: int, over: str | None) -> None:
-    made = [launch(r, s, gpus=g) for r, s in enumerate((0.1, 0.12, 0.11)[:launches]) for g in (1, 2)]
+def test_fewer_than_three_repeats_have_no_interval(launches: int, over: str | None) -> None:
+    made = [run_of(r, s, gpus=g) for r, s in enumerate((0.1, 0.12, 0.11)[:launches]) for g in (1, 2)]
     one, two = rows_of(made)
     assert (two["interval_over"], two["repeats"]) == (over, launches)
     for name in ("throughput", "speedup_self", "efficiency_self"):
@@ -74,7 +74,7 @@ def test_fewer_than_three_do_not_pretend(launches: int, over: str | None) -> Non
     assert (one["speedup_self"], one["speedup_self_low"]) == (1, None)
 
 
-def test_single_launches_are_the_rows_of_load() -> None:
+def test_single_repeats_are_the_rows_of_load() -> None:
     made = [record(gpus=2), record(), record("bare_torch"), record("simulated", status="failed", block_s=None)]
     folders = [Path(str(number)) for number in range(4)]
     table = pool_results(made, folders)
@@ -83,21 +83,21 @@ def test_single_launches_are_the_rows_of_load() -> None:
     assert pool_results([], []).dtypes.equals(table.dtypes)
 
 
-def test_interleaved_repeats_give_a_ratio_each_in_which_drift_cancels() -> None:
+def test_drift_cancels_in_the_ratios_of_interleaved_repeats() -> None:
     slow = (1.0, 1.3, 1.1)
-    made = [launch(r, 0.1 * s * (1 + 0.01 * g * r), gpus=g) for r, s in enumerate(slow) for g in (1, 2)]
+    made = [run_of(r, 0.1 * s * (1 + 0.01 * g * r), gpus=g) for r, s in enumerate(slow) for g in (1, 2)]
     _, two = rows_of(made)
     low, value, high = log_t([2, 2 * 1.01 / 1.02, 2 * 1.02 / 1.04], T[3])
-    found = [two[name] for name in ("speedup_self_low", "speedup_self", "speedup_self_high")]
-    assert found == pytest.approx([low, value, high], rel=1e-5)
+    pooled_row = [two[name] for name in ("speedup_self_low", "speedup_self", "speedup_self_high")]
+    assert pooled_row == pytest.approx([low, value, high], rel=1e-5)
     assert two["efficiency_self_high"] == pytest.approx(high / 2, rel=1e-5)
     assert two["baseline_self_id"] == "ddp-1-0-1"
 
 
 def test_repeats_that_were_not_interleaved_are_independent() -> None:
     """All of one before all of the other: what drifted meanwhile cancels nowhere."""
-    ones = [launch(r, s, minute=r) for r, s in enumerate((0.1, 0.12, 0.11))]
-    twos = [launch(r, s, minute=30 + r, gpus=2) for r, s in enumerate((0.1, 0.12, 0.11))]
+    ones = [run_of(r, s, minute=r) for r, s in enumerate((0.1, 0.12, 0.11))]
+    twos = [run_of(r, s, minute=30 + r, gpus=2) for r, s in enumerate((0.1, 0.12, 0.11))]
     _, two = rows_of([*ones, *twos])
     a, b = (geometric_mean_over_repeats([samples / s for s in (0.1, 0.12, 0.11)])[1] for samples in (40, 20))
     assert a is not None and b is not None
@@ -106,62 +106,62 @@ def test_repeats_that_were_not_interleaved_are_independent() -> None:
     assert two["speedup_self_low"] == pytest.approx(expected.low) and expected.low < 1.7
 
 
-def test_a_repeat_that_failed_leaves_the_pairs_of_the_others() -> None:
-    made = [launch(r, 0.1 + 0.01 * r, gpus=g) for r in range(4) for g in (1, 2)]
-    made[5] = launch(2, 0.5, gpus=2, status="failed")
+def test_a_failed_repeat_leaves_the_other_pairs() -> None:
+    made = [run_of(r, 0.1 + 0.01 * r, gpus=g) for r in range(4) for g in (1, 2)]
+    made[5] = run_of(2, 0.5, gpus=2, status="failed")
     _, two, failed = rows_of(made)
     assert two["repeats"] == 3 and two["speedup_self_low"] == pytest.approx(2) == two["speedup_self_high"]
     assert (failed["status"], failed["repeats"], failed["speedup_self"]) == ("failed", 1, None)
 
 
-def test_a_baseline_with_one_launch_gives_no_interval() -> None:
-    _, two = rows_of([launch(0, 0.1), *(launch(r, 0.1, gpus=2) for r in range(3))])
+def test_a_baseline_with_one_repeat_gives_no_interval() -> None:
+    _, two = rows_of([run_of(0, 0.1), *(run_of(r, 0.1, gpus=2) for r in range(3))])
     assert two["speedup_self"] == pytest.approx(2) and two["speedup_self_low"] is None
     assert two["interval_over"] == "repeats"
-    _, two = rows_of([*(launch(r, 0.1) for r in range(3)), launch(0, 0.1, gpus=2)])
+    _, two = rows_of([*(run_of(r, 0.1) for r in range(3)), run_of(0, 0.1, gpus=2)])
     assert two["speedup_self"] == pytest.approx(2) and two["speedup_self_low"] is None
     assert (two["interval_over"], two["flags"]) == ("blocks", None)
 
 
-def test_the_overhead_is_over_launches_too() -> None:
+def test_the_overhead_is_over_repeats_too() -> None:
     own, bare = (0.1, 0.12, 0.11), (0.09, 0.1, 0.1)
-    made = [launch(r, s) for r, s in enumerate(own)]
-    made += [launch(r, s, minute=10 * r, strategy="bare_torch") for r, s in enumerate(bare)]
-    mine, base = rows_of(made)
+    made = [run_of(r, s) for r, s in enumerate(own)]
+    made += [run_of(r, s, minute=10 * r, strategy="bare_torch") for r, s in enumerate(bare)]
+    own_rates, base = rows_of(made)
     low, value, high = log_t([b / s for b, s in zip(bare, own, strict=True)], T[3])
-    found = [mine[f"overhead_share{end}"] for end in ("_low", "", "_high")]
-    assert found == pytest.approx([1 - high, 1 - value, 1 - low], rel=1e-4)
+    pooled_row = [own_rates[f"overhead_share{end}"] for end in ("_low", "", "_high")]
+    assert pooled_row == pytest.approx([1 - high, 1 - value, 1 - low], rel=1e-4)
     assert base["overhead_share"] is None
 
 
 @pytest.mark.parametrize(("share", "flag"), [(0.99, "superlinear_within_noise"), (0.5, "superlinear")])
-def test_more_than_linear_is_judged_by_the_interval_over_launches(share: float, flag: str) -> None:
+def test_superlinear_flags_use_the_interval_over_repeats(share: float, flag: str) -> None:
     noise = (1.0, 1.02, 0.99)
-    made = [launch(r, 0.1 * n ** (2 - g) * share ** (g - 1), gpus=g) for r, n in enumerate(noise) for g in (1, 2)]
+    made = [run_of(r, 0.1 * n ** (2 - g) * share ** (g - 1), gpus=g) for r, n in enumerate(noise) for g in (1, 2)]
     assert rows_of(made)[1]["flags"] == flag
 
 
-def test_copies_are_one_launch_and_a_repeat_measured_twice_is_two() -> None:
-    made = [launch(0, 0.1), launch(1, 0.1), launch(1, 0.1), launch(1, 0.12, minute=40)]
+def test_copies_count_once_and_a_repeat_measured_twice_counts_twice() -> None:
+    made = [run_of(0, 0.1), run_of(1, 0.1), run_of(1, 0.1), run_of(1, 0.12, minute=40)]
     (row,) = rows_of(made)
     assert row["repeats"] == 3
 
 
-def test_what_differs_in_more_than_the_repeat_is_another_row() -> None:
+def test_a_difference_besides_the_repeat_is_another_row() -> None:
     other = dataclasses.replace(MACHINE, cpu_model="another")
-    later = launch(2, 0.1)
+    later = run_of(2, 0.1)
     later.scale.framework_version = "3.0"
-    made = [launch(0, 0.1), launch(1, 0.1, machine=other), later, launch(3, 0.1, measure=MeasureSpec(min_s=0.5))]
+    made = [run_of(0, 0.1), run_of(1, 0.1, machine=other), later, run_of(3, 0.1, measure=MeasureSpec(min_s=0.5))]
     assert [row["repeats"] for row in rows_of(made)] == [1, 1, 1, 1]
 
 
-def test_runs_that_went_wrong_alike_are_one_row() -> None:
-    made = [launch(r, 0.1, status="failed", reason=reason) for r, reason in enumerate(("a", "b", "a"))]
+def test_runs_that_failed_with_one_reason_are_one_row() -> None:
+    made = [run_of(r, 0.1, status="failed", reason=reason) for r, reason in enumerate(("a", "b", "a"))]
     assert [(row["reason"], row["repeats"]) for row in rows_of(made)] == [("a", 2), ("b", 1)]
 
 
-def test_the_other_figures_of_a_row() -> None:
-    made = [launch(r, 0.1 + 0.01 * r) for r in range(3)]
+def test_other_columns_are_merged_by_their_kind() -> None:
+    made = [run_of(r, 0.1 + 0.01 * r) for r in range(3)]
     for r, result in enumerate(made):
         result.flags = [["oversubscribed"], [], ["hot", "oversubscribed"]][r]
         result.phases.wall_s, result.scale.backend_used = [3.0, 4.0, 8.0][r], ["gloo", "nccl", "gloo"][r]
@@ -174,14 +174,14 @@ def test_the_other_figures_of_a_row() -> None:
 
 
 @pytest.mark.parametrize(("blocks", "steady"), [([32, 32, 32], True), ([32, 32, 15], None)])
-def test_a_row_is_steady_where_every_launch_is_known_to_be(blocks: list[int], steady: bool | None) -> None:
-    made = [launch(r, 0.1, ranks=[rank(0, [0.1] * count)]) for r, count in enumerate(blocks)]
+def test_a_row_is_steady_if_every_repeat_is(blocks: list[int], steady: bool | None) -> None:
+    made = [run_of(r, 0.1, ranks=[rank(0, [0.1] * count)]) for r, count in enumerate(blocks)]
     (row,) = rows_of(made)
     assert row["steady"] is steady and row["flags"] is None, "the pooled row has an interval"
 
 
 @pytest.mark.parametrize("launches", [2, 3])
-def test_limits_over_blocks_are_none_of_the_launches(monkeypatch: pytest.MonkeyPatch, launches: int) -> None:
+def test_limits_over_blocks_are_replaced_by_limits_over_repeats(monkeypatch: pytest.MonkeyPatch, launches: int) -> None:
     """A figure of the probes, which may be negative: its mean, and Student's t over launches from three on."""
     exposed, of_run = (-0.01, 0.02, 0.05)[:launches], make_row
 
@@ -189,12 +189,12 @@ def test_limits_over_blocks_are_none_of_the_launches(monkeypatch: pytest.MonkeyP
         value = exposed[result.scale.repeat]
         return of_run(result, *rest) | dict(zip(NAMES, (value - 0.001, value, value + 0.001), strict=True))
 
-    monkeypatch.setattr(repeats, "make_row", probed)
-    (found,) = rows_of([launch(r, 0.1) for r in range(launches)])
-    low, value, high = (found[name] for name in NAMES)
+    monkeypatch.setattr(rows, "make_row", probed)
+    (pooled_row,) = rows_of([run_of(r, 0.1) for r in range(launches)])
+    low, value, high = (pooled_row[name] for name in NAMES)
     assert value == pytest.approx(np.mean(exposed))
     if launches == 2:
-        assert {found[name] for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))} == {None}
+        assert {pooled_row[name] for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))} == {None}
     else:
         assert [low, high] == pytest.approx([0.02 - T[3] * 0.03 / 3**0.5, 0.02 + T[3] * 0.03 / 3**0.5], rel=1e-5)
 
@@ -202,7 +202,7 @@ def test_limits_over_blocks_are_none_of_the_launches(monkeypatch: pytest.MonkeyP
 def test_pooled_reads_folders_as_load_does(tmp_path: Path) -> None:
     for r in range(3):
         (tmp_path / str(r)).mkdir()
-        write_result(launch(r, 0.1), tmp_path / str(r))
+        write_result(run_of(r, 0.1), tmp_path / str(r))
     assert scalebench.pooled(tmp_path)["repeats"].tolist() == [3]
     assert scalebench.pooled([tmp_path / "0", tmp_path / "2"])["repeats"].tolist() == [2]
 
@@ -211,7 +211,7 @@ RATES = st.lists(st.floats(1e-3, 1e6), min_size=3, max_size=8)
 
 
 @given(value=st.floats(1e-3, 1e6), launches=st.integers(1, 8))
-def test_identical_launches_pool_to_their_value(value: float, launches: int) -> None:
+def test_identical_repeats_pool_to_their_value(value: float, launches: int) -> None:
     mean, interval = geometric_mean_over_repeats([value] * launches)
     assert mean == pytest.approx(value)
     assert (interval is None) == (launches < 3)
@@ -220,7 +220,7 @@ def test_identical_launches_pool_to_their_value(value: float, launches: int) -> 
 
 
 @given(rates=RATES, factor=st.floats(1e-3, 1e3), seed=st.randoms(use_true_random=False))
-def test_order_and_unit_of_the_launches_do_not_matter(rates: list[float], factor: float, seed: Any) -> None:
+def test_order_and_unit_of_the_repeats_do_not_matter(rates: list[float], factor: float, seed: Any) -> None:
     shuffled = list(rates)
     seed.shuffle(shuffled)
     one, other, seconds = (
@@ -235,7 +235,7 @@ def test_order_and_unit_of_the_launches_do_not_matter(rates: list[float], factor
 @settings(max_examples=10, deadline=None)
 @given(order=st.permutations(range(6)))
 def test_the_order_of_the_records_does_not_matter(order: list[int]) -> None:
-    made = [launch(r, 0.1 * (1 + 0.1 * r * g), gpus=g) for r in range(3) for g in (1, 2)]
+    made = [run_of(r, 0.1 * (1 + 0.1 * r * g), gpus=g) for r in range(3) for g in (1, 2)]
     expected = sorted(map(str, (drop_path(row) for row in rows_of(made))))
     assert sorted(map(str, (drop_path(row) for row in rows_of([made[n] for n in order])))) == expected
 
@@ -257,16 +257,16 @@ def covers(interval: Estimate | None, truth: float) -> bool:
 
 
 @pytest.mark.parametrize("count", [3, 5, 10])
-def test_the_interval_over_launches_covers_the_level_that_they_vary_around(count: int) -> None:
-    found = [geometric_mean_over_repeats(rates)[1] for rates in launches_of(np.random.default_rng(count), count)]
-    assert sum(covers(interval, 100) for interval in found) >= 0.93 * TRIALS
+def test_the_interval_over_repeats_covers_their_level(count: int) -> None:
+    pooled_row = [geometric_mean_over_repeats(rates)[1] for rates in launches_of(np.random.default_rng(count), count)]
+    assert sum(covers(interval, 100) for interval in pooled_row) >= 0.93 * TRIALS
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.05])
 @pytest.mark.parametrize("count", [3, 5, 10])
-def test_the_interval_of_the_ratio_covers_it_also_when_the_machine_drifts(count: int, drift: float) -> None:
+def test_the_interval_of_the_ratio_covers_it_on_a_drifting_machine(count: int, drift: float) -> None:
     rng = np.random.default_rng(count)
     slower = np.exp(np.linspace(0, drift, count))
     pairs = 2 * launches_of(rng, count) * slower / (launches_of(rng, count) * slower)
-    found = [geometric_mean_over_repeats(ratios)[1] for ratios in pairs]
-    assert sum(covers(interval, 2) for interval in found) >= 0.93 * TRIALS
+    pooled_row = [geometric_mean_over_repeats(ratios)[1] for ratios in pairs]
+    assert sum(covers(interval, 2) for interval in pooled_row) >= 0.93 * TRIALS

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -16,7 +18,18 @@ from scalebench.analysis import load as frames
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.identity import CURVE_COLUMNS
 from scalebench.analysis.repeats import pool_results
-from scalebench.analysis.scaling_curves import Curve, format_group_title, group_curves, make_curves, plain_row
+from scalebench.analysis.scaling_curves import (
+    Curve,
+    ScalingLimit,
+    Slope,
+    find_node_boundaries,
+    find_scaling_limit,
+    fit_slope,
+    format_group_title,
+    group_curves,
+    make_curves,
+    plain_row,
+)
 from scalebench.core.result import Result
 from scalebench.core.spec import StrategySpec, TrainSpec
 from tests.builders import sweeps
@@ -31,8 +44,8 @@ def several(strategies: list[str], gpus: tuple[int, ...] = (1, 2, 4), **changes:
     return [sweeps.run(name, count, **changes) for name in strategies for count in gpus]
 
 
-def named(found: list[Curve]) -> dict[str, list[int]]:
-    return {curve.name: curve.gpus for curve in found}
+def named(curves: list[Curve]) -> dict[str, list[int]]:
+    return {curve.name: curve.gpus for curve in curves}
 
 
 def with_options(name: str, gpus: int, **options: Any) -> Result:
@@ -41,20 +54,20 @@ def with_options(name: str, gpus: int, **options: Any) -> Result:
     return dataclasses.replace(result, spec={**result.spec, "strategy": chosen})
 
 
-def test_a_sweep_has_a_curve_for_each_strategy_and_the_bare_row_is_one_of_one_point() -> None:
+def test_a_sweep_has_a_curve_for_each_strategy_and_one_point_for_the_bare_run() -> None:
     frame = pooled(sweeps.run("bare_torch", 1), *several(["ddp_gloo", "horovod_gloo"], (4, 1, 2)))
-    found = make_curves(frame)
-    assert named(found) == {"bare_torch": [1], "ddp_gloo": [1, 2, 4], "horovod_gloo": [1, 2, 4]}
-    assert [one.tags["strategy"] for one in found] == ["bare_torch", "ddp_gloo", "horovod_gloo"]
+    curves = make_curves(frame)
+    assert named(curves) == {"bare_torch": [1], "ddp_gloo": [1, 2, 4], "horovod_gloo": [1, 2, 4]}
+    assert [one.tags["strategy"] for one in curves] == ["bare_torch", "ddp_gloo", "horovod_gloo"]
     group = {"model": "materials_cnn", "dataset": "materials", "hardware": "cpu", "scaling": "weak"}
-    assert group_curves(found) == [({**group, "batch": "10 per device"}, found)]
+    assert group_curves(curves) == [({**group, "batch": "10 per device"}, curves)]
     assert (
-        format_group_title(found[0].group)
+        format_group_title(curves[0].group)
         == "materials_cnn on materials, hardware cpu, weak scaling, batch 10 per device"
     )
 
 
-def test_figures_are_the_frames_own_and_null_is_none() -> None:
+def test_rows_of_a_curve_are_cells_of_the_frame() -> None:
     frame = pooled(*several(["ddp_gloo"]))
     (curve,) = make_curves(frame)
     for cells_of, (_, row) in zip(curve.rows, frame.iterrows(), strict=True):
@@ -64,16 +77,16 @@ def test_figures_are_the_frames_own_and_null_is_none() -> None:
         assert cells_of["reason"] is None and cells_of == plain_row(row)
 
 
-def test_weak_and_strong_scaling_batches_and_hardware_are_never_one_curve() -> None:
+def test_weak_and_strong_scaling_batches_and_hardware_are_separate_groups() -> None:
     weak = several(["ddp_gloo"])
-    strong = [sweeps.run("ddp_gloo", count, run_id=f"s{count}", **sweeps.strong(40, count)) for count in (1, 2, 4)]
+    strong = [sweeps.run("ddp_gloo", count, run_id=f"s{count}", **sweeps.strong_scaling(40, count)) for count in (1, 2, 4)]
     strong = [_scaled(run, 40 // run.scale.gpus, 40) for run in strong]
     bigger = [_scaled(sweeps.run("ddp_gloo", n, run_id=f"b{n}", train=TrainSpec(20)), 20, 20 * n) for n in (1, 2)]
     away = dataclasses.replace(weak[0], run_id="a", fingerprint="a")
     away = dataclasses.replace(away, scale=dataclasses.replace(away.scale, hardware="alpha"))
     parts = group_curves(make_curves(pooled(*weak, *strong, *bigger, away)))
-    told = [(group["scaling"], group["batch"], group["hardware"], one[0].gpus) for group, one in parts]
-    assert told == [
+    names = [(group["scaling"], group["batch"], group["hardware"], one[0].gpus) for group, one in parts]
+    assert names == [
         ("weak", "10 per device", "cpu", [1, 2, 4]), ("strong", "40 in all", "cpu", [1, 2, 4]),
         ("weak", "20 per device", "cpu", [1, 2]), ("weak", "10 per device", "alpha", [1]),
     ]  # fmt: skip
@@ -84,21 +97,21 @@ def _scaled(result: Result, per_device: int, in_all: int) -> Result:
     return dataclasses.replace(result, scale=scale)
 
 
-def test_options_are_told_where_a_strategy_has_several() -> None:
+def test_options_are_named_if_a_strategy_has_several_values() -> None:
     both = [with_options("ddp_gloo", gpus, **options) for gpus in (1, 2) for options in ({}, {"bucket_cap_mb": 1})]
     alone = [with_options("horovod_gloo", gpus, fp16_allreduce=True) for gpus in (1, 2)]
-    found = named(make_curves(pooled(*both, *alone)))
-    assert found == {"ddp_gloo": [1, 2], "ddp_gloo bucket_cap_mb=1": [1, 2], "horovod_gloo": [1, 2]}
+    curves = named(make_curves(pooled(*both, *alone)))
+    assert curves == {"ddp_gloo": [1, 2], "ddp_gloo bucket_cap_mb=1": [1, 2], "horovod_gloo": [1, 2]}
 
 
-def test_only_the_options_that_differ_are_told() -> None:
+def test_only_differing_options_are_named() -> None:
     frame = pooled(*several(["ddp_gloo"], (1, 2)))
     other = frame.assign(options="bucket_cap_mb=1 find_unused_parameters=True")
     both = pd.concat([frame.assign(options="find_unused_parameters=True"), other])
     assert named(make_curves(both)) == {"ddp_gloo": [1, 2], "ddp_gloo bucket_cap_mb=1": [1, 2]}
 
 
-def test_a_feed_that_differs_anywhere_is_told_everywhere_and_a_format_only_where_a_strategy_has_two() -> None:
+def test_a_differing_feed_is_named_everywhere_but_a_format_only_within_a_strategy() -> None:
     frame = pooled(*several(["ddp_gloo", "mirrored"], (1, 2)))
     frame.loc[frame["strategy"] == "mirrored", ["feed", "data_format"]] = ["device", "nchw"]
     assert list(named(make_curves(frame))) == ["ddp_gloo feed=host", "mirrored feed=device"]
@@ -106,14 +119,14 @@ def test_a_feed_that_differs_anywhere_is_told_everywhere_and_a_format_only_where
     assert list(named(make_curves(both))) == ["ddp_gloo data_format=nhwc", "ddp_gloo data_format=nchw"]
 
 
-def test_a_row_without_a_binding_ran_with_the_usual_one() -> None:
+def test_a_row_without_a_binding_has_the_default() -> None:
     frame = pooled(*several(["ddp_gloo"], (1, 2)))
     frame.loc[frame["gpus"] == 2, "bind"] = "numa"
     frame.loc[frame["gpus"] == 1, "bind"] = pd.NA
     assert named(make_curves(frame)) == {"ddp_gloo": [1, 2]}
 
 
-def test_models_of_one_name_and_several_sizes_are_apart() -> None:
+def test_models_of_one_name_but_several_sizes_are_separate_groups() -> None:
     frame = pooled(*several(["ddp_gloo"], (1, 2)))
     both = pd.concat([frame, frame.assign(model_params=2_000_000)])
     parts = group_curves(make_curves(both))
@@ -122,7 +135,7 @@ def test_models_of_one_name_and_several_sizes_are_apart() -> None:
     assert [list(named(members)) for _, members in parts] == [["ddp_gloo"], ["ddp_gloo"]]
 
 
-def test_what_no_column_tells_apart_is_dealt_by_baseline_and_else_in_order() -> None:
+def test_rows_with_equal_columns_are_split_by_baseline_or_in_order() -> None:
     frame = pooled(*several(["ddp_gloo"], (1, 2)))
     other = frame.assign(baseline_self_id="other", throughput_samples_per_s=7.0)
     mixed = pd.concat([other.iloc[[1]], frame, other.iloc[[0]]])
@@ -133,10 +146,10 @@ def test_what_no_column_tells_apart_is_dealt_by_baseline_and_else_in_order() -> 
     assert named(make_curves(lost)) == {"ddp_gloo": [1, 2], "ddp_gloo #2": [2]}
 
 
-def test_what_was_not_measured_is_no_point() -> None:
-    frame = pooled(sweeps.failed(), sweeps.run("ddp_gloo", 2))
+def test_unmeasured_rows_are_no_points() -> None:
+    frame = pooled(sweeps.failed_run(), sweeps.run("ddp_gloo", 2))
     assert named(make_curves(frame)) == {"ddp_gloo": [2]}
-    assert make_curves(pooled(sweeps.failed())) == [] and group_curves([]) == []
+    assert make_curves(pooled(sweeps.failed_run())) == [] and group_curves([]) == []
     assert make_curves(make_frame([], [*FRAME_COLUMNS, "repeats"])) == []
     frame = pooled(*several(["ddp_gloo"], (1, 2, 4)))
     frame.loc[frame["gpus"] == 1, "status"] = "cancelled"
@@ -148,8 +161,8 @@ def test_what_was_not_measured_is_no_point() -> None:
 def test_a_frame_of_single_runs_has_each_repeat_as_a_curve(given_name: str) -> None:
     results = [sweeps.run("ddp_gloo", gpus, repeat) for repeat in range(3) for gpus in (1, 2)]
     make = {"frame": frames.frame_of_results, "pooled": pool_results}[given_name]
-    found = named(make_curves(make(results, [Path("run")] * 6)))
-    assert list(found.values()) == [[1, 2]] * (3 if given_name == "frame" else 1)
+    curves = named(make_curves(make(results, [Path("run")] * 6)))
+    assert list(curves.values()) == [[1, 2]] * (3 if given_name == "frame" else 1)
 
 
 values = st.sampled_from([None, "x", "y"])
@@ -162,17 +175,163 @@ def test_names_are_unique_in_a_group_and_no_row_is_lost(chosen: list[tuple[Any, 
     base = dict.fromkeys(FRAME_COLUMNS) | {"status": "ok", "throughput_samples_per_s": 1.0, "scaling": "weak"}
     base |= dict.fromkeys(("model", "dataset", "hardware"), "m") | {"batch_per_device": 1}
     rows = [{**base, **dict(zip(columns, one, strict=True)), "gpus": n} for one in chosen for n in (2, 1)]
-    found = make_curves(make_frame(rows, [*FRAME_COLUMNS, "repeats"]))
-    assert len({one.name for one in found}) == len(found) == len(chosen)
+    curves = make_curves(make_frame(rows, [*FRAME_COLUMNS, "repeats"]))
+    assert len({one.name for one in curves}) == len(curves) == len(chosen)
     assert set(columns) <= set(CURVE_COLUMNS)
-    assert sorted(itertools.chain(*(one.gpus for one in found))) == sorted([1, 2] * len(chosen))
+    assert sorted(itertools.chain(*(one.gpus for one in curves))) == sorted([1, 2] * len(chosen))
 
 
-def test_two_machines_of_one_hardware_share_no_group() -> None:
+def test_two_machines_of_one_hardware_are_separate_groups() -> None:
     """hardware=local on two computers."""
-    mine = several(["bare_torch", "ddp_gloo"], (1, 2))
+    own_curves = several(["bare_torch", "ddp_gloo"], (1, 2))
     other = sweeps.run("ddp_gloo", 2, machine=dataclasses.replace(MACHINE, cpu_model="another"), run_id="other")
-    first, second = group_curves(make_curves(pooled(*mine, other)))
+    first, second = group_curves(make_curves(pooled(*own_curves, other)))
     assert format_group_title(first[0]).endswith("machine (cpu a processor, 2 cores, about 8 GiB, no GPU)")
     assert "machine (cpu another, " in format_group_title(second[0]) and [curve.gpus for curve in second[1]] == [[2]]
-    assert "machine" not in format_group_title(group_curves(make_curves(pooled(*mine)))[0][0])
+    assert "machine" not in format_group_title(group_curves(make_curves(pooled(*own_curves)))[0][0])
+
+
+def curve(
+    speedups: dict[int, float | None], nodes: int | None = None, width: float | None = 0.01, against: str = "bare"
+) -> Curve:
+    """Of known speedups by device count; `nodes` devices fill a node; limits `width` (a share) off on each side."""
+    rows = []
+    for gpus, value in speedups.items():
+        row: dict[str, Any] = {"gpus": gpus, "run_id": f"{gpus}", f"baseline_{against}_id": "0"}
+        row["nodes"] = 1 if nodes is None else math.ceil(gpus / nodes)
+        row["throughput_samples_per_s"] = None if value is None else 100 * value
+        for name, figure in ((f"speedup_{against}", value), (f"efficiency_{against}", value and value / gpus)):
+            row[name] = figure
+            row[f"{name}_low"] = None if figure is None or width is None else figure * (1 - width)
+            row[f"{name}_high"] = None if figure is None or width is None else figure * (1 + width)
+        row["throughput_low"] = None if value is None or width is None else 100 * value * (1 - width)
+        row["throughput_high"] = None if value is None or width is None else 100 * value * (1 + width)
+        rows.append(row)
+    return Curve("ddp", {}, {}, rows)
+
+
+def fit(made: Curve, against: str = "bare") -> Slope:
+    curves = fit_slope(made, against)
+    assert curves is not None
+    return curves
+
+
+def test_a_slope_by_hand() -> None:
+    curves = fit(curve({1: 0.8, 2: 1.5, 4: 2.9}))
+    fitted, offset = np.polyfit([1, 2, 4], [0.8, 1.5, 2.9], 1)
+    assert (curves.value, curves.intercept) == pytest.approx((fitted, offset))
+    assert curves.points == ((1, 0.8), (2, 1.5), (4, 2.9))
+
+
+def test_the_interval_of_a_slope_is_that_of_the_regression() -> None:
+    from scipy.stats import linregress, t
+
+    x, y = [1, 2, 4, 6, 8], [0.83, 1.4, 2.2, 3.4, 3.9]
+    curves, theirs = fit(curve(dict(zip(x, y, strict=True)))), linregress(x, y)
+    reach = t.ppf(0.975, 3) * theirs.stderr
+    assert curves.low == pytest.approx(theirs.slope - reach) and curves.high == pytest.approx(theirs.slope + reach)
+
+
+def test_two_points_give_a_slope_without_an_interval_and_one_gives_none() -> None:
+    curves = fit(curve({1: 0.9, 2: 1.7}))
+    assert curves.value == pytest.approx(0.8) and (curves.low, curves.high) == (None, None)
+    assert (
+        fit_slope(curve({4: 3.0})) is None
+        and fit_slope(curve({1: None, 2: 1.5})) is None
+        and fit_slope(curve({})) is None
+    )
+    assert fit(curve({1: 0.9, 2: None, 4: 2.7})).points == ((1, 0.9), (4, 2.7))
+
+
+def test_the_slope_of_the_thesis_follows_from_its_overhead() -> None:
+    """0.45 speedup per GPU on alpha, whatever is lost at the first."""
+    made = fit(curve({n: 0.38 + 0.45 * n for n in (1, 2, 4, 6, 8, 9, 10)}))
+    assert (made.value, made.low, made.high) == pytest.approx((0.45, 0.45, 0.45))
+
+
+counts = st.lists(st.integers(1, 1000), min_size=2, max_size=8, unique=True).map(sorted)
+
+
+@settings(deadline=None)
+@given(counts, st.floats(0.01, 1), st.floats(0, 2))
+def test_the_slope_of_an_exact_line_is_exact(gpus: list[int], per_device: float, offset: float) -> None:
+    curves = fit(curve({n: offset + per_device * n for n in gpus}))
+    assert (curves.value, curves.intercept) == pytest.approx((per_device, offset), rel=1e-6, abs=1e-6)
+    if len(gpus) > 2:
+        assert curves.low == pytest.approx(per_device, rel=1e-4, abs=1e-6)
+
+
+@settings(deadline=None)
+@given(counts, st.lists(st.floats(0.1, 100), min_size=8, max_size=8), st.sampled_from([0.125, 0.5, 8.0]))
+def test_a_slope_scales_with_the_speedups(gpus: list[int], figures: list[float], factor: float) -> None:
+    """As with another baseline: by the factor, limits too."""
+    one, other = (fit(curve(dict(zip(gpus, [f * by for f in figures], strict=False)))) for by in (1.0, factor))
+    assert other.value == pytest.approx(one.value * factor, rel=1e-6, abs=1e-9)
+    if one.low is not None and one.high is not None:
+        assert (other.low, other.high) == pytest.approx((one.low * factor, one.high * factor), rel=1e-6, abs=1e-6)
+
+
+def test_a_node_boundary_is_where_the_next_node_begins() -> None:
+    made = curve({4: 3.6, 8: 6.4, 9: 3.6, 10: 4.0, 17: 5.1}, nodes=8)
+    first, second = find_node_boundaries(made)
+    assert (first.gpus, first.nodes) == ((8, 9), (1, 2)) and (second.gpus, second.nodes) == ((10, 17), (2, 3))
+    assert (first.before, first.after) == (pytest.approx(0.8), pytest.approx(0.4))
+    assert first.ratio == pytest.approx(0.5) and first.resolved is True
+    # MOVER on the log scale of two limits of 1 %
+    down = math.hypot(math.log(1 / 0.99), math.log(1.01))
+    assert first.low == pytest.approx(0.5 * math.exp(-down)) and first.low < 0.5 < (first.high or 0) < 0.51
+    assert find_node_boundaries(curve({1: 1, 2: 1.9, 8: 7})) == []
+
+
+def test_a_node_boundary_within_noise_is_not_resolved() -> None:
+    (noisy,) = find_node_boundaries(curve({8: 6.4, 9: 7.19}, nodes=8, width=0.05))
+    assert noisy.resolved is False
+    (untold,) = find_node_boundaries(curve({8: 6.4, 9: 3.0}, nodes=8, width=None))
+    assert (untold.low, untold.high, untold.resolved) == (None, None, None) and untold.ratio < 0.5
+    open_ended = curve({8: 6.4, 9: 3.0}, nodes=8)
+    open_ended.rows[1]["throughput_high"] = None  # infinite
+    (curves,) = find_node_boundaries(open_ended)
+    assert curves.high is None and curves.low is not None and curves.resolved is False
+
+
+@pytest.mark.parametrize(
+    "speedups, value, surely, again",
+    [
+        ({1: 0.95, 2: 1.8, 4: 3.0}, 2, 2, ()),
+        ({1: 0.95, 2: 1.605, 4: 3.3}, 4, 1, ()),  # 0.8025 at 2: by its figure only
+        ({1: 0.95, 2: 1.5, 4: 3.5}, 1, 1, (4,)),  # good again beyond a bad one
+        ({1: 0.7, 2: 1.2}, None, None, ()),
+        ({1: 0.95, 2: None, 4: 3.5}, 1, 1, (4,)),
+        ({2: None}, None, None, ()),
+    ],
+)
+def test_how_many_devices_keep_an_efficiency(
+    speedups: dict[int, float | None], value: int | None, surely: int | None, again: tuple[int, ...]
+) -> None:
+    measured = max((gpus for gpus, speedup in speedups.items() if speedup is not None), default=None)
+    assert find_scaling_limit(curve(speedups), 0.8) == ScalingLimit(0.8, value, surely, again, measured)
+
+
+def test_without_intervals_only_the_own_baseline_is_certain() -> None:
+    assert find_scaling_limit(curve({1: 0.95, 2: 1.8}, width=None), 0.8).certain_gpus is None
+    own = curve({1: 1.0, 2: 1.8}, width=None, against="self")
+    own.rows[0]["baseline_self_id"] = own.rows[0]["run_id"]
+    assert find_scaling_limit(own, 0.8, "self") == ScalingLimit(0.8, 2, 1, (), 2)
+
+
+@pytest.mark.parametrize("wanted", [0.0, -1.0, math.nan])
+def test_a_wanted_efficiency_is_a_share(wanted: float) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        find_scaling_limit(curve({1: 1.0}), wanted)
+
+
+def test_slopes_and_limits_of_rows_of_the_frame() -> None:
+    results = [sweeps.run("bare_torch", 1), *(sweeps.run("ddp_gloo", gpus) for gpus in (1, 2, 4))]
+    bare, ddp = make_curves(pool_results(results, [Path("run")] * 4))
+    truth = {n: 0.95 * n * 0.9 ** math.log2(n) for n in (1, 2, 4)}
+    assert fit(ddp).value == pytest.approx(fit(curve(truth)).value, rel=0.01)
+    assert fit(ddp, "self").value == pytest.approx(fit(ddp).value / 0.95, rel=0.01)
+    assert find_scaling_limit(ddp, 0.8) == ScalingLimit(0.8, 2, 2, (), 4) and find_scaling_limit(ddp, 0.5).gpus == 4
+    assert (
+        fit_slope(bare) is None and find_scaling_limit(bare, 0.8).certain_gpus == 1 and find_node_boundaries(ddp) == []
+    )

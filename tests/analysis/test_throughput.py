@@ -85,11 +85,11 @@ def test_a_run_that_is_not_ok_has_no_figures(status: str) -> None:
         [rank(0, [1.0]), rank(1)],
     ],
 )
-def test_no_throughput_without_whole_blocks(ranks: list[Any]) -> None:
+def test_no_throughput_without_complete_blocks(ranks: list[Any]) -> None:
     assert throughput.throughput(record(ranks=ranks)) == (None, None)
 
 
-def test_seconds_of_one_update() -> None:
+def test_seconds_of_one_step() -> None:
     assert throughput.step_s(two_ranks()) == 6.0 / (3 * 2)
     assert throughput.step_s(record(block_s=None)) is None
 
@@ -109,11 +109,6 @@ def test_speedup_carries_the_interval_of_the_ratio() -> None:
     assert throughput.scale_to_efficiency(None, 2) is None
 
 
-def test_speedup_against_itself_is_one() -> None:
-    _, one = pair()
-    assert throughput.speedup(one, one) == (1.0, None)
-
-
 def test_no_speedup_without_a_baseline_or_its_figure() -> None:
     two, _ = pair()
     assert throughput.speedup(two, None) == (None, None)
@@ -129,9 +124,9 @@ def test_a_baseline_of_few_blocks_gives_a_speedup_without_interval() -> None:
 def test_self_and_bare_are_found() -> None:
     two, own = pair()
     bare, other = record("bare_torch"), record("lightning_ddp")
-    found = Baselines.among([two, own, bare, other])
-    assert found.find_self(two) is own and found.find_self(own) is own
-    assert found.find_bare(two) is bare and found.find_bare(own) is bare and found.find_bare(bare) is bare
+    available = Baselines.among([two, own, bare, other])
+    assert available.find_self(two) is own and available.find_self(own) is own
+    assert available.find_bare(two) is bare and available.find_bare(own) is bare and available.find_bare(bare) is bare
     assert Baselines.among([own]).find_bare(record(gpus=2, baseline=None)) is None
 
 
@@ -141,16 +136,16 @@ def test_the_baseline_of_the_same_repeat_is_preferred_then_the_closest_in_time()
         record(run_id="late", repeat=1, started_at="2026-01-08"),
         record(run_id="same", repeat=2, started_at="2026-02-02"),
     )
-    asking = record(run_id="asking", gpus=2, repeat=2, started_at="2026-01-03")
+    run = record(run_id="asking", gpus=2, repeat=2, started_at="2026-01-03")
     for order in ([early, late, same], [same, late, early]):
-        assert Baselines.among(order).find_self(asking) is same
-        assert Baselines.among([r for r in order if r is not same]).find_self(asking) is early
+        assert Baselines.among(order).find_self(run) is same
+        assert Baselines.among([r for r in order if r is not same]).find_self(run) is early
         for own in order:
             assert Baselines.among(order).find_self(own) is own, "whatever else there is"
 
 
 @pytest.mark.parametrize("bad", [record(status="failed"), record(gpus=2, run_id="x"), record(status="cancelled")])
-def test_what_failed_or_has_more_devices_is_no_baseline(bad: Result) -> None:
+def test_failed_runs_and_several_devices_are_no_baselines(bad: Result) -> None:
     assert Baselines.among([bad]).find_self(record(gpus=2)) is None
 
 
@@ -167,11 +162,11 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("change", DIFFERENT.values(), ids=DIFFERENT)
-def test_rows_that_differ_in_more_than_devices_are_not_compared(change: dict[str, Any]) -> None:
-    found = Baselines.among([record(**change), record("bare_torch", **change)])
-    assert found.find_self(record(gpus=2)) is None and found.find_bare(record(gpus=2)) is None
-    asking = record(gpus=2, **change)
-    assert found.find_self(asking) is not None and found.find_bare(asking) is not None
+def test_runs_that_differ_besides_their_devices_are_not_compared(change: dict[str, Any]) -> None:
+    available = Baselines.among([record(**change), record("bare_torch", **change)])
+    assert available.find_self(record(gpus=2)) is None and available.find_bare(record(gpus=2)) is None
+    run = record(gpus=2, **change)
+    assert available.find_self(run) is not None and available.find_bare(run) is not None
 
 
 def with_options(gpus: int, name: str, **options: Any) -> Result:
@@ -180,26 +175,26 @@ def with_options(gpus: int, name: str, **options: Any) -> Result:
     return made
 
 
-def test_other_options_are_another_self_but_the_same_bare() -> None:
-    found = Baselines.among([with_options(1, "ddp", bucket_cap_mb=1.0), with_options(1, "simulated")])
-    asking = with_options(2, "ddp", bucket_cap_mb=25.0)
-    assert found.find_self(asking) is None
-    assert found.find_bare(asking) is not None
+def test_other_options_have_another_self_but_the_same_bare_baseline() -> None:
+    available = Baselines.among([with_options(1, "ddp", bucket_cap_mb=1.0), with_options(1, "simulated")])
+    run = with_options(2, "ddp", bucket_cap_mb=25.0)
+    assert available.find_self(run) is None
+    assert available.find_bare(run) is not None
 
 
-def test_rows_of_before_an_option_there_was_are_compared_with_rows_that_have_its_default() -> None:
+def test_records_without_an_option_are_compared_with_its_default() -> None:
     older = with_options(1, "ddp", bucket_cap_mb=25.0)
-    found = Baselines.among([older, with_options(1, "simulated")])
-    assert found.find_self(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=True)) is older
-    assert found.find_self(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=False)) is None
+    available = Baselines.among([older, with_options(1, "simulated")])
+    assert available.find_self(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=True)) is older
+    assert available.find_self(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=False)) is None
 
 
 def test_a_strategy_that_is_its_own_bare_baseline_must_have_the_same_options() -> None:
     one, other = with_options(1, "simulated", step_s=0.1), with_options(1, "simulated", step_s=0.2)
-    found = Baselines.among([one, other])
-    assert found.find_bare(with_options(2, "simulated", step_s=0.1)) is one
-    assert found.find_bare(with_options(2, "simulated", step_s=0.2)) is other
-    assert found.find_bare(with_options(2, "simulated", step_s=0.3)) is None
+    available = Baselines.among([one, other])
+    assert available.find_bare(with_options(2, "simulated", step_s=0.1)) is one
+    assert available.find_bare(with_options(2, "simulated", step_s=0.2)) is other
+    assert available.find_bare(with_options(2, "simulated", step_s=0.3)) is None
 
 
 def of_tensorflow(loop: str, name: str = "bare_tensorflow", gpus: int = 1) -> Result:
@@ -211,21 +206,23 @@ def of_tensorflow(loop: str, name: str = "bare_tensorflow", gpus: int = 1) -> Re
 
 def test_the_bare_baseline_is_the_one_with_its_default_options() -> None:
     plain, fit = of_tensorflow("custom"), of_tensorflow("fit")
-    found = Baselines.among([fit, plain])
-    assert found.find_bare(fit) is plain and found.find_self(fit) is fit  # so that the cost of Keras' loop is a figure
-    assert found.find_bare(of_tensorflow("fit", "mirrored", 2)) is plain
+    available = Baselines.among([fit, plain])
+    assert (
+        available.find_bare(fit) is plain and available.find_self(fit) is fit
+    )  # so that the cost of Keras' loop is a figure
+    assert available.find_bare(of_tensorflow("fit", "mirrored", 2)) is plain
     alone = Baselines.among([fit])
     assert alone.find_bare(fit) is fit and alone.find_bare(of_tensorflow("custom", "mirrored", 2)) is None
 
 
-def test_what_does_not_change_the_work_does_not_part_rows() -> None:
+def test_keys_that_do_not_change_the_work_are_not_compared() -> None:
     measured = {"measure": MeasureSpec(min_s=1.0), "repeat": 3, "resume": True, "debug": True}
     cached = {"dataset": DatasetSpec("materials", size=64, cache="/elsewhere")}
-    found = Baselines.among([record(**measured, **cached)])
-    assert found.find_self(record(gpus=2)) is not None
+    available = Baselines.among([record(**measured, **cached)])
+    assert available.find_self(record(gpus=2)) is not None
 
 
-def test_the_key_leaves_the_record_alone() -> None:
+def test_the_comparison_key_does_not_change_the_record() -> None:
     result = record()
     before = repr(result)
     throughput.comparison_key(result, True)
@@ -248,7 +245,7 @@ NARROW, WIDE, ENDLESS = Estimate(100, 99.5, 100.5), Estimate(100, 90, 110), Esti
         (WIDE, Estimate(1.1, 1.0, 1.2), ["target_missed", "superlinear_within_noise"]),
     ],
 )
-def test_flags(interval: Estimate | None, efficiency: Estimate | None, expected: list[str]) -> None:
+def test_flags_of_a_run(interval: Estimate | None, efficiency: Estimate | None, expected: list[str]) -> None:
     assert throughput.list_flags(record(), interval, 0.01) + throughput.superlinear_flags(efficiency) == expected
 
 

@@ -2,58 +2,64 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scalebench.analysis import training_columns
+from scalebench.analysis.identity import training_key
 from scalebench.analysis.rows import summarize_run
+from scalebench.analysis.training_columns import train_options_text, training_id_cells
+from scalebench.core.machine.machine import Machine
 from scalebench.core.result import Quality
-from tests.builders.runs import rank, record
-from tests.builders.sweeps import EPOCH_SAMPLES, curve, training
+from scalebench.core.spec import DatasetSpec, HardwareSpec, StrategySpec
+from tests.builders.runs import MACHINE, rank, record
+from tests.builders.sweeps import EPOCH_SAMPLES, make_curve, training_run
 
 
-def test_a_training_tells_where_it_ended() -> None:
-    found = training_columns.training_cells(
-        training(values=(0.4, 0.1, 0.2), target=0.15, settings={"weight_decay": 0.5})
+def test_a_training_has_columns_for_its_end() -> None:
+    columns = training_columns.training_cells(
+        training_run(values=(0.4, 0.1, 0.2), target=0.15, settings={"weight_decay": 0.5})
     )
     told = {
-        key: found[key] for key in ("stopped_by", "target", "trained_steps", "trained_epochs", "trained_s", "points")
+        key: columns[key] for key in ("stopped_by", "target", "trained_steps", "trained_epochs", "trained_s", "points")
     }
     assert told == {
         "stopped_by": "target", "target": 0.15, "trained_steps": 150, "trained_epochs": 3.0, "trained_s": 6.0,
         "points": 3,
     }  # fmt: skip
-    assert (found["optimizer"], found["weight_decay"], found["accumulate"], found["base_batch"]) == (
+    assert (columns["optimizer"], columns["weight_decay"], columns["accumulate"], columns["base_batch"]) == (
         "adam",
         0.5,
         1,
         None,
     )
-    assert (found["learning_rate"], found["first_step_s"], found["evaluate_s"]) == (1e-3, 0.7, 0.75)
-    assert (found["train_metric"], found["generalisation_gap"]) == (0.1, pytest.approx(0.1))
-    assert found["best_metric"] == 0.1
+    assert (columns["learning_rate"], columns["first_step_s"], columns["evaluate_s"]) == (1e-3, 0.7, 0.75)
+    assert (columns["train_metric"], columns["generalisation_gap"]) == (0.1, pytest.approx(0.1))
+    assert columns["best_metric"] == 0.1
 
 
-def test_an_accuracy_is_worse_where_it_is_less() -> None:
-    found = training_columns.training_cells(training(values=(0.5, 0.8, 0.6), metric="accuracy", target=None))
-    assert found["best_metric"] == 0.8 and found["train_metric"] == 0.3
-    assert found["generalisation_gap"] == pytest.approx(-0.3), "half as good on samples that it was trained on"
+def test_a_lower_accuracy_is_worse() -> None:
+    columns = training_columns.training_cells(training_run(values=(0.5, 0.8, 0.6), metric="accuracy", target=None))
+    assert columns["best_metric"] == 0.8 and columns["train_metric"] == 0.3
+    assert columns["generalisation_gap"] == pytest.approx(-0.3), "half as good on samples that it was trained on"
 
 
-def test_a_run_that_measured_its_throughput_has_none_of_it() -> None:
-    found = training_columns.training_cells(record())
+def test_a_throughput_run_has_no_training_columns() -> None:
+    columns = training_columns.training_cells(record())
     null = ("stopped_by", "target", "trained_s", "trained_steps", "train_metric", "generalisation_gap", "best_metric")
-    assert {found[name] for name in (*null, "points", "first_step_s", "max_batch_per_device")} == {None}
-    assert found["learning_rate"] == 1e-3, "as asked"
+    assert {columns[name] for name in (*null, "points", "first_step_s", "max_batch_per_device")} == {None}
+    assert columns["learning_rate"] == 1e-3, "as asked"
     assert (
         training_columns.epoch_s_of_training(record()) is None
         and training_columns.count_measured_samples(record()) is None
     )
 
 
-def test_a_record_of_before_there_were_trainings() -> None:
+def test_an_older_record_without_train_keys() -> None:
     old = record()
     old.spec = {"strategy": {"name": "ddp"}}
     assert {value for key, value in training_columns.training_cells(old).items() if key != "max_batch_per_device"} == {
@@ -62,49 +68,113 @@ def test_a_record_of_before_there_were_trainings() -> None:
 
 
 def test_points_without_a_metric() -> None:
-    made = training(values=(0.4, 0.2))
+    made = training_run(values=(0.4, 0.2))
     for point in made.quality.curve:
         point.metrics, point.train_metrics = {}, {}
-    found = training_columns.training_cells(made)
-    assert (found["train_metric"], found["generalisation_gap"], found["best_metric"]) == (None, None, None)
+    columns = training_columns.training_cells(made)
+    assert (columns["train_metric"], columns["generalisation_gap"], columns["best_metric"]) == (None, None, None)
 
 
 @pytest.mark.parametrize(
     ("mine", "theirs", "speedup"), [(2.0, 6.0, 3.0), (None, 6.0, None), (2.0, None, None), (0.0, 6.0, None)]
 )
-def test_how_many_times_sooner_at_the_target(
+def test_the_speedup_to_the_target(
     mine: float | None, theirs: float | None, speedup: float | None, tmp_path: Path
 ) -> None:
     runs = []
     for time_s in (mine, theirs):
-        made = training()
+        made = training_run()
         made.quality.time_to_target_s = time_s
         runs.append(summarize_run(made, tmp_path))
     assert training_columns.target_speedup(*runs) == speedup
     assert training_columns.target_speedup(runs[0], None) is None
 
 
-def test_the_epoch_of_a_training_that_was_over_within_warm_up(tmp_path: Path) -> None:
+def test_the_epoch_of_a_training_that_ended_within_warmup(tmp_path: Path) -> None:
     """Two epochs of 1000 samples in 4 s, of which the first update, of 20, does not count."""
-    early = training(values=(0.4, 0.2))
+    early = training_run(values=(0.4, 0.2))
     early.ranks = [rank(train_samples=EPOCH_SAMPLES, steps_per_epoch=50)]
     expected = 4.0 / (1980 / 1000)
     assert summarize_run(early, tmp_path).cells["epoch_s"] == pytest.approx(expected)
-    assert summarize_run(training(values=(0.4, 0.2)), tmp_path).cells["epoch_s"] != pytest.approx(expected)
-    assert training_columns.epoch_s_of_training(training(values=(0.4,))) is None, "less than an epoch is timed"
+    assert summarize_run(training_run(values=(0.4, 0.2)), tmp_path).cells["epoch_s"] != pytest.approx(expected)
+    assert training_columns.epoch_s_of_training(training_run(values=(0.4,))) is None, "less than an epoch is timed"
     early.status = "failed"
     assert training_columns.epoch_s_of_training(early) is None
 
 
-def test_energy_is_for_all_samples_of_the_measured_phase(tmp_path: Path) -> None:
+def test_energy_counts_all_samples_of_the_measured_phase(tmp_path: Path) -> None:
     """Three epochs less 16 updates of warm-up, whatever of that is in whole blocks."""
-    made = training(values=(0.4, 0.2, 0.1))
+    made = training_run(values=(0.4, 0.2, 0.1))
     assert made.ranks[0].warmup_block_steps == 1 and len(made.ranks[0].warmup_block_s) == 16
     assert training_columns.count_measured_samples(made) == 3000 - 16 * 20
     cells = summarize_run(made, tmp_path).cells
     assert made.monitor.energy_j is not None
     assert cells["energy_j_per_sample"] == pytest.approx(made.monitor.energy_j / (3000 - 16 * 20))
-    made.quality = Quality(curve=curve((0.4,))[:1])
+    made.quality = Quality(curve=make_curve((0.4,))[:1])
     made.quality.curve[0].samples = 10
     assert training_columns.count_measured_samples(made) is None
     assert math.isfinite(summarize_run(made, tmp_path).cells["energy_j_per_sample"])
+
+
+def test_seeds_and_repeats_have_one_training_key() -> None:
+    ids = {training_key(training_run(seed=seed, repeat=repeat)) for seed in (0, 1) for repeat in (0, 1)}
+    assert len(ids) == 1 and len(next(iter(ids))) == 16
+
+
+def faster() -> Machine:
+    return dataclasses.replace(MACHINE, cpu_model="a faster one")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"settings": {"schedule": "cosine"}},
+        {"settings": {"warmup_epochs": 1.0}},
+        {"settings": {"learning_rate": 0.5}},
+        {"settings": {"batch_per_device": 11}},
+        {"settings": {"dropout": False}},
+        {"target": 0.3},
+        {"gpus": 4},
+        {"strategy": "horovod_gloo"},
+        {"dataset": DatasetSpec("materials", size=65)},
+        {"hardware": HardwareSpec("cpu", devices="cpu", gpus_per_node=2, bind="none")},
+        {"machine": faster()},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_any_other_difference_changes_the_training_key(changes: dict[str, Any]) -> None:
+    assert training_key(training_run(**changes)) != training_key(training_run())
+
+
+def test_strategy_options_change_the_training_key() -> None:
+    one, other = training_run(), training_run()
+    other.spec["strategy"] = dataclasses.asdict(StrategySpec("ddp_gloo", framework="torch", options={"x": 1}))
+    assert training_key(one) != training_key(other)
+
+
+def test_measuring_does_not_change_the_training_key() -> None:
+    one, other = training_run(), training_run()
+    other.spec["measure"]["block_s"] = 9.0
+    other.spec["dataset"]["cache"] = "elsewhere"
+    other.spec["hardware"]["max_jobs"] = 7
+    assert training_key(one) == training_key(other)
+
+
+def test_a_throughput_run_has_no_training_id() -> None:
+    assert training_id_cells(record("ddp")) == {"training_id": None, "train_options": None}
+    old = record("ddp")
+    del old.spec["train"]["stop"]
+    assert training_id_cells(old)["training_id"] is None
+
+
+def test_train_options_are_the_settings_without_a_column() -> None:
+    def told(**train: Any) -> str | None:
+        return train_options_text(training_run(settings=train).spec["train"])
+
+    assert told() is None and train_options_text({}) is None
+    assert told(schedule="cosine", warmup_epochs=5.0, dropout=False) == (
+        "dropout=false schedule=cosine warmup_epochs=5.0"
+    )
+    assert told(decay_epochs=[1.0, 2.0], momentum=0.5) is None  # idle without their schedule and optimizer
+    assert told(schedule="step", decay_epochs=[1.0, 2.0]) == "schedule=step decay_epochs=[1.0,2.0]"
+    assert told(optimizer="momentum", momentum=0.5) == "momentum=0.5"

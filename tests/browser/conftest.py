@@ -41,14 +41,14 @@ def browser(tmp_path: Path, guards: None) -> Iterator[Chrome]:
         options.add_argument(switch)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     # Caches and settings of the distribution's wrapper go to the home folder, which here is the test's.
-    surroundings = {**os.environ, "HOME": str(profile), "XDG_CONFIG_HOME": str(profile), "XDG_CACHE_HOME": str(profile)}
-    service = Service(str(shutil.which("chromedriver")), port=0, env=surroundings, log_output=subprocess.DEVNULL)
+    environment = {**os.environ, "HOME": str(profile), "XDG_CONFIG_HOME": str(profile), "XDG_CACHE_HOME": str(profile)}
+    service = Service(str(shutil.which("chromedriver")), port=0, env=environment, log_output=subprocess.DEVNULL)
     driver = Chrome(options=options, service=service)
     try:
         yield driver
     finally:
         driver.quit()
-        started = [one for one in psutil.Process().children(recursive=True) if one not in before]
+        started = [child for child in psutil.Process().children(recursive=True) if child not in before]
         _, left = psutil.wait_procs(started, timeout=ENDS_S)
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -35,8 +35,8 @@ def page(browser: Chrome, tmp_path: Path) -> Chrome:
 
 def made(folder: Path) -> Path:
     sweeps.sweep(folder / "sweep")
-    evidence = load_report_data([folder / "sweep"])
-    return write(evidence, folder / "sweep" / "report.html", sections(evidence.frame))
+    report_data = load_report_data([folder / "sweep"])
+    return write(report_data, folder / "sweep" / "report.html", sections(report_data.frame))
 
 
 def open_page(browser: Chrome, path: Path, pixels: int = 1280, dark: bool = False, after: str = "") -> None:
@@ -60,8 +60,8 @@ def visible(browser: Chrome) -> set[str]:
 
 def rows(browser: Chrome) -> list[str]:
     """First cells of the rows that are to be seen."""
-    found = browser.find_elements(By.CSS_SELECTOR, "#runs tbody tr")
-    return [row.find_element(By.TAG_NAME, "td").text for row in found if row.is_displayed()]
+    table_rows = browser.find_elements(By.CSS_SELECTOR, "#runs tbody tr")
+    return [row.find_element(By.TAG_NAME, "td").text for row in table_rows if row.is_displayed()]
 
 
 def box(browser: Chrome, name: str, value: str) -> Any:
@@ -87,11 +87,11 @@ def test_filters_hide_rows_and_lines_and_say_so(page: Chrome) -> None:
 
 def test_bars_with_tags_of_their_own_go_one_by_one(page: Chrome) -> None:
     bars = "const p = document.querySelector('#lost .plot'); p.scrollIntoView(); return 'drawn' in p.dataset && %s"
-    told = "[p.data.map(t => [t.x, t.y]), p.layout.xaxis.categoryarray]"
+    figures = "[p.data.map(t => [t.x, t.y]), p.layout.xaxis.categoryarray]"
     wait(page, bars % "true")
     box(page, "strategy", "ddp_gloo").click()
     wait(page, bars % "p.data[0].x.length === 1")
-    shares, names = page.execute_script(bars % told)
+    shares, names = page.execute_script(bars % figures)
     assert names == ["horovod_gloo"] and [x for x, _ in shares] == [["horovod_gloo"]] * 3
     assert [y for _, y in shares] == [[0.05], [-0.01], [0.16]]
     box(page, "strategy", "ddp_gloo").click()
@@ -196,14 +196,14 @@ def test_no_width_makes_the_page_scroll_sideways(browser: Chrome, tmp_path: Path
 
 def test_charts_are_drawn_when_they_come_near(browser: Chrome, tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "sweep", gpus=(1, 2))
-    evidence = load_report_data([tmp_path / "sweep"])
-    many = [one for number in range(30) for one in [renamed(sections(evidence.frame)[1], number)]]
-    open_page(browser, write(evidence, tmp_path / "report.html", many))
-    drawn = "return document.querySelectorAll('.plot[data-drawn]').length"
-    assert browser.execute_script(drawn) < 10
+    report_data = load_report_data([tmp_path / "sweep"])
+    copies = [section for number in range(30) for section in [renamed(sections(report_data.frame)[1], number)]]
+    open_page(browser, write(report_data, tmp_path / "report.html", copies))
+    count_drawn = "return document.querySelectorAll('.plot[data-drawn]').length"
+    assert browser.execute_script(count_drawn) < 10
     browser.execute_script("scrollTo({top: document.body.scrollHeight, behavior: 'instant'})")
     wait(browser, "return 'drawn' in [...document.querySelectorAll('.plot')].at(-1).dataset")
-    assert browser.execute_script(drawn) < 30
+    assert browser.execute_script(count_drawn) < 30
 
 
 def renamed(section: Any, number: int) -> Any:
@@ -216,7 +216,7 @@ def test_nothing_is_wrong_in_the_console_and_nothing_is_asked_for(page: Chrome) 
     box(page, "strategy", "ddp_gloo").click()
     assert page.get_log("browser") == []
     assert page.execute_script("return performance.getEntriesByType('resource').map(one => one.name)") == []
-    sent = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
-    asked = [one["params"] for one in sent if one["method"] == "Network.requestWillBeSent"]
-    addresses = {one["request"]["url"] for one in asked if one["documentURL"].startswith("file:")}
+    messages = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
+    requests = [message["params"] for message in messages if message["method"] == "Network.requestWillBeSent"]
+    addresses = {message["request"]["url"] for message in requests if message["documentURL"].startswith("file:")}
     assert {address for address in addresses if not address.startswith("data:")} == {page.current_url.split("#")[0]}

@@ -21,12 +21,12 @@ RAN = "return [window.ran, document.images.length, document.querySelectorAll('sc
 
 def test_nothing_in_a_result_runs(browser: Chrome, tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "sweep", gpus=(1,))
-    evidence = load_report_data([tmp_path / "sweep"])
-    open_page(browser, write(evidence, tmp_path / "report.html", nasty_sections()))
+    report_data = load_report_data([tmp_path / "sweep"])
+    open_page(browser, write(report_data, tmp_path / "report.html", nasty_sections()))
     browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-    for one in browser.find_elements(By.CSS_SELECTOR, "#filters input"):
-        one.click()
-        one.click()
+    for filter_box in browser.find_elements(By.CSS_SELECTOR, "#filters input"):
+        filter_box.click()
+        filter_box.click()
     for link in browser.find_elements(By.CSS_SELECTOR, "main a, .plot a"):
         assert link.get_attribute("href").startswith("file:")
     assert browser.execute_script(RAN) == [None, 0, 2]
@@ -37,8 +37,8 @@ def test_nothing_in_a_result_runs(browser: Chrome, tmp_path: Path) -> None:
 
 def test_long_words_do_not_make_the_page_wide(browser: Chrome, tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "sweep", gpus=(1,))
-    evidence = load_report_data([tmp_path / "sweep"])
-    open_page(browser, write(evidence, tmp_path / "report.html", nasty_sections("n" * 400)), pixels=390)
+    report_data = load_report_data([tmp_path / "sweep"])
+    open_page(browser, write(report_data, tmp_path / "report.html", nasty_sections("n" * 400)), pixels=390)
     browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390
 
@@ -50,8 +50,8 @@ def test_a_script_that_came_in_as_text_would_not_run(browser: Chrome, tmp_path: 
     page.write_text(page.read_text(encoding="utf-8").replace("<main", f"{wrong}<main", 1), encoding="utf-8")
     open_page(browser, page)
     assert browser.execute_script("return window.ran") is None
-    asked = "fetch('http://127.0.0.1:9/x').then(() => arguments[0]('went'), () => arguments[0]('refused'))"
-    assert browser.execute_async_script(asked) == "refused"
+    fetch = "fetch('http://127.0.0.1:9/x').then(() => arguments[0]('went'), () => arguments[0]('refused'))"
+    assert browser.execute_async_script(fetch) == "refused"
     refused = [entry["message"] for entry in browser.get_log("browser")]
     assert any("Content Security Policy" in text and "127.0.0.1" in text for text in refused)
 

@@ -21,15 +21,15 @@ STRATEGIES = ("bare_torch", "ddp_gloo", "ddp_nccl", "horovod_gloo", "horovod_mpi
 def many(folder: Path) -> ReportData:
     """Runs with probes, as many as are told in detail and a few more."""
     sweeps.sweep(folder, STRATEGIES, gpus=(1, 2, 4, 8), repeats=5)
-    evidence = load_report_data([folder])
-    assert MAX_DETAILED_RUNS <= len(evidence.frame) <= MAX_DETAILED_RUNS + 5
-    return evidence
+    report_data = load_report_data([folder])
+    assert MAX_DETAILED_RUNS <= len(report_data.frame) <= MAX_DETAILED_RUNS + 5
+    return report_data
 
 
 @pytest.mark.slow
 def test_two_hundred_runs_are_a_page_of_less_than_six_megabytes(tmp_path: Path) -> None:
-    evidence = many(tmp_path / "sweep")
-    page = write(evidence, tmp_path / "report.html")
+    report_data = many(tmp_path / "sweep")
+    page = write(report_data, tmp_path / "report.html")
     assert page.stat().st_size < LIMIT
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from scalebench.analysis.comparison.pairing import ComparedRun, make_compared_run
 from scalebench.core.result import Result
 from tests.builders.runs import MACHINE, record, simulated_config
-from tests.builders.sweeps import write
+from tests.builders.sweeps import write_results
 
 DAYS = {"a": 1, "b": 2, "c": 3}
 
@@ -45,7 +45,7 @@ def make_runs(side: str, block_s: Sequence[float], strategy: str = "ddp", gpus: 
 
 def write_folder(side: str, block_s: Sequence[float], strategy: str = "ddp", gpus: int = 1, **changes: Any) -> Path:
     """In <side>/<n>, after what is there."""
-    write(Path(side), make_results(side, block_s, strategy, gpus, **changes))
+    write_results(Path(side), make_results(side, block_s, strategy, gpus, **changes))
     return Path(side)
 
 

@@ -41,15 +41,15 @@ ALPHA = HardwareSpec(
 GPUS_HERE = HardwareSpec("local", devices="cuda")
 
 
-def config(**changes: Any) -> Config:
+def make_config(**changes: Any) -> Config:
     """A simulated run on the CPU; `changes` by dotted key with two underscores: train__global_batch=5."""
     made = simulated_config(size=1000)
     for key, value in changes.items():
-        put(made, key.replace("__", "."), value)
+        set_key(made, key.replace("__", "."), value)
     return made
 
 
-def put(made: Config, key: str, value: Any) -> None:
+def set_key(made: Config, key: str, value: Any) -> None:
     *path, name = key.split(".")
     owner: Any = made
     for part in path:
@@ -58,18 +58,18 @@ def put(made: Config, key: str, value: Any) -> None:
     setattr(owner, name, copy.deepcopy(value))  # what a test sets in it later must not reach the next one
 
 
-def of(**changes: Any) -> RunSpec:
-    return resolve.resolve(config(**changes))
+def make_spec(**changes: Any) -> RunSpec:
+    return resolve.resolve(make_config(**changes))
 
 
-def line(made: Config) -> str:
+def resolve_error(made: Config) -> str:
     with pytest.raises(InputError) as caught:
         resolve.resolve(made)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, gpus: int, cpus: int = 8) -> None:
+def fake_machine(monkeypatch: pytest.MonkeyPatch, gpus: int, cpus: int = 8) -> None:
     """A machine with so many GPUs and cores, and no program on the PATH."""
     monkeypatch.setattr(machine, "count_gpus", lambda: gpus)
     monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(cpus)))

@@ -50,7 +50,7 @@ def series(step_s: float, steps: int, wobble_s: float = 0.0) -> list[float]:
     return [steps * (step_s + wobble_s * (-1) ** block) for block in range(8)]
 
 
-def probes(**changes: Any) -> ProbeRecord:
+def make_probes(**changes: Any) -> ProbeRecord:
     found = {
         "steps": 4,
         "sync_on_s": series(0.0095, 4),
@@ -135,11 +135,11 @@ def sweep(
         for count in (gpus if not strategy.startswith("bare_") else gpus[:1])
     ]
     found = [run(*each, minute=number % 60, **changes) for number, each in enumerate(wanted)]
-    write(folder, found)
+    write_results(folder, found)
     return found
 
 
-def write(folder: Path, found: Sequence[Result]) -> None:
+def write_results(folder: Path, found: Sequence[Result]) -> None:
     """Each as <folder>/<n>/result.json, after those that are there."""
     first = len(list(folder.glob("*/result.json")))
     for number, result in enumerate(found, first):
@@ -147,12 +147,12 @@ def write(folder: Path, found: Sequence[Result]) -> None:
         write_result(result, folder / str(number))
 
 
-def failed(strategy: str = "ddp_gloo", gpus: int = 8, status: str = "failed", **changes: Any) -> Result:
+def failed_run(strategy: str = "ddp_gloo", gpus: int = 8, status: str = "failed", **changes: Any) -> Result:
     """A run that went wrong; its log is rank0.log, which the caller writes."""
     return record(strategy, gpus, None, status=status, run_id=f"{strategy}-{gpus}-{status}", **changes)
 
 
-def strong(batch: int, gpus: int) -> dict[str, Any]:
+def strong_scaling(batch: int, gpus: int) -> dict[str, Any]:
     """Fields of Config for strong scaling: a global batch of `batch`."""
     config = simulated_config()
     return {"scaling": "strong", "train": dataclasses.replace(config.train, global_batch=batch,
@@ -168,20 +168,20 @@ def _probes(strategy: str, gpus: int) -> ProbeRecord:
     sync_off_s = sync_on_s - (sync_on_s - one_s) / 2
     wobble = [1 + 0.001 * (-1) ** number for number in range(8)]
     return dataclasses.replace(
-        probes(),
+        make_probes(),
         steps=2,
         sync_on_s=[2 * sync_on_s * w for w in wobble],
         sync_off_s=[2 * sync_off_s for _ in wobble],
         fixed_batch_s=[2 * (sync_off_s - BARE_S / 10) for _ in wobble],
-        profile=dataclasses.replace(probes().profile, operations=OPERATIONS[:2]) if probes().profile else None,
+        profile=dataclasses.replace(make_probes().profile, operations=OPERATIONS[:2]) if make_probes().profile else None,
     )
 
 
 PARAMETERS = 1000
-WHOLE = 16 * PARAMETERS  # float32 with Adam
+FULL_STATE_BYTES = 16 * PARAMETERS  # float32 with Adam
 
 
-def kept(strategy: str, gpus: int, state: int | None, peak: int | None = None, **changes: Any) -> Result:
+def run_with_memory(strategy: str, gpus: int, state: int | None, peak: int | None = None, **changes: Any) -> Result:
     """One ok run; its last device keeps `state` bytes and had `peak`, the others half of that."""
     made = run(strategy, gpus, monitor=MonitorRecord(rss_anon_bytes_max=10**6 * gpus), **changes)
     made.workload.model_params = PARAMETERS
@@ -193,16 +193,16 @@ def kept(strategy: str, gpus: int, state: int | None, peak: int | None = None, *
 
 
 def out_of_memory(strategy: str, gpus: int) -> Result:
-    made = failed(strategy, gpus, status="oom")
+    made = failed_run(strategy, gpus, status="oom")
     made.workload.model_params = None
     return made
 
 
-def searched(strategy: str, gpus: int, batch: int, limit: int | None, state: int | None) -> Result:
+def run_with_batch_search(strategy: str, gpus: int, batch: int, limit: int | None, state: int | None) -> Result:
     """One that looked for the largest batch."""
     tried = [BatchTrial(batch, "ok", None, None, None, None)]
     found = MaxBatch(batch, limit, "memory", tried)
-    made = kept(strategy, gpus, state, quality=Quality(max_batch=found))
+    made = run_with_memory(strategy, gpus, state, quality=Quality(max_batch=found))
     made.run_id = made.fingerprint = f"{strategy}-{gpus}-searched"
     made.scale.batch_per_device, made.scale.global_batch = batch, batch * gpus
     return made
@@ -212,7 +212,7 @@ BEGIN_S = 1_800_000_000.0  # of the measured phase; it lasts 10 s, and warm-up 5
 DIP_S = 3.35  # when the clock of GPU 1 dips, for one sample
 
 
-def monitored(folder: Path, gpus: int = 2, strategy: str = "ddp_gloo", **changes: Any) -> Result:
+def write_monitored_run(folder: Path, gpus: int = 2, strategy: str = "ddp_gloo", **changes: Any) -> Result:
     """Written into `folder`, with its series."""
     monitor = MonitorRecord("monitor.parquet", devices=[DeviceMonitorRecord(index) for index in range(gpus)])
     made = run(strategy, gpus, **{"monitor": monitor, **changes})
@@ -237,22 +237,22 @@ def monitored(folder: Path, gpus: int = 2, strategy: str = "ddp_gloo", **changes
     return made
 
 
-UPDATES = 50  # an epoch
+STEPS_PER_EPOCH = 50  # an epoch
 EPOCH_SAMPLES = 1000
 
 
-def curve(values: Sequence[float], epoch_s: float = 2.0, metric: str = "mse", seen: float = 0.5) -> list[CurvePoint]:
+def make_curve(values: Sequence[float], epoch_s: float = 2.0, metric: str = "mse", seen: float = 0.5) -> list[CurvePoint]:
     """A point an epoch; on samples trained on the metric is `seen` times as large."""
     return [
         CurvePoint(
-            UPDATES * epoch, float(epoch), EPOCH_SAMPLES * epoch, epoch_s * epoch, 1e-3, value + 0.1, EPOCH_SAMPLES,
+            STEPS_PER_EPOCH * epoch, float(epoch), EPOCH_SAMPLES * epoch, epoch_s * epoch, 1e-3, value + 0.1, EPOCH_SAMPLES,
             {metric: value}, {metric: seen * value}, 0.25, 1000.0 + epoch,
         )
         for epoch, value in enumerate(values, 1)
     ]  # fmt: skip
 
 
-def training(
+def training_run(
     strategy: str = "ddp_gloo",
     gpus: int = 2,
     seed: int = 0,
@@ -274,7 +274,7 @@ def training(
     }  # fmt: skip
     if status != "ok":
         return record(strategy, gpus, None, status=status, **{**made, "reason": "the loss is nan", **changes})
-    points = curve(values, epoch_s, metric)
+    points = make_curve(values, epoch_s, metric)
     found = None if target is None else first_point_at_target(points, metric, target)
     quality = Quality(
         values[-1], metric, values[-1], {metric: values[-1]}, None if found is None else found.train_s, points,
@@ -283,5 +283,5 @@ def training(
     return run(strategy, gpus, noise=0.01, quality=quality, **{**made, **changes})
 
 
-def falling(epochs: int, rate: float = 0.7) -> list[float]:
+def falling_metrics(epochs: int, rate: float = 0.7) -> list[float]:
     return [math.exp(-rate * epoch) for epoch in range(1, epochs + 1)]

@@ -48,10 +48,10 @@ def test_words(words: str, subject: CheckSubject) -> None:
 )
 def test_mistakes_are_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", *words.split()]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert line in told.err
-    assert told.err.count("\n") == 1
+    message = capsys.readouterr()
+    assert message.out == ""
+    assert line in message.err
+    assert message.err.count("\n") == 1
 
 
 def test_what_is_asked() -> None:

@@ -12,7 +12,7 @@ import pytest
 from scalebench.__main__ import main
 from scalebench.core.result import write_result
 from tests.builders import sweeps
-from tests.builders.comparisons import write_folder, machine_settings, train_settings
+from tests.builders.comparisons import machine_settings, train_settings, write_folder
 from tests.builders.runs import record
 
 STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]
@@ -32,12 +32,12 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
 
 def failed_run(side: str, gpus: int = 1) -> None:
     run_id = f"{side}-failed-{gpus}"
-    sweeps.write(Path(side), [record(gpus=gpus, status="failed", block_s=None, baseline=None, run_id=run_id)])
+    sweeps.write_results(Path(side), [record(gpus=gpus, status="failed", block_s=None, baseline=None, run_id=run_id)])
 
 
 def test_a_sweep_with_itself_finds_nothing(call: Call) -> None:
     sweeps.sweep(Path("a"), repeats=3)
-    sweeps.write(Path("a"), [sweeps.failed()])
+    sweeps.write_results(Path("a"), [sweeps.failed_run()])
     status, out, err = call("a", "a", "--threshold", "0")
     assert (status, err) == (0, "")
     assert out.splitlines()[-1] == "no difference: 7 pairs, both sides the same runs"
@@ -48,7 +48,7 @@ def test_the_same_sweep_measured_again_finds_nothing(call: Call) -> None:
     for repeat in range(3):
         for strategy, gpus in (("bare_torch", 1), ("ddp_gloo", 2), ("horovod_gloo", 4)):
             again = sweeps.run(strategy, gpus, repeat, noise=0.012, run_id=f"again-{strategy}-{gpus}-{repeat}")
-            sweeps.write(Path("b"), [again])
+            sweeps.write_results(Path("b"), [again])
     status, out, _ = call("a", "b", "--threshold", "1%")
     assert status == 0 and "no regression beyond 1 %" in out and "note: A is a, B is b" in out
 
@@ -58,8 +58,8 @@ def test_the_same_sweep_measured_again_finds_nothing(call: Call) -> None:
 def test_a_slow_down_of_5_percent(call: Call, threshold: tuple[str, ...], status: int) -> None:
     write_folder("a", STEADY)
     write_folder("b", SLOW)
-    found, out, err = call("a", "b", *threshold)
-    assert (found, err) == (status, "") and "0.952 [" in out
+    results, out, err = call("a", "b", *threshold)
+    assert (results, err) == (status, "") and "0.952 [" in out
     assert ("REGRESSION" in out) == (status == 3)
 
 

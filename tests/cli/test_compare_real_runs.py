@@ -41,10 +41,10 @@ def test_a_slow_down_of_5_percent_is_found_and_the_same_sweep_is_not(tmp_path: P
     assert same.returncode == 0 and "both sides the same runs" in same.stdout
     again = scalebench("compare", "before", "again", *gate)
     assert again.returncode == 0, again.stdout
-    found = scalebench("compare", "before", "after", *gate)
-    assert found.returncode == 3, found.stdout + found.stderr
-    assert "Welch's t, 5 and 5 repeats" in found.stdout and "REGRESSION" in found.stdout
-    assert "strategy.options.step_s: 0.05, 0.0525 (1 of 1 pairs)" in found.stdout
+    results = scalebench("compare", "before", "after", *gate)
+    assert results.returncode == 3, results.stdout + results.stderr
+    assert "Welch's t, 5 and 5 repeats" in results.stdout and "REGRESSION" in results.stdout
+    assert "strategy.options.step_s: 0.05, 0.0525 (1 of 1 pairs)" in results.stdout
 
     refused = scalebench("compare", "before", "after", "--threshold", "2%")
     assert refused.returncode == 4 and "closest rows differ in strategy.options.step_s" in refused.stdout

@@ -225,10 +225,10 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = program.main([*words, "dry_run=true"])
-        told = err.getvalue()
+        message = err.getvalue()
         assert status in (0, 1, 2)
-        assert "Traceback" not in told + out.getvalue()
-        assert len(told.splitlines()) <= 3 and (status == 0 or told)
+        assert "Traceback" not in message + out.getvalue()
+        assert len(message.splitlines()) <= 3 and (status == 0 or message)
         assert started == [] and os.listdir() == []
 
     return checked

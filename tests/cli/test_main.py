@@ -165,10 +165,10 @@ ALPHA = ("strategy=horovod_nccl", "hardware=alpha", "hardware.slurm.bin=/no/such
 def test_what_is_impossible_here_is_a_row_and_no_failure(call: Call) -> None:
     status, out, err = call(*ALPHA, "gpus=8", "hydra.run.dir=here")
     assert (status, err) == (0, [])
-    told = json.loads(Path("here/result.json").read_text())
-    assert told["status"] == "unsupported" and told["ranks"] == []
-    assert told["reason"].startswith("hardware=alpha is another machine (8 x A100 SXM4 40GB a node, behind slurm)")
-    assert f"horovod_nccl gpus=8: unsupported: {told['reason']}" in out
+    message = json.loads(Path("here/result.json").read_text())
+    assert message["status"] == "unsupported" and message["ranks"] == []
+    assert message["reason"].startswith("hardware=alpha is another machine (8 x A100 SXM4 40GB a node, behind slurm)")
+    assert f"horovod_nccl gpus=8: unsupported: {message['reason']}" in out
 
 
 def test_a_failed_run_is_a_row_and_status_1(call: Call, tmp_path: Path) -> None:

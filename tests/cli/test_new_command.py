@@ -62,9 +62,9 @@ def test_entry_points_lead_to_what_is_there(texts: dict[Path, str]) -> None:
 
 
 def test_its_yaml_says_what_its_class_has(texts: dict[Path, str]) -> None:
-    told = OmegaConf.to_container(OmegaConf.create(texts[YAML]))
-    assert isinstance(told, dict) and told["name"] == "my_ring"
-    StrategySpec(**told)  # no key that there is none of
+    message = OmegaConf.to_container(OmegaConf.create(texts[YAML]))
+    assert isinstance(message, dict) and message["name"] == "my_ring"
+    StrategySpec(**message)  # no key that there is none of
     (options,) = (
         node
         for node in ast.parse(texts[STRATEGY]).body
@@ -75,16 +75,16 @@ def test_its_yaml_says_what_its_class_has(texts: dict[Path, str]) -> None:
         for node in options.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None
     }
-    assert fields == told["options"] != {}
+    assert fields == message["options"] != {}
 
 
 def test_it_is_clean(texts: dict[Path, str], tmp_path: Path) -> None:
     """By the rules of this project, and with nothing left of the template's own language."""
     run_command("new", ["strategy", "my_ring"])
     rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
-    given = ["--isolated", "--line-length", str(rules["line-length"]), "."]
+    passed = ["--isolated", "--line-length", str(rules["line-length"]), "."]
     for words in (["check", "--no-cache", "--select", ",".join(rules["lint"]["select"])], ["format", "--check"]):
-        command = [sys.executable, "-m", "ruff", *words, *given]
+        command = [sys.executable, "-m", "ruff", *words, *passed]
         done = subprocess.run(command, cwd=tmp_path / "scalebench-my-ring", capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
     assert not [path for path, text in texts.items() if re.search(r"\{[{%]|[%}]\}", text) or "NAME" in f"{path}{text}"]

@@ -1,14 +1,16 @@
-"""`scalebench plugins`: what is installed, what of it loads, and what is odd about the rest."""
+"""`scalebench plugins`: which plugins are installed, and whether they load."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from scalebench.__main__ import main
-from scalebench.cli.commands import plugins as verb
+from scalebench.cli.commands import plugins as plugins_command
+from scalebench.core import plugins
 from tests.builders.plugins import CODE, Dists
 from tests.builders.plugins import dists as dists
 
@@ -18,12 +20,20 @@ def build(network, outputs): ...
 """
 
 
-Told = Callable[[], tuple[int, list[list[str]]]]
+ListPlugins = Callable[[], tuple[int, list[list[str]]]]
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """The verb's status, and the cells of its lines."""
+def list_plugins(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, dists: Dists, tmp_path: Path
+) -> ListPlugins:
+    """Return the command's status, and the cells of its lines; plugins of the environment itself are hidden."""
+
+    def own_entry_points(group: str) -> list[metadata.EntryPoint]:
+        points = metadata.entry_points(group=group)
+        return [point for point in points if Path(str(point.dist.locate_file(""))).is_relative_to(tmp_path)]  # type: ignore[union-attr]
+
+    monkeypatch.setattr(plugins, "entry_points", own_entry_points)
 
     def call() -> tuple[int, list[list[str]]]:
         status = main(["plugins"])
@@ -35,24 +45,26 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
     return call
 
 
-def test_without_plugins_it_says_so(dists: Dists, told: Told) -> None:
-    status, lines = told()
+def test_without_plugins_it_says_so(dists: Dists, list_plugins: ListPlugins) -> None:
+    status, lines = list_plugins()
     assert (status, lines) == (
         0, [["no plugins are installed; `scalebench new strategy NAME` makes one, and docs/plugins.md explains how"]]
     )  # fmt: skip
 
 
-def test_what_is_left_out_is_named_and_not_loaded(dists: Dists, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_out_is_named_and_not_loaded(
+    dists: Dists, list_plugins: ListPlugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dists.strategy(code="open('loaded', 'w').close()\n")
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
-    assert told() == (0, [["left out by SCALEBENCH_PLUGINS: my-plugin"]])
+    assert list_plugins() == (0, [["left out by SCALEBENCH_PLUGINS: my-plugin"]])
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "no-such,  ")
-    status, lines = told()
+    status, lines = list_plugins()
     assert (status, lines[-1]) == (1, ["SCALEBENCH_PLUGINS names no-such, and no plugin of that name is installed"])
     assert not Path("loaded").exists()
 
 
-def test_each_entry_point_has_a_line(dists: Dists, told: Told) -> None:
+def test_each_entry_point_has_a_line(dists: Dists, list_plugins: ListPlugins) -> None:
     dists.strategy(api=1)
     dists.add(
         "odd-plugin",
@@ -61,7 +73,7 @@ def test_each_entry_point_has_a_line(dists: Dists, told: Told) -> None:
         version="2.5",
     )
     dists.strategy("broken", "broken-plugin", code=f"1 / 0\n{CODE}")
-    status, lines = told()
+    status, lines = list_plugins()
     assert status == 1
     assert lines[0] == ["plugin", "version", "API", "adds", "name", "from", "loads", "import s"]
     by = {(line[0], line[3]): line for line in lines[1:]}
@@ -81,10 +93,10 @@ def test_each_entry_point_has_a_line(dists: Dists, told: Told) -> None:
 
 def test_a_framework_that_a_model_imports_is_told(dists: Dists) -> None:
     dists.add(files={"m.py": "import jax\ndef f(): ...\n", "jax.py": ""}, points={"models": {"f": "m:f"}})
-    (point,) = verb.list_allowed_points()
-    found = verb.check_entry_point(point)
-    assert found.notes == ["imports jax, which each start of a sweep then waits for"]
-    assert found.fault is not None and "brings no model/f.yaml" in found.fault
+    (point,) = plugins_command.list_allowed_points()
+    results = plugins_command.check_entry_point(point)
+    assert results.notes == ["imports jax, which each start of a sweep then waits for"]
+    assert results.fault is not None and "brings no model/f.yaml" in results.fault
 
 
 @pytest.mark.parametrize(
@@ -98,5 +110,5 @@ def test_a_framework_that_a_model_imports_is_told(dists: Dists) -> None:
 )
 def test_yaml_files_with_faults(dists: Dists, yaml: str, fault: str) -> None:
     dists.strategy(yaml=yaml)
-    found = [verb.check_entry_point(point).fault for point in verb.list_allowed_points()]
-    assert any(fault in (line or "") for line in found)
+    results = [plugins_command.check_entry_point(point).fault for point in plugins_command.list_allowed_points()]
+    assert any(fault in (line or "") for line in results)

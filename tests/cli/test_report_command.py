@@ -16,7 +16,7 @@ from tests.builders import sweeps
 def runs() -> None:
     """A sweep of three runs in `a`, one that failed in `b`."""
     sweeps.sweep(Path("a"), strategies=("bare_torch", "ddp_gloo"), gpus=(1, 2))
-    sweeps.write(Path("b"), [sweeps.failed()])
+    sweeps.write_results(Path("b"), [sweeps.failed_run()])
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_a_baseline_that_is_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "answer"),
     [
         ([], "report needs the folder of a run or a sweep"),
         (["nowhere"], "nowhere does not exist"),
@@ -95,11 +95,11 @@ def test_a_baseline_that_is_there(capsys: pytest.CaptureFixture[str]) -> None:
         (["a", "--csv", "empty"], "empty cannot be written"),
     ],
 )
-def test_one_line_for_each_mistake(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+def test_one_line_for_each_mistake(capsys: pytest.CaptureFixture[str], words: list[str], answer: str) -> None:
     Path("empty").mkdir()
     Path("file").touch()
     (line,) = lines(capsys, 2, *words)
-    assert line.startswith("scalebench: ") and said in line
+    assert line.startswith("scalebench: ") and answer in line
 
 
 def test_a_full_disk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_broken_plugins_have_their_line_and_hide_no_other(
 ) -> None:
     monkeypatch.setattr(machine, "count_gpus", lambda: 0)
     monkeypatch.setattr(registry, "missing_packages", lambda names: [])
-    monkeypatch.setattr(horovod_build, "find_horovod_problem", lambda *told: None)
+    monkeypatch.setattr(horovod_build, "find_horovod_problem", lambda *message: None)
     dists.strategy("sound", "sound-plugin", code="raise SystemExit")  # which nobody imports here
     dists.strategy("unreadable", "u-plugin", yaml="a: [")
     dists.strategy("unknown", "k-plugin", yaml="name: unknown\nframewrk: none\n")
@@ -133,5 +133,5 @@ def test_what_this_horovod_can_do(
     out = capsys.readouterr().out
     assert f"here ({'cuda' if gpus else 'cpu'})" in out
     lines = {line.split()[0]: line.rstrip() for line in out.splitlines() if line.strip()}
-    for name, told in here.items():
-        assert lines[name].endswith(f"  {told}")
+    for name, message in here.items():
+        assert lines[name].endswith(f"  {message}")

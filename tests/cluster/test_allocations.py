@@ -76,6 +76,6 @@ def test_a_batch_script(program: Program) -> None:
 def test_more_nodes_than_it_has(program: Program) -> None:
     done = in_salloc(program, "-N1 -n2", "strategy=simulated,horovod_mpi gpus=2,4 baseline=none")
     assert (done.status, done.err) == (0, "")
-    lacking = "gpus=4 stand on 2 nodes, and this job has 1 node; ask for more, or lower gpus"
+    lacking = "gpus=4 need 2 nodes, and this job has 1 node; ask for more, or lower gpus"
     told = {(row.scale.gpus, row.status, row.reason) for row in program.rows().values()}
     assert told == {(2, "ok", None), (4, "unsupported", lacking)}

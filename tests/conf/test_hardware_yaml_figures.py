@@ -74,24 +74,24 @@ def test_every_machine_is_looked_at() -> None:
 @pytest.mark.parametrize("name", NODES)
 def test_nodes(name: str) -> None:
     nodes, cores, gb, gpus = NODES[name]
-    found = figures(name)
-    assert (found["max_nodes"], found["cpus_per_node"], found["gpus_per_node"]) == (nodes, cores, gpus)
-    assert found["memory_bytes"] == scaled(gb, 1e9)
+    results = figures(name)
+    assert (results["max_nodes"], results["cpus_per_node"], results["gpus_per_node"]) == (nodes, cores, gpus)
+    assert results["memory_bytes"] == scaled(gb, 1e9)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gpus(name: str) -> None:
-    found = figures(name)
-    assert found["gpu_model"] == MODELS[name]
-    assert found["gpu_memory_bytes"] == GPU_GB[MODELS[name]] * 1e9
+    results = figures(name)
+    assert results["gpu_model"] == MODELS[name]
+    assert results["gpu_memory_bytes"] == GPU_GB[MODELS[name]] * 1e9
 
 
 @pytest.mark.parametrize("name", NODES)
 def test_links_and_disks(name: str) -> None:
-    found = figures(name)
-    assert found["links"]["intra_node_bytes_per_s"] == scaled(GB_PER_S_WITHIN.get(name), 1e9)
-    assert found["links"]["inter_node_bytes_per_s"] == scaled(GBIT_PER_S_BETWEEN.get(name), 1e9 / 8)
-    assert found["stage"] == STAGES.get(name)
+    results = figures(name)
+    assert results["links"]["intra_node_bytes_per_s"] == scaled(GB_PER_S_WITHIN.get(name), 1e9)
+    assert results["links"]["inter_node_bytes_per_s"] == scaled(GBIT_PER_S_BETWEEN.get(name), 1e9 / 8)
+    assert results["stage"] == STAGES.get(name)
 
 
 @pytest.mark.parametrize("name", NODES)

@@ -70,64 +70,64 @@ def test_the_files_of_the_design_are_there() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=stem)
 def test_keys_order_and_types(path: Path) -> None:
-    found = load(path)
-    assert list(found) == list(KEYS)
-    assert list(found["links"]) == list(LINKS)
+    results = load(path)
+    assert list(results) == list(KEYS)
+    assert list(results["links"]) == list(LINKS)
     for key, types in KEYS.items():
-        assert type(found[key]) in types, key
+        assert type(results[key]) in types, key
     for key, types in LINKS.items():
-        assert type(found["links"][key]) in types, key
-    assert all(isinstance(text, str) for text in [*found["sources"], *found["unsupported"].values()])
+        assert type(results["links"][key]) in types, key
+    assert all(isinstance(text, str) for text in [*results["sources"], *results["unsupported"].values()])
     # Only the keys that differ, in their order: 18 lines of nulls in each file would hide them.
-    named = list(found["slurm"])
+    named = list(results["slurm"])
     assert named == [key for key in SLURM_KEYS if key in named]
     usual = dataclasses.asdict(SlurmSpec())
-    assert path not in MACHINES or [key for key, value in found["slurm"].items() if value == usual[key]] == []
+    assert path not in MACHINES or [key for key, value in results["slurm"].items() if value == usual[key]] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=stem)
 def test_values_make_sense(path: Path) -> None:
-    found = load(path)
-    assert found["name"] == path.stem
-    assert found["description"]
-    assert found["devices"] in ("cuda", "cpu", "auto")
-    assert found["scheduler"] in ("none", "slurm")
-    assert not (found["this_machine"] and found["scheduler"] == "slurm")
-    assert found["layout"] == "sequence"  # is a run's to choose, as these are:
-    assert (found["device_ids"], found["bind"], found["environment"]) == ([], "numa", {})
-    assert bool(found["slurm"]) == (found["scheduler"] == "slurm")
-    numbers = [found[key] for key in FIGURES] + list(found["links"].values())
+    results = load(path)
+    assert results["name"] == path.stem
+    assert results["description"]
+    assert results["devices"] in ("cuda", "cpu", "auto")
+    assert results["scheduler"] in ("none", "slurm")
+    assert not (results["this_machine"] and results["scheduler"] == "slurm")
+    assert results["layout"] == "sequence"  # is a run's to choose, as these are:
+    assert (results["device_ids"], results["bind"], results["environment"]) == ([], "numa", {})
+    assert bool(results["slurm"]) == (results["scheduler"] == "slurm")
+    numbers = [results[key] for key in FIGURES] + list(results["links"].values())
     assert all(value > 0 for value in numbers if isinstance(value, (int, float)))
 
 
 @pytest.mark.parametrize("path", FILES, ids=stem)
 def test_every_figure_of_another_machine_has_a_source(path: Path) -> None:
-    found = load(path)
+    results = load(path)
     if path not in MACHINES:
-        assert found["sources"] == []  # what stands there is our choice, the rest is detected
+        assert results["sources"] == []  # what stands there is our choice, the rest is detected
         return
-    figures = {key: found[key] for key in FIGURES} | found["links"] | {"slurm": found["slurm"] or None}
-    figures["unsupported"] = found["unsupported"] or None
-    for source in found["sources"]:
+    figures = {key: results[key] for key in FIGURES} | results["links"] | {"slurm": results["slurm"] or None}
+    figures["unsupported"] = results["unsupported"] or None
+    for source in results["sources"]:
         assert ": " in source and len(source.split(": ", 1)[1]) > 10, source
-    sourced = {key for source in found["sources"] for key in source.split(": ", 1)[0].split(", ")}
+    sourced = {key for source in results["sources"] for key in source.split(": ", 1)[0].split(", ")}
     assert sourced == {key for key, value in figures.items() if value is not None}
 
 
 @pytest.mark.parametrize(("name", "cpus_per_device"), [("alpha", 6), ("gpu2", 6), ("hpdlf", 4)])
 def test_cpus_per_device_follow_the_rule_of_the_thesis(name: str, cpus_per_device: int) -> None:
-    found = load(HARDWARE / f"{name}.yaml")
-    assert found["cpus_per_device"] is None  # null = floor(cpus / GPUs)
-    assert found["cpus_per_node"] // found["gpus_per_node"] == cpus_per_device
-    assert (found["this_machine"], found["scheduler"], found["slurm"]["partition"]) == (False, "slurm", name)
+    results = load(HARDWARE / f"{name}.yaml")
+    assert results["cpus_per_device"] is None  # null = floor(cpus / GPUs)
+    assert results["cpus_per_node"] // results["gpus_per_node"] == cpus_per_device
+    assert (results["this_machine"], results["scheduler"], results["slurm"]["partition"]) == (False, "slurm", name)
 
 
 def test_cpu_and_local_assume_nothing() -> None:
     cpu, local = load(HARDWARE / "cpu.yaml"), load(HARDWARE / "local.yaml")
     assert (cpu["devices"], cpu["gpus_per_node"], local["devices"]) == ("cpu", 2, "auto")
-    for found in (cpu | {"gpus_per_node": None}, local):
-        assert found["this_machine"] and found["max_nodes"] == 1
-        assert all(found[key] is None for key in FIGURES if key != "max_nodes")
+    for results in (cpu | {"gpus_per_node": None}, local):
+        assert results["this_machine"] and results["max_nodes"] == 1
+        assert all(results[key] is None for key in FIGURES if key != "max_nodes")
 
 
 def test_mpi_is_unsupported_on_gpu2_with_its_reason() -> None:

@@ -13,12 +13,12 @@ from tests.conf.test_sweep_yamls import runs, values
 
 
 def test_data_or_model_tries_each_kind_on_the_same_work() -> None:
-    found = runs("data_or_model", model=["materials_cnn"])
-    told = {(spec.config.strategy.name, spec.global_batch, spec.gpus, spec.config.scaling) for spec in found}
+    results = runs("data_or_model", model=["materials_cnn"])
+    message = {(spec.config.strategy.name, spec.global_batch, spec.gpus, spec.config.scaling) for spec in results}
     strategies, batches = (values("data_or_model")[key] for key in ("strategy", "train.global_batch"))
-    assert told == {(name, int(batch), 2, "strong") for name, batch in itertools.product(strategies, batches)}
-    assert {spec.config.baseline for spec in found} == {"bare"} and not any(spec.unsupported for spec in found)
-    assert all(spec.config.measure.probes for spec in found)  # of which the predictions are made
+    assert message == {(name, int(batch), 2, "strong") for name, batch in itertools.product(strategies, batches)}
+    assert {spec.config.baseline for spec in results} == {"bare"} and not any(spec.unsupported for spec in results)
+    assert all(spec.config.measure.probes for spec in results)  # of which the predictions are made
 
 
 @pytest.mark.parametrize("model", ["mlp", "resnet20_cifar10", "materials_cnn"])

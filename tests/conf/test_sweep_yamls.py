@@ -34,7 +34,7 @@ def values(sweep: str) -> dict[str, list[str]]:
 def runs(sweep: str, *words: str, **chosen: list[str]) -> list[RunSpec]:
     """Its runs on the CPU, without baselines; `chosen` values stand for those of its own."""
     varied = {**values(sweep), **chosen}
-    each = itertools.product(*([f"{key}={value}" for value in found] for key, found in varied.items()))
+    each = itertools.product(*([f"{key}={value}" for value in results] for key, results in varied.items()))
     overrides = [[f"sweep={sweep}", "hardware=cpu", *run, *words] for run in each]
     return [resolve(compose_config(run)) for run in overrides]
 
@@ -42,20 +42,20 @@ def runs(sweep: str, *words: str, **chosen: list[str]) -> list[RunSpec]:
 def test_repeats_stand_first_in_the_sweeps_that_have_them() -> None:
     """The last key varies fastest, and a key on the command line keeps the place it has in the file."""
     keys = [list(values(path.stem)) for path in SWEEPS]
-    firsts = [found[0] for found in keys if "repeat" in found]
+    firsts = [results[0] for results in keys if "repeat" in results]
     assert set(firsts) == {"repeat"} and len(firsts) >= 16
 
 
 def test_cross_device_ops_is_the_parallel_strategies_study() -> None:
-    found = runs("cross_device_ops")
-    for spec in found:
+    results = runs("cross_device_ops")
+    for spec in results:
         config = spec.config
         assert (config.model.name, config.model.outputs, config.model.params) == ("resnet50_v2", 10, 23_539_850)
         assert (config.dataset.name, config.model.input_shape) == ("cifar10", [64, 64, 3])
         assert (config.train.optimizer, spec.batch_per_device, spec.global_batch) == ("adam", 512, 1024)
-    refused = {spec.config.strategy.name: spec.unsupported for spec in found if spec.unsupported}
+    refused = {spec.config.strategy.name: spec.unsupported for spec in results if spec.unsupported}
     assert list(refused) == ["mirrored_nccl"] and "NCCL, which needs GPUs" in str(refused["mirrored_nccl"])
-    assert len(found) == 5
+    assert len(results) == 5
 
 
 def test_cross_device_ops_goes_without_the_archive() -> None:
@@ -67,9 +67,9 @@ def test_cross_device_ops_goes_without_the_archive() -> None:
 
 @pytest.mark.parametrize("gpus, strong", [(1, 32), (2, 16), (4, 8), (6, 6)])
 def test_keras_multi_gpu_is_what_the_study_ran_and_what_it_meant(gpus: int, strong: int) -> None:
-    found = runs("keras_multi_gpu", f"gpus={gpus}", scaling=["strong", "weak"], strategy=["avolkov1_ps_gpu"])
-    assert [(s.batch_per_device, s.global_batch) for s in found] == [(strong, 32), (32, 32 * gpus)]
-    assert {(s.config.model.name, s.config.dataset.name, s.config.train.optimizer) for s in found} == {
+    results = runs("keras_multi_gpu", f"gpus={gpus}", scaling=["strong", "weak"], strategy=["avolkov1_ps_gpu"])
+    assert [(s.batch_per_device, s.global_batch) for s in results] == [(strong, 32), (32, 32 * gpus)]
+    assert {(s.config.model.name, s.config.dataset.name, s.config.train.optimizer) for s in results} == {
         ("resnet50", "imagenet_synthetic", "sgd")
     }
 
@@ -92,10 +92,12 @@ def test_keras_multi_gpu_has_the_three_methods_and_both_parameter_devices() -> N
 
 
 def test_models_of_a_sweep_bring_their_data_and_batch_sizes() -> None:
-    found = runs("variable_update", strategy=["central_storage_cpu"])
-    told = {s.config.model.name: (s.config.dataset.name, s.batch_per_device, s.config.train.data_format) for s in found}
+    results = runs("variable_update", strategy=["central_storage_cpu"])
+    message = {
+        s.config.model.name: (s.config.dataset.name, s.batch_per_device, s.config.train.data_format) for s in results
+    }
     cifar = {name: ("cifar10_synthetic", 64 if name.startswith("densenet") else 128, "nchw") for name in CIFAR_MODELS}
-    assert told == {"alexnet": ("imagenet_synthetic", 512, "nchw"), **cifar}
+    assert message == {"alexnet": ("imagenet_synthetic", 512, "nchw"), **cifar}
 
 
 def test_the_eight_networks_for_cifar_stand_in_each_sweep_of_them() -> None:
@@ -105,10 +107,10 @@ def test_the_eight_networks_for_cifar_stand_in_each_sweep_of_them() -> None:
 
 
 def test_thesis_scaling_is_what_the_study_trained() -> None:
-    found = runs("thesis_scaling", gpus=["1", "10"])
+    results = runs("thesis_scaling", gpus=["1", "10"])
     strategies = ["bare_torch", "horovod_nccl", "horovod_mpi", "horovod_gloo"]
-    assert [(s.config.strategy.name, s.gpus) for s in found] == list(itertools.product(strategies, (1, 10)))
-    for spec in found:
+    assert [(s.config.strategy.name, s.gpus) for s in results] == list(itertools.product(strategies, (1, 10)))
+    for spec in results:
         config = spec.config
         assert (config.model.name, config.model.params, config.dataset.name) == ("materials_cnn", 153_441, "materials")
         assert (config.train.learning_rate, config.scaling, spec.batch_per_device) == (4.7331e-4, "weak", 75)
@@ -148,10 +150,10 @@ def test_nodes_of_the_thesis_fill_in_sequence(hardware: str, gpus: int, nodes: l
 
 
 def test_backends_has_ddp_lightning_and_horovod_over_each_transport() -> None:
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     for spec in runs("backends", gpus=["2"]):
-        found.setdefault(str(spec.config.strategy.backend), []).append(spec.config.strategy.name)
-    assert found == {
+        results.setdefault(str(spec.config.strategy.backend), []).append(spec.config.strategy.name)
+    assert results == {
         "gloo": ["ddp_gloo", "lightning_ddp_gloo", "horovod_gloo"],
         "nccl": ["ddp_nccl", "lightning_ddp_nccl", "horovod_nccl"],
         "mpi": ["horovod_mpi"],
@@ -161,36 +163,38 @@ def test_backends_has_ddp_lightning_and_horovod_over_each_transport() -> None:
 
 
 def test_strategies_has_every_way_of_training_with_pytorch() -> None:
-    known = {name: load(f"strategy/{name}.yaml") for name in STRATEGIES}
-    several = {name for name, told in known.items() if told["framework"] == "torch" and told["max_gpus"] is None}
+    known_names = {name: load(f"strategy/{name}.yaml") for name in STRATEGIES}
+    several = {
+        name for name, message in known_names.items() if message["framework"] == "torch" and message["max_gpus"] is None
+    }
     assert set(values("strategies")["strategy"]) == several - {"ddp", "lightning_ddp"}  # which choose one of the others
 
 
 def test_samples_and_parameters_vary_each_on_its_own() -> None:
-    found = runs("samples_or_parameters")
-    told = [(s.config.model.params, s.config.model.input_shape, s.config.dataset.name) for s in found]
+    results = runs("samples_or_parameters")
+    message = [(s.config.model.params, s.config.model.input_shape, s.config.dataset.name) for s in results]
     small, big = [3072, 1], [224 * 224 * 3, 1]
-    assert [(shape, name) for _, shape, name in told] == [(small, "random"), (big, "random")] * 2
+    assert [(shape, name) for _, shape, name in message] == [(small, "random"), (big, "random")] * 2
     wanted = [1_250_000, 1_250_000, 25_000_000, 25_000_000]
-    assert [params for params, *_ in told] == [pytest.approx(count, rel=0.01) for count in wanted]
-    kept = {(s.config.model.options["flops"], s.config.dataset.size, s.global_batch, s.config.scaling) for s in found}
+    assert [params for params, *_ in message] == [pytest.approx(count, rel=0.01) for count in wanted]
+    kept = {(s.config.model.options["flops"], s.config.dataset.size, s.global_batch, s.config.scaling) for s in results}
     assert kept == {(10**9, 1024, 32, "strong")}
 
 
 def test_transport_takes_the_ways_away_one_by_one() -> None:
-    found = [spec.config.hardware.environment for spec in runs("transport", gpus=["2"])]
-    off = [sorted(name for name in names if name.endswith("_DISABLE")) for names in found]
+    results = [spec.config.hardware.environment for spec in runs("transport", gpus=["2"])]
+    off = [sorted(name for name in names if name.endswith("_DISABLE")) for names in results]
     assert off == [[], ["NCCL_P2P_DISABLE"], ["NCCL_SHM_DISABLE"], ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"]]
-    assert all(names["NCCL_DEBUG"] == "INFO" and set(names.values()) <= {"INFO", "1"} for names in found)
+    assert all(names["NCCL_DEBUG"] == "INFO" and set(names.values()) <= {"INFO", "1"} for names in results)
 
 
 def test_placement_has_near_and_far_of_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "pair_of_each_link", lambda: [(0, 1), (0, 4)])
-    found = [(spec.config.hardware.bind, spec.config.hardware.device_ids, spec.gpus) for spec in runs("placement")]
-    assert found == [(bind, ids, 2) for bind in ("numa", "far") for ids in ([0, 1], [0, 4])]
+    results = [(spec.config.hardware.bind, spec.config.hardware.device_ids, spec.gpus) for spec in runs("placement")]
+    assert results == [(bind, ids, 2) for bind in ("numa", "far") for ids in ([0, 1], [0, 4])]
 
 
 def test_each_device_is_a_bare_run_on_every_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "count_gpus", lambda: 3)
-    found = [(s.config.strategy.name, s.places[0].devices, s.gpus) for s in runs("each_device")]
-    assert found == [("bare_torch", [device], 1) for device in range(3)]
+    results = [(s.config.strategy.name, s.places[0].devices, s.gpus) for s in runs("each_device")]
+    assert results == [("bare_torch", [device], 1) for device in range(3)]

@@ -9,12 +9,12 @@ from tests.conf.test_sweep_yamls import runs, values
 
 
 def test_thesis_batch_size_stands_devices_beside_batches() -> None:
-    found = runs("thesis_batch_size")
-    assert {spec.config.model.name for spec in found} == {"materials_cnn"}
-    assert not any(spec.unsupported for spec in found)
-    of_one = {spec.batch_per_device for spec in found if spec.gpus == 1}
+    results = runs("thesis_batch_size")
+    assert {spec.config.model.name for spec in results} == {"materials_cnn"}
+    assert not any(spec.unsupported for spec in results)
+    of_one = {spec.batch_per_device for spec in results if spec.gpus == 1}
     assert min(of_one) == 75 and max(of_one) == 5000 and {700, 1000} < of_one
-    assert {150, 300} < of_one & {spec.global_batch for spec in found if spec.gpus == 2}  # the same work on one
+    assert {150, 300} < of_one & {spec.global_batch for spec in results if spec.gpus == 2}  # the same work on one
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_thesis_accuracy_scales_the_rate_of_a_batch_of_75(rule: str, k: float, b
 @pytest.mark.parametrize("gpus", [1, 2, 6])
 def test_cifar_scaling_is_what_the_study_ran(gpus: int) -> None:
     """cifar10_cnn_mgpu.py: RMSprop at 1e-4 times the GPUs, and a batch times the GPUs."""
-    found = runs("cifar_scaling", gpus=[str(gpus)])
-    assert [spec.batch_per_device for spec in found] == [4096, 512, 32]
-    for spec in found:
+    results = runs("cifar_scaling", gpus=[str(gpus)])
+    assert [spec.batch_per_device for spec in results] == [4096, 512, 32]
+    for spec in results:
         assert spec.learning_rate == pytest.approx(1e-4 * gpus)
         assert (spec.config.train.optimizer, spec.global_batch) == ("rmsprop", gpus * spec.batch_per_device)
         options = spec.config.strategy.options

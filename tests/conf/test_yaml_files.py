@@ -162,16 +162,17 @@ def test_the_yaml_lists_every_option_of_a_framework() -> None:
     """In an interpreter of its own, since the frameworks are imported for it."""
     code = (
         "import dataclasses, json\nfrom scalebench.strategies import registry\n"
-        "print(json.dumps({n: dataclasses.asdict(registry.load_strategy(n).Options()) for n in registry.BUILT_IN_STRATEGIES}))"
+        "options = {n: registry.load_strategy(n).Options() for n in registry.BUILT_IN_STRATEGIES}\n"
+        "print(json.dumps({name: dataclasses.asdict(values) for name, values in options.items()}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    told = json.loads(done.stdout)
-    for name, defaults in told.items():
+    message = json.loads(done.stdout)
+    for name, defaults in message.items():
         options = load(f"strategy/{name}.yaml")["options"]
         assert list(options) == list(defaults), name
         check_options(name, options, defaults)  # one class stands behind several names, each with its own choice
     ours = {name: load(f"strategy/{name}.yaml")["options"] for name in ("ddp", "mirrored", "bare_tensorflow")}
-    assert ours == {name: told[name] for name in ours}
+    assert ours == {name: message[name] for name in ours}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -180,9 +181,9 @@ def test_the_choices_of_options_are_those_of_its_comments(name: str) -> None:
     check_values(stated)
     assert {*stated.choices, *stated.at_least} <= {*stated.options}
     text = (CONF / f"strategy/{name}.yaml").read_text()
-    told = dict(re.findall(r"^  (\w+): .*# (.* \| .*)$", text, re.MULTILINE))
-    assert {*told} == {*stated.choices}
-    for option, comment in told.items():
+    message = dict(re.findall(r"^  (\w+): .*# (.* \| .*)$", text, re.MULTILINE))
+    assert {*message} == {*stated.choices}
+    for option, comment in message.items():
         words = [re.split(r"\W", part.strip())[0] for part in comment.split(" | ")]
         assert sorted(words) == sorted(stated.choices[option]), option
 
@@ -190,7 +191,7 @@ def test_the_choices_of_options_are_those_of_its_comments(name: str) -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_value_that_an_option_cannot_have_is_refused_by_name(name: str) -> None:
     stated = build_record(StrategySpec, load(f"strategy/{name}.yaml"))
-    wrong = {key: f"{known[0]}x" for key, known in stated.choices.items()}
+    wrong = {key: f"{known_names[0]}x" for key, known_names in stated.choices.items()}
     for key, value in {**wrong, **{key: least - 1 for key, least in stated.at_least.items()}}.items():
         one = dataclasses.replace(stated, options={**stated.options, key: value})
         with pytest.raises(InputError, match=rf"strategy\.options\.{key}"):

@@ -54,11 +54,11 @@ def loaders() -> Iterator[tuple[ConfigLoaderImpl, CachingLoader]]:
 def content(node: Node) -> list[Any]:
     """All that is in a node: values as they stand, types and flags."""
     about = node._metadata
-    found = [type(node), about.flags or {}, about.object_type, about.ref_type, about.optional]
+    results = [type(node), about.flags or {}, about.object_type, about.ref_type, about.optional]
     inner = node._content if isinstance(node, DictConfig | ListConfig) else node._value()
     if isinstance(inner, dict):
-        return [*found, {key: content(value) for key, value in inner.items()}]
-    return [*found, [content(value) for value in inner] if isinstance(inner, list) else inner]
+        return [*results, {key: content(value) for key, value in inner.items()}]
+    return [*results, [content(value) for value in inner] if isinstance(inner, list) else inner]
 
 
 def runs_of(sweep: str) -> list[list[str]]:
@@ -180,8 +180,8 @@ def test_every_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pair_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    for found, values in (([], "[0,1]"), ([(0, 1), (0, 4)], "[0,1],[0,4]")):
-        monkeypatch.setattr(machine, "pair_of_each_link", lambda found=found: found)
+    for results, values in (([], "[0,1]"), ([(0, 1), (0, 4)], "[0,1],[0,4]")):
+        monkeypatch.setattr(machine, "pair_of_each_link", lambda results=results: results)
         assert list_pair_of_each_link() == values
 
 
@@ -204,7 +204,7 @@ def test_a_sweep_is_filled_in(
     assert main([*words, "strategy=simulated", "hardware=cpu", "dry_run=true"]) == 0
     GlobalHydra.instance().clear()
     lines = [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines()[:-1]]
-    assert [line[: len(told)] for line, told in zip(lines, planned, strict=True)] == planned
+    assert [line[: len(message)] for line, message in zip(lines, planned, strict=True)] == planned
 
 
 def test_the_stand_in_has_one_pair(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:

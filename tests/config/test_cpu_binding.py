@@ -16,7 +16,7 @@ from scalebench.core.machine import cpus as system_files
 from scalebench.core.machine import machine
 from scalebench.core.machine.cpus import NumaNode
 from scalebench.core.spec import HardwareSpec
-from tests.builders.configs import ALPHA, config, of
+from tests.builders.configs import ALPHA, make_config, make_spec
 
 Nodes = list[int | None]
 
@@ -107,12 +107,12 @@ def test_the_kernels_own_files_lead_to_the_cores(monkeypatch: pytest.MonkeyPatch
 def test_one_process_for_all_has_the_cores_of_all_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, [4, 4], [1, 0, 1])
     near = HardwareSpec("local", devices="cuda", cpus_per_device=2, device_ids=[2, 0])
-    (place,) = of(gpus=2, hardware=near, strategy__processes="one_for_all").places
+    (place,) = make_spec(gpus=2, hardware=near, strategy__processes="one_for_all").places
     assert (place.devices, place.cpus) == ([2, 0], [4, 5, 6, 7])
 
 
 @pytest.mark.parametrize(
-    ("sizes", "gpus", "changes", "told"),
+    ("sizes", "gpus", "changes", "message"),
     [
         (
             [4],
@@ -128,17 +128,17 @@ def test_one_process_for_all_has_the_cores_of_all_its_devices(monkeypatch: pytes
     ],
 )
 def test_far_that_means_nothing_here_says_why(
-    monkeypatch: pytest.MonkeyPatch, sizes: list[int], gpus: Nodes, changes: dict[str, object], told: str | None
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], gpus: Nodes, changes: dict[str, object], message: str | None
 ) -> None:
     pretend(monkeypatch, sizes, gpus)
     far = HardwareSpec("local", devices="cuda", bind="far")
-    reason = of(**{"hardware": far, "gpus": 2, **changes}).unsupported
-    assert told in reason if told is not None and reason is not None else reason == told
+    reason = make_spec(**{"hardware": far, "gpus": 2, **changes}).unsupported
+    assert message in reason if message is not None and reason is not None else reason == message
 
 
 def test_another_machine_is_asked_about_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, [4], [])
-    assert "NUMA" not in (of(gpus=2, hardware=dataclasses.replace(ALPHA, bind="far")).unsupported or "")
+    assert "NUMA" not in (make_spec(gpus=2, hardware=dataclasses.replace(ALPHA, bind="far")).unsupported or "")
 
 
 @given(
@@ -156,7 +156,7 @@ def test_no_core_is_given_twice_unless_that_is_told(
         pretend(patch, [sizes[0] + 1, *sizes[1:]], gpus)
         made = hardware(len(gpus), threads, bind)
         made.device_ids, made.cpus_per_node = list(ids), len(machine.usable_cpus())
-        placement = placing.compute_placement(config(hardware=made), len(ids))
+        placement = placing.compute_placement(make_config(hardware=made), len(ids))
         places = placement.places
         taken = [cpu for p in places for cpu in p.cpus]
         assert set(taken) <= set(machine.usable_cpus())

@@ -10,7 +10,7 @@ import pytest
 
 from scalebench.config import resolve
 from scalebench.core.spec import HardwareSpec
-from tests.builders.configs import ALPHA, GPUS_HERE, config, line, of, pretend
+from tests.builders.configs import ALPHA, GPUS_HERE, make_config, resolve_error, make_spec, fake_machine
 
 ROLES = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
 
@@ -21,12 +21,12 @@ def chosen(hardware: HardwareSpec, ids: list[int], **changes: Any) -> HardwareSp
 
 @pytest.fixture
 def machine_with(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return functools.partial(pretend, monkeypatch)
+    return functools.partial(fake_machine, monkeypatch)
 
 
 def test_devices_are_those_named_in_their_order(machine_with: Any) -> None:
     machine_with(8, cpus=16)
-    spec = of(gpus=None, hardware=chosen(GPUS_HERE, [5, 0]))
+    spec = make_spec(gpus=None, hardware=chosen(GPUS_HERE, [5, 0]))
     assert [(p.devices, p.cpus) for p in spec.places] == [([5], [10, 11]), ([0], [0, 1])]
     assert (spec.gpus, spec.unsupported) == (2, None)  # gpus left out is their number
 
@@ -34,9 +34,9 @@ def test_devices_are_those_named_in_their_order(machine_with: Any) -> None:
 def test_one_process_and_roles_have_them_too(machine_with: Any) -> None:
     machine_with(0, cpus=8)
     workers = HardwareSpec("local", devices="cpu", cpus_per_device=2, device_ids=[3, 1])
-    (only,) = of(gpus=2, hardware=workers, strategy__processes="one_for_all").places
+    (only,) = make_spec(gpus=2, hardware=workers, strategy__processes="one_for_all").places
     assert (only.devices, only.cpus) == ([3, 1], [2, 3, 6, 7])
-    served = of(gpus=2, hardware=workers, strategy__processes=ROLES).places
+    served = make_spec(gpus=2, hardware=workers, strategy__processes=ROLES).places
     assert [(p.role, p.devices, p.cpus) for p in served] == [
         ("chief", [], []),
         ("ps", [], []),
@@ -46,7 +46,7 @@ def test_one_process_and_roles_have_them_too(machine_with: Any) -> None:
 
 
 def test_every_node_has_the_same_ones() -> None:
-    spec = of(gpus=4, hardware=chosen(ALPHA, [6, 7], gpus_per_node=2))
+    spec = make_spec(gpus=4, hardware=chosen(ALPHA, [6, 7], gpus_per_node=2))
     assert [(p.node, p.local_rank, p.devices) for p in spec.places] == [
         (0, 0, [6]),
         (0, 1, [7]),
@@ -56,22 +56,22 @@ def test_every_node_has_the_same_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "gpus", "told"),
+    ("ids", "gpus", "message"),
     [
         ([0, 5, 0], None, "hardware.device_ids=[0,5,0] names device 0 twice; name each once"),
         ([0, -1], None, "hardware.device_ids=[0,-1]: there is no device -1; the first one is 0"),
         ([0, 1], 4, "gpus=4 wants 4 devices a node, hardware.device_ids names 2; name more of them or lower gpus"),
     ],
 )
-def test_ids_that_make_no_sense(machine_with: Any, ids: list[int], gpus: int | None, told: str) -> None:
+def test_ids_that_make_no_sense(machine_with: Any, ids: list[int], gpus: int | None, message: str) -> None:
     machine_with(8)
     for processes in ("one_per_device", "one_for_all"):
-        asked = config(gpus=gpus, hardware=chosen(GPUS_HERE, ids), strategy__processes=processes)
-        assert line(asked) == told
+        requested = make_config(gpus=gpus, hardware=chosen(GPUS_HERE, ids), strategy__processes=processes)
+        assert resolve_error(requested) == message
 
 
 @pytest.mark.parametrize(
-    ("here", "ids", "gpus", "told"),
+    ("here", "ids", "gpus", "message"),
     [
         (2, [0, 5], 2, "hardware.device_ids names device 5, and the GPUs here are 0 to 1"),
         (1, [5], 1, "hardware.device_ids names device 5, and the only GPU here is 0"),
@@ -79,26 +79,26 @@ def test_ids_that_make_no_sense(machine_with: Any, ids: list[int], gpus: int | N
         (2, [0, 1, 2], 3, "gpus=3 asks for more than the 2 GPUs here"),
     ],
 )
-def test_an_id_of_no_gpu_here_is_a_row(machine_with: Any, here: int, ids: list[int], gpus: int, told: str) -> None:
+def test_an_id_of_no_gpu_here_is_a_row(machine_with: Any, here: int, ids: list[int], gpus: int, message: str) -> None:
     machine_with(here)
-    assert of(gpus=gpus, hardware=chosen(GPUS_HERE, ids)).unsupported == told
+    assert make_spec(gpus=gpus, hardware=chosen(GPUS_HERE, ids)).unsupported == message
 
 
 def test_workers_whose_cores_are_the_same_are_flagged(machine_with: Any) -> None:
     machine_with(0, cpus=2)
     workers = HardwareSpec("local", devices="cpu")
-    assert of(gpus=2, hardware=chosen(workers, [1, 0])).flags == []
-    assert of(gpus=2, hardware=chosen(workers, [0, 2])).flags == ["oversubscribed"]
+    assert make_spec(gpus=2, hardware=chosen(workers, [1, 0])).flags == []
+    assert make_spec(gpus=2, hardware=chosen(workers, [0, 2])).flags == ["oversubscribed"]
 
 
 def test_runs_on_the_same_devices_are_one_run(machine_with: Any) -> None:
     machine_with(8)
 
     def mark(gpus: int, ids: list[int]) -> str:
-        return of(gpus=gpus, hardware=chosen(GPUS_HERE, ids)).fingerprint
+        return make_spec(gpus=gpus, hardware=chosen(GPUS_HERE, ids)).fingerprint
 
     assert mark(1, []) == mark(1, [0]) == mark(1, [0, 5])
     assert mark(2, []) == mark(2, [0, 1]) == mark(2, [0, 1, 2])
     assert len({mark(1, [0]), mark(1, [1]), mark(2, [0, 1]), mark(2, [1, 0]), mark(2, [0, 5])}) == 5
-    kept = resolve.resolve(config(gpus=1, hardware=chosen(GPUS_HERE, [4, 5]))).config.hardware
+    kept = resolve.resolve(make_config(gpus=1, hardware=chosen(GPUS_HERE, [4, 5]))).config.hardware
     assert kept.device_ids == [4]

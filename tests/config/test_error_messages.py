@@ -1,4 +1,4 @@
-"""Errors of composing, said in one line with the nearest known name."""
+"""Errors of composing become one line with the nearest valid name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRAIN = ", ".join(sorted(f"train.{key}" for key in flatten(dataclasses.asdict(Tr
 TOP = "baseline, dataset, debug, dry_run, gpus, hardware, measure, model, repeat, resume, scaling, seed, strategy"
 
 
-def told(*words: str) -> str:
+def message(*words: str) -> str:
     with pytest.raises(EXPECTED_ERRORS) as caught:
         compose_config(words)
     line = explain_error(caught.value, list(words))
@@ -53,8 +53,8 @@ def told(*words: str) -> str:
     ],
 )
 def test_each_kind_of_error(words: list[str], line: str) -> None:
-    assert told(*words).startswith(line)
-    assert told(*words) == line or line.endswith(": ")
+    assert message(*words).startswith(line)
+    assert message(*words) == line or line.endswith(": ")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_several_values_without_multirun() -> None:
     assert explain_error(error, ["gpus=1,2"]) == line
 
 
-def test_an_error_without_words_is_named_by_its_kind() -> None:
+def test_an_error_without_text_is_named_by_its_type() -> None:
     assert explain_error(HydraException(""), []) == "HydraException"
     assert explain_error(HydraException("\n\n  what it is \nand more"), []) == "what it is"
 
@@ -97,13 +97,13 @@ def test_an_unreadable_override_is_quoted() -> None:
     assert explain_error(error, []) == "cannot read the override 'a=[': no viable alternative at input '['"
 
 
-def test_an_error_that_nobody_foresaw_is_told_with_its_kind() -> None:
+def test_an_unexpected_error_is_reported_with_its_type() -> None:
     begin, end = "the overrides cannot be composed: ", " (SCALEBENCH_TRACEBACK=1 shows where)"
     assert explain_error(AssertionError(), []) == f"{begin}AssertionError{end}"
     assert explain_error(TypeError("no name"), []) == f"{begin}TypeError: no name{end}"
 
 
-def test_bad_input_speaks_for_itself() -> None:
+def test_an_input_error_keeps_its_text() -> None:
     assert explain_error(InputError("gpus=0 should be at least 1"), []) == "gpus=0 should be at least 1"
 
 
@@ -113,7 +113,7 @@ def test_errors_of_both_libraries_are_caught() -> None:
         OmegaConf.to_container(OmegaConf.create({"a": "${b}"}), resolve=True)
 
 
-def test_the_keys_of_the_spine_are_all_known() -> None:
+def test_all_keys_of_the_typed_config_are_listed() -> None:
     keys = list(list_config_keys(Config))
     assert {"gpus", "train.learning_rate", "strategy.options", "hardware.links", "measure.hang_s"} <= set(keys)
     assert "train" not in keys and len(keys) == len(set(keys))
@@ -135,8 +135,8 @@ def test_a_file_that_is_no_yaml_is_named_with_its_line(dists: Dists) -> None:
         (["scalebench-search"], "is in scalebench-search, which SCALEBENCH_PLUGINS leaves out"),
     ],
 )
-def test_what_another_package_brings(
+def test_files_of_the_search_plugin_are_explained(
     monkeypatch: pytest.MonkeyPatch, word: str, left_out: list[str], line: str
 ) -> None:
     monkeypatch.setattr(plugins, "disabled_plugins", lambda: left_out)
-    assert told(word) == f"{word} {line}"
+    assert message(word) == f"{word} {line}"

@@ -31,7 +31,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The processes that were started to ask."""
     calls: list[Any] = []
     run = subprocess.run
@@ -54,13 +54,13 @@ def again(framework: str = "torch") -> HorovodBuild:
 
 @pytest.mark.parametrize(("framework", "version"), [("torch", "2.13.0+cpu"), ("tensorflow", "2.21.0")])
 @pytest.mark.parametrize(
-    ("holds", "told"), [("mpi gloo", "MPI, Gloo (no NCCL)"), ("gloo", "Gloo (no MPI, NCCL)"), ("mpi gloo nccl", "")]
+    ("holds", "message"), [("mpi gloo", "MPI, Gloo (no NCCL)"), ("gloo", "Gloo (no MPI, NCCL)"), ("mpi gloo nccl", "")]
 )
-def test_what_a_build_holds(site: Site, framework: str, version: str, holds: str, told: str) -> None:
+def test_what_a_build_holds(site: Site, framework: str, version: str, holds: str, message: str) -> None:
     site.horovod(BOTH, holds)
     assert inspect_horovod(framework) == HorovodBuild("0.28.1", version, tuple(holds.split()), None)
     name = horovod_build.FRAMEWORKS[framework]
-    line = f"Horovod 0.28.1 with {name} {version}: {told or 'MPI, Gloo, NCCL'}"
+    line = f"Horovod 0.28.1 with {name} {version}: {message or 'MPI, Gloo, NCCL'}"
     assert horovod_build.describe_horovod(framework) == line
 
 
@@ -73,7 +73,7 @@ def test_none_is_installed(monkeypatch: pytest.MonkeyPatch, site: Site, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("framework", "built_for", "told"),
+    ("framework", "built_for", "message"),
     [
         (
             "torch",
@@ -99,21 +99,21 @@ def test_none_is_installed(monkeypatch: pytest.MonkeyPatch, site: Site, capsys: 
     ],
 )
 def test_a_build_for_something_else_is_seen_without_importing_it(
-    site: Site, asked: list[Any], framework: str, built_for: dict[str, str], told: str
+    site: Site, requested: list[Any], framework: str, built_for: dict[str, str], message: str
 ) -> None:
     site.horovod(built_for)
     build = again(framework)
-    assert build.problem == f"Horovod 0.28.1 {told}" and build.transports == ()
+    assert build.problem == f"Horovod 0.28.1 {message}" and build.transports == ()
     assert find_horovod_problem(framework, None, "local") == build.problem
     assert horovod_build.main([framework]) == 1
-    assert asked == []
+    assert requested == []
 
 
 @pytest.mark.parametrize("lost", ["torch/mpi_lib_v2.x.so", "metadata.json"])
-def test_files_that_are_gone(site: Site, asked: list[Any], lost: str) -> None:
+def test_files_that_are_gone(site: Site, requested: list[Any], lost: str) -> None:
     (site.horovod(BOTH) / lost).unlink()
     assert again().problem == "Horovod 0.28.1 was built without PyTorch: make horovod builds it anew"
-    assert asked == []
+    assert requested == []
 
 
 def test_versions_are_those_that_the_frameworks_give_themselves(site: Site) -> None:
@@ -136,14 +136,14 @@ BROKEN: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("code", "told"), BROKEN.values(), ids=list(BROKEN))
+@pytest.mark.parametrize(("code", "message"), BROKEN.values(), ids=list(BROKEN))
 def test_one_that_does_not_import_says_why_and_is_asked_again(
-    site: Site, monkeypatch: pytest.MonkeyPatch, code: str, told: str
+    site: Site, monkeypatch: pytest.MonkeyPatch, code: str, message: str
 ) -> None:
     monkeypatch.setattr(horovod_build, "MAX_PROBE_S", 1.0 if "sleep" in code else 60.0)
     site.horovod(BOTH, code=code)
     build = again()
-    assert build.problem == f"Horovod 0.28.1 does not import with torch: {told}; make horovod builds it anew"
+    assert build.problem == f"Horovod 0.28.1 does not import with torch: {message}; make horovod builds it anew"
     assert (build.built_for, build.transports) == ("2.13.0+cpu", ())
     assert find_horovod_problem("torch", "gloo", "local") == build.problem
     monkeypatch.setattr(horovod_build, "MAX_PROBE_S", 60.0)
@@ -156,41 +156,43 @@ def test_what_else_it_prints_is_no_answer(site: Site) -> None:
     assert again().transports == ("gloo",)
 
 
-def test_the_answer_is_kept_until_the_build_or_the_framework_changes(site: Site, asked: list[Any]) -> None:
+def test_the_answer_is_kept_until_the_build_or_the_framework_changes(site: Site, requested: list[Any]) -> None:
     extension = site.horovod(BOTH, "gloo") / "torch" / "mpi_lib_v2.x.so"
     assert inspect_horovod("torch") == inspect_horovod("torch") == again()
-    assert len(asked) == 1
+    assert len(requested) == 1
     extension.write_text("of another size")
     again()
-    assert len(asked) == 2
+    assert len(requested) == 2
     os.utime(extension, ns=(1, 1))
     again()
-    assert len(asked) == 3
+    assert len(requested) == 3
     site.torch("2.13.1")
     (extension.parents[1] / "metadata.json").write_text('{"pytorch": "2.13.1"}')
     again()
-    assert len(asked) == 4
-    assert again().transports == ("gloo",) and len(asked) == 4
+    assert len(requested) == 4
+    assert again().transports == ("gloo",) and len(requested) == 4
 
 
 @pytest.mark.parametrize("garbage", ["", "{", "[]", '{"transports": "mpi"}', '{"transports": [1]}'])
-def test_a_broken_file_of_the_cache_is_written_anew(site: Site, asked: list[Any], tmp_path: Path, garbage: str) -> None:
+def test_a_broken_file_of_the_cache_is_written_anew(
+    site: Site, requested: list[Any], tmp_path: Path, garbage: str
+) -> None:
     site.horovod(BOTH, "gloo")
     again()
     (kept,) = (tmp_path / "cache" / "horovod").iterdir()
-    whole = kept.read_text()
+    complete = kept.read_text()
     kept.write_text(garbage)
     assert again().transports == ("gloo",)
-    assert len(asked) == 2 and kept.read_text() == whole
+    assert len(requested) == 2 and kept.read_text() == complete
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(
-    site: Site, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+    site: Site, requested: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCALEBENCH_CACHE", "/dev/null/cache")
     site.horovod(BOTH, "gloo")
     assert again() == again() == HorovodBuild("0.28.1", "2.13.0+cpu", ("gloo",), None)
-    assert len(asked) == 2
+    assert len(requested) == 2
 
 
 CRASH = "Horovod's Gloo operations crash under mpirun: use strategy.launcher=local"
@@ -207,7 +209,7 @@ NO_TENSORFLOW_NCCL = (
 
 
 @pytest.mark.parametrize(
-    ("holds", "framework", "transport", "launcher", "told"),
+    ("holds", "framework", "transport", "launcher", "message"),
     [
         ("mpi gloo", "torch", "gloo", "local", None),
         ("mpi gloo", "torch", "mpi", "mpi", None),
@@ -226,11 +228,16 @@ NO_TENSORFLOW_NCCL = (
     ],
 )
 def test_why_a_strategy_cannot_run_with_this_build(
-    monkeypatch: pytest.MonkeyPatch, holds: str, framework: str, transport: str | None, launcher: str, told: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    holds: str,
+    framework: str,
+    transport: str | None,
+    launcher: str,
+    message: str | None,
 ) -> None:
     build = HorovodBuild("0.28.1", "1", tuple(holds.split()), None)
     monkeypatch.setattr(horovod_build, "inspect_horovod", lambda framework: build)
-    assert find_horovod_problem(framework, transport, launcher) == told
+    assert find_horovod_problem(framework, transport, launcher) == message
 
 
 @pytest.mark.real

@@ -14,17 +14,17 @@ from scalebench.config import placement as placing
 from scalebench.config import resolve
 from scalebench.core.machine import machine
 from scalebench.core.spec import HardwareSpec, RunSpec
-from tests.builders.configs import ALPHA, config, line, of, pretend
+from tests.builders.configs import ALPHA, make_config, resolve_error, make_spec, fake_machine
 
 
 @pytest.fixture
 def machine_with(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return functools.partial(pretend, monkeypatch)
+    return functools.partial(fake_machine, monkeypatch)
 
 
 def test_processes_are_pinned_in_sequence(machine_with: Any) -> None:
     machine_with(0, cpus=8)
-    spec = of(gpus=2, hardware=HardwareSpec("local", devices="cpu"))
+    spec = make_spec(gpus=2, hardware=HardwareSpec("local", devices="cpu"))
     assert [p.cpus for p in spec.places] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [(p.rank, p.local_rank, p.node, p.devices, p.threads) for p in spec.places] == [
         (0, 0, 0, [0], 4),
@@ -35,21 +35,21 @@ def test_processes_are_pinned_in_sequence(machine_with: Any) -> None:
 
 def test_cores_are_those_that_this_process_may_use(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "usable_cpus", lambda: [3, 5])
-    spec = of(gpus=2, hardware=HardwareSpec("local", devices="cpu"))
+    spec = make_spec(gpus=2, hardware=HardwareSpec("local", devices="cpu"))
     assert [p.cpus for p in spec.places] == [[3], [5]]
 
 
 @pytest.mark.parametrize(("gpus", "flags"), [(2, []), (3, ["oversubscribed"]), (8, ["oversubscribed"])])
 def test_more_workers_than_cores_are_allowed_and_flagged(machine_with: Any, gpus: int, flags: list[str]) -> None:
     machine_with(0, cpus=2)
-    spec = of(gpus=gpus, hardware=HardwareSpec("local", devices="cpu"))
+    spec = make_spec(gpus=gpus, hardware=HardwareSpec("local", devices="cpu"))
     assert (spec.flags, spec.unsupported, spec.nodes) == (flags, None, 1)
     assert [p.cpus for p in spec.places] == [[rank % 2] for rank in range(gpus)]
 
 
 def test_one_process_for_all_devices(machine_with: Any) -> None:
     machine_with(0, cpus=8)
-    made = config(gpus=3, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
+    made = make_config(gpus=3, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
     made.strategy.processes = "one_for_all"
     (only,) = resolve.resolve(made).places
     assert (only.devices, only.cpus, only.threads) == ([0, 1, 2], list(range(6)), 2)
@@ -60,7 +60,7 @@ ROLES = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
 
 def test_roles_stand_before_the_workers_and_take_no_device(machine_with: Any) -> None:
     machine_with(0, cpus=8)
-    made = config(gpus=2, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
+    made = make_config(gpus=2, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
     made.strategy.processes = {"roles": {**ROLES["roles"], "ps": 2}}
     spec = resolve.resolve(made)
     assert [(p.rank, p.local_rank, p.role, p.devices, p.cpus) for p in spec.places] == [
@@ -72,11 +72,11 @@ def test_roles_stand_before_the_workers_and_take_no_device(machine_with: Any) ->
     ]
     assert (spec.gpus, spec.processes, spec.flags) == (2, 5, [])
     assert spec.services == {1: "ps", 2: "ps", 3: "worker", 4: "worker"}
-    assert of(gpus=2).services == {}
+    assert make_spec(gpus=2).services == {}
 
 
 def test_roles_over_several_nodes() -> None:
-    spec = of(gpus=10, hardware=ALPHA, strategy__processes=ROLES)
+    spec = make_spec(gpus=10, hardware=ALPHA, strategy__processes=ROLES)
     workers = [p for p in spec.places if p.role == "worker"]
     assert [(p.node, p.devices) for p in workers] == [(0, [k]) for k in range(8)] + [(1, [0]), (1, [1])]
     for node in (0, 1):
@@ -87,12 +87,12 @@ def test_roles_over_several_nodes() -> None:
 def test_processes_without_a_core_of_their_own_are_flagged(machine_with: Any) -> None:
     machine_with(0, cpus=3)
     hardware = HardwareSpec("local", devices="cpu")
-    assert of(gpus=2, hardware=hardware).flags == []
-    assert of(gpus=2, hardware=hardware, strategy__processes=ROLES).flags == ["oversubscribed"]
+    assert make_spec(gpus=2, hardware=hardware).flags == []
+    assert make_spec(gpus=2, hardware=hardware, strategy__processes=ROLES).flags == ["oversubscribed"]
 
 
 @pytest.mark.parametrize(
-    ("roles", "told"),
+    ("roles", "message"),
     [
         ({"chief": 1, "worker": "gpus"}, "should be chief: 1, ps: a count, worker: gpus"),
         ({"chief": 2, "ps": 1, "worker": "gpus"}, "should be chief: 1, ps: a count, worker: gpus"),
@@ -103,13 +103,13 @@ def test_processes_without_a_core_of_their_own_are_flagged(machine_with: Any) ->
         (None, "strategy.processes={'roles': None} should be one_per_device, one_for_all or roles"),
     ],
 )
-def test_roles_that_make_no_sense(roles: Any, told: str) -> None:
-    assert told in line(config(strategy__processes={"roles": roles}))
+def test_roles_that_make_no_sense(roles: Any, message: str) -> None:
+    assert message in resolve_error(make_config(strategy__processes={"roles": roles}))
 
 
 @pytest.mark.parametrize(("gpus", "per_node"), [(1, [1]), (8, [8]), (10, [8, 2]), (24, [8, 8, 8])])
 def test_a_second_node_only_when_the_first_is_full(gpus: int, per_node: list[int]) -> None:
-    spec = of(gpus=gpus, hardware=ALPHA)
+    spec = make_spec(gpus=gpus, hardware=ALPHA)
     assert spec.nodes == len(per_node)
     assert [sum(p.node == node for p in spec.places) for node in range(spec.nodes)] == per_node
     assert [p.local_rank for p in spec.places] == [k for count in per_node for k in range(count)]
@@ -127,7 +127,7 @@ def counts_of(spec: RunSpec) -> list[int]:
     ("gpus", "per_node"), [(1, [1]), (2, [1, 1]), (4, [1, 1, 1, 1]), (10, [3, 3, 2, 2]), (32, [8, 8, 8, 8])]
 )
 def test_spread_over_all_nodes_that_there_may_be(gpus: int, per_node: list[int]) -> None:
-    spec = of(gpus=gpus, hardware=dataclasses.replace(NODES, layout="spread"))
+    spec = make_spec(gpus=gpus, hardware=dataclasses.replace(NODES, layout="spread"))
     assert counts_of(spec) == per_node
     assert [p.node for p in spec.places] == sorted(p.node for p in spec.places), "ranks in the order of the nodes"
     assert [p.devices for p in spec.places] == [[k] for count in per_node for k in range(count)]
@@ -143,14 +143,14 @@ def test_every_device_has_one_place(data: st.DataObject, layout: str, others: in
     hardware = dataclasses.replace(NODES, layout=layout, gpus_per_node=rooms[0], max_nodes=len(rooms))
     hardware.hosts = [f"h{node}:{room}" for node, room in enumerate(rooms)] if named else []
     roles = {"roles": {"chief": 1, "ps": others, "worker": "gpus"}} if others else "one_per_device"
-    places = placing.compute_placement(config(hardware=hardware, strategy__processes=roles), gpus).places
+    places = placing.compute_placement(make_config(hardware=hardware, strategy__processes=roles), gpus).places
 
     assert [p.rank for p in places] == list(range(len(places)))
     nodes = [p.node for p in places]
     assert nodes == sorted(nodes) and set(nodes) == set(range(max(nodes) + 1))
     for node in set(nodes):
-        mine = [p for p in places if p.node == node]
-        assert [p.local_rank for p in mine] == list(range(len(mine)))
+        own = [p for p in places if p.node == node]
+        assert [p.local_rank for p in own] == list(range(len(own)))
     driving = [p for p in places if p.devices]
     assert len(driving) == gpus and all(len(p.devices) == 1 for p in driving)
     assert len({(p.node, p.devices[0]) for p in driving}) == gpus
@@ -177,8 +177,8 @@ def test_a_layout_that_makes_no_difference_is_the_usual_one() -> None:
         (4, {"strategy__processes": "one_for_all"}, "sequence"),
         (8, {"hardware__hosts": ["a:8"], "strategy__launcher": "mpi"}, "sequence"),
     ):
-        spread = of(gpus=gpus, hardware=dataclasses.replace(NODES, layout="spread"), **changes)
-        usual = of(gpus=gpus, hardware=dataclasses.replace(NODES), **changes)
+        spread = make_spec(gpus=gpus, hardware=dataclasses.replace(NODES, layout="spread"), **changes)
+        usual = make_spec(gpus=gpus, hardware=dataclasses.replace(NODES), **changes)
         assert spread.config.hardware.layout == layout, (gpus, changes)
         assert (spread.fingerprint == usual.fingerprint) == (layout == "sequence")
         assert (spread.places == usual.places) == (layout == "sequence")
@@ -186,27 +186,27 @@ def test_a_layout_that_makes_no_difference_is_the_usual_one() -> None:
 
 def test_device_ids_are_those_of_the_fullest_node() -> None:
     hardware = dataclasses.replace(NODES, layout="spread", max_nodes=2, device_ids=[3, 5])
-    spec = of(gpus=3, hardware=hardware)
+    spec = make_spec(gpus=3, hardware=hardware)
     assert [p.devices for p in spec.places] == [[3], [5], [3]]
-    assert of(gpus=2, hardware=hardware).config.hardware.device_ids == [3]
+    assert make_spec(gpus=2, hardware=hardware).config.hardware.device_ids == [3]
     in_sequence = dataclasses.replace(hardware, layout="sequence")
-    assert "gpus=3 wants 3 devices a node" in line(config(gpus=3, hardware=in_sequence))
+    assert "gpus=3 wants 3 devices a node" in resolve_error(make_config(gpus=3, hardware=in_sequence))
 
 
 def test_cpu_workers_of_several_nodes_fill_them_as_gpus_do() -> None:
     """A node alone takes more workers than it has cores; of several, each takes its own."""
     hardware = dataclasses.replace(NODES, devices="cpu", gpus_per_node=2, cpus_per_node=8, cpus_per_device=4)
-    assert counts_of(of(gpus=5, hardware=hardware)) == [2, 2, 1]
-    assert of(gpus=5, hardware=hardware).flags == []
-    assert counts_of(of(gpus=5, hardware=dataclasses.replace(hardware, max_nodes=1))) == [5]
-    assert of(gpus=5, hardware=dataclasses.replace(hardware, max_nodes=1)).flags == ["oversubscribed"]
+    assert counts_of(make_spec(gpus=5, hardware=hardware)) == [2, 2, 1]
+    assert make_spec(gpus=5, hardware=hardware).flags == []
+    assert counts_of(make_spec(gpus=5, hardware=dataclasses.replace(hardware, max_nodes=1))) == [5]
+    assert make_spec(gpus=5, hardware=dataclasses.replace(hardware, max_nodes=1)).flags == ["oversubscribed"]
 
 
 @pytest.mark.parametrize("layout", ["sequence", "spread"])
 def test_more_devices_than_all_nodes_hold(layout: str) -> None:
-    made = config(gpus=33, hardware=dataclasses.replace(NODES, layout=layout))
-    told = "gpus=33 asks for 5 nodes, hardware=nodes has 4 of 8 devices each"
-    assert placing.compute_placement(made, 33).shortage == told
+    made = make_config(gpus=33, hardware=dataclasses.replace(NODES, layout=layout))
+    message = "gpus=33 asks for 5 nodes, hardware=nodes has 4 of 8 devices each"
+    assert placing.compute_placement(made, 33).shortage == message
     assert placing.compute_placement(made, 32).shortage is None
     made.hardware.hosts = ["a:20", "b:12"]
     assert placing.compute_placement(made, 32).shortage is None
@@ -220,7 +220,7 @@ def test_no_two_processes_share_a_core_while_there_are_enough(gpus: int, threads
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "usable_cpus", lambda: list(range(cores)))
         hardware = HardwareSpec("local", devices="cpu", gpus_per_node=2, cpus_per_node=cores, cpus_per_device=threads)
-        placement = placing.compute_placement(config(hardware=hardware), gpus)
+        placement = placing.compute_placement(make_config(hardware=hardware), gpus)
         taken = [cpu for p in placement.places for cpu in p.cpus]
         assert set(taken) <= set(range(cores)) and all(p.cpus for p in placement.places)
         enough = gpus * threads <= cores
@@ -229,7 +229,7 @@ def test_no_two_processes_share_a_core_while_there_are_enough(gpus: int, threads
 
 def test_named_hosts_are_filled_in_their_order() -> None:
     """Whatever gpus_per_node says: their slots count."""
-    spec = of(gpus=5, hardware__hosts=["a:2", "b", "c:4"], strategy__launcher="mpi")
+    spec = make_spec(gpus=5, hardware__hosts=["a:2", "b", "c:4"], strategy__launcher="mpi")
     assert [(p.node, p.local_rank, p.devices) for p in spec.places] == [
         (0, 0, [0]),
         (0, 1, [1]),
@@ -243,8 +243,8 @@ def test_named_hosts_are_filled_in_their_order() -> None:
 def test_hosts_with_uneven_slots_are_spread_over_as_far_as_they_go() -> None:
     changes = {"hardware__hosts": ["a:1", "b:9", "c:2"], "strategy__launcher": "mpi", "hardware__layout": "spread"}
     for gpus, counts in ((2, [1, 1]), (3, [1, 1, 1]), (5, [1, 2, 2]), (9, [1, 6, 2]), (12, [1, 9, 2])):
-        assert counts_of(of(gpus=gpus, **changes)) == counts
+        assert counts_of(make_spec(gpus=gpus, **changes)) == counts
 
 
 def test_hosts_that_cannot_be_read() -> None:
-    assert line(config(hardware__hosts=["a:b:c"])) == "hardware.hosts: 'a:b:c' should be NAME:SLOTS, such as node1:8"
+    assert resolve_error(make_config(hardware__hosts=["a:b:c"])) == "hardware.hosts: 'a:b:c' should be NAME:SLOTS, such as node1:8"

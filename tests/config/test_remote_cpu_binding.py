@@ -28,9 +28,9 @@ def spec_of(nodes: Sequence[Sequence[int]], threads: int = 1, **changes: object)
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Four, and not the first ones: a job has been given a part of the node."""
-    found = [4, 5, 6, 7]
-    monkeypatch.setattr(machine, "usable_cpus", lambda: found)
-    return found
+    results = [4, 5, 6, 7]
+    monkeypatch.setattr(machine, "usable_cpus", lambda: results)
+    return results
 
 
 def test_each_node_deals_out_its_own(cores: list[int]) -> None:
@@ -66,9 +66,9 @@ def test_who_drives_no_device_is_not_pinned(cores: list[int]) -> None:
 
 def test_what_the_worker_is_told(cores: list[int]) -> None:
     spec = spec_of([[0, 1]], threads=2)
-    told = placement.make_cpus_variable(spec, 1)
-    assert told == {"SCALEBENCH_CPUS": "6,7"}
-    assert placement.read_cpus_variable(told) == [6, 7]
+    message = placement.make_cpus_variable(spec, 1)
+    assert message == {"SCALEBENCH_CPUS": "6,7"}
+    assert placement.read_cpus_variable(message) == [6, 7]
     assert placement.read_cpus_variable({}) == []
     spec.places[1].cpus = [3]
     assert placement.make_cpus_variable(spec, 1) == {}

@@ -14,25 +14,25 @@ from scalebench.config import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.spec import HardwareSpec, StrategySpec
 from scalebench.strategies.base import check_values
-from tests.builders.configs import ALPHA, config, line, of, pretend
+from tests.builders.configs import ALPHA, make_config, resolve_error, make_spec, fake_machine
 
 
 @pytest.fixture
 def machine_with(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return functools.partial(pretend, monkeypatch)
+    return functools.partial(fake_machine, monkeypatch)
 
 
 @given(st.integers(1, 64), st.integers(1, 500))
 def test_weak_scaling_keeps_the_batch_of_a_device(gpus: int, batch: int) -> None:
-    spec = of(gpus=gpus, train__batch_per_device=batch, dataset__size=100_000)
+    spec = make_spec(gpus=gpus, train__batch_per_device=batch, dataset__size=100_000)
     assert (spec.batch_per_device, spec.global_batch) == (batch, batch * gpus)
 
 
 @given(st.integers(1, 64), st.integers(1, 5000))
 def test_strong_scaling_keeps_the_global_batch_and_shards_differ_by_one(gpus: int, batch: int) -> None:
-    made = config(gpus=gpus, scaling="strong", train__global_batch=batch, dataset__size=100_000)
+    made = make_config(gpus=gpus, scaling="strong", train__global_batch=batch, dataset__size=100_000)
     if batch < gpus:
-        assert "fewer than" in line(made)
+        assert "fewer than" in resolve_error(made)
         return
     spec = resolve.resolve(made)
     assert spec.global_batch == batch
@@ -40,12 +40,12 @@ def test_strong_scaling_keeps_the_global_batch_and_shards_differ_by_one(gpus: in
 
 
 def test_strong_scaling_falls_back_on_the_batch_of_one_device() -> None:
-    spec = of(gpus=2, scaling="strong", train__batch_per_device=75)
+    spec = make_spec(gpus=2, scaling="strong", train__batch_per_device=75)
     assert (spec.batch_per_device, spec.global_batch) == (38, 75)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (
             {"train__global_batch": 8},
@@ -62,16 +62,16 @@ def test_strong_scaling_falls_back_on_the_batch_of_one_device() -> None:
         ),
     ],
 )
-def test_batches_that_leave_a_device_without_samples(changes: dict[str, Any], told: str) -> None:
-    assert line(config(**changes)) == told
+def test_batches_that_leave_a_device_without_samples(changes: dict[str, Any], message: str) -> None:
+    assert resolve_error(make_config(**changes)) == message
 
 
 def test_a_users_file_is_counted_later() -> None:
-    assert of(dataset__size=1, dataset__path="/some.npz").global_batch == 10
+    assert make_spec(dataset__size=1, dataset__path="/some.npz").global_batch == 10
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"strategy__name": "mirorred"}, "no strategy 'mirorred'; did you mean 'mirrored'?"),
         (
@@ -100,14 +100,14 @@ def test_a_users_file_is_counted_later() -> None:
         ),
     ],
 )
-def test_names_and_figures_that_make_no_sense(changes: dict[str, Any], told: str) -> None:
-    assert line(config(**changes)) == told
+def test_names_and_figures_that_make_no_sense(changes: dict[str, Any], message: str) -> None:
+    assert resolve_error(make_config(**changes)) == message
 
 
 @pytest.mark.parametrize(("gpus_here", "hardware", "want"), [(0, "auto", 2), (4, "auto", 4), (4, "cpu", 2)])
 def test_gpus_left_out_means_all_devices(machine_with: Any, gpus_here: int, hardware: str, want: int) -> None:
     machine_with(gpus_here)
-    spec = of(gpus=None, hardware=HardwareSpec("local", devices=hardware))
+    spec = make_spec(gpus=None, hardware=HardwareSpec("local", devices=hardware))
     assert spec.gpus == spec.config.gpus == want
     assert spec.device == ("cuda" if gpus_here and hardware == "auto" else "cpu")
 
@@ -115,23 +115,23 @@ def test_gpus_left_out_means_all_devices(machine_with: Any, gpus_here: int, hard
 def test_gpus_left_out_and_given_have_one_fingerprint(machine_with: Any) -> None:
     machine_with(0)
     hardware = HardwareSpec("local")
-    assert of(gpus=None, hardware=hardware).fingerprint == of(gpus=2, hardware=hardware).fingerprint
-    assert of(gpus=1, hardware=hardware).fingerprint != of(gpus=2, hardware=hardware).fingerprint
+    assert make_spec(gpus=None, hardware=hardware).fingerprint == make_spec(gpus=2, hardware=hardware).fingerprint
+    assert make_spec(gpus=1, hardware=hardware).fingerprint != make_spec(gpus=2, hardware=hardware).fingerprint
 
 
 def test_resolving_changes_nothing_of_the_config_it_is_given() -> None:
-    made = config(gpus=None)
+    made = make_config(gpus=None)
     before = dataclasses.asdict(made)
     resolve.resolve(made)
     assert dataclasses.asdict(made) == before
 
 
 def test_a_machine_that_is_not_here_must_be_told_of() -> None:
-    with pytest.raises(InputError, match=r"hardware=alpha is another machine, .* say devices: "):
-        of(hardware=dataclasses.replace(ALPHA, devices="auto"))
-    with pytest.raises(InputError, match=r"hardware.stage=data should be a whole path"):
-        of(hardware=dataclasses.replace(ALPHA, stage="data"))
-    of(hardware=dataclasses.replace(ALPHA, stage="$TMPDIR/data"))
+    with pytest.raises(InputError, match=r"hardware=alpha is another machine, .* set devices: "):
+        make_spec(hardware=dataclasses.replace(ALPHA, devices="auto"))
+    with pytest.raises(InputError, match=r"hardware.stage=data should be an absolute path"):
+        make_spec(hardware=dataclasses.replace(ALPHA, stage="data"))
+    make_spec(hardware=dataclasses.replace(ALPHA, stage="$TMPDIR/data"))
 
 
 @pytest.mark.parametrize("value", [None, 1, 1.0, 7])

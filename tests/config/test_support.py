@@ -12,20 +12,20 @@ import pytest
 from scalebench.config import horovod_build
 from scalebench.core.spec import HardwareSpec, StrategySpec
 from scalebench.strategies import registry
-from tests.builders.configs import ALPHA, GPUS_HERE, of, pretend
+from tests.builders.configs import ALPHA, GPUS_HERE, make_spec, fake_machine
 
 
 @pytest.fixture
 def machine_with(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return functools.partial(pretend, monkeypatch)
+    return functools.partial(fake_machine, monkeypatch)
 
 
 def test_one_process_drives_the_devices_of_one_node() -> None:
-    told = "simulated has one process for all devices, which are on 2 nodes with gpus=16"
+    message = "simulated has one process for all devices, which are on 2 nodes with gpus=16"
     strategy = StrategySpec("simulated", processes="one_for_all", options={})
     for gpus, expected in ((8, False), (16, True)):
-        reason = of(gpus=gpus, hardware=ALPHA, strategy=strategy).unsupported or ""
-        assert (told in reason) == expected
+        reason = make_spec(gpus=gpus, hardware=ALPHA, strategy=strategy).unsupported or ""
+        assert (message in reason) == expected
 
 
 NCCL = StrategySpec("ddp_nccl", devices=["cuda"], requires=[], backend="nccl")
@@ -41,7 +41,7 @@ NO_PACKAGE = "simulated needs no_such_package_x, which is not installed: pip ins
 
 
 @pytest.mark.parametrize(
-    ("gpus_here", "changes", "told"),
+    ("gpus_here", "changes", "message"),
     [
         (0, {"hardware": ALPHA}, f"{ANOTHER}, behind slurm), here is no GPU and no sbatch; use hardware=local"),
         (2, {"hardware": UNQUEUED}, f"{ANOTHER}), here is 2 GPUs; use hardware=local"),
@@ -61,24 +61,24 @@ NO_PACKAGE = "simulated needs no_such_package_x, which is not installed: pip ins
     ],
 )
 def test_what_is_impossible_here_says_why(
-    machine_with: Any, gpus_here: int, changes: dict[str, Any], told: str | None
+    machine_with: Any, gpus_here: int, changes: dict[str, Any], message: str | None
 ) -> None:
     machine_with(gpus_here)
-    assert of(**changes).unsupported == told
+    assert make_spec(**changes).unsupported == message
 
 
 @pytest.mark.parametrize(
-    ("asked", "instead"), [("multiworker_nccl", "multiworker_ring"), ("mirrored_nccl", "mirrored")]
+    ("requested", "instead"), [("multiworker_nccl", "multiworker_ring"), ("mirrored_nccl", "mirrored")]
 )
-def test_nccl_on_the_cpu_names_a_strategy_that_there_is(machine_with: Any, asked: str, instead: str) -> None:
+def test_nccl_on_the_cpu_names_a_strategy_that_there_is(machine_with: Any, requested: str, instead: str) -> None:
     machine_with(0)
-    reason = of(strategy=StrategySpec(asked, devices=["cuda"], backend="nccl")).unsupported
-    assert reason == f"{asked} exchanges {NEEDS_GPUS}; use strategy={instead} on CPU"
+    reason = make_spec(strategy=StrategySpec(requested, devices=["cuda"], backend="nccl")).unsupported
+    assert reason == f"{requested} exchanges {NEEDS_GPUS}; use strategy={instead} on CPU"
 
 
 def test_all_reasons_are_told(machine_with: Any) -> None:
     machine_with(0)
-    reasons = of(gpus=2, strategy__max_gpus=1, strategy__requires=["no_such_package_x"]).unsupported
+    reasons = make_spec(gpus=2, strategy__max_gpus=1, strategy__requires=["no_such_package_x"]).unsupported
     assert str(reasons).split("; ") == ["simulated runs on 1 device only, gpus=2", NO_PACKAGE]
 
 
@@ -103,7 +103,7 @@ def horovod(backend: str, **changes: Any) -> StrategySpec:
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The looks that were taken at Horovod 0.28.1, which is installed with MPI and Gloo."""
     taken: list[str] = []
 
@@ -117,7 +117,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("gpus_here", "strategy", "told", "looked"),
+    ("gpus_here", "strategy", "message", "looked"),
     [
         (0, horovod("gloo"), None, True),
         (0, horovod("nccl"), CPU_ONLY, False),
@@ -129,34 +129,34 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
 )
 def test_what_keeps_horovod_from_running(
-    machine_with: Any, looks: list[str], gpus_here: int, strategy: StrategySpec, told: str | None, looked: bool
+    machine_with: Any, inspections: list[str], gpus_here: int, strategy: StrategySpec, message: str | None, looked: bool
 ) -> None:
     machine_with(gpus_here)
-    assert of(gpus=2, hardware=HERE, strategy=strategy).unsupported == told
-    assert looks == (["torch"] if looked else [])
+    assert make_spec(gpus=2, hardware=HERE, strategy=strategy).unsupported == message
+    assert inspections == (["torch"] if looked else [])
 
 
-def test_another_machine_has_another_horovod(machine_with: Any, looks: list[str]) -> None:
+def test_another_machine_has_another_horovod(machine_with: Any, inspections: list[str]) -> None:
     machine_with(0)
-    assert (of(gpus=2, hardware=ALPHA, strategy=horovod("nccl")).unsupported or "").startswith(ANOTHER)
-    assert looks == []
+    assert (make_spec(gpus=2, hardware=ALPHA, strategy=horovod("nccl")).unsupported or "").startswith(ANOTHER)
+    assert inspections == []
 
 
 def test_horovod_that_is_not_installed_is_not_looked_at(
-    machine_with: Any, looks: list[str], monkeypatch: pytest.MonkeyPatch
+    machine_with: Any, inspections: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine_with(0)
     monkeypatch.setattr(registry, "missing_packages", lambda names: ["horovod"])
-    assert of(gpus=2, hardware=HERE, strategy=horovod("gloo")).unsupported == NO_HOROVOD
-    assert looks == []
+    assert make_spec(gpus=2, hardware=HERE, strategy=horovod("gloo")).unsupported == NO_HOROVOD
+    assert inspections == []
 
 
-def test_mpirun_that_is_there(machine_with: Any, looks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpirun_that_is_there(machine_with: Any, inspections: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     machine_with(0)
     monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
-    assert of(gpus=2, hardware=HERE, strategy=horovod("mpi")).unsupported is None
+    assert make_spec(gpus=2, hardware=HERE, strategy=horovod("mpi")).unsupported is None
     crash = "Horovod's Gloo operations crash under mpirun: use strategy.launcher=local"
-    assert of(gpus=2, hardware=HERE, strategy=horovod("gloo", launcher="mpi")).unsupported == crash
+    assert make_spec(gpus=2, hardware=HERE, strategy=horovod("gloo", launcher="mpi")).unsupported == crash
 
 
 HOSTS = {"hardware__hosts": ["a:2", "b:2"], "strategy__launcher": "mpi"}
@@ -166,48 +166,48 @@ NODES = HardwareSpec("nodes", devices="cpu", gpus_per_node=2, max_nodes=2)
 def test_what_hosts_have_is_not_what_this_machine_has(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine_with(2)
     monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
-    assert of(gpus=4, hardware=GPUS_HERE, **HOSTS).unsupported is None
+    assert make_spec(gpus=4, hardware=GPUS_HERE, **HOSTS).unsupported is None
     elsewhere = dataclasses.replace(UNQUEUED, gpus_per_node=2)
-    assert of(gpus=4, hardware=elsewhere, **HOSTS).unsupported is None
+    assert make_spec(gpus=4, hardware=elsewhere, **HOSTS).unsupported is None
 
 
 def test_one_process_stays_on_one_host(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine_with(0)
     monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
     changes = {**HOSTS, "strategy__processes": "one_for_all", "hardware__layout": "spread"}
-    assert of(gpus=2, **changes).unsupported is None
-    told = "simulated has one process for all devices, which are on 2 nodes with gpus=3"
-    assert of(gpus=3, **changes).unsupported == told
+    assert make_spec(gpus=2, **changes).unsupported is None
+    message = "simulated has one process for all devices, which are on 2 nodes with gpus=3"
+    assert make_spec(gpus=3, **changes).unsupported == message
 
 
 def test_nodes_that_nobody_reaches(machine_with: Any) -> None:
     machine_with(0)
-    told = "gpus=3 stand on 2 nodes and only this machine is here; name them in hardware.hosts"
-    assert of(gpus=3, hardware=NODES).unsupported == told
-    assert of(gpus=2, hardware=NODES).unsupported is None
-    assert of(gpus=3, hardware=dataclasses.replace(NODES, max_nodes=1)).unsupported is None
+    message = "gpus=3 need 2 nodes and only this machine is here; name them in hardware.hosts"
+    assert make_spec(gpus=3, hardware=NODES).unsupported == message
+    assert make_spec(gpus=2, hardware=NODES).unsupported is None
+    assert make_spec(gpus=3, hardware=dataclasses.replace(NODES, max_nodes=1)).unsupported is None
 
 
 @pytest.mark.parametrize("layout", ["sequence", "spread"])
 def test_more_devices_than_all_nodes_have(machine_with: Any, layout: str) -> None:
     machine_with(0)
-    reason = of(gpus=5, hardware=dataclasses.replace(NODES, this_machine=False, layout=layout)).unsupported or ""
+    reason = make_spec(gpus=5, hardware=dataclasses.replace(NODES, this_machine=False, layout=layout)).unsupported or ""
     assert reason.endswith("gpus=5 asks for 3 nodes, hardware=nodes has 2 of 2 devices each")
 
 
 def test_by_hand_is_for_hosts_without_a_scheduler(machine_with: Any) -> None:
     machine_with(0)
-    reason = of(gpus=2, hardware=ALPHA, strategy__launcher="by_hand").unsupported or ""
+    reason = make_spec(gpus=2, hardware=ALPHA, strategy__launcher="by_hand").unsupported or ""
     assert reason.endswith("strategy.launcher=by_hand is for hosts without a scheduler, and there is slurm")
-    assert of(gpus=2, strategy__launcher="by_hand", hardware__hosts=["a:1", "b:1"]).unsupported is None
+    assert make_spec(gpus=2, strategy__launcher="by_hand", hardware__hosts=["a:1", "b:1"]).unsupported is None
 
 
 def test_an_allocation_that_is_too_small(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine_with(0)
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
-    told = "gpus=16 stand on 2 nodes, and this job has 1 node; ask for more, or lower gpus"
-    assert of(gpus=16, hardware=ALPHA).unsupported == told
-    assert of(gpus=8, hardware=ALPHA).unsupported is None
+    message = "gpus=16 need 2 nodes, and this job has 1 node; ask for more, or lower gpus"
+    assert make_spec(gpus=16, hardware=ALPHA).unsupported == message
+    assert make_spec(gpus=8, hardware=ALPHA).unsupported is None
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    assert of(gpus=16, hardware=ALPHA).unsupported is None
+    assert make_spec(gpus=16, hardware=ALPHA).unsupported is None

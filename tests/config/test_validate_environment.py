@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from scalebench.config import resolve
-from scalebench.runner.launchers.rank_environment import rank_environment
-from tests.builders.configs import config, line, of
+from scalebench.runner.launchers.rank_environment import build_environment
+from tests.builders.configs import make_config, resolve_error, make_spec
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("RANK", "hardware.environment: RANK is set by scalebench for each process; leave it out"),
         ("LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE is set by scalebench for each process"),
@@ -24,32 +24,32 @@ from tests.builders.configs import config, line, of
         ("", "hardware.environment: '' is no name of a variable"),
     ],
 )
-def test_names_that_are_refused(name: str, told: str) -> None:
-    assert told in line(config(hardware__environment={name: "1"}))
+def test_names_that_are_refused(name: str, message: str) -> None:
+    assert message in resolve_error(make_config(hardware__environment={name: "1"}))
 
 
 def test_a_value_that_no_variable_can_hold() -> None:
-    assert "zero byte" in line(config(hardware__environment={"A": "1\0"}))
+    assert "zero byte" in resolve_error(make_config(hardware__environment={"A": "1\0"}))
 
 
 def test_variables_reach_every_process_and_go_before_those_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_P2P_LEVEL", "SYS")
     chosen = {"NCCL_P2P_LEVEL": "PIX", "GLOO_SOCKET_IFNAME": "eth1", "RANKS": "0"}
-    spec = of(gpus=2, hardware__environment=chosen)
+    spec = make_spec(gpus=2, hardware__environment=chosen)
     for rank in range(2):
-        variables = rank_environment(spec, "an id", rank, ["127.0.0.1:1"])
+        variables = build_environment(spec, "an id", rank, ["127.0.0.1:1"])
         assert chosen.items() <= variables.items()
         assert (variables["RANK"], variables["CUDA_DEVICE_ORDER"]) == (str(rank), "PCI_BUS_ID")
 
 
 def test_they_are_part_of_what_is_run_whatever_their_order() -> None:
     one, two = {"A": "1", "B": "2"}, {"B": "2", "A": "1"}
-    prints = [of(gpus=2, hardware__environment=chosen).fingerprint for chosen in (one, two, {"A": "1"}, {})]
+    prints = [make_spec(gpus=2, hardware__environment=chosen).fingerprint for chosen in (one, two, {"A": "1"}, {})]
     assert prints[0] == prints[1] and len(set(prints)) == 3
 
 
 def test_what_nccl_is_told_is_nothing_to_one_device() -> None:
-    made = {gpus: of(gpus=gpus, hardware__environment={"NCCL_P2P_DISABLE": "1", "A": "b"}) for gpus in (1, 2)}
+    made = {gpus: make_spec(gpus=gpus, hardware__environment={"NCCL_P2P_DISABLE": "1", "A": "b"}) for gpus in (1, 2)}
     assert made[2].config.hardware.environment == {"A": "b", "NCCL_P2P_DISABLE": "1"}
     assert made[1].config.hardware.environment == {"A": "b"}
-    assert made[1].fingerprint == resolve.resolve(config(gpus=1, hardware__environment={"A": "b"})).fingerprint
+    assert made[1].fingerprint == resolve.resolve(make_config(gpus=1, hardware__environment={"A": "b"})).fingerprint

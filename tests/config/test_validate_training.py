@@ -26,38 +26,38 @@ def config(train: dict[str, Any], gpus: int = 1, measure: dict[str, Any] | None 
 def line(*args: Any, **kwargs: Any) -> str:
     with pytest.raises(InputError) as error:
         resolve(config(*args, **kwargs))
-    found = str(error.value)
-    assert "\n" not in found
-    return found
+    results = str(error.value)
+    assert "\n" not in results
+    return results
 
 
 def test_a_rule_without_a_base_batch() -> None:
     assert line({"learning_rate_rule": "linear"}) == (
-        "train.learning_rate_rule=linear scales the learning rate of a base batch: say train.base_batch, the global "
+        "train.learning_rate_rule=linear scales the learning rate of a base batch: set train.base_batch, the global "
         "batch that train.learning_rate=0.001 is for"
     )
     assert resolve(config({"base_batch": 7})).learning_rate == 1e-3, "a sweep over rules has none among them"
 
 
 @pytest.mark.parametrize(
-    ("train", "told"),
+    ("train", "message"),
     [
-        ({"schedule": "step", **TO_END}, "say which, as in train.decay_epochs"),
+        ({"schedule": "step", **TO_END}, "set them, as in train.decay_epochs"),
         ({"schedule": "step", "decay_epochs": [3, 1], **TO_END}, "above 0 and in order"),
         ({"schedule": "step", "decay_epochs": [float("nan")], **TO_END}, "above 0 and in order"),
-        ({"schedule": "cosine", "stop": {"seconds": 5}}, "goes down to the end of the training: say train.stop.epochs"),
-        ({"schedule": "linear", "stop": {"target": 5}}, "goes down to the end of the training: say train.stop.epochs"),
-        ({"schedule": "cosine"}, "this run ends when its throughput is known: say train.stop.epochs"),
-        ({"warmup_epochs": 1.0}, "this run ends when its throughput is known: say train.stop.epochs"),
+        ({"schedule": "cosine", "stop": {"seconds": 5}}, "goes down to the end of the training: set train.stop.epochs"),
+        ({"schedule": "linear", "stop": {"target": 5}}, "goes down to the end of the training: set train.stop.epochs"),
+        ({"schedule": "cosine"}, "this run ends when its throughput is known: set train.stop.epochs"),
+        ({"warmup_epochs": 1.0}, "this run ends when its throughput is known: set train.stop.epochs"),
         ({"warmup_epochs": 3.0, **TO_END}, "train.warmup_epochs=3 lasts until train.stop.epochs=3"),
         ({"momentum": 1.0}, "train.momentum=1 should be below 1"),
         ({"accumulate": 11}, "more parts than a device has samples of a step, 10"),
-        ({"evaluate_epochs": None, "stop": {"target": 1}}, "say train.evaluate_epochs or _s"),
+        ({"evaluate_epochs": None, "stop": {"target": 1}}, "set train.evaluate_epochs or train.evaluate_s"),
         ({"stop": {"seconds": 120}}, "train.stop.seconds=120 is not below measure.timeout_s=120"),
     ],
 )
-def test_settings_that_contradict_each_other(train: dict[str, Any], told: str) -> None:
-    assert told in line(train)
+def test_settings_that_contradict_each_other(train: dict[str, Any], message: str) -> None:
+    assert message in line(train)
 
 
 def test_the_last_device_counts_for_its_parts() -> None:
@@ -76,15 +76,17 @@ def test_a_training_wants_more_than_one_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("measure", "dataset", "gpus", "told"),
+    ("measure", "dataset", "gpus", "message"),
     [
-        ({"evaluate": False}, {}, 1, "measure.evaluate=false never looks at it"),
+        ({"evaluate": False}, {}, 1, "measure.evaluate=false never computes"),
         ({}, {"validation_share": 0.0}, 1, "dataset.validation_share=0 leaves nothing to validate"),
         ({}, {"validation_share": 0.01}, 2, "fewer samples to validate than replicas: raise dataset.size or"),
     ],
 )
-def test_a_target_has_to_be_looked_for(measure: dict[str, Any], dataset: dict[str, Any], gpus: int, told: str) -> None:
-    assert told in line({"stop": {"target": 0.1}}, gpus, measure, **dataset)
+def test_a_target_has_to_be_looked_for(
+    measure: dict[str, Any], dataset: dict[str, Any], gpus: int, message: str
+) -> None:
+    assert message in line({"stop": {"target": 0.1}}, gpus, measure, **dataset)
     resolve(config({"stop": {"epochs": 1.0}}, gpus, measure, **dataset))
 
 

@@ -1,4 +1,4 @@
-"""Where YAML files come from: ours, and those of plugins, which Hydra then composes."""
+"""YAML files, built-in and of plugins, and which of them can be used."""
 
 from __future__ import annotations
 
@@ -17,18 +17,15 @@ from tests.builders.plugins import Dists, forget, yaml_of
 from tests.builders.plugins import dists as dists
 
 
-def test_our_folder_holds_the_groups() -> None:
+def test_the_built_in_groups() -> None:
     assert config_files.list_groups() == ["dataset", "hardware", "measure", "model", "strategy", "sweep", "train"]
     assert (config_files.conf_dir() / "config.yaml").is_file()
     assert sorted(config_files.list_options("measure")) == ["default", "max_batch", "quick", "thorough"]
 
 
 def test_without_plugins_there_is_no_other_folder(dists: Dists) -> None:
-    assert (
-        config_files.plugin_folders() == []
-        and config_files.find_config_files().problems == {}
-        and config_files.find_config_files().warnings == []
-    )
+    files = config_files.find_config_files()
+    assert (files.folders, files.problems, files.warnings) == ([], {}, [])
 
 
 def test_option_defaults_are_those_of_the_yaml() -> None:
@@ -42,14 +39,11 @@ def test_a_plugins_yaml_is_found(dists: Dists) -> None:
     assert config_files.plugin_folders() == [("my-plugin", root / "my_plugin" / "conf")]
     assert config_files.list_options("strategy")["mine"] == root / "my_plugin/conf/strategy/mine.yaml"
     assert config_files.strategy_option_defaults("mine") == {"step_s": 0.25, "mode": "fast"}
-    assert (config_files.file_origin("strategy", "mine"), config_files.file_origin("strategy", "ddp")) == (
-        "my-plugin",
-        "scalebench",
-    )
-    assert config_files.file_origin("strategy", "other") is None
+    origins = [config_files.file_origin("strategy", name) for name in ("mine", "ddp", "other")]
+    assert origins == ["my-plugin", "scalebench", None]
 
 
-def test_a_plugin_that_is_not_chosen_brings_no_yaml(dists: Dists, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disabled_plugin_adds_no_yaml(dists: Dists, monkeypatch: pytest.MonkeyPatch) -> None:
     dists.strategy()
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
     config_files.find_config_files.cache_clear()
@@ -57,7 +51,7 @@ def test_a_plugin_that_is_not_chosen_brings_no_yaml(dists: Dists, monkeypatch: p
 
 
 def test_folders_are_found_without_importing_anything(dists: Dists) -> None:
-    """Also below packages that would have much to do, and in one without __init__.py."""
+    """Also below packages with side effects, and in one without __init__.py."""
     deep = {"big/__init__.py": "raise SystemExit\n", "big/part/__init__.py": "raise SystemExit\n"}
     files = {**deep, "big/part/conf/sweep/s.yaml": "", "spaced/conf/sweep/t.yaml": ""}
     root = dists.add("a-dist", files, {"configs": {"a": "big.part.conf", "b": "spaced.conf", "c": "spaced.conf"}})
@@ -76,7 +70,7 @@ def test_a_plugin_without_its_folder(dists: Dists, package: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["strategy/ddp", "hardware/local", "model/resnet50", "dataset/materials"])
-def test_a_yaml_of_ours_cannot_be_shadowed(dists: Dists, name: str) -> None:
+def test_a_built_in_yaml_cannot_be_shadowed(dists: Dists, name: str) -> None:
     group, _, stem = name.partition("/")
     dists.add("a", {"a/__init__.py": "", f"a/conf/{name}.yaml": yaml_of(stem)}, {"configs": {"a": "a.conf"}})
     assert config_files.find_config_files().problems == {
@@ -87,7 +81,7 @@ def test_a_yaml_of_ours_cannot_be_shadowed(dists: Dists, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["config", "sweep/demo", "measure/quick", "train/default"])
-def test_a_file_without_a_name_in_it_is_shadowed_with_a_word(dists: Dists, name: str) -> None:
+def test_shadowing_a_file_without_a_name_is_a_warning(dists: Dists, name: str) -> None:
     dists.add("a", {"a/__init__.py": "", f"a/conf/{name}.yaml": ""}, {"configs": {"a": "a.conf"}})
     assert config_files.find_config_files().warnings == [
         f"{name}.yaml comes from both scalebench and a; uninstall one of them or set SCALEBENCH_PLUGINS; "
@@ -98,7 +92,7 @@ def test_a_file_without_a_name_in_it_is_shadowed_with_a_word(dists: Dists, name:
 
 def test_two_plugins_with_one_yaml_are_both_named(dists: Dists) -> None:
     for dist in ("first", "second"):
-        dists.add(dist, {f"{dist}/conf/hardware/h.yaml": "# ours\nname: h\n"}, {"configs": {dist: f"{dist}.conf"}})
+        dists.add(dist, {f"{dist}/conf/hardware/h.yaml": "# a comment\nname: h\n"}, {"configs": {dist: f"{dist}.conf"}})
     (line,) = config_files.find_config_files().problems.values()
     assert line == "hardware/h.yaml comes from both first and second; uninstall one of them or set SCALEBENCH_PLUGINS"
 
@@ -107,9 +101,10 @@ def test_yaml_files_of_a_plugin_for_a_later_api(dists: Dists) -> None:
     dists.add(
         "a", {"a/conf/hardware/h.yaml": "name: h", "a/conf/sweep/s.yaml": ""}, {"configs": {"a": "a.conf"}}, api=9
     )
-    told = "of a is written for version 9 of the plugin API, and this scalebench has 1: "
-    assert config_files.find_config_files().problems["hardware", "h"].startswith(f"hardware/h.yaml {told}")
-    assert [line[: len(told) + 13] for line in config_files.find_config_files().warnings] == [f"sweep/s.yaml {told}"]
+    reason = "of a is written for version 9 of the plugin API, and this scalebench has 1: "
+    files = config_files.find_config_files()
+    assert files.problems["hardware", "h"].startswith(f"hardware/h.yaml {reason}")
+    assert len(files.warnings) == 1 and files.warnings[0].startswith(f"sweep/s.yaml {reason}")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +124,7 @@ def test_the_name_in_a_file(dists: Dists, text: str, name: str | None) -> None:
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", "\0", "a: ${"])
-def test_a_file_that_is_no_yaml_is_named(dists: Dists, text: str) -> None:
+def test_an_invalid_yaml_file_is_named(dists: Dists, text: str) -> None:
     root = dists.add(files={"x.yaml": text})
     with pytest.raises(PluginError) as caught:
         config_files.read_yaml(root / "x.yaml")
@@ -137,7 +132,7 @@ def test_a_file_that_is_no_yaml_is_named(dists: Dists, text: str) -> None:
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    """An interpreter of its own, in which the plugins are installed."""
+    """Run code in a new interpreter, in which the plugins are installed."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -145,8 +140,8 @@ def test_a_plugins_strategy_composes_and_resolves(dists: Dists) -> None:
     code = """
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
-words = ["strategy=my_strategy", "strategy.options.step_s=1", "gpus=2"]
-spec = resolve.resolve(compose_config(words))
+overrides = ["strategy=my_strategy", "strategy.options.step_s=1", "gpus=2"]
+spec = resolve.resolve(compose_config(overrides))
 print(spec.label, spec.unsupported, spec.config.strategy.options)
 """
     dists.strategy("my_strategy", options={"step_s": 0.25, "mode": "fast"})
@@ -172,8 +167,7 @@ print(main(["strategy=my_strategy", "strategy.options.mode=1"]))
     assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["0", "2", "2", "2"]
 
 
-def test_names_that_are_broken_end_no_program_and_warnings_are_told_once(dists: Dists) -> None:
-    """The name of ours that a plugin has taken will fail, the others are as they were."""
+def test_a_conflict_fails_only_its_runs_and_warnings_appear_once(dists: Dists) -> None:
     files = {"a/conf/strategy/ddp.yaml": yaml_of("ddp"), "a/conf/sweep/demo.yaml": ""}
     dists.add("a", files, {"configs": {"a": "a.conf"}})
     code = """
@@ -204,8 +198,8 @@ FAULTS = {
 def test_a_file_that_hydra_cannot_compose_is_a_problem_of_its_name(
     dists: Dists, group: str, text: str, reason: str
 ) -> None:
-    told = text.replace("{name}", "mine")
-    dists.add("a", {f"a/conf/{group}/mine.yaml": told, f"a/conf/{group}/sound.yaml": "name: sound"}, FOLDER)
+    text = text.replace("{name}", "mine")
+    dists.add("a", {f"a/conf/{group}/mine.yaml": text, f"a/conf/{group}/sound.yaml": "name: sound"}, FOLDER)
     (line,) = config_files.find_config_files().problems.values()
     assert line.startswith(f"{group}/mine.yaml of a cannot be read: {reason}")
     assert config_files.find_config_files().unusable == {(group, "mine")}
@@ -223,16 +217,16 @@ def test_a_file_with_interpolations_and_defaults_can_be_composed(dists: Dists) -
 
 
 @pytest.mark.parametrize("text", ["a: [", "name: mine\nnamex: 1"])
-def test_a_run_of_it_composes_and_fails_by_itself_until_it_is_repaired(dists: Dists, text: str) -> None:
+def test_only_runs_of_a_broken_file_fail_until_it_is_repaired(dists: Dists, text: str) -> None:
     root = dists.strategy(yaml=text)
-    words = ["strategy=mine", "gpus=1", "hardware=cpu"]
+    overrides = ["strategy=mine", "gpus=1", "hardware=cpu"]
     try:
-        spec = resolve(compose_config(words))
+        spec = resolve(compose_config(overrides))
         assert spec.broken is not None and spec.broken.startswith("strategy/mine.yaml of my-plugin cannot be read: ")
-        assert resolve(compose_config(["strategy=simulated", *words[1:]])).broken is None
+        assert resolve(compose_config(["strategy=simulated", *overrides[1:]])).broken is None
         (root / "my_plugin/conf/strategy/mine.yaml").write_text(yaml_of("mine"))
         forget()
-        spec = resolve(compose_config(words))
+        spec = resolve(compose_config(overrides))
         assert (spec.broken, spec.config.strategy.description) == (None, "a plugin's own")
     finally:
         GlobalHydra.instance().clear()

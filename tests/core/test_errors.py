@@ -1,4 +1,4 @@
-"""Unknown names get the nearest known one, or all of them."""
+"""Unknown names: the nearest candidate, or all of them."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from hypothesis import strategies as st
 
 from scalebench.core.errors import nearest_name, unknown_name_message
 
-KNOWN = ["mirrored", "ddp", "ddp_gloo"]
+NAMES = ["mirrored", "ddp", "ddp_gloo"]
 
 
 @pytest.mark.parametrize(
-    ("word", "found"), [("mirorred", "mirrored"), ("dpd", "ddp"), ("ddp_glo", "ddp_gloo"), ("zzz", None), ("", None)]
+    ("name", "nearest"), [("mirorred", "mirrored"), ("dpd", "ddp"), ("ddp_glo", "ddp_gloo"), ("zzz", None), ("", None)]
 )
-def test_the_nearest_name(word: str, found: str | None) -> None:
-    assert nearest_name(word, KNOWN) == found
+def test_the_nearest_name(name: str, nearest: str | None) -> None:
+    assert nearest_name(name, NAMES) == nearest
 
 
-def test_a_near_name_is_offered_alone() -> None:
-    assert unknown_name_message("strategy", "mirorred", KNOWN) == "no strategy 'mirorred'; did you mean 'mirrored'?"
+def test_a_near_name_is_suggested() -> None:
+    assert unknown_name_message("strategy", "mirorred", NAMES) == "no strategy 'mirorred'; did you mean 'mirrored'?"
 
 
 def test_without_a_near_name_all_are_listed_in_order() -> None:
-    assert unknown_name_message("verb", "zzz", iter(KNOWN)) == "no verb 'zzz'; known: ddp, ddp_gloo, mirrored"
+    assert unknown_name_message("verb", "zzz", iter(NAMES)) == "no verb 'zzz'; known: ddp, ddp_gloo, mirrored"
 
 
-def test_nothing_known() -> None:
+def test_no_names_at_all() -> None:
     assert unknown_name_message("option", "x", []) == "no option 'x'; known: none"
 
 
-@given(st.sampled_from(KNOWN), st.data())
-def test_a_letter_too_few_is_always_near(name: str, data: st.DataObject) -> None:
+@given(st.sampled_from(NAMES), st.data())
+def test_a_missing_letter_is_always_near(name: str, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(name) - 1))
     assert nearest_name(name[:index] + name[index + 1 :], [name]) == name

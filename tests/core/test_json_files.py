@@ -1,4 +1,4 @@
-"""JSON files: whole or not at all, and read back with their types checked."""
+"""JSON files: written completely or not at all, and read back with their types checked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_written_file_reads_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("figure", [float("nan"), float("inf")])
-def test_no_figure_may_be_nan_and_the_old_file_stays(tmp_path: Path, figure: float) -> None:
+def test_nan_is_refused_and_the_old_file_stays(tmp_path: Path, figure: float) -> None:
     write_json(tmp_path / "x.json", [1])
     with pytest.raises(ValueError):
         write_json(tmp_path / "x.json", [figure])
@@ -64,15 +64,15 @@ def test_a_file_cut_short_is_a_value_error(tmp_path: Path) -> None:
         read_json(tmp_path / "x.json")
 
 
-def test_defaults_fill_what_is_left_out() -> None:
-    made = build_record(Outer, GOOD)
-    assert made == Outer(Inner(1, 0.5), ["a"])
-    assert made.parts is not build_record(Outer, GOOD).parts
+def test_defaults_fill_missing_fields() -> None:
+    outer = build_record(Outer, GOOD)
+    assert outer == Outer(Inner(1, 0.5), ["a"])
+    assert outer.parts is not build_record(Outer, GOOD).parts
 
 
-def test_an_integer_is_a_float_where_one_is_wanted() -> None:
-    made = build_record(Inner, {"number": 1, "share": 2})
-    assert made.share == 2.0 and type(made.share) is float
+def test_an_integer_becomes_a_float_in_a_float_field() -> None:
+    inner = build_record(Inner, {"number": 1, "share": 2})
+    assert inner.share == 2.0 and type(inner.share) is float
 
 
 @pytest.mark.parametrize(
@@ -108,18 +108,19 @@ def test_a_wrong_field_is_named(change: dict[str, Any], line: str) -> None:
 
 def test_integers_and_nulls_among_floats() -> None:
     tree: dict[str, Any] = GOOD | {"losses": [1, None, 0.5], "nested": {"k": [[1], []]}}
-    made = build_record(Outer, tree)
-    assert made.losses == [1.0, None, 0.5] and type(made.losses[0]) is float and type(made.nested["k"][0][0]) is float
-    assert made.names is not tree["names"], "what was read stays as it was when the record changes"
+    outer = build_record(Outer, tree)
+    assert outer.losses == [1.0, None, 0.5]
+    assert type(outer.losses[0]) is type(outer.nested["k"][0][0]) is float
+    assert outer.names is not tree["names"], "the input does not change with the record"
 
 
 @pytest.mark.parametrize("tree", [None, [], "x", 3])
-def test_what_is_no_object_is_no_record(tree: Any) -> None:
+def test_only_an_object_is_a_record(tree: Any) -> None:
     with pytest.raises(ValueError, match=r"^Outer should be an object, not "):
         build_record(Outer, tree)
 
 
-def test_unknown_fields_can_be_passed_over_at_any_depth(tmp_path: Path) -> None:
+def test_unknown_fields_can_be_ignored_at_any_depth(tmp_path: Path) -> None:
     tree = GOOD | {"later": 1, "parts": [{"number": 1, "later": 2}]}
     assert build_record(Outer, tree, ignore_unknown=True).parts == [Inner(1)]
     write_json(tmp_path / "x.json", tree)
@@ -129,7 +130,7 @@ def test_unknown_fields_can_be_passed_over_at_any_depth(tmp_path: Path) -> None:
 
 
 def test_a_lone_surrogate_reads_back(tmp_path: Path) -> None:
-    """Python makes one of each byte in the environment that is no text."""
+    """Python uses one for each byte in the environment that is no text."""
     write_json(tmp_path / "x.json", Outer(Inner(1), ["\udcff"]))
     assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True).names == ["\udcff"]
 
@@ -148,7 +149,7 @@ anything = st.recursive(
     )
 )  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_record_survives_its_file(tmp_path: Path, record: Outer) -> None:
+def test_every_record_reads_back(tmp_path: Path, record: Outer) -> None:
     write_json(tmp_path / "x.json", record)
     assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True) == record
     assert read_record(tmp_path / "x.json", Outer) == record

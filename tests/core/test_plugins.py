@@ -1,4 +1,4 @@
-"""Entry points of other packages: which count, and what becomes of imports that fail."""
+"""Entry points of other packages: which are enabled, and imports that fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.builders.plugins import Dists
 from tests.builders.plugins import dists as dists
 
 
-def test_points_are_those_of_the_kind_in_order_and_import_nothing(dists: Dists) -> None:
+def test_entries_of_a_kind_are_in_order_and_imported_by_none(dists: Dists) -> None:
     dists.add("b-dist", {"b.py": "raise SystemExit"}, {"models": {"z": "b:z", "a": "b : a [extra]"}}, version="3.1")
     dists.add("a-dist", {"a.py": "raise SystemExit"}, {"models": {"z": "a:z"}, "datasets": {"d": "a:d"}})
     assert plugins.plugin_entries("models") == (
@@ -23,14 +23,14 @@ def test_points_are_those_of_the_kind_in_order_and_import_nothing(dists: Dists) 
         PluginEntry("models", "z", "a:z", "a-dist", "1.0"),
         PluginEntry("models", "z", "b:z", "b-dist", "3.1"),
     )
-    assert [point.name for point in plugins.plugin_entries("datasets")] == ["d"]
+    assert [entry.name for entry in plugins.plugin_entries("datasets")] == ["d"]
     assert plugins.plugin_entries("strategies") == ()
     assert plugins.installed_plugins()["b-dist"] == "3.1"
     assert not {"a", "b"} & sys.modules.keys()
 
 
 @pytest.mark.parametrize(
-    ("told", "names"),
+    ("variable", "names"),
     [
         (None, {"x", "y"}),
         ("", set()),
@@ -40,19 +40,21 @@ def test_points_are_those_of_the_kind_in_order_and_import_nothing(dists: Dists) 
         ("one-plugin-too,two-plugin", {"y"}),
     ],
 )
-def test_the_variable_lets_in(dists: Dists, monkeypatch: pytest.MonkeyPatch, told: str | None, names: set[str]) -> None:
+def test_the_variable_enables_plugins(
+    dists: Dists, monkeypatch: pytest.MonkeyPatch, variable: str | None, names: set[str]
+) -> None:
     dists.add("one-plugin", points={"models": {"x": "m:x"}})
     dists.add("two-plugin", points={"models": {"y": "m:y"}})
-    if told is None:
+    if variable is None:
         monkeypatch.delenv("SCALEBENCH_PLUGINS")
     else:
-        monkeypatch.setenv("SCALEBENCH_PLUGINS", told)
-    ours = {"one-plugin": "x", "two-plugin": "y"}
-    assert {point.name for point in plugins.plugin_entries("models") if point.origin in ours} == names
-    assert {name for origin, name in ours.items() if origin not in plugins.disabled_plugins()} == names
+        monkeypatch.setenv("SCALEBENCH_PLUGINS", variable)
+    added = {"one-plugin": "x", "two-plugin": "y"}
+    assert {entry.name for entry in plugins.plugin_entries("models") if entry.origin in added} == names
+    assert {name for origin, name in added.items() if origin not in plugins.disabled_plugins()} == names
 
 
-def test_names_in_the_variable_that_nobody_has(dists: Dists, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_in_the_variable_without_a_plugin(dists: Dists, monkeypatch: pytest.MonkeyPatch) -> None:
     dists.add("one-plugin", points={"models": {"x": "m:x"}})
     assert plugins.missing_plugins() == []
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "one_plugin,Other.One")
@@ -83,7 +85,7 @@ def test_a_version_that_is_no_number(dists: Dists) -> None:
     )
 
 
-def refused(dists: Dists, code: str, target: str = "mod:x") -> PluginError:
+def load_error(dists: Dists, code: str, target: str = "mod:x") -> PluginError:
     dists.add(files={"mod.py": code})
     with pytest.raises(PluginError) as caught:
         plugins.load_object(target, "model 'x' of my-plugin")
@@ -104,25 +106,27 @@ def refused(dists: Dists, code: str, target: str = "mod:x") -> PluginError:
         ("raise RuntimeError('long ' * 1000)", f"RuntimeError: {'long ' * 60}"),
     ],
 )
-def test_what_cannot_be_loaded_is_one_line_with_its_traceback(dists: Dists, code: str, reason: str) -> None:
-    error = refused(dists, code)
+def test_a_failed_import_is_one_line_with_its_traceback(dists: Dists, code: str, reason: str) -> None:
+    error = load_error(dists, code)
     assert str(error) == f"model 'x' of my-plugin cannot be loaded from mod:x: {reason}"
     assert (error.log.startswith("Traceback") and "mod.py" in error.log) or "no attribute" in reason
 
 
 def test_a_target_without_a_name(dists: Dists) -> None:
-    assert str(refused(dists, "", "mod")) == (
+    assert str(load_error(dists, "", "mod")) == (
         "model 'x' of my-plugin cannot be loaded from mod: it should be MODULE:NAME"
     )
 
 
-def test_somebody_who_presses_ctrl_c_is_no_fault_of_a_plugin(dists: Dists) -> None:
+def test_ctrl_c_is_no_fault_of_a_plugin(dists: Dists) -> None:
     dists.add(files={"mod.py": "raise KeyboardInterrupt"})
     with pytest.raises(KeyboardInterrupt):
         plugins.load_object("mod:x", "model 'x'")
 
 
-def test_prints_go_to_the_error_output_or_where_asked(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_an_import_goes_to_standard_error_or_elsewhere(
+    dists: Dists, capsys: pytest.CaptureFixture[str]
+) -> None:
     dists.add(files={"mod.py": "print('hello')\nx = 1\n"})
     assert plugins.load_object("mod:x", "model 'x'") == 1
     assert capsys.readouterr() == ("", "hello\n")
@@ -132,8 +136,8 @@ def test_prints_go_to_the_error_output_or_where_asked(dists: Dists, capsys: pyte
     assert (output.getvalue(), capsys.readouterr()) == ("hello\n", ("", ""))
 
 
-def test_children_know_the_distributions_too(dists: Dists) -> None:
+def test_child_processes_have_the_plugins_too(dists: Dists) -> None:
     dists.strategy()
-    code = "from scalebench.strategies import registry\nprint(registry.load('mine').__module__)"
+    code = "from scalebench.strategies import registry\nprint(registry.load_strategy('mine').__module__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("my_plugin.code\n", "")

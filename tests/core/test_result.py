@@ -1,7 +1,8 @@
-"""result.json: read back as it was written, and refused in one line that says the way out."""
+"""result.json: read back as written, or refused in one line with the way out; and curves of several ranks."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -11,13 +12,23 @@ from typing import Any
 import pytest
 
 from scalebench.core.errors import InputError
-from scalebench.core.result import SCHEMA_VERSION, STATUSES, Result, read_result, write_result
+from scalebench.core.result import (
+    SCHEMA_VERSION,
+    STATUSES,
+    CurvePoint,
+    Result,
+    first_point_at_target,
+    merge_curves,
+    reaches_target,
+    read_result,
+    write_result,
+)
 from scalebench.core.run_folder import RESULT_FILE
 from tests.builders.runs import rank, record
 
 
 def refusal(path: Path) -> str:
-    """The one line in which a file is refused."""
+    """Return the line in which a file is refused."""
     with pytest.raises(InputError) as caught:
         read_result(path)
     line = str(caught.value)
@@ -27,7 +38,7 @@ def refusal(path: Path) -> str:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> dict[str, Any]:
-    """The plain content of a good result.json."""
+    """Return the plain content of a valid result.json."""
     return json.loads(write_result(record(), tmp_path).read_text())
 
 
@@ -60,11 +71,11 @@ def test_a_file_cut_short_anywhere_is_refused(tree: dict[str, Any], tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["", "\n", "null", "[]", "3", '"text"', "{}", "\x00"])
-def test_what_is_no_record_is_refused(text: str, tmp_path: Path) -> None:
+def test_other_content_is_refused(text: str, tmp_path: Path) -> None:
     assert "run it again" in refusal(written(tmp_path, text))
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_bytes_without_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / RESULT_FILE
     path.write_bytes(b"\xff\xfe\x00")
     assert "is no whole JSON file" in refusal(path)
@@ -77,9 +88,10 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         (SCHEMA_VERSION + 1, "update scalebench"),
         (None, "run it again"),
         ("2", "run it again"),
+        (True, "run it again"),
     ],
 )
-def test_another_schema_version_says_what_to_do(
+def test_another_schema_version_is_refused_with_the_way_out(
     version: Any, way_out: str, tree: dict[str, Any], tmp_path: Path
 ) -> None:
     line = refusal(written(tmp_path, tree | {"schema_version": version}))
@@ -91,17 +103,13 @@ def test_a_record_without_a_version_is_an_older_one(tree: dict[str, Any], tmp_pa
     assert "schema version None" in refusal(written(tmp_path, tree))
 
 
-def test_the_version_true_is_no_version(tree: dict[str, Any], tmp_path: Path) -> None:
-    assert "schema_version should be int, not bool" in refusal(written(tmp_path, tree | {"schema_version": True}))
-
-
-def test_a_status_of_its_own_is_refused(tree: dict[str, Any], tmp_path: Path) -> None:
+def test_an_unknown_status_is_refused(tree: dict[str, Any], tmp_path: Path) -> None:
     line = refusal(written(tmp_path, tree | {"status": "fine"}))
     assert "status 'fine' is none of ok, failed, oom, timeout, unsupported, cancelled" in line
 
 
 @pytest.mark.parametrize(
-    ("keys", "value", "what"),
+    ("keys", "value", "reason"),
     [
         (["run_id"], 3, "run_id should be str, not int"),
         (["workload", "train_samples"], "many", "workload.train_samples should be int, not str"),
@@ -110,15 +118,15 @@ def test_a_status_of_its_own_is_refused(tree: dict[str, Any], tmp_path: Path) ->
         (["flags"], "none", "flags should be a list, not str"),
     ],
 )
-def test_a_wrong_type_is_named(keys: list[Any], value: Any, what: str, tree: dict[str, Any], tmp_path: Path) -> None:
+def test_a_wrong_type_is_named(keys: list[Any], value: Any, reason: str, tree: dict[str, Any], tmp_path: Path) -> None:
     owner: Any = tree
     for key in keys[:-1]:
         owner = owner[key]
     owner[keys[-1]] = value
-    assert f"{what}; run it again" in refusal(written(tmp_path, tree))
+    assert f"{reason}; run it again" in refusal(written(tmp_path, tree))
 
 
-def test_fields_of_a_later_scalebench_are_passed_over(tree: dict[str, Any], tmp_path: Path) -> None:
+def test_unknown_fields_are_ignored(tree: dict[str, Any], tmp_path: Path) -> None:
     before = read_result(tmp_path / RESULT_FILE)
     tree["later"] = 1
     tree["ranks"][0]["later"] = {"deep": [1]}
@@ -145,35 +153,70 @@ def test_nan_is_never_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["write_text", "replace"])
-def test_a_full_disk_leaves_no_half_file(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any, **kwargs: Any) -> None:
+def test_a_full_disk_keeps_the_earlier_result(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
         if call == "write_text":
             args[0].write_bytes(b"{")  # as much as there was room for
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path if call == "write_text" else os, call, full)
-        with pytest.raises(OSError, match="No space left on device"):
-            write_result(record(), tmp_path)
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_full_disk_keeps_the_result_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_result(record(run_id="first"), tmp_path)
-
-    def full(*args: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", full)
-        with pytest.raises(OSError):
+        patch.setattr(Path if call == "write_text" else os, call, fail)
+        with pytest.raises(OSError, match="No space left on device"):
             write_result(record(run_id="second"), tmp_path)
-    assert read_result(tmp_path / RESULT_FILE).run_id == "first"
-    assert os.listdir(tmp_path) == [RESULT_FILE]
+    assert read_result(tmp_path / RESULT_FILE).run_id == "first" and os.listdir(tmp_path) == [RESULT_FILE]
 
 
-def test_a_time_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_start_time_is_refused(tmp_path: Path) -> None:
     """Baselines are chosen by it."""
     path = write_result(record(started_at="yesterday"), tmp_path)
     with pytest.raises(InputError, match="is no valid record: Invalid isoformat string: 'yesterday'"):
         read_result(path)
+
+
+def point(step: int = 10, train_s: float = 1.0, loss: float | None = 0.5, n: int = 10, **changes: Any) -> CurvePoint:
+    return dataclasses.replace(CurvePoint(step, 1.0, 100, train_s, 1e-3, loss, n), **changes)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "target", "reached"),
+    [
+        ("mse", 0.1, 0.2, True), ("mse", 0.2, 0.2, True), ("mse", 0.3, 0.2, False),
+        ("cross_entropy", 0.1, 0.2, True), ("accuracy", 0.9, 0.8, True), ("accuracy", 0.8, 0.8, True),
+        ("accuracy", 0.7, 0.8, False), ("top5_accuracy", 0.9, 0.8, True),
+    ],
+)  # fmt: skip
+def test_errors_reach_a_target_from_above_and_accuracies_from_below(
+    metric: str, value: float, target: float, reached: bool
+) -> None:
+    assert reaches_target(metric, value, target) is reached
+
+
+def test_the_first_point_at_the_target_counts() -> None:
+    curve = [point(step, metrics={"mse": mse}) for step, mse in ((1, 0.9), (2, 0.1), (3, 0.05), (4, 0.7))]
+    first = first_point_at_target([point(0), *curve], "mse", 0.2)
+    assert first is not None and first.step == 2, "points without the metric are ignored"
+    assert first_point_at_target(curve, "mse", 0.01) is None and first_point_at_target([], "mse", 1.0) is None
+
+
+def test_merged_points_have_the_seconds_of_the_slowest_rank_and_mean_losses() -> None:
+    first = [point(train_s=1.0, loss=0.5, n=30, evaluate_s=0.1, at_s=5.0, metrics={"mse": 0.3})]
+    second = [point(train_s=1.5, loss=0.9, n=10, evaluate_s=0.05, at_s=6.0, metrics={"mse": 0.3})]
+    (merged,) = merge_curves([first, second])
+    assert (merged.train_s, merged.evaluate_s, merged.loss_samples) == (1.5, 0.1, 40)
+    assert merged.loss == pytest.approx(0.6)
+    assert (merged.at_s, merged.metrics) == (5.0, {"mse": 0.3})
+
+
+def test_ranks_without_a_loss_do_not_count() -> None:
+    """In a pipeline only the last stage has a loss."""
+    (merged,) = merge_curves([[point(loss=None, n=0)], [point(loss=0.9, n=10)]])
+    assert (merged.loss, merged.loss_samples) == (0.9, 10)
+    (merged,) = merge_curves([[point(loss=None, n=0)]])
+    assert (merged.loss, merged.loss_samples) == (None, 0)
+
+
+def test_only_points_of_all_ranks_are_merged() -> None:
+    """A rank that failed earlier left fewer points."""
+    assert [p.step for p in merge_curves([[point(1), point(2)], [point(1)]])] == [1]
+    assert merge_curves([[point(1)], []]) == [] and merge_curves([]) == []

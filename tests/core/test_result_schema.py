@@ -1,4 +1,4 @@
-"""The committed JSON Schema is the dataclasses', and says what the reader says."""
+"""The committed JSON Schema: generated from the dataclasses, and in agreement with the reader."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ FULL = record(
     ],
 )
 TREE: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(FULL)))
-# Free text and free content: whatever stands there is right, or not for a schema to judge.
+# Free content, which a schema does not check.
 FREE = {"spec"}
-# jsonschema takes 1.0 for an integer and the reader does not, so no such value is among these.
+# jsonschema accepts 1.0 as an integer and the reader does not, so no such value is among these.
 VALUES = [None, True, 7, 0.5, "text", [], {}, [1], ["a"], {"k": 0.5}, {"k": "v"}, -1]
 
 
 def paths(tree: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place of a JSON tree but those below free content."""
+    """Return every place of a JSON tree but those below free content."""
     items = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree)) if isinstance(tree, list) else []
-    found = [prefix] if prefix else []
+    places = [prefix] if prefix else []
     for key, value in items:
-        found += paths(value, (*prefix, key)) if key not in FREE else [(*prefix, key)]
-    return found
+        places += paths(value, (*prefix, key)) if key not in FREE else [(*prefix, key)]
+    return places
 
 
 def test_the_committed_schema_is_the_generated_one() -> None:
@@ -104,7 +104,7 @@ def test_the_status_of_a_rank_is_checked(tmp_path: Path) -> None:
 @example(path=("ranks", 0, "pid"), drop=False, value=True)
 @example(path=("machine", "memory_bytes"), drop=True, value=None)
 def test_reader_and_schema_agree(path: tuple[Any, ...], drop: bool, value: Any, tmp_path: Path) -> None:
-    assume(path != ("started_at",) or value != "text")  # JSON Schema leaves formats of texts to its user
+    assume(path != ("started_at",) or value != "text")  # JSON Schema does not check formats of texts
     tree = mutated(path, drop, value)
     file = tmp_path / RESULT_FILE
     file.write_text(json.dumps(tree))
@@ -117,7 +117,7 @@ def test_reader_and_schema_agree(path: tuple[Any, ...], drop: bool, value: Any, 
     assert VALIDATOR.is_valid(tree), f"only the schema refuses it: {VALIDATOR.iter_errors(tree)}"
     if path[0] in FREE:
         return
-    try:  # what was read can be shown, or is refused for what it says
+    try:  # a valid record can be shown, or is refused for its content
         table = frame_of_results([result], [tmp_path])
     except InputError as error:
         assert "\n" not in str(error) and value == -1

@@ -1,4 +1,4 @@
-"""The names of a run's files, and what is removed when."""
+"""The names of the files of a run, and what is removed when."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OUTPUT = ("rank0.json", "rank11.log", "monitor.parquet", "monitor1.parquet", "tr
 TRANSIENT = ("progress0.json", "pid0.json", "exit0.json", "machine1.json", "by_hand.json", "stop.json")
 
 
-def filled(folder: Path) -> list[str]:
+def fill(folder: Path) -> list[str]:
     for name in (*KEPT, *OUTPUT, *TRANSIENT):
         (folder / name).touch()
     for name in ("try_8", "try_8_again", "try_me"):
@@ -21,15 +21,15 @@ def filled(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
-def test_what_ranks_communicate_by_goes_also_in_tries(tmp_path: Path) -> None:
-    before = filled(tmp_path)
+def test_transient_files_are_removed_also_in_tries(tmp_path: Path) -> None:
+    before = fill(tmp_path)
     run_folder.remove_transient_files(tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted(set(before) - set(TRANSIENT))
     assert {path.parent.name for path in tmp_path.glob("*/progress0.json")} == {"try_me"}
 
 
-def test_leftovers_go_and_other_files_stay(tmp_path: Path) -> None:
-    filled(tmp_path)
+def test_leftovers_are_removed_and_other_files_stay(tmp_path: Path) -> None:
+    fill(tmp_path)
     run_folder.remove_leftovers(tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted((*KEPT, "try_me"))
 

@@ -1,4 +1,4 @@
-"""The typed spine: what each key may hold, how a training is described, and the resolved run as a file."""
+"""The typed config: what each key may hold, the options of a training, and the resolved run as a file."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from scalebench.core.spec import (
     read_spec,
     write_spec,
 )
-from tests.builders.configs import put
+from tests.builders.configs import set_key
 from tests.builders.runs import simulated_spec
 
 
 def fields_of(part: object, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """Every key of the spine with its field."""
+    """Yield every key of the config with its field."""
     for f in dataclasses.fields(part):  # type: ignore[arg-type]
         value = getattr(part, f.name)
         if dataclasses.is_dataclass(value):
@@ -44,82 +44,81 @@ ALLOWED = {key: f.metadata["values"] for key, f in FIELDS.items() if "values" in
 NUMBERS = {key: f.metadata for key, f in FIELDS.items() if "positive" in f.metadata}
 
 
-def refused(key: str, value: object) -> str:
-    made = Config()
-    put(made, key, value)
+def refusal(key: str, value: object) -> str:
+    config = Config()
+    set_key(config, key, value)
     with pytest.raises(InputError) as caught:
-        check_fields(made)
+        check_fields(config)
     return str(caught.value)
 
 
-def accepted(key: str, *values: object) -> None:
-    made = Config()
+def accept(key: str, *values: object) -> None:
+    config = Config()
     for value in values:
-        put(made, key, value)
-        check_fields(made)
+        set_key(config, key, value)
+        check_fields(config)
 
 
 @pytest.mark.parametrize("key", ALLOWED)
-def test_a_word_that_is_not_allowed(key: str) -> None:
-    assert refused(key, "zzz") == f"{key}=zzz: no such value 'zzz'; known: {', '.join(sorted(ALLOWED[key]))}"
-    accepted(key, *ALLOWED[key])
+def test_only_listed_values_are_allowed(key: str) -> None:
+    assert refusal(key, "zzz") == f"{key}=zzz: no such value 'zzz'; known: {', '.join(sorted(ALLOWED[key]))}"
+    accept(key, *ALLOWED[key])
 
 
 @pytest.mark.parametrize("key", NUMBERS)
-def test_a_number_out_of_its_bounds(key: str) -> None:
+def test_numbers_outside_their_bounds_are_refused(key: str) -> None:
     least, most, positive = (NUMBERS[key][name] for name in ("at_least", "at_most", "positive"))
     assert least is not None or positive
     if least is not None:
-        assert refused(key, least - 1) == f"{key}={least - 1} should be at least {least}"
-        assert "should be at least" in refused(key, math.nan)
-        accepted(key, least)
+        assert refusal(key, least - 1) == f"{key}={least - 1} should be at least {least}"
+        assert "should be at least" in refusal(key, math.nan)
+        accept(key, least)
     if most is not None:
-        assert refused(key, most + 1) == f"{key} should be at most {most}"
-        accepted(key, most)
+        assert refusal(key, most + 1) == f"{key} should be at most {most}"
+        accept(key, most)
     for value in (0.0, -1.0, math.inf, math.nan) if positive else ():
-        assert refused(key, value) == f"{key}={value} should be a finite number above 0"
+        assert refusal(key, value) == f"{key}={value} should be a finite number above 0"
     if "None" in str(FIELDS[key].type):
-        accepted(key, None)
+        accept(key, None)
 
 
 def test_every_number_that_people_set_has_bounds() -> None:
-    """A new one is forgotten easily."""
     numbers = {key for key, f in FIELDS.items() if re.match(r"int|float", str(f.type))}
     sections = ("dataset.", "measure.", "train.", "sweep.")
-    ours = {key for key in numbers if key.startswith(sections) or "." not in key}
-    assert ours - set(NUMBERS) == {"dataset.validation_share"}  # which `resolve.check` looks at
+    settable = {key for key in numbers if key.startswith(sections) or "." not in key}
+    assert settable - set(NUMBERS) == {"dataset.validation_share"}  # checked by `resolve`
 
 
 LATER = [field.name for field in dataclasses.fields(TrainSpec)][8:]
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 8.0), ("sqrt", 8**0.5)])
-def test_rules_scale_by_the_batch(rule: str, factor: float) -> None:
+def test_the_rule_scales_the_learning_rate_by_the_batch(rule: str, factor: float) -> None:
     train = TrainSpec(learning_rate=0.1, learning_rate_rule=rule, base_batch=75)
     assert peak_learning_rate(train, 600) == pytest.approx(0.1 * factor)
     assert peak_learning_rate(train, 75) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("rule", ["none", "linear", "sqrt"])
-def test_without_a_base_batch_every_rule_leaves_it(rule: str) -> None:
-    """training_plan refuses it; whatever looks at such settings nevertheless gets a number."""
+def test_without_a_base_batch_no_rule_changes_the_learning_rate(rule: str) -> None:
+    """Such a config is refused elsewhere; code that sees it nevertheless gets a number."""
     assert peak_learning_rate(TrainSpec(learning_rate=0.1, learning_rate_rule=rule), 600) == 0.1
 
 
-def test_any_of_the_four_is_a_stop() -> None:
+def test_each_condition_is_a_stop() -> None:
     assert not has_stop(StopSpec())
     for field in dataclasses.fields(StopSpec):
         assert has_stop(StopSpec(**{field.name: 1}))
 
 
-def test_what_nobody_asked_for_is_left_out() -> None:
+def test_later_train_options_at_their_default_are_left_out() -> None:
     tree = dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, evaluate_s=3.0))
     assert LATER[0] == "momentum" and set(normalize_train_options(tree)) == set(tree) - set(LATER)
     assert normalize_train_options(tree | {"accumulate": 2})["accumulate"] == 2
     assert tree == dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, evaluate_s=3.0)), "a copy"
 
 
-def test_points_are_of_trainings_to_a_stop() -> None:
+def test_evaluation_options_belong_to_trainings_with_a_stop() -> None:
     kept = normalize_train_options(dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, stop=StopSpec(epochs=2))))
     assert kept["evaluate_epochs"] == 0.5 and kept["stop"]["epochs"] == 2 and "evaluate_s" not in kept
     assert "evaluate_epochs" not in normalize_train_options(dataclasses.asdict(TrainSpec(stop=StopSpec(epochs=2)))), (
@@ -127,7 +126,7 @@ def test_points_are_of_trainings_to_a_stop() -> None:
     )
 
 
-def test_records_of_before_are_as_they_were() -> None:
+def test_older_train_options_stay() -> None:
     old = {"optimizer": "sgd", "learning_rate": 0.1}
     assert normalize_train_options(old) == old
 
@@ -140,7 +139,7 @@ def run_spec() -> RunSpec:
     return RunSpec(config, "cpu", 2, 1, places, 75, 150, "0123456789abcdef", ["oversubscribed"], "no GPU")
 
 
-def test_a_run_survives_its_file(tmp_path: Path) -> None:
+def test_a_run_is_read_back(tmp_path: Path) -> None:
     spec = run_spec()
     write_spec(spec, tmp_path)
     assert read_spec(tmp_path) == spec
@@ -152,8 +151,8 @@ def test_label_and_processes() -> None:
     assert (spec.label, spec.processes) == ("ddp gpus=2", 2)
 
 
-def test_a_hang_is_noticed_by_the_launcher_first() -> None:
-    """A rank that waits for another gives up only after the launcher has seen that none makes progress."""
+def test_the_launcher_detects_a_hang_before_the_ranks_fail() -> None:
+    """A waiting rank fails only after the launcher has detected that no rank makes progress."""
     spec = simulated_spec(measure={"hang_s": 7.0})
     assert spec.group_timeout_s > 7.0
     spec.config.debug = True

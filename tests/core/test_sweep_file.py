@@ -1,4 +1,4 @@
-"""What a sweep was meant to do, read again by somebody else."""
+"""sweep.json: read back, missing runs, and whether its program still runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, read_sweep, write_sweep
 
 
-def test_it_is_read_as_written(tmp_path: Path) -> None:
+def test_a_record_is_read_back(tmp_path: Path) -> None:
     record = new_sweep_record(["sweep=demo"], "2026-01-01T00:00:00+00:00", "node", 5.0)
     record.runs = [PlannedRun(0, "ddp gpus=1", "abc", 0), PlannedRun(1, "ddp gpus=2", "def", 0, left_out=True)]
     write_sweep(record, tmp_path)
@@ -22,7 +22,7 @@ def test_it_is_read_as_written(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists() and read_sweep(tmp_path / "other") is None
 
 
-def test_missing_are_runs_without_a_row_that_nobody_left_out(tmp_path: Path) -> None:
+def test_missing_are_runs_without_a_result_that_were_not_left_out(tmp_path: Path) -> None:
     record = new_sweep_record([], "", "node", None)
     record.runs = [PlannedRun(number, f"run {number}", "", 0, left_out=number == 3) for number in range(4)]
     (tmp_path / "1").mkdir()
@@ -30,13 +30,13 @@ def test_missing_are_runs_without_a_row_that_nobody_left_out(tmp_path: Path) -> 
     assert [run.number for run in record.missing(tmp_path)] == [0, 2]
 
 
-def test_whether_its_program_still_runs() -> None:
+def test_a_record_knows_whether_its_program_still_runs() -> None:
     record = new_sweep_record([], "", platform.node(), None)
     assert record.pid == os.getpid()
     assert record.is_alive(platform.node()) is True
     assert record.is_alive("elsewhere") is None
     record.pid_started_s -= 100.0
-    assert record.is_alive(platform.node()) is False, "the number is another's by now"
+    assert record.is_alive(platform.node()) is False, "another process has its number now"
     record.pid_started_s += 100.0
     record.stopped = True
     assert record.is_alive(platform.node()) is False
@@ -45,7 +45,7 @@ def test_whether_its_program_still_runs() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"words": 3}'])
-def test_what_is_no_such_record_is_said_in_one_line(tmp_path: Path, text: str) -> None:
+def test_an_invalid_file_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / SWEEP_FILE).write_text(text)
     with pytest.raises(InputError, match=r"sweep\.json is no record of a sweep: "):
         read_sweep(tmp_path)

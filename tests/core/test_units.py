@@ -1,4 +1,4 @@
-"""Figures as people write them."""
+"""Figures as text for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scalebench.core.stats.estimates import Estimate
 
 
 @pytest.mark.parametrize(
-    ("value", "low", "high", "shown"),
+    ("value", "low", "high", "text"),
     [
         (1.35e-3, 1.2e-3, 1.51e-3, "1.35 ms [1.20, 1.51]"),
         (9.9e-3, 9.7e-3, 10.1e-3, "9.9 ms [9.7, 10.1]"),
@@ -26,8 +26,8 @@ from scalebench.core.stats.estimates import Estimate
         (1e-12, 1e-12, 1e-12, "0.00 ns"),
     ],
 )
-def test_durations(value: float, low: float, high: float, shown: str) -> None:
-    assert units.format_duration(Estimate(value, low, high)) == shown
+def test_durations(value: float, low: float, high: float, text: str) -> None:
+    assert units.format_duration(Estimate(value, low, high)) == text
 
 
 def test_rates() -> None:
@@ -36,11 +36,11 @@ def test_rates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "shown"),
+    ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (999_960, "1.00 MB"), (123456789, "123 MB"), (2.5e12, "2.50 TB")],
 )
-def test_sizes(count: float, shown: str) -> None:
-    assert units.format_bytes(count) == shown
+def test_sizes(count: float, text: str) -> None:
+    assert units.format_bytes(count) == text
 
 
 def test_shares_and_other_figures() -> None:

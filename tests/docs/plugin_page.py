@@ -15,14 +15,14 @@ ANY = "..."
 class Command(NamedTuple):
     """A line behind `$ ` and the lines below it, where ANY stands for whatever there is."""
 
-    words: str
+    arguments: str
     answer: list[str]
 
 
 def files() -> dict[Path, str]:
     """Path within the distribution -> text, of the blocks that a path introduces."""
-    found = re.findall(r"^`([\w./-]+)`:\n\n```\w+\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    return {Path(path): text for path, text in found}
+    actual = re.findall(r"^`([\w./-]+)`:\n\n```\w+\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    return {Path(path): text for path, text in actual}
 
 
 def blocks(kind: str) -> list[str]:
@@ -30,13 +30,13 @@ def blocks(kind: str) -> list[str]:
 
 
 def commands() -> list[Command]:
-    found: list[Command] = []
+    actual: list[Command] = []
     for line in "".join(blocks("console")).splitlines():
         if line.startswith("$ "):
-            found.append(Command(line.removeprefix("$ "), []))
+            actual.append(Command(line.removeprefix("$ "), []))
         else:
-            found[-1].answer.append(line)
-    return found
+            actual[-1].answer.append(line)
+    return actual
 
 
 def faults() -> dict[str, str]:

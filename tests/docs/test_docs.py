@@ -34,9 +34,9 @@ def test_links(page: Path) -> None:
 
 def commands() -> list[str]:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.findall(r"^python -m scalebench[^#\n]*", text, flags=re.MULTILINE)
+    actual = re.findall(r"^python -m scalebench[^#\n]*", text, flags=re.MULTILINE)
     of_results = {"show", "report", "compare"}  # which need some
-    return [command.strip() for command in found if (command.split()[3:] or [""])[0] not in of_results]
+    return [command.strip() for command in actual if (command.split()[3:] or [""])[0] not in of_results]
 
 
 def own_functions(folder: Path) -> dict[str, str]:
@@ -53,8 +53,8 @@ def test_commands_of_the_readme(tmp_path: Path, tmp_path_factory: pytest.TempPat
     env = {**os.environ, **own_functions(tmp_path_factory.mktemp("own"))}
     assert len(commands()) >= 5
     for command in commands():
-        words = shlex.split(command)[3:]
-        dry = words if words in (["strategies"], ["doctor"]) else [*words, "dry_run=true"]
+        arguments = shlex.split(command)[3:]
+        dry = arguments if arguments in (["strategies"], ["doctor"]) else [*arguments, "dry_run=true"]
         done = subprocess.run(
             [sys.executable, "-m", "scalebench", *dry],
             cwd=tmp_path,
@@ -73,17 +73,17 @@ def told(page: str) -> list[dict[str, str]]:
     lines = re.findall(r"python -m scalebench (?:--multirun )?([^#\n`]*)", text)
     lines = [line for line in lines if line.split()[0] not in COMMANDS]
     lines += re.findall(r"`([a-z_.]+=[^`\n]*)`", text)
-    found = []
+    actual = []
     for line in lines:
         choices = {key: value.split(",") for key, _, value in (word.partition("=") for word in line.split())}
         for number in range(max(map(len, choices.values()))):
             run = {key: values[number % len(values)] for key, values in choices.items()}
-            found.append(run)  # a sweep composes this before any of its runs
+            actual.append(run)  # a sweep composes this before any of its runs
             if "sweep" in run:
-                found.append({**first_run(run["sweep"]), **run})
+                actual.append({**first_run(run["sweep"]), **run})
     seen: set[tuple[str | None, str, str]] = set()
     kept = []
-    for run in found:  # each word once within a sweep: composing is what this costs
+    for run in actual:  # each word once within a sweep: composing is what this costs
         new = {(run.get("sweep"), key, value) for key, value in run.items()} - seen
         kept += [run] if new else []
         seen |= new
@@ -108,17 +108,21 @@ def test_overrides_of_the_studies(page: str) -> None:
 
 def lines_of_the_docs() -> list[list[str]]:
     """Words after `python -m scalebench` of every command in every page, and of every command in a table."""
-    found: dict[tuple[str, ...], None] = {}
+    actual: dict[tuple[str, ...], None] = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         lines = re.findall(r"python -m scalebench( [^#\n`]*|(?=[\s`]))", text)
         lines += re.findall(r"^\|[^|\n]*\| `((?:sweep|strategy)=[^`\n]*)`", text, flags=re.MULTILINE)
-        found |= dict.fromkeys(tuple(shlex.split(line)) for line in lines)
-    return [list(words) for words in found]
+        actual |= dict.fromkeys(tuple(shlex.split(line)) for line in lines)
+    return [list(arguments) for arguments in actual]
 
 
 def test_commands_of_the_docs() -> None:
-    verbs = [words[0] for words in lines_of_the_docs() if words and "=" not in words[0] and words[0][0] != "-"]
+    verbs = [
+        arguments[0]
+        for arguments in lines_of_the_docs()
+        if arguments and "=" not in arguments[0] and arguments[0][0] != "-"
+    ]
     assert set(verbs) <= set(COMMANDS) and {"show", "report", "doctor", "strategies"} <= set(verbs)
 
 
@@ -128,19 +132,25 @@ def test_every_command_of_the_docs_lists_its_runs(tmp_path: Path, tmp_path_facto
     archive = tmp_path_factory.mktemp("data") / "cifar-10-python.tar.gz"  # listing runs does not open it
     archive.touch()
     own = own_functions(tmp_path_factory.mktemp("own"))
-    lines = [words for words in lines_of_the_docs() if not words or "=" in words[0] or words[0] == "--multirun"]
+    lines = [
+        arguments
+        for arguments in lines_of_the_docs()
+        if not arguments or "=" in arguments[0] or arguments[0] == "--multirun"
+    ]
     assert len(lines) > 50
 
-    def listed(words: tuple[str, ...]) -> str:
-        many = any("," in word.partition("=")[2] for word in words) and not any(w.startswith("sweep=") for w in words)
-        given = ["--multirun", *words] if many and "--multirun" not in words else list(words)
+    def listed(arguments: tuple[str, ...]) -> str:
+        many = any("," in word.partition("=")[2] for word in arguments) and not any(
+            w.startswith("sweep=") for w in arguments
+        )
+        given = ["--multirun", *arguments] if many and "--multirun" not in arguments else list(arguments)
         command = [sys.executable, "-m", "scalebench", *given, "dry_run=true"]
         env = {**os.environ, **own, "SCALEBENCH_CIFAR10": str(archive), "SCALEBENCH_PLUGINS": "scalebench-search"}
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
         return done.stderr or "failed" if done.returncode else ""
 
-    wrong = in_parallel(listed, [tuple(words) for words in lines], at_once=2)
-    assert {" ".join(words): said for words, said in wrong.items() if said} == {}
+    wrong = in_parallel(listed, [tuple(arguments) for arguments in lines], at_once=2)
+    assert {" ".join(arguments): stated for arguments, stated in wrong.items() if stated} == {}
     assert not list(tmp_path.iterdir())
 
 

@@ -27,8 +27,8 @@ def files(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
 
 
-def scalebench(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "scalebench", *words]
+def scalebench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "scalebench", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "COLUMNS": "200"})
 
 
@@ -42,18 +42,18 @@ def test_files_and_commands_are_found() -> None:
 @pytest.mark.parametrize("number", range(len(COMMANDS)))
 def test_each_command_runs(number: int, tmp_path: Path) -> None:
     """As it stands there, though not for long."""
-    words = COMMANDS[number]
-    if "check" in words:
-        done = scalebench(*words)
+    arguments = COMMANDS[number]
+    if "check" in arguments:
+        done = scalebench(*arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         return
-    done = scalebench(*words, *SHORT, f"hydra.sweep.dir={tmp_path}/out", f"hydra.run.dir={tmp_path}/out")
+    done = scalebench(*arguments, *SHORT, f"hydra.sweep.dir={tmp_path}/out", f"hydra.run.dir={tmp_path}/out")
     assert done.returncode == 0, done.stdout + done.stderr
     results = [json.loads(path.read_text()) for path in sorted((tmp_path / "out").rglob("result.json"))]
     expected = {"ok"} if not missing_packages(["horovod", "pytorch_lightning"]) else {"ok", "unsupported"}
     assert results and {result["status"] for result in results} <= expected
     ran = [result for result in results if result["status"] == "ok"]
     assert ran and all(result["workload"]["model_params"] for result in ran)
-    if "model=custom" in words:
+    if "model=custom" in arguments:
         assert all(result["workload"]["flops_per_sample"] is None for result in ran)
         assert {result["workload"]["model"] for result in ran} == {"mynet:build"}

@@ -27,18 +27,18 @@ MINE, PROJECT = "scalebench-mine", Path("pyproject.toml")
 FAULTS = plugin_page.faults()
 
 
-def resolved(*words: str) -> RunSpec:
-    return resolve(compose_config(["strategy=bare_torch", "gpus=1", *words]))
+def resolved(*arguments: str) -> RunSpec:
+    return resolve(compose_config(["strategy=bare_torch", "gpus=1", *arguments]))
 
 
 @pytest.fixture
 def page(dists: Dists) -> None:
     """An installed plugin, of the template's files and those of the page; its pyproject.toml is added to."""
-    template, told = new.render("strategy", "mine"), plugin_page.files()
-    project = tomllib.loads(template[PROJECT] + told[PROJECT])["project"]
+    template, reported = new.render("strategy", "mine"), plugin_page.files()
+    project = tomllib.loads(template[PROJECT] + reported[PROJECT])["project"]
     points = {group.removeprefix("scalebench."): named for group, named in project["entry-points"].items()}
     del points["api"]
-    files = {path: text for path, text in {**template, **told}.items() if path.parts[0] == "src"}
+    files = {path: text for path, text in {**template, **reported}.items() if path.parts[0] == "src"}
     dists.add(
         MINE, {str(path.relative_to("src")): text for path, text in files.items()}, points, api=plugins.API_VERSION
     )
@@ -68,13 +68,15 @@ def test_the_hardware_of_the_page(page: None) -> None:
 
 
 def test_keys_of_a_strategy_that_the_page_tells_of() -> None:
-    told = [yaml.safe_load(block) for block in plugin_page.blocks("yaml") if not block.startswith(("defaults", "name"))]
-    assert [list(each) for each in told] == [
+    reported = [
+        yaml.safe_load(block) for block in plugin_page.blocks("yaml") if not block.startswith(("defaults", "name"))
+    ]
+    assert [list(each) for each in reported] == [
         ["options", "choices", "at_least"],
         ["approximate", "tolerance"],
         ["framework", "requires", "baseline"],
     ]
-    resolved(*(f"strategy.{key}=" + str(value).replace("'", "") for key, value in told[2].items()), "dry_run=true")
+    resolved(*(f"strategy.{key}=" + str(value).replace("'", "") for key, value in reported[2].items()), "dry_run=true")
 
 
 def test_its_ci_runs_the_tests() -> None:

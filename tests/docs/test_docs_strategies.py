@@ -27,11 +27,11 @@ class Entry(NamedTuple):
 
 def entries(page: str) -> list[Entry]:
     """The third headings that are names of strategies, each with the table below it."""
-    found = []
+    actual = []
     for head, body in re.findall(r"^### (`.*)\n((?:(?!#).*\n)*)", page, flags=re.MULTILINE):
         rows = re.findall(r"^\| (\w+) \| (.+) \|$", body, flags=re.MULTILINE)
-        found.append(Entry(re.findall(r"`(\w+)`", head), dict(rows)))
-    return found
+        actual.append(Entry(re.findall(r"`(\w+)`", head), dict(rows)))
+    return actual
 
 
 ENTRIES = entries((ROOT / "docs/strategies.md").read_text(encoding="utf-8"))
@@ -54,16 +54,17 @@ def test_options_are_those_of_the_yaml(entry: Entry) -> None:
     defaults = {name: shown(strategy_option_defaults(name)) for name in entry.names if name in BUILT_IN_STRATEGIES}
     for name, own in defaults.items():
         assert set(own) == set(entry.options), name
-    for option, told in entry.options.items():
+    for option, reported in entry.options.items():
         values = {own[option] for own in defaults.values()}
-        assert len(values) > 1 if told == BY_NAME else values <= {told}, option
+        assert len(values) > 1 if reported == BY_NAME else values <= {reported}, option
 
 
 def shown(options: dict[str, Any]) -> dict[str, str]:
     """As a YAML has them."""
-    words = {True: "true", False: "false", None: "null"}
+    arguments = {True: "true", False: "false", None: "null"}
     return {
-        key: words[value] if value is None or isinstance(value, bool) else str(value) for key, value in options.items()
+        key: arguments[value] if value is None or isinstance(value, bool) else str(value)
+        for key, value in options.items()
     }
 
 

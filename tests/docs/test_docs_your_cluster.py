@@ -26,17 +26,17 @@ NAME = "mine"
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Path]:
     """The folder of the recipe, with its YAML."""
-    found = re.findall(r"^   ```yaml\n(.*?)^   ```", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(found) == 1
+    actual = re.findall(r"^   ```yaml\n(.*?)^   ```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(actual) == 1
     folder = tmp_path / "own"
     (folder / "hardware").mkdir(parents=True)
-    (folder / "hardware" / f"{NAME}.yaml").write_text(re.sub("^   ", "", found[0], flags=re.MULTILINE))
+    (folder / "hardware" / f"{NAME}.yaml").write_text(re.sub("^   ", "", actual[0], flags=re.MULTILINE))
     yield folder
     GlobalHydra.instance().clear()
 
 
-def composed(own: Path, *words: str) -> Config:
-    return compose_config([f"hydra.searchpath=[file://{own}]", f"hardware={NAME}", *words])
+def composed(own: Path, *arguments: str) -> Config:
+    return compose_config([f"hydra.searchpath=[file://{own}]", f"hardware={NAME}", *arguments])
 
 
 def test_it_is_ten_lines(own: Path) -> None:
@@ -58,8 +58,8 @@ def test_it_becomes_the_job_that_the_table_says(own: Path, tmp_path: Path) -> No
         "qos": "fast", "reservation": "course", "constraint": "ssd", "memory": "64G", "time_minutes": "7",
         "lines": '["--mail-type=END"]', "setup": '["module load CUDA"]',
     }  # fmt: skip
-    words = [f"hardware.slurm.{key}={value}" for key, value in settings.items()]
-    text = submit.render_script(resolve.resolve(composed(own, "strategy=simulated", "gpus=8", *words)), tmp_path)
+    arguments = [f"hardware.slurm.{key}={value}" for key, value in settings.items()]
+    text = submit.render_script(resolve.resolve(composed(own, "strategy=simulated", "gpus=8", *arguments)), tmp_path)
     lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH --")]
     options = dict(line.partition("=")[::2] for line in lines)
     wanted = {
@@ -88,17 +88,17 @@ def test_every_key_of_slurm_is_explained(key: str) -> None:
 def test_the_states_are_those_that_there_are() -> None:
     table = PAGE[PAGE.index("| SLURM says") :].split("\n\n")[0]
     rows = re.findall(r"^\| ([A-Z_, ]+?)(?: without a row)? \| `(\w+)`", table, re.MULTILINE)
-    told = {state: status for states, status in rows for state in states.split(", ")}
-    assert len(told) >= 9 and told == {state: END_STATES[state][0] for state in told}
+    reported = {state: status for states, status in rows for state in states.split(", ")}
+    assert len(reported) >= 9 and reported == {state: END_STATES[state][0] for state in reported}
     assert set(re.findall(r"(?:Partition|Invalid)\w+", table)) <= set(PERMANENT_REASONS)
 
 
 def test_settings_in_the_text_compose(own: Path) -> None:
     """Those in backticks, such as `hardware.interface=ib0`; the first value of several."""
-    found = re.findall(r"`((?:hardware|measure|dataset)\.[a-z_.A-Z]+=[^`\n]+)`", PAGE)
-    words = [word for text in found for word in shlex.split(text)]
-    assert len(words) >= 10
-    for word in dict.fromkeys(words):
+    actual = re.findall(r"`((?:hardware|measure|dataset)\.[a-z_.A-Z]+=[^`\n]+)`", PAGE)
+    arguments = [word for text in actual for word in shlex.split(text)]
+    assert len(arguments) >= 10
+    for word in dict.fromkeys(arguments):
         key, _, value = word.partition("=")
         first = value if value.startswith(("[", "{")) else value.split(",")[0]
         resolve.check_config(composed(own, f"{key}={first}"))

@@ -79,7 +79,8 @@ def test_every_exported_name_is_there() -> None:
 
 
 def test_private_imports_are_seen() -> None:
-    code = "from scalebench.runner import parent as run\nimport scalebench.analysis.load\nfrom scalebench.plugin_api import Strategy, Ddp\n"
+    code = "from scalebench.runner import parent\nimport scalebench.analysis.load\n"
+    code += "from scalebench.plugin_api import Strategy, Ddp\n"
     assert private_imports(ast.parse(code)) == {
         "scalebench.runner.parent",
         "scalebench.analysis.load",

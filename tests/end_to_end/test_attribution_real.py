@@ -21,24 +21,26 @@ WORDS = (
 
 @pytest.mark.slow
 @pytest.mark.real
-@pytest.mark.parametrize("words", [["scaling=weak"], ["scaling=strong", "train.global_batch=64", "baseline=ladder"]])
-def test_parts_add_up_to_the_loss(tmp_path: Path, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["scaling=weak"], ["scaling=strong", "train.global_batch=64", "baseline=ladder"]]
+)
+def test_parts_add_up_to_the_loss(tmp_path: Path, arguments: list[str]) -> None:
     pytest.importorskip("horovod")
-    chosen = [*WORDS, *words, f"strategy={','.join(STRATEGIES)}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    chosen = [*WORDS, *arguments, f"strategy={','.join(STRATEGIES)}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     program = [sys.executable, "-m", "scalebench", "--multirun"]
     done = subprocess.run([*program, *chosen], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = scalebench.attribution(tmp_path / "sweep")
+    actual = scalebench.attribution(tmp_path / "sweep")
     frame = scalebench.load(tmp_path / "sweep").set_index("run_id")
-    ladders = dict(list(found.groupby("run_id")))
-    asked = frame[frame["strategy"].isin(STRATEGIES) & (frame["scaling"] == words[0].removeprefix("scaling="))]
-    assert len(asked) == 9 and set(asked.index) <= set(ladders)
-    for run_id, row in asked.iterrows():
+    ladders = dict(list(actual.groupby("run_id")))
+    requested = frame[frame["strategy"].isin(STRATEGIES) & (frame["scaling"] == arguments[0].removeprefix("scaling="))]
+    assert len(requested) == 9 and set(requested.index) <= set(ladders)
+    for run_id, row in requested.iterrows():
         parts = ladders[run_id]
         assert parts["share"].sum() == pytest.approx(1 - row["efficiency_bare"], abs=1e-9)
-        told = set(parts.dropna(subset=["share"])["part"])
-        absent = {"batch"} if words == ["scaling=weak"] else set()
-        assert told == ({"overhead"} if row["gpus"] == 1 else set(LOSS_PARTS) - absent)
+        reported = set(parts.dropna(subset=["share"])["part"])
+        absent = {"batch"} if arguments == ["scaling=weak"] else set()
+        assert reported == ({"overhead"} if row["gpus"] == 1 else set(LOSS_PARTS) - absent)
         if row["gpus"] > 1:
             own = parts.set_index("part")["step_s"]
             assert own["imbalance"] == pytest.approx(row["imbalance_s"], abs=1e-12)

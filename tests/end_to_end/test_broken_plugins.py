@@ -124,9 +124,9 @@ def install(dists: Dists, faults: dict[str, Fault]) -> None:
         dists.strategy("twice", "second-dist", yaml=None)
 
 
-def sweep(names: list[str], *words: str) -> subprocess.CompletedProcess[str]:
+def sweep(names: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     strategies = ",".join(names)
-    command = [sys.executable, "-m", "scalebench", "--multirun", f"strategy={strategies}", *SHORT, *words]
+    command = [sys.executable, "-m", "scalebench", "--multirun", f"strategy={strategies}", *SHORT, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -135,22 +135,24 @@ def check_rows(
 ) -> None:
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-    found = {}
+    actual = {}
     for path in Path("out").glob("*/result.json"):
         row = json.loads(path.read_text())
-        found[row["spec"]["strategy"]["name"]] = (path.parent, row)
-    assert found.keys() == {*sound, *faults}
-    assert {found[name][1]["status"] for name in sound} == {"ok"}
+        actual[row["spec"]["strategy"]["name"]] = (path.parent, row)
+    assert actual.keys() == {*sound, *faults}
+    assert {actual[name][1]["status"] for name in sound} == {"ok"}
     for name, fault in faults.items():
-        folder, row = found[name]
+        folder, row = actual[name]
         assert (row["status"], row["reason"]) == ("failed", fault.reason)
-        told = [line for line in done.stdout.splitlines() if line.startswith(f"{name} gpus=1: failed: {fault.reason}")]
-        assert len(told) == 1
+        reported = [
+            line for line in done.stdout.splitlines() if line.startswith(f"{name} gpus=1: failed: {fault.reason}")
+        ]
+        assert len(reported) == 1
         assert (row["log"] is None) == (fault.logged is None)
         if fault.logged is not None:
             log = (folder / row["log"]).read_text()
             assert "Traceback" in log and fault.logged in log
-            assert told[0].endswith(f"(log: {folder.absolute() / row['log']})")
+            assert reported[0].endswith(f"(log: {folder.absolute() / row['log']})")
 
 
 @pytest.mark.slow
@@ -166,8 +168,14 @@ def test_what_is_wrong_before_its_code_runs_fails_its_own_runs(dists: Dists) -> 
 def test_a_dry_run_of_a_sweep_among_them(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
     install(dists, OF_METADATA)
     try:
-        words = ["--multirun", f"strategy=simulated,{','.join(OF_METADATA)}", "gpus=2", "hardware=cpu", "dry_run=true"]
-        assert main(words) == 0
+        arguments = [
+            "--multirun",
+            f"strategy=simulated,{','.join(OF_METADATA)}",
+            "gpus=2",
+            "hardware=cpu",
+            "dry_run=true",
+        ]
+        assert main(arguments) == 0
     finally:
         GlobalHydra.instance().clear()
         HydraConfig.instance().cfg = None
@@ -247,8 +255,8 @@ def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch
             return dataclasses.replace(spec, broken=LINE) if config.gpus in faulty else spec
 
         monkeypatch.setattr(jobs, "resolve", resolve)
-        monkeypatch.setattr(jobs, "to_config", lambda words: simulated_config(gpus=words))
-        compose: Any = lambda words: int(words[-1].partition("=")[2])  # noqa: E731
+        monkeypatch.setattr(jobs, "to_config", lambda arguments: simulated_config(gpus=arguments))
+        compose: Any = lambda arguments: int(arguments[-1].partition("=")[2])  # noqa: E731
         return [job.spec.gpus for job in jobs.plan_sweep([["gpus=2"]], compose)]
 
     assert plan([]) == [1, 2]

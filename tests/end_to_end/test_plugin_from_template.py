@@ -38,14 +38,16 @@ class Environment:
         self.wheel = self.build(ROOT, folder / "dist")
         self.pip(str(self.wheel))
 
-    def run(self, words: list[str], status: int = 0) -> str:
-        done = subprocess.run(words, cwd=self.folder, env=self.variables, capture_output=True, text=True, timeout=600)
-        assert done.returncode == status, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    def run(self, arguments: list[str], status: int = 0) -> str:
+        done = subprocess.run(
+            arguments, cwd=self.folder, env=self.variables, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == status, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def pip(self, *words: str) -> str:
+    def pip(self, *arguments: str) -> str:
         return self.run(
-            [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install", *OFFLINE, *words]
+            [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install", *OFFLINE, *arguments]
         )
 
     def build(self, project: Path, out: Path) -> Path:
@@ -63,17 +65,17 @@ class Environment:
 
     def printed(self, command: Command) -> str:
         """What a command of the page prints here, where it is quick, and its packages come from no index."""
-        program, *words = shlex.split(command.words)
+        program, *arguments = shlex.split(command.words)
         if program == "cd":
-            self.folder = self.folder / words[0]
+            self.folder = self.folder / arguments[0]
             return ""
         if program == "pip":
-            assert words[0] == "install"
-            if words[-1] == ".":
+            assert arguments[0] == "install"
+            if arguments[-1] == ".":
                 self.put_files()
-            return self.pip(*words[1:])
-        quick = QUICK if program == "scalebench" and any("strategy=" in word for word in words) else []
-        return self.run([str(self.bin / program), *words, *quick])
+            return self.pip(*arguments[1:])
+        quick = QUICK if program == "scalebench" and any("strategy=" in word for word in arguments) else []
+        return self.run([str(self.bin / program), *arguments, *quick])
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +87,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 @pytest.mark.real
 def test_the_commands_of_the_page(environment: Environment) -> None:
     """One after the other, each as the page has it."""
-    told = commands()
-    assert [shlex.split(command.words)[:2] for command in told][:5] == [
+    reported = commands()
+    assert [shlex.split(command.words)[:2] for command in reported][:5] == [
         *(["scalebench", "new"], ["pip", "install"], ["scalebench", "plugins"]),
         *(["scalebench", "strategy=mine"], ["scalebench", "check"]),
     ]
-    for command in told:
+    for command in reported:
         printed = environment.printed(command)
         assert answers(command.answer, printed), f"$ {command.words}\n{printed}"
     environment.run([str(environment.bin / "python"), *ONE_FAULT])

@@ -30,10 +30,10 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_function, "_failed", {})
 
 
-def of(*words: str) -> RunSpec:
+def of(*arguments: str) -> RunSpec:
     GlobalHydra.instance().clear()
     try:
-        return resolve.resolve(compose_config(words))
+        return resolve.resolve(compose_config(arguments))
     finally:
         GlobalHydra.instance().clear()
 
@@ -58,7 +58,7 @@ def test_pictures_of_the_size_that_the_data_set_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "reported"),
     [
         (["strategy=mirrored"], "model=mynet:build has no model.keras=MODULE:FUNCTION, which mirrored needs"),
         (
@@ -70,10 +70,10 @@ def test_pictures_of_the_size_that_the_data_set_says() -> None:
         (["strategy=simulated"], None),
     ],
 )
-def test_a_framework_that_it_is_not_there_for(words: list[str], told: str | None) -> None:
-    reason = of(*OWN, *words).unsupported
-    assert told is None or (reason is not None and told in reason)
-    assert told is not None or reason is None or "model=" not in reason
+def test_a_framework_that_it_is_not_there_for(arguments: list[str], reported: str | None) -> None:
+    reason = of(*OWN, *arguments).unsupported
+    assert reported is None or (reason is not None and reported in reason)
+    assert reported is not None or reason is None or "model=" not in reason
 
 
 def assembled(spec: RunSpec, outcome: RunOutcome) -> Result:
@@ -90,8 +90,8 @@ def test_a_fault_of_the_samples_fails_their_runs_only() -> None:
 
 
 def test_flops_of_a_network_of_ones_own_are_not_known() -> None:
-    def flops(*words: str) -> float | None:
-        row = assembled(of(*words), RunOutcome("ok"))
+    def flops(*arguments: str) -> float | None:
+        row = assembled(of(*arguments), RunOutcome("ok"))
         return row.workload.flops_per_sample
 
     assert flops(*OWN) is None

@@ -97,9 +97,9 @@ def test_nccl_where_everything_for_it_is_there(home: Home) -> None:
     status, out, _ = home.install(HOROVOD_NCCL_INCLUDE=str(home.folder))
     assert (status, out[-1]) == (0, "Horovod 0.28.1 with PyTorch 2.13.0+cu130: MPI, Gloo, NCCL")
     assert out[0].startswith("Horovod without TensorFlow, with which the GPU operations do not compile")
-    told = home.environment_of_build()
-    assert (told["HOROVOD_GPU_OPERATIONS"], told["HOROVOD_WITHOUT_TENSORFLOW"]) == ("NCCL", "1")
-    assert told["NVCC_APPEND_FLAGS"] == "-std=c++17"
+    reported = home.environment_of_build()
+    assert (reported["HOROVOD_GPU_OPERATIONS"], reported["HOROVOD_WITHOUT_TENSORFLOW"]) == ("NCCL", "1")
+    assert reported["NVCC_APPEND_FLAGS"] == "-std=c++17"
     # Without a GPU in sight, as while an image is built, it has to be asked for.
     (home.bin / "nvidia-smi").unlink()
     variables = {"HOROVOD_NCCL_INCLUDE": str(home.folder)}
@@ -129,13 +129,13 @@ def test_nccl_where_something_is_missing(home: Home) -> None:
 
 def test_the_compiler_is_asked_for_another_standard(home: Home) -> None:
     home.programs({"cxx": 'printf "%s\\n" "$@"'})
-    words = ["-std=c++14", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-o", "y"]
+    arguments = ["-std=c++14", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-o", "y"]
     done = subprocess.run(
-        [ROOT / "scripts" / "horovod_cxx.sh", *words],
+        [ROOT / "scripts" / "horovod_cxx.sh", *arguments],
         env={"PATH": str(home.bin), "SCALEBENCH_CXX": "cxx"},
         capture_output=True,
         text=True,
         check=True,
     )
-    told = ["-std=c++17", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-UTENSORFLOW_VERSION", "-o", "y"]
-    assert done.stdout.splitlines() == told
+    reported = ["-std=c++17", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-UTENSORFLOW_VERSION", "-o", "y"]
+    assert done.stdout.splitlines() == reported

@@ -40,8 +40,8 @@ def call(folder: Path) -> tuple[str, list[str]]:
         timeout=30,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    asked = folder.parent / "asked"
-    return done.stdout.strip(), asked.read_text().splitlines() if asked.exists() else []
+    requested = folder.parent / "asked"
+    return done.stdout.strip(), requested.read_text().splitlines() if requested.exists() else []
 
 
 def test_what_is_there_stays(installed: Path) -> None:
@@ -51,16 +51,16 @@ def test_what_is_there_stays(installed: Path) -> None:
 
 
 def test_both_packages_in_one_call(installed: Path) -> None:
-    said, asked = call(installed)
-    assert said == "installing chromium and chromium-driver"
-    assert asked == ["install --quiet --quiet --yes --no-install-recommends chromium chromium-driver"]
+    stated, requested = call(installed)
+    assert stated == "installing chromium and chromium-driver"
+    assert requested == ["install --quiet --quiet --yes --no-install-recommends chromium chromium-driver"]
 
 
 def test_lists_of_packages_are_fetched_where_the_first_try_fails(installed: Path, tmp_path: Path) -> None:
     program(installed, "apt-get", f'echo "$1" >>{tmp_path}/asked\n[ "$1" = update ]')
-    said, asked = call(installed)
-    assert asked == ["install", "update", "install"]
-    assert said.endswith("skipped: apt-get install chromium chromium-driver did not go well")
+    stated, requested = call(installed)
+    assert requested == ["install", "update", "install"]
+    assert stated.endswith("skipped: apt-get install chromium chromium-driver did not go well")
 
 
 def test_without_root_it_says_what_to_do(installed: Path) -> None:

@@ -41,16 +41,16 @@ def test_a_build_and_a_second_call(home: Home) -> None:
     assert out[0].startswith(
         "building Horovod 0.28.1 (torch 2.13.0+cpu, tensorflow none, openmpi4.1.4, cpu): 3 to 8 min"
     )
-    told = home.environment_of_build()
-    assert told["CXX"] == str(ROOT / "scripts" / "horovod_cxx.sh") and told["SCALEBENCH_CXX"] == "g++"
-    asked = [name for name in told if name.startswith("HOROVOD_")]
-    assert sorted(asked) == [
+    reported = home.environment_of_build()
+    assert reported["CXX"] == str(ROOT / "scripts" / "horovod_cxx.sh") and reported["SCALEBENCH_CXX"] == "g++"
+    requested = [name for name in reported if name.startswith("HOROVOD_")]
+    assert sorted(requested) == [
         *("HOROVOD_WITHOUT_MXNET", "HOROVOD_WITHOUT_TENSORFLOW"),
         *("HOROVOD_WITH_GLOO", "HOROVOD_WITH_MPI", "HOROVOD_WITH_PYTORCH"),
     ]
-    assert {told[name] for name in asked} == {"1"}
-    assert told["MAKEFLAGS"].startswith("-j") and "MAKELEVEL" not in told
-    assert told["TMPDIR"].startswith(str(home.wheels)) and home.kept() == WHEEL
+    assert {reported[name] for name in requested} == {"1"}
+    assert reported["MAKEFLAGS"].startswith("-j") and "MAKELEVEL" not in reported
+    assert reported["TMPDIR"].startswith(str(home.wheels)) and home.kept() == WHEEL
     # pip's own cache of wheels would hand out one that was built for something else.
     (wheel,) = [line for line in home.pip() if "--wheel-dir" in line]
     assert "--no-cache-dir" in wheel and "--no-build-isolation" in wheel and wheel.endswith("horovod==0.28.1")
@@ -89,13 +89,13 @@ def test_other_versions_are_built_for_anew(home: Home) -> None:
 
 
 @pytest.mark.parametrize("missing", ["g++", "cmake", "make"])
-@pytest.mark.parametrize("words", [(), ("--optional",)])
-def test_a_missing_tool_is_one_line(home: Home, missing: str, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("arguments", [(), ("--optional",)])
+def test_a_missing_tool_is_one_line(home: Home, missing: str, arguments: tuple[str, ...]) -> None:
     home.programs({name: text for name, text in COMPILER.items() if name != missing}, MPI)
-    status, out, err = home.install(*words, SCALEBENCH_APT="no")
+    status, out, err = home.install(*arguments, SCALEBENCH_APT="no")
     reason = f"there is no {missing}: apt-get install {missing}"
     optional = f"Horovod is left out: {reason}; make horovod tries again"
-    assert (status, out, err) == (1, [], [optional if words else f"Horovod was not installed: {reason}"])
+    assert (status, out, err) == (1, [], [optional if arguments else f"Horovod was not installed: {reason}"])
     assert home.builds() == 0 and home.kept() == ["KEY.lock"]
 
 
@@ -106,13 +106,13 @@ def test_wheels_that_cannot_be_kept(home: Home) -> None:
     assert err[-1].endswith("/dev/null/wheels cannot be written; set SCALEBENCH_WHEELS=/another/folder")
 
 
-@pytest.mark.parametrize("words", [(), ("--optional",)])
-def test_a_build_that_fails_leaves_its_log_alone(home: Home, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("arguments", [(), ("--optional",)])
+def test_a_build_that_fails_leaves_its_log_alone(home: Home, arguments: tuple[str, ...]) -> None:
     home.programs(COMPILER, MPI)
-    status, _, err = home.install(*words, FAKE_BUILD="exit 7")
-    assert status == 1 and len(err) == (1 if words else 3)
+    status, _, err = home.install(*arguments, FAKE_BUILD="exit 7")
+    assert status == 1 and len(err) == (1 if arguments else 3)
     assert "it does not build (exit status 7), see " in err[-1]
-    assert words or err[0] == "some.cc: error: what went wrong"
+    assert arguments or err[0] == "some.cc: error: what went wrong"
     assert home.kept() == ["KEY.lock", "KEY.log"] and not home.stamp.exists()
     assert home.install()[0] == 0 and home.kept() == WHEEL
 

@@ -42,8 +42,8 @@ def call(folder: Path) -> tuple[str, list[str]]:
         timeout=30,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    asked = folder.parent / "asked"
-    return done.stdout.strip(), asked.read_text().splitlines() if asked.exists() else []
+    requested = folder.parent / "asked"
+    return done.stdout.strip(), requested.read_text().splitlines() if requested.exists() else []
 
 
 def test_what_is_there_stays(installed: Path) -> None:
@@ -53,9 +53,9 @@ def test_what_is_there_stays(installed: Path) -> None:
 
 
 def test_all_packages_in_one_call(installed: Path) -> None:
-    said, asked = call(installed)
-    assert said == f"installing {PACKAGES}"
-    assert asked == [f"install --quiet --quiet --yes --no-install-recommends {PACKAGES}"]
+    stated, requested = call(installed)
+    assert stated == f"installing {PACKAGES}"
+    assert requested == [f"install --quiet --quiet --yes --no-install-recommends {PACKAGES}"]
 
 
 def test_only_what_is_missing(installed: Path) -> None:
@@ -66,15 +66,15 @@ def test_only_what_is_missing(installed: Path) -> None:
 
 def test_lists_of_packages_are_fetched_where_the_first_try_fails(installed: Path, tmp_path: Path) -> None:
     program(installed, "apt-get", f'echo "$1" >>{tmp_path}/asked\n[ "$1" = update ]')
-    said, asked = call(installed)
-    assert asked == ["install", "update", "install"]
-    assert said.endswith(f"skipped: apt-get install {PACKAGES} did not go well")
+    stated, requested = call(installed)
+    assert requested == ["install", "update", "install"]
+    assert stated.endswith(f"skipped: apt-get install {PACKAGES} did not go well")
 
 
 def test_without_root_it_says_what_to_do(installed: Path) -> None:
     program(installed, "id", "echo 1000")
-    said = f"no SLURM for the tests of clusters, which are skipped: sudo apt-get install {PACKAGES} brings it"
-    assert call(installed) == (said, [])
+    stated = f"no SLURM for the tests of clusters, which are skipped: sudo apt-get install {PACKAGES} brings it"
+    assert call(installed) == (stated, [])
 
 
 def test_without_apt_get_it_says_what_to_do(installed: Path) -> None:

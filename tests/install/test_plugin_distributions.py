@@ -54,23 +54,23 @@ def names(requirements: list[str]) -> set[str]:
 
 def imported(path: Path) -> set[str]:
     """Top-level names of what a file imports, wherever in it."""
-    found = set()
+    actual = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            actual |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found.add(node.module or "")
-    return {name.partition(".")[0] for name in found}
+            actual.add(node.module or "")
+    return {name.partition(".")[0] for name in actual}
 
 
 @pytest.mark.parametrize("folder", PLUGINS, ids=lambda folder: folder.name)
 def test_it_declares_what_it_imports(folder: Path) -> None:
     """Or brings it with scalebench itself."""
     own = {path.name for path in (folder / "src").iterdir()}
-    known = names(project(folder)["dependencies"]) | names(project(ROOT)["dependencies"]) | own | {"hydra"}
+    expected = names(project(folder)["dependencies"]) | names(project(ROOT)["dependencies"]) | own | {"hydra"}
     files = list((folder / "src").rglob("*.py"))
     wanted = set().union(*map(imported, files)) - sys.stdlib_module_names
-    assert files and wanted <= known, sorted(wanted - known)
+    assert files and wanted <= expected, sorted(wanted - expected)
 
 
 def test_each_has_something_to_show() -> None:

@@ -1,4 +1,4 @@
-"""The report of a node, written with the real monitor and machine, and the part of the record that it becomes."""
+"""The report of a node, written with the real monitor and machine, and its part of the record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACES = [RankPlacement(0, 0, 0, [0], [], 1), RankPlacement(1, 1, 0, [1], [], 1)
 
 
 def on_nodes(folder: Path, monitor: bool = True) -> RunSpec:
-    """A run on two nodes, described in `folder`."""
+    """Return a run on two nodes, whose spec is in `folder`."""
     spec = simulated_spec(measure={"monitor": monitor})
     spec = dataclasses.replace(spec, nodes=2, places=PLACES)
     spec.config.hardware.hosts = ["a:2", "b:1"]
@@ -31,7 +31,7 @@ def on_nodes(folder: Path, monitor: bool = True) -> RunSpec:
     return spec
 
 
-def test_who_attends() -> None:
+def test_nodes_report_under_slurm_on_hosts_and_by_hand() -> None:
     config = simulated_config()
     assert not has_node_reports(simulated_spec())
     for hardware in ({"scheduler": "slurm"}, {"hosts": ["a:2"]}):
@@ -41,29 +41,31 @@ def test_who_attends() -> None:
     assert has_node_reports(dataclasses.replace(simulated_spec(), config=by_hand))
 
 
-def test_the_second_node_tells_of_itself(tmp_path: Path) -> None:
+def test_the_second_node_writes_its_report(tmp_path: Path) -> None:
     spec = on_nodes(tmp_path)
     with record_node(spec, tmp_path, 1, 2):
         pass
-    assert nodes.read_reports(spec, tmp_path)[0] is None  # of the other one nobody knows anything
-    facts = nodes.read_reports(spec, tmp_path)[1]
-    assert facts is not None and (facts.node, facts.rank, facts.over, facts.monitor_reason) == (1, 2, True, None)
-    assert facts.machine.hostname == platform.node() and facts.oom_killed in (False, None)
+    assert nodes.read_reports(spec, tmp_path)[0] is None  # the other node wrote none
+    report = nodes.read_reports(spec, tmp_path)[1]
+    assert report is not None and (report.node, report.rank, report.over, report.monitor_reason) == (1, 2, True, None)
+    assert report.machine.hostname == platform.node() and report.oom_killed in (False, None)
     assert read_series(monitor_path(tmp_path, 1)).values("memory", "available_bytes")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["machine1.json", "monitor1.parquet", "spec.json"]
 
 
-def test_without_a_monitor_the_machine_is_told_all_the_same(tmp_path: Path) -> None:
+def test_without_a_monitor_the_machine_is_still_reported(tmp_path: Path) -> None:
     spec = on_nodes(tmp_path, monitor=False)
     with record_node(spec, tmp_path, 0, 0):
         pass
-    facts = nodes.read_reports(spec, tmp_path)[0]
-    assert facts is not None and facts.monitor_reason == "measure.monitor=false"
+    report = nodes.read_reports(spec, tmp_path)[0]
+    assert report is not None and report.monitor_reason == "measure.monitor=false"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["machine0.json", "spec.json"]
 
 
-@pytest.mark.parametrize(("hosts", "number"), [(["a:2", "b:1"], 1), ([], 0)], ids=["second rank", "launched here"])
-def test_who_has_nothing_to_attend(tmp_path: Path, hosts: list[str], number: int) -> None:
+@pytest.mark.parametrize(
+    ("hosts", "number"), [(["a:2", "b:1"], 1), ([], 0)], ids=["second rank", "launched on this host"]
+)
+def test_other_ranks_write_no_report(tmp_path: Path, hosts: list[str], number: int) -> None:
     spec = on_nodes(tmp_path)
     spec.config.hardware.hosts = hosts
     with record_node(spec, tmp_path, 0, number):
@@ -71,7 +73,7 @@ def test_who_has_nothing_to_attend(tmp_path: Path, hosts: list[str], number: int
     assert [path.name for path in tmp_path.iterdir()] == ["spec.json"]
 
 
-def test_a_machine_that_cannot_be_told_is_no_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_cannot_be_detected_is_no_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("no such luck")
 
@@ -81,7 +83,7 @@ def test_a_machine_that_cannot_be_told_is_no_failed_run(tmp_path: Path, monkeypa
     assert not node_report_path(tmp_path, 0).exists() and monitor_path(tmp_path).exists()
 
 
-def test_an_out_of_memory_kill_on_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_out_of_memory_kill_on_the_node_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([3, 4])
     monkeypatch.setattr(machine, "oom_kills", lambda: next(counts))
     spec = on_nodes(tmp_path, monitor=False)
@@ -93,9 +95,9 @@ def test_an_out_of_memory_kill_on_the_node(tmp_path: Path, monkeypatch: pytest.M
 GPU = Gpu(0, "made up", "GPU-0", 2**35, 1410, 1215, 400.0, 0, None)
 
 
-def facts(number: int, over: bool = True, **machine: object) -> NodeReport:
-    told: Machine = dataclasses.replace(MACHINE, **{"hostname": f"n{number}", **machine})  # type: ignore[arg-type]
-    return NodeReport(number, 2 * number, told, [], over)
+def report_of(number: int, over: bool = True, **machine: object) -> NodeReport:
+    of_node: Machine = dataclasses.replace(MACHINE, **{"hostname": f"n{number}", **machine})  # type: ignore[arg-type]
+    return NodeReport(number, 2 * number, of_node, [], over)
 
 
 def on_slurm_nodes(count: int) -> RunSpec:
@@ -104,22 +106,22 @@ def on_slurm_nodes(count: int) -> RunSpec:
     return spec
 
 
-def leave(folder: Path, told: NodeReport) -> None:
-    write_json(node_report_path(folder, told.node), told)
+def write_report(folder: Path, report: NodeReport) -> None:
+    write_json(node_report_path(folder, report.node), report)
 
 
 def test_the_machine_is_that_of_the_first_node() -> None:
-    part = make_machines_part([facts(0), facts(1), facts(2)], [])
+    part = make_machines_part([report_of(0), report_of(1), report_of(2)], [])
     assert part.machine.hostname == "n0" and [m.hostname for m in part.others or []] == ["n1", "n2"]
     assert part.flags == []
 
 
 def test_other_machines_are_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "detect_machine", lambda: MACHINE)
-    for reports in ([None, facts(1), None], []):  # the latter: launched here
+    for reports in ([None, report_of(1), None], []):  # the latter: launched on this host
         part = make_machines_part(reports, [])
         assert (part.machine, part.others) == (MACHINE, None)
-    assert make_machines_part([facts(0)], []).others is None
+    assert make_machines_part([report_of(0)], []).others is None
 
 
 @pytest.mark.parametrize(
@@ -129,46 +131,52 @@ def test_other_machines_are_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None
         ({"memory_bytes": 2**34}, True),
         ({"cpus_physical": 4}, True),
         ({"gpus": [GPU]}, True),
-        ({"cpus": 1, "cpus_allowed": [1], "memory_limit_bytes": 2**30}, False),  # what the job was given there
-        ({"memory_bytes": 2**33 - 2**28}, False),  # what a kernel keeps for itself
+        ({"cpus": 1, "cpus_allowed": [1], "memory_limit_bytes": 2**30}, False),  # the share of the job
+        ({"memory_bytes": 2**33 - 2**28}, False),  # reserved by the kernel
     ],
 )
-def test_nodes_that_are_not_alike(other: dict[str, object], flagged: bool) -> None:
-    assert make_machines_part([facts(0), facts(1), facts(2, **other)], []).flags == ["unequal_nodes"] * flagged
+def test_unequal_nodes_are_flagged(other: dict[str, object], flagged: bool) -> None:
+    assert (
+        make_machines_part([report_of(0), report_of(1), report_of(2, **other)], []).flags == ["unequal_nodes"] * flagged
+    )
 
 
-def test_more_gpus_of_the_same_kind_are_alike() -> None:
-    assert make_machines_part([facts(0, gpus=[GPU]), facts(1, gpus=[GPU, GPU])], []).flags == []
+def test_nodes_with_more_gpus_of_the_same_kind_are_equal() -> None:
+    assert make_machines_part([report_of(0, gpus=[GPU]), report_of(1, gpus=[GPU, GPU])], []).flags == []
 
 
-def test_clocks_that_differ() -> None:
-    assert make_machines_part([facts(0), facts(1)], [rank(0), rank(1, clock_offset_s=0.2)]).flags == ["clocks_differ"]
+def test_clocks_that_differ_are_flagged() -> None:
+    assert make_machines_part([report_of(0), report_of(1)], [rank(0), rank(1, clock_offset_s=0.2)]).flags == [
+        "clocks_differ"
+    ]
 
 
-def test_nodes_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "REPORT_LIMIT_S", 0.1)
     monkeypatch.setattr(nodes, "FAILED_REPORT_LIMIT_S", 0.0)
     spec = on_slurm_nodes(2)
-    leave(tmp_path, facts(0))
-    leave(tmp_path, facts(1, over=False))
-    told = nodes.wait_for_reports(spec, tmp_path, went_well=True)
-    assert [report is not None and report.over for report in told] == [True, False]  # the limit is kept
+    write_report(tmp_path, report_of(0))
+    write_report(tmp_path, report_of(1, over=False))
+    reports = nodes.wait_for_reports(spec, tmp_path, succeeded=True)
+    assert [report is not None and report.over for report in reports] == [True, False]  # at the time limit
     monkeypatch.setattr(nodes, "REPORT_LIMIT_S", 60.0)
-    original, looks = nodes._read, []
+    original, reads = nodes._read, []
 
     def late(folder: Path, number: int) -> NodeReport | None:
-        looks.append(number)
-        if len(looks) == 6:
-            leave(folder, facts(1))
+        reads.append(number)
+        if len(reads) == 6:
+            write_report(folder, report_of(1))
         return original(folder, number)
 
     monkeypatch.setattr(nodes, "_read", late)
-    told = nodes.wait_for_reports(spec, tmp_path, went_well=True)
-    assert [report is not None and report.over for report in told] == [True, True]
-    assert looks.count(0) == 1  # who is done is not asked again
+    reports = nodes.wait_for_reports(spec, tmp_path, succeeded=True)
+    assert [report is not None and report.over for report in reports] == [True, True]
+    assert reads.count(0) == 1  # a complete report is not read again
 
 
-def test_half_a_file_is_none(tmp_path: Path) -> None:
+def test_an_incomplete_report_is_none(tmp_path: Path) -> None:
     node_report_path(tmp_path, 0).write_text('{"node": 0')
     assert nodes.read_reports(on_slurm_nodes(1), tmp_path) == [None]
-    assert nodes.read_reports(simulated_spec(), tmp_path) == []  # launched here: whatever lies there
+    assert (
+        nodes.read_reports(simulated_spec(), tmp_path) == []
+    )  # launched on this host: files in the folder do not count

@@ -14,7 +14,7 @@ from scalebench.measure import progress
 from scalebench.measure.progress import ProgressFile, RankProgress, read_progress, rss_peak_bytes
 from scalebench.measure.session import Session
 from tests.builders.runs import rank, simulated_spec
-from tests.builders.sweeps import curve
+from tests.builders.sweeps import make_curve
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_session_reports_the_epoch_and_metric_of_its_training(now: SimpleNames
     current = read(tmp_path)
     assert (current.steps, current.epoch, current.metric) == (75, 1.5, None)
     now.s += progress.WRITE_INTERVAL_S
-    points = curve([0.5, 0.25])
+    points = make_curve([0.5, 0.25])
     session._report_training(SimpleNamespace(steps=100, samples=1000, train_s=4.0, train=source, curve=points))  # type: ignore[arg-type]
     current = read(tmp_path)
     assert (current.epoch, current.metric, current.samples_per_s) == (2.0, "mse 0.25", 250.0)

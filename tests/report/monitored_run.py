@@ -16,11 +16,11 @@ DIP_S = 3.35  # when the clock of GPU 1 dips, for one sample
 def monitored(folder: Path, gpus: int = 2, strategy: str = "ddp_gloo", **changes: Any) -> Result:
     """Written into `folder`, with its series."""
     monitor = MonitorRecord("monitor.parquet", devices=[DeviceMonitorRecord(index) for index in range(gpus)])
-    made = run(strategy, gpus, **{"monitor": monitor, **changes})
-    for rank in made.ranks:
+    result = run(strategy, gpus, **{"monitor": monitor, **changes})
+    for rank in result.ranks:
         rank.marks_s = {"setup": BEGIN_S - 8, "warmup": BEGIN_S - 5, "measure": BEGIN_S, "probes": BEGIN_S + 10}
     folder.mkdir(parents=True)
-    write_result(made, folder)
+    write_result(result, folder)
     rows = SampleRows()
     rows.add(BEGIN_S - 8, "cpu", "cores", 4)
     for number in range(-80, 130):
@@ -35,4 +35,4 @@ def monitored(folder: Path, gpus: int = 2, strategy: str = "ddp_gloo", **changes
             for rank in range(gpus):
                 rows.add(BEGIN_S + since_s, f"process:{rank}", "rss_bytes", 2e9 + rank)
     rows.write(folder / "monitor.parquet")
-    return made
+    return result

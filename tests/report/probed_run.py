@@ -21,7 +21,7 @@ def series(step_s: float, steps: int, wobble_s: float = 0.0) -> list[float]:
 
 
 def probes(**changes: Any) -> ProbeRecord:
-    found = {
+    fields = {
         "steps": 4,
         "sync_on_s": series(0.0095, 4),
         "sync_off_s": series(0.007, 4, 0.0001),
@@ -37,7 +37,7 @@ def probes(**changes: Any) -> ProbeRecord:
         "copy_s": series(0.00000123, 100),
         "profile": Profile(3, 0.02, 0.01, 0.004, OPERATIONS),
     }
-    return ProbeRecord(**{**found, **changes})
+    return ProbeRecord(**{**fields, **changes})
 
 
 def probed_run(first: ProbeRecord | None, second: ProbeRecord | None, **changes: Any) -> Result:
@@ -45,5 +45,5 @@ def probed_run(first: ProbeRecord | None, second: ProbeRecord | None, **changes:
     blocks = [2 * STEP_S * (1 + 0.01 * (-1) ** (block // 2)) for block in range(32)]
     warmup = {"steady_after_steps": 3, "warmup_block_steps": 1, "warmup_block_s": [0.5, 0.2, 0.1] + [0.01] * 20}
     memory = {"rss_peak_bytes": 512_000_000, "rss_anon_peak_bytes": 256_000_000, "peak_memory_bytes": [None]}
-    ranks = [rank(number, blocks, probes=one, **warmup, **memory) for number, one in enumerate((first, second))]
+    ranks = [rank(number, blocks, probes=record_of_rank, **warmup, **memory) for number, record_of_rank in enumerate((first, second))]
     return record("ddp_gloo", gpus=2, ranks=ranks, **{"sync": Sync(message_bytes=[400_000, 213_764]), **changes})

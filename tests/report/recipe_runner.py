@@ -59,45 +59,45 @@ LEARNT = {
 
 def unknown_names(code: str) -> list[str]:
     """Names of modules, and keywords of what is called, that the installed frameworks do not have."""
-    tree, spaces, wrong = ast.parse(code), {}, []
+    tree, names, problems = ast.parse(code), {}, []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 importlib.import_module(alias.name)
-                spaces[alias.asname or alias.name.split(".")[0]] = importlib.import_module(
+                names[alias.asname or alias.name.split(".")[0]] = importlib.import_module(
                     alias.name if alias.asname else alias.name.split(".")[0]
                 )
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                spaces[alias.name] = getattr(importlib.import_module(node.module or ""), alias.name)
+                names[alias.name] = getattr(importlib.import_module(node.module or ""), alias.name)
     for node in ast.walk(tree):
         try:
-            found = _value(node.func if isinstance(node, ast.Call) else node, spaces)
+            target = _value(node.func if isinstance(node, ast.Call) else node, names)
         except AttributeError as error:
-            wrong.append(f"line {getattr(node, 'lineno', 0)}: {error}")
+            problems.append(f"line {getattr(node, 'lineno', 0)}: {error}")
             continue
-        if isinstance(node, ast.Call) and found is not None:
-            wrong += [f"{ast.unparse(node.func)} takes no {word}" for word in _unknown_keywords(found, node)]
-    return wrong
+        if isinstance(node, ast.Call) and target is not None:
+            problems += [f"{ast.unparse(node.func)} takes no {word}" for word in _unknown_keywords(target, node)]
+    return problems
 
 
-def _value(node: ast.AST, spaces: dict[str, Any]) -> Any:
+def _value(node: ast.AST, names: dict[str, Any]) -> Any:
     if isinstance(node, ast.Name):
-        return spaces.get(node.id)
+        return names.get(node.id)
     if not isinstance(node, ast.Attribute):
         return None
-    owner = _value(node.value, spaces)
+    owner = _value(node.value, names)
     return getattr(owner, node.attr) if isinstance(owner, (types.ModuleType, type)) else None
 
 
-def _unknown_keywords(found: Any, node: ast.Call) -> list[str]:
+def _unknown_keywords(target: Any, node: ast.Call) -> list[str]:
     try:
-        known = inspect.signature(found).parameters
+        parameters = inspect.signature(target).parameters
     except ValueError:  # of something written in C, which does not tell
         return []
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return []
-    return [word.arg for word in node.keywords if word.arg is not None and word.arg not in known]
+    return [word.arg for word in node.keywords if word.arg is not None and word.arg not in parameters]
 
 
 def ran(code: str) -> str | None:
@@ -118,23 +118,23 @@ def ran(code: str) -> str | None:
 def _split(code: str) -> tuple[str, str]:
     """Before and from the statement that builds the model."""
     lines = code.split("\n")
-    at = next(node.lineno - 1 for node in ast.parse(code).body if "build_model" in ast.unparse(node))
-    return "\n".join(lines[:at]), "\n".join(lines[at:])
+    first = next(node.lineno - 1 for node in ast.parse(code).body if "build_model" in ast.unparse(node))
+    return "\n".join(lines[:first]), "\n".join(lines[first:])
 
 
 def main() -> int:
     cases: dict[str, list[Any]] = json.load(sys.stdin)
-    for name, (code, wanted) in cases.items():
-        for wrong in unknown_names(code):
-            print(f"{name}: {wrong}", flush=True)
-        if not wanted:
+    for name, (code, runs) in cases.items():
+        for problem_line in unknown_names(code):
+            print(f"{name}: {problem_line}", flush=True)
+        if not runs:
             continue
         child = os.fork()
         if child == 0:
-            wrong_run = ran(code)
-            if wrong_run is not None:
-                print(f"{name}: {wrong_run}", flush=True)
-            os._exit(0 if wrong_run is None else 1)
+            problem = ran(code)
+            if problem is not None:
+                print(f"{name}: {problem}", flush=True)
+            os._exit(0 if problem is None else 1)
         if os.waitpid(child, 0)[1] != 0:
             print(f"{name} did not run", flush=True)
     return 0

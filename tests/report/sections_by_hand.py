@@ -55,8 +55,8 @@ def stacked() -> Chart:
 
 def long() -> Chart:
     """Two clocks with times of their own, hundreds of points."""
-    found = [Series(f"gpu{k}", [i + k / 2 for i in range(500)], [1400.0 - i % 7 for i in range(500)]) for k in (0, 1)]
-    return Chart("clocks", "Clocks", Axis("s"), Axis("MHz", from_zero=False), found)
+    clocks = [Series(f"gpu{k}", [i + k / 2 for i in range(500)], [1400.0 - i % 7 for i in range(500)]) for k in (0, 1)]
+    return Chart("clocks", "Clocks", Axis("s"), Axis("MHz", from_zero=False), clocks)
 
 
 def report() -> list[Section]:

@@ -74,66 +74,66 @@ def test_of_the_same_runs() -> None:
 
 
 def test_what_cannot_be_compared_says_why() -> None:
-    found = compare(make_runs("a", STEADY), make_runs("b", STEADY, **train_settings(batch_per_device=20)))
-    assert describe_verdict(found).startswith(
+    comparison = compare(make_runs("a", STEADY), make_runs("b", STEADY, **train_settings(batch_per_device=20)))
+    assert describe_verdict(comparison).startswith(
         "not comparable: nothing in A pairs with B: closest rows differ in train.batch"
     )
-    assert format_comparison(found).splitlines()[-1] == describe_verdict(found)
+    assert format_comparison(comparison).splitlines()[-1] == describe_verdict(comparison)
 
 
 def test_a_failed_run_is_named() -> None:
-    found = compare(
+    comparison = compare(
         [*make_runs("a", STEADY), *make_runs("a", STEADY, gpus=2)], [*make_runs("b", SLOW), make_failed_run("b", gpus=2)], threshold=0.0
     )
-    assert describe_verdict(found) == "failed run: 1 run failed, such as ddp gpus=2: failed: told to fail"
-    assert "B ddp gpus=2: failed: told to fail" in list_sentences(found)
+    assert describe_verdict(comparison) == "failed run: 1 run failed, such as ddp gpus=2: failed: told to fail"
+    assert "B ddp gpus=2: failed: told to fail" in list_sentences(comparison)
 
 
 def test_what_an_interval_misses_is_told_once() -> None:
-    def blocks_told(a: list[float], b: list[float]) -> list[str]:
+    def notes(a: list[float], b: list[float]) -> list[str]:
         return [line for line in list_sentences(compare(make_runs("a", a), make_runs("b", b))) if "repeat" in line]
 
-    assert len(blocks_told([0.1], [0.1])) == 1 and "misses what differs between repeats" in blocks_told([0.1], [0.1])[0]
-    assert blocks_told(STEADY, STEADY) == []
-    assert blocks_told([0.1] * 2, [0.1]) == [
+    assert len(notes([0.1], [0.1])) == 1 and "misses what differs between repeats" in notes([0.1], [0.1])[0]
+    assert notes(STEADY, STEADY) == []
+    assert notes([0.1] * 2, [0.1]) == [
         "note: no interval, no verdict: three repeats on one side give one (measure.repeats=3)"
     ]
 
 
 def test_the_median_has_range_and_interval() -> None:
-    found = [one for gpus in range(1, 7) for n, p in enumerate(("float32", "tf32"))
-             for one in make_runs("ab"[n], [0.1 / (1 + n * 0.25 * gpus)], gpus=gpus, **train_settings(precision=p))]  # fmt: skip
-    told = list_sentences(compare_by(found, "train.precision", "float32"))[0]
-    assert told.startswith(
+    runs = [run for gpus in range(1, 7) for n, p in enumerate(("float32", "tf32"))
+             for run in make_runs("ab"[n], [0.1 / (1 + n * 0.25 * gpus)], gpus=gpus, **train_settings(precision=p))]  # fmt: skip
+    sentence = list_sentences(compare_by(runs, "train.precision", "float32"))[0]
+    assert sentence.startswith(
         "tf32 over float32: median of 6 pairs 1.875 [1.250, 2.500] (95 % of the median of such pairs"
     )
-    assert told.endswith(", sign test), from 1.250 to 2.500")
+    assert sentence.endswith(", sign test), from 1.250 to 2.500")
 
 
 def test_left_out_keys_are_told() -> None:
-    found = compare(make_runs("a", STEADY), make_runs("b", STEADY, seed=1), ignore=["seed"])
-    assert "note: left out of the pairing: seed" in list_sentences(found)
+    comparison = compare(make_runs("a", STEADY), make_runs("b", STEADY, seed=1), ignore=["seed"])
+    assert "note: left out of the pairing: seed" in list_sentences(comparison)
 
 
 def test_long_lists_are_cut() -> None:
-    many = [one for gpus in range(2, 40) for one in make_runs("a", [0.1], gpus=gpus)]
-    lines = list_sentences(compare([*many, *make_runs("a", [0.1])], make_runs("b", [0.1])))
+    others = [run for gpus in range(2, 40) for run in make_runs("a", [0.1], gpus=gpus)]
+    lines = list_sentences(compare([*others, *make_runs("a", [0.1])], make_runs("b", [0.1])))
     assert f"and {38 - MAX_LINES} more rows (--format json has all)" in lines
 
 
 def test_nothing_of_a_record_moves_the_cursor_or_is_markup() -> None:
     evil = "\x1b[31m[red]\nx\ud800\x00"
-    found = compare([*make_runs("a", STEADY)], [*make_runs("b", STEADY), make_failed_run("b", gpus=2, reason=evil)], threshold=0.0)
-    told = format_comparison(found)
-    assert "?[31m[red] x??" in told
-    assert "\x1b" not in told and told.encode("utf-8")
+    comparison = compare([*make_runs("a", STEADY)], [*make_runs("b", STEADY), make_failed_run("b", gpus=2, reason=evil)], threshold=0.0)
+    text = format_comparison(comparison)
+    assert "?[31m[red] x??" in text
+    assert "\x1b" not in text and text.encode("utf-8")
     assert clean_line("a\x07b\u202ec") == "a?b?c"
 
 
 def test_values_of_a_key_are_no_markup_either() -> None:
     a, b = (make_runs(side, [0.1], **train_settings(optimizer=name)) for side, name in (("a", "adam"), ("b", "[red]x\x1b")))
-    found = compare_by([*a, *b], "train.optimizer", "adam")
-    lines = format_comparison(found).splitlines()
+    comparison = compare_by([*a, *b], "train.optimizer", "adam")
+    lines = format_comparison(comparison).splitlines()
     assert lines[0] == "[red]x? over adam" and "[red]x? samples/s" in lines[2]
 
 
@@ -161,7 +161,7 @@ EVIL = "<script>alert('x')</script> & | `x` [a](http://b) \x1b[31m \x00 \ud800 ]
 
 def found(reason: str = "told to fail") -> Comparison:
     """A regression, a pair without a difference, a failed run, and a row without a partner."""
-    a = [one for gpus in (1, 2, 4, 8) for one in make_runs("a", STEADY, gpus=gpus)]
+    a = [run for gpus in (1, 2, 4, 8) for run in make_runs("a", STEADY, gpus=gpus)]
     b = [*make_runs("b", [each * 1.05 for each in STEADY], **machine_settings(driver_version="2")), *make_runs("b", STEADY, gpus=2),
          make_failed_run("b", gpus=4, reason=reason)]  # fmt: skip
     return compare(a, b, threshold=0.03)
@@ -186,13 +186,13 @@ def test_json_has_no_infinity() -> None:
     assert wide.pairs[0].interval.high == float("inf") and pair["ratio_high"] is None and pair["ratio_low"] == 0.0
 
 
-def cases(made: str) -> dict[str, ET.Element]:
-    return {case.get("name", ""): case for case in ET.fromstring(made).iter("testcase")}
+def cases(junit: str) -> dict[str, ET.Element]:
+    return {case.get("name", ""): case for case in ET.fromstring(junit).iter("testcase")}
 
 
 def test_junit_has_a_case_for_each_pair() -> None:
-    told = make_junit(found(), 5)
-    by_name = cases(told)
+    junit = make_junit(found(), 5)
+    by_name = cases(junit)
     assert {name: [child.tag for child in case] for name, case in by_name.items()} == {
         "ddp gpus=1: B over A": ["failure"],
         "ddp gpus=2: B over A": ["system-out"],
@@ -201,7 +201,7 @@ def test_junit_has_a_case_for_each_pair() -> None:
     }
     failure = by_name["ddp gpus=1: B over A"].find("failure")
     assert failure.get("type") == "regression" and failure.get("message").startswith("slower: 0.952 [")
-    suite = ET.fromstring(told).find("testsuite")
+    suite = ET.fromstring(junit).find("testsuite")
     assert {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
         "tests": "4", "failures": "1", "errors": "1", "skipped": "1"
     }  # fmt: skip
@@ -216,13 +216,13 @@ def test_junit_of_nothing_to_compare() -> None:
 
 
 def test_junit_without_a_threshold_fails_nothing() -> None:
-    told = make_junit(compare(make_runs("a", STEADY), [*make_runs("b", [0.2] * 3), make_failed_run("b", gpus=2)]), 0)
-    assert {child.tag for case in cases(told).values() for child in case} == {"system-out", "skipped"}
+    junit = make_junit(compare(make_runs("a", STEADY), [*make_runs("b", [0.2] * 3), make_failed_run("b", gpus=2)]), 0)
+    assert {child.tag for case in cases(junit).values() for child in case} == {"system-out", "skipped"}
 
 
 def test_junit_holds_any_text() -> None:
-    told = make_junit(found(EVIL), 5).encode("utf-8").decode()
-    message = cases(told)["ddp gpus=4: B b-ddp-4-failed"].find("error").get("message")
+    junit = make_junit(found(EVIL), 5).encode("utf-8").decode()
+    message = cases(junit)["ddp gpus=4: B b-ddp-4-failed"].find("error").get("message")
     assert message == "failed: <script>alert('x')</script> & | `x` [a](http://b) ?[31m ? ? ]]> \U0001f600"
 
 
@@ -232,9 +232,9 @@ def test_markdown_is_a_table_of_plain_text() -> None:
     rows = [line for line in lines if line.startswith("|")]
     assert len(rows) == 4 and len({row.count(" | ") for row in rows}) == 1
     assert "REGRESSION" in rows[2] and "no difference resolved" in rows[3]
-    (told,) = [line for line in lines if line.startswith("- B ddp gpus=4")]
-    assert "&lt;script\\>" in told and "\\| \\`x\\` \\[a\\](http\\://b)" in told and "<" not in told
-    assert told.encode("utf-8") and "\x1b" not in told
+    (line_of_failure,) = [line for line in lines if line.startswith("- B ddp gpus=4")]
+    assert "&lt;script\\>" in line_of_failure and "\\| \\`x\\` \\[a\\](http\\://b)" in line_of_failure and "<" not in line_of_failure
+    assert line_of_failure.encode("utf-8") and "\x1b" not in line_of_failure
 
 
 PLAIN = {

@@ -40,11 +40,11 @@ def curve(name: str, *rows: dict[str, Any], **shared: str) -> Curve:
 
 
 def test_a_row_without_the_figure_is_a_gap_in_a_line_and_no_bar() -> None:
-    drawn = curve("a", row(1, x=0.5), row(2, x=None), row(4, x=0.0, x_low=-1.0, x_high=None))
-    (line,) = make_line_series([drawn, curve("b", row(1, x=None)), curve("c", row(1))], "x")
+    curve_with_gap = curve("a", row(1, x=0.5), row(2, x=None), row(4, x=0.0, x_low=-1.0, x_high=None))
+    (line,) = make_line_series([curve_with_gap, curve("b", row(1, x=None)), curve("c", row(1))], "x")
     assert (line.x, line.y, line.low, line.high) == ([1, 2, 4], [0.5, None, 0], [None, None, -1], [None] * 3)
     assert line.style == "line" and line.tags == {"strategy": "a"}
-    (bar,) = make_bar_series([drawn], "x")
+    (bar,) = make_bar_series([curve_with_gap], "x")
     assert (bar.x, bar.y, bar.low, bar.high) == ([1, 4], [0.5, 0], [None, -1], [None, None])
     (point,) = make_line_series([curve("a", row(1, x=None), row(2, x=1.0))], "x")
     assert point.style == "points" and point.low == ()
@@ -52,14 +52,14 @@ def test_a_row_without_the_figure_is_a_gap_in_a_line_and_no_bar() -> None:
 
 def test_limits_have_a_name_of_their_own_where_the_frame_gives_them_one() -> None:
     rows = [{"batch": 8, "rate": 2.0, "r_low": 1.0, "r_high": 3.0}]
-    made = make_series("a", {}, rows, "batch", "rate", "r")
-    assert made is not None and (made.x, made.low, made.high) == ([8], [1], [3])
+    series = make_series("a", {}, rows, "batch", "rate", "r")
+    assert series is not None and (series.x, series.low, series.high) == ([8], [1], [3])
     assert make_series("a", {}, [], "batch", "rate", "r") is None
 
 
 def test_ids_are_the_only_ones_and_hold_nothing_but_letters() -> None:
-    made, _ = group_curves([curve("a", row(1), hardware=f"{SCRIPT} {'long ' * 40}{n}") for n in range(12)])
-    ids = [group.make_id("usage", "gpu_util") for group in made]
+    groups, _ = group_curves([curve("a", row(1), hardware=f"{SCRIPT} {'long ' * 40}{n}") for n in range(12)])
+    ids = [group.make_id("usage", "gpu_util") for group in groups]
     assert len(set(ids)) == 12 and max(map(len, ids)) <= document.MAX_ID_LENGTH
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for name in ids)
     assert (
@@ -71,21 +71,21 @@ def test_ids_are_the_only_ones_and_hold_nothing_but_letters() -> None:
 def test_of_many_curves_those_that_are_best_somewhere_are_kept() -> None:
     many = [curve(str(n), row(1, 100.0 - n), row(2, 100.0)) for n in range(40)]
     many.append(curve("late", row(1, 1.0), row(8, 5.0)))
-    kept, words = select_best_curves(many, 10)
-    assert [one.name for one in kept] == [*map(str, range(9)), "late"]
-    assert [one.text[:10] for one in words] == ["41 curves "]
+    kept, notes = select_best_curves(many, 10)
+    assert [each.name for each in kept] == [*map(str, range(9)), "late"]
+    assert [each.text[:10] for each in notes] == ["41 curves "]
     assert select_best_curves(many[:10], 10) == (many[:10], [])
 
 
 def test_of_many_groups_those_with_most_rows_are_kept() -> None:
     small = [curve("a", row(1), hardware=f"h{n}") for n in range(document.MAX_CURVE_GROUPS + 3)]
     large = curve("a", row(1), row(2), hardware="large")
-    made, (words,) = group_curves([*small, large])
-    assert [group.shared["hardware"] for group in made][-1] == "large" and len(made) == document.MAX_CURVE_GROUPS
-    assert words.text.startswith(f"{len(small) + 1} combinations")
-    assert [group.number for group in made] == list(range(1, document.MAX_CURVE_GROUPS + 1))
-    wanted, none = group_curves([*small, large], lambda members: len(members[0].rows) > 1)
-    assert [group.shared["hardware"] for group in wanted] == ["large"] and none == []
+    groups, (note,) = group_curves([*small, large])
+    assert [group.shared["hardware"] for group in groups][-1] == "large" and len(groups) == document.MAX_CURVE_GROUPS
+    assert note.text.startswith(f"{len(small) + 1} combinations")
+    assert [group.number for group in groups] == list(range(1, document.MAX_CURVE_GROUPS + 1))
+    selected, no_notes = group_curves([*small, large], lambda members: len(members[0].rows) > 1)
+    assert [group.shared["hardware"] for group in selected] == ["large"] and no_notes == []
 
 
 def test_words() -> None:
@@ -115,11 +115,11 @@ def test_dips_and_peaks_and_ends_stay() -> None:
     chance = random.Random(1)
     points = [(float(x), 100 + chance.random()) for x in range(10_000)]
     points[4321], points[8765] = (4321.0, 3.0), (8765.0, 900.0)
-    found = downsample(points, 200)
-    assert 150 < len(found) <= 200 and len(set(found)) == len(found)
-    assert found[0] == points[0] and found[-1] == points[-1]
-    assert (4321.0, 3.0) in found and (8765.0, 900.0) in found
-    assert [x for x, _ in found] == sorted(x for x, _ in found)
+    kept = downsample(points, 200)
+    assert 150 < len(kept) <= 200 and len(set(kept)) == len(kept)
+    assert kept[0] == points[0] and kept[-1] == points[-1]
+    assert (4321.0, 3.0) in kept and (8765.0, 900.0) in kept
+    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
     assert len(downsample(points[:203], 200)) <= 200
 
 

@@ -26,8 +26,8 @@ def axes_of(chart: Chart) -> Any:
 
 
 def many() -> Chart:
-    found = [Series(f"s{k}", [1.0, 2.0, 8.0], [10.0 ** (k + 1)] * 3, tags={"strategy": f"s{k}"}) for k in range(6)]
-    return Chart("many", "Many", Axis("devices", ticks=[1, 2, 8]), Axis("samples/s", log=True), found)
+    series = [Series(f"s{k}", [1.0, 2.0, 8.0], [10.0 ** (k + 1)] * 3, tags={"strategy": f"s{k}"}) for k in range(6)]
+    return Chart("many", "Many", Axis("devices", ticks=[1, 2, 8]), Axis("samples/s", log=True), series)
 
 
 def test_every_chart_twice_and_the_same_each_time(tmp_path: Path) -> None:
@@ -35,13 +35,13 @@ def test_every_chart_twice_and_the_same_each_time(tmp_path: Path) -> None:
     assert [path.name for path in first] == [
         f"{name}.{kind}" for name in ("scaling-efficiency", "parts") for kind in ("png", "svg")
     ]
-    assert all(one.read_bytes() == two.read_bytes() for one, two in zip(first, again, strict=True))
+    assert all(file.read_bytes() == same.read_bytes() for file, same in zip(first, again, strict=True))
     from PIL import Image
 
     with Image.open(first[0]) as image:
         assert (image.width, round(image.info["dpi"][0])) == (COLUMN_PX, 300)
-    drawn = first[1].read_text(encoding="utf-8")
-    assert ET.fromstring(drawn).tag.endswith("svg") and "horovod_gloo" in drawn and "dc:date" not in drawn
+    svg = first[1].read_text(encoding="utf-8")
+    assert ET.fromstring(svg).tag.endswith("svg") and "horovod_gloo" in svg and "dc:date" not in svg
     import matplotlib
 
     assert matplotlib.rcParams["svg.hashsalt"] is None  # what a figure of somebody else's is drawn with, is as it was
@@ -96,9 +96,9 @@ def test_a_strategy_has_its_colour_in_every_chart() -> None:
     other = Chart(
         "o", "o", Axis("x"), Axis("y"), [Series("else", [1.0], [1.0]), Series("ddp_gloo", [1.0], [1.0], tags=TAGS)]
     )
-    looks = ChartStyles([lines(), other])
-    slots = {look.slot for chart in (lines(), other) for one, look in zip(chart.series, looks.of(chart), strict=True)
-             if one.name == "ddp_gloo"}  # fmt: skip
+    styles = ChartStyles([lines(), other])
+    slots = {style.slot for chart in (lines(), other) for series, style in zip(chart.series, styles.of(chart), strict=True)
+             if series.name == "ddp_gloo"}  # fmt: skip
     assert len(slots) == 1
     assert len(set(COLOURS)) == 8
 
@@ -115,10 +115,10 @@ def test_hostile_names_are_drawn_as_they_are(tmp_path: Path) -> None:
 def test_a_long_title_stays_within_its_figure(title: str) -> None:
     chart = Chart("c", title, Axis("devices"), Axis("speedup"), [Series("a", [1, 2], [1.0, 1.9])])
     with figures._paper_style():
-        made = axes_of(chart).figure
-        made.draw_without_rendering()
-        extent = made.axes[0].title.get_window_extent()
-    assert extent.x0 >= 0 and extent.x1 <= made.bbox.x1 and extent.y1 <= made.bbox.y1 + 1
+        figure = axes_of(chart).figure
+        figure.draw_without_rendering()
+        extent = figure.axes[0].title.get_window_extent()
+    assert extent.x0 >= 0 and extent.x1 <= figure.bbox.x1 and extent.y1 <= figure.bbox.y1 + 1
 
 
 def test_a_chart_without_a_figure_is_no_file(tmp_path: Path) -> None:

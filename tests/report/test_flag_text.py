@@ -27,7 +27,7 @@ BARE, SELF = "no difference from bare resolved", "no difference from one device 
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "told"),
+    ("low", "high", "is_reported"),
     [
         (0.9, 1.1, True),
         (1.0, 1.1, True),
@@ -40,16 +40,16 @@ BARE, SELF = "no difference from bare resolved", "no difference from one device 
         (None, None, False),
     ],
 )
-def test_a_difference_is_not_resolved_where_the_interval_holds_one(low: Any, high: Any, told: bool) -> None:
-    assert describe_row(row(speedup_bare_low=low, speedup_bare_high=high)) == [BARE] * told
-    assert describe_row(row(speedup_self_low=low, speedup_self_high=high)) == [SELF] * told
+def test_a_difference_is_not_resolved_where_the_interval_holds_one(low: Any, high: Any, is_reported: bool) -> None:
+    assert describe_row(row(speedup_bare_low=low, speedup_bare_high=high)) == [BARE] * is_reported
+    assert describe_row(row(speedup_self_low=low, speedup_self_high=high)) == [SELF] * is_reported
 
 
 NOISY = {"speedup_bare_low": 0.9, "speedup_bare_high": 1.1, "speedup_self_low": 0.9, "speedup_self_high": 1.1}
 
 
 @pytest.mark.parametrize(
-    ("bare", "own", "told"),
+    ("bare", "self_baseline", "remarks"),
     [
         ("bare", "self", [BARE, SELF]),
         ("bare", "bare", [BARE]),  # one run is both
@@ -59,12 +59,12 @@ NOISY = {"speedup_bare_low": 0.9, "speedup_bare_high": 1.1, "speedup_self_low": 
         (None, "self", [SELF]),
     ],
 )
-def test_nothing_differs_from_itself_or_from_what_is_missing(bare: Any, own: Any, told: list[str]) -> None:
-    assert describe_row(row(baseline_bare_id=bare, baseline_self_id=own, **NOISY)) == told
+def test_nothing_differs_from_itself_or_from_what_is_missing(bare: Any, self_baseline: Any, remarks: list[str]) -> None:
+    assert describe_row(row(baseline_bare_id=bare, baseline_self_id=self_baseline, **NOISY)) == remarks
 
 
 @pytest.mark.parametrize(
-    ("flags", "steady", "told"),
+    ("flags", "steady", "remarks"),
     [
         (pd.NA, True, []),
         (pd.NA, pd.NA, []),
@@ -74,8 +74,8 @@ def test_nothing_differs_from_itself_or_from_what_is_missing(bare: Any, own: Any
         ("oversubscribed superlinear_within_noise", True, ["oversubscribed", "superlinear within noise"]),
     ],
 )
-def test_flags_are_words_and_a_series_that_is_not_steady_is_told_once(flags: Any, steady: Any, told: list[str]) -> None:
-    assert describe_row(row(flags=flags, steady=steady)) == told
+def test_flags_are_words_and_a_series_that_is_not_steady_is_told_once(flags: Any, steady: Any, remarks: list[str]) -> None:
+    assert describe_row(row(flags=flags, steady=steady)) == remarks
 
 
 def rows(*kinds: tuple[str | None, int]) -> pd.DataFrame:
@@ -107,13 +107,13 @@ def test_a_frame_of_single_runs_has_its_line_too() -> None:
 
 ROOT = Path(__file__).parents[2]
 # Where flags are given, and the functions that do; what else they hold in quotes is no flag.
-GIVING = ("analysis/throughput", "core/stats/steady_state", "config/resolve", "measure/monitor/flags", "measure/nodes")
-FUNCTIONS = re.compile(r"_?(flags|unsteady|unsteadiness|superlinear|resolve)")
+GIVING = ("analysis/throughput", "core/stats/steady_state", "config/resolve", "measure/monitor/flags", "measure/nodes", "runner/collect")
+FUNCTIONS = re.compile(r"\w*(flags|find_unsteadiness|_drift|resolve)")
 
 
 def given() -> set[str]:
     """Literals of lists and of keys, and what is appended, in functions that give flags."""
-    found = set()
+    literals = set()
     for name in GIVING:
         tree = ast.parse((ROOT / "scalebench" / f"{name}.py").read_text())
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -122,13 +122,13 @@ def given() -> set[str]:
         for node in (node for function in functions for node in ast.walk(function)):
             parts: list[ast.expr | None] = []
             if isinstance(node, ast.List):
-                parts = [inner for one in node.elts for inner in ast.walk(one) if isinstance(inner, ast.expr)]
+                parts = [inner for element in node.elts for inner in ast.walk(element) if isinstance(inner, ast.expr)]
             elif isinstance(node, ast.Dict):
                 parts = list(node.keys)
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
                 parts = list(node.args)
-            found |= {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
-    return {name for name in found if re.fullmatch(r"[a-z_]+", name)}
+            literals |= {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+    return {name for name in literals if re.fullmatch(r"[a-z_]+", name)}
 
 
 def test_every_flag_of_the_code_and_of_the_docs_has_advice() -> None:
@@ -145,7 +145,7 @@ def test_every_flag_of_the_code_and_of_the_docs_has_advice() -> None:
 
 
 def test_advice_is_sentences() -> None:
-    for flag, said in flag_text.ADVICE.items():
-        assert said[0].isupper() and said.endswith(".") and "  " not in said and "_ " not in said, flag
+    for flag, advice in flag_text.ADVICE.items():
+        assert advice[0].isupper() and advice.endswith(".") and "  " not in advice and "_ " not in advice, flag
     assert "does not know this flag" in flag_text.get_advice("of_tomorrow")
     assert flag_text.format_flag("busy_machine") == "busy machine"

@@ -35,11 +35,11 @@ def test_hardware_variables_versions_and_commits_differ() -> None:
     limited = dataclasses.replace(GPU, power_limit_w=250.0)
     first = on({"torch": "2.9"}, {"torch": "2.9", "nccl": "2.27"}, gpus=[GPU], git_commit="abc")
     second = on({"torch": "2.8"}, {"torch": "2.8", "nccl": "2.26"}, gpus=[limited], environment={"NCCL_ALGO": "Ring"})
-    found = machine_text.find_differences([("a", first), ("b", second)])
-    assert set(found) == {"GPU 0", "git commit", "package torch", "nccl, of torch", "$NCCL_ALGO"}
-    assert found["package torch"] == {"2.9": ["a"], "2.8": ["b"]}
-    assert found["$NCCL_ALGO"] == {"not set": ["a"], "Ring": ["b"]}
-    assert found["git commit"] == {"abc": ["a"], "unknown": ["b"]}
+    differences = machine_text.find_differences([("a", first), ("b", second)])
+    assert set(differences) == {"GPU 0", "git commit", "package torch", "nccl, of torch", "$NCCL_ALGO"}
+    assert differences["package torch"] == {"2.9": ["a"], "2.8": ["b"]}
+    assert differences["$NCCL_ALGO"] == {"not set": ["a"], "Ring": ["b"]}
+    assert differences["git commit"] == {"abc": ["a"], "unknown": ["b"]}
 
 
 def test_a_package_that_is_not_there_is_no_other_version() -> None:

@@ -41,8 +41,8 @@ class Tags(HTMLParser):
 
 
 def test_the_whole_of_it() -> None:
-    made = render_document(report(), 1234, Path("/runs"), Path("/runs/out"))
-    assert made == GOLDEN.read_text(encoding="utf-8")
+    text = render_document(report(), 1234, Path("/runs"), Path("/runs/out"))
+    assert text == GOLDEN.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("text", EVIL)
@@ -55,14 +55,14 @@ def test_a_text_stays_text(text: str) -> None:
 
 
 def test_results_cannot_break_the_page() -> None:
-    found = Tags(MARKDOWN.render(render_document(hostile(), 1, Path("/runs"), Path("/runs"))))
-    assert set(found.names) == set(
+    page = Tags(MARKDOWN.render(render_document(hostile(), 1, Path("/runs"), Path("/runs"))))
+    assert set(page.names) == set(
         "h1 h2 h3 p strong table thead tbody tr th td blockquote pre code a details summary".split()
     )
-    assert found.names.count("h1") == 1 and found.names.count("h2") == 2
-    assert found.names.count("table") == 2 * 2 * len(EVIL)
-    assert set(found.cells) == {2, 3}  # of the tables: two columns; of the charts: x and two series
-    assert all(link.startswith("./") and ":" not in link for link in found.links)
+    assert page.names.count("h1") == 1 and page.names.count("h2") == 2
+    assert page.names.count("table") == 2 * 2 * len(EVIL)
+    assert set(page.cells) == {2, 3}  # of the tables: two columns; of the charts: x and two series
+    assert all(link.startswith("./") and ":" not in link for link in page.links)
 
 
 def test_a_fence_is_longer_than_any_within() -> None:
@@ -72,8 +72,8 @@ def test_a_fence_is_longer_than_any_within() -> None:
 
 
 def test_many_points_are_thinned() -> None:
-    made = _render_chart(long())
-    lines = made.splitlines()
+    text = _render_chart(long())
+    lines = text.splitlines()
     assert len([line for line in lines if line.startswith("| gpu")]) <= MAX_CHART_ROWS
     assert lines[-1] == "40 of 1,000 points."
     assert "| gpu0 | 0 | 1,400 |" in lines and "| gpu1 | 499.5 | 1,398 |" in lines

@@ -28,19 +28,19 @@ NEED_MORE = [name for name in NAMES if "nccl" in name or name in NO_CHANCE]
 
 
 def code(strategy: str, gpus: int = 2, device: str = "cpu", chosen: str | None = None) -> str:
-    found = make_recipe(strategy, gpus, device, chosen)
-    assert found is not None
-    return found.code
+    recipe = make_recipe(strategy, gpus, device, chosen)
+    assert recipe is not None
+    return recipe.code
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("strategy", NAMES)
 def test_every_strategy_has_lines(strategy: str, device: str) -> None:
-    found = make_recipe(strategy, 4, device)
-    assert found is not None and found.left_out == ()
-    ast.parse(found.code)
-    assert "$" not in found.code + found.start_command and "train.py" in found.start_command
-    assert max(map(len, found.code.splitlines())) <= 120
+    recipe = make_recipe(strategy, 4, device)
+    assert recipe is not None and recipe.left_out == ()
+    ast.parse(recipe.code)
+    assert "$" not in recipe.code + recipe.start_command and "train.py" in recipe.start_command
+    assert max(map(len, recipe.code.splitlines())) <= 120
 
 
 def test_a_plugin_has_none() -> None:
@@ -63,8 +63,8 @@ def test_chosen_options_are_in_the_lines_or_said_to_be_missing() -> None:
     assert "broadcast_buffers=True, bucket_cap_mb=1.0" in code("ddp", chosen="bucket_cap_mb=1.0 broadcast_buffers=True")
     assert "NcclAllReduce(4)" in code("mirrored_nccl", chosen="num_packs=4")
     assert "hvd.Compression.fp16" in code("horovod_gloo", chosen="compression=fp16")
-    told = make_recipe("horovod_mpi", 4, "cpu", "cycle_time_ms=0.1 autotune=True cache_capacity=0")
-    assert told is not None and told.start_command == (
+    horovod = make_recipe("horovod_mpi", 4, "cpu", "cycle_time_ms=0.1 autotune=True cache_capacity=0")
+    assert horovod is not None and horovod.start_command == (
         "HOROVOD_CPU_OPERATIONS=mpi horovodrun -np 4 --mpi --cycle-time-ms 0.1 --cache-capacity 0 --autotune "
         "python train.py"
     )
@@ -80,43 +80,43 @@ def test_chosen_options_are_in_the_lines_or_said_to_be_missing() -> None:
 
 def row(folder: Path, **changes: Any) -> dict[str, Any]:
     results = [sweeps.run("ddp_gloo", 2, repeat) for repeat in range(changes.pop("repeats", 1))]
-    (_, found), *_ = pool_results(results, [folder] * len(results)).iterrows()
-    return {**plain_row(found), **changes}
+    (_, pooled_row), *_ = pool_results(results, [folder] * len(results)).iterrows()
+    return {**plain_row(pooled_row), **changes}
 
 
 def composed(text: str) -> Any:
-    words = shlex.split(text)
-    assert words[:4] == ["python", "-m", "scalebench", "--multirun"]
-    return compose_config(words[4:])
+    arguments = shlex.split(text)
+    assert arguments[:4] == ["python", "-m", "scalebench", "--multirun"]
+    return compose_config(arguments[4:])
 
 
 def test_the_command_is_what_was_typed(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
-    typed = ["strategy='null'", "sweep=demo", "gpus=2", "hydra.verbose=true", "hardware.device_ids=[1,0]"]
-    (tmp_path / ".hydra" / "overrides.yaml").write_text("".join(f"- {json.dumps(word)}\n" for word in typed))
-    found = make_command(row(tmp_path))
-    assert found == "python -m scalebench --multirun strategy=null sweep=demo gpus=2 'hardware.device_ids=[1,0]'"
+    overrides = ["strategy='null'", "sweep=demo", "gpus=2", "hydra.verbose=true", "hardware.device_ids=[1,0]"]
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("".join(f"- {json.dumps(word)}\n" for word in overrides))
+    command = make_command(row(tmp_path))
+    assert command == "python -m scalebench --multirun strategy=null sweep=demo gpus=2 'hardware.device_ids=[1,0]'"
 
 
 def test_repeats_are_measured_again_as_often(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- strategy=ddp_gloo\n- repeat=1\n")
-    found = make_command(row(tmp_path, repeats=3))
-    assert found == "python -m scalebench --multirun strategy=ddp_gloo gpus=2 measure.repeats=3"
+    command = make_command(row(tmp_path, repeats=3))
+    assert command == "python -m scalebench --multirun strategy=ddp_gloo gpus=2 measure.repeats=3"
 
 
 def test_without_what_was_typed_the_columns_tell(tmp_path: Path) -> None:
-    found = row(
+    columns = row(
         tmp_path, model="mlp", dataset="random", hardware="local", options="bucket_cap_mb=1.0", feed="device",
         device_ids="1 0", environment="NCCL_DEBUG=INFO A=b", bind="none", precision="bfloat16",
     )  # fmt: skip
-    config = composed(make_command(found))
+    config = composed(make_command(columns))
     assert (config.model.name, config.dataset.name, config.strategy.name) == ("mlp", "random", "ddp_gloo")
     assert (config.gpus, config.scaling, config.train.batch_per_device) == (2, "weak", 10)
     assert config.strategy.options["bucket_cap_mb"] == 1.0 and config.dataset.feed == "device"
     assert config.hardware.device_ids == [1, 0] and config.hardware.environment == {"NCCL_DEBUG": "INFO", "A": "b"}
     assert config.hardware.bind == "none" and config.train.precision == "bfloat16"
-    strong = composed(make_command({**found, "scaling": "strong", "global_batch": 40}))
+    strong = composed(make_command({**columns, "scaling": "strong", "global_batch": 40}))
     assert (strong.scaling, strong.train.global_batch) == ("strong", 40)
 
 
@@ -125,16 +125,16 @@ def test_without_what_was_typed_the_columns_tell(tmp_path: Path) -> None:
 @pytest.mark.parametrize("framework", ["torch", "tensorflow", "horovod_torch", "horovod_tensorflow"])
 def test_the_lines_run_and_their_names_are_the_frameworks_own(framework: str, tmp_path: Path) -> None:
     """Where one process can: and then the model has learnt."""
-    found = {name: code(name, 2 if "import tensorflow" in code(name) else 1) for name in NAMES}
+    recipes = {name: code(name, 2 if "import tensorflow" in code(name) else 1) for name in NAMES}
     kind = "tensorflow" if framework.endswith("tensorflow") else "torch"
-    mine = {
+    cases = {
         name: [lines, name not in NEED_MORE]
-        for name, lines in found.items()
+        for name, lines in recipes.items()
         if ("horovod" in lines) == framework.startswith("horovod")
         and ("import tensorflow" in lines) == (kind != "torch")
     }
-    assert mine
-    (tmp_path / "lines.json").write_text(json.dumps(mine))
+    assert cases
+    (tmp_path / "lines.json").write_text(json.dumps(cases))
     group = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     with open(tmp_path / "lines.json") as lines:
@@ -143,5 +143,5 @@ def test_the_lines_run_and_their_names_are_the_frameworks_own(framework: str, tm
             text=True, timeout=500, cwd=tmp_path, env={**os.environ, **group, **quiet},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    told = [line for line in done.stdout.splitlines() if line.startswith(tuple(mine)) or "Error" in line]
-    assert told == [], done.stdout[-4000:]
+    problems = [line for line in done.stdout.splitlines() if line.startswith(tuple(cases)) or "Error" in line]
+    assert problems == [], done.stdout[-4000:]

@@ -25,7 +25,7 @@ from scalebench.report.report_data import (
 )
 from tests.builders import sweeps
 from tests.builders.runs import simulated_spec
-from tests.builders.sweeps import run, strong, write
+from tests.builders.sweeps import run, strong_scaling, write_results
 from tests.builders.sweeps import sweep as write_sweep
 
 
@@ -36,18 +36,18 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def test_rows_are_those_of_load_and_pooled(sweep: Path) -> None:
-    found = load_report_data([sweep])
-    assert found.frame.equals(load(sweep)) and found.pooled.equals(pooled(sweep)) and len(found.pooled) == 3
-    assert (found.paths, found.unreadable, found.baseline_name, found.published) == ([sweep], [], None, None)
-    assert found.min_efficiency == 0.8 and load_report_data([sweep], 0.5).min_efficiency == 0.5
+    data = load_report_data([sweep])
+    assert data.frame.equals(load(sweep)) and data.pooled.equals(pooled(sweep)) and len(data.pooled) == 3
+    assert (data.paths, data.unreadable, data.baseline_name, data.published) == ([sweep], [], None, None)
+    assert data.min_efficiency == 0.8 and load_report_data([sweep], 0.5).min_efficiency == 0.5
 
 
 def test_a_file_that_cannot_be_read_is_told_of(sweep: Path) -> None:
     bad = sweep / "2" / RESULT_FILE
     bad.write_text("{")
-    found = load_report_data([sweep])
-    assert [path for path, _ in found.unreadable] == [bad] and "no whole JSON file" in found.unreadable[0][1]
-    assert len(found.frame) == 5 and sorted(found.detailed_run_ids) == sorted(found.frame["run_id"])
+    data = load_report_data([sweep])
+    assert [path for path, _ in data.unreadable] == [bad] and "no whole JSON file" in data.unreadable[0][1]
+    assert len(data.frame) == 5 and sorted(data.detailed_run_ids) == sorted(data.frame["run_id"])
 
 
 def test_without_a_result_there_is_no_evidence(sweep: Path, tmp_path: Path) -> None:
@@ -61,35 +61,35 @@ def test_without_a_result_there_is_no_evidence(sweep: Path, tmp_path: Path) -> N
 
 
 def test_a_baseline_is_named_in_words(sweep: Path) -> None:
-    found = load_report_data([sweep], baseline="bare_torch-1-0")
-    assert found.baseline_name == "bare_torch gpus=1 on cpu"
-    assert found.pooled["speedup_given"].equals(found.pooled["speedup_bare"])
+    data = load_report_data([sweep], baseline="bare_torch-1-0")
+    assert data.baseline_name == "bare_torch gpus=1 on cpu"
+    assert data.pooled["speedup_given"].equals(data.pooled["speedup_bare"])
     with pytest.raises(InputError, match="no run 'nobody'"):
         load_report_data([sweep], baseline="nobody")
 
 
 def test_published_rows_come_on_request(sweep: Path) -> None:
-    found = load_report_data([sweep], references=["thesis"])
-    assert found.published is not None and set(found.published["study"]) == {"thesis"}
-    assert found.frame.equals(load_report_data([sweep]).frame), "they are no part of what was measured"
+    data = load_report_data([sweep], references=["thesis"])
+    assert data.published is not None and set(data.published["study"]) == {"thesis"}
+    assert data.frame.equals(load_report_data([sweep]).frame), "they are no part of what was measured"
     with pytest.raises(InputError, match="thesis"):
         load_report_data([sweep], references=["theses"])
 
 
 def test_records_are_read_again(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = load_report_data([sweep])
-    assert found.folder("ddp_gloo-2-0") == sweep / "2"
-    assert found.result("ddp_gloo-2-0").ranks == sweeps.run("ddp_gloo", 2, minute=2).ranks
+    data = load_report_data([sweep])
+    assert data.folder("ddp_gloo-2-0") == sweep / "2"
+    assert data.result("ddp_gloo-2-0").ranks == sweeps.run("ddp_gloo", 2, minute=2).ranks
     with pytest.raises(KeyError):
-        found.folder("nobody")
+        data.folder("nobody")
     monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 4)
-    assert found.detailed_run_ids == [f"{name}-0" for name in ("bare_torch-1", "ddp_gloo-1", "ddp_gloo-2")]
+    assert data.detailed_run_ids == [f"{name}-0" for name in ("bare_torch-1", "ddp_gloo-1", "ddp_gloo-2")]
 
 
 def test_names_tell_runs_apart(tmp_path: Path) -> None:
     write_sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2), repeats=2)
     again = run("ddp_gloo", 2, repeat=1, run_id="again")
-    write(tmp_path, [again, run("ddp_gloo", 4, status="failed", run_id="f", reason="r")])
+    write_results(tmp_path, [again, run("ddp_gloo", 4, status="failed", run_id="f", reason="r")])
     rows = report_data.list_detailed_runs(load_report_data([tmp_path]))
     names = report_data.name_runs(rows)
     assert len(names) == len(rows) == 8 and len(set(names.values())) == 8
@@ -100,7 +100,7 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
 
 
 def test_what_must_never_be_mixed_is_always_told(tmp_path: Path) -> None:
-    write(tmp_path, [run("ddp_gloo", 2), run("ddp_gloo", 4, run_id="s", **strong(40, 4))])
+    write_results(tmp_path, [run("ddp_gloo", 2), run("ddp_gloo", 4, run_id="s", **strong_scaling(40, 4))])
     names = report_data.name_runs(report_data.list_detailed_runs(load_report_data([tmp_path])))
     assert names == {
         "ddp_gloo-2-0": "ddp_gloo on 2 devices, scaling weak",
@@ -109,7 +109,7 @@ def test_what_must_never_be_mixed_is_always_told(tmp_path: Path) -> None:
 
 
 def test_a_copied_run_is_told_once(tmp_path: Path) -> None:
-    write(tmp_path, [run("ddp_gloo", 2), run("ddp_gloo", 2)])
+    write_results(tmp_path, [run("ddp_gloo", 2), run("ddp_gloo", 2)])
     assert len(report_data.list_detailed_runs(load_report_data([tmp_path]))) == 1
 
 
@@ -117,10 +117,10 @@ def test_of_many_runs_some_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 3)
     monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 3)
     write_sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2, 4), repeats=2)
-    found = load_report_data([tmp_path])
-    rows = report_data.list_detailed_runs(found)
-    assert [row["run_id"] for row in rows] == found.detailed_run_ids and len(rows) == 3
-    assert "3 configurations, out of 8 runs" in report_data.describe_left_out_runs(found)
+    data = load_report_data([tmp_path])
+    rows = report_data.list_detailed_runs(data)
+    assert [row["run_id"] for row in rows] == data.detailed_run_ids and len(rows) == 3
+    assert "3 configurations, out of 8 runs" in report_data.describe_left_out_runs(data)
     assert report_data.describe_left_out_runs(load_report_data([tmp_path / "0"])) == ""
 
 
@@ -157,11 +157,11 @@ def test_what_a_record_names_stays_in_its_folder(tmp_path: Path) -> None:
 def test_links_are_relative_to_what_was_given_first(tmp_path: Path) -> None:
     write_sweep(tmp_path / "a", ["bare_torch"], gpus=(1,))
     write_sweep(tmp_path / "b", ["ddp_gloo"], gpus=(1,))
-    found = load_report_data([tmp_path / "a", tmp_path / "b"])
-    assert found.make_link(tmp_path / "a" / "0" / "trace") == "0/trace"
-    assert found.make_link(tmp_path / "b" / "0" / "trace") == "../b/0/trace"
-    of_a_file = load_report_data([tmp_path / "a" / "0" / "result.json"])
-    assert of_a_file.make_link(tmp_path / "a" / "0" / "trace") == "trace"
+    data = load_report_data([tmp_path / "a", tmp_path / "b"])
+    assert data.make_link(tmp_path / "a" / "0" / "trace") == "0/trace"
+    assert data.make_link(tmp_path / "b" / "0" / "trace") == "../b/0/trace"
+    data_of_file = load_report_data([tmp_path / "a" / "0" / "result.json"])
+    assert data_of_file.make_link(tmp_path / "a" / "0" / "trace") == "trace"
 
 
 def test_the_last_lines(tmp_path: Path) -> None:
@@ -204,8 +204,8 @@ def test_a_log_that_is_gone_is_an_error(tmp_path: Path) -> None:
 def begun(folder: Path, **progress: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_spec(simulated_spec(2), folder)
-    said = {"rank": 0, "pid": 1, "phase": "warmup", "at_s": 1_800_000_000.0, **progress}
-    (folder / f"progress{said['rank']}.json").write_text(json.dumps(said))
+    content = {"rank": 0, "pid": 1, "phase": "warmup", "at_s": 1_800_000_000.0, **progress}
+    (folder / f"progress{content['rank']}.json").write_text(json.dumps(content))
 
 
 def test_the_last_sign_of_any_rank(tmp_path: Path) -> None:
@@ -213,18 +213,18 @@ def test_the_last_sign_of_any_rank(tmp_path: Path) -> None:
     write_spec(simulated_spec(1), tmp_path / "0")
     begun(tmp_path / "7")
     begun(tmp_path / "7", rank=1, phase="measure", at_s=1_800_000_060.0)
-    (found,) = find_unfinished_runs([tmp_path])
-    assert found.folder == tmp_path / "7" and (found.gpus, found.phase) == ("2", "measure")
-    assert found.tags == {"model": "materials_cnn", "strategy": "simulated", "hardware": "cpu"}
-    assert found.last_sign == "2027-01-15 08:01:00"
+    (unfinished,) = find_unfinished_runs([tmp_path])
+    assert unfinished.folder == tmp_path / "7" and (unfinished.gpus, unfinished.phase) == ("2", "measure")
+    assert unfinished.tags == {"model": "materials_cnn", "strategy": "simulated", "hardware": "cpu"}
+    assert unfinished.last_sign == "2027-01-15 08:01:00"
     assert list(find_unfinished_runs([tmp_path / "0" / "result.json"])) == []
 
 
 @pytest.mark.parametrize("at_s", ["soon", None, 1e300, -1e300, {}])
 def test_progress_may_say_anything(tmp_path: Path, at_s: object) -> None:
     begun(tmp_path / "7", at_s=at_s)
-    (found,) = find_unfinished_runs([tmp_path])
-    assert found.last_sign == ""
+    (unfinished,) = find_unfinished_runs([tmp_path])
+    assert unfinished.last_sign == ""
 
 
 @pytest.mark.parametrize(
@@ -233,5 +233,5 @@ def test_progress_may_say_anything(tmp_path: Path, at_s: object) -> None:
 def test_a_spec_may_be_half_written(tmp_path: Path, content: str) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "spec.json").write_text(content)
-    (found,) = find_unfinished_runs([tmp_path])
-    assert (found.tags, found.gpus, found.phase, found.last_sign) == ({}, "", "", "")
+    (unfinished,) = find_unfinished_runs([tmp_path])
+    assert (unfinished.tags, unfinished.gpus, unfinished.phase, unfinished.last_sign) == ({}, "", "", "")

@@ -15,7 +15,7 @@ from scalebench.report import step_breakdown
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.step_breakdown import STEP_PARTS, compute_rest, step_interval
-from tests.builders.sweeps import run, sweep, write
+from tests.builders.sweeps import run, sweep, write_results
 from tests.report.probed_run import probed_run, probes, series
 from tests.report.section_blocks import cell_texts
 
@@ -30,8 +30,8 @@ def without(**reasons: str) -> Result:
     """A run that lacks what the reasons are given for."""
     lists = {"forward": "forward_s", "backward": "backward_s", "optimizer": "optimizer_s", "data": "fixed_batch_s"}
     lists |= {"exposed": "sync_off_s", "isolated": "isolated_sync_s", "imbalance": "local_step_s", "copy": "copy_s"}
-    found = [probes(**{lists[name]: [] for name in reasons}, reasons=dict(reasons)) for _ in range(2)]
-    return probed_run(*found)
+    records = [probes(**{lists[name]: [] for name in reasons}, reasons=dict(reasons)) for _ in range(2)]
+    return probed_run(*records)
 
 
 def test_parts_and_the_rest_make_up_the_update() -> None:
@@ -47,9 +47,9 @@ def test_parts_and_the_rest_make_up_the_update() -> None:
 
 def test_a_rest_below_zero_is_within_noise() -> None:
     noisy = probes(optimizer_s=series(0.0066, 5, 0.002))
-    name, found = "not in any of these", rows(probed_run(noisy, noisy))
-    assert found[name] == ["-0.10 ms [-1.85, 1.65]", "-1.0 %", "cannot be distinguished from 0"]
-    assert found["optimizer"][-1] == "cannot be distinguished from 0"
+    name, cells = "not in any of these", rows(probed_run(noisy, noisy))
+    assert cells[name] == ["-0.10 ms [-1.85, 1.65]", "-1.0 %", "cannot be distinguished from 0"]
+    assert cells["optimizer"][-1] == "cannot be distinguished from 0"
     assert rows(probed_run(probes(), probes()))[name] == ["1.00 ms [0.85, 1.15]", "10.0 %"]
 
 
@@ -67,16 +67,16 @@ def test_a_rest_below_zero_is_within_noise() -> None:
     ],
 )
 def test_what_was_not_measured_is_a_dash_and_its_reason(missing: str, row: str, also: list[str]) -> None:
-    found = rows(without(**{missing: "not [b]here[/b]"}))
+    cells = rows(without(**{missing: "not [b]here[/b]"}))
     for name in (row, *also):
-        assert found[name] == ["-", "not [b]here[/b]"], name
-    others = set(found) - {row, *also}
-    assert not any("-" in found[name] for name in others)
+        assert cells[name] == ["-", "not [b]here[/b]"], name
+    others = set(cells) - {row, *also}
+    assert not any("-" in cells[name] for name in others)
 
 
 def test_the_rest_holds_what_was_not_measured() -> None:
-    found = rows(without(forward="no", data="no"))
-    assert found["not in any of these"][-1] == "contains data loading, forward, backward, not measured"
+    cells = rows(without(forward="no", data="no"))
+    assert cells["not in any of these"][-1] == "contains data loading, forward, backward, not measured"
     nothing: dict[str, Any] = {"exposed": "no", "data": "no", "forward": "no", "backward": "no", "optimizer": "no"}
     assert rows(without(**nothing))["not in any of these"] == ["-", "no part was measured"]
 
@@ -90,9 +90,9 @@ def test_one_device_misses_no_exchange() -> None:
 
 def test_figures_that_are_not_there_for_no_reason_of_their_own() -> None:
     result = probed_run(probes(copy_s=[0.1]), probes(copy_s=[0.1]), sync=Sync())
-    found = rows(result)
-    assert found["host-to-device copy"] == ["-", "too few blocks for a figure"]
-    assert found["gradient messages per epoch"] == ["-", "the gradient messages of a step are not known"]
+    cells = rows(result)
+    assert cells["host-to-device copy"] == ["-", "too few blocks for a figure"]
+    assert cells["gradient messages per epoch"] == ["-", "the gradient messages of a step are not known"]
     result.workload.steps_per_epoch = None
     for name in ("sync per epoch", "gradient messages per epoch"):
         assert rows(result)[name] == ["-", "the steps of an epoch are not known"]
@@ -107,18 +107,18 @@ def test_the_interval_of_an_update_is_that_of_throughput() -> None:
 
 
 def test_every_part_of_the_frame_has_a_row() -> None:
-    told = {row.measure for row in (*STEP_PARTS.values(), *step_breakdown.OTHER_FIGURES)}
-    assert told == set(probed.COLUMNS.values())
+    measures = {row.measure for row in (*STEP_PARTS.values(), *step_breakdown.OTHER_FIGURES)}
+    assert measures == set(probed.BREAKDOWN_FIGURES.values())
 
 
 def test_figures_are_the_frame_s(tmp_path: Path) -> None:
     sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2, 4))
-    evidence = load_report_data([tmp_path])
-    blocks = step_breakdown.make_blocks(evidence, make_curves(evidence.pooled))
+    report_data = load_report_data([tmp_path])
+    blocks = step_breakdown.make_blocks(report_data, make_curves(report_data.pooled))
     (table,) = (block for block in blocks if isinstance(block, Table))
     charts = [block for block in blocks if isinstance(block, Chart)]
     assert [chart.kind for chart in charts] == ["stacked", "stacked"] and charts[1].series[0].x == ["1", "2", "4"]
-    rows = {(row["strategy"], row["gpus"]): row for row in evidence.frame.to_dict("records")}
+    rows = {(row["strategy"], row["gpus"]): row for row in report_data.frame.to_dict("records")}
     stacked = {series.name: series for series in charts[1].series}
     assert set(stacked) == {"data loading", "forward", "backward", "optimizer", "exposed sync", "not in any of these"}
     for number, gpus in enumerate((1, 2, 4)):
@@ -134,31 +134,31 @@ def test_figures_are_the_frame_s(tmp_path: Path) -> None:
 
 
 def test_the_rest_is_the_terminal_s(tmp_path: Path) -> None:
-    write(tmp_path, [probed_run(probes(), probes())])
-    evidence = load_report_data([tmp_path])
-    (curve,) = make_curves(evidence.pooled)
-    result = evidence.result(curve.rows[0]["run_id"])
-    known, _ = step_breakdown.compute_rest(result, step_breakdown.step_interval(result))
-    assert known is not None
-    assert step_breakdown.compute_rest_s(curve.rows[0]) == pytest.approx(known.value)
+    write_results(tmp_path, [probed_run(probes(), probes())])
+    report_data = load_report_data([tmp_path])
+    (curve,) = make_curves(report_data.pooled)
+    result = report_data.result(curve.rows[0]["run_id"])
+    rest, _ = step_breakdown.compute_rest(result, step_breakdown.step_interval(result))
+    assert rest is not None
+    assert step_breakdown.compute_rest_s(curve.rows[0]) == pytest.approx(rest.value)
 
 
 def test_what_was_not_measured_has_its_reason(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
-    evidence = load_report_data([tmp_path])
-    table, _ = step_breakdown.make_blocks(evidence, make_curves(evidence.pooled))
+    report_data = load_report_data([tmp_path])
+    table, _ = step_breakdown.make_blocks(report_data, make_curves(report_data.pooled))
     assert isinstance(table, Table)
-    said = table.rows[0].cells[-1].text
-    assert "exposed sync: one device has nobody to exchange with" in said
-    assert f"forward, backward, optimizer: {step_breakdown.TOO_FEW_BLOCKS}" in said
+    remark = table.rows[0].cells[-1].text
+    assert "exposed sync: one device has nobody to exchange with" in remark
+    assert f"forward, backward, optimizer: {step_breakdown.TOO_FEW_BLOCKS}" in remark
     assert table.rows[0].cells[7].text == ""
 
 
 def test_without_probes_there_is_a_sentence(tmp_path: Path) -> None:
-    made = run("ddp_gloo", 2)
-    for rank in made.ranks:
+    result = run("ddp_gloo", 2)
+    for rank in result.ranks:
         rank.probes = None
-    write(tmp_path, [made])
-    evidence = load_report_data([tmp_path])
-    (said,) = step_breakdown.make_blocks(evidence, make_curves(evidence.pooled))
-    assert isinstance(said, Paragraph) and "measure.probes" in said.text
+    write_results(tmp_path, [result])
+    report_data = load_report_data([tmp_path])
+    (sentence,) = step_breakdown.make_blocks(report_data, make_curves(report_data.pooled))
+    assert isinstance(sentence, Paragraph) and "measure.probes" in sentence.text

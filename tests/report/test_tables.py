@@ -27,14 +27,14 @@ from scalebench.report.tables import (
 )
 from scalebench.report.terminal import make_configurations
 from tests.builders.runs import rank, record
-from tests.report.section_blocks import render
+from tests.report.section_blocks import render_table
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Rows = Callable[[Sequence[Result], Sequence[Path]], pd.DataFrame]
 
 
 def text(*results: Result, width: int = 160, rows: Rows = frame_of_results) -> str:
-    return render(make_configurations(rows(results, [Path("x")] * len(results))), width)
+    return render_table(make_configurations(rows(results, [Path("x")] * len(results))), width)
 
 
 def test_the_table_of_a_small_sweep() -> None:
@@ -54,20 +54,20 @@ def test_the_table_of_a_small_sweep() -> None:
 def repeated(repeats: int, gpus: int, strategy: str = "ddp", block_s: float = 0.1) -> list[Result]:
     starts = [f"2026-01-01T00:{10 * r + gpus:02}:00+00:00" for r in range(repeats)]
     return [
-        record(strategy, gpus=gpus, repeat=r, block_s=block_s * (1 + 0.02 * r * gpus), started_at=at)
-        for r, at in enumerate(starts)
+        record(strategy, gpus=gpus, repeat=r, block_s=block_s * (1 + 0.02 * r * gpus), started_at=start)
+        for r, start in enumerate(starts)
     ]
 
 
 def test_repeats_are_one_line_with_their_number() -> None:
-    made = [*repeated(3, 1), *repeated(3, 2, block_s=0.12), *repeated(1, 4), record(gpus=8, status="oom", block_s=None)]
-    lines = text(*made, rows=pool_results).splitlines()
+    results = [*repeated(3, 1), *repeated(3, 2, block_s=0.12), *repeated(1, 4), record(gpus=8, status="oom", block_s=None)]
+    lines = text(*results, rows=pool_results).splitlines()
     assert "gpus  repeats  samples/s (95 %)" in lines[2]
     shown = [line.split() for line in lines if line.startswith("  ddp")]
     assert [cells[1:3] for cells in shown] == [["1", "3"], ["2", "3"], ["4", "1"], ["8", "1"]]
     assert "1.64 [1.56, 1.71]" in next(line for line in lines if line.split()[:3] == ["ddp", "2", "3"])
     assert lines[-1].startswith("intervals: 95 %, over 3 repeats; over blocks of one repeat: ")
-    assert "repeats  " not in text(*made[-2:], rows=pool_results)
+    assert "repeats  " not in text(*results[-2:], rows=pool_results)
 
 
 def test_brackets_are_no_markup() -> None:
@@ -86,12 +86,12 @@ def test_what_differs_between_rows_is_a_column() -> None:
 
 def test_what_a_sweep_varies_is_a_column() -> None:
     """Rows of the same model and number of devices would look alike without it."""
-    one, other, larger = record(), record(), record(gpus=2)
+    plain, other, larger = record(), record(), record(gpus=2)
     other.workload.data_format = "nchw"
     larger.scale.batch_per_device = 5  # as in strong scaling: the number of devices says it already
-    columns = text(one, other, larger).splitlines()[2].split()
+    columns = text(plain, other, larger).splitlines()[2].split()
     assert columns[:2] == ["data_format", "strategy"] and "batch_per_device" not in columns
-    assert "data_format" not in text(one, larger)
+    assert "data_format" not in text(plain, larger)
 
 
 def test_what_a_batch_costs_is_told_where_feeding_differs() -> None:
@@ -99,7 +99,7 @@ def test_what_a_batch_costs_is_told_where_feeding_differs() -> None:
     runs = [record(block_s=0.2, run_id=feed) for feed in ("host", "device")]
     for run, feed in zip(runs, ("host", "device"), strict=True):
         run.workload.feed = feed
-        run.ranks = [dataclasses.replace(one, probes=probes) for one in run.ranks]
+        run.ranks = [dataclasses.replace(rank_record, probes=probes) for rank_record in run.ranks]
     lines = text(*runs).splitlines()
     assert lines[2].split()[-3:] == ["data", "status", "remarks"] and "5.0 % [5.0, 5.0]" in lines[4]
     assert " data " not in text(runs[0])  # nothing differs
@@ -120,11 +120,11 @@ def test_options_are_a_column_where_one_strategy_has_several() -> None:
 
 
 def test_the_overhead_is_said_once_and_only_where_there_is_one() -> None:
-    bare, own, failed = record("bare_torch", block_s=0.09), record(), record(status="failed", block_s=None, repeat=1)
-    shown = text(bare, own, record(gpus=2, block_s=0.11), failed).splitlines()
+    bare, ddp, failed = record("bare_torch", block_s=0.09), record(), record(status="failed", block_s=None, repeat=1)
+    shown = text(bare, ddp, record(gpus=2, block_s=0.11), failed).splitlines()
     assert "samples/s (95 %)  overhead at 1 " in shown[2]
     assert [line.split()[:2] for line in shown if "10 % [9, 11]" in line] == [["ddp", "1"]]
-    for rows in ([bare], [own], [own, record(gpus=2)], [failed]):
+    for rows in ([bare], [ddp], [ddp, record(gpus=2)], [failed]):
         assert "overhead" not in text(*rows)
 
 
@@ -154,15 +154,15 @@ def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
     kept = tmp_path / ".hydra" / "overrides.yaml"
     kept.parent.mkdir()
     kept.write_text("- strategy='null'\n- measure=quick\n- hydra.run.dir=with space\n")
-    words = "strategy=null measure=quick gpus=4"
-    assert make_baseline_commands(lone) == [f"python -m scalebench --multirun {words}"]
+    arguments = "strategy=null measure=quick gpus=4"
+    assert make_baseline_commands(lone) == [f"python -m scalebench --multirun {arguments}"]
     kept.write_text("- strategy=ddp\n- gpus=4\n- measure.repeats=3\n- repeat=1\n")
     kept.with_name("config.yaml").write_text("measure:\n  repeats: 3\n")  # which makes the number of the repeat anew
     assert make_baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4 measure.repeats=3"]
     kept.with_name("config.yaml").write_text("measure:\n  repeats: 1\n")
     assert make_baseline_commands(lone)[0].endswith(" repeat=1")
-    whole = frame_of_results([record(gpus=4), record(), record("bare_torch")], [tmp_path] * 3)
-    assert make_baseline_commands(whole) == []
+    complete = frame_of_results([record(gpus=4), record(), record("bare_torch")], [tmp_path] * 3)
+    assert make_baseline_commands(complete) == []
 
 
 def test_a_failed_row_shows_its_reason_and_asks_for_no_baseline() -> None:
@@ -208,12 +208,12 @@ def test_csv_and_parquet_hold_the_frame(results: list[Result], tmp_path: Path) -
     for number, result in enumerate(results):
         (tmp_path / str(number)).mkdir()
         write_result(result, tmp_path / str(number))
-    made = write_tables(tmp_path)
+    frame = write_tables(tmp_path)
     parquet = pd.read_parquet(tmp_path / "results.parquet")
-    pd.testing.assert_frame_equal(parquet, made)
-    csv = pd.read_csv(tmp_path / "results.csv", dtype=made.dtypes.to_dict())
+    pd.testing.assert_frame_equal(parquet, frame)
+    csv = pd.read_csv(tmp_path / "results.csv", dtype=frame.dtypes.to_dict())
     assert list(csv.columns) == list(parquet.columns) == list(FRAME_COLUMNS)
-    pd.testing.assert_frame_equal(csv, made)
+    pd.testing.assert_frame_equal(csv, frame)
     assert not list(tmp_path.glob("pooled.*"))
 
 
@@ -245,16 +245,16 @@ def test_a_csv_reads_back_with_the_strategy_null(tmp_path: Path) -> None:
     for number, name in enumerate(("simulated", "ddp")):
         (tmp_path / str(number)).mkdir()
         write_result(record(name, run_id=name), tmp_path / str(number))
-    made = write_tables(tmp_path)
-    found = pd.read_csv(tmp_path / "results.csv", keep_default_na=False, na_values=[""])
-    assert found["strategy"].tolist() == ["simulated", "ddp"] and found["reason"].isna().all()
-    assert found["throughput_samples_per_s"].tolist() == made["throughput_samples_per_s"].tolist()
-    assert str(found["speedup_bare"].dtype) == "float64"
+    frame = write_tables(tmp_path)
+    csv = pd.read_csv(tmp_path / "results.csv", keep_default_na=False, na_values=[""])
+    assert csv["strategy"].tolist() == ["simulated", "ddp"] and csv["reason"].isna().all()
+    assert csv["throughput_samples_per_s"].tolist() == frame["throughput_samples_per_s"].tolist()
+    assert str(csv["speedup_bare"].dtype) == "float64"
 
 
 def test_a_given_baseline_is_named_in_the_head_of_its_column() -> None:
     table = frame_of_results([record(), record(gpus=2)], [Path("x")] * 2)
     table[["speedup_given", "speedup_given_low", "speedup_given_high"]] = [[1.5, 1.4, 1.6], [None, None, None]]
-    shown = render(make_configurations(table, "a[b]c gpus=1 on alpha"), 200).splitlines()
+    shown = render_table(make_configurations(table, "a[b]c gpus=1 on alpha"), 200).splitlines()
     assert "speedup over a[b]c gpus=1 on alpha" in shown[2] and "1.50 [1.40, 1.60]" in shown[4]
     assert "speedup over" not in text(record())

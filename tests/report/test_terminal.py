@@ -24,9 +24,9 @@ from scalebench.report.terminal import (
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
 from tests.builders.runs import rank, record
-from tests.builders.sweeps import training
+from tests.builders.sweeps import training_run
 from tests.report.probed_run import probed_run, probes
-from tests.report.sections.test_data_or_model import pairs
+from tests.report.sections.test_data_or_model import make_pairs
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -59,16 +59,16 @@ def test_a_run_that_is_not_ok_has_no_details(capsys: pytest.CaptureFixture[str],
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("setting", "reason"),
     [(None, "an older version wrote the record"), (False, "measure.probes=false"), (True, "a rank has no probes")],
 )
-def test_without_probes_the_rest_is_told(capsys: pytest.CaptureFixture[str], asked: bool | None, why: str) -> None:
+def test_without_probes_the_rest_is_told(capsys: pytest.CaptureFixture[str], setting: bool | None, reason: str) -> None:
     result = probed_run(probes(), None)
-    result.spec["measure"]["probes"] = asked
-    if asked is None:
+    result.spec["measure"]["probes"] = setting
+    if setting is None:
         del result.spec["measure"]["probes"]
     lines = shown(capsys, result)
-    assert f"where the time of a step goes was not measured: {why}" in lines
+    assert f"where the time of a step goes was not measured: {reason}" in lines
     assert any("samples/s" in line for line in lines) and not any("forward" in line for line in lines)
 
 
@@ -78,9 +78,9 @@ def test_the_interval_says_what_it_is_over() -> None:
         dict(list_headline(result))["throughput"] == "2,000 samples/s [1,989, 2,011], 95 % over blocks of this repeat"
     )
     few = record(ranks=[rank(0, [0.1, 0.1])])
-    told = dict(list_headline(few))
-    assert told["throughput"] == "200 samples/s, too few blocks for an interval"
-    assert told["steady"] == "unknown, too few blocks"
+    headline = dict(list_headline(few))
+    assert headline["throughput"] == "200 samples/s, too few blocks for an interval"
+    assert headline["steady"] == "unknown, too few blocks"
 
 
 def test_warm_up_is_found_or_not_or_of_a_fixed_length() -> None:
@@ -101,9 +101,9 @@ def test_a_series_that_drifts_is_not_steady() -> None:
 
 def test_a_trace_that_was_not_merged_is_where_its_rank_left_it(capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(capsys, probed_run(probes(), probes(trace="trace1.json.gz"), trace="trace.json.gz"))
-    told = [line.split() for line in lines if "trace" in line]
-    assert [words[:2] for words in told] == [["trace", "run/trace.json.gz"], ["trace", "of"]]
-    assert told[1] == ["trace", "of", "rank", "1", "run/trace1.json.gz,", "not", "merged"]
+    trace_lines = [line.split() for line in lines if "trace" in line]
+    assert [words[:2] for words in trace_lines] == [["trace", "run/trace.json.gz"], ["trace", "of"]]
+    assert trace_lines[1] == ["trace", "of", "rank", "1", "run/trace1.json.gz,", "not", "merged"]
 
 
 def test_what_the_monitor_could_not_see_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +120,7 @@ def test_lines_are_neither_broken_nor_markup(capsys: pytest.CaptureFixture[str])
 
 
 def test_length_level_target_and_evaluation() -> None:
-    assert list_training_facts(training()) == [
+    assert list_training_facts(training_run()) == [
         (
             "training",
             "3 epochs, 150 steps, 6.00 s and 700 ms for the first step, which compiles; stopped by target",
@@ -132,25 +132,25 @@ def test_length_level_target_and_evaluation() -> None:
 
 
 def test_a_target_that_was_not_reached() -> None:
-    told = dict(list_training_facts(training(values=[0.9, 0.2])))
-    assert told["target"] == "mse 0.15 was not reached" and told["training"].endswith("stopped by epochs")
+    facts = dict(list_training_facts(training_run(values=[0.9, 0.2])))
+    assert facts["target"] == "mse 0.15 was not reached" and facts["training"].endswith("stopped by epochs")
 
 
 def test_the_target_may_be_an_accuracy() -> None:
-    told = dict(list_training_facts(training(values=[0.2, 0.9, 0.8], target=0.9, metric="accuracy")))
-    assert told["target"] == "accuracy 0.9 after 4.00 s of training, 2 epochs"
-    assert told["validation"] == "accuracy 0.8, 0.4 better than on training samples"
+    facts = dict(list_training_facts(training_run(values=[0.2, 0.9, 0.8], target=0.9, metric="accuracy")))
+    assert facts["target"] == "accuracy 0.9 after 4.00 s of training, 2 epochs"
+    assert facts["validation"] == "accuracy 0.8, 0.4 better than on training samples"
 
 
 def test_nothing_that_was_not_evaluated() -> None:
-    made = training(target=None, values=[0.5])
-    made.quality.curve[0].train_metrics = {}
-    assert dict(list_training_facts(made))["validation"] == "mse 0.5" and "target" not in dict(
-        list_training_facts(made)
+    result = training_run(target=None, values=[0.5])
+    result.quality.curve[0].train_metrics = {}
+    assert dict(list_training_facts(result))["validation"] == "mse 0.5" and "target" not in dict(
+        list_training_facts(result)
     )
-    made.quality.curve[0].metrics = {}
-    made.quality.metric_name = None
-    assert [name for name, _ in list_training_facts(made)] == ["training", "evaluation"]
+    result.quality.curve[0].metrics = {}
+    result.quality.metric_name = None
+    assert [name for name, _ in list_training_facts(result)] == ["training", "evaluation"]
 
 
 def test_a_run_of_its_throughput_has_none_of_it() -> None:
@@ -158,7 +158,7 @@ def test_a_run_of_its_throughput_has_none_of_it() -> None:
 
 
 def test_the_details_have_it() -> None:
-    (facts, *_) = [part for part in make_details(training(), Path("x")) if not isinstance(part, str)]
+    (facts, *_) = [part for part in make_details(training_run(), Path("x")) if not isinstance(part, str)]
     assert {"throughput", "training", "target"} <= set(map(str, facts.columns[0].cells))
 
 
@@ -195,9 +195,9 @@ def test_clocks_that_nothing_held_back() -> None:
 
 def test_every_row_names_fields_of_the_record() -> None:
     named = [name for parts in USAGE_ROWS.values() for name, _ in parts]
-    known = {field.name for field in dataclasses.fields(MonitorRecord)}
-    assert set(named) <= known and len(named) == len(set(named))
-    assert known - set(named) == {"file", "reason", "energy_from", "devices"}
+    fields = {field.name for field in dataclasses.fields(MonitorRecord)}
+    assert set(named) <= fields and len(named) == len(set(named))
+    assert fields - set(named) == {"file", "reason", "energy_from", "devices"}
 
 
 @pytest.mark.parametrize("second", [None, 3 * 10**8])
@@ -206,21 +206,21 @@ def test_peaks_are_those_of_the_largest_rank_if_all_are_known(second: int | None
         rank(0, [0.1], rss_peak_bytes=5 * 10**8, rss_anon_peak_bytes=2 * 10**8, peak_memory_bytes=[10**9, 2 * 10**9]),
         rank(1, [0.1], rss_peak_bytes=6 * 10**8, rss_anon_peak_bytes=second, peak_memory_bytes=[None]),
     ]
-    own = "" if second is None else ", 300 MB without mapped files"
-    assert of(MonitorRecord(), ranks) == {"memory of a rank at most": f"600 MB{own}"}
+    anonymous = "" if second is None else ", 300 MB without mapped files"
+    assert of(MonitorRecord(), ranks) == {"memory of a rank at most": f"600 MB{anonymous}"}
 
 
 @pytest.mark.parametrize(
-    ("second", "said"),
+    ("second", "expected"),
     [
         (306_882, "1.23 MB of weights, gradients and optimizer's state, 8.0 B a parameter"),
         (None, None),
     ],
 )
-def test_state_is_that_of_the_fullest_device_if_all_are_known(second: int | None, said: str | None) -> None:
+def test_state_is_that_of_the_fullest_device_if_all_are_known(second: int | None, expected: str | None) -> None:
     """Of 153,441 parameters."""
     ranks = [rank(0, [0.1], state_bytes=[1_227_528]), rank(1, [0.1], state_bytes=[second])]
-    assert of(MonitorRecord(), ranks).get("state of a device") == said
+    assert of(MonitorRecord(), ranks).get("state of a device") == expected
     assert "state of a device" not in of(MonitorRecord(), [ranks[0], rank(1, [0.1])])
 
 
@@ -234,7 +234,7 @@ def test_text_is_no_markup_and_numbers_stand_to_the_right() -> None:
 
 
 def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweeps.write(tmp_path, pairs())
+    sweeps.write_results(tmp_path, make_pairs())
     Console().print_table([tmp_path])
     out = capsys.readouterr().out
     assert "Data or model parallelism: predicted and measured" in out and "Bytes of a step" in out

@@ -15,8 +15,8 @@ from scalebench.report.tables import write_tables
 from scalebench.report.terminal import make_rich_table
 from scalebench.report.training_tables import compute_losses, make_row_table, select_figure_columns
 from tests.builders.runs import rank, record
-from tests.builders.sweeps import run, training, write
-from tests.report.section_blocks import cell_texts, render
+from tests.builders.sweeps import run, training_run, write_results
+from tests.report.section_blocks import cell_texts, render_table
 from tests.report.test_tables import text
 
 BARE = {"strategy": "bare_torch", "gpus": 1, "epoch_s": 4.0}
@@ -28,58 +28,58 @@ def rows(*results: Result) -> pd.DataFrame:
 
 
 def shown(results: Sequence[Result], row: int = 0) -> dict[str, str]:
-    made = rows(*results)
-    return {head: of(made.to_dict("records")[row]) for head, of in select_figure_columns(made).items()}
+    frame = rows(*results)
+    return {head: of(frame.to_dict("records")[row]) for head, of in select_figure_columns(frame).items()}
 
 
 def table(*results: Result) -> Table:
-    made = make_row_table(rows(*results))
-    assert made is not None
-    return made
+    row_table = make_row_table(rows(*results))
+    assert row_table is not None
+    return row_table
 
 
 def test_none_without_a_training() -> None:
-    assert make_row_table(rows(record("ddp"), run("ddp_gloo", 2), training(status="failed"))) is None
+    assert make_row_table(rows(record("ddp"), run("ddp_gloo", 2), training_run(status="failed"))) is None
 
 
 def test_a_row_for_each_that_trained() -> None:
-    made = table(training("bare_torch", 1), training(), run("ddp_gloo", 4), training("mirrored", status="failed"))
-    assert [row[:2] for row in cell_texts(made)] == [["bare_torch", "1"], ["ddp_gloo", "2"]]
-    assert cell_texts(made)[1][-1] == "target" and made.columns[:3] == ["strategy", "gpus", "epochs"]
+    trainings = table(training_run("bare_torch", 1), training_run(), run("ddp_gloo", 4), training_run("mirrored", status="failed"))
+    assert [row[:2] for row in cell_texts(trainings)] == [["bare_torch", "1"], ["ddp_gloo", "2"]]
+    assert cell_texts(trainings)[1][-1] == "target" and trainings.columns[:3] == ["strategy", "gpus", "epochs"]
 
 
 def test_a_window_of_usual_width_holds_it() -> None:
-    made = [training("bare_torch", 1, seed) for seed in (0, 1)] + [training(gpus=2, seed=seed) for seed in (0, 1)]
-    assert "…" not in render(make_rich_table(table(*made)), 110)
+    trainings = [training_run("bare_torch", 1, seed) for seed in (0, 1)] + [training_run(gpus=2, seed=seed) for seed in (0, 1)]
+    assert "…" not in render_table(make_rich_table(table(*trainings)), 110)
 
 
 def test_metric_gap_time_and_speedup() -> None:
-    made = [training(**BARE), training(epoch_s=2.0)]  # type: ignore[arg-type]
-    told = shown(made, 1)
-    assert told.pop("samples/s over bare").startswith("1.7")  # of which time to target knows nothing
-    assert told == {**ENDS, "time to target": "6.00 s", "to target over bare": "2.00"}
-    other = training("ddp_gloo", 1, epoch_s=5.0)
-    assert shown([*made, other], 1)["to target over self"] == "2.50"
+    trainings = [training_run(**BARE), training_run(epoch_s=2.0)]  # type: ignore[arg-type]
+    cells = shown(trainings, 1)
+    assert cells.pop("samples/s over bare").startswith("1.7")  # of which time to target knows nothing
+    assert cells == {**ENDS, "time to target": "6.00 s", "to target over bare": "2.00"}
+    other = training_run("ddp_gloo", 1, epoch_s=5.0)
+    assert shown([*trainings, other], 1)["to target over self"] == "2.50"
 
 
 def test_a_target_that_was_not_reached_is_told() -> None:
-    made = [training(values=[0.9]), training("mirrored", target=None), training("x", status="failed")]
-    assert shown(made, 0)["time to target"] == "not reached"
-    assert shown(made, 1)["time to target"] == "" == shown(made, 2)["time to target"]
-    assert "to target over bare" not in shown(made)
+    trainings = [training_run(values=[0.9]), training_run("mirrored", target=None), training_run("x", status="failed")]
+    assert shown(trainings, 0)["time to target"] == "not reached"
+    assert shown(trainings, 1)["time to target"] == "" == shown(trainings, 2)["time to target"]
+    assert "to target over bare" not in shown(trainings)
 
 
 def test_without_a_target_there_is_the_metric() -> None:
-    assert shown([training(target=None)]) == ENDS
+    assert shown([training_run(target=None)]) == ENDS
 
 
 def test_several_metrics_are_named_in_their_cells() -> None:
-    made = [training(target=None), training("mirrored", target=None, metric="accuracy")]
-    assert [shown(made, row)["metric"] for row in (0, 1)] == ["mse 0.1", "accuracy 0.1"]
+    trainings = [training_run(target=None), training_run("mirrored", target=None, metric="accuracy")]
+    assert [shown(trainings, row)["metric"] for row in (0, 1)] == ["mse 0.1", "accuracy 0.1"]
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "column"),
     [
         ({"learning_rate_rule": "sqrt", "base_batch": 10}, "learning_rate_rule"),
         ({"learning_rate": 0.5}, "learning_rate"),
@@ -88,24 +88,24 @@ def test_several_metrics_are_named_in_their_cells() -> None:
         ({"accumulate": 2}, "accumulate"),
     ],
 )
-def test_the_table_tells_rows_apart_by_what_was_tried(settings: dict[str, object], told: str) -> None:
-    two = training(), training(settings=settings, run_id="other")
-    assert told in table(*two).columns and told in text(*two, width=250)
-    other = training(), training("mirrored")
-    assert told not in table(*other).columns and told not in text(*other, width=250)
+def test_the_table_tells_rows_apart_by_what_was_tried(settings: dict[str, object], column: str) -> None:
+    two = training_run(), training_run(settings=settings, run_id="other")
+    assert column in table(*two).columns and column in text(*two, width=250)
+    other = training_run(), training_run("mirrored")
+    assert column not in table(*other).columns and column not in text(*other, width=250)
 
 
 def test_seeds_are_told_apart() -> None:
-    assert text(training(), training(seed=1), width=250).splitlines()[2].split()[0] == "seed"
-    assert table(training(), training(seed=1)).columns[0] == "seed"
+    assert text(training_run(), training_run(seed=1), width=250).splitlines()[2].split()[0] == "seed"
+    assert table(training_run(), training_run(seed=1)).columns[0] == "seed"
 
 
 def test_files_of_a_sweep_have_a_row_a_training(tmp_path: Path) -> None:
-    write(tmp_path, [training(seed=seed) for seed in range(3)])
+    write_results(tmp_path, [training_run(seed=seed) for seed in range(3)])
     write_tables(tmp_path)
-    found = pd.read_csv(tmp_path / "trainings.csv")
-    assert list(found["reached"]) == [3] == list(pd.read_parquet(tmp_path / "trainings.parquet")["reached"])
-    write(tmp_path / "measured", [run("ddp_gloo", 2)])
+    csv = pd.read_csv(tmp_path / "trainings.csv")
+    assert list(csv["reached"]) == [3] == list(pd.read_parquet(tmp_path / "trainings.parquet")["reached"])
+    write_results(tmp_path / "measured", [run("ddp_gloo", 2)])
     write_tables(tmp_path / "measured")
     assert not (tmp_path / "measured" / "trainings.csv").exists()
 
@@ -122,17 +122,17 @@ def two_ranks(**changes: object) -> list:
 
 
 def test_blocks_of_all_ranks_weighted_by_samples() -> None:
-    found = compute_losses(record("ddp", 2, ranks=two_ranks()))
-    assert found.steps == [3, 6, 8, 10]
-    assert found.samples == [60, 120, 160, 200]  # 20 a step over both, then what each block had
-    assert found.seconds == pytest.approx([0.5, 0.7, 1.0, 1.2])
-    assert found.losses == [pytest.approx((9 * 30 + 5 * 10) / 40), None, pytest.approx((2 * 30 + 4 * 10) / 40), 1.0]
-    assert found.make_points(found.steps) == [(3, 8.0), (8, 2.5), (10, 1.0)]
+    losses = compute_losses(record("ddp", 2, ranks=two_ranks()))
+    assert losses.steps == [3, 6, 8, 10]
+    assert losses.samples == [60, 120, 160, 200]  # 20 a step over both, then what each block had
+    assert losses.seconds == pytest.approx([0.5, 0.7, 1.0, 1.2])
+    assert losses.losses == [pytest.approx((9 * 30 + 5 * 10) / 40), None, pytest.approx((2 * 30 + 4 * 10) / 40), 1.0]
+    assert losses.make_points(losses.steps) == [(3, 8.0), (8, 2.5), (10, 1.0)]
 
 
 def test_older_records_have_no_losses_of_the_warm_up_and_yet_its_time() -> None:
-    found = compute_losses(record("ddp", 2, ranks=two_ranks(warmup_losses=[])))
-    assert found.losses[0] == 9.0  # of the rank that has one
+    losses = compute_losses(record("ddp", 2, ranks=two_ranks(warmup_losses=[])))
+    assert losses.losses[0] == 9.0  # of the rank that has one
     ranks = [rank(0, [0.1], [30], warmup_block_s=[0.5, 0.2], warmup_block_steps=3)]
     assert compute_losses(record("ddp", 1, ranks=ranks)).losses == [None, None, 0.5]
     assert compute_losses(record("ddp", 1, ranks=ranks)).seconds == pytest.approx([0.5, 0.7, 0.8])
@@ -154,26 +154,26 @@ def test_blocks_that_a_point_cut_short_are_stepped_over() -> None:
     points = [CurvePoint(step, 0.0, samples, s, 1e-3, 1.0, 1) for step, samples, s in ((7, 60, 1.6), (14, 120, 3.7))]
     warmup = {"warmup_block_steps": 1, "warmup_block_s": [9.0, 0.2, 0.2], "warmup_losses": [5.0, 4.0, 3.0]}
     blocks = {"block_steps": 3, "block_losses": [2.0, 1.0, 0.5]}
-    one = rank(0, [0.6, 0.8, 0.9], [30, 30, 30], **warmup, **blocks)
-    found = compute_losses(record("ddp", 1, ranks=[one], quality=Quality(curve=points)))
-    assert found.steps == [1, 2, 3, 6, 7, 10, 13, 14]
-    assert found.samples == [10, 20, 30, 60, 60, 90, 120, 120]
-    assert found.seconds == pytest.approx([0.0, 0.2, 0.4, 1.0, 1.6, 2.4, 3.3, 3.7])
-    assert found.losses == [5.0, 4.0, 3.0, 2.0, None, 1.0, 0.5, None]
+    single_rank = rank(0, [0.6, 0.8, 0.9], [30, 30, 30], **warmup, **blocks)
+    losses = compute_losses(record("ddp", 1, ranks=[single_rank], quality=Quality(curve=points)))
+    assert losses.steps == [1, 2, 3, 6, 7, 10, 13, 14]
+    assert losses.samples == [10, 20, 30, 60, 60, 90, 120, 120]
+    assert losses.seconds == pytest.approx([0.0, 0.2, 0.4, 1.0, 1.6, 2.4, 3.3, 3.7])
+    assert losses.losses == [5.0, 4.0, 3.0, 2.0, None, 1.0, 0.5, None]
 
 
 def test_points_between_which_no_block_fits() -> None:
     points = [CurvePoint(step, 0.0, 10 * step, 0.1 * step, 1e-3, 1.0, 1) for step in (1, 3, 5, 8)]
     warmup = {"warmup_block_steps": 1, "warmup_block_s": [9.0], "warmup_losses": [5.0]}
-    one = rank(0, [0.6], [30], block_steps=3, block_losses=[2.0], **warmup)
-    found = compute_losses(record("ddp", 1, ranks=[one], quality=Quality(curve=points)))
-    assert found.steps == [1, 3, 5, 8] and found.samples == [10, 30, 50, 80]
-    assert found.losses == [5.0, None, None, 2.0]
+    single_rank = rank(0, [0.6], [30], block_steps=3, block_losses=[2.0], **warmup)
+    losses = compute_losses(record("ddp", 1, ranks=[single_rank], quality=Quality(curve=points)))
+    assert losses.steps == [1, 3, 5, 8] and losses.samples == [10, 30, 50, 80]
+    assert losses.losses == [5.0, None, None, 2.0]
 
 
 def test_a_training_that_was_over_in_its_warm_up() -> None:
     points = [CurvePoint(2, 1.0, 15, 0.5, 1e-3, 1.0, 1)]  # the second batch was a smaller one
-    one = rank(0, warmup_block_steps=1, warmup_block_s=[9.0, 0.5], warmup_losses=[5.0, 4.0])
-    found = compute_losses(record("ddp", 1, ranks=[one], quality=Quality(curve=points)))
-    assert (found.steps, found.samples) == ([1, 2], [10, 15])
-    assert (found.seconds, found.losses) == ([0.0, 0.5], [5.0, 4.0])
+    single_rank = rank(0, warmup_block_steps=1, warmup_block_s=[9.0, 0.5], warmup_losses=[5.0, 4.0])
+    losses = compute_losses(record("ddp", 1, ranks=[single_rank], quality=Quality(curve=points)))
+    assert (losses.steps, losses.samples) == ([1, 2], [10, 15])
+    assert (losses.seconds, losses.losses) == ([0.0, 0.5], [5.0, 4.0])

@@ -194,11 +194,6 @@ def test_the_record_of_a_run_without_rank_records() -> None:
     assert (result.quality.final_loss, result.quality.metric, result.sync.message_bytes) == (None, None, [])
 
 
-def test_figures_come_from_the_first_rank_with_a_record() -> None:
-    result = assemble(simulated_spec(2), [None, rank(1, [0.1], params=7)], RunOutcome("failed", "gone", 0))
-    assert result.workload.model_params == 7 and [r.rank for r in result.ranks] == [1]
-
-
 @pytest.mark.parametrize(
     ("losses", "expected"), [([[None], [2.0]], 2.0), ([[None], [None]], None), ([[], [3.0]], 3.0), ([[], []], None)]
 )

@@ -42,6 +42,10 @@ def test_the_result_is_that_of_the_largest_batch_that_fits(stand_in: Any, tmp_pa
     (row,) = load.load(tmp_path / "run").to_dict("records")
     assert (row["max_batch_per_device"], row["memory_limit_bytes"], row["batch_per_device"]) == (97, 10**9, 97)
     assert len(tries) == 6
+    assert terminal.describe_largest_batch(result) == (
+        "simulated gpus=2: the largest batch is 97 per device, 194 global; "
+        "102 does not fit within 1.00 GB a process (6 tries)"
+    )
 
 
 def test_a_try_trains_a_few_steps_and_nothing_else(stand_in: Any, tmp_path: Path) -> None:
@@ -75,15 +79,6 @@ def test_the_data_set_may_bound_the_batch(stand_in: Any, tmp_path: Path) -> None
     assert answer is not None and (answer.batch_per_device, answer.bounded_by) == (1500, "data")
     assert tried(result) == [(700, "ok"), (1400, "ok"), (1500, "ok")]
     assert "has no larger one (3000 of the 1000 training" in terminal.describe_largest_batch(result)
-
-
-def test_the_report_names_the_batch_and_the_next_that_does_not_fit(stand_in: Any, tmp_path: Path) -> None:
-    stand_in(100)
-    result = run_spec(searching(batch=75), tmp_path / "run")
-    assert terminal.describe_largest_batch(result) == (
-        "simulated gpus=2: the largest batch is 97 per device, 194 global; "
-        "102 does not fit within 1.00 GB a process (6 tries)"
-    )
 
 
 def test_a_search_is_oom_where_not_even_one_sample_fits(stand_in: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a process is held to, and how one that wants more is known."""
+"""The memory limit of a process, and the signs that it was reached."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from scalebench.runner.memory_limit import (
     raised_limit_bytes,
 )
 
-HELD = """
+LIMITED_PROGRAM = """
 import mmap, sys, threading
 from scalebench.runner.memory_limit import apply_limit
 apply_limit(200_000_000)
 with open(sys.argv[1], "rb") as file:
     mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 reserved = mmap.mmap(-1, 2**30, flags=mmap.MAP_PRIVATE, prot=0)
-kept = b"1" * 100_000_000
-print(len(mapped), len(reserved), len(kept))
+held = b"1" * 100_000_000
+print(len(mapped), len(reserved), len(held))
 try:
     b"1" * 200_000_000
 except MemoryError:
@@ -35,28 +35,32 @@ except MemoryError:
 """
 
 
-def test_only_what_a_process_alone_may_write_to_counts(tmp_path: Path) -> None:
-    """Neither a file of the data set that is mapped, nor addresses that are only reserved."""
+def test_only_private_writable_memory_counts(tmp_path: Path) -> None:
+    """A mapped file of the data set does not count, nor do reserved addresses."""
     with open(tmp_path / "data", "wb") as file:
         file.truncate(2**30)
     done = subprocess.run(
-        [sys.executable, "-c", HELD, str(tmp_path / "data")], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", LIMITED_PROGRAM, str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout.split("\n") == [f"{2**30} {2**30} 100000000", "MemoryError", ""]
 
 
-def test_without_a_limit_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_limit_none_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "setrlimit", lambda *_: pytest.fail("it was set"))
     apply_limit(None)
 
 
 @pytest.mark.parametrize(("hard", "set_to"), [(resource.RLIM_INFINITY, 1000), (300, 300)])
-def test_a_harder_limit_of_the_process_stays(hard: int, set_to: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[object] = []
+def test_a_lower_hard_limit_stays(hard: int, set_to: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: (hard, hard))
-    monkeypatch.setattr(resource, "setrlimit", lambda *words: said.append(words))
+    monkeypatch.setattr(resource, "setrlimit", lambda *limits: calls.append(limits))
     apply_limit(1000)
-    assert said == [(resource.RLIMIT_DATA, (set_to, set_to))]
+    assert calls == [(resource.RLIMIT_DATA, (set_to, set_to))]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,7 @@ def test_a_harder_limit_of_the_process_stays(hard: int, set_to: int, monkeypatch
         (None, 100, 1, 80),
     ],
 )
-def test_the_share_of_a_process(
+def test_the_limit_is_a_share_of_memory(
     cgroup: int | None, hard: int, processes: int, each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_PHYS_PAGES": 10, "SC_PAGE_SIZE": 100}[name])
@@ -79,7 +83,7 @@ def test_the_share_of_a_process(
 
 
 @pytest.mark.parametrize(("limit", "processes", "more"), [(100, 1, 200), (400, 2, 475), (480, 2, 475)])
-def test_more_than_the_limit_is_at_most_what_there_is(
+def test_a_raised_limit_is_at_most_the_memory_of_the_node(
     limit: int, processes: int, more: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_limit, "_node_bytes", lambda: 1000)
@@ -87,16 +91,16 @@ def test_more_than_the_limit_is_at_most_what_there_is(
 
 
 @pytest.mark.parametrize(
-    ("platform", "release", "held"),
+    ("platform", "release", "supported"),
     [("linux", "4.7.0", True), ("linux", "6.18.44-x", True), ("linux", "4.4.0", False), ("darwin", "23.1.0", False),
      ("linux", "odd", False)],
 )  # fmt: skip
-def test_where_a_process_can_be_held(platform: str, release: str, held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_needs_linux_4_7(platform: str, release: str, supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", platform)
     monkeypatch.setattr("platform.release", lambda: release)
     reason = limit_unsupported_reason()
-    assert (reason is None) == held
-    assert held or release in str(reason)
+    assert (reason is None) == supported
+    assert supported or release in str(reason)
 
 
 @pytest.mark.parametrize(
@@ -115,25 +119,25 @@ def test_where_a_process_can_be_held(platform: str, release: str, held: bool, mo
         "OSError: [Errno 12] Cannot allocate memory",
     ],
 )
-def test_words_of_a_process_at_its_limit(line: str) -> None:
-    """Each as a framework has written it."""
+def test_messages_of_a_process_at_its_limit_are_recognized(line: str) -> None:
+    """Messages that frameworks have printed."""
     assert OUT_OF_MEMORY.search(line)
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "Allocation of 153600000 exceeds 10% of free system memory.",  # TensorFlow's advice, when all goes well
+        "Allocation of 153600000 exceeds 10% of free system memory.",  # TensorFlow's advice, of a run that is ok
         "RuntimeError: Connection closed by peer [127.0.0.1]:1234",
         "Status: 3, message: could not create a primitive descriptor",  # oneDNN: not implemented
         "This is memory growth of the device 0",
     ],
 )
-def test_words_of_others(line: str) -> None:
+def test_other_messages_are_not(line: str) -> None:
     assert not OUT_OF_MEMORY.search(line)
 
 
-def test_the_last_words_of_a_log(tmp_path: Path) -> None:
+def test_the_last_message_in_the_end_of_a_log_is_found(tmp_path: Path) -> None:
     log = tmp_path / "rank0.log"
     assert find_out_of_memory_line(log) is None
     log.write_text("x" * 300_000 + "\nMemoryError\n  what():   std::bad_alloc\nlater\n")

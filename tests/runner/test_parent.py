@@ -23,7 +23,7 @@ from scalebench.core.run_folder import MPIRUN_LOG, RESULT_FILE, rank_record_path
 from scalebench.core.spec import HardwareSpec, read_spec
 from scalebench.runner import parent as parent
 from scalebench.runner import trace_merge
-from scalebench.runner.launchers import local, mpi, supervise
+from scalebench.runner.launchers import local, mpi
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import simulated_spec
@@ -75,13 +75,6 @@ def test_an_impossible_run_is_unsupported_and_starts_nothing(tmp_path: Path, mon
     assert "hardware=far is another machine (8 x X a node)" in result.reason
     assert (result.ranks, result.phases.wall_s) == ([], None)
     assert read_result(tmp_path / "run" / RESULT_FILE) == result
-
-
-def test_progress_is_reported_while_ranks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.02)
-    phases: list[str] = []
-    run_spec(simulated_spec(), tmp_path / "run", lambda progress: phases.extend(p.phase for p in progress))
-    assert "measure" in phases
 
 
 def launcher_that_does(action: Any) -> Any:
@@ -257,12 +250,6 @@ def test_a_run_whose_traces_cannot_be_merged_is_ok(
     result = run_with_traces(tmp_path, monkeypatch)
     assert (result.status, result.trace) == ("ok", None)
     assert [rank.probes.trace for rank in result.ranks if rank.probes] == ["trace0.json.gz", "trace1.json.gz"]
-
-
-def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError):
-        run_spec(simulated_spec(), tmp_path / "file" / "run")
 
 
 def test_rank_files_of_an_earlier_run_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The traces of all ranks as one: on one clock, each event kept, nobody's processes or arrows taken for another's."""
+"""The traces of all ranks as one: on one clock, with all events, and with separate processes and arrows."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def fact(kind: str, value: Any, pid: Any = 7, tid: int = 0) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "ts": 0, "pid": pid, "tid": tid, "args": {key: value}}
 
 
-def leave(folder: Path, rank: int, events: list[dict[str, Any]], **more: Any) -> Path:
+def write_trace(folder: Path, rank: int, events: list[dict[str, Any]], **more: Any) -> Path:
     path = folder / f"trace{rank}.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": events, **more}).encode()))
     return path
 
 
-def merged(folder: Path) -> list[dict[str, Any]]:
+def read_merged(folder: Path) -> list[dict[str, Any]]:
     """All events of the merged file, which has to be JSON without NaN."""
 
     def refuse(constant: str) -> None:
@@ -48,42 +48,46 @@ def merged(folder: Path) -> list[dict[str, Any]]:
     return list(content["traceEvents"])
 
 
-def timed(folder: Path) -> dict[str, dict[str, Any]]:
-    return {event["name"]: event for event in merged(folder) if event["ph"] != "M"}
+def events_by_name(folder: Path) -> dict[str, dict[str, Any]]:
+    return {event["name"]: event for event in read_merged(folder) if event["ph"] != "M"}
 
 
 def names(folder: Path, kind: str = "process_name") -> dict[int, Any]:
-    return {event["pid"]: next(iter(event["args"].values())) for event in merged(folder) if event["name"] == kind}
+    return {event["pid"]: next(iter(event["args"].values())) for event in read_merged(folder) if event["name"] == kind}
 
 
-def test_what_is_at_the_same_time_stays_so(tmp_path: Path) -> None:
-    leave(tmp_path, 0, [slice_("early", NOON_US - 1000.5), slice_("ours", NOON_US + 0.25)])
-    leave(tmp_path, 1, [slice_("theirs", NOON_US + 0.25), slice_("late", NOON_US + 2e6)])
+def test_simultaneous_events_stay_simultaneous(tmp_path: Path) -> None:
+    write_trace(tmp_path, 0, [slice_("early", NOON_US - 1000.5), slice_("on_0", NOON_US + 0.25)])
+    write_trace(tmp_path, 1, [slice_("on_1", NOON_US + 0.25), slice_("late", NOON_US + 2e6)])
     assert merge_traces(tmp_path) == [0, 1]
     assert os.listdir(tmp_path) == [MERGED_TRACE_FILE]
-    at = {name: event["ts"] for name, event in timed(tmp_path).items()}
-    assert at == {"early": 0.0, "ours": 1000.75, "theirs": 1000.75, "late": 2001000.5}
-    assert {event["dur"] for event in timed(tmp_path).values()} == {5.25}
+    at = {name: event["ts"] for name, event in events_by_name(tmp_path).items()}
+    assert at == {"early": 0.0, "on_0": 1000.75, "on_1": 1000.75, "late": 2001000.5}
+    assert {event["dur"] for event in events_by_name(tmp_path).values()} == {5.25}
 
 
-def test_clocks_of_other_machines_are_made_good(tmp_path: Path) -> None:
-    """Rank 1's is two seconds ahead, rank 2's an hour behind."""
-    leave(tmp_path, 0, [slice_("ours", NOON_US)])
-    leave(tmp_path, 1, [slice_("theirs", NOON_US + 2e6 + 10.0)])
-    leave(tmp_path, 2, [slice_("late", -3600e6 + 20.0)], baseTimeNanoseconds=NOON_US * 1000)
+def test_clock_offsets_are_corrected(tmp_path: Path) -> None:
+    """The clock of rank 1 is two seconds ahead, rank 2's an hour behind."""
+    write_trace(tmp_path, 0, [slice_("on_0", NOON_US)])
+    write_trace(tmp_path, 1, [slice_("on_1", NOON_US + 2e6 + 10.0)])
+    write_trace(tmp_path, 2, [slice_("late", -3600e6 + 20.0)], baseTimeNanoseconds=NOON_US * 1000)
     assert merge_traces(tmp_path, {1: 2.0, 2: -3600.0}) == [0, 1, 2]
-    assert {name: event["ts"] for name, event in timed(tmp_path).items()} == {"ours": 0.0, "theirs": 10.0, "late": 20.0}
+    assert {name: event["ts"] for name, event in events_by_name(tmp_path).items()} == {
+        "on_0": 0.0,
+        "on_1": 10.0,
+        "late": 20.0,
+    }
 
 
 def test_a_base_keeps_the_nanoseconds(tmp_path: Path) -> None:
-    leave(tmp_path, 0, [slice_("a", 10.001), slice_("b", 10.002)], baseTimeNanoseconds=NOON_US * 1000 + 1)
-    leave(tmp_path, 1, [slice_("c", 20.0)], baseTimeNanoseconds=NOON_US * 1000)
+    write_trace(tmp_path, 0, [slice_("a", 10.001), slice_("b", 10.002)], baseTimeNanoseconds=NOON_US * 1000 + 1)
+    write_trace(tmp_path, 1, [slice_("c", 20.0)], baseTimeNanoseconds=NOON_US * 1000)
     merge_traces(tmp_path)
-    assert {name: event["ts"] for name, event in timed(tmp_path).items()} == {"a": 0.0, "b": 0.001, "c": 9.998}
+    assert {name: event["ts"] for name, event in events_by_name(tmp_path).items()} == {"a": 0.0, "b": 0.001, "c": 9.998}
 
 
-def test_processes_are_told_apart_and_named(tmp_path: Path) -> None:
-    """Two ranks with the same process id, as in two containers; the first with a GPU, which has one of its own."""
+def test_processes_are_separate_and_named(tmp_path: Path) -> None:
+    """Two ranks with the same process id, as in two containers; the first has a GPU, which counts as a process."""
     gpu = [
         fact("process_name", "python", 0),
         fact("process_labels", "GPU 0", 0),
@@ -92,25 +96,25 @@ def test_processes_are_told_apart_and_named(tmp_path: Path) -> None:
     ]
     idle = [fact("process_name", "python", 1), fact("process_labels", "GPU 1", 1)]
     cpu = [fact("process_sort_index", 3), fact("process_name", "python"), slice_("step", NOON_US)]
-    leave(tmp_path, 0, [slice_("span", NOON_US, pid="7"), slice_("nameless", NOON_US, pid=""), *gpu, *idle, *cpu])
-    leave(tmp_path, 1, [slice_("other", NOON_US), fact("thread_name", "autograd", tid=1)])
+    write_trace(tmp_path, 0, [slice_("span", NOON_US, pid="7"), slice_("nameless", NOON_US, pid=""), *gpu, *idle, *cpu])
+    write_trace(tmp_path, 1, [slice_("other", NOON_US), fact("thread_name", "autograd", tid=1)])
     merge_traces(tmp_path)
-    pids = {name: event["pid"] for name, event in timed(tmp_path).items()}
+    pids = {name: event["pid"] for name, event in events_by_name(tmp_path).items()}
     assert pids == {"step": 1, "kernel": 2, "span": 3, "nameless": 4, "other": 5}
     named = {1: "rank 0: python", 2: "rank 0: GPU 0", 3: "rank 0: 7", 4: "rank 0", 5: "rank 1"}
     assert names(tmp_path) == named
     assert names(tmp_path, "process_sort_index") == {pid: pid for pid in named}
     assert names(tmp_path, "thread_name") == {5: "autograd"}
-    assert not any("ts" in event for event in merged(tmp_path) if event["ph"] == "M")
+    assert not any("ts" in event for event in read_merged(tmp_path) if event["ph"] == "M")
 
 
-def test_arrows_end_in_the_rank_where_they_begin(tmp_path: Path) -> None:
+def test_arrows_stay_within_their_rank(tmp_path: Path) -> None:
     for rank in (0, 1):
         begin, end = ({"ph": ph, "id": 12, "ts": NOON_US, "pid": 7, "tid": 1} for ph in "sf")
         bound = slice_(f"bound{rank}", NOON_US, bind_id="0x1f", id2={"global": 12})
-        leave(tmp_path, rank, [{**begin, "name": f"s{rank}"}, {**end, "name": f"f{rank}"}, bound])
+        write_trace(tmp_path, rank, [{**begin, "name": f"s{rank}"}, {**end, "name": f"f{rank}"}, bound])
     merge_traces(tmp_path)
-    of = timed(tmp_path)
+    of = events_by_name(tmp_path)
     assert of["s0"]["id"] == of["f0"]["id"] != of["s1"]["id"] == of["f1"]["id"]
     assert isinstance(of["s0"]["id"], int)
     assert of["bound0"]["bind_id"] != of["bound1"]["bind_id"]
@@ -132,29 +136,29 @@ def test_arrows_end_in_the_rank_where_they_begin(tmp_path: Path) -> None:
         gzip.compress(b"[]", mtime=0),
     ],
 )
-def test_a_broken_file_is_passed_over_and_stays(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_file_is_skipped_and_stays(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "trace0.json.gz").write_bytes(content)
     assert merge_traces(tmp_path) == []
     assert os.listdir(tmp_path) == ["trace0.json.gz"]
-    leave(tmp_path, 2, [slice_("whole", NOON_US)])
+    write_trace(tmp_path, 2, [slice_("complete", NOON_US)])
     assert merge_traces(tmp_path) == [2]
     assert sorted(os.listdir(tmp_path)) == [MERGED_TRACE_FILE, "trace0.json.gz"]
-    assert list(timed(tmp_path)) == ["whole"]
+    assert list(events_by_name(tmp_path)) == ["complete"]
 
 
-def test_other_files_are_none_of_its_business(tmp_path: Path) -> None:
+def test_other_files_are_ignored(tmp_path: Path) -> None:
     names = [MERGED_TRACE_FILE, "trace0.json.gz.part", "trace0.json", "my_trace0.json.gz"]
-    whole = leave(tmp_path, 0, [slice_("a", NOON_US)])
+    original = write_trace(tmp_path, 0, [slice_("a", NOON_US)])
     for name in names:
-        (tmp_path / name).write_bytes(whole.read_bytes())
-    before = whole.read_bytes()
-    whole.unlink()
+        (tmp_path / name).write_bytes(original.read_bytes())
+    before = original.read_bytes()
+    original.unlink()
     assert merge_traces(tmp_path) == []
     assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == dict.fromkeys(names, before)
 
 
-def test_a_folder_that_is_full_keeps_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    leave(tmp_path, 0, [slice_("a", NOON_US)])
+def test_a_full_folder_keeps_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_trace(tmp_path, 0, [slice_("a", NOON_US)])
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -165,10 +169,10 @@ def test_a_folder_that_is_full_keeps_what_it_had(tmp_path: Path, monkeypatch: py
     assert os.listdir(tmp_path) == ["trace0.json.gz"]
 
 
-def test_what_is_no_number_in_json_becomes_null(tmp_path: Path) -> None:
-    leave(tmp_path, 0, [slice_("a", NOON_US, args={"occupancy": float("nan")})])
+def test_nan_becomes_null(tmp_path: Path) -> None:
+    write_trace(tmp_path, 0, [slice_("a", NOON_US, args={"occupancy": float("nan")})])
     merge_traces(tmp_path)
-    assert timed(tmp_path)["a"]["args"] == {"occupancy": None}
+    assert events_by_name(tmp_path)["a"]["args"] == {"occupancy": None}
 
 
 EVENTS = st.lists(
@@ -188,20 +192,22 @@ EVENTS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(ranks=st.lists(EVENTS, min_size=1, max_size=3))
-def test_no_event_is_lost_and_none_changes_its_neighbours(ranks: list[list[dict[str, Any]]]) -> None:
+def test_no_event_is_lost_or_changed(ranks: list[list[dict[str, Any]]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for rank, events in enumerate(ranks):
-            leave(folder, rank, events)
+            write_trace(folder, rank, events)
         assert merge_traces(folder) == list(range(len(ranks)))
-        made = [event for event in merged(folder) if event["ph"] != "M"]
-    whole = [(rank, event) for rank, events in enumerate(ranks) for event in events]
-    assert len(made) == len(whole)
-    begin = min((event["ts"] for _, event in whole), default=0)
-    for (_, event), new in zip(whole, made, strict=True):
+        merged_events = [event for event in read_merged(folder) if event["ph"] != "M"]
+    original = [(rank, event) for rank, events in enumerate(ranks) for event in events]
+    assert len(merged_events) == len(original)
+    begin = min((event["ts"] for _, event in original), default=0)
+    for (_, event), new in zip(original, merged_events, strict=True):
         assert new["ts"] == event["ts"] - begin
         assert {**new, "ts": 0, "pid": 0, "id": 0} == {**event, "ts": 0, "pid": 0, "id": 0}
     for key in ("pid", "id"):
-        pairs = {((rank, repr(e[key])), n[key]) for (rank, e), n in zip(whole, made, strict=True) if key in e}
+        pairs = {
+            ((rank, repr(e[key])), n[key]) for (rank, e), n in zip(original, merged_events, strict=True) if key in e
+        }
         for side in (0, 1):
             assert max(Counter(pair[side] for pair in pairs).values(), default=1) == 1

@@ -18,8 +18,8 @@ from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_record_path
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner import worker
-from scalebench.runner.launchers.rank_environment import find_free_port, rank_environment
-from scalebench.runner.worker import classify_error, run_rank
+from scalebench.runner.launchers.rank_environment import build_environment, find_free_port
+from scalebench.runner.worker import run_rank
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.simulated import Simulated
 from tests.builders.runs import alive, simulated_spec, wait_until
@@ -150,12 +150,6 @@ def test_a_failure_in_closing_is_a_failure(folder: Path, monkeypatch: pytest.Mon
     assert record_in(folder).reason == "RuntimeError: cannot leave"
 
 
-def test_classify_error_sets_the_failure_time() -> None:
-    record = RankRecord(0, "here", 1)
-    classify_error(RuntimeError("x"), record)
-    assert record.failed_at_s is not None
-
-
 def test_a_worker_is_pinned_to_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.sched_getaffinity(0)
     try:
@@ -169,22 +163,9 @@ def test_a_worker_is_pinned_to_its_cores(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def start_worker(folder: Path, spec: RunSpec, **changes: str) -> subprocess.Popen[str]:
     write_spec(spec, folder)
-    variables = rank_environment(spec, "an id", 0, [f"127.0.0.1:{find_free_port()}"]) | changes
+    variables = build_environment(spec, "an id", 0, [f"127.0.0.1:{find_free_port()}"]) | changes
     command = [sys.executable, "-m", "scalebench.runner.worker", str(folder)]
     return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def test_a_worker_runs_as_a_process(tmp_path: Path) -> None:
-    worker_process = start_worker(tmp_path, simulated_spec())
-    out, _ = worker_process.communicate(timeout=60)
-    assert (worker_process.returncode, out) == (0, "")
-    assert record_in(tmp_path).pid == worker_process.pid
-
-
-def test_a_failed_worker_ends_with_1_and_its_traceback(tmp_path: Path) -> None:
-    worker_process = start_worker(tmp_path, simulated_spec(options={"fault": "raise"}))
-    out, _ = worker_process.communicate(timeout=60)
-    assert worker_process.returncode == 1 and "RuntimeError: told to fail" in out
 
 
 @pytest.mark.parametrize(
@@ -201,7 +182,7 @@ def test_the_clean_up_of_the_interpreter_does_not_affect_a_worker(
         "runpy.run_module('scalebench.runner.worker', run_name='__main__')\n"
     )
     write_spec(spec := simulated_spec(options={"fault": fault}), tmp_path)
-    variables = rank_environment(spec, "an id", 0, [f"127.0.0.1:{find_free_port()}"])
+    variables = build_environment(spec, "an id", 0, [f"127.0.0.1:{find_free_port()}"])
     del variables["PYTHONUNBUFFERED"]
     command = [sys.executable, str(tmp_path / "stuck.py"), str(tmp_path)]
     worker_process = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)

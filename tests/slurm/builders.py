@@ -1,19 +1,13 @@
-"""Runs on clusters that are not here, and the places that their scripts name.
-
-Programs that stand in for the commands of SLURM: shell scripts in a folder of the test.
-"""
+"""Runs on clusters that do not exist, and shell scripts that stand in for the commands of SLURM."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from scalebench.core.spec import HardwareSpec, RunSpec, SlurmSpec, StrategySpec
 from scalebench.slurm.commands import Slurm
-from tests.builders.configs import of
+from tests.builders.configs import make_spec
 
 FOLDER = Path("/scratch/user/sweep/3")
 ROLES = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
@@ -27,21 +21,13 @@ GPU_NODES = CPU_NODES | {"devices": "cuda", "gpus_per_node": 8, "cpus_per_node":
 def run(
     gpus: int, nodes: dict[str, Any] | None = None, strategy: dict[str, Any] | None = None, **slurm: Any
 ) -> RunSpec:
-    """Of the simulated strategy under the name of ddp, on `nodes`; `slurm` are keys of hardware.slurm."""
+    """Make a run of the simulated strategy on `nodes`; `slurm` are keys of hardware.slurm."""
     hardware = HardwareSpec(**(CPU_NODES | (nodes or {})), slurm=SlurmSpec(**slurm))
-    spec = of(gpus=gpus, hardware=hardware, strategy=StrategySpec("simulated", **(strategy or {})))
-    return spec
-
-
-@pytest.fixture
-def places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Python and the data sets are on that cluster."""
-    monkeypatch.setattr(sys, "executable", "/home/user/venv/bin/python")
-    monkeypatch.setenv("SCALEBENCH_CACHE", "/scratch/user/cache")
+    return make_spec(gpus=gpus, hardware=hardware, strategy=StrategySpec("simulated", **(strategy or {})))
 
 
 class Tools:
-    """Each call of a command leaves its words in NAME.calls, a line each."""
+    """A folder of commands, each of which appends its arguments to NAME.calls, one line per call."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "slurm bin"
@@ -49,7 +35,7 @@ class Tools:
         self.slurm = Slurm(str(self.folder))
 
     def put(self, name: str, out: str = "", err: str = "", code: int = 0, then: str = "") -> None:
-        """A command that prints these, after the shell has done `then`."""
+        """Add a command that prints these texts, after the shell has run `then`."""
         for stream, text in (("out", out), ("err", err)):
             (self.folder / f"{name}.{stream}").write_text(text)
         path = self.folder / name
@@ -62,3 +48,8 @@ class Tools:
     def calls(self, name: str) -> list[str]:
         path = self.folder / f"{name}.calls"
         return path.read_text().splitlines() if path.exists() else []
+
+    def environment(self) -> dict[str, str]:
+        """Return what a command wrote by `env > "$here/env"`."""
+        lines = (self.folder / "env").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines if "=" in line)

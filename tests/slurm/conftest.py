@@ -1,7 +1,8 @@
-"""Stand-ins for the commands of SLURM."""
+"""Stand-ins for the commands of SLURM, and the paths that the scripts of a cluster contain."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,3 +13,10 @@ from tests.slurm.builders import Tools
 @pytest.fixture
 def tools(tmp_path: Path) -> Tools:
     return Tools(tmp_path)
+
+
+@pytest.fixture
+def cluster_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python and the data sets are where they are on that cluster."""
+    monkeypatch.setattr(sys, "executable", "/home/user/venv/bin/python")
+    monkeypatch.setenv("SCALEBENCH_CACHE", "/scratch/user/cache")

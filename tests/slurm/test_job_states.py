@@ -1,17 +1,23 @@
-"""What SLURM 22.05 printed of real jobs, and what becomes of it."""
+"""States of jobs: the output of SLURM 22.05 about real jobs, what it means for a run, and polling."""
 
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.core.result import STATUSES
+from scalebench.slurm.commands import SlurmError, SlurmUnreachable
 from scalebench.slurm.job_states import (
     END_STATES,
+    MAX_LATE_ANSWERS,
+    MAX_POLL_INTERVAL_S,
     JobState,
+    JobStatePoller,
     classify_end,
     is_over,
     parse_sacct,
@@ -19,6 +25,7 @@ from scalebench.slurm.job_states import (
     parse_squeue,
     why_never_starts,
 )
+from tests.slurm.builders import Tools
 
 SQUEUE = """\
 5|PENDING||N/A|1795232069|1:00:00|PartitionNodeLimit
@@ -47,20 +54,24 @@ SCONTROL = (
 
 
 def test_squeue() -> None:
-    found = parse_squeue(SQUEUE)
-    assert found["5"] == JobState("5", "PENDING", "PartitionNodeLimit", submitted_at_s=1795232069.0, limit="1:00:00")
-    assert found["17"] == JobState("17", "TIMEOUT", "TimeLimit", "h[1-2]", None, 1795232248.0, 1795232200.0, "1:00")
-    assert found["7"].reason is None
-    assert found["13"].started_at_s is None, "when it was cancelled is no start"
-    array = found["20_[1-9%2]"]
+    states = parse_squeue(SQUEUE)
+    assert states["5"] == JobState("5", "PENDING", "PartitionNodeLimit", submitted_at_s=1795232069.0, limit="1:00:00")
+    assert states["17"] == JobState("17", "TIMEOUT", "TimeLimit", "h[1-2]", None, 1795232248.0, 1795232200.0, "1:00")
+    assert states["7"].reason is None
+    assert states["13"].started_at_s is None, "the time of the cancellation is no start"
+    array = states["20_[1-9%2]"]
     assert array.reason == "Nodes required for job are DOWN, DRAINED or reserved|(x)" and array.started_at_s is None
 
 
 def test_sacct() -> None:
-    found = parse_sacct(SACCT)
-    assert list(found) == ["1", "2", "14", "17", "18", "30+0"], "steps are no jobs"
-    assert (found["2"].state, found["2"].cancelled_by, found["2"].node_list) == ("CANCELLED", "1000", None)
-    assert (found["14"].exit_code, found["14"].started_at_s, found["30+0"].state) == ("0:9", 1795232248.0, "CANCELLED")
+    states = parse_sacct(SACCT)
+    assert list(states) == ["1", "2", "14", "17", "18", "30+0"], "job steps are no jobs"
+    assert (states["2"].state, states["2"].cancelled_by, states["2"].node_list) == ("CANCELLED", "1000", None)
+    assert (states["14"].exit_code, states["14"].started_at_s, states["30+0"].state) == (
+        "0:9",
+        1795232248.0,
+        "CANCELLED",
+    )
 
 
 def test_scontrol() -> None:
@@ -76,31 +87,23 @@ def test_older_versions_write_local_times(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("parse", [parse_squeue, parse_sacct, parse_scontrol])
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "\n",
-        "No jobs in the system\n",
-        "slurm_load_jobs error: Invalid job id specified\n",
-        "12|RUNNING\n",
-        "||||||\n",
-    ],
+    "text", ["", "No jobs in the system\n", "slurm_load_jobs error: Invalid job id\n", "12|RUNNING\n", "||||||\n"]
 )
-def test_what_is_no_job_is_passed_over(parse: object, text: str) -> None:
+def test_lines_without_a_job_are_ignored(parse: object, text: str) -> None:
     assert parse(text) == {}  # type: ignore[operator]
 
 
-word = st.text(string.ascii_letters + string.digits + "[]-_,.:()%+= ", min_size=0, max_size=12)
+texts = st.text(string.ascii_letters + string.digits + "[]-_,.:()%+= ", min_size=0, max_size=12)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 10**9), word, word, word, st.text("abc|,= ()\t", max_size=20))
-def test_whatever_is_printed_of_a_job_is_read(number: int, state: str, nodes: str, at: str, reason: str) -> None:
-    for found in (
+@given(st.integers(1, 10**9), texts, texts, texts, st.text("abc|,= ()\t", max_size=20))
+def test_any_text_about_a_job_is_parsed(number: int, state: str, nodes: str, at: str, reason: str) -> None:
+    for states in (
         parse_squeue(f"{number}|{state}|{nodes}|{at}|{at}|{at}|{reason}"),
         parse_sacct(f"{number}|{state}|{at}|{nodes}|{at}|{at}|{at}"),
     ):
-        (job,) = found.values()
+        (job,) = states.values()
         assert job.job_id == str(number) and isinstance(is_over(job), bool)
         status, line = classify_end(job)
         assert status in STATUSES and str(number) in line and "\n" not in line
@@ -108,7 +111,7 @@ def test_whatever_is_printed_of_a_job_is_read(number: int, state: str, nodes: st
 
 
 @pytest.mark.parametrize(
-    ("line", "status", "words"),
+    ("line", "status", "reason"),
     [
         ("12|TIMEOUT|0:0|h1|1|1|00:05:00", "timeout", "ran out of its time limit of 5 minutes (TIMEOUT)"),
         ("12|TIMEOUT|0:0|h1|1|1|1-01:00:30", "timeout", "ran out of its time limit of 1500 minutes (TIMEOUT)"),
@@ -130,12 +133,12 @@ def test_whatever_is_printed_of_a_job_is_read(number: int, state: str, nodes: st
         ("12|TELEPORTED|0:0|h1|1|1|1:00", "failed", "is lost (TELEPORTED)"),
     ],
 )  # fmt: skip
-def test_a_job_that_left_no_row_is_judged_in_one_line(line: str, status: str, words: str) -> None:
+def test_the_end_of_a_job_is_one_line(line: str, status: str, reason: str) -> None:
     (job,) = parse_sacct(line).values()
-    assert classify_end(job) == (status, f"SLURM job 12 {words}")
+    assert classify_end(job) == (status, f"SLURM job 12 {reason}")
 
 
-def test_a_state_that_is_new_to_us_is_not_the_end() -> None:
+def test_an_unknown_state_is_not_the_end() -> None:
     assert not is_over(JobState("12", "TELEPORTED")) and not is_over("COMPLETING") and is_over("TIMEOUT")
     assert all(is_over(JobState("12", state)) for state in END_STATES)
 
@@ -158,9 +161,173 @@ def test_a_state_that_is_new_to_us_is_not_the_end() -> None:
         ("RUNNING", "PartitionConfig", False),
     ],
 )
-def test_some_jobs_wait_for_what_will_not_come(state: str, reason: str | None, final: bool) -> None:
+def test_some_pending_jobs_can_never_start(state: str, reason: str | None, final: bool) -> None:
     job = JobState("12", state, reason)
-    told = why_never_starts(job)
-    assert (told is not None) == final
-    if told is not None:
-        assert classify_end(job) == ("unsupported", told) and told.startswith(f"SLURM job 12 cannot start ({reason}): ")
+    obstacle = why_never_starts(job)
+    assert (obstacle is not None) == final
+    if obstacle is not None:
+        assert classify_end(job) == ("unsupported", obstacle)
+        assert obstacle.startswith(f"SLURM job 12 cannot start ({reason}): ")
+
+
+DISABLED = "Slurm accounting storage is disabled"
+Answer = str | Exception
+
+
+class FakeSlurm:
+    """Answers each command by its name, and records the calls."""
+
+    def __init__(self, **answers: Answer) -> None:
+        self.answers: dict[str, Answer] = answers
+        self.calls: list[tuple[str, ...]] = []
+
+    def has(self, name: str) -> bool:
+        return name in self.answers
+
+    def run(self, name: str, *arguments: str) -> str:
+        self.calls.append((name, *arguments))
+        answer = self.answers[name]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @property
+    def commands(self) -> list[str]:
+        return [call[0] for call in self.calls]
+
+
+def squeue(**states: str) -> str:
+    return "".join(f"{job[1:]}|{state}|h1|1795232248|1795232200|1:00|None\n" for job, state in states.items())
+
+
+def sacct(**states: str) -> str:
+    return "".join(f"{job[1:]}|{state}|0:0|h1|1795232248|1795232200|1:00\n" for job, state in states.items())
+
+
+@pytest.fixture
+def now() -> list[float]:
+    return [100.0]
+
+
+Poll = Callable[..., dict[str, str]]
+MakePoller = Callable[..., tuple[Poll, FakeSlurm]]
+
+
+@pytest.fixture
+def make_poller(now: list[float]) -> MakePoller:
+    def make(interval_s: float = 5.0, **answers: Answer) -> tuple[Poll, FakeSlurm]:
+        slurm = FakeSlurm(**answers)
+        poller = JobStatePoller(slurm, interval_s, lambda: now[0])  # type: ignore[arg-type]
+
+        def poll(*job_ids: str, after_s: float = 0.0) -> dict[str, str]:
+            now[0] += after_s
+            states = {job_id: state.state for job_id, state in poller.look(job_ids).items()}
+            assert poller.queries == len(slurm.calls)
+            return states
+
+        return poll, slurm
+
+    return make
+
+
+def test_one_query_an_interval_for_all_jobs(make_poller: MakePoller) -> None:
+    jobs = [str(number) for number in range(100)]
+    poll, slurm = make_poller(squeue=squeue(**{f"j{job}": "RUNNING" for job in jobs}), sacct="")
+    assert all(len(poll(*jobs, after_s=0.5)) == 100 for _ in range(40))
+    assert slurm.commands == ["squeue"] * 4
+
+
+def test_jobs_that_are_over_are_not_queried(make_poller: MakePoller) -> None:
+    poll, slurm = make_poller(squeue=squeue(j1="COMPLETED", j2="RUNNING"), sacct="")
+    assert poll("1", "2") == {"1": "COMPLETED", "2": "RUNNING"}
+    slurm.answers["squeue"] = squeue(j2="TIMEOUT")
+    assert poll("1", "2", after_s=5.0) == {"1": "COMPLETED", "2": "TIMEOUT"}
+    assert poll("1", "2", after_s=50.0) == {"1": "COMPLETED", "2": "TIMEOUT"} and len(slurm.calls) == 2
+    assert poll() == {}
+
+
+def test_sacct_is_queried_for_jobs_that_left_the_queue(make_poller: MakePoller) -> None:
+    running = {"j1": "RUNNING", "j2": "RUNNING", "j3": "RUNNING"}
+    poll, slurm = make_poller(squeue=squeue(**running), sacct=sacct(j1="FAILED", j2="RUNNING"))
+    poll("1", "2", "3")
+    slurm.answers["squeue"] = squeue(j3="RUNNING")
+    states = [poll("1", "2", "3", after_s=5.0) for _ in range(2)]
+    slurm.answers["sacct"] = sacct(j1="FAILED", j2="COMPLETED")
+    states += [poll("1", "2", "3", after_s=5.0) for _ in range(2)]
+    assert slurm.commands == ["squeue", "squeue", "sacct", "squeue", "sacct"], "one at a time, alternating"
+    assert slurm.calls[2][-1] == "--jobs=1,2" and slurm.calls[4][-1] == "--jobs=2"
+    assert [each["2"] for each in states] == ["RUNNING", "RUNNING", "RUNNING", "COMPLETED"], "sacct was behind"
+    assert states[-1] == {"1": "FAILED", "2": "COMPLETED", "3": "RUNNING"}
+
+
+@pytest.mark.parametrize("answer", ["", sacct(j1="RUNNING")])
+def test_a_job_whose_end_is_never_reported_is_dropped(answer: str, make_poller: MakePoller) -> None:
+    poll, slurm = make_poller(squeue=squeue(j1="RUNNING"), sacct=answer)
+    poll("1")
+    slurm.answers["squeue"] = ""
+    polls = 0
+    while poll("1", after_s=5.0):
+        polls += 1
+        assert polls < 50
+    assert slurm.commands.count("sacct") == MAX_LATE_ANSWERS
+    queries = len(slurm.calls)
+    assert poll("1", after_s=5.0) == {} and len(slurm.calls) == queries + 1, "callers count the answers without it"
+
+
+def test_without_accounting_scontrol_is_queried(make_poller: MakePoller) -> None:
+    answers = {"sacct": SlurmError(DISABLED), "scontrol": "JobId=1 JobState=COMPLETED NodeList=h1\n"}
+    poll, slurm = make_poller(squeue="", **answers)
+    assert [poll("1", "2", after_s=5.0) for _ in range(5)][-1] == {"1": "COMPLETED"}
+    assert slurm.commands.count("sacct") == 1 and slurm.commands.count("scontrol") >= 2
+    poll, slurm = make_poller(squeue=squeue(j1="RUNNING"), scontrol="")
+    poll("1")
+    slurm.answers["squeue"] = ""
+    assert [poll("1", after_s=5.0) for _ in range(4)][-1] == {} and "sacct" not in slurm.commands
+
+
+def test_other_jobs_are_followed_while_accounting_is_down(make_poller: MakePoller) -> None:
+    answers = {"squeue": squeue(j2="RUNNING"), "sacct": SlurmUnreachable("Connection refused"), "scontrol": ""}
+    poll, slurm = make_poller(**answers)
+    assert all(poll("1", "2", after_s=5.0) == {"2": "RUNNING"} for _ in range(6))
+    slurm.answers["sacct"] = sacct(j1="TIMEOUT")
+    states = [poll("1", "2", after_s=5.0) for _ in range(2)][-1]
+    assert states == {"1": "TIMEOUT", "2": "RUNNING"} and "scontrol" not in slurm.commands
+
+
+def test_a_controller_that_does_not_answer_is_queried_less_often(make_poller: MakePoller, now: list[float]) -> None:
+    poll, slurm = make_poller(squeue=squeue(j1="RUNNING"), sacct="")
+    poll("1")
+    slurm.answers["squeue"] = SlurmUnreachable("Unable to contact slurm controller")
+    failed_at_s = []
+    while now[0] < 700.0:
+        try:
+            assert poll("1", after_s=1.0) == {"1": "RUNNING"}, "between two queries the last known state"
+        except SlurmUnreachable:
+            failed_at_s.append(now[0])
+    pauses_s = [after - before for before, after in pairwise(failed_at_s)]
+    assert pauses_s[:3] == [10.0, 20.0, 40.0] and set(pauses_s[3:]) == {MAX_POLL_INTERVAL_S}
+    slurm.answers["squeue"] = squeue(j1="COMPLETED")
+    assert poll("1", after_s=MAX_POLL_INTERVAL_S) == {"1": "COMPLETED"}
+
+
+def test_a_single_poll_without_an_interval_uses_all_commands(make_poller: MakePoller) -> None:
+    poll, slurm = make_poller(0.0, squeue=squeue(j2="RUNNING"), sacct=sacct(j1="FAILED"))
+    assert poll("1", "2", "3") == {"1": "FAILED", "2": "RUNNING"} and slurm.commands == ["squeue", "sacct"]
+    poll, _ = make_poller(0.0, squeue="", sacct=SlurmError(DISABLED), scontrol="JobId=1 JobState=FAILED\n")
+    assert poll("1") == {"1": "FAILED"}
+
+
+def test_scontrol_replaces_a_missing_squeue(make_poller: MakePoller) -> None:
+    poll, slurm = make_poller(scontrol="JobId=1 JobState=RUNNING NodeList=h1\n")
+    assert poll("1") == {"1": "RUNNING"} and slurm.commands == ["scontrol"]
+
+
+def test_the_arguments_of_the_queries(tools: Tools) -> None:
+    tools.put("squeue", out="1|RUNNING|h1|1795232248|1795232200|1:00|None\n")
+    tools.put("sacct", out="2|FAILED|1:0|h1|1795232248|1795232200|00:01:00\n")
+    states = JobStatePoller(tools.slurm, 0.0).look(["1", "2"])
+    assert (states["1"].state, states["2"].state, states["2"].exit_code) == ("RUNNING", "FAILED", "1:0")
+    (queue,), (accounting,) = tools.calls("squeue"), tools.calls("sacct")
+    assert "--states=all" in queue and "--user=" in queue
+    assert "--job" not in queue, "squeue fails for numbers of jobs that left the queue"
+    assert "--jobs=2" in accounting and "--allocations" in accounting

@@ -16,22 +16,22 @@ def fails() -> int:
     raise MemoryError
 
 
-def test_made_where_all_can() -> None:
+def test_the_result_if_all_ranks_succeed() -> None:
     assert create_on_all_ranks(lambda: 3, with_others(0.0), (MemoryError,), "no room") == 3
 
 
-def test_nobody_has_it_where_one_fails() -> None:
+def test_all_ranks_fail_if_one_does() -> None:
     for make, others in ((lambda: 3, 1.0), (fails, 0.0), (fails, 2.0)):
         with pytest.raises(NotMeasured, match=r"^no room$"):
             create_on_all_ranks(make, with_others(others), (MemoryError,), "no room")
 
 
-def test_other_failures_are_no_agreement() -> None:
+def test_other_errors_are_raised() -> None:
     with pytest.raises(MemoryError):
         create_on_all_ranks(fails, with_others(0.0), (OSError,), "no room")
 
 
-def test_what_a_library_declares_it_lacks() -> None:
+def test_operations_that_a_library_does_not_support() -> None:
     error = RuntimeError("ProcessGroupX does not support gather\nat somewhere.cc")
     reason = not_measured_if_unsupported(error, "x of PyTorch 2", "gather")
     assert str(reason) == "x of PyTorch 2 has no gather: ProcessGroupX does not support gather"

@@ -55,12 +55,12 @@ def network(name: str) -> Network:
 def arrays(net: Network, seed: int = 1) -> dict[str, np.ndarray]:
     """Kernels that keep the size of what goes through them; offsets and statistics that are not just 0 and 1."""
     kernels = ((a.name, a.shape, "he_uniform" if len(a.shape) > 1 else a.init) for a in net.arrays)
-    found = initial_weights(kernels, seed)
+    actual = initial_weights(kernels, seed)
     rng = np.random.default_rng(seed)
-    for name, array in found.items():
+    for name, array in actual.items():
         if array.ndim == 1:
-            found[name] = (array + rng.uniform(-0.2, 0.2, array.shape)).astype(np.float32)
-    return found
+            actual[name] = (array + rng.uniform(-0.2, 0.2, array.shape)).astype(np.float32)
+    return actual
 
 
 def data(net: Network, seed: int = 2) -> tuple[np.ndarray, np.ndarray, str]:
@@ -86,9 +86,9 @@ def in_keras(net: Network, **settings: Any) -> NetworkModel:
     return NetworkModel(net, arrays(net), dropout=False, **settings)
 
 
-def assert_close(found: np.ndarray, wanted: np.ndarray, rtol: float) -> None:
+def assert_close(actual: np.ndarray, wanted: np.ndarray, rtol: float) -> None:
     """Relative to the largest value: a number near 0 among large ones carries their rounding."""
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=rtol * np.abs(wanted).max())
+    np.testing.assert_allclose(actual, wanted, rtol=0, atol=rtol * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -97,9 +97,9 @@ def test_parity_of_outputs(name: str) -> None:
     inputs, *_ = data(net)
     ours = in_keras(net)(tf.constant(inputs), training=False).numpy()
     with torch.no_grad():
-        theirs = np.moveaxis(in_torch(net).eval()(torch.from_numpy(inputs)).numpy(), 1, -1)
-    assert np.abs(theirs).max() > 1e-3
-    assert_close(ours, theirs, 1e-4)
+        other_side = np.moveaxis(in_torch(net).eval()(torch.from_numpy(inputs)).numpy(), 1, -1)
+    assert np.abs(other_side).max() > 1e-3
+    assert_close(ours, other_side, 1e-4)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -112,15 +112,15 @@ def test_parity_of_losses(name: str) -> None:
     """
     net = network(name)
     rate = short_rate(net)
-    theirs, module = losses_in_torch(net, rate)
+    other_side, module = losses_in_torch(net, rate)
     ours, model = losses_in_keras(net, rate)
     assert ours[-1] < 0.99 * ours[0]
     normalised = any(node.op == "batch_norm" for node in net.nodes)
-    np.testing.assert_allclose(ours, theirs, rtol=5e-3 if normalised else 1e-4)
-    found, wanted = read_weights(model, statistics=True), torch_weights.read_weights(module, statistics=True)
-    assert found.keys() == wanted.keys()
+    np.testing.assert_allclose(ours, other_side, rtol=5e-3 if normalised else 1e-4)
+    actual, wanted = read_weights(model, statistics=True), torch_weights.read_weights(module, statistics=True)
+    assert actual.keys() == wanted.keys()
     for array in (a for a in net.arrays if not a.trainable):
-        assert_close(found[array.name], wanted[array.name], 1e-2)
+        assert_close(actual[array.name], wanted[array.name], 1e-2)
 
 
 def short_rate(net: Network) -> float:
@@ -171,15 +171,15 @@ def test_parity_of_optimizers(optimizer: str, decay: float, monkeypatch: pytest.
         devices, "configure_devices", lambda kind, place: ["/CPU:0"]
     )  # once for all tests of the process
     rate = {"sgd": 0.05, "momentum": 0.005, "rmsprop": 2e-4}.get(optimizer, 5e-4)
-    words = [f"train.optimizer={optimizer}", f"train.learning_rate={rate}", f"train.weight_decay={decay}"]
-    ours = losses_at_rates("bare_tensorflow", words)
-    np.testing.assert_allclose(ours, losses_at_rates("bare_torch", words), rtol=1e-4)
+    arguments = [f"train.optimizer={optimizer}", f"train.learning_rate={rate}", f"train.weight_decay={decay}"]
+    ours = losses_at_rates("bare_tensorflow", arguments)
+    np.testing.assert_allclose(ours, losses_at_rates("bare_torch", arguments), rtol=1e-4)
     assert ours[-1] < 0.5 * ours[0], "it is a training, so that what one update does wrong is seen in the next"
 
 
-def losses_at_rates(strategy: str, words: list[str]) -> list[float]:
+def losses_at_rates(strategy: str, arguments: list[str]) -> list[float]:
     schedule = ["train.schedule=cosine", "train.warmup_epochs=0.6667", f"train.stop.steps={UPDATES}"]
-    spec: RunSpec = resolve(compose_config([f"strategy={strategy}", "hardware=cpu", "gpus=1", *schedule, *words]))
+    spec: RunSpec = resolve(compose_config([f"strategy={strategy}", "hardware=cpu", "gpus=1", *schedule, *arguments]))
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(101, 200, 3)).astype(np.float32)
     targets = np.stack([inputs[:, :100, 0].mean(1) + 1, np.abs(inputs[:, :, 1]).mean(1)], 1)

@@ -36,11 +36,11 @@ def arrays(net: Network) -> dict[str, np.ndarray]:
     not the batch's own, hardly anything of the picture would be left in the outputs.
     """
     shapes = ((a.name, a.shape, "he_uniform" if len(a.shape) > 1 else a.init) for a in net.arrays)
-    found, rng = initial_weights(shapes, 1), np.random.default_rng(1)
-    for name, array in found.items():
+    actual, rng = initial_weights(shapes, 1), np.random.default_rng(1)
+    for name, array in actual.items():
         if array.ndim == 1:
-            found[name] = (array + rng.uniform(-0.2, 0.2, array.shape)).astype(np.float32)
-    return found
+            actual[name] = (array + rng.uniform(-0.2, 0.2, array.shape)).astype(np.float32)
+    return actual
 
 
 def oracle(net: Network) -> keras.Model:
@@ -82,12 +82,12 @@ def test_parity_of_training_with_the_oracle(name: str) -> None:
     """
     net = network(name)
     inputs, *_ = data(net)
-    theirs, ours = oracle(net), NetworkModel(net, arrays(net))
-    assert_close(ours(tf.constant(inputs), training=True).numpy(), theirs(inputs, training=True).numpy(), 1e-3)
-    before, found = arrays(net), read_weights(ours, statistics=True)
-    moved = {weight.path: weight.numpy() for weight in theirs.weights}
+    other_side, ours = oracle(net), NetworkModel(net, arrays(net))
+    assert_close(ours(tf.constant(inputs), training=True).numpy(), other_side(inputs, training=True).numpy(), 1e-3)
+    before, actual = arrays(net), read_weights(ours, statistics=True)
+    moved = {weight.path: weight.numpy() for weight in other_side.weights}
     for node in (node for node in net.nodes if node.op == "batch_norm"):
         mean, variance = f"{node.name}/moving_mean", f"{node.name}/moving_variance"
-        assert_close(found[mean], moved[mean], 1e-3)
+        assert_close(actual[mean], moved[mean], 1e-3)
         count, kept = SAMPLES * math.prod(node.shape[:-1]), node.settings["momentum"] * before[variance]
-        assert_close(found[variance] - kept, (moved[variance] - kept) * count / (count - 1), 1e-2)
+        assert_close(actual[variance] - kept, (moved[variance] - kept) * count / (count - 1), 1e-2)

@@ -28,7 +28,7 @@ BUILT_IN = (
 ).split()
 
 
-def test_the_built_in_names_are_all_there() -> None:
+def test_all_built_in_strategies_are_registered() -> None:
     registry.strategy_entries.cache_clear()
     assert sorted(registry.strategy_entries()) == sorted(BUILT_IN)
     assert {entry.origin for entry in registry.strategy_entries().values()} == {"scalebench"}
@@ -36,7 +36,7 @@ def test_the_built_in_names_are_all_there() -> None:
 
 
 @pytest.mark.parametrize("target", sorted(set(registry.BUILT_IN_STRATEGIES.values())))
-def test_the_class_of_a_built_in_stands_where_the_table_says(target: str) -> None:
+def test_the_class_of_a_built_in_exists(target: str) -> None:
     """By its source, since importing would load the framework."""
     module, _, name = target.partition(":")
     path = Path(registry.__file__).parents[2] / module.replace(".", "/")
@@ -65,18 +65,18 @@ def test_an_unknown_name(name: str, line: str) -> None:
 
 def test_a_plugin_is_found_and_loaded(dists: Dists) -> None:
     dists.strategy()
-    assert registry.find_strategy("mine") == registry.RegistryEntry("mine", "my_plugin.code:Mine", "my-plugin")
-    loaded = registry.load_strategy("mine")
+    assert registry.find_strategy("local") == registry.RegistryEntry("local", "my_plugin.code:Mine", "my-plugin")
+    loaded = registry.load_strategy("local")
     assert issubclass(loaded, Strategy) and loaded.__module__ == "my_plugin.code"
 
 
 @pytest.mark.parametrize("chosen", ["", "another-plugin", "my-plugin-two,my"])
-def test_a_plugin_that_is_not_chosen_is_hidden(dists: Dists, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+def test_a_plugin_that_is_not_selected_is_hidden(dists: Dists, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     dists.strategy()
     monkeypatch.setenv("SCALEBENCH_PLUGINS", chosen)
     registry.strategy_entries.cache_clear()
-    with pytest.raises(InputError, match="no strategy 'mine'"):
-        registry.find_strategy("mine")
+    with pytest.raises(InputError, match="no strategy 'local'"):
+        registry.find_strategy("local")
 
 
 def refusal(**changes: Any) -> str | None:
@@ -96,7 +96,7 @@ BOTH = "{} is registered by both {} and {}; uninstall one of them or set SCALEBE
 
 
 @pytest.mark.parametrize("name", ["ddp", "hybrid"])
-def test_a_name_of_ours_cannot_be_taken_and_the_others_go_on(dists: Dists, name: str) -> None:
+def test_a_built_in_name_cannot_be_registered_again(dists: Dists, name: str) -> None:
     dists.strategy(name, yaml=None)
     dists.strategy("sound", "sound-plugin")
     line = BOTH.format(f"strategy '{name}'", "scalebench", "my-plugin")
@@ -108,14 +108,14 @@ def test_a_name_of_ours_cannot_be_taken_and_the_others_go_on(dists: Dists, name:
     assert registry.load_strategy("sound").__name__ == "Mine"
 
 
-def test_two_plugins_of_one_name_are_both_named(dists: Dists) -> None:
+def test_a_name_of_two_plugins_is_refused(dists: Dists) -> None:
     dists.strategy(dist="second-plugin")
     dists.strategy(dist="first-plugin", yaml=None)
-    assert refusal(strategy="mine") == BOTH.format("strategy 'mine'", "first-plugin", "second-plugin")
+    assert refusal(strategy="local") == BOTH.format("strategy 'local'", "first-plugin", "second-plugin")
 
 
 @pytest.mark.parametrize(("part", "kind"), [("model", "models"), ("dataset", "datasets")])
-def test_models_and_data_sets_are_held_to_the_same(dists: Dists, part: str, kind: str) -> None:
+def test_models_and_datasets_follow_the_same_rules(dists: Dists, part: str, kind: str) -> None:
     ours = {"model": "resnet50", "dataset": "materials"}[part]
     files = {f"p/conf/{part}/{name}.yaml": f"name: {name}\n" for name in ("fine", "twice")}
     points = {kind: dict.fromkeys(("fine", "twice", "bare", ours), "p:f"), "configs": {"p": "p.conf"}}
@@ -133,7 +133,7 @@ def test_models_and_data_sets_are_held_to_the_same(dists: Dists, part: str, kind
     assert registry.names_without_yaml() == {(part, "bare"), (part, "later")}
 
 
-def test_a_yaml_of_a_strategy_that_nobody_registers(dists: Dists) -> None:
+def test_a_yaml_without_a_registered_strategy(dists: Dists) -> None:
     tuned = {"my/conf/strategy/tuned.yaml": "name: ddp\n", "my/conf/strategy/lost.yaml": yaml_of("lost")}
     dists.add("my-plugin", {"my/__init__.py": "", **tuned}, {"configs": {"my": "my.conf"}})
     line = "strategy 'lost': my-plugin brings strategy/lost.yaml and no entry point scalebench.strategies of that name"
@@ -145,20 +145,20 @@ def test_a_yaml_of_a_strategy_that_nobody_registers(dists: Dists) -> None:
     ("baseline", "reason"),
     [
         ("simulated", None),
-        ("mine", None),
+        ("local", None),
         (None, None),
         ("bare_torhc", "no strategy 'bare_torhc'; did you mean 'bare_torch'?"),
     ],
 )
-def test_the_baseline_that_a_plugin_names(dists: Dists, baseline: str | None, reason: str | None) -> None:
+def test_the_baseline_of_a_plugins_strategy(dists: Dists, baseline: str | None, reason: str | None) -> None:
     dists.strategy()
     config = simulated_config()
-    config.strategy = dataclasses.replace(config.strategy, name="mine", baseline=baseline)
+    config.strategy = dataclasses.replace(config.strategy, name="local", baseline=baseline)
     if reason is None:
         return registry.refuse_broken_plugins(config)
     with pytest.raises(PluginError) as caught:
         registry.refuse_broken_plugins(config)
-    assert str(caught.value).startswith(f"strategy 'mine' of my-plugin names the baseline '{baseline}': {reason}")
+    assert str(caught.value).startswith(f"strategy 'local' of my-plugin names the baseline '{baseline}': {reason}")
 
 
 @pytest.mark.parametrize(
@@ -179,19 +179,19 @@ def test_the_baseline_that_a_plugin_names(dists: Dists, baseline: str | None, re
         ),
     ],
 )
-def test_a_plugin_that_does_not_hold_what_it_registers(dists: Dists, target: str, line: str) -> None:
+def test_entry_points_that_are_no_strategies(dists: Dists, target: str, line: str) -> None:
     more = (
         "class Stranger: ...\nname = 'x'\nfrom scalebench.strategies.base import Strategy\nclass Half(Strategy): ...\n"
     )
     dists.strategy(target=target, code=f"{CODE}\n{more}")
     with pytest.raises(PluginError) as caught:
-        registry.load_strategy("mine")
-    assert str(caught.value).startswith(f"strategy 'mine' of my-plugin{line}")
+        registry.load_strategy("local")
+    assert str(caught.value).startswith(f"strategy 'local' of my-plugin{line}")
 
 
 def spec_of(options: dict[str, Any]) -> RunSpec:
     spec = simulated_spec()
-    strategy = dataclasses.replace(spec.config.strategy, name="mine", options=options)
+    strategy = dataclasses.replace(spec.config.strategy, name="local", options=options)
     return dataclasses.replace(spec, config=dataclasses.replace(spec.config, strategy=strategy))
 
 
@@ -199,27 +199,27 @@ def spec_of(options: dict[str, Any]) -> RunSpec:
     ("options", "only"),
     [
         (OPTIONS, None),
-        ({**OPTIONS, "step": 1}, "step only in strategy/mine.yaml"),
+        ({**OPTIONS, "step": 1}, "step only in strategy/local.yaml"),
         ({k: v for k, v in OPTIONS.items() if k not in ("fault", "copy_s")}, "copy_s, fault only in Mine.Options"),
         ({k: v for k, v in OPTIONS.items() if k != "fault"} | {"b": 1, "a": 1},
-         "a, b only in strategy/mine.yaml; fault only in Mine.Options"),
+         "a, b only in strategy/local.yaml; fault only in Mine.Options"),
     ],
 )  # fmt: skip
 def test_options_of_the_class_and_of_the_yaml(dists: Dists, options: dict[str, Any], only: str | None) -> None:
     dists.strategy()
     if only is None:
-        assert registry.create_strategy(spec_of(options), 0).options == registry.load_strategy("mine").Options(
+        assert registry.create_strategy(spec_of(options), 0).options == registry.load_strategy("local").Options(
             **options
         )
         return
     with pytest.raises(PluginError) as caught:
         registry.create_strategy(spec_of(options), 0)
     assert str(caught.value) == (
-        f"strategy 'mine' of my-plugin has other options in its YAML than in its class: {only}"
+        f"strategy 'local' of my-plugin has other options in its YAML than in its class: {only}"
     )
 
 
-def test_an_option_that_a_class_of_ours_was_given_later_need_not_be_in_a_plugins_yaml(dists: Dists) -> None:
+def test_a_plugins_yaml_may_lack_later_options(dists: Dists) -> None:
     """It would break with each newer version of scalebench; others it has to list."""
     code = (
         "from dataclasses import dataclass\nfrom scalebench.strategies import simulated\n"
@@ -230,20 +230,20 @@ def test_an_option_that_a_class_of_ours_was_given_later_need_not_be_in_a_plugins
     assert registry.create_strategy(spec_of(OPTIONS), 0).options.overlap is True
 
 
-def test_options_that_are_no_dataclass(dists: Dists) -> None:
+def test_options_must_be_a_dataclass(dists: Dists) -> None:
     dists.strategy(code=f"{CODE}    Options = dict\n")
     with pytest.raises(PluginError) as caught:
         registry.create_strategy(spec_of({}), 0)
     assert str(caught.value) == (
-        "strategy 'mine' of my-plugin: Mine.Options should be a dataclass, with a default for each field"
+        "strategy 'local' of my-plugin: Mine.Options should be a dataclass, with a default for each field"
     )
 
 
-def test_options_of_ours_may_be_left_out() -> None:
+def test_built_in_options_may_be_left_out() -> None:
     assert registry.create_strategy(simulated_spec(options={"step_s": 0.25}), 0).options.step_s == 0.25
 
 
-def test_missing_packages_and_how_to_get_them() -> None:
+def test_missing_packages_and_install_hints() -> None:
     assert registry.missing_packages(["json", "no_such_package_x", "numpy"]) == ["no_such_package_x"]
     assert registry.install_hint("no_such_package_x") == "pip install no_such_package_x"
     assert registry.install_hint("torch") == "pip install 'scalebench[torch]'"

@@ -85,12 +85,12 @@ def test_a_step_takes_its_time(slept: list[float]) -> None:
     assert all(isinstance(part, LossPart) for part in parts)
 
 
-def test_samples_take_theirs(slept: list[float]) -> None:
+def test_samples_take_time(slept: list[float]) -> None:
     Simulated(simulated_spec(options={"step_s": 1.0, "sample_s": 0.5, "sample_bytes": 8}), 0).step(BATCH)
     assert slept == [6.0]
 
 
-def test_it_learns_as_told(slept: list[float]) -> None:
+def test_the_validation_error_falls_with_the_steps(slept: list[float]) -> None:
     """Half the error on samples that it was trained on."""
     spec = simulated_spec(options={"learning": 0.5, "evaluate_s": 3.0, "step_s": 0.0})
     strategy, (train, validation) = Simulated(spec, 0), datasets.open_sources(spec, 0, 1)
@@ -104,27 +104,27 @@ def test_it_learns_as_told(slept: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("rate", "mse"), [(0.01, 0.0), (0.1, 1.0), (0.001, 1.0), (1e-4, 4.0)])
-def test_it_learns_best_at_the_learning_rate_that_it_is_told(rate: float, mse: float) -> None:
+def test_the_validation_error_depends_on_the_learning_rate(rate: float, mse: float) -> None:
     spec = simulated_spec(options={"best_rate": 0.01}, train=TrainSpec(batch_per_device=10, learning_rate=rate))
     _, validation = datasets.open_sources(spec, 0, 1)
     assert validation is not None
     assert Simulated(spec, 0).evaluate(validation) == {"mse": pytest.approx(mse, abs=1e-12)}
 
 
-def test_it_diverges_at_the_update_that_it_is_told(slept: list[float]) -> None:
+def test_it_diverges_at_the_configured_step(slept: list[float]) -> None:
     strategy = Simulated(simulated_spec(options={"diverge_step": 2, "step_s": 0.0}), 0)
     losses = [strategy.step(BATCH).loss_sum for _ in range(4)]
     assert [math.isnan(loss) for loss in losses] == [False, False, True, False]
 
 
-def test_the_learning_rates_that_it_was_given_are_kept() -> None:
+def test_learning_rates_are_recorded() -> None:
     strategy = Simulated(simulated_spec(), 0)
     strategy.set_learning_rate(0.1)
     strategy.set_learning_rate(0.2)
     assert strategy.rates == [0.1, 0.2]
 
 
-def test_the_exchange_takes_its_time_while_it_is_on(slept: list[float]) -> None:
+def test_synchronization_takes_time_while_it_is_on(slept: list[float]) -> None:
     strategy = Simulated(simulated_spec(options={"step_s": 1.0, "sync_s": 10.0}), 0)
     for on in (True, False, True):
         strategy.set_gradient_sync(on)
@@ -142,14 +142,14 @@ def test_loading_takes_its_time(slept: list[float]) -> None:
     assert slept == [2.0] * 3
 
 
-def test_what_it_says_of_itself() -> None:
+def test_what_it_reports() -> None:
     strategy = Simulated(simulated_spec(options={"message_bytes": 8}), 0)
     assert (strategy.message_sizes(), strategy.backend_used(), strategy.num_params()) == ([8], None, None)
     assert Simulated(simulated_spec(), 0).message_sizes() == []
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_a_broadcast_carries_the_number_of_rank_0(gpus: int, meet: Callable[..., list[Any]]) -> None:
+def test_a_broadcast_returns_rank_0s_value(gpus: int, meet: Callable[..., list[Any]]) -> None:
     def work(strategy: Simulated) -> list[float]:
         rank = strategy.place.rank
         return [strategy.broadcast(value + rank) for value in (0.0, -1.5, 1e300)]
@@ -169,7 +169,7 @@ def test_a_broadcast_is_a_barrier(meet: Callable[..., list[Any]]) -> None:
     assert meet(work, 3) == [3, 3, 3]
 
 
-def test_ranks_meet_in_each_step_but_replicas_do_not(meet: Callable[..., list[Any]]) -> None:
+def test_ranks_wait_for_each_other_in_each_step_unless_asynchronous(meet: Callable[..., list[Any]]) -> None:
     def steps(strategy: Simulated) -> float:
         begin_s = time.monotonic()
         for _ in range(3):
@@ -183,7 +183,7 @@ def test_ranks_meet_in_each_step_but_replicas_do_not(meet: Callable[..., list[An
     assert fast < 0.3 and slow > 0.55
 
 
-def test_a_lost_rank_is_noticed(meet: Callable[..., list[Any]]) -> None:
+def test_a_lost_rank_is_detected(meet: Callable[..., list[Any]]) -> None:
     def work(strategy: Simulated) -> str:
         if strategy.place.rank == 1:
             return "gone"
@@ -196,7 +196,7 @@ def test_a_lost_rank_is_noticed(meet: Callable[..., list[Any]]) -> None:
     assert meet(work, 2) == ["noticed", "gone"]
 
 
-def test_a_group_that_never_meets_gives_up(meet: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_does_not_connect_fails(meet: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated, "JOIN_TIMEOUT_S", 0.2)
     spec = simulated_spec(2)
     with pytest.raises(ConnectionRefusedError):
@@ -215,7 +215,7 @@ def test_a_group_that_never_meets_gives_up(meet: Callable[..., list[Any]], monke
         ({"fault_rank": 1}, None),
     ],
 )
-def test_a_fault_comes_in_its_phase_on_its_rank_at_its_step(options: dict[str, Any], phase: str | None) -> None:
+def test_a_fault_occurs_in_its_phase_on_its_rank_at_its_step(options: dict[str, Any], phase: str | None) -> None:
     strategy = Simulated(simulated_spec(options={"fault": "raise", **options}), 0)
     calls = [("setup", strategy.setup), *[("step", lambda: strategy.step(BATCH))] * 4,
              ("evaluate", lambda: strategy.evaluate(None)), ("close", strategy.close)]  # fmt: skip
@@ -230,7 +230,7 @@ def test_a_fault_comes_in_its_phase_on_its_rank_at_its_step(options: dict[str, A
     assert phase != "step" or failed[0][1] == 3
 
 
-def test_faults_that_can_be_survived() -> None:
+def test_faults_that_raise() -> None:
     with pytest.raises(RuntimeError, match="told to fail"):
         raise_fault("raise")
     with pytest.raises(Unsupported, match="told to be unsupported"):

@@ -19,7 +19,7 @@ from scalebench.sweeps.console import Console, describe_progress, describe_queue
 from scalebench.sweeps.time_estimate import estimate_s
 from tests.builders import sweeps
 from tests.builders.runs import rank, record, simulated_spec
-from tests.builders.sweeps import training
+from tests.builders.sweeps import training_run
 
 
 def terminal_console() -> Console:
@@ -204,11 +204,11 @@ def test_collectives_and_bandwidths_are_below_the_table(tmp_path: Path, capsys: 
 
 
 def test_a_table_of_trainings_summarizes_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweeps.write(tmp_path, [training(seed=seed, values=[0.4, 0.1 + 0.1 * (seed > 1)]) for seed in range(4)])
+    sweeps.write_results(tmp_path, [training_run(seed=seed, values=[0.4, 0.1 + 0.1 * (seed > 1)]) for seed in range(4)])
     Console().print_table([tmp_path])
     lines = capsys.readouterr().out.splitlines()
     assert "ddp_gloo on 2 devices: mse 0.15 after 4.00 s of training, 2 epochs; 2 of 4 seeds reached it" in lines
-    sweeps.write(tmp_path / "other", [training(), training("mirrored")])
+    sweeps.write_results(tmp_path / "other", [training_run(), training_run("mirrored")])
     Console().print_table([tmp_path / "other"])
     out = capsys.readouterr().out
     assert "time to target" in out and "of training" not in out  # one seed each: the table says it all
@@ -225,7 +225,7 @@ def queue(**parts: object) -> QueueState:
         ({"over": 4, "pending": 3, "reason": "Priority"}, "4 of 7 runs over, 3 pending (Priority)"),
         ({"over": 2, "pending": 1}, "2 of 3 runs over, 1 pending"),
         ({"over": 2}, "2 of 2 runs over"),
-        ({"pending": 1, "trouble": "timed out"}, "0 of 1 run over, 1 pending, no answer from SLURM: timed out"),
+        ({"pending": 1, "error": "timed out"}, "0 of 1 run over, 1 pending, no answer from SLURM: timed out"),
     ],
 )
 def test_queue_counts_omit_what_is_zero(parts: dict[str, object], line: str) -> None:

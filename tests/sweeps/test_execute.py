@@ -1,4 +1,4 @@
-"""A sweep while it goes on."""
+"""The execution of a sweep: order of runs, time limit, time left and sweep.json."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def test_runs_come_in_order_and_the_record_has_them_all(tmp_path: Path) -> None:
     assert read_sweep(tmp_path / "s").ended  # type: ignore[union-attr]
 
 
-def test_the_record_is_there_before_the_first_run(tmp_path: Path) -> None:
+def test_the_record_exists_before_the_first_run(tmp_path: Path) -> None:
     for _ in Sweep(tmp_path, [], None).iterate(planned(1), 0):
         assert len(read_sweep(tmp_path).runs) == 1  # type: ignore[union-attr]
 
 
-def test_what_there_is_no_time_for_waits_and_is_left_out(tmp_path: Path) -> None:
+def test_runs_without_time_wait_and_are_left_out(tmp_path: Path) -> None:
     clock = Clock()
     sweep, done = Sweep(tmp_path, [], 1.0, clock=clock), []
     for number, job in sweep.iterate(planned(1, 2, 4, 8), 0):  # each takes 25 s instead of 15
@@ -53,7 +53,7 @@ def test_what_there_is_no_time_for_waits_and_is_left_out(tmp_path: Path) -> None
     assert [run.label for run in sweep.record.left_out] == ["simulated gpus=2", "simulated gpus=4"]
 
 
-def test_quick_runs_leave_time_for_those_that_wait(tmp_path: Path) -> None:
+def test_fast_runs_leave_time_for_waiting_runs(tmp_path: Path) -> None:
     clock = Clock()
     sweep, done = Sweep(tmp_path, [], 0.6, clock=clock), []  # 36 s: for two
     for _, job in sweep.iterate(planned(1, 2, 4), 0):
@@ -71,22 +71,22 @@ def test_a_later_batch_has_the_time_that_the_first_one_left(tmp_path: Path) -> N
     assert [run.left_out for run in sweep.record.runs] == [False, True]
 
 
-def test_what_is_there_already_needs_no_time(tmp_path: Path) -> None:
+def test_a_run_with_an_earlier_result_needs_no_time(tmp_path: Path) -> None:
     jobs = planned(1, 2)
     jobs[1].earlier = tmp_path / "earlier"
     assert [job for _, job in Sweep(tmp_path, [], 1e-6).iterate(jobs, 0)] == [jobs[1]]
 
 
-def test_how_long_it_will_take(tmp_path: Path) -> None:
+def test_the_time_left_follows_measured_durations(tmp_path: Path) -> None:
     clock = Clock()
-    sweep, told = Sweep(tmp_path, [], None, clock=clock), []
+    sweep, message = Sweep(tmp_path, [], None, clock=clock), []
     assert sweep.format_time_left() == ""
     for _ in sweep.iterate(planned(1, 1, 1), 0):
-        told.append(sweep.format_time_left())
+        message.append(sweep.format_time_left())
         clock.now_s += 5.0
-        told.append(sweep.format_time_left())
+        message.append(sweep.format_time_left())
         clock.now_s += 5.0
-    assert told == [
+    assert message == [
         *["about 46 s of the sweep left", "about 41 s of the sweep left"],  # three of 15.3 s
         *["about 20 s of the sweep left", "about 15 s of the sweep left"],  # two of 10
         *["", ""],  # the last one has a line of its own
@@ -98,14 +98,14 @@ def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path: Path) -> Non
     for job in jobs:
         job.spec.config.train.stop.epochs = 2.0
     clock = Clock()
-    sweep, told = Sweep(tmp_path, [], None, clock=clock), []
+    sweep, message = Sweep(tmp_path, [], None, clock=clock), []
     for _ in sweep.iterate(jobs, 0):
-        told.append(sweep.format_time_left())
+        message.append(sweep.format_time_left())
         clock.now_s += 5.0
-    assert told[0].startswith("at least about ") and told[1] == "about 10 s of the sweep left"
+    assert message[0].startswith("at least about ") and message[1] == "about 10 s of the sweep left"
 
 
-def test_a_run_that_ends_the_sweep_leaves_the_others_to_come(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_lists_the_missing_runs(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         for _ in Sweep(tmp_path, [], None).iterate(planned(1, 2), 0):
             raise KeyboardInterrupt

@@ -39,17 +39,22 @@ def plan(*words: str) -> list[SweepRun]:
     return jobs.plan_sweep([list(line) for line in itertools.product(*values)], on_cpu)
 
 
-def told(planned: Sequence[SweepRun]) -> list[str]:
+def message(planned: Sequence[SweepRun]) -> list[str]:
     """`+` marks a baseline that was added."""
     return [f"{'+' if job.added else ''}{job.spec.config.strategy.name} {job.spec.gpus}" for job in planned]
 
 
 def test_baselines_stand_before_their_first_use() -> None:
-    assert told(plan("strategy=ddp_gloo", "gpus=2,4")) == ["+bare_torch 1", "+ddp_gloo 1", "ddp_gloo 2", "ddp_gloo 4"]
+    assert message(plan("strategy=ddp_gloo", "gpus=2,4")) == [
+        "+bare_torch 1",
+        "+ddp_gloo 1",
+        "ddp_gloo 2",
+        "ddp_gloo 4",
+    ]
 
 
 def test_each_baseline_is_added_once_for_all() -> None:
-    assert told(plan("strategy=ddp_gloo,lightning_ddp_gloo", "gpus=2")) == [
+    assert message(plan("strategy=ddp_gloo,lightning_ddp_gloo", "gpus=2")) == [
         "+bare_torch 1",
         "+ddp_gloo 1",
         "ddp_gloo 2",
@@ -60,57 +65,57 @@ def test_each_baseline_is_added_once_for_all() -> None:
 
 def test_a_baseline_that_was_asked_for_stays_where_it_was() -> None:
     planned = plan("strategy=ddp_gloo,bare_torch", "gpus=2,1")
-    assert told(planned) == ["ddp_gloo 2", "ddp_gloo 1", "bare_torch 2", "bare_torch 1"]
+    assert message(planned) == ["ddp_gloo 2", "ddp_gloo 1", "bare_torch 2", "bare_torch 1"]
     assert planned[2].spec.unsupported == "bare_torch runs on 1 device only, gpus=2"
 
 
 def test_a_strategy_that_is_its_own_baseline() -> None:
-    assert told(plan("strategy=simulated", "gpus=2")) == ["+simulated 1", "simulated 2"]
+    assert message(plan("strategy=simulated", "gpus=2")) == ["+simulated 1", "simulated 2"]
 
 
 def test_none_for_a_run_that_cannot_happen_here() -> None:
-    assert told(plan("strategy=ddp_nccl", "gpus=2")) == ["ddp_nccl 2"]
+    assert message(plan("strategy=ddp_nccl", "gpus=2")) == ["ddp_nccl 2"]
 
 
 def test_the_bare_one_alone_where_nobody_asks_for_more() -> None:
     planned = plan("baseline=bare", "strategy=ddp_gloo,lightning_ddp_gloo", "gpus=2")
-    assert told(planned) == ["+bare_torch 1", "ddp_gloo 2", "lightning_ddp_gloo 2"]
+    assert message(planned) == ["+bare_torch 1", "ddp_gloo 2", "lightning_ddp_gloo 2"]
 
 
 def test_none_when_none_are_wanted() -> None:
-    assert told(plan("baseline=none", "strategy=ddp_gloo", "gpus=2,1")) == ["ddp_gloo 2", "ddp_gloo 1"]
+    assert message(plan("baseline=none", "strategy=ddp_gloo", "gpus=2,1")) == ["ddp_gloo 2", "ddp_gloo 1"]
 
 
 def test_a_baseline_without_what_it_needs_is_left_out() -> None:
     planned = plan("strategy=ddp_gloo", "strategy.baseline=horovod_nccl", "gpus=2")
-    assert told(planned) == ["+ddp_gloo 1", "ddp_gloo 2"]
+    assert message(planned) == ["+ddp_gloo 1", "ddp_gloo 2"]
 
 
 def test_baselines_keep_every_other_override() -> None:
     words = ("seed=7", "strategy=ddp_gloo", "strategy.options.bucket_cap_mb=1.0", "train.batch_per_device=5", "gpus=2")
-    bare, own, asked = plan(*words)
-    assert {job.spec.config.seed for job in (bare, own, asked)} == {7}
-    assert {job.spec.batch_per_device for job in (bare, own, asked)} == {5}
+    bare, own, requested = plan(*words)
+    assert {job.spec.config.seed for job in (bare, own, requested)} == {7}
+    assert {job.spec.batch_per_device for job in (bare, own, requested)} == {5}
     assert own.spec.config.strategy.options["bucket_cap_mb"] == 1.0
     assert bare.spec.config.strategy.options == {}
 
 
 def test_equal_runs_are_run_once() -> None:
-    assert told(plan("strategy=bare_torch", "gpus=1,1")) == ["bare_torch 1"]
+    assert message(plan("strategy=bare_torch", "gpus=1,1")) == ["bare_torch 1"]
     # gpus=null means two workers here
-    assert told(plan("strategy=ddp_gloo", "baseline=none", "gpus=null,2")) == ["ddp_gloo 2"]
+    assert message(plan("strategy=ddp_gloo", "baseline=none", "gpus=null,2")) == ["ddp_gloo 2"]
 
 
 def test_repeats_are_runs_of_their_own_in_their_order() -> None:
     planned = plan("repeat=0,1", "strategy=ddp_gloo", "gpus=1,2")
-    assert [(job.spec.config.repeat, name) for job, name in zip(planned, told(planned), strict=True)] == [
+    assert [(job.spec.config.repeat, name) for job, name in zip(planned, message(planned), strict=True)] == [
         (repeat, name) for repeat in (0, 1) for name in ("+bare_torch 1", "ddp_gloo 1", "ddp_gloo 2")
     ]
     assert len({job.spec.fingerprint for job in planned}) == 3
 
 
 def with_repeat(planned: Sequence[SweepRun]) -> list[tuple[int, str]]:
-    return [(job.spec.config.repeat, name) for job, name in zip(planned, told(planned), strict=True)]
+    return [(job.spec.config.repeat, name) for job, name in zip(planned, message(planned), strict=True)]
 
 
 def test_repeats_unroll_with_their_baselines_one_repeat_after_the_other() -> None:
@@ -156,11 +161,11 @@ def test_repeats_are_asked_for_in_one_way(word: str) -> None:
 @pytest.mark.parametrize("repeats", ["measure.repeats=3", pytest.param("repeat=0,1,2", marks=pytest.mark.slow)])
 def test_random_order_is_within_each_repeat_and_alike_for_a_seed(repeats: str) -> None:
     words = ("strategy=ddp_gloo", "gpus=1,2,4,8", repeats)
-    given, shuffled = with_repeat(plan(*words)), with_repeat(plan("measure.order=random", *words))
+    in_order, shuffled = with_repeat(plan(*words)), with_repeat(plan("measure.order=random", *words))
     assert [repeat for repeat, _ in shuffled] == [0] * 5 + [1] * 5 + [2] * 5
-    assert sorted(shuffled) == sorted(given)
+    assert sorted(shuffled) == sorted(in_order)
     rounds = [[name for repeat, name in shuffled if repeat == number] for number in range(3)]
-    assert len(set(map(tuple, rounds))) > 1 and shuffled != given
+    assert len(set(map(tuple, rounds))) > 1 and shuffled != in_order
     assert with_repeat(plan("measure.order=random", *words)) == shuffled
     assert with_repeat(plan("seed=1", "measure.order=random", *words)) != shuffled
 

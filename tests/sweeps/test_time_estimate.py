@@ -1,4 +1,4 @@
-"""How long runs will take."""
+"""Estimates of how long runs will take."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_before_any_run_it_is_the_middle_of_the_estimate() -> None:
     assert TimeEstimate().expected_s(cannot) == 0.0
 
 
-def test_runs_alike_say_most_and_others_by_how_far_they_were_off() -> None:
+def test_similar_runs_count_first_then_how_far_estimates_were_off() -> None:
     estimate = TimeEstimate()
     estimate.record_duration(spec(1), 10.0)
     estimate.record_duration(spec(2), 20.0)
@@ -64,7 +64,7 @@ def test_the_rest_is_its_runs_and_their_pauses() -> None:
         (5400.0, "about 1.5 h"),
     ],
 )
-def test_in_words(seconds: float, words: str) -> None:
+def test_durations_are_rounded(seconds: float, words: str) -> None:
     assert format_about(seconds) == words
 
 
@@ -87,7 +87,7 @@ def test_a_training_lasts_as_long_as_its_stop_says(stop: dict[str, float], estim
     assert format_range(1.0, 5.0) == "1 to 5 s"
 
 
-def test_trainings_are_told_by_trainings() -> None:
+def test_trainings_are_estimated_from_trainings() -> None:
     estimate, short, long = TimeEstimate(), training(epochs=2.0), training(epochs=4.0)
     assert not estimate.has_basis(short) and estimate.expected_s(short) == pytest.approx(0.3 + 20.0), "a guess"
     assert estimate.has_basis(spec()) and estimate.has_basis(training(seconds=5.0))

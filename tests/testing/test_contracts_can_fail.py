@@ -22,19 +22,19 @@ class Mine(Simulated):
 """
 # Question -> the method that gets it wrong.
 FAULTS = {
-    "samples of each update": "def step(self, batch): return LossPart(1.0, 3)",
+    "samples of each step": "def step(self, batch): return LossPart(1.0, 3)",
     "losses equal the baselines": "def step(self, batch): return LossPart(2.0 * batch.samples, batch.samples)",
     "every sample once per epoch": "def shard(self): return 0, 2",
     "broadcast": "def broadcast(self, value): return super().broadcast(value) + self.place.rank",
     "evaluation": "def evaluate(self, source): return {'mse': float(self.place.rank)}",
-    "backend is what was asked for": "def backend_used(self): return 'pigeons'",
-    "parts of an update": "def partial_step(self, batch, until): raise NotMeasured('no')",
-    "exchange off exchanges nothing": "def set_gradient_sync(self, on): raise NotMeasured('no')",
+    "backend is the requested one": "def backend_used(self): return 'pigeons'",
+    "parts of a step": "def partial_step(self, batch, until): raise NotMeasured('no')",
+    "sync off synchronizes nothing": "def set_gradient_sync(self, on): raise NotMeasured('no')",
     "peak memory": "def peak_memory_bytes(self): return [0]",
     "parameter count": "def num_params(self): return 7",
     "closes twice": "def close(self): self.closed = self.closed + [1] if hasattr(self, 'closed') else 1",
-    "all start alike": "def parameters(self): return {'w': np.array([float(self.place.rank)])}",
-    "training goes on": "def parameters(self): return {'w': np.ones(2)}",
+    "all ranks start with the same weights": "def parameters(self): return {'w': np.array([float(self.place.rank)])}",
+    "training makes progress": "def parameters(self): return {'w': np.ones(2)}",
 }
 YAMLS: dict[str, dict[str, Any]] = {
     "yaml says what it is": {"description": " "},
@@ -46,18 +46,18 @@ YAMLS: dict[str, dict[str, Any]] = {
 
 def answers(folder: Path, **settings: Any) -> dict[str, ContractResult]:
     folder.mkdir()
-    found = run_contracts([ContractCase("StrategyContract", {"strategy": "mine", **settings})], folder)
-    return {answer.question: answer for answer in found}
+    actual = run_contracts([ContractCase("StrategyContract", {"strategy": "mine", **settings})], folder)
+    return {answer.question: answer for answer in actual}
 
 
 @pytest.mark.slow
 def test_a_lax_yaml_fails(dists: Dists, tmp_path: Path) -> None:
     """Of a class that is sound, and of words alone; all that is asked of it otherwise still holds."""
     dists.strategy(yaml=yaml_of("mine", baseline="simulated", **YAMLS["yaml says whether it is exact"]))
-    found = answers(tmp_path / "asked")
-    assert [name for name, answer in found.items() if answer.verdict == FAILS] == ["yaml says whether it is exact"]
-    assert "say in `approximate` why its updates differ" in found["yaml says whether it is exact"].reason
-    assert found["losses equal the baselines"].verdict == HOLDS
+    actual = answers(tmp_path / "asked")
+    assert [name for name, answer in actual.items() if answer.verdict == FAILS] == ["yaml says whether it is exact"]
+    assert "say in `approximate` why its steps differ" in actual["yaml says whether it is exact"].reason
+    assert actual["losses equal the baselines"].verdict == HOLDS
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_a_faulty_yaml_fails(question: str, dists: Dists, tmp_path: Path) -> Non
 def test_inexact_updates_are_held_to_their_own_tolerance(dists: Dists, tmp_path: Path) -> None:
     off = "    def step(self, batch):\n        part = super().step(batch)\n"
     off += "        return LossPart(part.loss_sum * 1.01, part.samples)\n"
-    told = {"baseline": "simulated", "approximate": "its losses are a hundredth more"}
-    dists.strategy(code=HEAD + off, yaml=yaml_of("mine", **told, tolerance=0.02))
+    reported = {"baseline": "simulated", "approximate": "its losses are a hundredth more"}
+    dists.strategy(code=HEAD + off, yaml=yaml_of("mine", **reported, tolerance=0.02))
     assert answers(tmp_path / "wide")["losses equal the baselines"].verdict == HOLDS
     assert answers(tmp_path / "narrow", loss_rtol=0.005)["losses equal the baselines"].verdict == FAILS

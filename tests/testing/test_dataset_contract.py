@@ -71,6 +71,6 @@ def test_samples_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("question", FAULTS)
 def test_a_faulty_function_fails(question: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = asked(tmp_path, monkeypatch, FAULTS[question])
-    assert found[question] == FAILS
-    assert found["shapes"] == HOLDS
+    actual = asked(tmp_path, monkeypatch, FAULTS[question])
+    assert actual[question] == FAILS
+    assert actual["shapes"] == HOLDS

@@ -75,26 +75,26 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, code: 
 @pytest.mark.slow
 @pytest.mark.real
 def test_a_network_of_ones_own_in_both_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = asked(tmp_path, monkeypatch, "model.keras=mine:build_keras")
-    assert {name for name, answer in found.items() if answer.verdict != HOLDS} == {"flops"}
-    assert found["flops"].verdict == SKIPPED
+    actual = asked(tmp_path, monkeypatch, "model.keras=mine:build_keras")
+    assert {name for name, answer in actual.items() if answer.verdict != HOLDS} == {"flops"}
+    assert actual["flops"].verdict == SKIPPED
 
 
 @pytest.mark.slow
 @pytest.mark.real
 def test_another_activation_is_another_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = asked(tmp_path, monkeypatch, "model.keras=mine:smooth")
-    assert (found[COUNT].verdict, found[SAME].verdict) == (HOLDS, FAILS)
-    assert "differ from the first batch on" in found[SAME].reason
+    actual = asked(tmp_path, monkeypatch, "model.keras=mine:smooth")
+    assert (actual[COUNT].verdict, actual[SAME].verdict) == (HOLDS, FAILS)
+    assert "differ from the first batch on" in actual[SAME].reason
 
 
 @pytest.mark.slow
 @pytest.mark.real
-@pytest.mark.parametrize(("function", "words"), [("wide", "number 1 is 0.weight"), ("deep", "4 trained arrays")])
-def test_other_layers(function: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = asked(tmp_path, monkeypatch, f"model.keras=mine:{function}")
-    assert (found[COUNT].verdict, found[SAME].verdict) == (FAILS, SKIPPED)
-    assert words in found[SAME].reason
+@pytest.mark.parametrize(("function", "arguments"), [("wide", "number 1 is 0.weight"), ("deep", "4 trained arrays")])
+def test_other_layers(function: str, arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    actual = asked(tmp_path, monkeypatch, f"model.keras=mine:{function}")
+    assert (actual[COUNT].verdict, actual[SAME].verdict) == (FAILS, SKIPPED)
+    assert arguments in actual[SAME].reason
 
 
 @pytest.mark.slow
@@ -102,8 +102,8 @@ def test_other_layers(function: str, words: str, tmp_path: Path, monkeypatch: py
 def test_one_framework_and_weights_drawn_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was never written in Keras is not asked about."""
     drawn = OWN.partition("    return")[0] + DRAWN_ANEW
-    found = asked(tmp_path, monkeypatch, code=drawn)
-    assert found["built alike again[torch]"].verdict == FAILS
-    assert found["it trains[torch]"].verdict == HOLDS
-    assert found["it trains[keras]"].verdict == found[SAME].verdict == SKIPPED
-    assert "model.keras" in found[SAME].reason
+    actual = asked(tmp_path, monkeypatch, code=drawn)
+    assert actual["the same seed builds the same network[torch]"].verdict == FAILS
+    assert actual["it trains[torch]"].verdict == HOLDS
+    assert actual["it trains[keras]"].verdict == actual[SAME].verdict == SKIPPED
+    assert "model.keras" in actual[SAME].reason

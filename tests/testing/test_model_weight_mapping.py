@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scalebench.testing.model_worker import CannotMap, mapped
+from scalebench.testing.model_worker import UnmappableWeights, map_torch_weights
 
 GIVEN = {
     "0.weight": np.arange(24.0).reshape(4, 2, 3),  # conv1d: out, in, width
@@ -26,7 +26,7 @@ WANTED = [
 
 
 def test_kernels_turn_and_the_rest_stays() -> None:
-    conv, bias, gamma, dense, embedding = mapped(GIVEN, WANTED)
+    conv, bias, gamma, dense, embedding = map_torch_weights(GIVEN, WANTED)
     np.testing.assert_array_equal(conv, GIVEN["0.weight"].transpose(2, 1, 0))
     np.testing.assert_array_equal(bias, GIVEN["0.bias"])
     np.testing.assert_array_equal(gamma, GIVEN["1.weight"])
@@ -36,12 +36,12 @@ def test_kernels_turn_and_the_rest_stays() -> None:
 
 def test_kernels_of_pictures() -> None:
     kernel = np.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)  # out, in, height, width
-    (found,) = mapped({"weight": kernel}, [("conv/kernel", (4, 5, 3, 2))])
-    assert found[1, 2, 0, 1] == kernel[1, 0, 1, 2]
+    (actual,) = map_torch_weights({"weight": kernel}, [("conv/kernel", (4, 5, 3, 2))])
+    assert actual[1, 2, 0, 1] == kernel[1, 0, 1, 2]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("wanted", "arguments"),
     [
         (WANTED[:-1], "PyTorch's network has 5 trained arrays and Keras' has 4"),
         (
@@ -50,6 +50,6 @@ def test_kernels_of_pictures() -> None:
         ),
     ],
 )
-def test_what_cannot_be_mapped(wanted: list[tuple[str, tuple[int, ...]]], words: str) -> None:
-    with pytest.raises(CannotMap, match=words):
-        mapped(GIVEN, wanted)
+def test_what_cannot_be_mapped(wanted: list[tuple[str, tuple[int, ...]]], arguments: str) -> None:
+    with pytest.raises(UnmappableWeights, match=arguments):
+        map_torch_weights(GIVEN, wanted)

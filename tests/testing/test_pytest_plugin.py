@@ -24,8 +24,18 @@ LIMIT_S = 120
 
 def collected(folder: Path, *switches: str) -> list[str]:
     """Names of the tests that a pytest finds there, with nothing but the plugin."""
-    words = ["--disable-plugin-autoload", "-p", "scalebench.testing.pytest_plugin", "-p", "no:cacheprovider", "-q"]
-    command = [sys.executable, "-m", "pytest", *words, "--strict-markers", "-W", "error", "--collect-only", *switches]
+    arguments = ["--disable-plugin-autoload", "-p", "scalebench.testing.pytest_plugin", "-p", "no:cacheprovider", "-q"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *arguments,
+        "--strict-markers",
+        "-W",
+        "error",
+        "--collect-only",
+        *switches,
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
@@ -37,7 +47,7 @@ def test_contracts_need_no_conftest(tmp_path: Path) -> None:
     assert collected(tmp_path, "-m", "not contract and not faults") == ["test_of_my_own"]
     strict = collected(tmp_path, "-m", "contract")
     assert {"test_losses_equal_the_baselines", "test_yaml_says_what_it_is"} <= set(strict)
-    assert "test_a_bad_rank_ends_the_run[kill]" in collected(tmp_path, "-m", "faults")
+    assert "test_a_failing_rank_ends_the_run[kill]" in collected(tmp_path, "-m", "faults")
 
 
 def test_it_costs_other_projects_nothing() -> None:

@@ -21,7 +21,7 @@ MAX_STEPS = 50_000  # more than a run can have
 FULL = Times(step_s=0.0016, loading_s=0.0003)
 BARE = Times(step_s=0.0010, loading_s=0.0002)
 SELF = Times(step_s=0.0011, loading_s=0.0002)
-GROUP = Times(step_s=0.0013, loading_s=0.0003, exchange_s=0.0004, straggler_s=0.0005)
+GROUP = Times(step_s=0.0013, loading_s=0.0003, sync_s=0.0004, straggler_s=0.0005)
 
 
 def run_trial(ranks: int, noise: Noise, seed: int) -> tuple[Attribution, int]:
@@ -55,7 +55,7 @@ def true_parts(ranks: int, noise: Noise, steps: int) -> tuple[dict[str, float], 
     group = truths(GROUP, noise, ranks, steps, steps)
     own, _, _ = arrays(GROUP, noise, ranks, DRAWN, np.random.default_rng(99))
     held_s, update_s = _median(_blocks(own, steps)), BATCH * ranks / group["throughput"]
-    found = {
+    actual = {
         "batch": alone["bare"] - alone["full"] / ranks,
         "overhead": alone["own"] - alone["bare"],
         "contention": held_s + loading_s - alone["own"],
@@ -64,29 +64,29 @@ def true_parts(ranks: int, noise: Noise, steps: int) -> tuple[dict[str, float], 
         "transfer": group["sync_exposed_s"] - group["imbalance_s"],
         "drift": update_s - held_s - group["data_s"] - group["sync_exposed_s"],
     }
-    return found, update_s
+    return actual, update_s
 
 
 def measure_coverage(ranks: int, noise: Noise, trials: int) -> tuple[Counter[str], dict[str, float]]:
     """Count the trials whose interval contains the truth, for the seconds and the share of each part and for all that
     is lost, with mean half-widths in points of efficiency; the parts must add up in every trial."""
-    known: dict[int, tuple[dict[str, float], float]] = {}
+    expected: dict[int, tuple[dict[str, float], float]] = {}
     held: Counter[str] = Counter()
     widths: dict[str, float] = {}
     for seed in range(trials):
-        found, steps = run_trial(ranks, noise, seed)
-        if steps not in known:
-            known[steps] = true_parts(ranks, noise, steps)
-        parts_s, update_s = known[steps]
-        assert [part.names for part in found.parts] == [(name,) for name in LOSS_PARTS]
-        assert abs(sum(part.share.value for part in found.parts) - found.lost.value) < 1e-12
-        for part in found.parts:
+        actual, steps = run_trial(ranks, noise, seed)
+        if steps not in expected:
+            expected[steps] = true_parts(ranks, noise, steps)
+        parts_s, update_s = expected[steps]
+        assert [part.names for part in actual.parts] == [(name,) for name in LOSS_PARTS]
+        assert abs(sum(part.share.value for part in actual.parts) - actual.lost.value) < 1e-12
+        for part in actual.parts:
             name = part.names[0]
             held[f"{name}_s"] += contains(part.step_s, parts_s[name])
             held[name] += contains(part.share, parts_s[name] / update_s)
             widths[name] = widths.get(name, 0.0) + _half_width(part.share) / trials
-        held["lost"] += contains(found.lost, sum(parts_s.values()) / update_s)
-        widths["lost"] = widths.get("lost", 0.0) + _half_width(found.lost) / trials
+        held["lost"] += contains(actual.lost, sum(parts_s.values()) / update_s)
+        widths["lost"] = widths.get("lost", 0.0) + _half_width(actual.lost) / trials
     return held, widths
 
 

@@ -1,4 +1,4 @@
-"""`python -m tests.truth.link_worker FOLDER`: scalebench.runner.worker in the network namespace that its rank is given."""
+"""`python -m tests.truth.link_worker FOLDER`: scalebench.runner.worker in the network namespace of its rank."""
 
 from __future__ import annotations
 

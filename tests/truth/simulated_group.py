@@ -48,8 +48,8 @@ def spikes(width: float = 0.01) -> Noise:
 
     def noise(rng: np.random.Generator, shape: Shape) -> FloatArray:
         hit = np.where(rng.random(shape) < SPIKES, SPIKE, 1.0)
-        found: FloatArray = hit * (1 + width * rng.standard_normal(shape))
-        return found
+        actual: FloatArray = hit * (1 + width * rng.standard_normal(shape))
+        return actual
 
     return noise
 
@@ -60,8 +60,8 @@ def autoregressive(correlation: float, width: float = 0.05) -> Noise:
     def noise(rng: np.random.Generator, shape: Shape) -> FloatArray:
         steps = rng.standard_normal(shape)
         steps[..., 1:] *= np.sqrt(1 - correlation**2)
-        found: FloatArray = 1 + width * lfilter([1.0], [1.0, -correlation], steps, axis=-1)
-        return found
+        actual: FloatArray = 1 + width * lfilter([1.0], [1.0, -correlation], steps, axis=-1)
+        return actual
 
     return noise
 
@@ -77,7 +77,7 @@ class Times:
 
     step_s: float = 0.0010
     loading_s: float = 0.0002
-    exchange_s: float = 0.0004
+    sync_s: float = 0.0004
     straggler_s: float = 0.0005
     copy_s: float = 0.0010
     warmup_s: tuple[float, ...] = ()  # on top of each of the first updates
@@ -90,33 +90,33 @@ class Draws:
 
     own_s: list[list[float]]
     loading_s: list[list[float]]
-    exchange_s: list[float]
+    sync_s: list[float]
 
     @classmethod
     def of(cls, times: Times, noise: Noise, ranks: int, updates: int, seed: int) -> Draws:
-        own, loading, exchange = arrays(times, noise, ranks, updates, np.random.default_rng(seed))
+        own, loading, sync = arrays(times, noise, ranks, updates, np.random.default_rng(seed))
         own[:, : len(times.warmup_s)] += np.array(times.warmup_s)
-        return cls(own.tolist(), loading.tolist(), exchange.tolist())
+        return cls(own.tolist(), loading.tolist(), sync.tolist())
 
 
 def arrays(times: Times, noise: Noise, ranks: int, updates: int, rng: np.random.Generator) -> tuple[Any, Any, Any]:
-    """(own, loading, exchange) seconds: shapes (ranks, updates), (ranks, updates), (updates,)."""
+    """(own, loading, sync) seconds: shapes (ranks, updates), (ranks, updates), (updates,)."""
     straggles = np.arange(ranks) == (ranks - 1 if ranks > 1 else -1)
     mean_s = times.step_s + times.straggler_s * straggles
     drawn = noise(rng, (2 * ranks + 1, updates)) * (1 + times.drift * np.arange(updates) / 10_000)
-    return mean_s[:, None] * drawn[:ranks], times.loading_s * drawn[ranks:-1], times.exchange_s * drawn[-1]
+    return mean_s[:, None] * drawn[:ranks], times.loading_s * drawn[ranks:-1], times.sync_s * drawn[-1]
 
 
 class Simulated(Strategy, Probes):
     """One rank of the group; `words` are what rank 0 broadcast, in order."""
 
-    def __init__(self, spec: RunSpec, rank: int, times: Times, draws: Draws, words: list[float]) -> None:
+    def __init__(self, spec: RunSpec, rank: int, times: Times, draws: Draws, arguments: list[float]) -> None:
         super().__init__(spec, rank)
         self.times, self._draws = times, draws
-        self._words, self._heard = words, iter(list(words))
+        self._words, self._heard = arguments, iter(list(arguments))
         self._now_s = [0.0] * spec.processes
         self._at = 0  # which update's draws come next
-        self._exchanging = spec.processes > 1
+        self._syncing = spec.processes > 1
 
     def clock(self) -> float:
         return self._now_s[self.place.rank]
@@ -133,8 +133,8 @@ class Simulated(Strategy, Probes):
 
     def step(self, batch: Any) -> LossPart:
         self._pass(self._draws.own_s)
-        if self._exchanging:
-            self._meet(self._draws.exchange_s[self._at])
+        if self._syncing:
+            self._meet(self._draws.sync_s[self._at])
         self._at += 1
         return LossPart(0.0, batch.samples)
 
@@ -149,13 +149,13 @@ class Simulated(Strategy, Probes):
         return next(self._heard)
 
     def set_gradient_sync(self, on: bool) -> None:
-        self._exchanging = on
+        self._syncing = on
 
     def message_sizes(self) -> list[int]:
         return [MESSAGE_BYTES] if self.spec.processes > 1 else []
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        self._meet(self._draws.exchange_s[self._at])
+        self._meet(self._draws.sync_s[self._at])
         self._at += 1
 
     def partial_step(self, batch: Any, until: str) -> None:
@@ -176,8 +176,8 @@ class Simulated(Strategy, Probes):
         at = self._at
         self._now_s = [now_s + share * seconds[at] for now_s, seconds in zip(self._now_s, of_ranks, strict=False)]
 
-    def _meet(self, exchange_s: float = 0.0) -> None:
-        self._now_s = [max(self._now_s) + exchange_s] * self.spec.processes
+    def _meet(self, sync_s: float = 0.0) -> None:
+        self._now_s = [max(self._now_s) + sync_s] * self.spec.processes
 
 
 @cache
@@ -199,12 +199,12 @@ def spec_of(ranks: int, **measure: Any) -> RunSpec:
 
 def run(spec: RunSpec, times: Times, noise: Noise, updates: int, seed: int) -> Result:
     """All sessions of one run; `updates` bound how many it can have."""
-    draws, words, ranks = Draws.of(times, noise, spec.processes, updates, seed), [], []
+    draws, arguments, ranks = Draws.of(times, noise, spec.processes, updates, seed), [], []
     for rank in range(spec.processes):
-        strategy = Simulated(spec, rank, times, draws, words)
-        found = RankRecord(rank, "simulated", rank)
-        Session(spec, strategy, found, _NoProgress(), strategy.clock).run()  # type: ignore[arg-type]
-        ranks.append(found)
+        strategy = Simulated(spec, rank, times, draws, arguments)
+        actual = RankRecord(rank, "simulated", rank)
+        Session(spec, strategy, actual, _NoProgress(), strategy.clock).run()  # type: ignore[arg-type]
+        ranks.append(actual)
     return replace(_result(spec.processes), ranks=ranks)
 
 
@@ -226,34 +226,34 @@ UPDATES = 1_000_000
 def truths(times: Times, noise: Noise, ranks: int, steps: int, part_steps: int) -> dict[str, float]:
     """By the names of probed.COLUMNS, and throughput in samples per second; `steps` and `part_steps` are the updates of
     a probe's block, which the median over ranks is taken of."""
-    own, loading, exchange = arrays(times, noise, ranks, UPDATES, np.random.default_rng(99))
+    own, loading, sync = arrays(times, noise, ranks, UPDATES, np.random.default_rng(99))
     alone = own + loading
-    on = alone.max(axis=0) + (exchange if ranks > 1 else 0.0)
+    on = alone.max(axis=0) + (sync if ranks > 1 else 0.0)
     # What other blocks saw: draws that come so much later, as the blocks of a round do.
     fixed = np.roll(own, steps + 1, axis=1)
-    forward, backward, whole = (
+    forward, backward, complete = (
         share * np.roll(own, at * part_steps, axis=1) for at, share in enumerate(UNTIL.values())
     )
-    found = {
+    actual = {
         "throughput": BATCH * ranks / on.mean(),
         "data_s": _median(_blocks((alone if ranks > 1 else on[None]) - fixed, steps)),
         "copy_s": _median(_blocks(loading, steps)) * times.copy_s / times.loading_s,
         "forward_s": _median(_blocks(forward, part_steps)),
         "backward_s": _median(_blocks(backward - forward, part_steps)),
-        "optimizer_s": _median(_blocks(whole - backward, part_steps)),
+        "optimizer_s": _median(_blocks(complete - backward, part_steps)),
     }
     if ranks > 1:
-        found["sync_isolated_s"] = exchange.mean()
-        found["sync_exposed_s"] = _median(_blocks(on - np.roll(alone, steps + 1, axis=1), steps))
-        found["imbalance_s"] = (alone.max(axis=0) - np.median(alone, axis=0)).mean()
-    return {name: float(value) for name, value in found.items()}
+        actual["sync_isolated_s"] = sync.mean()
+        actual["sync_exposed_s"] = _median(_blocks(on - np.roll(alone, steps + 1, axis=1), steps))
+        actual["imbalance_s"] = (alone.max(axis=0) - np.median(alone, axis=0)).mean()
+    return {name: float(value) for name, value in actual.items()}
 
 
 def _blocks(seconds: FloatArray, steps: int) -> FloatArray:
     """(ranks, updates) -> (ranks, blocks): means of so many updates each."""
     ranks, updates = seconds.shape
-    found: FloatArray = seconds[:, : updates // steps * steps].reshape(ranks, -1, steps).mean(axis=2)
-    return found
+    actual: FloatArray = seconds[:, : updates // steps * steps].reshape(ranks, -1, steps).mean(axis=2)
+    return actual
 
 
 def _median(of_ranks: FloatArray) -> float:

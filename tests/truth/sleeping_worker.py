@@ -20,7 +20,7 @@ from scalebench.core.spec import read_spec
 from scalebench.runner import worker
 from scalebench.strategies import simulated
 
-EXCHANGE_S, WIDTH = 0.035, 0.25  # like no other duration, by which it is known
+SYNC_S, WIDTH = 0.035, 0.25  # like no other duration, by which it is known
 
 
 class Sleeping:
@@ -34,7 +34,7 @@ class Sleeping:
         return getattr(time, name)
 
     def sleep(self, seconds: float) -> None:
-        rng = self._common if seconds == EXCHANGE_S else self._alone
+        rng = self._common if seconds == SYNC_S else self._alone
         factor = max(0.1, 1 + WIDTH * rng.standard_normal())
         start_s = time.perf_counter()
         time.sleep(seconds * factor)

@@ -36,17 +36,17 @@ def test_every_part_lies_in_its_interval(case: str, ranks: int, noise: Noise) ->
 
 def test_truths_are_those_of_the_definitions() -> None:
     """Where they can be told without a simulation: no noise, one straggler of three."""
-    found, update_s = true_parts(3, white(0.0), 4)
+    actual, update_s = true_parts(3, white(0.0), 4)
     alone_s = {name: times.step_s + times.loading_s for name, times in (("full", FULL), ("bare", BARE), ("own", SELF))}
-    assert update_s == pytest.approx(GROUP.step_s + GROUP.straggler_s + GROUP.loading_s + GROUP.exchange_s)
-    assert found == pytest.approx(
+    assert update_s == pytest.approx(GROUP.step_s + GROUP.straggler_s + GROUP.loading_s + GROUP.sync_s)
+    assert actual == pytest.approx(
         {
             "batch": alone_s["bare"] - alone_s["full"] / 3,
             "overhead": SELF.step_s - BARE.step_s,
             "contention": GROUP.step_s - SELF.step_s,
             "data": GROUP.loading_s - SELF.loading_s,
             "imbalance": GROUP.straggler_s,
-            "transfer": GROUP.exchange_s,
+            "transfer": GROUP.sync_s,
             "drift": 0.0,
         },
         abs=1e-12,

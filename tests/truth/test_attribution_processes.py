@@ -22,7 +22,7 @@ from scalebench.core.stats.estimates import FloatArray
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import in_parallel, simulated_spec
 from tests.truth.attribution_trials import contains
-from tests.truth.sleeping_worker import EXCHANGE_S
+from tests.truth.sleeping_worker import SYNC_S
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]
 
@@ -39,7 +39,7 @@ RUNS: dict[str, tuple[int, int, dict[str, Any], bool]] = {
     "group": (
         DEVICES, BATCH * DEVICES,
         {"step_s": 0.044, "loading_s": 0.014, "straggler_rank": 1, "straggler_s": STRAGGLER_S,
-         "sync_s": EXCHANGE_S, "message_bytes": 1000}, True,
+         "sync_s": SYNC_S, "message_bytes": 1000}, True,
     ),
 }  # fmt: skip
 MEASURE = {
@@ -83,17 +83,17 @@ def truths(slept: Slept) -> tuple[dict[str, float], float]:
     step_s = options["group"]["step_s"]
     own = np.array([slept("group", rank, step_s + STRAGGLER_S * rank) for rank in (0, 1)])
     alone = own + np.array([slept("group", rank, options["group"]["loading_s"]) for rank in (0, 1)])
-    together_s, exchange_s = alone.max(axis=0).mean(), slept("group", 0, EXCHANGE_S).mean()
-    found = {  # the median of two ranks is their mean
+    together_s, sync_s = alone.max(axis=0).mean(), slept("group", 0, SYNC_S).mean()
+    actual = {  # the median of two ranks is their mean
         "batch": alone_s["bare"] - alone_s["full"] / DEVICES,
         "overhead": alone_s["self"] - alone_s["bare"],
         "contention": own.mean() + loading_s - alone_s["self"],
         "data": alone.mean() - own.mean() - loading_s,
         "imbalance": together_s - alone.mean(),
-        "transfer": exchange_s,
+        "transfer": sync_s,
         "drift": 0.0,
     }
-    return {name: float(value) for name, value in found.items()}, float(together_s + exchange_s)
+    return {name: float(value) for name, value in actual.items()}, float(together_s + sync_s)
 
 
 def test_the_intervals_contain_what_was_slept(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from scalebench.strategies.base import OPTIMIZER
 from tests.truth.simulated_group import Draws, Simulated, Times, spec_of, white
 
 pytestmark = pytest.mark.truth
-OFF = Variant("off", exchange=False)
+OFF = Variant("off", sync=False)
 
 
 class Noted(Simulated):

@@ -35,9 +35,9 @@ def trial(
 ) -> Comparison:
     """Of the rows of b the first is slower by `slower`."""
     sides: dict[str, list[ComparedRun]] = {"a": [], "b": []}
-    for (side, gpus), found in rows.items():
+    for (side, gpus), actual in rows.items():
         level = 200.0 * gpus * (1 - slower if (side, gpus) == ("b", 1) else 1)
-        sides[side] += [dataclasses.replace(one, rate=level * chance.lognormvariate(0, NOISE)) for one in found]
+        sides[side] += [dataclasses.replace(one, rate=level * chance.lognormvariate(0, NOISE)) for one in actual]
     return compare(sides["a"], sides["b"], threshold=threshold)
 
 

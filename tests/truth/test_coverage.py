@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.truth, pytest.mark.slow]
 
 TRIALS, LEAST = 1000, 930
 UPDATES = 50_000  # more than a run can have
-QUICK, SLOW = Times(), Times(step_s=0.05, loading_s=0.01, exchange_s=0.02, straggler_s=0.025, copy_s=0.01)
+QUICK, SLOW = Times(), Times(step_s=0.05, loading_s=0.01, sync_s=0.02, straggler_s=0.025, copy_s=0.01)
 ROUNDING = 1e-9
 
 
@@ -28,8 +28,8 @@ def figure(result: Result, name: str) -> Estimate | None:
     return throughput.throughput(result)[1] if name == "throughput" else step_breakdown.BREAKDOWN_FIGURES[name](result)
 
 
-def holds(found: Estimate | None, truth: float) -> bool:
-    return found is not None and found.low - ROUNDING <= truth <= found.high + ROUNDING
+def holds(actual: Estimate | None, truth: float) -> bool:
+    return actual is not None and actual.low - ROUNDING <= truth <= actual.high + ROUNDING
 
 
 def coverage(
@@ -37,25 +37,25 @@ def coverage(
 ) -> tuple[Counter[str], dict[str, float], Counter[str]]:
     """(trials that hold the truth, mean half-width over the truth) by figure; and how often a row is flagged."""
     spec = spec_of(ranks)
-    known: dict[tuple[int, int], dict[str, float]] = {}
+    reference: dict[tuple[int, int], dict[str, float]] = {}
     held, widths, flags = Counter[str](), Counter[str](), Counter[str]()
     for seed in range(trials):
         result = run(spec, times, noise, UPDATES, seed)
         probes = result.ranks[0].probes
         assert probes is not None and probes.steps is not None and probes.part_steps is not None
         steps = probes.steps, probes.part_steps
-        known.setdefault(steps, truths(times, noise, ranks, *steps))
+        reference.setdefault(steps, truths(times, noise, ranks, *steps))
         flags.update(throughput.find_drift(result, spec.config.measure.target) or [])
-        for name, truth in known[steps].items():
-            found = figure(result, name)
-            held[name] += holds(found, truth)
-            widths[name] += 0.0 if found is None else (found.high - found.low) / 2 / truth  # type: ignore[assignment]
+        for name, truth in reference[steps].items():
+            actual = figure(result, name)
+            held[name] += holds(actual, truth)
+            widths[name] += 0.0 if actual is None else (actual.high - actual.low) / 2 / truth  # type: ignore[assignment]
     return held, {name: total / trials for name, total in widths.items()}, flags
 
 
 def told(case: str, held: Counter[str], widths: dict[str, float], flags: Counter[str]) -> None:
-    words = [f"{name} {held[name] / TRIALS:.3f} (+-{100 * widths[name]:.2g} %)" for name in held]
-    print(f"\n{case}: {', '.join(words)}; flagged {dict(flags)}")
+    summaries = [f"{name} {held[name] / TRIALS:.3f} (+-{100 * widths[name]:.2g} %)" for name in held]
+    print(f"\n{case}: {', '.join(summaries)}; flagged {dict(flags)}")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_truths_are_those_of_the_definitions() -> None:
     """Where they can be told without a simulation: no noise, one straggler."""
     still = white(0.0)
     one, three = truths(QUICK, still, 1, 4, 4), truths(QUICK, still, 3, 4, 4)
-    update_s = QUICK.step_s + QUICK.straggler_s + QUICK.loading_s + QUICK.exchange_s
+    update_s = QUICK.step_s + QUICK.straggler_s + QUICK.loading_s + QUICK.sync_s
     expected = {
         "throughput": 30 / update_s,
         "data_s": QUICK.loading_s,
@@ -99,8 +99,8 @@ def test_truths_are_those_of_the_definitions() -> None:
         "forward_s": 0.3 * QUICK.step_s,
         "backward_s": 0.5 * QUICK.step_s,
         "optimizer_s": 0.2 * QUICK.step_s,
-        "sync_isolated_s": QUICK.exchange_s,
-        "sync_exposed_s": QUICK.exchange_s + QUICK.straggler_s,  # the median rank waits for the straggler
+        "sync_isolated_s": QUICK.sync_s,
+        "sync_exposed_s": QUICK.sync_s + QUICK.straggler_s,  # the median rank waits for the straggler
         "imbalance_s": QUICK.straggler_s,
     }
     assert three == pytest.approx(expected)

@@ -63,9 +63,9 @@ def _wait_until_apart(paths: list[str]) -> None:
 
 
 def _do(path: str, command: str) -> None:
-    told = subprocess.run(["nsenter", f"--net={path}", *command.split()], capture_output=True, text=True)
-    if told.returncode != 0:
-        pytest.skip(f"this machine gives no shaped link: {command}: {told.stderr.strip()}")
+    reported = subprocess.run(["nsenter", f"--net={path}", *command.split()], capture_output=True, text=True)
+    if reported.returncode != 0:
+        pytest.skip(f"this machine gives no shaped link: {command}: {reported.stderr.strip()}")
 
 
 def exchanged(folder: Path) -> Result:
@@ -80,16 +80,16 @@ def test_the_exchange_alone_takes_what_the_link_takes(namespaces: list[str], tmp
     In one of three runs: the machine's other work, which only ever adds, can take more than 5 % from two busy ranks."""
     for attempt in range(3):
         result = exchanged(tmp_path / str(attempt))
-        found, exposed, sizes = (
+        actual, exposed, sizes = (
             step_breakdown.isolated_sync(result),
             step_breakdown.exposed_sync(result),
             result.sync.message_bytes,
         )
-        assert found is not None and sum(sizes) > 40e6
+        assert actual is not None and sum(sizes) > 40e6
         theory_s = sum(sizes) * 8 / BITS_PER_S * ON_THE_WIRE
-        print(f"\n{sum(sizes)} bytes in {len(sizes)}: theory {theory_s:.4f} s, isolated {found}, exposed {exposed}")
-        if abs(found.value / theory_s - 1) < 0.05:
+        print(f"\n{sum(sizes)} bytes in {len(sizes)}: theory {theory_s:.4f} s, isolated {actual}, exposed {exposed}")
+        if abs(actual.value / theory_s - 1) < 0.05:
             break
-    assert found.value == pytest.approx(theory_s, rel=0.05)
+    assert actual.value == pytest.approx(theory_s, rel=0.05)
     # Next to nothing is computed in this model, so that nothing hides the exchange.
     assert exposed is not None and exposed.value == pytest.approx(theory_s, rel=0.25)

@@ -14,7 +14,7 @@ from scalebench.core.result import Result
 from scalebench.core.stats.estimates import Estimate, FloatArray
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import in_parallel, simulated_spec
-from tests.truth.sleeping_worker import EXCHANGE_S
+from tests.truth.sleeping_worker import SYNC_S
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]
 
@@ -24,7 +24,7 @@ ENOUGH = 17
 STEP_S, STRAGGLER_S, LOADING_S, COPY_S = 0.040, 0.020, 0.010, 0.008
 OPTIONS = {
     "step_s": STEP_S, "straggler_rank": 1, "straggler_s": STRAGGLER_S, "loading_s": LOADING_S, "copy_s": COPY_S,
-    "sync_s": EXCHANGE_S, "message_bytes": 1000,
+    "sync_s": SYNC_S, "message_bytes": 1000,
 }  # fmt: skip
 MEASURE = {
     "warmup_steps": 16, "warmup_max_s": 2.0, "block_s": 0.05, "min_s": 1.0, "max_s": 12.0, "target": 0.05,
@@ -63,13 +63,13 @@ def truths(slept: Slept) -> dict[str, float]:
     own = slept.both(*OWN_S)
     alone = own + slept.both(LOADING_S)
     together_s = alone.max(axis=0).mean()
-    exchange_s = slept.both(EXCHANGE_S).mean()  # common to both
+    sync_s = slept.both(SYNC_S).mean()  # common to both
     # The median of two ranks is their mean.
     forward_s, backward_s, whole_s = (slept.both(*(share * own_s for own_s in OWN_S)).mean() for share in UNTIL)
-    found = {
-        "throughput": 2 * BATCH / (together_s + exchange_s),
-        "sync_isolated_s": exchange_s,
-        "sync_exposed_s": together_s + exchange_s - alone.mean(),
+    actual = {
+        "throughput": 2 * BATCH / (together_s + sync_s),
+        "sync_isolated_s": sync_s,
+        "sync_exposed_s": together_s + sync_s - alone.mean(),
         "imbalance_s": together_s - alone.mean(),
         "data_s": alone.mean() - own.mean(),
         "copy_s": slept.both(COPY_S).mean(),
@@ -77,13 +77,15 @@ def truths(slept: Slept) -> dict[str, float]:
         "backward_s": backward_s - forward_s,
         "optimizer_s": whole_s - backward_s,
     }
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in actual.items()}
 
 
 def figure(result: Result, name: str) -> Estimate:
-    found = throughput.throughput(result)[1] if name == "throughput" else step_breakdown.BREAKDOWN_FIGURES[name](result)
-    assert found is not None, name
-    return found
+    actual = (
+        throughput.throughput(result)[1] if name == "throughput" else step_breakdown.BREAKDOWN_FIGURES[name](result)
+    )
+    assert actual is not None, name
+    return actual
 
 
 def test_what_was_slept_lies_in_the_intervals(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ FLAT = [(length, height) for length in (0, 1, 3, 10, 40, 100, 300) for height in
 Of = Callable[[float], Noise]
 
 
-def near(found: int | None, length: int) -> bool:
+def near(actual: int | None, length: int) -> bool:
     """Within one block, which warm-up has of single updates, or a tenth of its length."""
-    return found is not None and abs(found - length) <= max(1, length // 10)
+    return actual is not None and abs(actual - length) <= max(1, length // 10)
 
 
 def found_steps(length: int, height: float, noise: Noise, seed: int) -> int | None:
@@ -71,7 +71,7 @@ def test_a_warm_up_that_decays_ends_where_it_sinks_into_the_noise(fall: float) -
     width, spec = 0.05, spec_of(1, **BRIEF)
     times = Times(warmup_s=tuple(2 * STEP_S * np.exp(-np.arange(2000) / fall)))
     founds = [run(spec, times, white(width), 6000, seed).ranks[0].steady_after_steps for seed in range(TRIALS)]
-    left = [2 * np.exp(-found / fall) / width for found in founds if found is not None]
+    left = [2 * np.exp(-actual / fall) / width for actual in founds if actual is not None]
     print(f"\ndecay by e in {fall:g}: {len(left)} of {TRIALS}, left {min(left):.2f} to {max(left):.2f} deviations")
     assert all(0.01 <= each <= 6 * np.exp(2 / fall) for each in left)
     assert len(left) >= 0.85 * TRIALS, "the tail of a slow decay may pass for a drift until the bounds are reached"
@@ -86,7 +86,7 @@ def test_a_warm_up_that_nothing_tells_beforehand_is_left_out_on_loading() -> Non
     times = Times(warmup_s=(5 * STEP_S,) * 100)
     truth = truths(times, white(), 2, 1, 1)["throughput"]
     intervals = [throughput.throughput(measured(times, seed))[1] for seed in range(2 * TRIALS)]
-    held = sum(found is not None and found.low <= truth <= found.high for found in intervals)
+    held = sum(actual is not None and actual.low <= truth <= actual.high for actual in intervals)
     print(f"\nwarm-up left in the measured blocks: throughput holds the truth in {held} of {2 * TRIALS}")
     assert held >= 0.9 * 2 * TRIALS
 
@@ -119,6 +119,6 @@ def test_a_warm_up_that_was_slept_is_found(tmp_path: Path) -> None:
         return run_processes(simulated_spec(1, options, measure), tmp_path / str(length), module=SLEEPING)
 
     results = in_parallel(slept, (0, 1, 5, 20), at_once=2)
-    found = {length: result.ranks[0].steady_after_steps for length, result in results.items()}
-    print(f"\nslept: {found}")
-    assert all(near(steps, length) for length, steps in found.items()), found
+    actual = {length: result.ranks[0].steady_after_steps for length, result in results.items()}
+    print(f"\nslept: {actual}")
+    assert all(near(steps, length) for length, steps in actual.items()), actual

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from scalebench_jax import training
+from scalebench_jax import optimizer
 from scalebench_jax.network import NetworkFunction
 
 from scalebench.strategies.base import Unsupported
@@ -85,7 +85,7 @@ def test_losses_of_updates(name: str) -> None:
     net = network(name)
     inputs, targets, kind = samples(net)
     wanted, statistics, rate = _torch_losses(net, inputs, targets, kind)
-    model, loss = NetworkFunction(net, dropout=False), training.loss(kind)
+    model, loss = NetworkFunction(net, dropout=False), optimizer.loss_function(kind)
 
     @jax.jit
     def update(weights: Any, moving: Any) -> Any:

@@ -13,8 +13,10 @@ from scalebench.strategies.base import Unsupported
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_precision_is_read_off_the_program(name: str) -> None:
     replica = updates.replica(precision=name)
-    lowered = jax.jit(replica.gradients).lower(replica.start(), updates.part(*updates.pictures(2)), np.float32(2), 0)
-    assert precision.of_update(lowered.as_text()) == {"compiler": "xla", "precision": name}
+    lowered = jax.jit(replica.gradients).lower(
+        replica.initial_state(), updates.part(*updates.pictures(2)), np.float32(2), 0
+    )
+    assert precision.observed_settings(lowered.as_text()) == {"compiler": "xla", "precision": name}
 
 
 def test_bfloat16_rounds_and_weights_stay_float32() -> None:
@@ -28,9 +30,9 @@ def test_bfloat16_rounds_and_weights_stay_float32() -> None:
 @pytest.mark.parametrize("train", [TrainSpec(precision="float16"), TrainSpec(data_format="nchw")])
 def test_what_is_unsupported_is_told(train: TrainSpec) -> None:
     with pytest.raises(Unsupported, match=r"; (use|leave)"):
-        precision.check(train)
+        precision.refuse_unsupported(train)
 
 
 def test_tf32_needs_a_gpu(devices: list[jax.Device]) -> None:
     with pytest.raises(Unsupported, match="compute capability"):
-        precision.choose("tf32", devices[0])
+        precision.configure_precision("tf32", devices[0])

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from scalebench_jax import profiling
-from scalebench_jax.xplane import Event, Line, Recording, recorded
+from scalebench_jax.xplane import Event, Line, Recording, record_profile
 
 
 def test_own_times_are_without_what_lies_within() -> None:
@@ -16,7 +16,7 @@ def test_own_times_are_without_what_lies_within() -> None:
         Event("while", 0, 100, "while"), Event("fusion.1", 10, 30, "fusion.1"), Event("wait", 12, 5),
         Event("fusion.2.clone", 50, 20, "fusion.2.clone"), Event("all-reduce", 100, 40, "all-reduce"),
     ])  # fmt: skip
-    found = profiling.profile([line], 2, 1.0, {"all-reduce"})
+    found = profiling.summarize_profile([line], 2, 1.0, {"all-reduce"})
     kinds = {one.name: (one.calls, one.self_s, one.collective) for one in found.operations}
     assert kinds == {
         "while": (0.5, pytest.approx(25e-9), False),
@@ -33,7 +33,7 @@ def test_gpus_are_told_by_their_kernels() -> None:
         Line("stream", "cuda", [Event("ncclDevKernel_AllReduce", 0, 10), Event("gemm", 10, 30, "dot.1")]),
         Line("thread", "cpu", [Event("dot.1", 0, 500, "dot.1")]),
     ]
-    found = profiling.profile(lines, 1, 1.0, {"all-reduce"})
+    found = profiling.summarize_profile(lines, 1, 1.0, {"all-reduce"})
     assert [(one.name, one.device, one.collective) for one in found.operations] == [
         ("gemm", "cuda", False),
         ("ncclDevKernel_AllReduce", "cuda", True),
@@ -41,7 +41,7 @@ def test_gpus_are_told_by_their_kernels() -> None:
 
 
 def test_nothing_seen_is_null() -> None:
-    found = profiling.profile([], 1, 1.0, set())
+    found = profiling.summarize_profile([], 1, 1.0, set())
     assert (found.kernel_s, found.collective_s, found.operations) == (None, None, [])
 
 
@@ -49,14 +49,14 @@ def test_what_jax_records(tmp_path: Path) -> None:
     product = jax.jit(lambda x: (x @ x).sum())
     x = np.ones((200, 200), np.float32)
     product(x).block_until_ready()
-    with recorded() as recording:
+    with record_profile() as recording:
         product(x).block_until_ready()
     operations = [event for line in recording.lines for event in line.events if event.operation]
     assert operations
     path = tmp_path / "trace.json.gz"
-    profiling.write_trace(path, recording, "rank 0")
+    profiling.write_chrome_trace(path, recording, "rank 0")
     trace = json.loads(gzip.decompress(path.read_bytes()))
-    assert trace["baseTimeNanoseconds"] == recording.begun_ns > 1e18
+    assert trace["baseTimeNanoseconds"] == recording.start_ns > 1e18
     begun_us = [one["ts"] for one in trace["traceEvents"] if one["ph"] == "X"]
     assert begun_us
     assert min(begun_us) >= 0

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 import updates
-from scalebench_jax.replica import Part
+from scalebench_jax.replica import DevicePart
 
 
 def assert_same(one: Any, other: Any, rtol: float = 2e-4) -> None:
@@ -25,7 +25,7 @@ def test_padding_is_not_seen() -> None:
     whole = updates.found(replica, updates.part(inputs, targets), 5)
     far = np.concatenate([inputs, np.full((2, 8, 8, 3), 1000, np.float32)])
     counts = np.array([[1, 1, 1, 1, 1, 0, 0]], np.float32)
-    padded = Part(far[None], np.concatenate([targets, [0, 0]])[None], counts)
+    padded = DevicePart(far[None], np.concatenate([targets, [0, 0]])[None], counts)
     assert_same(updates.found(replica, padded, 5), whole)
 
 
@@ -60,12 +60,12 @@ def test_gradients_are_of_the_share_of_the_global_batch() -> None:
     mean, of_more = updates.found(replica, part, 4), updates.found(replica, part, 12)
     assert_same(jax.tree.map(lambda one: one / 3, mean.gradients), of_more.gradients)
     assert float(mean.loss_sum) == pytest.approx(float(of_more.loss_sum))
-    loss_sum = jax.jit(replica.training_loss)(replica.start(), updates.part(inputs, targets), 0)
+    loss_sum = jax.jit(replica.training_loss)(replica.initial_state(), updates.part(inputs, targets), 0)
     assert float(loss_sum) == pytest.approx(float(mean.loss_sum), rel=1e-5)
 
 
-def test_start_is_seeded_and_counts_no_updates() -> None:
-    one, other = updates.replica().start(), updates.replica().start()
+def test_the_initial_state_is_seeded() -> None:
+    one, other = updates.replica().initial_state(), updates.replica().initial_state()
     assert jax.tree.all(jax.tree.map(np.array_equal, one, other))
-    assert one.updates == 0
+    assert one.steps == 0
     assert sum(array.size for array in one.weights.values()) == updates.replica().network.parameters

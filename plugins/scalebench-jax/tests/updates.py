@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from scalebench_jax.dealing import deal
-from scalebench_jax.replica import Part, Replica
+from scalebench_jax.dealing import split_batch
+from scalebench_jax.replica import DevicePart, Replica
 
 from scalebench.core.spec import Config, ModelSpec, TrainSpec
 from scalebench.workloads.network import Network
@@ -33,12 +33,12 @@ def pictures(samples: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(samples, 8, 8, 3)).astype(np.float32), rng.integers(0, 10, samples)
 
 
-def part(inputs: np.ndarray, targets: np.ndarray, pieces: int = 1) -> Part:
+def part(inputs: np.ndarray, targets: np.ndarray, pieces: int = 1) -> DevicePart:
     """All of it on one device."""
-    dealt = deal(len(inputs), 1, pieces)
+    dealt = split_batch(len(inputs), 1, pieces)
     counts = None if dealt.counts is None else dealt.counts[0]
-    return Part(inputs[dealt.rows[0]], targets[dealt.rows[0]], counts)
+    return DevicePart(inputs[dealt.rows[0]], targets[dealt.rows[0]], counts)
 
 
-def found(one: Replica, of: Part, samples: float) -> Any:
-    return jax.jit(one.gradients)(one.start(), of, np.float32(samples), 0)
+def found(one: Replica, of: DevicePart, samples: float) -> Any:
+    return jax.jit(one.gradients)(one.initial_state(), of, np.float32(samples), 0)

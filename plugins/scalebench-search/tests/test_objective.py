@@ -67,8 +67,8 @@ def test_what_each_objective_needs() -> None:
     for name in ("metric", "best_metric", "train_metric", "throughput_samples_per_s", "epoch_s"):
         objective.check_objective(name, config)
     for name, change, line in (
-        ("time_to_target_s", {}, "is the way to a target: say train.stop.target"),
-        ("best_metric", {"train": TrainSpec()}, "is of a training to a stop: say train.stop.seconds or another stop"),
+        ("time_to_target_s", {}, "needs a target: set train.stop.target"),
+        ("best_metric", {"train": TrainSpec()}, "needs a training to a stop: set train.stop.seconds or another stop"),
         ("metric", {"measure": MeasureSpec(evaluate=False)}, "measure.evaluate=false"),
         ("metric", {"dataset": DatasetSpec(validation_share=0.0)}, "dataset.validation_share=0 leaves none"),
     ):

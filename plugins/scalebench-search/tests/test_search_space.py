@@ -29,31 +29,31 @@ from scalebench.core.errors import InputError
 )
 def test_each_of_hydras_forms(text: str, distribution: object) -> None:
     """The end of a range is no value of it, as in Hydra and in Python; both ends of an interval are."""
-    found = make_space(f"a={text}")
-    assert (found.searched, found.texts, found.fixed) == ({"a": distribution}, {"a": text}, [])
+    results = make_space(f"a={text}")
+    assert (results.searched, results.texts, results.fixed) == ({"a": distribution}, {"a": text}, [])
 
 
 def test_the_words_of_a_trial_are_what_hydra_reads_back() -> None:
-    found = make_space("a=interval(1e-9,1)", "b=adam,sgd", "+c.d=range(0.1,0.5,0.1)", "e=int(interval(1,9))")
+    results = make_space("a=interval(1e-9,1)", "b=adam,sgd", "+c.d=range(0.1,0.5,0.1)", "e=int(interval(1,9))")
     values = {"a": 1.25e-7, "b": "sgd", "+c.d": 0.1 + 0.2, "e": 3}
-    assert found.overrides(values) == ["a=1.25e-07", "b=sgd", "+c.d=0.3", "e=3"]
+    assert results.overrides(values) == ["a=1.25e-07", "b=sgd", "+c.d=0.3", "e=3"]
 
 
 def test_the_last_word_for_a_key_counts() -> None:
     """What a file searches, the command line can fix, and the other way round."""
-    found = make_space("a=interval(0,1)", "b=1", "c=x,y", "a=0.5", "b=int(interval(1,2))", "~d")
-    assert list(found.searched) == ["b", "c"]
-    assert found.fixed == ["a=0.5", "~d"]
+    results = make_space("a=interval(0,1)", "b=1", "c=x,y", "a=0.5", "b=int(interval(1,2))", "~d")
+    assert list(results.searched) == ["b", "c"]
+    assert results.fixed == ["a=0.5", "~d"]
 
 
 def test_corners_have_every_choice_and_both_ends() -> None:
-    found = list(make_space("a=interval(0,1)", "b=x,y,z").corners())
-    assert found == [{"a": 0, "b": "x"}, {"a": 1, "b": "x"}, {"a": 0, "b": "y"}, {"a": 0, "b": "z"}]
+    results = list(make_space("a=interval(0,1)", "b=x,y,z").corners())
+    assert results == [{"a": 0, "b": "x"}, {"a": 1, "b": "x"}, {"a": 0, "b": "y"}, {"a": 0, "b": "z"}]
 
 
 @pytest.mark.parametrize("word", ["repeat=0,1", "sweep.max_minutes=1,2", "baseline=none,auto", "resume=true,false"])
 def test_what_is_no_setting_of_a_trial(word: str) -> None:
-    with pytest.raises(InputError, match="is no setting to search"):
+    with pytest.raises(InputError, match="cannot be searched"):
         make_space(word)
 
 
@@ -68,7 +68,7 @@ def test_what_is_no_setting_of_a_trial(word: str) -> None:
         ("a=range(1.5,1,0.1)", "a=range(1.5, 1, 0.1) holds no value"),
         ("a=range(1,3,0)", "a step that is not 0"),
         ("a=1", "there is nothing to search"),
-        ("seed=0,1", "seed is no setting to search: the luckiest of its values would win; give one value"),
+        ("seed=0,1", "seed cannot be searched: the luckiest of its values would win; give one value"),
     ],
 )
 def test_what_cannot_be_searched(word: str, line: str) -> None:

@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from scalebench_search.study import TrialOutcome, mend, outcome_of
+from scalebench_search.study import TrialOutcome, classify_outcome, mend
 from searches import RATE, make_study, run_trials
 
 from scalebench.core.errors import InputError
@@ -22,13 +22,13 @@ def bowl(words: dict[str, str]) -> float:
 
 
 def best_values(sampler: str) -> list[float]:
-    found = []
+    results = []
     for seed in range(8):
         made = make_study(RATE, "train.optimizer=adam,sgd", n_trials=40, sampler=sampler, seed=seed)
         run_trials(made, bowl)
         assert made.best is not None and made.best.value is not None
-        found.append(made.best.value)
-    return found
+        results.append(made.best.value)
+    return results
 
 
 def test_tpe_learns_from_what_it_is_told() -> None:
@@ -41,14 +41,14 @@ def test_tpe_learns_from_what_it_is_told() -> None:
 def test_a_search_in_pieces_proposes_what_a_whole_one_does(sampler: str) -> None:
     words = (RATE, "train.optimizer=adam,sgd")
     conf = {"n_trials": 9, "startup_trials": 3, "sampler": sampler}
-    whole = run_trials(make_study(*words, **conf), bowl)
+    complete = run_trials(make_study(*words, **conf), bowl)
     pieces = []
     for _ in range(9):
         pieces += run_trials(make_study(*words, journal=JOURNAL, **conf), bowl, limit=1)
-    assert len(whole) == 9 and pieces == whole
-    assert len({tuple(words) for words in whole}) == 9
+    assert len(complete) == 9 and pieces == complete
+    assert len({tuple(words) for words in complete}) == 9
     other = run_trials(make_study(*words, **conf, seed=1), bowl)
-    assert not set(map(tuple, other)) & set(map(tuple, whole))
+    assert not set(map(tuple, other)) & set(map(tuple, complete))
 
 
 def test_a_trial_that_nothing_was_told_of_comes_again() -> None:
@@ -67,10 +67,10 @@ def test_equal_settings_are_tried_once() -> None:
     made = make_study("a=x,y,z", n_trials=15)
     seen = run_trials(made, lambda words: {"x": 3.0, "y": 1.0, "z": 2.0}[words["a"]])
     assert sorted(seen) == [["a=x"], ["a=y"], ["a=z"]]
-    found = made.trials()
-    assert len(found) == 15
-    assert {(trial.overrides[0], trial.value) for trial in found} == {("a=x", 3.0), ("a=y", 1.0), ("a=z", 2.0)}
-    assert len({trial.run for trial in found}) == 3
+    results = made.trials()
+    assert len(results) == 15
+    assert {(trial.overrides[0], trial.value) for trial in results} == {("a=x", 3.0), ("a=y", 1.0), ("a=z", 2.0)}
+    assert len({trial.run for trial in results}) == 3
     assert made.best is not None and made.best.number == made.best.run
 
 
@@ -151,12 +151,12 @@ def test_no_journal_needs_no_mending() -> None:
     ],
 )
 def test_what_a_failed_run_says_about_a_setting(status: str, reason: str, state: str) -> None:
-    outcome = outcome_of({"status": status, "reason": reason, "metric": None}, "metric")
+    outcome = classify_outcome({"status": status, "reason": reason, "metric": None}, "metric")
     assert (outcome.state, outcome.value) == (state, None)
 
 
 def test_what_a_good_run_says() -> None:
     row = {"status": "ok", "reason": None, "metric": 0.25, "time_to_target_s": math.nan, "best_metric": None}
-    assert outcome_of(row, "metric") == TrialOutcome("complete", 0.25)
-    assert outcome_of(row, "time_to_target_s") == TrialOutcome("pruned", reason="the target was not reached")
-    assert outcome_of(row, "best_metric") == TrialOutcome("pruned", reason="no best_metric")
+    assert classify_outcome(row, "metric") == TrialOutcome("complete", 0.25)
+    assert classify_outcome(row, "time_to_target_s") == TrialOutcome("pruned", reason="the target was not reached")
+    assert classify_outcome(row, "best_metric") == TrialOutcome("pruned", reason="no best_metric")

@@ -64,11 +64,11 @@ def test_each_trial_is_a_row_and_the_best_one_a_command(search: Search) -> None:
     frame = scalebench.load("s").sort_values("metric")
     assert frame.status.tolist() == ["ok"] * 3
     assert frame.metric.tolist() == sorted(float(value) for value in values("metric"))
-    found = best()
+    results = best()
     first = frame.iloc[0]
-    assert (found["value"], Path(first.path).name) == (first.metric, found["run"])
-    assert found["command"] in out and out.index("trials, the best mse first") > out.index("results: s")
-    assert f"best: mse {first.metric:.4g} of trial {found['trial']}" in out
+    assert (results["value"], Path(first.path).name) == (first.metric, results["run"])
+    assert results["command"] in out and out.index("trials, the best mse first") > out.index("results: s")
+    assert f"best: mse {first.metric:.4g} of trial {results['trial']}" in out
     assert "[1/3] simulated gpus=1 ..." in out and "[3/3]" in out
 
     status, out, err = search(RATE, "train.optimizer=adam,sgd", "resume=true", trials=4)
@@ -76,7 +76,7 @@ def test_each_trial_is_a_row_and_the_best_one_a_command(search: Search) -> None:
     assert "trial 3 (4 of 4)" in out and "trial 2 (3 of" not in out and "[1/1] simulated" in out
     assert scalebench.load("s").set_index("run_id").started_at.isin(frame.started_at).sum() == 3
 
-    assert program.main([*shlex.split(found["command"])[3:], "hydra.run.dir=again"]) == 0
+    assert program.main([*shlex.split(results["command"])[3:], "hydra.run.dir=again"]) == 0
     assert scalebench.load("again").fingerprint.tolist() == [first.fingerprint]
 
 
@@ -104,11 +104,11 @@ def test_what_goes_wrong_is_learnt_from_and_the_search_goes_on(search: Search) -
     words = ["strategy.options.fault=none,oom,raise,unsupported", "train.learning_rate=1e-3", "hydra.sweeper.seed=1"]
     status, out, _ = search(*words, trials=14)
     assert status == 1
-    told = {trial["strategy.options.fault"]: trial for trial in trials()}
-    assert {fault: trial["state"] for fault, trial in told.items()} == {
+    message = {trial["strategy.options.fault"]: trial for trial in trials()}
+    assert {fault: trial["state"] for fault, trial in message.items()} == {
         "none": "complete", "oom": "pruned", "raise": "fail", "unsupported": "pruned",
     }  # fmt: skip
-    assert told["oom"]["status"] == "oom" and "told to fail" in told["raise"]["reason"]
+    assert message["oom"]["status"] == "oom" and "told to fail" in message["raise"]["reason"]
     assert best()["overrides"] == ["strategy.options.fault=none"]
     assert "out of memory" in out
     assert len(scalebench.load("s")) == 4  # none is run twice
@@ -118,8 +118,8 @@ def test_what_goes_wrong_is_learnt_from_and_the_search_goes_on(search: Search) -
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_is_an_answer(search: Search) -> None:
     search("strategy.options.diverge_step=-1,1", trials=6)
-    told = {trial["strategy.options.diverge_step"]: trial["state"] for trial in trials()}
-    assert told == {"-1": "complete", "1": "pruned"}
+    message = {trial["strategy.options.diverge_step"]: trial["state"] for trial in trials()}
+    assert message == {"-1": "complete", "1": "pruned"}
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ WRONG = [
     ([RATE, "measure.repeats=3"], "measure.repeats=3: a trial is one run; repeat the best one afterwards"),
     ([RATE, "hydra.sweeper.objective=metrik"], "no objective of a search 'metrik'; did you mean 'metric'?"),
     ([RATE, "hydra.sweeper.n_trial=3"], "no key 'hydra.sweeper.n_trial'; did you mean 'hydra.sweeper.n_trials'?"),
-    ([RATE, "hydra.sweeper.objective=time_to_target_s"], "is the way to a target: say train.stop.target"),
+    ([RATE, "hydra.sweeper.objective=time_to_target_s"], "needs a target: set train.stop.target"),
 ]
 
 

@@ -1,5 +1,7 @@
-"""Calibration of the cost model from measured rows: operations per second of one device without any strategy, seconds of
-the optimizer, the link by isolated gradient synchronization, and the stages of a model-parallel run.
+"""Calibration of the cost model from measured rows.
+
+Operations per second and seconds of the optimizer come from one device without any strategy, the link from isolated
+gradient synchronization, the stages of a model-parallel run from its record or its network.
 """
 
 from __future__ import annotations

@@ -98,9 +98,10 @@ def predict_model_parallel(
 
     The first micro-batch goes through all stages; each other one follows after the time of the slowest stage and the
     slowest transfer: sum(t) + (m - 1) max(t), where a stage's t is of the m-th part of its work and of its share of a
-    pass. For equal stages that is work / p * (m + p - 1) / m, of which pipeline_stages.bubble_share_expected is idle. With one
-    micro-batch the stages work one after the other. Transfers are not hidden behind work, and where the slowest stage
-    is not the one that sends most this is an upper limit. Each stage updates its own parameters; the largest counts.
+    pass. For equal stages that is work / p * (m + p - 1) / m, of which pipeline_stages.bubble_share_expected is idle.
+    With one micro-batch the stages work one after the other. Transfers do not overlap with work, and if the slowest
+    stage is not the one that sends most this is an upper limit. Each stage updates its own parameters; the largest
+    counts.
 
     Source: Huang et al. 2019, "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", section
     2.3, for equal stages; the 1F1B schedule with a flush has the same bubble (Narayanan et al. 2021, "Efficient

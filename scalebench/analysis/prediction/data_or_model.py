@@ -119,14 +119,14 @@ class ParallelismComparison:
 
     @property
     def right(self) -> bool | None:
-        """Whether the measured kind with the shortest prediction won or is tied with the winner; None for fewer than two."""
+        """True if the measured kind with the shortest prediction won or is tied; None for fewer than two."""
         predicted = _fastest_kind(
             {kind: self.predicted_s(kind) for kind, result in self.results.items() if result.measured}
         )
         return None if predicted is None else predicted in (self.measured, *self.tied)
 
     def data_wins_from(self, kind: str) -> float | None:
-        """Return the global batch from which data parallelism is predicted to be faster; None: at no batch, or unknown."""
+        """Return the global batch from which data parallelism should be faster; None: at no batch, or unknown."""
         data, other = (self.results[name].cost if name in self.results else None for name in (DATA, kind))
         return None if data is None or other is None else crossover_batch(data, other)
 

@@ -28,7 +28,7 @@ from scalebench.core import config_files
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import registry
-from scalebench.testing.dataset_contract import DATA_ONLY, of_dataset
+from scalebench.testing.dataset_contract import DATA_ONLY_OVERRIDES, dataset_overrides
 
 if TYPE_CHECKING:
     import pytest
@@ -130,7 +130,7 @@ def _find_subject(overrides: list[str]) -> tuple[str, str]:
 def list_contracts(subject: CheckSubject) -> list[ContractCase]:
     """List the contracts of a subject. Raise InputError where its overrides are invalid."""
     if subject.kind == "dataset":
-        resolve_overrides([*of_dataset(subject.name, subject.overrides), *DATA_ONLY])
+        resolve_overrides([*dataset_overrides(subject.name, subject.overrides), *DATA_ONLY_OVERRIDES])
         return [ContractCase("DatasetContract", {"dataset": subject.name, "overrides": subject.overrides})]
     if subject.kind == "model":
         resolve_overrides(["strategy=simulated", f"model={subject.name}", "gpus=1", *subject.overrides])

@@ -26,11 +26,6 @@ def rate_to_seconds(rate: float, limits: Estimate | None, samples: float) -> Est
     return estimate_around(seconds, Estimate(samples / limits.value, samples / limits.high, samples / limits.low))
 
 
-def is_above_zero(estimate: Estimate) -> bool:
-    """Return whether the interval is above 0 or, if there is none, the value."""
-    return estimate.value > 0 and (not estimate.has_limits or estimate.low > 0)
-
-
 def combine(coefficients: Coefficients, estimates: Mapping[str, Estimate]) -> Estimate:
     """Return the sum of c_i x_i for independent x_i, with c_i of either sign.
 

@@ -12,7 +12,7 @@ from scalebench.analysis.attribution.causes.cause import AttributedRun, Cause
 from scalebench.analysis.attribution.components import LOSS_PARTS
 from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, attribute_run
 from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder, samples_per_device
-from scalebench.analysis.scaling_curves import Curve, plain_row
+from scalebench.analysis.scaling_curves import Curve, plain_rows
 from scalebench.core import units
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
@@ -54,7 +54,7 @@ class AttributionRecords:
 
     def __init__(self, frame: pd.DataFrame, read: Callable[[str], Result]) -> None:
         self._read = read
-        self._rows = {str(row["run_id"]): row for row in map(plain_row, frame.to_dict("records"))}
+        self._rows = {str(row["run_id"]): row for row in plain_rows(frame)}
         self._one_device: dict[tuple[str, int], list[str]] = {}  # (model, batch) -> successful runs on one device
         for run_id, row in self._rows.items():
             if row["gpus"] == 1 and row["status"] == "ok":
@@ -98,7 +98,7 @@ def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
     status = dict(zip(report_data.frame["run_id"], report_data.frame["status"], strict=True))
     results = [report_data.result(run_id) for run_id in report_data.detailed_run_ids if status[run_id] == "ok"]
     candidates = AttributionRecords(report_data.frame, report_data.result).read_baselines(results)
-    rows = [plain_row(row) for row in report_data.pooled.to_dict("records")]
+    rows = plain_rows(report_data.pooled)
     references = {result.run_id: candidates.find(result) for result in results}
     attributions = [(result, attribute_run(result, references[result.run_id])) for result in results]
     results_by_id = {result.run_id: result for result in results}

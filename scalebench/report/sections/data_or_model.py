@@ -10,8 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebench.analysis.prediction.calibration import RATE_COLUMN, ReadRecord
-from scalebench.analysis.prediction.data_or_model import DATA, KINDS, MODEL, PIPELINE, STAGED_STRATEGIES, ParallelismComparison, compare_parallelism
-from scalebench.analysis.scaling_curves import estimate_of, plain_row
+from scalebench.analysis.prediction.data_or_model import (
+    DATA,
+    KINDS,
+    MODEL,
+    PIPELINE,
+    STAGED_STRATEGIES,
+    ParallelismComparison,
+    compare_parallelism,
+)
+from scalebench.analysis.scaling_curves import estimate_of, plain_rows
 from scalebench.core import units
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
@@ -92,7 +100,7 @@ def compare_kinds(pooled: pd.DataFrame, read: ReadRecord) -> list[ParallelismCom
     and batches."""
     if not pooled["strategy"].isin(list(STAGED_STRATEGIES)).any():
         return []  # avoids looking at each of 10,000 rows
-    compared = compare_parallelism([plain_row(row) for row in pooled.to_dict("records")], read)
+    compared = compare_parallelism(plain_rows(pooled), read)
     models = dict.fromkeys(str(comparison.row["model"]) for comparison in compared)
     places = {name: place for place, name in enumerate(models)}
     return sorted(compared, key=lambda each: (places[str(each.row["model"])], each.row["gpus"], each.global_batch))

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from scalebench.analysis.columns import RATE
 from scalebench.analysis.memory import (
-    RATE,
     ModelMemory,
     ShardingCost,
     bytes_per_parameter,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import published
 from scalebench.analysis.published import Study
-from scalebench.analysis.scaling_curves import Curve, fit_slope, format_batch, plain_row
+from scalebench.analysis.scaling_curves import Curve, fit_slope, format_batch, plain_rows
 from scalebench.report.document import (
     THROUGHPUT,
     Axis,
@@ -57,7 +57,7 @@ def section(report_data: ReportData) -> Section | None:
     """Return None if no study was named."""
     if report_data.published is None or report_data.published.empty:
         return None
-    rows = [plain_row(row) for row in report_data.published.to_dict("records")]
+    rows = plain_rows(report_data.published)
     blocks: list[Block] = [Paragraph(INTRODUCTION)]
     for name in dict.fromkeys(row["study"] for row in rows):
         of_study = [row for row in rows if row["study"] == name]
@@ -69,7 +69,7 @@ def _make_study_blocks(study: Study, rows: list[dict[str, Any]], report_data: Re
     machines = "; ".join(f"{name}: {text}" for name, text in study.machines.items())
     yield Paragraph(join_sentences(study.title, f"source: {study.source}", machines, *study.notes))
     successful = report_data.pooled[report_data.pooled["status"] == "ok"]
-    yield from _make_comparison(study, rows, [plain_row(row) for row in successful.to_dict("records")])
+    yield from _make_comparison(study, rows, plain_rows(successful))
     groups, left_out = group_curves(report_data.curves)
     yield from left_out
     for group in groups:
@@ -182,7 +182,7 @@ def make_terminal_tables(frame: pd.DataFrame, names: Sequence[str]) -> list[Tabl
     Raises InputError for an unknown study.
     """
     models = {str(model) for model in frame["model"].dropna()}
-    all_rows = [plain_row(row) for row in published.load_published(names).to_dict("records")]
+    all_rows = plain_rows(published.load_published(names))
     tables = []
     for name in dict.fromkeys(names):
         rows = [row for row in all_rows if row["study"] == name]

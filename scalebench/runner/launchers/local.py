@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scalebench.core.process import as_start_errors, defer_signals
 from scalebench.core.run_folder import rank_log_name
-from scalebench.runner.launchers.rank_environment import LOOPBACK, find_free_ports, rank_environment
+from scalebench.runner.launchers.rank_environment import LOOPBACK, build_environment, find_free_ports
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, RankGroup, supervise
 
 
@@ -31,7 +31,7 @@ def launch(request: LaunchRequest) -> GroupExit:
 
 def _start(request: LaunchRequest, rank: int, addresses: list[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", request.module, str(request.folder)]
-    variables = rank_environment(request.spec, request.run_id, rank, addresses)
+    variables = build_environment(request.spec, request.run_id, rank, addresses)
     in_foreground = request.spec.config.debug and rank == 0  # where a debugger can be used
     return start_program(command, variables, request.folder / rank_log_name(rank), in_foreground)
 

@@ -43,7 +43,7 @@ from scalebench.core.run_folder import (
 )
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.measure.nodes import record_node
-from scalebench.runner.launchers.rank_environment import ADDRESSES, RUN_ID, rank_environment
+from scalebench.runner.launchers.rank_environment import ADDRESSES, RUN_ID, build_environment
 from scalebench.runner.launchers.supervise import FOLLOW_LIMIT_S, GRACE_PERIOD_S
 
 # SLURM_PROCID last: it is also set for the process that runs mpirun in a job, and for all that follow from it.
@@ -82,7 +82,7 @@ class RankAgent:
 
     def run(self, spec: RunSpec, module: str) -> int:
         """Run the worker to its end. Return the exit status of the agent for the program that started it."""
-        variables = rank_environment(spec, os.environ[RUN_ID], self._rank, os.environ[ADDRESSES].split(","))
+        variables = build_environment(spec, os.environ[RUN_ID], self._rank, os.environ[ADDRESSES].split(","))
         variables |= placement.make_cpus_variable(spec, self._rank)
         command = [sys.executable, "-m", module, str(self._folder)]
         with record_node(spec, self._folder, spec.places[self._rank].node, self._rank):

@@ -23,7 +23,7 @@ MIN_PORT, MAX_PORT = 20_000, 65_535  # below are those of services, such as SLUR
 MIN_PORTS = 1000  # with fewer, concurrent runs would often choose the same
 
 
-def rank_environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence[str]) -> dict[str, str]:
+def build_environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence[str]) -> dict[str, str]:
     """Return this process's environment with a rank's own variables, under the names that torchrun uses.
 
     `addresses` are host:port of every rank: the first is the group's rendezvous, and a TensorFlow cluster needs all.

@@ -1,1 +1,1 @@
-"""Strategies that exchange gradients through Horovod."""
+"""Strategies that synchronize gradients through Horovod, with PyTorch, Lightning and TensorFlow."""

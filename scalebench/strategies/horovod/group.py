@@ -67,7 +67,7 @@ def check_horovod_options(spec: RunSpec, options: HorovodOptions) -> None:
             raise Unsupported("Adasum takes its steps before a scaled loss is put right; use bfloat16")
     if not is_default(options, "cycle_time_ms") and not is_default(options, "fusion_threshold_mb"):
         raise Unsupported(
-            "Horovod 0.28.1 with both cycle_time_ms and fusion_threshold_mb set crashes when it is started anew, "
+            "Horovod 0.28.1 with both cycle_time_ms and fusion_threshold_mb set crashes when it is restarted, "
             "which shows what carried the gradients; set one of them"
         )
     if options.hierarchical_allreduce and (backend != "nccl" or spec.config.strategy.launcher != "mpi"):

@@ -26,7 +26,7 @@ class LightningHorovod(TrainerStrategy, HorovodStrategy):
         super().__init__(spec, rank)
         self.sync_on = True
         if self.options.op == "adasum":
-            raise Unsupported("lightning_horovod averages gradients, and Adasum adds up updates; take horovod_mpi")
+            raise Unsupported("lightning_horovod averages gradients, and Adasum adds up steps; take horovod_mpi")
 
     def trainer_arguments(self) -> dict[str, Any]:
         devices = 1 if self.device.type == "cpu" else [self.device.index]

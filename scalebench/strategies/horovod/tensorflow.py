@@ -76,8 +76,6 @@ def build_collective(sum_over_group: GroupSum, device: str, name: str, size_byte
     )
 
 
-
-
 class HorovodTensorFlow(TensorFlowStrategy):
     """Gradients are reduced between the tape and the optimizer.
 
@@ -159,5 +157,5 @@ class HorovodTensorFlow(TensorFlowStrategy):
     def _train_more(self, steps: int) -> None:
         """Train more steps on the last batch."""
         if self.last_batch is None:
-            raise RuntimeError("the exchange is observed on the last batch of the training, and there was no training")
+            raise RuntimeError("synchronization is observed on the training's last batch, and there was no training")
         self.train(ReplayLoop(self.last_batch, steps))

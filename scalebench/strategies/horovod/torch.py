@@ -88,8 +88,6 @@ def build_collective(
     )
 
 
-
-
 @contextmanager
 def profile_waits() -> Iterator[None]:
     """Make the main thread's waits for Horovod visible to torch's profiler.

@@ -79,7 +79,7 @@ def _find_peers(
 
 
 def _check_possible(rank: TransferRank, kind: str, source: int | None, target: int | None) -> None:
-    """Raise NotMeasured if there is no such path. All ranks decide alike: what only one rank knows is summed up."""
+    """Raise NotMeasured if there is no such path. All ranks decide the same: facts of a single rank are summed up."""
     method, _, pattern = kind.partition("_")
     if method == "send":
         _check_send(rank)

@@ -1,4 +1,4 @@
-"""The base of all PyTorch strategies: device, model, optimizer, one weighted step, metrics and probes."""
+"""The base of all PyTorch strategies (device, model, weighted step, metrics, probes), and those without any sync."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from scalebench.strategies.torch import bandwidth, evaluation, optimizer, profil
 from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches
 from scalebench.strategies.torch.group import TorchGroup
 from scalebench.strategies.torch.memory import PeakMemory, count_state_bytes
-from scalebench.strategies.torch.model import NetworkModule, load_weights, read_weights
+from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
 from scalebench.strategies.torch.observed import observe_backend, observe_settings
 from scalebench.strategies.torch.precision import CompiledModel, Precision
 from scalebench.workloads import networks, user_code
 from scalebench.workloads.source import Source
-from scalebench.workloads.weights import initial_weights
 
 
 class TorchStrategy(Strategy, Probes):
@@ -52,6 +51,13 @@ class TorchStrategy(Strategy, Probes):
         """Return the backend of torch.distributed that connects the processes; None: no group is formed."""
         return None
 
+    def requested_backend(self) -> str:
+        """Return strategy.backend, where auto is NCCL on GPUs and Gloo on CPUs."""
+        backend = self.spec.config.strategy.backend
+        if backend in (None, "auto"):
+            return "nccl" if self.spec.device == "cuda" else "gloo"
+        return backend
+
     def join(self) -> TorchGroup | None:
         """Join the group of processes, if the strategy has one; `device` is set by then."""
         backend = self.group_backend()
@@ -69,7 +75,7 @@ class TorchStrategy(Strategy, Probes):
         self.device = choose_device(self.spec.device, self.place.devices[0])
         self.precision = Precision(train.precision, self.device)
         self.group = self.join()
-        self.model = self._build()
+        self.model = self._build_model()
         self._check_parameter_count()
         self.optimizer = optimizer.build_optimizer(train, self.model.parameters(), self.spec.learning_rate)
         self.compiled = CompiledModel(self.model, self.place.threads) if train.compile else self.model
@@ -220,7 +226,7 @@ class TorchStrategy(Strategy, Probes):
         if until != FORWARD:
             self.precision.backward(loss)
 
-    def _build(self) -> NetworkModule | user_module.UserModule:
+    def _build_model(self) -> NetworkModule | user_module.UserModule:
         """Build the model on its device, with the weights that every rank and every framework starts from."""
         config = self.spec.config
         model = self._build_user_module() if user_code.is_user_model(config.model) else self._build_network()
@@ -233,17 +239,34 @@ class TorchStrategy(Strategy, Probes):
             raise RuntimeError(f"{model.name} has {built} parameters here and {model.params} in its YAML")
 
     def _build_network(self) -> NetworkModule:
-        config, network = self.spec.config, networks.build_network(self.spec.config.model)
-        model = NetworkModule(network, config.train.data_format, config.train.dropout)
-        arrays = ((array.name, array.shape, array.init) for array in network.arrays)
-        load_weights(model, initial_weights(arrays, config.seed))
-        return model.to(self.device)
+        return build_network_module(networks.build_network(self.spec.config.model), self.spec.config, self.device)
 
     def _build_user_module(self) -> user_module.UserModule:
         config = self.spec.config
         model = user_module.build_user_module(config, self.device)
         user_module.check_user_module(model, config, self.device, self.precision, self.group)
         return model
+
+
+class BareTorch(TorchStrategy):
+    """The `bare` baseline: one device, a plain loop, no wrapper and no group."""
+
+    def set_gradient_sync(self, on: bool) -> None:
+        """Do nothing: there is no gradient synchronization to switch off."""
+
+
+class IndependentTorch(BareTorch):
+    """N bare replicas, each on its own part of the samples: the control that has everything but communication.
+
+    A Gloo group broadcasts the deadline and sums up the metrics.
+    """
+
+    def group_backend(self) -> str:
+        return "gloo"  # also on GPUs: it carries a few numbers, and none of them in a timed block
+
+    def loss_weight(self, batch: TorchBatch) -> float:
+        """Return this process's share: each replica follows the mean loss over its own samples alone."""
+        return batch.share
 
 
 def drop_empty_parts(parts: list[TorchBatch]) -> list[TorchBatch]:

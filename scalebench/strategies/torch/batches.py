@@ -137,7 +137,7 @@ def _copy_ahead(host: TorchBatches, device: torch.device) -> TorchBatches:
 def _resident_batches(source: Source, device: torch.device) -> TorchBatches:
     """Select every batch on the device from the whole training set, which is copied there once.
 
-    One replica's part would not suffice, since each epoch distributes the samples anew.
+    One replica's part would not suffice, since each epoch redistributes the samples.
     """
     inputs, targets = (_copy_to_device(array, device) for array in source.arrays())
     epoch = 0

@@ -32,7 +32,7 @@ class SingleProcessDataParallel(TorchStrategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.spec.config.train.compile:
-            raise Unsupported("data_parallel copies the model in each update, which train.compile=true does not follow")
+            raise Unsupported("data_parallel copies the model in each step, which train.compile=true does not follow")
         if self.device.type != "cuda":  # DataParallel would call the model directly
             raise Unsupported("data_parallel needs GPUs: on CPU torch.nn.DataParallel would silently be one device")
         return DataParallel(model, device_ids=list(self.place.devices), output_device=self.device)
@@ -43,7 +43,7 @@ class SingleProcessDataParallel(TorchStrategy):
 
     def set_gradient_sync(self, on: bool) -> None:
         if not on:
-            raise NotMeasured("data_parallel has one copy of the weights, which goes out to all GPUs in each update")
+            raise NotMeasured("data_parallel has one copy of the weights, which goes out to all GPUs in each step")
 
     def message_sizes(self) -> list[int]:
         """Compute from the model the broadcasts of weights and moving statistics and then the sums of gradients, as

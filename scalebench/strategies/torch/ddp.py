@@ -14,9 +14,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.strategies.torch import collectives
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.group import build_torch_collective
 
 SendBucket = Callable[[dist.GradBucket], "Future[Tensor]"]
 
@@ -77,10 +77,7 @@ class Ddp(TorchStrategy):
     Options = DdpOptions
 
     def group_backend(self) -> str:
-        requested = self.spec.config.strategy.backend
-        if requested in (None, "auto"):
-            return "nccl" if self.spec.device == "cuda" else "gloo"
-        return requested
+        return self.requested_backend()
 
     def ddp_arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of DistributedDataParallel except the device."""
@@ -130,7 +127,7 @@ class Ddp(TorchStrategy):
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
         assert self.group is not None, "setup comes first"
-        return collectives.build_torch_collective(self.group, name, size_bytes)
+        return build_torch_collective(self.group, name, size_bytes)
 
     def backend_used(self) -> str | None:
         """Observe the backend in two more steps under the profiler, which spoil the weights."""

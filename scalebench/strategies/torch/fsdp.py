@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
-from scalebench.strategies.torch import collectives, evaluation, optimizer
+from scalebench.strategies.torch import evaluation, optimizer
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.group import FLOAT_BYTES, all_gather, build_torch_collective, reduce_scatter
 from scalebench.strategies.torch.model import NetworkModule
 from scalebench.workloads.source import Source
 
@@ -93,7 +94,7 @@ class _LoggedAllGather(_LoggedCollective):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         self.log.add("all_gather", output_tensor)
-        return collectives.all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        return all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class _LoggedReduceScatter(_LoggedCollective):
@@ -103,7 +104,7 @@ class _LoggedReduceScatter(_LoggedCollective):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:
         self.log.add("reduce_scatter", input_tensor)
-        return collectives.reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        return reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
 
 try:
@@ -207,9 +208,9 @@ class Fsdp(TorchStrategy):
         if key not in self._collectives:
             sent = self._log.last_step
             kinds = [kind for kind, _ in sent] if sizes == [size for _, size in sent] else ["all_gather"] * len(sizes)
-            unit_bytes = collectives.FLOAT_BYTES * self.spec.processes
+            unit_bytes = FLOAT_BYTES * self.spec.processes
             self._collectives[key] = [
-                collectives.build_torch_collective(self.group, kind, max(size // unit_bytes, 1) * unit_bytes)
+                build_torch_collective(self.group, kind, max(size // unit_bytes, 1) * unit_bytes)
                 for kind, size in zip(kinds, sizes, strict=True)
             ]
         for collective in self._collectives[key]:
@@ -217,7 +218,7 @@ class Fsdp(TorchStrategy):
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
         assert self.group is not None, "setup comes first"
-        return collectives.build_torch_collective(self.group, name, size_bytes)
+        return build_torch_collective(self.group, name, size_bytes)
 
     def backend_used(self) -> str | None:
         """Observe the backend in two more steps, which spoil the weights; None where one process has all shards."""

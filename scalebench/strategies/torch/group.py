@@ -1,17 +1,25 @@
-"""The process group of torch.distributed, and the small messages that strategies send through it."""
+"""The process group of torch.distributed: joining it, small messages, and single collective operations."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalebench.strategies.base import Unsupported
+from scalebench.strategies.base import Unsupported, create_on_all_ranks, not_measured_if_unsupported
 
 PORT_TAKEN_MESSAGES = ("EADDRINUSE", "address already in use")
+ROOT = 0
+FLOAT_BYTES = 4
+# The first names are those of newer PyTorch, which warns about the old ones.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+OPERATIONS_WITH_PARTS = ("all_gather", "reduce_scatter", "gather", "scatter")
 
 
 class TorchGroup:
@@ -69,3 +77,87 @@ class TorchGroup:
         self._buffers.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+class TorchCollective:
+    """One collective operation, done once per call; in place for all_reduce, reduce and broadcast, as in training.
+
+    Its float32 buffers are `full` with the requested size, this rank's `part` of it, and an `output` of the full size.
+    """
+
+    def __init__(self, name: str, size_bytes: int, device: torch.device, rank: int, ranks: int) -> None:
+        """`size_bytes` is a multiple of 4 times the ranks for operations with parts."""
+        self.name, self._rank, self._ranks = name, rank, ranks
+        count = size_bytes // FLOAT_BYTES
+        self._full = _allocate_floats(count, device)
+        self._part = _allocate_floats(count // ranks if name in OPERATIONS_WITH_PARTS else 0, device)
+        self._output = _allocate_floats(count if name == "all_to_all" else 0, device)
+        # Unbound: a bound method would be a reference cycle, which frees the buffers late.
+        self._run: Callable[[TorchCollective], object] = getattr(TorchCollective, f"_{name}")
+
+    def __call__(self) -> None:
+        self._run(self)
+
+    def put(self, values: Callable[[int], np.ndarray]) -> None:
+        """Fill what this rank sends with `values` of its rank, for a check of the results."""
+        sends_part = self.name in ("all_gather", "gather")
+        target = self._part if sends_part else self._full
+        target.copy_(torch.from_numpy(values(self._rank)))
+
+    def results(self) -> dict[int, np.ndarray]:
+        """Return the operation's result by this rank; nothing where only the root has one."""
+        if self.name in ("reduce", "gather") and self._rank != ROOT:
+            return {}
+        outputs = {"reduce_scatter": self._part, "scatter": self._part, "all_to_all": self._output}
+        return {self._rank: outputs.get(self.name, self._full).cpu().numpy().copy()}
+
+    def _parts(self) -> list[Tensor]:
+        return list(self._full.chunk(self._ranks))
+
+    def _all_reduce(self) -> None:
+        dist.all_reduce(self._full)
+
+    def _reduce(self) -> None:
+        dist.reduce(self._full, dst=ROOT)
+
+    def _broadcast(self) -> None:
+        dist.broadcast(self._full, src=ROOT)
+
+    def _all_gather(self) -> None:
+        all_gather(self._full, self._part)
+
+    def _reduce_scatter(self) -> None:
+        reduce_scatter(self._part, self._full)
+
+    def _gather(self) -> None:
+        dist.gather(self._part, self._parts() if self._rank == ROOT else None, dst=ROOT)
+
+    def _scatter(self) -> None:
+        dist.scatter(self._part, self._parts() if self._rank == ROOT else None, src=ROOT)
+
+    def _all_to_all(self) -> None:
+        dist.all_to_all_single(self._output, self._full)
+
+
+def _allocate_floats(count: int, device: torch.device) -> Tensor:
+    # Filled, so that it has memory of its own: all pages that were never written map to one zero page.
+    return torch.empty(count, device=device).fill_(0.0)
+
+
+def build_torch_collective(group: TorchGroup, name: str, size_bytes: int) -> TorchCollective:
+    """Build a collective operation and run it once.
+
+    Raises NotMeasured on all ranks if the backend lacks the operation or any rank lacks memory on its GPU.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    action = create_on_all_ranks(
+        lambda: TorchCollective(name, size_bytes, group.device, rank, ranks),
+        group.sum,
+        (torch.cuda.OutOfMemoryError,),
+        f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
+    )
+    try:
+        action()
+    except (RuntimeError, NotImplementedError) as error:
+        raise not_measured_if_unsupported(error, f"{group.backend} of PyTorch {torch.__version__}", name) from error
+    return action

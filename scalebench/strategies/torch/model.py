@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import skip_init
 
+from scalebench.core.spec import Config
 from scalebench.strategies.torch.user_module import UserModule
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Network, Node, Pads
+from scalebench.workloads.weights import initial_weights
 
 
 class PositionEmbedding(nn.Module):
@@ -386,6 +388,14 @@ _KERNEL_AXES = {
     3: (2, 1, 0),  # conv1d (width, in, out) -> (out, in, width)
     4: (3, 2, 0, 1),  # conv2d (height, width, in, out) -> (out, in, height, width)
 }
+
+
+def build_network_module(network: Network, config: Config, device: torch.device) -> NetworkModule:
+    """Build the module of a network, or of a stage of one, with the seed's initial weights on a device."""
+    model = NetworkModule(network, config.train.data_format, config.train.dropout)
+    arrays = ((array.name, array.shape, array.init) for array in network.arrays)
+    load_weights(model, initial_weights(arrays, config.seed))
+    return model.to(device)
 
 
 def load_weights(model: NetworkModule, arrays: dict[str, NDArray[np.float32]]) -> None:

@@ -15,12 +15,11 @@ from scalebench.strategies.base import BACKWARD, FORWARD, NotMeasured, Unsupport
 from scalebench.strategies.torch import optimizer
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.ddp import Ddp, DdpOptions, read_bucket_bytes
+from scalebench.strategies.torch.group import FLOAT_BYTES
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's import here warns about its own other optimizers
     from torch.distributed.optim import ZeroRedundancyOptimizer
-
-FLOAT_BYTES = 4
 
 
 @dataclass

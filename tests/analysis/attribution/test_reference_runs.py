@@ -21,8 +21,8 @@ def find(result: Result, *others: Result) -> tuple[Result | None, Result | None]
 def test_runs_of_either_scaling_are_baselines(scaling: str) -> None:
     bare, own = (one_device_run(name, 0.01, 10, scaling=scaling) for name in ("bare_torch", "ddp"))
     result, full, *_ = strong_scaling_runs()
-    found = find(result, full, bare, own)
-    assert found[0] is bare and found[1] is own
+    actual = find(result, full, bare, own)
+    assert actual[0] is bare and actual[1] is own
 
 
 def changed_train(**settings: Any) -> Result:

@@ -22,7 +22,7 @@ from scalebench.core.machine.machine import MachineClass, classify_machine
 from scalebench.core.result import write_result
 from tests.builders.comparisons import machine_settings, make_results, write_folder
 from tests.builders.runs import MACHINE, record
-from tests.builders.sweeps import write
+from tests.builders.sweeps import write_results
 
 GPU = Gpu(0, "Tesla K80", "GPU-1", 2**33, 875, 2505, 149.0, 0, None)
 GIB = 2**30
@@ -86,8 +86,8 @@ def test_saved_records_come_back_as_they_were() -> None:
 def test_each_machine_has_its_own() -> None:
     write_folder("a", [0.1])
     write_folder("a", [0.1], gpus=2, **machine_settings(cpus=4))
-    found = save_baseline("main", ["a"])
-    assert {one.fingerprint for one, *_ in found} == {kind().fingerprint, kind(cpus=4).fingerprint}
+    actual = save_baseline("main", ["a"])
+    assert {one.fingerprint for one, *_ in actual} == {kind().fingerprint, kind(cpus=4).fingerprint}
     assert len(find_baseline_folders("main", [kind(), kind(cpus=4)])) == 2
 
 
@@ -156,7 +156,7 @@ def test_nothing_that_went_well_is_no_baseline() -> None:
 
 def test_a_copy_of_a_run_is_saved_once() -> None:
     write_folder("a", [0.1, 0.1])
-    write(Path("copies"), make_results("a", [0.1]))
+    write_results(Path("copies"), make_results("a", [0.1]))
     assert save_baseline("main", ["a", "copies"])[0][2] == 2
 
 

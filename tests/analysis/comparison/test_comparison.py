@@ -22,8 +22,8 @@ def slower(share: float) -> list[float]:
     return [each * (1 + share) for each in STEADY]
 
 
-def only(found: Comparison) -> Any:
-    (pair,) = found.pairs
+def only(actual: Comparison) -> Any:
+    (pair,) = actual.pairs
     return pair
 
 
@@ -34,27 +34,27 @@ def test_a_slow_down_is_found_and_is_a_regression_beyond_the_threshold_only() ->
     assert pair.ratio == pytest.approx(1 / 1.05) and pair.interval.low < pair.ratio < pair.interval.high < 1
     assert pair.test == "Welch's t, 5 and 5 repeats"
     for threshold, status in [(None, "ok"), (0.0, "regression"), (0.03, "regression"), (0.05, "ok")]:
-        found = compare(a, b, threshold=threshold)
-        assert found.status == status and only(found).verdict == "slower"
+        actual = compare(a, b, threshold=threshold)
+        assert actual.status == status and only(actual).verdict == "slower"
 
 
 def test_what_is_faster_is_no_regression() -> None:
-    found = compare(make_runs("a", slower(0.05)), make_runs("b", STEADY), threshold=0.0)
-    assert (found.status, only(found).verdict) == ("ok", "faster") and only(found).ratio == pytest.approx(1.05)
+    actual = compare(make_runs("a", slower(0.05)), make_runs("b", STEADY), threshold=0.0)
+    assert (actual.status, only(actual).verdict) == ("ok", "faster") and only(actual).ratio == pytest.approx(1.05)
 
 
 def test_a_large_ratio_that_noise_explains_is_no_regression() -> None:
     noisy = [0.08, 0.12, 0.1, 0.13]
-    found = compare(make_runs("a", noisy), make_runs("b", [each * 1.1 for each in noisy]), threshold=0.03)
-    assert (found.status, only(found).verdict) == ("ok", "no difference resolved")
+    actual = compare(make_runs("a", noisy), make_runs("b", [each * 1.1 for each in noisy]), threshold=0.03)
+    assert (actual.status, only(actual).verdict) == ("ok", "no difference resolved")
 
 
 def test_the_same_runs_are_told_as_such() -> None:
     runs = [*make_runs("a", STEADY), *make_runs("a", [0.1], gpus=2)]
-    found = compare(runs, runs, threshold=0.0)
+    actual = compare(runs, runs, threshold=0.0)
     assert (
-        found.status == "ok"
-        and [(p.ratio, p.interval, p.verdict) for p in found.pairs] == [(1.0, None, "the same run")] * 2
+        actual.status == "ok"
+        and [(p.ratio, p.interval, p.verdict) for p in actual.pairs] == [(1.0, None, "the same run")] * 2
     )
 
 
@@ -78,17 +78,17 @@ def test_few_launches_beside_many(few: int, test: str) -> None:
 
 
 def test_two_launches_each_give_no_verdict() -> None:
-    found = compare(make_runs("a", STEADY[:2]), make_runs("b", slower(0.5)[:2]), threshold=0.0)
-    assert (only(found).verdict, only(found).interval, found.status) == ("no interval", None, "ok")
+    actual = compare(make_runs("a", STEADY[:2]), make_runs("b", slower(0.5)[:2]), threshold=0.0)
+    assert (only(actual).verdict, only(actual).interval, actual.status) == ("no interval", None, "ok")
 
 
 def test_interleaved_launches_are_paired() -> None:
     """Both drift by 30 %, which cancels."""
     drift = [0.1, 0.11, 0.12, 0.13]
-    found = [*make_runs("a", drift), *make_runs("a", [each * 1.02 * (1 + 0.0005 * n) for n, each in enumerate(drift)], "ddp", 1,
-                                     run_id="", **train_settings(precision="tf32"))]  # fmt: skip
-    renamed = [make_compared_run(dataclasses.replace(one.record, run_id=f"{n}")) for n, one in enumerate(found)]
-    apart = [dataclasses.replace(one, record=new.record) for one, new in zip(found, renamed, strict=True)]
+    slower_drift = [each * 1.02 * (1 + 0.0005 * n) for n, each in enumerate(drift)]
+    runs = [*make_runs("a", drift), *make_runs("a", slower_drift, run_id="", **train_settings(precision="tf32"))]
+    renamed = [make_compared_run(dataclasses.replace(run.record, run_id=f"{n}")) for n, run in enumerate(runs)]
+    apart = [dataclasses.replace(run, record=new.record) for run, new in zip(runs, renamed, strict=True)]
     pair = only(compare_by(apart, "train.precision"))
     assert (pair.test, pair.verdict) == ("paired t, 4 interleaved repeats", "slower")
 
@@ -100,9 +100,9 @@ def test_verdicts_are_adjusted_for_the_number_of_pairs() -> None:
     assert alone.verdict == "slower" and 0.01 < alone.p < 0.05 and alone.p_holm == alone.p
     many = [one for gpus in range(1, 21) for one in make_runs("a", a, gpus=gpus)]
     others = make_runs("b", b) + [one for gpus in range(2, 21) for one in make_runs("b", a, gpus=gpus)]
-    found = compare(many, others, threshold=0.0)
-    first = found.pairs[0]
-    assert (first.verdict, found.status) == ("no difference resolved", "ok")
+    actual = compare(many, others, threshold=0.0)
+    first = actual.pairs[0]
+    assert (first.verdict, actual.status) == ("no difference resolved", "ok")
     assert first.p == pytest.approx(alone.p) and first.p_holm == pytest.approx(20 * alone.p)
     assert first.interval == alone.interval, "the interval is that of the pair alone"
 
@@ -117,10 +117,10 @@ def test_pairs_share_everything_but_what_may_differ() -> None:
         *make_runs("b", [0.1], **machine_settings(hostname="other", versions={"torch": "2.9"})),
         *make_runs("b", [0.1], gpus=4),
     ]
-    found = compare(a, b)
-    assert [pair.label for pair in found.pairs] == [{"strategy": "ddp", "gpus": "1", "precision": "float32"}]
-    told = {(key, x, y, n) for key, x, y, n in found.contrasts[0].differences}
-    assert told == {("machine.hostname", "node", "other", 1), ("versions.torch", "none", "2.9", 1)}
+    actual = compare(a, b)
+    assert [pair.label for pair in actual.pairs] == [{"strategy": "ddp", "gpus": "1", "precision": "float32"}]
+    reported = {(key, x, y, n) for key, x, y, n in actual.contrasts[0].differences}
+    assert reported == {("machine.hostname", "node", "other", 1), ("versions.torch", "none", "2.9", 1)}
 
 
 UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
@@ -132,19 +132,21 @@ UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("changes", "words"), UNLIKE.values(), ids=list(UNLIKE))
-def test_a_refusal_names_the_key_and_both_values(changes: dict[str, Any], words: str) -> None:
-    found = compare(make_runs("a", [0.1]), make_runs("b", [0.1], **changes))
-    assert (found.status, found.pairs) == ("not comparable", [])
-    assert words in found.refusal and found.refusal.startswith("nothing in A pairs with B: closest rows differ in ")
+@pytest.mark.parametrize(("changes", "arguments"), UNLIKE.values(), ids=list(UNLIKE))
+def test_a_refusal_names_the_key_and_both_values(changes: dict[str, Any], arguments: str) -> None:
+    actual = compare(make_runs("a", [0.1]), make_runs("b", [0.1], **changes))
+    assert (actual.status, actual.pairs) == ("not comparable", [])
+    assert arguments in actual.refusal and actual.refusal.startswith(
+        "nothing in A pairs with B: closest rows differ in "
+    )
 
 
 def test_the_way_out_of_a_refusal_is_one() -> None:
     a, b = make_runs("a", [0.1]), make_runs("b", [0.2], **train_settings(batch_per_device=20))
     assert compare(a, b).refusal.endswith("; --ignore train.batch_per_device pairs them")
-    found = compare(a, b, ignore=["train.batch_per_device"])
-    assert found.status == "ok" and only(found).verdict == "slower"
-    assert found.contrasts[0].differences == [("train.batch_per_device", "10", "20", 1)]
+    actual = compare(a, b, ignore=["train.batch_per_device"])
+    assert actual.status == "ok" and only(actual).verdict == "slower"
+    assert actual.contrasts[0].differences == [("train.batch_per_device", "10", "20", 1)]
     assert compare(a, b, ignore=["train"]).status == "ok"
 
 
@@ -186,12 +188,12 @@ def test_unknown_keys(keys: list[str], reason: str) -> None:
 
 def formats(share: float = 1.25) -> list[ComparedRun]:
     """Six device counts in two formats, of which the second is faster by about `share`."""
-    found = []
+    actual = []
     for gpus in range(1, 7):
-        found += make_runs("a", [0.1], gpus=gpus, **train_settings(data_format="nhwc"))
+        actual += make_runs("a", [0.1], gpus=gpus, **train_settings(data_format="nhwc"))
         block_s = 0.1 / (share + 0.01 * (gpus - 3.5))
-        found += make_runs("b", [block_s], gpus=gpus, **train_settings(data_format="nchw"))
-    return found
+        actual += make_runs("b", [block_s], gpus=gpus, **train_settings(data_format="nchw"))
+    return actual
 
 
 def test_by_a_key_gives_the_median_over_the_pairs() -> None:
@@ -209,8 +211,8 @@ def test_by_a_key_gives_the_median_over_the_pairs() -> None:
 
 def test_by_hardware_the_machine_may_differ_and_is_told() -> None:
     big = {"hardware": HardwareSpec("p100", devices="cpu", gpus_per_node=4), **machine_settings(cpu_model="another")}
-    found = compare_by([*make_runs("a", STEADY), *make_runs("b", [each / 4.4 for each in STEADY], **big)], "hardware")
-    (contrast,) = found.contrasts
+    actual = compare_by([*make_runs("a", STEADY), *make_runs("b", [each / 4.4 for each in STEADY], **big)], "hardware")
+    (contrast,) = actual.contrasts
     assert (contrast.a, contrast.b) == ("cpu", "p100") and contrast.median == pytest.approx(4.4)
     keys = {key for key, *_ in contrast.differences}
     assert {"machine.cpu_model", "hardware.gpus_per_node"} <= keys and "hardware.name" not in keys
@@ -218,31 +220,31 @@ def test_by_hardware_the_machine_may_differ_and_is_told() -> None:
 
 def test_of_other_models_it_is_told_that_samples_differ() -> None:
     other = dataclasses.replace(make_results("a", [0.1])[0].spec and simulated_config().model, name="mlp")
-    found = compare_by([*make_runs("a", [0.1]), *make_runs("b", [0.05], model=other)], "model")
-    assert len(found.pairs) == 1 and any("a sample is not the same work" in note for note in found.notes)
+    actual = compare_by([*make_runs("a", [0.1]), *make_runs("b", [0.05], model=other)], "model")
+    assert len(actual.pairs) == 1 and any("a sample is not the same work" in note for note in actual.notes)
     assert compare(make_runs("a", [0.1]), make_runs("b", [0.1])).notes == []
 
 
 def test_one_value_is_nothing_to_compare() -> None:
-    found = compare_by(make_runs("a", [0.1]), "train.precision")
-    assert (found.status, found.refusal) == (
+    actual = compare_by(make_runs("a", [0.1]), "train.precision")
+    assert (actual.status, actual.refusal) == (
         "not comparable", "train.precision is float32 in all rows: nothing to compare"
     )  # fmt: skip
 
 
 def test_several_values_are_one_family() -> None:
-    found = [one for n, p in enumerate(("float32", "tf32", "bfloat16"))
+    actual = [one for n, p in enumerate(("float32", "tf32", "bfloat16"))
              for one in make_runs("abc"[n], [each * (1 + 0.1 * n) for each in STEADY], **train_settings(precision=p))]  # fmt: skip
-    told = compare_by(found, "train.precision", base="float32")
-    assert [(c.a, c.b) for c in told.contrasts] == [("float32", "bfloat16"), ("float32", "tf32")]
-    least = min(pair.p for pair in told.pairs)
-    assert min(pair.p_holm for pair in told.pairs) == pytest.approx(2 * least)
+    reported = compare_by(actual, "train.precision", base="float32")
+    assert [(c.a, c.b) for c in reported.contrasts] == [("float32", "bfloat16"), ("float32", "tf32")]
+    least = min(pair.p for pair in reported.pairs)
+    assert min(pair.p_holm for pair in reported.pairs) == pytest.approx(2 * least)
 
 
 def test_speedups_by_gpus_are_those_of_the_sweep() -> None:
-    found = [make_compared_run(sweeps.run("ddp_gloo", gpus, repeat)) for repeat in range(3) for gpus in (1, 2, 4)]
-    told = compare_by(found, "gpus")
-    assert [contrast.median for contrast in told.contrasts] == pytest.approx([1.8, 3.24], rel=0.01)
+    actual = [make_compared_run(sweeps.run("ddp_gloo", gpus, repeat)) for repeat in range(3) for gpus in (1, 2, 4)]
+    reported = compare_by(actual, "gpus")
+    assert [contrast.median for contrast in reported.contrasts] == pytest.approx([1.8, 3.24], rel=0.01)
 
 
 def test_a_failed_run_goes_before_a_regression_and_only_with_a_threshold() -> None:

@@ -13,8 +13,8 @@ from scalebench.core.spec import HardwareSpec
 from tests.builders.comparisons import machine_settings, make_runs, train_settings
 
 
-def names(found: list[ComparedRun], key: str, base: str | None = None) -> list[str]:
-    return [value.name for value in find_key_values(found, key, base)]
+def names(actual: list[ComparedRun], key: str, base: str | None = None) -> list[str]:
+    return [value.name for value in find_key_values(actual, key, base)]
 
 
 STRATEGIES = [
@@ -25,9 +25,9 @@ STRATEGIES = [
 
 
 def test_strategies_of_one_name_are_told_apart_by_their_options() -> None:
-    found = find_key_values(STRATEGIES, "strategy", None)
-    assert [value.name for value in found] == ["ddp bucket_cap_mb=1", "ddp bucket_cap_mb=25", "horovod_gloo"]
-    assert found[2].run_ids == {"a-horovod_gloo-1-0", "a-horovod_gloo-1-1"}
+    actual = find_key_values(STRATEGIES, "strategy", None)
+    assert [value.name for value in actual] == ["ddp bucket_cap_mb=1", "ddp bucket_cap_mb=25", "horovod_gloo"]
+    assert actual[2].run_ids == {"a-horovod_gloo-1-0", "a-horovod_gloo-1-1"}
 
 
 @pytest.mark.parametrize("base", ["horovod_gloo", "ddp bucket_cap_mb=25", "ddp bucket_cap_mb=1"])
@@ -44,8 +44,8 @@ def test_a_base_that_is_none_of_them() -> None:
 
 
 def test_numbers_in_their_order() -> None:
-    found = [one for gpus in (10, 2, 1) for one in make_runs("a", [0.1], gpus=gpus)]
-    assert names(found, "gpus") == ["1", "2", "10"] and names(found, "gpus", "10") == ["10", "1", "2"]
+    actual = [one for gpus in (10, 2, 1) for one in make_runs("a", [0.1], gpus=gpus)]
+    assert names(actual, "gpus") == ["1", "2", "10"] and names(actual, "gpus", "10") == ["10", "1", "2"]
 
 
 def test_the_first_folder_goes_first() -> None:
@@ -65,13 +65,13 @@ def test_machines_of_one_name() -> None:
                         ("machine.cpus", ["2"]), ("strategy.options.bucket_cap_mb", ["25"])],
 )  # fmt: skip
 def test_what_may_differ_can_be_compared_too(key: str, values: list[str]) -> None:
-    found = [
+    actual = [
         *make_runs("a", [0.1], **machine_settings(versions={"torch": "2.8"})),
         *make_runs("b", [0.1], **machine_settings(versions={"torch": "2.9"})),
     ]
-    assert names(found, key) == values
+    assert names(actual, key) == values
 
 
 def test_without_the_key_a_run_has_none() -> None:
-    found = [*make_runs("a", [0.1]), *make_runs("b", [0.1], "bare_torch")]
-    assert names(found, "strategy.options.bucket_cap_mb") == ["25", "none"]
+    actual = [*make_runs("a", [0.1]), *make_runs("b", [0.1], "bare_torch")]
+    assert names(actual, "strategy.options.bucket_cap_mb") == ["25", "none"]

@@ -16,21 +16,21 @@ from tests.builders.runs import MODEL
 OTHER = {"model": dataclasses.replace(MODEL, name="mlp", input_shape=[3, 3], outputs=7)}
 
 
-def labels(*found: ComparisonRow, without: tuple[str, ...] = ()) -> list[dict[str, str]]:
-    told = Labels(found, without)
-    return [told.of(row) for row in found]
+def labels(*actual: ComparisonRow, without: tuple[str, ...] = ()) -> list[dict[str, str]]:
+    reported = Labels(actual, without)
+    return [reported.of(row) for row in actual]
 
 
 def test_the_fewest_keys_that_tell_rows_apart() -> None:
     """What goes with the model, its shape and outputs, is not told beside its name."""
-    found = make_comparison_rows(
+    actual = make_comparison_rows(
         [
             *make_runs("a", [0.1]),
             *make_runs("a", [0.1], **OTHER),
             *make_runs("a", [0.1], **train_settings(precision="tf32")),
         ]
     )
-    assert labels(*found) == [
+    assert labels(*actual) == [
         {"model": "materials_cnn", "strategy": "ddp", "gpus": "1", "precision": "float32"},
         {"model": "mlp", "strategy": "ddp", "gpus": "1", "precision": "float32"},
         {"model": "materials_cnn", "strategy": "ddp", "gpus": "1", "precision": "tf32"},
@@ -43,20 +43,20 @@ def test_strategy_and_devices_are_always_told() -> None:
 
 
 def test_options_are_told_where_a_strategy_has_several() -> None:
-    found = make_comparison_rows(
+    actual = make_comparison_rows(
         [
             *make_runs("a", [0.1], options={"bucket_cap_mb": 1.0}),
             *make_runs("a", [0.1]),
             *make_runs("a", [0.1], "bare_torch"),
         ]
     )
-    assert [one.get("bucket_cap_mb") for one in labels(*found)] == ["1", "25", "none"]
-    assert "bucket_cap_mb" not in labels(*found[1:])[0]
+    assert [one.get("bucket_cap_mb") for one in labels(*actual)] == ["1", "25", "none"]
+    assert "bucket_cap_mb" not in labels(*actual[1:])[0]
 
 
 def test_what_is_compared_names_no_row() -> None:
-    found = make_comparison_rows([*make_runs("a", [0.1]), *make_runs("a", [0.1], gpus=2)])
-    assert labels(*found, without=("gpus",)) == [{"strategy": "ddp"}] * 2
+    actual = make_comparison_rows([*make_runs("a", [0.1]), *make_runs("a", [0.1], gpus=2)])
+    assert labels(*actual, without=("gpus",)) == [{"strategy": "ddp"}] * 2
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_short_names(key: str, name: str) -> None:
 
 
 def row(side: str, **changes: Any) -> ComparisonRow:
-    (found,) = make_comparison_rows(make_runs(side, [0.1], **changes))
-    return found
+    (actual,) = make_comparison_rows(make_runs(side, [0.1], **changes))
+    return actual
 
 
 def test_differences_are_counted_over_the_pairs() -> None:
@@ -97,11 +97,11 @@ def test_neither_the_key_itself_nor_options_of_another_strategy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clock", "told"), [(1405.0, []), (1300.0, [("sm_clock_mhz_mean", "1400", "1300", 1)]), (None, [])]
+    ("clock", "reported"), [(1405.0, []), (1300.0, [("sm_clock_mhz_mean", "1400", "1300", 1)]), (None, [])]
 )
-def test_clocks_that_differ_by_more_than_a_hundredth(clock: float | None, told: list[Any]) -> None:
+def test_clocks_that_differ_by_more_than_a_hundredth(clock: float | None, reported: list[Any]) -> None:
     a, b = (
         row("a", monitor=MonitorRecord(sm_clock_mhz_mean=1400.0)),
         row("b", monitor=MonitorRecord(sm_clock_mhz_mean=clock)),
     )
-    assert find_differences([(a, b)], None) == told
+    assert find_differences([(a, b)], None) == reported

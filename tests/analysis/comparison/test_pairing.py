@@ -18,9 +18,9 @@ from scalebench.analysis.comparison.pairing import (
     merge_rows,
 )
 from scalebench.core.errors import InputError
-from scalebench.core.result import Result
+from scalebench.core.result import SCHEMA_VERSION, Result
 from tests.builders.comparisons import make_failed_run, make_results, make_runs, train_settings, write_folder
-from tests.builders.sweeps import write
+from tests.builders.sweeps import write_results
 
 
 def with_version(side: str, block_s: list[float], version: str, **changes: Any) -> list[Result]:
@@ -29,7 +29,7 @@ def with_version(side: str, block_s: list[float], version: str, **changes: Any) 
 
 
 def test_launches_of_one_configuration_are_a_row() -> None:
-    found = make_comparison_rows(
+    actual = make_comparison_rows(
         [
             *make_runs("a", [0.1, 0.4]),
             *make_runs("a", [0.1], gpus=2),
@@ -37,21 +37,21 @@ def test_launches_of_one_configuration_are_a_row() -> None:
             *make_runs("a", [0.1], **train_settings(precision="tf32")),
         ]
     )
-    assert [len(row.measured) for row in found] == [2, 1, 1] and [len(row.unmeasured) for row in found] == [1, 0, 0]
-    assert found[0].rates == pytest.approx([200.0, 50.0], rel=0.01)
-    assert found[0].rate == pytest.approx(100.0, rel=0.01), "the geometric mean"
+    assert [len(row.measured) for row in actual] == [2, 1, 1] and [len(row.unmeasured) for row in actual] == [1, 0, 0]
+    assert actual[0].rates == pytest.approx([200.0, 50.0], rel=0.01)
+    assert actual[0].rate == pytest.approx(100.0, rel=0.01), "the geometric mean"
 
 
 def test_a_copy_of_a_run_is_one_launch() -> None:
     write_folder("a", [0.1, 0.1])
-    write(Path("copies"), make_results("a", [0.1]))
+    write_results(Path("copies"), make_results("a", [0.1]))
     assert [one.run_id for one in load_compared_runs(["a", "copies"])] == ["a-ddp-1-0", "a-ddp-1-1"]
     assert all(one.record.ranks == [] and one.record.spec == {} for one in load_compared_runs(["a"]))
 
 
 def test_figures_of_the_latest_version_only() -> None:
-    write(Path("a"), with_version("a", [0.1, 0.2], "2.8"))
-    write(Path("a"), with_version("b", [0.4], "2.9"))
+    write_results(Path("a"), with_version("a", [0.1, 0.2], "2.8"))
+    write_results(Path("a"), with_version("b", [0.4], "2.9"))
     (row,) = make_comparison_rows(load_compared_runs(["a"]))
     assert [one.run_id for one in row.measured] == ["b-ddp-1-0"]
     assert row.notes == ["repeats of 2.8 are left out beside those of 2.9"]
@@ -65,34 +65,34 @@ def test_rows_become_one_without_the_seed_only() -> None:
         *make_runs("a", [0.1], "simulated", options={"step_s": 1.0}),
         *make_runs("a", [0.2], "simulated", run_id="other", options={"step_s": 2.0}),
     ]
-    whole, refused = merge_rows(make_comparison_rows(steps), ["strategy.options.step_s"])
+    complete, refused = merge_rows(make_comparison_rows(steps), ["strategy.options.step_s"])
     assert (
-        whole == {}
+        complete == {}
         and [reason for _, reason in refused] == ["without strategy.options.step_s several rows are one: 1, 2"] * 2
     )
 
 
 def test_the_closest_row_and_in_what_it_differs() -> None:
-    (mine,) = make_comparison_rows(make_runs("a", [0.1]))
+    (own_side,) = make_comparison_rows(make_runs("a", [0.1]))
     others = make_comparison_rows(
         [
             *make_runs("b", [0.1], gpus=4, **train_settings(precision="tf32")),
             *make_runs("b", [0.1], **train_settings(batch_per_device=20)),
         ]
     )
-    row, keys = find_closest_row(mine.identity, others, [])
+    row, keys = find_closest_row(own_side.identity, others, [])
     assert keys == ["train.batch_per_device"]
-    assert describe_differences(mine.identity, row.identity, keys) == "train.batch_per_device: 10 and 20"
-    assert find_closest_row(mine.identity, others[:1], ["train"])[1] == ["gpus"]
-    assert find_closest_row(mine.identity, [], []) is None
+    assert describe_differences(own_side.identity, row.identity, keys) == "train.batch_per_device: 10 and 20"
+    assert find_closest_row(own_side.identity, others[:1], ["train"])[1] == ["gpus"]
+    assert find_closest_row(own_side.identity, [], []) is None
 
 
 def test_of_another_strategy_its_name_says_enough() -> None:
-    (mine,), others = (
+    (own_side,), others = (
         make_comparison_rows(make_runs("a", [0.1])),
         make_comparison_rows(make_runs("b", [0.1], "horovod_gloo")),
     )
-    assert find_closest_row(mine.identity, others, [])[1] == ["strategy.name"]
+    assert find_closest_row(own_side.identity, others, [])[1] == ["strategy.name"]
 
 
 def test_many_differences_are_counted() -> None:
@@ -100,26 +100,27 @@ def test_many_differences_are_counted() -> None:
     assert describe_differences(one, other, [*"abcde"]) == "a: 1 and 2; b: 1 and 2; c: 1 and 2; and 2 more"
 
 
-@pytest.mark.parametrize(("value", "words"), [(None, "none"), (True, "true"), (1, "1"), (0.5, "0.5"), ("x", "x")])
-def test_values_in_words(value: Any, words: str) -> None:
-    assert format_fact(value) == words
+@pytest.mark.parametrize(("value", "arguments"), [(None, "none"), (True, "true"), (1, "1"), (0.5, "0.5"), ("x", "x")])
+def test_values_in_words(value: Any, arguments: str) -> None:
+    assert format_fact(value) == arguments
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs", "left"),
+    ("own_side", "other_side", "left"),
     [("12", "34", ("12", "34")), ("12", "12", None), ("123", "12", ("3", "12")), ("12", "123", ("12", "3")),
      ("12", "23", ("1", "23"))],
 )  # fmt: skip
-def test_runs_that_both_hold(mine: str, theirs: str, left: tuple[str, str] | None) -> None:
+def test_runs_that_both_hold(own_side: str, other_side: str, left: tuple[str, str] | None) -> None:
     (one,), (other,) = (
-        make_comparison_rows([one for k in ids for one in make_runs("a", [0.1], run_id=k)]) for ids in (mine, theirs)
+        make_comparison_rows([one for k in ids for one in make_runs("a", [0.1], run_id=k)])
+        for ids in (own_side, other_side)
     )
-    found = drop_shared_runs(one, other)
-    kept = None if found is None else tuple("".join(one.run_id for one in row.measured) for row in found)
+    actual = drop_shared_runs(one, other)
+    kept = None if actual is None else tuple("".join(one.run_id for one in row.measured) for row in actual)
     assert kept == left
-    if found is not None:
-        shared = set(mine) & set(theirs)
-        assert any("both sides" in note for row in found for note in row.notes) == bool(shared)
+    if actual is not None:
+        shared = set(own_side) & set(other_side)
+        assert any("both sides" in note for row in actual for note in row.notes) == bool(shared)
 
 
 def test_files_that_cannot_be_read() -> None:
@@ -130,6 +131,7 @@ def test_files_that_cannot_be_read() -> None:
     Path("a/0/result.json").write_text(text[: len(text) // 2])
     with pytest.raises(InputError, match=r"^a/0/result.json is no whole JSON file"):
         load_compared_runs(["a"])
-    Path("a/0/result.json").write_text(text.replace('"schema_version": 1', '"schema_version": 2'))
-    with pytest.raises(InputError, match=r"^a/0/result.json has schema version 2"):
+    newer = text.replace(f'"schema_version": {SCHEMA_VERSION}', f'"schema_version": {SCHEMA_VERSION + 1}')
+    Path("a/0/result.json").write_text(newer)
+    with pytest.raises(InputError, match=rf"^a/0/result.json has schema version {SCHEMA_VERSION + 1}"):
         load_compared_runs(["a"])

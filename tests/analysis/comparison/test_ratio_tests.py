@@ -25,50 +25,50 @@ def logs(values: list[float]) -> list[float]:
 
 
 def test_welch_is_scipys() -> None:
-    found, known = compare_independent_repeats(A, B), scipy.stats.ttest_ind(logs(B), logs(A), equal_var=False)
-    assert found.test == "Welch's t, 4 and 3 repeats"
-    assert found.ratio == pytest.approx(scipy.stats.gmean(B) / scipy.stats.gmean(A))
-    assert found.p == pytest.approx(known.pvalue)
-    limits = known.confidence_interval(0.95)
-    assert (found.interval.low, found.interval.high) == pytest.approx((math.exp(limits.low), math.exp(limits.high)))
+    actual, expected = compare_independent_repeats(A, B), scipy.stats.ttest_ind(logs(B), logs(A), equal_var=False)
+    assert actual.test == "Welch's t, 4 and 3 repeats"
+    assert actual.ratio == pytest.approx(scipy.stats.gmean(B) / scipy.stats.gmean(A))
+    assert actual.p == pytest.approx(expected.pvalue)
+    limits = expected.confidence_interval(0.95)
+    assert (actual.interval.low, actual.interval.high) == pytest.approx((math.exp(limits.low), math.exp(limits.high)))
 
 
 @pytest.mark.parametrize("b", [[92.0, 95.0], [92.0, 97.0]])
 def test_two_launches_beside_several_share_their_variance(b: list[float]) -> None:
-    found, known = compare_independent_repeats(A, b), scipy.stats.ttest_ind(logs(b), logs(A), equal_var=True)
-    assert found.test == "Student's t, 4 and 2 repeats"
-    assert found.p == pytest.approx(known.pvalue)
-    assert found.interval.high == pytest.approx(math.exp(known.confidence_interval(0.95).high))
+    actual, expected = compare_independent_repeats(A, b), scipy.stats.ttest_ind(logs(b), logs(A), equal_var=True)
+    assert actual.test == "Student's t, 4 and 2 repeats"
+    assert actual.p == pytest.approx(expected.pvalue)
+    assert actual.interval.high == pytest.approx(math.exp(expected.confidence_interval(0.95).high))
 
 
 def test_one_launch_beside_several_is_crawford_and_howells() -> None:
-    found, spread = compare_independent_repeats(A, [92.0]), np.std(logs(A), ddof=1)
+    actual, spread = compare_independent_repeats(A, [92.0]), np.std(logs(A), ddof=1)
     t = (math.log(92.0) - np.mean(logs(A))) / (spread * math.sqrt(1 + 1 / 4))
-    assert found.p == pytest.approx(2 * scipy.stats.t.sf(abs(t), 3))
+    assert actual.p == pytest.approx(2 * scipy.stats.t.sf(abs(t), 3))
     turned = compare_independent_repeats([92.0], A)
-    assert turned.p == pytest.approx(found.p) and turned.ratio == pytest.approx(1 / found.ratio)
+    assert turned.p == pytest.approx(actual.p) and turned.ratio == pytest.approx(1 / actual.ratio)
 
 
 @pytest.mark.parametrize(("a", "b"), [([100.0, 101.0], [90.0]), ([100.0, 101.0], [90.0, 91.0]), ([100.0], [90.0])])
 def test_fewer_than_three_launches_say_nothing_of_how_they_vary(a: list[float], b: list[float]) -> None:
-    found = compare_independent_repeats(a, b)
-    assert (found.interval, found.p) == (None, None) and found.test.startswith("none")
-    assert found.ratio == pytest.approx(scipy.stats.gmean(b) / scipy.stats.gmean(a))
+    actual = compare_independent_repeats(a, b)
+    assert (actual.interval, actual.p) == (None, None) and actual.test.startswith("none")
+    assert actual.ratio == pytest.approx(scipy.stats.gmean(b) / scipy.stats.gmean(a))
 
 
 @pytest.mark.parametrize(("b", "p"), [([100.0] * 3, 1.0), ([90.0] * 3, 0.0)])
 def test_launches_without_any_noise(b: list[float], p: float) -> None:
-    found = compare_independent_repeats([100.0] * 3, b)
-    assert found.p == p and found.interval.low == found.interval.high == found.ratio
+    actual = compare_independent_repeats([100.0] * 3, b)
+    assert actual.p == p and actual.interval.low == actual.interval.high == actual.ratio
 
 
 def test_what_pairs_have_in_common_cancels() -> None:
     pairs = [(100.0, 95.0), (200.0, 190.4), (50.0, 47.4), (80.0, 76.1)]
-    found = compare_interleaved_repeats(pairs)
-    known = scipy.stats.ttest_rel(logs([b for _, b in pairs]), logs([a for a, _ in pairs]))
-    assert found.p == pytest.approx(known.pvalue) and found.p < 0.001
-    assert found.interval.low == pytest.approx(math.exp(known.confidence_interval(0.95).low))
-    assert found.test == "paired t, 4 interleaved repeats"
+    actual = compare_interleaved_repeats(pairs)
+    expected = scipy.stats.ttest_rel(logs([b for _, b in pairs]), logs([a for a, _ in pairs]))
+    assert actual.p == pytest.approx(expected.pvalue) and actual.p < 0.001
+    assert actual.interval.low == pytest.approx(math.exp(expected.confidence_interval(0.95).low))
+    assert actual.test == "paired t, 4 interleaved repeats"
 
 
 def blocks(value: float, share: float) -> tuple[float, Estimate]:
@@ -77,16 +77,16 @@ def blocks(value: float, share: float) -> tuple[float, Estimate]:
 
 @pytest.mark.parametrize("value", [90.0, 97.9, 98.7, 99.3, 101.0, 103.0])
 def test_p_of_blocks_agrees_with_their_interval(value: float) -> None:
-    found = compare_blocks(blocks(100.0, 0.01), blocks(value, 0.01))
-    assert found.interval == divide_estimates(blocks(value, 0.01)[1], blocks(100.0, 0.01)[1])
-    assert (found.p <= 0.05) == (not found.interval.low <= 1 <= found.interval.high)
-    assert found.test == "blocks of one repeat each"
+    actual = compare_blocks(blocks(100.0, 0.01), blocks(value, 0.01))
+    assert actual.interval == divide_estimates(blocks(value, 0.01)[1], blocks(100.0, 0.01)[1])
+    assert (actual.p <= 0.05) == (not actual.interval.low <= 1 <= actual.interval.high)
+    assert actual.test == "blocks of one repeat each"
 
 
 def test_p_of_blocks_is_students() -> None:
-    found = compare_blocks((100.0, Estimate(100.0, 100.0, 100.0)), blocks(98.0, 0.01))
+    actual = compare_blocks((100.0, Estimate(100.0, 100.0, 100.0)), blocks(98.0, 0.01))
     t = math.log(1 / 0.98) / math.log(1.01) * scipy.stats.t.ppf(0.975, BATCHES - 1)
-    assert found.p == pytest.approx(2 * scipy.stats.t.sf(t, BATCHES - 1))
+    assert actual.p == pytest.approx(2 * scipy.stats.t.sf(t, BATCHES - 1))
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_p_at_the_ends(b: Estimate, p: float) -> None:
 
 
 def test_too_few_blocks_give_a_ratio() -> None:
-    found = compare_blocks((100.0, None), blocks(90.0, 0.01))
-    assert (found.ratio, found.interval, found.p) == (0.9, None, None)
+    actual = compare_blocks((100.0, None), blocks(90.0, 0.01))
+    assert (actual.ratio, actual.interval, actual.p) == (0.9, None, None)
 
 
 def test_holm_by_hand() -> None:

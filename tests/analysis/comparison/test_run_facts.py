@@ -65,36 +65,36 @@ def test_of_the_identity(key: str, changes: dict[str, Any]) -> None:
 def test_what_differs_and_is_told(key: str, changes: dict[str, Any]) -> None:
     before, after = facts(), facts(**changes)
     assert before.identity == after.identity
-    assert before.free.get(key) != after.free.get(key)
+    assert before.other.get(key) != after.other.get(key)
 
 
 def test_descriptions_and_repeats_are_neither() -> None:
     other = dataclasses.replace(MODEL, description="told better", sources=["a paper"])
     before, after = facts(), facts(model=other, repeat=3, run_id="x", resume=True)
-    assert (before.identity, before.free) == (after.identity, after.free)
+    assert (before.identity, before.other) == (after.identity, after.other)
 
 
 def test_the_processor_of_a_gpu_machine_may_differ() -> None:
     plain = record(**machine_settings(cpu_model="another"))
     scale = dataclasses.replace(plain.scale, device="cuda")
-    found = collect_facts(dataclasses.replace(plain, scale=scale))
-    assert "machine.cpu_model" not in found.identity and found.free["machine.cpu_model"] == "another"
+    actual = collect_facts(dataclasses.replace(plain, scale=scale))
+    assert "machine.cpu_model" not in actual.identity and actual.other["machine.cpu_model"] == "another"
 
 
 def test_settings_of_the_gpus_are_told() -> None:
     two = [GPU, dataclasses.replace(GPU, power_limit_w=100.0)]
-    assert facts(**machine_settings(gpus=two)).free["machine.gpu.power_limit_w"] == "[149.0, 100.0]"
-    assert facts(**machine_settings(gpus=[GPU, GPU])).free["machine.gpu.power_limit_w"] == 149
+    assert facts(**machine_settings(gpus=two)).other["machine.gpu.power_limit_w"] == "[149.0, 100.0]"
+    assert facts(**machine_settings(gpus=[GPU, GPU])).other["machine.gpu.power_limit_w"] == 149
 
 
 def test_older_records_have_the_values_that_were_fixed_before() -> None:
-    whole = record("ddp")
-    older = dataclasses.replace(whole, spec={**whole.spec, "train": dict(whole.spec["train"]), "strategy": {}})
+    complete = record("ddp")
+    older = dataclasses.replace(complete, spec={**complete.spec, "train": dict(complete.spec["train"]), "strategy": {}})
     del older.spec["train"]["dropout"]
-    older.spec["strategy"] = {key: value for key, value in whole.spec["strategy"].items() if key != "options"}
-    assert collect_facts(older).identity == collect_facts(whole).identity
+    older.spec["strategy"] = {key: value for key, value in complete.spec["strategy"].items() if key != "options"}
+    assert collect_facts(older).identity == collect_facts(complete).identity
     assert collect_facts(older).identity["train.dropout"] is True
-    assert collect_facts(whole).identity["strategy.options.bucket_cap_mb"] == 25
+    assert collect_facts(complete).identity["strategy.options.bucket_cap_mb"] == 25
 
 
 def test_an_option_with_its_default_is_the_strategy_as_it_comes() -> None:
@@ -140,5 +140,5 @@ def test_a_last_part_alone_is_found() -> None:
 
 
 def test_a_record_with_next_to_nothing_in_its_spec() -> None:
-    found = collect_facts(dataclasses.replace(record(), spec={}))
-    assert found.identity["gpus"] == 1 and "model.name" not in found.identity
+    actual = collect_facts(dataclasses.replace(record(), spec={}))
+    assert actual.identity["gpus"] == 1 and "model.name" not in actual.identity

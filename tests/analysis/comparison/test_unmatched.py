@@ -59,8 +59,8 @@ def test_a_failure_on_both_sides_is_no_news() -> None:
 
 def test_the_same_failed_run_is_no_news() -> None:
     runs = [*OK_2, make_failed_run("a", gpus=2)]
-    found = compare(runs, runs, threshold=0.0)
-    assert found.status == "ok" and [one.failed for one in found.unmatched] == [False]
+    actual = compare(runs, runs, threshold=0.0)
+    assert actual.status == "ok" and [one.failed for one in actual.unmatched] == [False]
 
 
 def test_what_failed_in_the_base_only_is_told() -> None:
@@ -75,24 +75,24 @@ def test_an_ok_run_without_a_figure() -> None:
 
 def test_rows_that_become_one_are_told() -> None:
     steps = [*make_runs("a", [0.1], options={"bucket_cap_mb": 1.0}), *make_runs("a", [0.2])]
-    found = compare(steps, make_runs("b", [0.1]), ignore=["strategy.options.bucket_cap_mb"])
-    told = [one.reason for one in found.unmatched if one.side == "A"]
-    assert told == ["without strategy.options.bucket_cap_mb several rows are one: 1, 25"]
-    assert found.refusal == told[0]
+    actual = compare(steps, make_runs("b", [0.1]), ignore=["strategy.options.bucket_cap_mb"])
+    reported = [one.reason for one in actual.unmatched if one.side == "A"]
+    assert reported == ["without strategy.options.bucket_cap_mb several rows are one: 1, 25"]
+    assert actual.refusal == reported[0]
 
 
 def test_a_row_is_told_once_though_it_misses_in_several_values() -> None:
-    found = [*make_runs("a", [0.1]), *make_runs("b", [0.1], **train_settings(precision="tf32")),
+    actual = [*make_runs("a", [0.1]), *make_runs("b", [0.1], **train_settings(precision="tf32")),
              *make_runs("c", [0.1], **train_settings(precision="bfloat16")), make_failed_run("a", gpus=2)]  # fmt: skip
-    told = compare_by(found, "train.precision", base="tf32", threshold=0.0).unmatched
-    assert [(one.side, one.run_id) for one in told] == [("float32", "a-ddp-2-failed")]
+    reported = compare_by(actual, "train.precision", base="tf32", threshold=0.0).unmatched
+    assert [(one.side, one.run_id) for one in reported] == [("float32", "a-ddp-2-failed")]
 
 
 def test_nothing_of_several_values_pairs() -> None:
-    found = [*make_runs("a", [0.1]), *make_runs("b", [0.1], gpus=2, **train_settings(precision="tf32")),
+    actual = [*make_runs("a", [0.1]), *make_runs("b", [0.1], gpus=2, **train_settings(precision="tf32")),
              *make_runs("c", [0.1], gpus=2, **train_settings(precision="bfloat16"))]  # fmt: skip
-    told = compare_by(found, "train.precision", base="float32")
+    reported = compare_by(actual, "train.precision", base="float32")
     assert (
-        told.refusal
+        reported.refusal
         == "nothing in float32 pairs with the others: closest rows differ in gpus: 1 and 2; --ignore gpus pairs them"
     )

@@ -54,5 +54,5 @@ def test_what_cannot_be_known_is_said() -> None:
     with pytest.raises(InputError, match="from relu_2 to elsewhere, which mlp lacks"):
         find_stages(run)
     run.spec["model"] = {"name": 3}
-    with pytest.raises(InputError, match="does not tell the model"):
+    with pytest.raises(InputError, match="lacks the model"):
         find_stages(run)

@@ -69,9 +69,9 @@ def test_without_a_figure_there_is_no_pace() -> None:
 
 def test_links_are_those_of_as_many_devices_of_a_machine() -> None:
     rows = [DATA, {**DATA, "gpus": 4}, {**DATA, "sync_isolated_s": None}, {**DATA, "gpus": 1}]
-    found = group_syncs_by_link(rows, record)
-    assert {key[3]: len(several) for key, several in found.items()} == {2: 1, 4: 1}
-    (one,) = found[link_key(DATA)]
+    actual = group_syncs_by_link(rows, record)
+    assert {key[3]: len(several) for key, several in actual.items()} == {2: 1, 4: 1}
+    (one,) = actual[link_key(DATA)]
     assert (one.devices, one.messages, one.size_bytes, one.seconds) == (2, 4, 4_000_000, 0.04)
     assert group_syncs_by_link(rows, gone) == {}
 

@@ -36,8 +36,8 @@ updates = st.builds(StepCost, counts, seconds, seconds, st.just(0.0), st.just(0.
 
 
 def chain(made: list[tuple[float, float, float]]) -> list[ModelStage]:
-    whole = math.fsum(share for share, *_ in made)
-    return [ModelStage(share / whole, held, sent) for share, held, sent in made]
+    complete = math.fsum(share for share, *_ in made)
+    return [ModelStage(share / complete, held, sent) for share, held, sent in made]
 
 
 def test_two_devices_by_hand() -> None:
@@ -55,9 +55,9 @@ def test_two_devices_by_hand() -> None:
 
 def test_a_pipeline_by_hand() -> None:
     """Four micro-batches of two equal stages take five of their eight half steps; each sends in turn."""
-    found = predict_model_parallel(WORK, HALVES, RATES, 4)
-    assert found.step_s(8) == pytest.approx(8 * 0.006 * 5 / 8 + 0.0075 + 2 * 4 * (1e-4 + 2000 / 1e8))
-    assert found.sent_bytes(8) == 8000
+    actual = predict_model_parallel(WORK, HALVES, RATES, 4)
+    assert actual.step_s(8) == pytest.approx(8 * 0.006 * 5 / 8 + 0.0075 + 2 * 4 * (1e-4 + 2000 / 1e8))
+    assert actual.sent_bytes(8) == 8000
 
 
 def test_a_pass_costs_as_much_however_few_its_samples() -> None:
@@ -78,19 +78,19 @@ def test_equal_stages_stand_idle_for_the_bubble(
 ) -> None:
     quiet = MachineRates(given_rates.flops_per_s, math.inf)
     held = [ModelStage(1 / stages, 1.0, 1.0) for _ in range(stages)]
-    found = predict_model_parallel(work, held, quiet, micro_batches)
+    actual = predict_model_parallel(work, held, quiet, micro_batches)
     ideal_s = work.flops_per_sample / given_rates.flops_per_s / stages
-    assert found.per_sample_s == pytest.approx(ideal_s / (1 - expected_bubble_share(stages, micro_batches)))
+    assert actual.per_sample_s == pytest.approx(ideal_s / (1 - expected_bubble_share(stages, micro_batches)))
     assert stage_imbalance(held) == pytest.approx(1)
 
 
 @given(works, rates, parts)
-def test_one_micro_batch_is_as_long_as_all_of_the_work(work: StepWork, given_rates: MachineRates, made: list) -> None:  # type: ignore[type-arg]
+def test_one_micro_batch_takes_as_long_as_all_work(work: StepWork, given_rates: MachineRates, made: list) -> None:  # type: ignore[type-arg]
     stages = chain(made)
-    found = predict_model_parallel(work, stages, given_rates)
+    actual = predict_model_parallel(work, stages, given_rates)
     sent_s = 2 * math.fsum(stage.sent_bytes for stage in stages[:-1]) / given_rates.bytes_per_s
-    assert found.per_sample_s == pytest.approx(work.flops_per_sample / given_rates.flops_per_s + sent_s)
-    assert found.bytes_per_sample * len(stages) == pytest.approx(2 * math.fsum(s.sent_bytes for s in stages[:-1]))
+    assert actual.per_sample_s == pytest.approx(work.flops_per_sample / given_rates.flops_per_s + sent_s)
+    assert actual.bytes_per_sample * len(stages) == pytest.approx(2 * math.fsum(s.sent_bytes for s in stages[:-1]))
 
 
 @given(works, rates, parts, counts)

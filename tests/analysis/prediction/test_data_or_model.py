@@ -37,21 +37,21 @@ def compared(*runs: Result) -> list[ParallelismComparison]:
 
 def test_predictions_are_of_one_device_the_link_and_the_network() -> None:
     others = [ddp(16, 0.11, messages=5), made("model_parallel", 8, 0.05), made("pipeline_gpipe", 8, 0.06)]
-    (found,) = compared(bare(8), ddp(8, 0.1), *others)  # one message and five tell the latency from the bytes
-    assert found.calibration is not None and found.calibration.link is not None
-    assert found.calibration.rates.flops_per_s == pytest.approx(FLOPS_PER_S, rel=1e-3)
-    assert found.calibration.rates.bytes_per_s == pytest.approx(BYTES_PER_S)
-    assert found.calibration.link.latency_s == pytest.approx(LATENCY_S)
-    assert found.predicted_s("data") == pytest.approx(work_s(8) / 2 + OPTIMIZER_S + EXCHANGE_S, rel=1e-3)
+    (actual,) = compared(bare(8), ddp(8, 0.1), *others)  # one message and five tell the latency from the bytes
+    assert actual.calibration is not None and actual.calibration.link is not None
+    assert actual.calibration.rates.flops_per_s == pytest.approx(FLOPS_PER_S, rel=1e-3)
+    assert actual.calibration.rates.bytes_per_s == pytest.approx(BYTES_PER_S)
+    assert actual.calibration.link.latency_s == pytest.approx(LATENCY_S)
+    assert actual.predicted_s("data") == pytest.approx(work_s(8) / 2 + OPTIMIZER_S + EXCHANGE_S, rel=1e-3)
     sent_s = 2 * (LATENCY_S + 8 * SENT_BYTES / BYTES_PER_S)
     largest = 8_086_000 / 9_237_101  # parameters, biases among them, of the stage that has most
-    assert found.predicted_s("model") == pytest.approx(work_s(8) + OPTIMIZER_S * largest + sent_s, rel=1e-3)
-    assert found.results["pipeline"].micro_batches == 2  # as the options say, where the record does not
+    assert actual.predicted_s("model") == pytest.approx(work_s(8) + OPTIMIZER_S * largest + sent_s, rel=1e-3)
+    assert actual.results["pipeline"].micro_batches == 2  # as the options say, where the record does not
     worked_s = work_s(8) / 2 * (1 + FIRST_SHARE)
     sent_s = 2 * (2 * LATENCY_S + 8 * SENT_BYTES / BYTES_PER_S)
-    assert found.predicted_s("pipeline") == pytest.approx(worked_s + OPTIMIZER_S * largest + sent_s, rel=1e-3)
-    assert (found.predicted, found.measured, found.tied, found.right) == ("pipeline", "model", [], False)
-    assert found.measured_s("data") == pytest.approx(0.1) and found.measured_s("model") == pytest.approx(0.05)
+    assert actual.predicted_s("pipeline") == pytest.approx(worked_s + OPTIMIZER_S * largest + sent_s, rel=1e-3)
+    assert (actual.predicted, actual.measured, actual.tied, actual.right) == ("pipeline", "model", [], False)
+    assert actual.measured_s("data") == pytest.approx(0.1) and actual.measured_s("model") == pytest.approx(0.05)
 
 
 def test_the_step_that_is_predicted_has_no_part_in_it() -> None:
@@ -80,35 +80,38 @@ def test_two_batches_tell_what_a_pass_costs() -> None:
     runs = [run for batch in (8, 64) for run in (bare(batch, pass_s=0.003), ddp(batch, 0.1),
                                                  made("pipeline_gpipe", batch, 0.1))]  # fmt: skip
     small, large = compared(*runs)
-    assert small.known is not None and small.known.work.pass_s == pytest.approx(0.003, rel=1e-2)
-    assert small.known.rates.flops_per_s == pytest.approx(FLOPS_PER_S, rel=1e-3)
+    assert small.calibration is not None and small.calibration.work.pass_s == pytest.approx(0.003, rel=1e-2)
+    assert small.calibration.rates.flops_per_s == pytest.approx(FLOPS_PER_S, rel=1e-3)
     (alone, *_) = compared(*runs[:3])
-    assert alone.known is not None and alone.known.work.pass_s == 0
+    assert alone.calibration is not None and alone.calibration.work.pass_s == 0
     assert large.predicted_s("data") == pytest.approx(0.003 + work_s(64) / 2 + OPTIMIZER_S + EXCHANGE_S, rel=1e-2)
 
 
 def test_a_record_tells_how_its_model_was_cut() -> None:
     """Behind the first layer, which has a hundredth of the work."""
-    (found,) = compared(bare(8), ddp(8, 0.1), staged("pipeline_1f1b", 8, 0.1, micro_batches=4))
-    assert found.calibration is not None and found.results["pipeline"].micro_batches == 4
-    rate, share = found.calibration.rates.bytes_per_s, 9_150_300 / 9_230_300
+    (actual,) = compared(bare(8), ddp(8, 0.1), staged("pipeline_1f1b", 8, 0.1, micro_batches=4))
+    assert actual.calibration is not None and actual.results["pipeline"].micro_batches == 4
+    rate, share = actual.calibration.rates.bytes_per_s, 9_150_300 / 9_230_300
     worked_s = work_s(8) / 4 * (1 + 3 * share)
     sent_s = 2 * 8 * 16_000 / rate
-    assert found.predicted_s("pipeline") == pytest.approx(worked_s + OPTIMIZER_S * 0.75 + sent_s, rel=1e-3)
+    assert actual.predicted_s("pipeline") == pytest.approx(worked_s + OPTIMIZER_S * 0.75 + sent_s, rel=1e-3)
 
 
 def test_of_several_strategies_of_a_kind_the_fastest_counts() -> None:
     pipelines = [made("pipeline_gpipe", 8, 0.07), made("pipeline_1f1b", 8, 0.06)]
-    (found,) = compared(bare(8), ddp(8, 0.1), *pipelines)
-    assert found.results["pipeline"].row["strategy"] == "pipeline_1f1b" and list(found.results) == ["data", "pipeline"]
+    (actual,) = compared(bare(8), ddp(8, 0.1), *pipelines)
+    assert actual.results["pipeline"].row["strategy"] == "pipeline_1f1b" and list(actual.results) == [
+        "data",
+        "pipeline",
+    ]
 
 
 def test_what_did_not_run_is_predicted_all_the_same() -> None:
-    (found,) = compared(bare(8), ddp(8, 0.1), made("model_parallel", 8, None))
-    assert (found.predicted, found.measured, found.right) == ("model", None, None)
-    assert not found.results["model"].measured and found.measured_s("model") is None
-    (found,) = compared(bare(8), ddp(8, 0.1), made("model_parallel", 8, 0.12), made("pipeline_gpipe", 8, None))
-    assert found.predicted == "pipeline" and found.right is False  # of the two that ran, model should have won
+    (actual,) = compared(bare(8), ddp(8, 0.1), made("model_parallel", 8, None))
+    assert (actual.predicted, actual.measured, actual.right) == ("model", None, None)
+    assert not actual.results["model"].measured and actual.measured_s("model") is None
+    (actual,) = compared(bare(8), ddp(8, 0.1), made("model_parallel", 8, 0.12), made("pipeline_gpipe", 8, None))
+    assert actual.predicted == "pipeline" and actual.right is False  # of the two that ran, model should have won
 
 
 def test_without_a_figure_nothing_is_predicted_and_it_says_why() -> None:
@@ -117,36 +120,38 @@ def test_without_a_figure_nothing_is_predicted_and_it_says_why() -> None:
         ([ddp(8, 0.1)], "no bare run on one device was measured: baseline=bare adds it"),
         (
             [bare(8, probed=False), ddp(8, 0.1)],
-            "the bare run was measured without the parts of its update: measure.probes",
+            "the bare run was measured without the parts of its step: measure.probes",
         ),
         ([bare(8), made("ddp_gloo", 8, 0.1)], "no link is known: the data-parallel run did not go well, or was"),
         ([bare(8), made("ddp_gloo", 8, None)], "no link is known: the data-parallel run did not go well, or was"),
     ]
     for runs, reason in cases:
-        (found,) = compared(*runs, split)
-        assert found.predicted is None and found.calibration is None and found.right is None
-        assert all(way.cost is None and str(way.reason).startswith(reason) for way in found.results.values())
+        (actual,) = compared(*runs, split)
+        assert actual.predicted is None and actual.calibration is None and actual.right is None
+        assert all(way.cost is None and str(way.reason).startswith(reason) for way in actual.results.values())
     unknown = [bare(8), ddp(8, 0.1), split]
     for run in unknown:
         run.workload.flops_per_sample = None
-    (found,) = compared(*unknown)
-    assert "is not known of this model" in str(found.results["data"].reason)
+    (actual,) = compared(*unknown)
+    assert "is not known of this model" in str(actual.results["data"].reason)
 
 
 def test_a_model_that_cannot_be_cut_so_often_says_so() -> None:
     runs = [bare(8), made("model_parallel", 8, None, gpus=8), ddp(8, 0.1, gpus=8)]
-    (found,) = compared(*runs)
-    assert found.predicted is None and found.predicted_s("data") is not None
-    assert "at most 5 stages" in str(found.results["model"].reason)
+    (actual,) = compared(*runs)
+    assert actual.predicted is None and actual.predicted_s("data") is not None
+    assert "at most 5 stages" in str(actual.results["model"].reason)
 
 
 def test_the_link_of_the_hardware_counts_where_none_was_measured() -> None:
     runs = [bare(8), made("ddp_gloo", 8, 0.1), made("model_parallel", 8, 0.05)]
     for run in runs:
         run.spec["hardware"]["links"] = {"intra_node_bytes_per_s": 5e7}
-    (found,) = compared(*runs)
+    (actual,) = compared(*runs)
     assert (
-        found.calibration is not None and found.calibration.link is None and found.calibration.rates.bytes_per_s == 5e7
+        actual.calibration is not None
+        and actual.calibration.link is None
+        and actual.calibration.rates.bytes_per_s == 5e7
     )
 
 

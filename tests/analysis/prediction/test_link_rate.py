@@ -22,25 +22,25 @@ def taken(devices: int, messages: int, size_bytes: float, latency_s: float, byte
 def test_latency_and_rate_come_back(latency_s: float, bytes_per_s: float, devices: int) -> None:
     """Of sizes around the one where half of the time is latency."""
     half = latency_s * bytes_per_s
-    found = fit_link_rate([taken(devices, 1, size * half, latency_s, bytes_per_s) for size in (0.1, 1, 10)])
-    assert found is not None and found.latency_s is not None and found.syncs == 3
-    assert found.latency_s == pytest.approx(latency_s, rel=1e-6)
-    assert found.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-6)
+    actual = fit_link_rate([taken(devices, 1, size * half, latency_s, bytes_per_s) for size in (0.1, 1, 10)])
+    assert actual is not None and actual.latency_s is not None and actual.syncs == 3
+    assert actual.latency_s == pytest.approx(latency_s, rel=1e-6)
+    assert actual.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-6)
 
 
 @given(bandwidths, st.floats(1.0, 1e9))
 def test_one_size_gives_the_rate_alone(bytes_per_s: float, size: float) -> None:
-    found = fit_link_rate([taken(2, 1, size, 0.0, bytes_per_s)] * 2)
-    assert found is not None and found.latency_s is None
-    assert found.bytes_per_s == pytest.approx(bytes_per_s)
+    actual = fit_link_rate([taken(2, 1, size, 0.0, bytes_per_s)] * 2)
+    assert actual is not None and actual.latency_s is None
+    assert actual.bytes_per_s == pytest.approx(bytes_per_s)
 
 
 def test_a_latency_below_zero_is_none() -> None:
-    found = fit_link_rate(
+    actual = fit_link_rate(
         [MeasuredSync(2, 1, 1e3, 0.5e-6), MeasuredSync(2, 1, 1e6, 1e-3)]
     )  # the small one is twice as fast a byte
-    assert found is not None and found.latency_s == 0.0
-    assert 1e9 < found.bytes_per_s < 2e9
+    assert actual is not None and actual.latency_s == 0.0
+    assert 1e9 < actual.bytes_per_s < 2e9
 
 
 def test_nothing_exchanged_is_no_link() -> None:

@@ -33,23 +33,23 @@ BUILDS = {
 
 
 @pytest.fixture
-def tell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tell:
+def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tell:
     """The doctor's lines for a machine where some packages are missing, without mpirun and sbatch."""
     monkeypatch.setattr(horovod_build, "inspect_horovod", BUILDS.__getitem__)
     monkeypatch.setattr(horovod_build, "detect_framework_version", lambda name: "1")
 
-    def told(here: Machine = HERE, missing: tuple[str, ...] = (), programs: str = "/nowhere") -> list[str]:
+    def message(here: Machine = HERE, missing: tuple[str, ...] = (), programs: str = "/nowhere") -> list[str]:
         monkeypatch.setattr(machine, "detect_machine", lambda: here)
         monkeypatch.setattr(registry, "missing_packages", lambda names: [name for name in names if name in missing])
         monkeypatch.setenv("PATH", programs)
         assert main(["doctor"]) == 0
         return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()]
 
-    return told
+    return message
 
 
-def test_a_machine_without_a_gpu(tell: Tell) -> None:
-    assert tell() == [
+def test_a_machine_without_a_gpu(run_command: Tell) -> None:
+    assert run_command() == [
         "machine 2 x a processor cores, 8 GiB, no GPU",
         "system Linux-6, Python 3.11",
         "packages torch 2.13.0+cpu, numpy 2.4.6",
@@ -60,11 +60,11 @@ def test_a_machine_without_a_gpu(tell: Tell) -> None:
     ]
 
 
-def test_a_machine_with_gpus(tell: Tell) -> None:
+def test_a_machine_with_gpus(run_command: Tell) -> None:
     here = dataclasses.replace(
         HERE, gpus=GPUS, topology=[["X", "NV18"], ["NV18", "X"]], driver_version="580.1", container="docker"
     )
-    lines = tell(here)
+    lines = run_command(here)
     assert lines[1:8] == [
         "processors a processor",
         "GPU 0 NVIDIA H100, 80 GiB, 700 W, NUMA node 0, SM up to 1980 MHz, memory up to 2619 MHz",
@@ -78,8 +78,8 @@ def test_a_machine_with_gpus(tell: Tell) -> None:
     assert lines[-2:] == ["GPU 0 X NV18", "GPU 1 NV18 X"]
 
 
-def test_what_is_missing_comes_with_its_command(tell: Tell) -> None:
-    lines = tell(missing=("torch", "horovod", "PIL"))
+def test_what_is_missing_comes_with_its_command(run_command: Tell) -> None:
+    lines = run_command(missing=("torch", "horovod", "PIL"))
     assert [line for line in lines if line.startswith(("missing", "Horovod"))] == [
         "missing PIL: pip install 'scalebench[images]'",
         "missing horovod: make horovod in a checkout of scalebench; see docs/horovod.md",
@@ -88,15 +88,15 @@ def test_what_is_missing_comes_with_its_command(tell: Tell) -> None:
     ]
 
 
-def test_horovod_is_told_for_installed_frameworks_only(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_horovod_is_told_for_installed_frameworks_only(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horovod_build, "detect_framework_version", {"torch": "1"}.get)
-    assert [line for line in tell() if "Horovod 0.28.1 with" in line] == [
+    assert [line for line in run_command() if "Horovod 0.28.1 with" in line] == [
         "Horovod Horovod 0.28.1 with PyTorch 2.13.0+cpu: MPI, Gloo (no NCCL)"
     ]
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "message"),
     [
         ("echo; echo ' mpirun (Some MPI) 9 '; echo more", "mpirun (Some MPI) 9"),
         ("echo on stderr >&2", "on stderr"),
@@ -105,19 +105,19 @@ def test_horovod_is_told_for_installed_frameworks_only(tell: Tell, monkeypatch: 
     ],
 )
 def test_launchers_say_what_they_are(
-    tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, told: str
+    run_command: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str
 ) -> None:
     monkeypatch.setattr(doctor, "MAX_ANSWER_S", 0.5 if "sleep" in script else 30.0)
     program = tmp_path / "mpirun"
     program.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script.replace('sleep', 'exec sleep')}\n")
     program.chmod(0o755)
-    (line,) = [line for line in tell(programs=str(tmp_path)) if line.startswith("MPI")]
-    assert line.startswith(f"MPI {told}")
+    (line,) = [line for line in run_command(programs=str(tmp_path)) if line.startswith("MPI")]
+    assert line.startswith(f"MPI {message}")
 
 
-def test_a_launcher_that_cannot_be_started(tell: Tell, tmp_path: Path) -> None:
+def test_a_launcher_that_cannot_be_started(run_command: Tell, tmp_path: Path) -> None:
     (tmp_path / "sbatch").write_text("no program")
     (tmp_path / "sbatch").chmod(0o755)
     assert shutil.which("sbatch", path=os.fspath(tmp_path))
-    (line,) = [line for line in tell(programs=str(tmp_path)) if line.startswith("SLURM")]
+    (line,) = [line for line in run_command(programs=str(tmp_path)) if line.startswith("SLURM")]
     assert line.startswith("SLURM sbatch does not answer: ")

@@ -24,9 +24,9 @@ NODES = [NumaNode(0, [0, 1, 2, 3], 64 * 2**30, {}), NumaNode(1, [4, 5, 6, 7], No
 
 
 def rows(**changes: object) -> dict[str, str]:
-    found = doctor.list_machine_rows(dataclasses.replace(MACHINE, **changes))  # type: ignore[arg-type]
-    assert len({name for name, _ in found}) == len(found)
-    return dict(found)
+    results = doctor.list_machine_rows(dataclasses.replace(MACHINE, **changes))  # type: ignore[arg-type]
+    assert len({name for name, _ in results}) == len(results)
+    return dict(results)
 
 
 def drawn(here: Machine) -> list[str]:
@@ -42,7 +42,7 @@ def test_a_machine_of_which_nothing_is_known_has_one_row() -> None:
 
 
 def test_processors_nodes_and_limits() -> None:
-    found = rows(
+    results = rows(
         cpu_sockets=2,
         cpus_allowed=[0, 1, 2, 5],
         smt=True,
@@ -53,19 +53,19 @@ def test_processors_nodes_and_limits() -> None:
         memory_limit_bytes=3 * 2**29,
         gpus=[PLAIN, dataclasses.replace(PLAIN, index=1)],
     )
-    assert found["processors"] == (
+    assert results["processors"] == (
         "a processor, 2 sockets, CPUs 0-2,5, two or more threads a core, governor performance and powersave, "
         "up to 3500 MHz"
     )
-    assert found["NUMA node 0"] == "CPUs 0-2, 64 GiB, GPU 0-1"
-    assert found["NUMA node 1"] == "CPUs 5"
-    assert found["limits"] == "1.5 CPUs' worth of time, 1.5 GiB of memory"
+    assert results["NUMA node 0"] == "CPUs 0-2, 64 GiB, GPU 0-1"
+    assert results["NUMA node 1"] == "CPUs 5"
+    assert results["limits"] == "1.5 CPUs' worth of time, 1.5 GiB of memory"
     assert rows(numa=NODES, cpus_allowed=[0])["NUMA node 1"] == "no CPU for this process"
     assert "NUMA node 0" not in rows(numa=NODES[:1])
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({}, ""),
         ({"power_limit_w": 250.0}, "250 W instead of 400 W"),
@@ -82,19 +82,19 @@ def test_processors_nodes_and_limits() -> None:
         ({"compute_mode": "exclusive_process"}, "compute mode exclusive_process"),
     ],
 )
-def test_what_is_unusual_of_a_gpu_is_told(changes: dict[str, object], told: str) -> None:
+def test_what_is_unusual_of_a_gpu_is_told(changes: dict[str, object], message: str) -> None:
     usual = ["A100", "40 GiB", "400 W", "NUMA node 0", "SM up to 1410 MHz", "memory up to 1215 MHz"]
     words = rows(gpus=[dataclasses.replace(PLAIN, **changes)])["GPU 0"].split(", ")  # type: ignore[arg-type]
     new = [word for word in words if word not in usual]
-    assert new == ([told] if told not in ("", *usual) else [])
+    assert new == ([message] if message not in ("", *usual) else [])
 
 
 def test_pairs_come_with_the_command_that_compares_them() -> None:
     gpus = [dataclasses.replace(PLAIN, index=index) for index in range(3)]
-    found = rows(gpus=gpus, topology=TOPOLOGY)
-    assert (found["PIX pairs"], found["SYS pairs"]) == ("0-1", "0-2 1-2")
+    results = rows(gpus=gpus, topology=TOPOLOGY)
+    assert (results["PIX pairs"], results["SYS pairs"]) == ("0-1", "0-2 1-2")
     command = "python -m scalebench --multirun 'hardware.device_ids=[0,1],[0,2]'"
-    assert found["compare them"] == command
+    assert results["compare them"] == command
     assert rows(gpus=gpus, topology=TOPOLOGY, numa=NODES)["compare them"] == f"{command} hardware.bind=numa,far"
     hidden = rows(gpus=gpus, topology=TOPOLOGY, environment={"CUDA_VISIBLE_DEVICES": "2,0"})
     assert "compare them" not in hidden and hidden[""].startswith("CUDA_VISIBLE_DEVICES=2,0: ")
@@ -129,8 +129,8 @@ def test_the_doctor_with_the_stand_in(
     monkeypatch.setattr(doctor, "list_horovod_builds", list)  # takes a second, and is told elsewhere
     assert main(["doctor"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()]
-    told = {line.partition(",")[0]: line for line in lines}
-    assert "MIG" not in told["GPU 0 NVIDIA Stand-in 0"] and ", MIG" in told["GPU 1 NVIDIA Stand-in 1"]
-    assert "PCIe 4 x16" in told["GPU 0 NVIDIA Stand-in 0"]
+    message = {line.partition(",")[0]: line for line in lines}
+    assert "MIG" not in message["GPU 0 NVIDIA Stand-in 0"] and ", MIG" in message["GPU 1 NVIDIA Stand-in 1"]
+    assert "PCIe 4 x16" in message["GPU 0 NVIDIA Stand-in 0"]
     assert "PHB pairs 0-1" in lines
     assert lines[-2:] == ["GPU 0 X PHB, no peer access (CNS)", "GPU 1 PHB, no peer access (CNS) X"]

@@ -79,13 +79,13 @@ def test_what_is_not_said_or_cannot_be_told_is_not_checked() -> None:
     nothing = HardwareSpec("local", devices="auto")
     assert {line.verdict for line in check_node(nothing, host(gpu(0), gpu(1)))} == {UNCHECKED}
     assert {line.expected for line in check_node(nothing, host())} == {"null"}
-    found = node_results(A100_NODE, host(gpu(0, None, None), gpu(1, None, None), memory_bytes=None))
-    assert (found["memory_bytes"].actual, found["memory_bytes"].verdict) == ("unknown", UNCHECKED)
+    results = node_results(A100_NODE, host(gpu(0, None, None), gpu(1, None, None), memory_bytes=None))
+    assert (results["memory_bytes"].actual, results["memory_bytes"].verdict) == ("unknown", UNCHECKED)
 
 
 def test_workers_of_a_cpu_are_no_gpus() -> None:
-    found = node_results(HardwareSpec("cpu", devices="cpu", gpus_per_node=2, cpus_per_node=48), host())
-    assert list(found) == ["cpus_per_node", "memory_bytes"]
+    results = node_results(HardwareSpec("cpu", devices="cpu", gpus_per_node=2, cpus_per_node=48), host())
+    assert list(results) == ["cpus_per_node", "memory_bytes"]
 
 
 def test_a_job_may_have_been_given_a_part_of_the_gpus() -> None:
@@ -102,7 +102,7 @@ def test_a_process_with_few_cores_sees_those_of_the_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "here", "same"),
+    ("answer", "here", "same"),
     [
         ("A100 SXM4 40GB", "NVIDIA A100-SXM4-40GB", True),
         ("A100 SXM4 40GB", "NVIDIA A100-SXM4-80GB", False),
@@ -114,8 +114,8 @@ def test_a_process_with_few_cores_sees_those_of_the_node() -> None:
         ("H100 PCIe", "NVIDIA H100 80GB HBM3", False),
     ],
 )
-def test_models_by_name(said: str, here: str, same: bool) -> None:
-    assert is_same_model(said, here) == same
+def test_models_by_name(answer: str, here: str, same: bool) -> None:
+    assert is_same_model(answer, here) == same
 
 
 @pytest.mark.parametrize(
@@ -145,18 +145,18 @@ def test_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_folder_to_copy_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(stage: str) -> tuple[str, str]:
+    def message(stage: str) -> tuple[str, str]:
         return verdicts(dataclasses.replace(CLUSTER, stage=stage))["stage"]
 
-    here, verdict = told(str(tmp_path))
+    here, verdict = message(str(tmp_path))
     assert here.endswith(" GB free") and not here.startswith("to be made") and verdict == OK
-    here, verdict = told(str(tmp_path / "not" / "there"))
+    here, verdict = message(str(tmp_path / "not" / "there"))
     assert here.startswith("to be made, ") and verdict == OK
     monkeypatch.setenv("OF_THIS_NODE", str(tmp_path))
-    assert told("$OF_THIS_NODE") == told(str(tmp_path))
-    assert told("$NOT_SET/x") == ("names a variable that is not set here", UNCHECKED)
+    assert message("$OF_THIS_NODE") == message(str(tmp_path))
+    assert message("$NOT_SET/x") == ("names a variable that is not set here", UNCHECKED)
     (tmp_path / "file").touch()
-    assert told(str(tmp_path / "file")) == (f"{tmp_path / 'file'} cannot be written to", DIFFERS)
+    assert message(str(tmp_path / "file")) == (f"{tmp_path / 'file'} cannot be written to", DIFFERS)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_folders_that_all_nodes_have_to_see(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("SCALEBENCH_CACHE", "/elsewhere/cache")
     parts = [SimpleNamespace(mountpoint=at, fstype=kind) for at, kind in (("/", "ext4"), (str(tmp_path), "nfs4"))]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: parts)
-    found = {line.key: line for line in check_shared_folders(Config())}
-    assert list(found) == ["folder of results", "Python", "scalebench", "data sets"]
-    assert (found["folder of results"].actual, found["folder of results"].verdict) == (f"{tmp_path} on nfs4", OK)
-    cache = found["data sets"]
+    results = {line.key: line for line in check_shared_folders(Config())}
+    assert list(results) == ["folder of results", "Python", "scalebench", "data sets"]
+    assert (results["folder of results"].actual, results["folder of results"].verdict) == (f"{tmp_path} on nfs4", OK)
+    cache = results["data sets"]
     assert (cache.actual, cache.verdict) == (
         "/elsewhere/cache on ext4: is that a disk of this host only?",
         UNCHECKED,
@@ -190,16 +190,16 @@ def test_folders_that_all_nodes_have_to_see(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_images(tmp_path: Path) -> None:
-    def told(container: str) -> tuple[str, str]:
+    def message(container: str) -> tuple[str, str]:
         (line,) = check_container(dataclasses.replace(CLUSTER, slurm=SlurmSpec(container=container)))
         return line.actual, line.verdict
 
     image = tmp_path / "torch.sif"
-    assert told(str(image)) == ("no such file", DIFFERS)
+    assert message(str(image)) == ("no such file", DIFFERS)
     image.touch()
-    assert told(str(image)) == ("can be read", OK)
-    assert told("docker://nvcr.io/nvidia/pytorch:24.01-py3") == ("an address, which the nodes fetch", UNCHECKED)
-    assert told("nvcr.io#nvidia/pytorch:24.01-py3") == ("an address, which the nodes fetch", UNCHECKED)
+    assert message(str(image)) == ("can be read", OK)
+    assert message("docker://nvcr.io/nvidia/pytorch:24.01-py3") == ("an address, which the nodes fetch", UNCHECKED)
+    assert message("nvcr.io#nvidia/pytorch:24.01-py3") == ("an address, which the nodes fetch", UNCHECKED)
     assert check_container(CLUSTER) == []
 
 
@@ -212,7 +212,7 @@ ALPHA = "hardware=alpha hardware.max_nodes=3 hardware.interface=lo hardware.stag
 
 
 @pytest.fixture
-def tell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Tell:
+def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Tell:
     """Exit status, the cells of each line by its key, and the last line, for a host with commands of SLURM."""
     for name in ("SLURM_JOB_ID", "SLURMD_NODENAME"):
         monkeypatch.delenv(name, raising=False)
@@ -222,18 +222,18 @@ def tell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
 
-    def told(words: str = ALPHA, here: machine.Machine = NODE) -> tuple[int, dict[str, list[str]], str]:
+    def message(words: str = ALPHA, here: machine.Machine = NODE) -> tuple[int, dict[str, list[str]], str]:
         monkeypatch.setattr(machine, "detect_machine", lambda: here)
         status = main(["doctor", *words.split(), f"hardware.slurm.bin={tmp_path}"])
         lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
         cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
         return status, {line[0]: line[1:] for line in cells}, lines[-1]
 
-    return told
+    return message
 
 
-def test_a_node_that_fits(tell: Tell) -> None:
-    status, lines, last = tell()
+def test_a_node_that_fits(run_command: Tell) -> None:
+    status, lines, last = run_command()
     assert status == 0
     assert lines["this host"] == ["a node of alpha", "taurusi8001", "ok"]
     assert lines["scheduler"][-1] == lines["slurm.gres"][-1] == lines["gpus_per_node"][-1] == "ok"
@@ -241,67 +241,67 @@ def test_a_node_that_fits(tell: Tell) -> None:
     assert " 0 differs," in last
 
 
-def test_a_node_that_does_not(tell: Tell) -> None:
-    status, lines, _ = tell(here=dataclasses.replace(NODE, gpus=GPUS[:4]))
+def test_a_node_that_does_not(run_command: Tell) -> None:
+    status, lines, _ = run_command(here=dataclasses.replace(NODE, gpus=GPUS[:4]))
     assert (status, lines["gpus_per_node"]) == (1, ["8", "4", "differs"])
 
 
-def test_a_login_node_is_told_from_a_node(tell: Tell) -> None:
+def test_a_login_node_is_told_from_a_node(run_command: Tell) -> None:
     login = dataclasses.replace(NODE, hostname="login1", gpus=[])
-    status, lines, last = tell(here=login)
+    status, lines, last = run_command(here=login)
     assert status == 0  # the partition is as said, and this host need not be
     assert lines["this host"] == ["a node of alpha", "login1, no node of it: a login node?", "not checked"]
     assert lines["gpus_per_node"] == ["8", "0 (not a node)", "not checked"]
     assert lines["slurm.gres"][-1] == "ok"
-    said, _, command = last.partition(": ")
-    assert said == "this host is no node of hardware=alpha; to look at one"
+    answer, _, command = last.partition(": ")
+    assert answer == "this host is no node of hardware=alpha; to check one"
     assert command.startswith(
         "srun --nodes=1 --ntasks=1 --partition=alpha --exclusive --gres=gpu:8 "
         f"python -m scalebench doctor {ALPHA} hardware.slurm.bin="
     )
 
 
-def test_a_salloc_shell_on_a_login_node(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_salloc_shell_on_a_login_node(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    _, lines, last = tell(here=dataclasses.replace(NODE, hostname="login1"))
+    _, lines, last = run_command(here=dataclasses.replace(NODE, hostname="login1"))
     assert lines["this host"][1] == "login1, no node of it: a login node?, in job 12"
     assert "srun --nodes=1 --ntasks=1 python -m" in last  # the allocation has said the rest
 
 
-def test_within_a_job(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_within_a_job(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURMD_NODENAME", "taurusi8002")
-    status, lines, _ = tell(here=dataclasses.replace(NODE, hostname="anything", gpus=GPUS[:1]))
+    status, lines, _ = run_command(here=dataclasses.replace(NODE, hostname="anything", gpus=GPUS[:1]))
     assert lines["this host"] == ["a node of alpha", "taurusi8002, in job 12", "ok"]
     assert lines["gpus_per_node"] == ["8", "1, as this job was given", "not checked"]
     monkeypatch.setenv("SLURMD_NODENAME", "h1")
-    status, lines, _ = tell()
+    status, lines, _ = run_command()
     assert (status, lines["this host"][1]) == (1, "h1, of another partition, in job 12")
 
 
-def test_settings_on_the_same_line(tell: Tell) -> None:
-    status, lines, _ = tell(f"{ALPHA} hardware.slurm.partition=alpa hardware.slurm.container=/no/torch.sif")
+def test_settings_on_the_same_line(run_command: Tell) -> None:
+    status, lines, _ = run_command(f"{ALPHA} hardware.slurm.partition=alpa hardware.slurm.container=/no/torch.sif")
     assert status == 1
     assert lines["slurm.partition"] == ["alpa", "no partition 'alpa'; did you mean 'alpha'?", "differs"]
     assert lines["slurm.container"] == ["/no/torch.sif", "no such file", "differs"]
     assert lines["this host"][-1] == lines["gpus_per_node"][-1] == "not checked"
 
 
-def test_a_machine_without_a_scheduler_is_this_host(tell: Tell) -> None:
-    status, lines, last = tell("hardware=dgx1_p100")
+def test_a_machine_without_a_scheduler_is_this_host(run_command: Tell) -> None:
+    status, lines, last = run_command("hardware=dgx1_p100")
     assert (status, "scheduler" in lines, "this host" in lines) == (1, False, False)
     assert lines["gpus_per_node"] == ["8", "8", "ok"]
     assert lines["gpu_model"][-1] == "differs"
     assert last.endswith(" not checked")
-    assert tell("hardware=local")[0] == 0  # says nothing that could be wrong
+    assert run_command("hardware=local")[0] == 0  # says nothing that could be wrong
 
 
-def test_a_folder_of_ones_own(tell: Tell, tmp_path: Path) -> None:
+def test_a_folder_of_ones_own(run_command: Tell, tmp_path: Path) -> None:
     own = tmp_path / "conf" / "hardware"
     own.mkdir(parents=True)
     (own / "mine.yaml").write_text("defaults:\n  - alpha\n  - _self_\nname: mine\ngpus_per_node: 4\n")
     for switch in (f"--config-dir {own.parent}", f"--config-dir={own.parent}", f"-cd {own.parent}"):
-        _, lines, _ = tell(f"{switch} hardware=mine", dataclasses.replace(NODE, gpus=GPUS[:4]))
+        _, lines, _ = run_command(f"{switch} hardware=mine", dataclasses.replace(NODE, gpus=GPUS[:4]))
         assert lines["gpus_per_node"] == ["4", "4", "ok"]
 
 
@@ -322,8 +322,8 @@ def test_what_cannot_be_read_is_one_line_and_status_2(
     words: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", *words.split()]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith(f"scalebench: {line}") and said.err.count("\n") == 1
+    answer = capsys.readouterr()
+    assert answer.out == "" and answer.err.startswith(f"scalebench: {line}") and answer.err.count("\n") == 1
 
 
 def test_the_command_names_whom_to_pay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,10 +91,10 @@ def test_a_partition_that_is_as_said() -> None:
 
 def test_nodes_that_differ() -> None:
     mixed = [*NODES[:2], dataclasses.replace(NODES[2], cores=32, cpus=32, memory_bytes=2**39, gres="gpu:4")]
-    found = partition_results({"max_nodes": 34}, mixed)
+    matches = partition_results({"max_nodes": 34}, mixed)
     keys = ["max_nodes", "cpus_per_node of the partition", "memory_bytes of the partition", "slurm.gres"]
-    assert [found[key].verdict for key in keys] == [DIFFERS] * 4
-    assert found["slurm.gres"].actual == "2 x gpu:8(S:0-1), gpu:4"
+    assert [matches[key].verdict for key in keys] == [DIFFERS] * 4
+    assert matches["slurm.gres"].actual == "2 x gpu:8(S:0-1), gpu:4"
 
 
 def test_a_job_without_gpus_asks_for_none() -> None:
@@ -116,8 +116,8 @@ def test_no_such_partition() -> None:
 
 
 def test_the_default_partition() -> None:
-    found = partition_results({"gpus_per_node": 2}, partition=None)
-    assert found["slurm.partition"] == CheckResult("slurm.partition", "null: main", "1 of 2 nodes up", OK)
+    matches = partition_results({"gpus_per_node": 2}, partition=None)
+    assert matches["slurm.partition"] == CheckResult("slurm.partition", "null: main", "1 of 2 nodes up", OK)
     (line,) = partition_results(nodes=NODES[:3], partition=None).values()
     assert (line.actual, line.verdict) == ("no default partition; known: alpha", DIFFERS)
 
@@ -127,17 +127,17 @@ def test_a_partition_without_a_node_that_is_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "verdict"), [(30, OK), (60, OK), (61, DIFFERS), (None, DIFFERS)]
+    ("requested", "verdict"), [(30, OK), (60, OK), (61, DIFFERS), (None, DIFFERS)]
 )  # null asks for the 60 minutes of measure.timeout_s, and 2 to start
-def test_the_time_that_a_job_asks_for(asked: int | None, verdict: str) -> None:
-    assert partition_results(partition="main", time_minutes=asked)["slurm.time_minutes"].verdict == verdict
+def test_the_time_that_a_job_asks_for(requested: int | None, verdict: str) -> None:
+    assert partition_results(partition="main", time_minutes=requested)["slurm.time_minutes"].verdict == verdict
     unlimited = [dataclasses.replace(node, limit_minutes=None) for node in NODES]
-    assert partition_results(nodes=unlimited, time_minutes=asked)["slurm.time_minutes"].verdict == OK
+    assert partition_results(nodes=unlimited, time_minutes=requested)["slurm.time_minutes"].verdict == OK
 
 
-@pytest.mark.parametrize(("asked", "verdict"), [("ssd", OK), ("hdd", DIFFERS), ("ssd&big", UNCHECKED)])
-def test_features(asked: str, verdict: str) -> None:
-    line = partition_results(partition="main", constraint=asked)["slurm.constraint"]
+@pytest.mark.parametrize(("requested", "verdict"), [("ssd", OK), ("hdd", DIFFERS), ("ssd&big", UNCHECKED)])
+def test_features(requested: str, verdict: str) -> None:
+    line = partition_results(partition="main", constraint=requested)["slurm.constraint"]
     assert (line.actual, line.verdict) == ("features big, ssd", verdict)
 
 
@@ -181,9 +181,9 @@ def slurm_results(slurm: FakeSlurm, **wants: Any) -> dict[str, tuple[str, str]]:
 
 def test_few_questions_and_none_that_starts_anything() -> None:
     slurm = FakeSlurm()
-    found = slurm_results(slurm)
-    assert found["scheduler"] == ("slurm 22.05.8, /opt/slurm/bin/sbatch", OK)
-    assert found["slurm.partition"] == ("2 of 3 nodes up", OK)
+    matches = slurm_results(slurm)
+    assert matches["scheduler"] == ("slurm 22.05.8, /opt/slurm/bin/sbatch", OK)
+    assert matches["slurm.partition"] == ("2 of 3 nodes up", OK)
     assert [command.split()[0] for command in slurm.asked] == ["sbatch", "sinfo"]
 
 
@@ -199,8 +199,8 @@ def test_without_sbatch() -> None:
     assert slurm_results(FakeSlurm(there=False)) == {
         "scheduler": ("no sbatch on the PATH; hardware.slurm.bin names its folder", DIFFERS)
     }
-    found = slurm_results(FakeSlurm(there=False), bin="/opt/slurm/bin")
-    assert found["scheduler"][0].startswith("no sbatch on /opt/slurm/bin;")
+    matches = slurm_results(FakeSlurm(there=False), bin="/opt/slurm/bin")
+    assert matches["scheduler"][0].startswith("no sbatch on /opt/slurm/bin;")
 
 
 def test_a_controller_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The GPUs as a made-up NVML tells them."""
+"""GPUs and their links: as reported by a made-up NVML, and by the stand-in library through ctypes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from scalebench.core.machine import gpus
 from scalebench.core.machine.gpus import Gpu
-from tests.builders.system_files import put
-from tests.builders.system_files import root as root  # a fixture
+from tests.core.machine.conftest import put
+from tests.nvml_stand_in import put_in
 
 UUIDS = [f"GPU-{i}b2c4f5e-0000-4000-8000-00000000000{i}" for i in range(4)]
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -26,7 +26,7 @@ def refuse(*_: object) -> Any:
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """As much of pynvml as gpus.py asks for: four A100 in two pairs; handles are plain indices."""
+    """Return the functions of pynvml that gpus.py calls: four A100 in two pairs; handles are plain indices."""
     links: dict[int, list[Any]] = {}  # GPU -> the other end of each of its links
 
     def bus(handle: int) -> SimpleNamespace:
@@ -72,7 +72,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return fake
 
 
-def test_gpus_as_nvml_tells_them(nvml: SimpleNamespace, root: Path) -> None:
+def test_all_fields_of_a_gpu(nvml: SimpleNamespace, root: Path) -> None:
     put(root, "sys/bus/pci/devices/0000:2a:00.0/numa_node", "1\n")
     put(root, "sys/bus/pci/devices/0000:3a:00.0/numa_node", "-1\n")
     found = gpus.detect_gpus()
@@ -142,7 +142,7 @@ def test_a_refused_field_is_none(nvml: SimpleNamespace, root: Path, call: str, f
     assert {name for name, value in gpu.items() if value is None} == fields
 
 
-def test_an_nvml_that_misbehaves(nvml: SimpleNamespace) -> None:
+def test_a_broken_nvml(nvml: SimpleNamespace) -> None:
     nvml.nvmlDeviceGetPciInfo = lambda handle: SimpleNamespace(busId="what:ever")
     assert gpus.detect_gpus().gpus[0].numa_node is None
     nvml.nvmlDeviceGetHandleByIndex = refuse  # lost GPUs stay counted
@@ -164,7 +164,7 @@ def test_topology(nvml: SimpleNamespace) -> None:
     assert (gpus.detect_gpus().topology or [])[3] == ["NV12", "NV12", "NV12", "X"]
 
 
-def test_topology_that_cannot_be_told_is_none(nvml: SimpleNamespace) -> None:
+def test_an_unknown_topology_is_none(nvml: SimpleNamespace) -> None:
     del nvml.nvmlDeviceGetTopologyCommonAncestor  # a library older than this function
     assert gpus.detect_gpus().topology is None
     nvml.nvmlDeviceGetCount = lambda: 1
@@ -176,10 +176,10 @@ def test_topology_that_cannot_be_told_is_none(nvml: SimpleNamespace) -> None:
 VISIBLE: dict[str, list[int | None]] = {"": [], "0": [0], "2, 0": [2, 0], "0,1,2,3": [0, 1, 2, 3], "-1": []}
 VISIBLE |= {"1,-1,2": [1], "0,7,1": [0], "0,0": [], "none": [], UUIDS[3]: [3], f"{UUIDS[3]},{UUIDS[0]}": [3, 0]}
 VISIBLE |= {"GPU-2b2c": [2], "GPU-ffff": [], "G": [], "MIG-known": [None], "MIG-unknown": []}
-VISIBLE |= {"GPU-": []}  # fits more than one
+VISIBLE |= {"GPU-": []}  # matches several
 
 
-def test_the_visible_gpus_are_those_of_cuda(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_visible_gpus_are_those_that_cuda_shows(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (gpus.visible_gpus(), gpus.count_gpus()) == ([0, 1, 2, 3], 4)
     for visible, found in VISIBLE.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -205,3 +205,55 @@ def test_peer_access_of_all_kinds(nvml: SimpleNamespace) -> None:
     assert list(peers) == ["read", "write", "nvlink", "atomics"]
     assert peers["read"][1] == ["OK", "X", "OK", "OK"]
     assert peers["nvlink"][0] == ["X", "NS", "NS", "NS"]
+
+
+def test_pairs_by_link() -> None:
+    topology = [["X", "PIX", "PHB", "SYS"], ["PIX", "X", "PHB", "SYS"], ["PHB", "PHB", "X", "SYS"], ["SYS"] * 3 + ["X"]]
+    expected = {"PIX": [(0, 1)], "PHB": [(0, 2), (1, 2)], "SYS": [(0, 3), (1, 3), (2, 3)]}
+    assert gpus.pairs_by_link(topology) == expected and gpus.pairs_by_link([["X"]]) == {}
+
+
+def test_peer_access_has_the_names_of_nvidia_smi() -> None:
+    states = {(0, 1): 0, (1, 0): 1, (0, 2): 2, (2, 0): 3, (1, 2): 4, (2, 1): 5}
+
+    def ask(name: str, a: int, b: int, kind: int) -> int | None:
+        assert name == "nvmlDeviceGetP2PStatus"
+        return states[a, b] if kind == 1 else 6 if kind == 0 else None
+
+    assert gpus.detect_peer_access(ask, [0, 1, 2]) == {
+        "read": [["X", "U", "U"], ["U", "X", "U"], ["U", "U", "X"]],
+        "write": [["X", "OK", "GNS"], ["CNS", "X", "DR"], ["TNS", "NS", "X"]],
+    }
+
+
+@pytest.mark.parametrize("handles", [[0, 1], []])
+def test_unknown_peer_access_is_none(handles: list[int]) -> None:
+    assert gpus.detect_peer_access(lambda *_: None, handles) is None
+
+
+def test_constants_are_those_of_the_library() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    kinds = {kind: getattr(pynvml, f"NVML_P2P_CAPS_INDEX_{kind.upper()}") for kind in gpus.PEER_KINDS}
+    # A comma too many makes tuples of some of them.
+    assert {kind: n[0] if isinstance(n, tuple) else n for kind, n in kinds.items()} == gpus.PEER_KINDS
+    names = ["OK", "CHIPSET_NOT_SUPPORTED", "GPU_NOT_SUPPORTED", "IOH_TOPOLOGY_NOT_SUPPORTED", "DISABLED_BY_REGKEY"]
+    numbers = [getattr(pynvml, f"NVML_P2P_STATUS_{name}") for name in [*names, "NOT_SUPPORTED", "UNKNOWN"]]
+    assert numbers == list(gpus.PEER_STATES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "topology", "peers"),
+    [
+        ({"NVLINKS": 4}, "NV4", "OK"),
+        ({"NVLINKS": 0, "ANCESTOR": 20}, "PXB", "OK"),
+        ({"NVLINKS": 0, "ANCESTOR": 50, "P2P": 1}, "SYS", "CNS"),
+    ],
+)
+def test_links_through_the_library(
+    nvml_library: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], topology: str, peers: str
+) -> None:
+    put_in(monkeypatch, nvml_library, **settings)
+    found = gpus.detect_gpus()
+    assert found.topology == [["X", topology], [topology, "X"]]
+    assert (found.peer_access or {})["read"] == [["X", peers], [peers, "X"]]
+    assert gpus.pair_of_each_link() == [(0, 1)]

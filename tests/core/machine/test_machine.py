@@ -1,4 +1,4 @@
-"""The record of this machine: real where it can be, with made-up system files where not."""
+"""The facts of this machine: real ones where possible, else from made-up system files."""
 
 from __future__ import annotations
 
@@ -14,32 +14,18 @@ from pathlib import Path
 import pytest
 
 from scalebench.core import json_files
-from scalebench.core.machine import cpus, machine
+from scalebench.core.machine import machine
 from scalebench.core.machine.cpus import NumaNode
 from scalebench.core.machine.gpus import Gpu, GpuFacts
 from scalebench.core.machine.machine import Machine
+from tests.core.machine.conftest import put
 from tests.nvml_stand_in import put_in
 
 A100 = "NVIDIA A100-SXM4-40GB"
 
 
-@pytest.fixture
-def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty file system in place of /proc, /sys and the like."""
-    monkeypatch.setattr(cpus, "SYSTEM_ROOT", tmp_path)
-    for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "KUBERNETES_SERVICE_HOST"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
-
-
-def put(root: Path, path: str, text: str = "") -> None:
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-
-
-def test_detect_tells_of_this_machine_fast_and_as_json() -> None:
-    found = machine.detect_machine()  # the first call pays for imports
+def test_this_machine_is_detected_fast_and_as_json() -> None:
+    found = machine.detect_machine()  # the first call imports
     assert json.loads(json.dumps(dataclasses.asdict(found))) == dataclasses.asdict(found)
     assert found.cpus == len(os.sched_getaffinity(0))
     assert found.memory_bytes is not None and found.memory_bytes > 2**28
@@ -52,21 +38,21 @@ def test_detect_tells_of_this_machine_fast_and_as_json() -> None:
     assert min(seconds) < 0.25  # 0.15 for all but git, 0.1 for git
 
 
-def test_importing_it_loads_no_heavy_library() -> None:
+def test_the_import_loads_no_heavy_library() -> None:
     heavy = "{'torch', 'tensorflow', 'psutil', 'pynvml', 'numpy', 'pandas', 'hydra'}"
     code = f"import sys, scalebench.core.machine.machine; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_a_machine_that_tells_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_any_information(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)  # an import of it fails
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delattr(os, "sysconf")
     found = dataclasses.asdict(machine.detect_machine())
-    told = {"hostname", "cpus", "gpus", "os", "python", "versions", "environment", "cpus_allowed", "kernel"}
-    assert {name for name, value in found.items() if value is not None} == told
+    always = {"hostname", "cpus", "gpus", "os", "python", "versions", "environment", "cpus_allowed", "kernel"}
+    assert {name for name, value in found.items() if value is not None} == always
     assert found["gpus"] == []
     assert (machine.oom_kills(), machine.count_gpus()) == (None, 0)
     assert machine.describe_machine(machine.detect_machine()).endswith("unknown cores, no GPU")
@@ -87,7 +73,7 @@ def test_processors_and_oom_kills_from_proc(root: Path, cpuinfo: str, model: str
     assert (found.cpu_model, machine.oom_kills()) == (model, 12)
 
 
-def test_what_the_processors_and_cgroups_say_is_in_the_record(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors_and_cgroups_are_in_the_record(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "usable_cpus", lambda: [1, 3])
     for cpu, governor in enumerate(["powersave", "performance", "powersave", "schedutil"]):
         put(root, f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor", f"{governor}\n")
@@ -112,21 +98,21 @@ def test_what_the_processors_and_cgroups_say_is_in_the_record(root: Path, monkey
         ("echo late; exec sleep 60", None),
     ],
 )
-def test_mpi_says_its_version_once_and_quickly(
+def test_the_version_of_mpi_is_queried_once_and_with_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, version: str | None
 ) -> None:
     monkeypatch.setattr(machine, "MPI_VERSION_TIMEOUT_S", 0.5 if "sleep" in script else 30.0)
-    program, asked = tmp_path / "mpirun", tmp_path / "asked"
-    program.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\necho x >> '{asked}'\n{script}\n")
+    program, calls = tmp_path / "mpirun", tmp_path / "calls"
+    program.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\necho x >> '{calls}'\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [machine.mpi_version(), machine.mpi_version()] == [version, version]
-    assert asked.read_text() == "x\n"
+    assert calls.read_text() == "x\n"
     monkeypatch.setenv("PATH", "")
     assert machine.mpi_version() is None
 
 
-def test_container_is_the_innermost_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_innermost_container_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.detect_machine().container is None
     put(root, ".dockerenv")
     assert machine.detect_machine().container == "docker"
@@ -138,16 +124,10 @@ def test_container_is_the_innermost_one(root: Path, monkeypatch: pytest.MonkeyPa
     assert machine.detect_machine().container == "apptainer"
 
 
-def test_environment_keeps_what_matters_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_has_relevant_variables_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = ("NCCL_DEBUG", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TF_XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
-    kept += (
-        "SLURM_JOB_ID",
-        "SLURM_CPUS_PER_TASK",
-        "SLURM_CPU_BIND",
-        "SLURM_NTASKS_PER_NODE",
-        "UCX_TLS",
-        "OMPI_MCA_btl",
-    )
+    kept += ("SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_CPU_BIND", "SLURM_NTASKS_PER_NODE")
+    kept += ("UCX_TLS", "OMPI_MCA_btl")
     hidden = ("TF_VAR_login", "TF_TOKEN_example_com", "HOROVOD_SECRET_KEY", "MY_NCCL_DEBUG", "TORCHX")
     hidden += ("SLURM_JWT", "SLURM_JOB_COMMENT", "SLURM_JOB_ACCOUNT", "SLURM_CPUS_TOKEN", "UCX_API_KEY", "MY_UCX_TLS")
     for name in (*kept, *hidden):
@@ -158,9 +138,9 @@ def test_environment_keeps_what_matters_and_no_secret(monkeypatch: pytest.Monkey
 
 
 def test_git_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*words: str) -> str:
+    def git(*arguments: str) -> str:
         who = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
-        done = subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        done = subprocess.run(["git", *who, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
     for name in [name for name in os.environ if name.startswith("GIT_")]:
@@ -186,8 +166,8 @@ def test_the_gpus_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = GpuFacts([Gpu(0, A100, *[None] * 7)], [["X"]], "550.54.15", "12.4", {"read": [["X"]]})
     monkeypatch.setattr(machine, "detect_gpus", lambda: facts)
     found = machine.detect_machine()
-    told = found.gpus, found.topology, found.driver_version, found.cuda_driver_version, found.peer_access
-    assert GpuFacts(*told) == facts
+    parts = found.gpus, found.topology, found.driver_version, found.cuda_driver_version, found.peer_access
+    assert GpuFacts(*parts) == facts
 
 
 @pytest.mark.parametrize(
@@ -200,7 +180,7 @@ def test_the_gpus_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], "AMD EPYC 7352 24-Core Processor", None, "48 x AMD EPYC 7352 cores, 1000 GiB, no GPU"),
     ],
 )
-def test_describe(names: list[str | None], cpu: str | None, quota: float | None, line: str) -> None:
+def test_a_machine_in_one_line(names: list[str | None], cpu: str | None, quota: float | None, line: str) -> None:
     gpus = [Gpu(i, name, None, None, None, None, None, None, None) for i, name in enumerate(names)]
     found = dataclasses.replace(
         machine.detect_machine(), cpus=48, memory_bytes=1000 * 2**30, gpus=gpus, cpu_model=cpu, cpu_quota=quota
@@ -217,7 +197,7 @@ def test_describe(names: list[str | None], cpu: str | None, quota: float | None,
         ({"HOME": "/c"}, "/c/.cache/scalebench"),
     ],
 )
-def test_where_the_cache_is(variables: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder(variables: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SCALEBENCH_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -225,7 +205,7 @@ def test_where_the_cache_is(variables: dict[str, str], folder: str, monkeypatch:
     assert machine.cache_folder() == Path(folder)
 
 
-def test_records_of_before_read_as_not_known_and_new_ones_read_back(
+def test_older_records_lack_later_fields_and_new_ones_read_back(
     nvml_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_in(monkeypatch, nvml_library)

@@ -1,4 +1,4 @@
-"""NCCL's log lines of several versions, as people have posted them: which transport joins which ranks."""
+"""Transports between ranks in the logs of several versions of NCCL, as people have posted them."""
 
 from __future__ import annotations
 
@@ -32,21 +32,27 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_line(line: str) -> None:
+def test_one_line(line: str) -> None:
     assert nccl_log.parse_transports([line]) == LINES[line]
     assert nccl_log.parse_transports([f"{line}\r"]) == LINES[line]
 
 
-def test_pairs_are_sorted_and_several_ways_of_one_are_all_told() -> None:
-    ways = [(10, 2, "SHM/direct/direct"), (0, 1, "NET/IB/1"), (2, 3, "P2P/IPC"), (1, 0, "NET/IB/0"), (0, 1, "NET/IB/1")]
-    lines = [f"a [0] NCCL INFO Channel 00/0 : {a}[0] -> {b}[1] via {way}" for a, b, way in ways]
+def test_pairs_are_sorted_with_all_transports_of_each() -> None:
+    connections = [
+        (10, 2, "SHM/direct/direct"),
+        (0, 1, "NET/IB/1"),
+        (2, 3, "P2P/IPC"),
+        (1, 0, "NET/IB/0"),
+        (0, 1, "NET/IB/1"),
+    ]
+    lines = [f"a [0] NCCL INFO Channel 00/0 : {a}[0] -> {b}[1] via {transport}" for a, b, transport in connections]
     found = nccl_log.parse_transports(lines)
     assert list(found.items()) == [("0-1", "NET/IB/0 + NET/IB/1"), ("2-3", "P2P/IPC"), ("2-10", "SHM/direct/direct")]
     assert nccl_log.summarize_transports(found) == "NET/IB/0 + NET/IB/1 + P2P/IPC + SHM/direct/direct"
     assert nccl_log.summarize_transports(None) is None
 
 
-def test_logs_are_read_together_and_not_beyond_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_logs_are_read_together_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     logs = [tmp_path / f"rank{rank}.log" for rank in range(3)]
     line = b"a [0] NCCL INFO Channel 00/0 : %d[0] -> %d[1] via P2P/IPC\n"
     logs[0].write_bytes(b"\xff\xfe no text\n" + line % (0, 1))

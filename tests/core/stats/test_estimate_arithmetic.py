@@ -14,7 +14,6 @@ from scalebench.core.stats.estimate_arithmetic import (
     combine,
     divide_by_total,
     estimate_around,
-    is_above_zero,
     mean_over_repeats,
     rate_to_seconds,
 )
@@ -78,7 +77,7 @@ def test_a_rate_gives_seconds(limits: Estimate | None, seconds: Estimate) -> Non
     [(Estimate(1.0), True), (Estimate(1.0, -1, 3), False), (Estimate(1.0, 0.5, 2), True), (Estimate(0.0), False)],
 )
 def test_an_estimate_is_above_zero_if_its_interval_is(estimate: Estimate, above: bool) -> None:
-    assert is_above_zero(estimate) is above
+    assert estimate.is_above_zero is above
 
 
 def test_the_interval_of_a_share_covers_the_truth_in_95_of_100() -> None:

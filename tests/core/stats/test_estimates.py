@@ -1,4 +1,4 @@
-"""scalebench.core.stats.estimates against known truth: simulated series, published figures, and properties of all input."""
+"""Estimates against known truth: simulated series, published figures, and properties of all input."""
 
 from __future__ import annotations
 
@@ -11,17 +11,25 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from scipy.special import stdtrit
 
 from scalebench.core.stats import estimates
-from scalebench.core.stats.estimates import Estimate, divide_estimates, estimate_throughput, precise_enough
+from scalebench.core.stats.estimates import (
+    T_QUANTILES,
+    Estimate,
+    divide_estimates,
+    estimate_throughput,
+    precise_enough,
+    student_t,
+)
 
 TRUE_S = 0.01  # seconds per sample in every simulation
 SAMPLES = 50
-UNLIKE = (0.5, 1.5, 0.5, 1.5)  # blocks that do not resemble their neighbours
+ALTERNATING = (0.5, 1.5, 0.5, 1.5)  # no positive autocorrelation
 
 
 def autoregressive_s(runs: int, blocks: int, phi: float, spread: float, seed: int) -> np.ndarray:
-    """Block times of `runs` runs: AR(1) around TRUE_S * SAMPLES, relative standard deviation `spread`."""
+    """Simulate block times of runs: AR(1) around TRUE_S * SAMPLES, of relative standard deviation `spread`."""
     noise = np.random.default_rng(seed).standard_normal((blocks, runs))
     noise[1:] *= math.sqrt(1 - phi**2)  # the first row is drawn from the stationary distribution
     for block in range(1, blocks):
@@ -35,16 +43,16 @@ def covers(interval: Estimate | None) -> bool:
 
 
 def stopped_by_rule(run_s: np.ndarray, target: float) -> Estimate | None:
-    """The interval of a run that ends at the first look which is precise enough, or with its last block."""
+    """Return the estimate of a run that stops at the first check that is precise enough, or with its last block."""
     samples = np.full(len(run_s), SAMPLES)
-    look = estimates.next_check(0)
-    while look < len(run_s) and not precise_enough(run_s[:look], samples[:look], target):
-        look = estimates.next_check(look)
-    return estimate_throughput(run_s[:look], samples[:look])
+    blocks = estimates.next_check(0)
+    while blocks < len(run_s) and not precise_enough(run_s[:blocks], samples[:blocks], target):
+        blocks = estimates.next_check(blocks)
+    return estimate_throughput(run_s[:blocks], samples[:blocks])
 
 
 def naive_coverage(run_s: np.ndarray, target: float) -> float:
-    """Coverage when looking after every block, from the 16th, with the interval of independent blocks."""
+    """Return the coverage when checking after every block, from the 16th, as if blocks were independent."""
     count = np.arange(1, run_s.shape[1] + 1)
     mean = np.cumsum(run_s, axis=1) / count
     variance = np.cumsum(run_s**2, axis=1) / count - mean**2
@@ -56,19 +64,19 @@ def naive_coverage(run_s: np.ndarray, target: float) -> float:
 
 
 @pytest.mark.parametrize("blocks", [31, 64, 100])
-def test_interval_of_independent_blocks_covers_the_truth_as_often_as_it_says(blocks: int) -> None:
+def test_the_interval_of_independent_blocks_has_its_coverage(blocks: int) -> None:
     runs = autoregressive_s(3000, blocks, phi=0.0, spread=0.1, seed=blocks)
     samples = np.full(blocks, SAMPLES)
     assert 0.93 <= np.mean([covers(estimate_throughput(run, samples)) for run in runs]) <= 0.97
 
 
-def test_interval_covers_with_short_blocks_at_the_end_of_each_epoch() -> None:
+def test_the_coverage_holds_with_short_blocks_at_the_end_of_each_epoch() -> None:
     samples = np.where(np.arange(100) % 7 == 6, 10, SAMPLES)
     runs = autoregressive_s(3000, 100, phi=0.0, spread=0.1, seed=7) * samples / SAMPLES
     assert 0.93 <= np.mean([covers(estimate_throughput(run, samples)) for run in runs]) <= 0.97
 
 
-def test_confidence_is_the_share_covered() -> None:
+def test_the_confidence_is_the_coverage() -> None:
     samples = np.full(64, SAMPLES)
     runs = autoregressive_s(2000, 64, phi=0.0, spread=0.1, seed=3)
     covered = np.mean([covers(estimate_throughput(run, samples, confidence=0.8)) for run in runs])
@@ -82,7 +90,7 @@ def test_the_stopping_rule_covers_correlated_blocks_and_the_naive_one_does_not()
     assert naive_coverage(runs, target=0.01) <= 0.75
 
 
-def test_the_stopping_rule_keeps_its_promise_on_independent_blocks() -> None:
+def test_the_stopping_rule_has_its_coverage_on_independent_blocks() -> None:
     runs = autoregressive_s(1500, 2048, phi=0.0, spread=0.1, seed=2)
     assert 0.92 <= np.mean([covers(stopped_by_rule(run, target=0.01)) for run in runs]) <= 0.98
 
@@ -107,30 +115,35 @@ def test_sum_covers_the_true_sum() -> None:
     assert 0.94 <= np.mean([each.low <= 26 <= each.high for each in sums]) <= 0.96
 
 
-def test_student_t_is_the_published_one() -> None:
-    assert estimates.student_t(15, 0.95) == pytest.approx(2.131, abs=5e-4)  # any table of Student's t
-    assert estimates.student_t(2, 0.95) == pytest.approx(4.303, abs=5e-4)
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.99])
+@pytest.mark.parametrize("freedom", [*range(1, len(T_QUANTILES) + 3), 1000, 2.5, 4.0, 30.5, math.inf])
+def test_student_t_is_that_of_scipy(freedom: float, confidence: float) -> None:
+    assert student_t(freedom, confidence) == pytest.approx(float(stdtrit(freedom, (1 + confidence) / 2)), rel=1e-12)
+
+
+def test_the_tabulated_quantiles_need_no_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    student_t.cache_clear()
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    assert student_t(15, 0.95) == pytest.approx(2.1314495)
+    with pytest.raises(ImportError):
+        student_t(15, 0.9)
 
 
 def test_interval_of_equal_batches_is_the_textbook_one() -> None:
     batch_s = np.linspace(0.9, 1.1, 16)
-    interval = estimate_throughput(np.outer(batch_s / 4, UNLIKE).ravel(), np.full(64, 25))
+    interval = estimate_throughput(np.outer(batch_s / 4, ALTERNATING).ravel(), np.full(64, 25))
     reach_s = 2.1314495 * batch_s.std(ddof=1) / 4
     assert interval is not None
     figures = [interval.value, interval.low, interval.high]
     assert figures == pytest.approx([100.0, 100 / (1 + reach_s), 100 / (1 - reach_s)], rel=1e-7)
 
 
-def test_neighbours_that_resemble_each_other_widen_an_interval() -> None:
-    assert (
-        estimates.autocorrelation_inflation([1.0, 2.0])
-        == estimates.autocorrelation_inflation([1.0, 3.0, 1.0, 3.0])
-        == 1
-    )
+def test_autocorrelation_widens_an_interval() -> None:
+    assert all(estimates.autocorrelation_inflation(values) == 1 for values in ([1.0, 2.0], [1.0, 3.0, 1.0, 3.0]))
     # Of an autoregressive series of 0.5 the mean varies three times as much as of an independent one.
     runs = autoregressive_s(200, 4096, phi=0.5, spread=0.1, seed=9)
     assert np.mean([estimates.autocorrelation_inflation(run) for run in runs]) == pytest.approx(3, rel=0.02)
-    assert estimates.batch_variance_inflation(UNLIKE * 16, 16) == 1
+    assert estimates.batch_variance_inflation(ALTERNATING * 16, 16) == 1
     short = autoregressive_s(4000, 64, phi=0.8, spread=0.1, seed=10)
     batches = short.reshape(-1, 16, 4).mean(axis=2)
     truth = short.mean(axis=1).var() / np.mean(batches.var(axis=1, ddof=1) / 16)
@@ -138,10 +151,10 @@ def test_neighbours_that_resemble_each_other_widen_an_interval() -> None:
 
 
 @pytest.mark.parametrize(("count", "phi"), [(2, 0.0), (8, 0.0), (64, 0.0), (64, 0.5), (400, 0.8)])
-def test_interval_of_a_mean_covers_it_also_where_neighbours_resemble_each_other(count: int, phi: float) -> None:
+def test_the_interval_of_a_mean_has_its_coverage_despite_autocorrelation(count: int, phi: float) -> None:
     runs = autoregressive_s(2000, count, phi, spread=0.1, seed=count) / (TRUE_S * SAMPLES)
-    found = [estimates.estimate_mean(run - 1) for run in runs]
-    covered = np.mean([each is not None and each.low <= 0 <= each.high for each in found])
+    means = [estimates.estimate_mean(run - 1) for run in runs]
+    covered = np.mean([mean is not None and mean.low <= 0 <= mean.high for mean in means])
     assert 0.93 <= covered <= 0.985
     assert estimates.estimate_mean([1.0]) is None
 
@@ -169,9 +182,9 @@ def test_blocks_are_merged_until_uncorrelated_or_too_few() -> None:
     assert estimates.uncorrelated_factor(np.ones(63)) is None
 
 
-def test_looks_are_rare_and_the_rule_is_false_between_them() -> None:
-    looks = [estimates.next_check(n) for n in (0, 1, 63, 64, 65, 127, 128, 255, 256)]
-    assert looks == [64, 64, 64, 128, 128, 128, 256, 256, 512]
+def test_checks_are_rare_and_the_rule_is_false_between_them() -> None:
+    checks = [estimates.next_check(n) for n in (0, 1, 63, 64, 65, 127, 128, 255, 256)]
+    assert checks == [64, 64, 64, 128, 128, 128, 256, 256, 512]
     steady = {n for n in range(600) if precise_enough(np.full(n, 0.5), np.full(n, SAMPLES), 0.01)}
     assert steady == {64, 128, 256, 512}
 
@@ -208,7 +221,7 @@ def test_relative_half_width_is_half_the_width_over_the_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "call"),
+    ("message", "call"),
     [
         ("not an estimate", lambda: Estimate(1.0, 1.1, 1.2)),
         ("not an estimate", lambda: Estimate(1.0, math.nan, 1.2)),
@@ -224,6 +237,7 @@ def test_relative_half_width_is_half_the_width_over_the_value() -> None:
         ("no time passed", lambda: estimate_throughput([0.0] * 16, [1] * 16)),
         ("at least 2 batches", lambda: estimate_throughput([1.0] * 16, [1] * 16, batches=1)),
         ("between 0 and 1", lambda: estimate_throughput([1.0] * 16, [1] * 16, confidence=95)),
+        *(("between 0 and 1", lambda c=c: student_t(10, c)) for c in (0, 1, -1, math.nan)),
         ("above 0, not nan", lambda: precise_enough([1.0] * 64, [1] * 64, math.nan)),
         ("not negative", lambda: estimates.next_check(-1)),
         ("needs positive", lambda: divide_estimates(Estimate(1.0, 1.0, 1.0), Estimate(0.0, 0.0, 1.0))),
@@ -233,8 +247,8 @@ def test_relative_half_width_is_half_the_width_over_the_value() -> None:
         ("no estimates", lambda: estimates.sum_estimates([])),
     ],
 )
-def test_what_is_no_measurement_is_an_error(says: str, call: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_invalid_input_is_an_error(message: str, call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=message):
         call()
 
 
@@ -274,7 +288,7 @@ def test_units_do_not_matter(blocks: list[tuple[float, int]], unit_s: float, fac
 
 
 @given(intervals, intervals)
-def test_ratios_and_sums_hold_together(a: Estimate, b: Estimate) -> None:
+def test_ratios_and_sums_are_consistent(a: Estimate, b: Estimate) -> None:
     itself = divide_estimates(a, a)
     assert itself.value == 1 and itself.low <= 1 <= itself.high
     there, back = divide_estimates(a, b), divide_estimates(b, a)

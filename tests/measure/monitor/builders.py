@@ -1,4 +1,4 @@
-"""Series made by hand, with known truth."""
+"""Artificial time series, whose figures are known."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Curve = float | Callable[[float], float]
 
 
 def series(columns: dict[str, Curve], begin_s: float = 0.0, end_s: float = 30.0, every_s: float = 0.1) -> TimeSeries:
-    """`source/quantity` -> a constant, or a function of the seconds since BEGIN_S, sampled in [begin_s, end_s]."""
+    """Return a series: `source/quantity` -> a constant, or a function of the seconds since BEGIN_S, sampled in [begin_s, end_s]."""
     at_s = np.arange(round((end_s - begin_s) / every_s) + 1) * every_s + begin_s
-    made = {}
+    by_name = {}
     for name, curve in columns.items():
         source, _, quantity = name.rpartition("/")
         values = [curve(t) if callable(curve) else curve for t in at_s.tolist()]
-        made[source, quantity] = (BEGIN_S + at_s, np.asarray(values, float))
-    return TimeSeries(made)
+        by_name[source, quantity] = (BEGIN_S + at_s, np.asarray(values, float))
+    return TimeSeries(by_name)
 
 
-def joined(*parts: TimeSeries) -> TimeSeries:
-    """Several with different columns, as one."""
+def join(*parts: TimeSeries) -> TimeSeries:
+    """Join several series with different columns."""
     return TimeSeries({key: column for part in parts for key, column in part._columns.items()})

@@ -1,4 +1,4 @@
-"""From a run to the monitor's part of its row, with the real processes."""
+"""The monitor's part of the record, from runs with real processes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from scalebench.runner.parent import run_spec
 from tests.builders.runs import MACHINE, rank, simulated_spec
 from tests.nvml_stand_in import put_in
 
-AROUND = {"busy_machine", "swapping"}  # whether others use this machine is not the test's to say
+FLAGS_OF_OTHERS = {"busy_machine", "swapping"}  # depend on other programs on this machine
 
 
 def gpu_spec(setup_s: float) -> RunSpec:
-    """A run of two processes that sleep, which says that each drives a GPU.
+    """Return a run of two processes that sleep, each of which claims to drive a GPU.
 
-    `setup_s` is the head start of a monitor that has to wait for a core.
+    `setup_s` gives the monitor time to start where it has to wait for a core.
     """
     options = {"step_s": 0.002, "setup_s": setup_s}
     spec = simulated_spec(2, options, {"monitor": True, "min_s": 1.0, "max_s": 1.0})
@@ -32,7 +32,7 @@ def gpu_spec(setup_s: float) -> RunSpec:
 
 
 def flags(result: Result) -> set[str]:
-    return set(result.flags) - AROUND - {"oversubscribed"}
+    return set(result.flags) - FLAGS_OF_OTHERS - {"oversubscribed"}
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_a_run_on_cores(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_on_gpus(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_in(monkeypatch, nvml_library, PROCESSES_0=os.getpid())  # which is ours, and so not foreign
+    put_in(monkeypatch, nvml_library, PROCESSES_0=os.getpid())  # this process, which is not foreign
     result = run_spec(gpu_spec(setup_s=1.0), tmp_path / "run")
     m, seconds = result.monitor, result.phases.measure_s
     assert flags(result) == set() and m.reason is None and seconds is not None
@@ -68,9 +68,11 @@ def test_a_run_on_gpus(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.M
     assert row["energy_j_per_sample"] == pytest.approx(m.energy_j / samples) and row["energy_from"] == "counter+power"
 
 
-def test_devices_in_trouble(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trouble = {"TEMPERATURE_0": 88, "REASONS_0": 0x4, "SM_CLOCK_1": 1300, "PROCESSES_1": os.getppid()}
-    put_in(monkeypatch, nvml_library, **trouble)
+def test_conditions_of_the_devices_are_flagged(
+    tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conditions = {"TEMPERATURE_0": 88, "REASONS_0": 0x4, "SM_CLOCK_1": 1300, "PROCESSES_1": os.getppid()}
+    put_in(monkeypatch, nvml_library, **conditions)
     result = run_spec(gpu_spec(setup_s=2.0), tmp_path / "run")
     assert flags(result) == {"hot_at_start", "throttled", "unequal_clocks", "foreign_process"}
     assert result.monitor.throttle_reasons == ["sw_power_cap"]
@@ -79,13 +81,13 @@ def test_devices_in_trouble(tmp_path: Path, nvml_library: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_a_gpu_that_is_lost_half_way(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_lost_during_the_run(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library, LOST_AFTER=60)
     result = run_spec(gpu_spec(setup_s=1.0), tmp_path / "run")
     assert result.status == "ok" and flags(result) == {"gpu_lost"}
     assert (result.monitor.energy_j, result.monitor.gpu_util_mean) == (None, None)
-    here, lost = result.monitor.devices
-    assert here.energy_j is not None and here.energy_j > 0 and lost.lost_at_s is not None
+    present, lost = result.monitor.devices
+    assert present.energy_j is not None and present.energy_j > 0 and lost.lost_at_s is not None
 
 
 def test_a_monitor_that_fails_is_no_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +100,7 @@ def test_a_monitor_that_fails_is_no_failed_run(tmp_path: Path, monkeypatch: pyte
     assert result.monitor == MonitorRecord(reason="the series could not be read: ValueError: two lines")
 
 
-def test_why_there_is_no_series(tmp_path: Path) -> None:
+def test_a_missing_series_has_a_reason(tmp_path: Path) -> None:
     part = make_monitor_part(simulated_spec(), tmp_path, [], MACHINE, "measure.monitor=false")
     assert part == MonitorPart(MonitorRecord(reason="measure.monitor=false"), [])
     (tmp_path / MONITOR_FILE).write_bytes(b"half")
@@ -106,7 +108,7 @@ def test_why_there_is_no_series(tmp_path: Path) -> None:
     assert part.monitor.file is None and (part.monitor.reason or "").startswith("the series could not be read")
 
 
-def test_a_run_that_measured_nothing(tmp_path: Path) -> None:
+def test_a_run_that_measured_nothing_has_a_reason(tmp_path: Path) -> None:
     result = run_spec(
         simulated_spec(options={"fault": "raise", "fault_phase": "setup"}, measure={"monitor": True}), tmp_path / "r"
     )
@@ -116,13 +118,13 @@ def test_a_run_that_measured_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_the_gpus_of_a_run() -> None:
+def test_the_gpus_of_a_run_are_identified() -> None:
     spec = dataclasses.replace(gpu_spec(0.0), places=[RankPlacement(r, r, 0, [r], [], 1) for r in range(3)])
-    here = [rank(r, hostname=os.uname().nodename) for r in range(3)]
-    assert list_used_gpus(spec, here, lambda: [5, 2, 0]) == [0, 2, 5]
-    assert list_used_gpus(spec, here, lambda: [5, None, 0]) == [0, 5]  # one is a part of a GPU
-    assert list_used_gpus(spec, here, lambda: [5]) == [5]  # the others are gone by now
-    elsewhere = [here[0], rank(1, hostname="another"), here[2]]
-    assert list_used_gpus(spec, elsewhere, lambda: [5, 2, 0]) == [0, 5]
-    assert list_used_gpus(spec, [], lambda: [5, 2, 0]) == [0, 2, 5]  # no rank has left a word
-    assert list_used_gpus(dataclasses.replace(spec, device="cpu"), here, lambda: [5, 2, 0]) == []
+    local = [rank(r, hostname=os.uname().nodename) for r in range(3)]
+    assert list_used_gpus(spec, local, lambda: [5, 2, 0]) == [0, 2, 5]
+    assert list_used_gpus(spec, local, lambda: [5, None, 0]) == [0, 5]  # one is a part of a GPU
+    assert list_used_gpus(spec, local, lambda: [5]) == [5]  # the others are not visible any more
+    partly_remote = [local[0], rank(1, hostname="another"), local[2]]
+    assert list_used_gpus(spec, partly_remote, lambda: [5, 2, 0]) == [0, 5]
+    assert list_used_gpus(spec, [], lambda: [5, 2, 0]) == [0, 2, 5]  # no rank left a record
+    assert list_used_gpus(dataclasses.replace(spec, device="cpu"), local, lambda: [5, 2, 0]) == []

@@ -1,4 +1,4 @@
-"""The monitor's own process: how it samples, how it ends, and that it is never left behind nor fails a run."""
+"""The monitor's own process: how it samples and ends; it is never left behind, and never fails a run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ import sys, time
 from pathlib import Path
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.core.spec import read_spec
-with MonitorProcess(read_spec(Path(".")), Path(".")) as kept:
-    print(kept._process.pid, flush=True)
+with MonitorProcess(read_spec(Path(".")), Path(".")) as monitor:
+    print(monitor._process.pid, flush=True)
     time.sleep(600)
 """
 
@@ -39,43 +39,45 @@ def folder(tmp_path: Path) -> Path:
 
 
 def stand_in(folder: Path, code: str) -> str:
-    """A module that does `code` in place of the monitor."""
+    """Return a module that runs `code` in place of the monitor."""
     (folder / "monitor_stand_in.py").write_text(code)
     return "monitor_stand_in"
 
 
 @pytest.mark.slow
-def test_ten_times_and_twice_a_second(folder: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_sampled_ten_times_and_the_host_twice_a_second(
+    folder: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_in(monkeypatch, nvml_library, LOST_AFTER=100)
-    with MonitorProcess(SPEC, folder) as kept:
-        assert kept._process is not None
+    with MonitorProcess(SPEC, folder) as monitor:
+        assert monitor._process is not None
         time.sleep(2.5)
-        niceness = psutil.Process(kept._process.pid).nice()
-        threads = psutil.Process(kept._process.pid).num_threads()
-    assert kept.reason is None and niceness == 10 and threads == 1  # neither numpy nor pyarrow is there yet
-    found = read_series(folder / MONITOR_FILE)
+        niceness = psutil.Process(monitor._process.pid).nice()
+        threads = psutil.Process(monitor._process.pid).num_threads()
+    assert monitor.reason is None and niceness == 10 and threads == 1  # neither numpy nor pyarrow is loaded yet
+    series = read_series(folder / MONITOR_FILE)
 
     def rate_hz(source: str, quantity: str) -> float:
-        times_s = found.times_s(source, quantity)
+        times_s = series.times_s(source, quantity)
         return (len(times_s) - 1) / (times_s[-1] - times_s[0])
 
-    assert 3 < rate_hz("gpu0", "power_w") < 15  # fewer where others keep the cores busy
+    assert 3 < rate_hz("gpu0", "power_w") < 15  # fewer where the cores are busy
     assert 0.7 < rate_hz("cpu", "programs_s") < 3.5
     assert rate_hz("gpu0", "pcie_sent_bytes_per_s") < 3
-    lost_s, last_s = found.times_s("gpu1", "lost"), found.times_s("gpu0", "power_w")[-1]
-    assert len(lost_s) == 1 and found.times_s("gpu1", "power_w")[-1] <= lost_s[0] < last_s
-    assert found.values("gpu0", "energy_j") and not found.values("gpu1", "energy_j")
-    assert not found.sources("process:")  # the monitor is no rank
+    lost_s, last_s = series.times_s("gpu1", "lost"), series.times_s("gpu0", "power_w")[-1]
+    assert len(lost_s) == 1 and series.times_s("gpu1", "power_w")[-1] <= lost_s[0] < last_s
+    assert series.values("gpu0", "energy_j") and not series.values("gpu1", "energy_j")
+    assert not series.sources("process:")  # the monitor is no rank
 
 
-def test_an_end_before_it_is_up_leaves_a_series_too(folder: Path) -> None:
-    with MonitorProcess(SPEC, folder) as kept:
+def test_a_monitor_ended_during_its_start_leaves_a_series(folder: Path) -> None:
+    with MonitorProcess(SPEC, folder) as monitor:
         pass
-    assert kept.reason is None
+    assert monitor.reason is None
     assert read_series(folder / MONITOR_FILE).values("memory", "available_bytes")
 
 
-def test_it_ends_with_a_parent_that_is_killed(folder: Path) -> None:
+def test_a_monitor_ends_with_a_parent_that_is_killed(folder: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = 0
@@ -89,7 +91,7 @@ def test_it_ends_with_a_parent_that_is_killed(folder: Path) -> None:
         parent.kill()
         parent.wait()
         parent.stdout.close()
-        if pid and alive([pid]):  # not by the guard's hand: it is nobody's child by now
+        if pid and alive([pid]):  # it is no child of this process any more
             os.kill(pid, signal.SIGKILL)
     assert not (folder / MONITOR_FILE).exists()
 
@@ -104,22 +106,22 @@ def test_it_ends_with_a_parent_that_is_killed(folder: Path) -> None:
     ],
 )
 def test_a_monitor_that_crashes_is_a_reason(code: str, reason: str, folder: Path) -> None:
-    with MonitorProcess(SPEC, folder, stand_in(folder, code)) as kept:
-        assert kept._process is not None
-        wait_until(lambda: not alive([kept._process.pid]))
-    assert kept.reason == reason
+    with MonitorProcess(SPEC, folder, stand_in(folder, code)) as monitor:
+        assert monitor._process is not None
+        wait_until(lambda: not alive([monitor._process.pid]))
+    assert monitor.reason == reason
 
 
 def test_a_monitor_that_hangs_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor_process, "END_LIMIT_S", 0.3)
-    # SIGTERM is blocked from the start, so it need not do anything to pass it over.
-    with MonitorProcess(SPEC, folder, stand_in(folder, "import time; time.sleep(600)")) as kept:
-        assert kept._process is not None
-        pid = kept._process.pid
-    assert kept.reason == "the monitor did not end within 0.3 s" and not alive([pid])
+    # SIGTERM is blocked from the start, so that the stand-in ignores it.
+    with MonitorProcess(SPEC, folder, stand_in(folder, "import time; time.sleep(600)")) as monitor:
+        assert monitor._process is not None
+        pid = monitor._process.pid
+    assert monitor.reason == "the monitor did not end within 0.3 s" and not alive([pid])
 
 
-def test_ctrl_c_while_it_ends_kills_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_a_monitor_ends_kills_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: object, **more: object) -> None:
         raise KeyboardInterrupt
 
@@ -132,37 +134,37 @@ def test_ctrl_c_while_it_ends_kills_it(folder: Path, monkeypatch: pytest.MonkeyP
     assert not alive([k._process.pid])
 
 
-def test_no_process_to_be_had_is_a_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_monitor_that_cannot_start_is_a_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **more: object) -> None:
         raise BlockingIOError(11, os.strerror(11))
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    with MonitorProcess(SPEC, folder) as kept:
+    with MonitorProcess(SPEC, folder) as monitor:
         pass
-    assert kept.reason == f"the monitor could not be started: {os.strerror(11)}"
+    assert monitor.reason == f"the monitor could not be started: {os.strerror(11)}"
 
 
-def test_signals_are_as_before_when_it_runs(folder: Path) -> None:
+def test_the_signal_mask_is_restored_after_the_start(folder: Path) -> None:
     with MonitorProcess(SPEC, folder, stand_in(folder, "")):
         assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-@pytest.mark.parametrize("why", ["measure.monitor=false", "debug=true"])
-def test_it_is_not_started_where_nobody_wants_it(why: str, tmp_path: Path) -> None:
-    spec = simulated_spec(measure={"monitor": why == "debug=true"}, debug=why == "debug=true")
-    with MonitorProcess(spec, tmp_path) as kept:
-        assert kept._process is None
-    assert kept.reason == why
+@pytest.mark.parametrize("reason", ["measure.monitor=false", "debug=true"])
+def test_a_monitor_that_is_switched_off_is_not_started(reason: str, tmp_path: Path) -> None:
+    spec = simulated_spec(measure={"monitor": reason == "debug=true"}, debug=reason == "debug=true")
+    with MonitorProcess(spec, tmp_path) as monitor:
+        assert monitor._process is None
+    assert monitor.reason == reason
 
 
 def test_a_series_that_cannot_be_written_is_a_reason(folder: Path) -> None:
     (folder / MONITOR_FILE).mkdir()
-    with MonitorProcess(SPEC, folder) as kept:
+    with MonitorProcess(SPEC, folder) as monitor:
         pass
-    assert kept.reason == "the series could not be written: Is a directory"
+    assert monitor.reason == "the series could not be written: Is a directory"
 
 
-def test_gpus_that_cannot_be_asked_are_a_reason_for_a_run_on_gpus(
+def test_missing_gpu_figures_are_a_reason_for_a_run_on_gpus(
     folder: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dataclasses import replace
@@ -170,7 +172,9 @@ def test_gpus_that_cannot_be_asked_are_a_reason_for_a_run_on_gpus(
     put_in(monkeypatch, nvml_library, INIT=9)
     spec = replace(SPEC, device="cuda")
     write_spec(spec, folder)
-    with MonitorProcess(spec, folder) as kept:
+    with MonitorProcess(spec, folder) as monitor:
         pass
-    assert kept.reason is not None and kept.reason.startswith("no GPU figures: ") and "Driver Not" in kept.reason
+    assert (
+        monitor.reason is not None and monitor.reason.startswith("no GPU figures: ") and "Driver Not" in monitor.reason
+    )
     assert read_series(folder / MONITOR_FILE).names

@@ -42,7 +42,7 @@ class Tags(HTMLParser):
 
 
 @pytest.fixture
-def evidence(tmp_path: Path) -> ReportData:
+def report_data(tmp_path: Path) -> ReportData:
     sweeps.sweep(tmp_path / "sweep", gpus=(1, 2))
     return load_report_data([tmp_path / "sweep"])
 
@@ -57,8 +57,8 @@ def nasty_sections(text: str = NASTY) -> list[Section]:
     return [Section("s", text, [chart, table, Paragraph(text, tags=tags), Code(text, "log", text, tags)])]
 
 
-def test_a_page_asks_nobody_for_anything(evidence: ReportData, tmp_path: Path) -> None:
-    page = write(evidence, tmp_path / "report.html", sections(evidence.frame))
+def test_a_page_asks_nobody_for_anything(report_data: ReportData, tmp_path: Path) -> None:
+    page = write(report_data, tmp_path / "report.html", sections(report_data.frame))
     text = page.read_text(encoding="utf-8")
     tags = Tags(text)
     assert not any("src" in attributes for _, attributes in tags.found)
@@ -72,19 +72,19 @@ def test_a_page_asks_nobody_for_anything(evidence: ReportData, tmp_path: Path) -
     assert hashes == digests and len(hashes) == 2
 
 
-def test_everything_from_a_result_is_text(evidence: ReportData, tmp_path: Path) -> None:
-    plain, nasty = (write(evidence, tmp_path / name, nasty_sections()) for name in ("a.html", "b.html"))
+def test_everything_from_a_result_is_text(report_data: ReportData, tmp_path: Path) -> None:
+    plain, nasty = (write(report_data, tmp_path / name, nasty_sections()) for name in ("a.html", "b.html"))
     tags = Tags(nasty.read_text(encoding="utf-8"))
     assert plain.read_bytes() == nasty.read_bytes()
-    assert tags.all("img") == [] and len([one for one in tags.all("script") if not one]) == 2
+    assert tags.all("img") == [] and len([script for script in tags.all("script") if not script]) == 2
     assert not any(name.startswith("on") for _, attributes in tags.found for name in attributes)
     assert [str(a["href"])[:2] for a in tags.all("a") if not str(a["href"]).startswith("#")] == ["./"]
 
 
 def test_options_of_filters_are_there_once_and_only_where_there_is_a_choice(
-    evidence: ReportData, tmp_path: Path
+    report_data: ReportData, tmp_path: Path
 ) -> None:
-    tags = Tags(write(evidence, tmp_path / "report.html", sections(evidence.frame)).read_text(encoding="utf-8"))
+    tags = Tags(write(report_data, tmp_path / "report.html", sections(report_data.frame)).read_text(encoding="utf-8"))
     boxes = [(box["name"], box["value"]) for box in tags.all("input")]
     assert boxes == [("strategy", name) for name in ("bare_torch", "ddp_gloo", "horovod_gloo")] + [
         ("hardware", "alpha"),
@@ -92,8 +92,8 @@ def test_options_of_filters_are_there_once_and_only_where_there_is_a_choice(
     ]
 
 
-def test_figures_of_the_tables_are_the_frames(evidence: ReportData, tmp_path: Path) -> None:
-    page = write(evidence, tmp_path / "report.html", sections(evidence.frame))
+def test_figures_of_the_tables_are_the_frames(report_data: ReportData, tmp_path: Path) -> None:
+    page = write(report_data, tmp_path / "report.html", sections(report_data.frame))
     values = [
         float(x) for x in re.findall(r'<td class="right" data-value="([\d.]+)"', page.read_text(encoding="utf-8"))
     ]
@@ -101,44 +101,44 @@ def test_figures_of_the_tables_are_the_frames(evidence: ReportData, tmp_path: Pa
     assert set(map(float, frame["throughput_samples_per_s"])) <= set(values)
 
 
-def test_words_without_a_chart_need_no_plotly(evidence: ReportData, tmp_path: Path) -> None:
-    page = write(evidence, tmp_path / "report.html", [Section("s", "S", [Paragraph("nothing more")])])
+def test_words_without_a_chart_need_no_plotly(report_data: ReportData, tmp_path: Path) -> None:
+    page = write(report_data, tmp_path / "report.html", [Section("s", "S", [Paragraph("nothing more")])])
     assert page.stat().st_size < 100_000
 
 
 def test_only_failed_runs_and_files_that_nobody_can_read(tmp_path: Path) -> None:
-    sweeps.write(tmp_path / "sweep", [sweeps.failed(reason=NASTY)])
-    evidence = load_report_data([tmp_path / "sweep"])
-    evidence.unreadable.append((tmp_path / "x", "half a file"))
-    text = write(evidence, tmp_path / "report.html").read_text(encoding="utf-8")
+    sweeps.write_results(tmp_path / "sweep", [sweeps.failed_run(reason=NASTY)])
+    report_data = load_report_data([tmp_path / "sweep"])
+    report_data.unreadable.append((tmp_path / "x", "half a file"))
+    text = write(report_data, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<b>1</b> failed" in text and "<b>1</b> not readable" in text and "<img" not in text
 
 
-def test_a_page_is_replaced_as_a_whole(evidence: ReportData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_replaced_as_a_whole(report_data: ReportData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "new" / "report.html"
-    write(evidence, page, [])
+    write(report_data, page, [])
     before = page.read_bytes()
 
-    def full(self: Path, *_: Any, **__: Any) -> None:
+    def fail_to_write(self: Path, *_: Any, **__: Any) -> None:
         self.touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_text", fail_to_write)
     with pytest.raises(OSError, match="No space left"):
-        write(evidence, page, [])
+        write(report_data, page, [])
     assert page.read_bytes() == before and list(page.parent.iterdir()) == [page]
 
 
-def test_a_chart_of_many_points_shows_some_in_its_table(evidence: ReportData, tmp_path: Path) -> None:
+def test_a_chart_of_many_points_shows_some_in_its_table(report_data: ReportData, tmp_path: Path) -> None:
     long = Chart("c", "C", Axis("s"), Axis("MHz"), [Series("a", list(map(float, range(1000))), [1.0] * 1000)])
-    text = write(evidence, tmp_path / "report.html", [Section("s", "S", [long])]).read_text(encoding="utf-8")
+    text = write(report_data, tmp_path / "report.html", [Section("s", "S", [long])]).read_text(encoding="utf-8")
     assert "1 point of 3" in text and text.count("<tr><td>") == 334
 
 
-def test_links_lead_to_the_runs_wherever_the_page_is(evidence: ReportData, tmp_path: Path) -> None:
+def test_links_lead_to_the_runs_wherever_the_page_is(report_data: ReportData, tmp_path: Path) -> None:
     linked = [Section("s", "S", [Table("t", "T", ["run"], [Row([Cell("0", link="0/result.json")])])])]
     for page in (tmp_path / "sweep" / "report.html", tmp_path / "elsewhere" / "deep" / "report.html"):
-        (link,) = re.findall(r'<td><a href="([^"]+)"', write(evidence, page, linked).read_text(encoding="utf-8"))
+        (link,) = re.findall(r'<td><a href="([^"]+)"', write(report_data, page, linked).read_text(encoding="utf-8"))
         assert (page.parent / link).resolve() == (tmp_path / "sweep" / "0" / "result.json").resolve()
 
 

@@ -15,22 +15,22 @@ from scalebench.report.html.page import read_asset
 from scalebench.report.html.plots import COLOUR_COUNT, ChartStyles, make_figure
 
 
-def drawn(*series: Series, **changes: Any) -> dict[str, Any]:
+def draw(*series: Series, **changes: Any) -> dict[str, Any]:
     """The figure of one chart, which plotly's own checks have seen."""
     chart = Chart("c", "C", Axis("devices"), Axis("speedup"), series)
     chart = dataclasses.replace(chart, **changes)
-    made = make_figure(chart, ChartStyles([chart]).of(chart))
-    go.Figure(made)
-    return made
+    figure = make_figure(chart, ChartStyles([chart]).of(chart))
+    go.Figure(figure)
+    return figure
 
 
-def role(made: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    return [trace for trace in made["data"] if trace["meta"]["role"] == name]
+def select_traces(figure: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [trace for trace in figure["data"] if trace["meta"]["role"] == name]
 
 
 def test_a_line_and_its_band() -> None:
-    made = drawn(Series("a", [1, 2, 4], [1.0, 1.9, 3.5], [0.9, 1.8, 3.4], [1.1, 2.0, 3.6], {"strategy": "ddp"}))
-    (line,), (band,) = role(made, "line"), role(made, "band")
+    figure = draw(Series("a", [1, 2, 4], [1.0, 1.9, 3.5], [0.9, 1.8, 3.4], [1.1, 2.0, 3.6], {"strategy": "ddp"}))
+    (line,), (band,) = select_traces(figure, "line"), select_traces(figure, "band")
     assert (line["x"], line["y"]) == ([1, 2, 4], [1.0, 1.9, 3.5])
     assert (band["x"], band["y"]) == ([1, 2, 4, 4, 2, 1], [0.9, 1.8, 3.4, 3.6, 2.0, 1.1])
     assert band["fill"] == "toself" and not band["showlegend"] and "error_y" not in line
@@ -41,27 +41,27 @@ def test_a_line_and_its_band() -> None:
 
 def test_a_gap_parts_the_band_and_a_lone_point_gets_bars() -> None:
     low, high = [0.9, 1.8, None, 3.4, None, 7.0], [1.1, 2.0, None, 3.6, None, 7.2]
-    made = drawn(Series("a", [1, 2, 3, 4, 5, 6], [1.0, 1.9, None, 3.5, 4.0, 7.1], low, high))
-    (line,), (band,) = role(made, "line"), role(made, "band")
+    figure = draw(Series("a", [1, 2, 3, 4, 5, 6], [1.0, 1.9, None, 3.5, 4.0, 7.1], low, high))
+    (line,), (band,) = select_traces(figure, "line"), select_traces(figure, "band")
     assert band["x"] == [1, 2, 2, 1] and line["y"][2] is None
     assert line["error_y"]["array"] == [None, None, None, pytest.approx(0.1), None, pytest.approx(0.1)]
 
 
 def test_two_stretches_are_two_shapes() -> None:
     low, high = [1.0, 2.0, None, 4.0, 5.0], [2.0, 3.0, None, 5.0, 6.0]
-    (band,) = role(drawn(Series("a", [1, 2, 3, 4, 5], [1.5, 2.5, 3.5, 4.5, 5.5], low, high)), "band")
+    (band,) = select_traces(draw(Series("a", [1, 2, 3, 4, 5], [1.5, 2.5, 3.5, 4.5, 5.5], low, high)), "band")
     assert band["x"] == [1, 2, 2, 1, None, 4, 5, 5, 4]
 
 
 def test_a_limit_of_zero_has_no_place_on_a_logarithmic_axis() -> None:
     series = Series("a", [1, 2], [1.0, 1.0], [0.0, 0.5], [2.0, 2.0])
-    assert len(role(drawn(series), "band")) == 1
-    assert role(drawn(series, y=Axis("seconds", log=True)), "band") == []
+    assert len(select_traces(draw(series), "band")) == 1
+    assert select_traces(draw(series, y=Axis("seconds", log=True)), "band") == []
 
 
 def test_ideal_published_and_points() -> None:
-    made = drawn(*(Series(style, [1, 2], [1, 2], style=style) for style in ("ideal", "published", "points")))
-    (ideal,), (published,), (points,) = (role(made, name) for name in ("ideal", "published", "points"))
+    figure = draw(*(Series(style, [1, 2], [1, 2], style=style) for style in ("ideal", "published", "points")))
+    (ideal,), (published,), (points,) = (select_traces(figure, name) for name in ("ideal", "published", "points"))
     assert ideal["line"]["dash"] == "dash" and ideal["meta"]["slot"] is None and ideal["mode"] == "lines"
     assert published["mode"] == points["mode"] == "markers"
     assert published["marker"]["symbol"].endswith("-open") and published["marker"]["size"] > points["marker"]["size"]
@@ -69,7 +69,7 @@ def test_ideal_published_and_points() -> None:
 
 def test_bars_beside_and_upon_each_other() -> None:
     series = [Series("data", ["a", "b"], [0.1, -0.1], [0.0, -0.2], [0.2, 0.0]), Series("sync", ["b", "c"], [0.2, 0.3])]
-    beside, upon = drawn(*series, kind="bars"), drawn(*series, kind="stacked")
+    beside, upon = draw(*series, kind="bars"), draw(*series, kind="stacked")
     assert (beside["layout"]["barmode"], upon["layout"]["barmode"]) == ("group", "relative")
     assert beside["layout"]["xaxis"]["categoryarray"] == ["a", "b", "c"]
     assert beside["data"][0]["error_y"]["arrayminus"] == pytest.approx([0.1, 0.1])
@@ -78,41 +78,41 @@ def test_bars_beside_and_upon_each_other() -> None:
 
 def test_bars_may_have_tags_of_their_own() -> None:
     tags = [{"strategy": "ddp"}, {"strategy": "mirrored"}]
-    both, one = (
+    tagged, untagged = (
         Series("kept", ["ddp x 2", "mirrored x 2"], [0.9, 0.8], point_tags=tags),
         Series("lost", ["ddp x 2"], [1]),
     )
-    first, second = drawn(both, one, kind="stacked")["data"]
+    first, second = draw(tagged, untagged, kind="stacked")["data"]
     assert first["meta"]["points"] == tags and "points" not in second["meta"]
 
 
 def test_numbers_as_categories_rise() -> None:
-    made = drawn(Series("a", [4, 1], [1, 1]), Series("b", [2], [1]), kind="bars")
-    assert made["layout"]["xaxis"]["categoryarray"] == [1, 2, 4]
+    figure = draw(Series("a", [4, 1], [1, 1]), Series("b", [2], [1]), kind="bars")
+    assert figure["layout"]["xaxis"]["categoryarray"] == [1, 2, 4]
 
 
 def test_axes() -> None:
     ticks = Axis("devices", log=True, ticks=[1, 2, 4, 8])
-    layout = drawn(Series("a", [1], [1]), x=ticks, y=Axis("share", percent=True))["layout"]
+    layout = draw(Series("a", [1], [1]), x=ticks, y=Axis("share", percent=True))["layout"]
     assert layout["xaxis"]["type"] == "log" and layout["xaxis"]["ticktext"] == ["1", "2", "4", "8"]
     assert layout["yaxis"]["tickformat"] == ".0%" and layout["yaxis"]["rangemode"] == "tozero"
 
 
 def test_long_series_have_no_markers() -> None:
-    (line,) = role(drawn(Series("a", list(range(100)), list(range(100)))), "line")
+    (line,) = select_traces(draw(Series("a", list(range(100)), list(range(100)))), "line")
     assert line["mode"] == "lines" and "marker" not in line
 
 
 def test_names_notes_and_titles_are_text() -> None:
     series = Series("<b>x</b>", ["<i>"], [1.0], notes=["<a href='https://example.org'>go</a>"])
-    made = drawn(series, kind="bars", x=Axis("<u>"))
-    (bars,) = made["data"]
+    figure = draw(series, kind="bars", x=Axis("<u>"))
+    (bars,) = figure["data"]
     assert bars["name"] == "&lt;b&gt;x&lt;/b&gt;" and bars["x"] == ["&lt;i&gt;"]
-    assert "<a" not in bars["customdata"][0] and made["layout"]["xaxis"]["title"]["text"] == "&lt;u&gt;"
+    assert "<a" not in bars["customdata"][0] and figure["layout"]["xaxis"]["title"]["text"] == "&lt;u&gt;"
 
 
 def test_infinity_and_nan_are_not_drawn() -> None:
-    (line,) = role(drawn(Series("a", [1, 2, 3], [float("nan"), float("inf"), 0.1234567891234])), "line")
+    (line,) = select_traces(draw(Series("a", [1, 2, 3], [float("nan"), float("inf"), 0.1234567891234])), "line")
     assert line["y"] == [None, None, 0.123456789]
 
 
@@ -123,42 +123,42 @@ def chart(*names: str, tagged: bool = True) -> Chart:
 
 def test_a_strategy_keeps_its_look_over_all_charts() -> None:
     first, second = chart("a", "b", "c"), chart("c", "a")
-    looks = ChartStyles([first, second])
-    a, b, c = looks.of(first)
-    assert list(looks.of(second)) == [c, a]
+    styles = ChartStyles([first, second])
+    a, b, c = styles.of(first)
+    assert list(styles.of(second)) == [c, a]
     assert len({a.slot, b.slot, c.slot}) == len({a.dash, b.dash, c.dash}) == len({a.symbol, b.symbol, c.symbol}) == 3
 
 
 def test_lines_of_one_strategy_share_a_colour_and_nothing_else() -> None:
     twice = chart("a", "a", "b")
-    one, two, _ = ChartStyles([twice]).of(twice)
-    assert one.slot == two.slot and one.dash != two.dash and one.symbol != two.symbol and one.pattern != two.pattern
+    first, second, _ = ChartStyles([twice]).of(twice)
+    assert first.slot == second.slot and first.dash != second.dash and first.symbol != second.symbol and first.pattern != second.pattern
 
 
 def test_more_strategies_than_colours_can_be_told_apart() -> None:
     many = chart(*map(str, range(24)))
-    looks = ChartStyles([many]).of(many)
-    assert {look.slot for look in looks} == set(range(COLOUR_COUNT))
-    assert len({(look.slot, look.dash, look.symbol) for look in looks}) == 24
-    assert len({(look.slot, look.pattern) for look in looks}) == 24
+    styles = ChartStyles([many]).of(many)
+    assert {style.slot for style in styles} == set(range(COLOUR_COUNT))
+    assert len({(style.slot, style.dash, style.symbol) for style in styles}) == 24
+    assert len({(style.slot, style.pattern) for style in styles}) == 24
 
 
 def test_parts_of_one_strategy_have_colours_of_their_own() -> None:
     parts = [Series(name, [1], [1], tags={"strategy": "a"}) for name in ("forward", "backward")]
     for kind in ("lines", "bars"):
-        one = dataclasses.replace(chart(), series=parts, kind=kind)
-        assert [look.slot for look in ChartStyles([chart("a", "b"), one]).of(one)] == [0, 1]
+        parts_chart = dataclasses.replace(chart(), series=parts, kind=kind)
+        assert [style.slot for style in ChartStyles([chart("a", "b"), parts_chart]).of(parts_chart)] == [0, 1]
     other = Series("forward", [1], [1], tags={"strategy": "b"})
     stack = dataclasses.replace(chart(), series=[*parts, other], kind="stacked")
-    assert [look.slot for look in ChartStyles([stack]).of(stack)] == [0, 1, 0]
+    assert [style.slot for style in ChartStyles([stack]).of(stack)] == [0, 1, 0]
 
 
 def test_parts_have_colours_of_their_own_and_the_ideal_line_none() -> None:
     lines, parts = chart("a", "b"), chart("data", "transfer", tagged=False)
     ideal = Chart("i", "I", Axis("x"), Axis("y"), [Series("ideal", [1], [1], style="ideal"), *lines.series])
-    looks = ChartStyles([ideal, parts])
-    assert [look.slot for look in looks.of(ideal)] == [None, 0, 1]
-    assert [look.slot for look in looks.of(parts)] == [0, 1]
+    styles = ChartStyles([ideal, parts])
+    assert [line_style.slot for line_style in styles.of(ideal)] == [None, 0, 1]
+    assert [line_style.slot for line_style in styles.of(parts)] == [0, 1]
 
 
 TEXT = [
@@ -173,7 +173,7 @@ WITHOUT_GREEN = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413)
 
 
 def linear(colour: str) -> list[float]:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
 
 
@@ -181,18 +181,18 @@ def luminance(colour: str) -> float:
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear(colour), strict=True))
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(first: str, second: str) -> float:
     """WCAG 2.2, 1.4.3."""
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 
 @pytest.fixture(params=["light", "dark"])
 def theme(request: pytest.FixtureRequest) -> dict[str, str]:
     text = read_asset("page.css")
-    found = re.search(r":root {(.*?)}" if request.param == "light" else DARK, text, flags=re.DOTALL)
-    assert found
-    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", found[1]))
+    match = re.search(r":root {(.*?)}" if request.param == "light" else DARK, text, flags=re.DOTALL)
+    assert match
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", match[1]))
 
 
 def test_the_measure_itself() -> None:
@@ -205,18 +205,18 @@ def test_text_can_be_read(theme: dict[str, str]) -> None:
 
 
 def test_lines_can_be_seen(theme: dict[str, str]) -> None:
-    found = {f"c{number}": contrast(theme[f"c{number}"], theme["card"]) for number in range(COLOUR_COUNT)}
-    assert {name: round(value, 2) for name, value in found.items() if value < 3} == {}
+    contrasts = {f"c{number}": contrast(theme[f"c{number}"], theme["card"]) for number in range(COLOUR_COUNT)}
+    assert {name: round(value, 2) for name, value in contrasts.items() if value < 3} == {}
 
 
 def test_no_two_colours_are_one_to_those_who_do_not_see_green(theme: dict[str, str]) -> None:
-    seen = {}
+    perceived = {}
     for number in range(COLOUR_COUNT):
         colour = linear(theme[f"c{number}"])
         mixed = [sum(a * b for a, b in zip(line, colour, strict=True)) for line in WITHOUT_GREEN]
-        seen[number] = [max(0.0, part) ** (1 / 2.2) for part in mixed]
-    apart = {
-        pair: sum((a - b) ** 2 for a, b in zip(seen[pair[0]], seen[pair[1]], strict=True)) ** 0.5
+        perceived[number] = [max(0.0, part) ** (1 / 2.2) for part in mixed]
+    distances = {
+        pair: sum((a - b) ** 2 for a, b in zip(perceived[pair[0]], perceived[pair[1]], strict=True)) ** 0.5
         for pair in itertools.combinations(range(COLOUR_COUNT), 2)
     }
-    assert {pair: round(value, 2) for pair, value in apart.items() if value < 0.1} == {}
+    assert {pair: round(value, 2) for pair, value in distances.items() if value < 0.1} == {}

@@ -12,7 +12,7 @@ from scalebench.report.document import Paragraph, Section, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import machines
 from tests.builders.runs import MACHINE
-from tests.builders.sweeps import failed, run, sweep, write
+from tests.builders.sweeps import failed_run, run, sweep, write_results
 
 GPUS = [Gpu(number, "A100", f"GPU-{number}", 40 * 2**30, 1410, 1215, 400.0, 0, None) for number in range(2)]
 TOPOLOGY = [["X", "PIX"], ["PIX", "X"]]
@@ -24,13 +24,13 @@ WITH_GPUS = dataclasses.replace(
 )  # fmt: skip
 
 
-def told(folder: Path) -> Section:
-    found = machines.section(load_report_data([folder]))
-    assert found is not None and found.folded
-    return found
+def make_section(folder: Path) -> Section:
+    section = machines.section(load_report_data([folder]))
+    assert section is not None and section.folded
+    return section
 
 
-def tables(section: Section) -> dict[str, Table]:
+def tables_by_id(section: Section) -> dict[str, Table]:
     return {block.id: block for block in section.blocks if isinstance(block, Table)}
 
 
@@ -40,74 +40,74 @@ def texts(table: Table) -> list[list[str]]:
 
 def test_one_machine_has_one_page_and_no_warning(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1, 2), machine=WITH_GPUS)
-    section = told(tmp_path)
-    found = tables(section)
-    assert list(found) == ["machine-0", "machine-0-links"]
+    section = make_section(tmp_path)
+    pages = tables_by_id(section)
+    assert list(pages) == ["machine-0", "machine-0-links"]
     assert not [block for block in section.blocks if isinstance(block, Paragraph)]
-    facts = dict(texts(found["machine-0"]))
-    assert found["machine-0"].title == "node" and found["machine-0"].caption.startswith("2 runs.")
+    facts = dict(texts(pages["machine-0"]))
+    assert pages["machine-0"].title == "node" and pages["machine-0"].caption.startswith("2 runs.")
     assert facts["machine"] == "2 x A100, 2 cores, 8 GiB"
     assert facts["GPU 1"].startswith("A100, 40 GiB, 400 W, NUMA node 0, SM up to 1410 MHz")
     assert facts["driver"] == "550.54, CUDA up to 12.4" and facts["PIX pairs"] == "0-1"
     assert (facts["package torch"], facts["git commit"], facts["container"]) == ("2.9", "abc", "docker")
     assert facts["$NCCL_DEBUG"] == "<script>alert(1)</script>"
     assert not [value for value in facts.values() if "--multirun" in value]
-    links = found["machine-0-links"]
+    links = pages["machine-0-links"]
     assert links.columns == ("", "GPU 0", "GPU 1")
     assert texts(links)[0] == ["GPU 0", "X", "PIX, no peer access (CNS)"]
 
 
 def test_differences_stand_first_and_warn(tmp_path: Path) -> None:
     other = dataclasses.replace(WITH_GPUS, hostname="other", driver_version="535.1", environment={})
-    write(tmp_path, [run("ddp_gloo", 1, machine=WITH_GPUS), run("ddp_gloo", 2, machine=other), failed(machine=other)])
-    section = told(tmp_path)
+    write_results(tmp_path, [run("ddp_gloo", 1, machine=WITH_GPUS), run("ddp_gloo", 2, machine=other), failed_run(machine=other)])
+    section = make_section(tmp_path)
     warning, table = section.blocks[:2]
     assert isinstance(warning, Paragraph) and warning.kind == "warning" and "2 machines" in warning.text
     assert isinstance(table, Table) and table.rows[0].tags == {"hardware": "cpu"}
-    found = texts(table)
-    assert ["driver", "550.54, CUDA up to 12.4", "1 run: ddp_gloo on 1 device"] in found
-    assert ["driver", "535.1, CUDA up to 12.4", "2 runs: ddp_gloo on 2 devices; ddp_gloo on 8 devices"] in found
-    assert ["$NCCL_DEBUG", "not set", "2 runs: ddp_gloo on 2 devices; ddp_gloo on 8 devices"] in found
-    assert not [row for row in found if row[0] == "GPU 0"]
-    assert {"machine-0", "machine-1"} <= set(tables(section))
+    rows = texts(table)
+    assert ["driver", "550.54, CUDA up to 12.4", "1 run: ddp_gloo on 1 device"] in rows
+    assert ["driver", "535.1, CUDA up to 12.4", "2 runs: ddp_gloo on 2 devices; ddp_gloo on 8 devices"] in rows
+    assert ["$NCCL_DEBUG", "not set", "2 runs: ddp_gloo on 2 devices; ddp_gloo on 8 devices"] in rows
+    assert not [row for row in rows if row[0] == "GPU 0"]
+    assert {"machine-0", "machine-1"} <= set(tables_by_id(section))
 
 
 def test_software_that_changed_on_one_machine_is_one_page_with_a_warning(tmp_path: Path) -> None:
     newer = dataclasses.replace(WITH_GPUS, versions={"torch": "2.10"})
-    write(tmp_path, [run("ddp_gloo", 1, machine=WITH_GPUS), run("ddp_gloo", 2, machine=newer)])
-    section = told(tmp_path)
+    write_results(tmp_path, [run("ddp_gloo", 1, machine=WITH_GPUS), run("ddp_gloo", 2, machine=newer)])
+    section = make_section(tmp_path)
     assert "on one machine, differ" in section.blocks[0].text  # type: ignore[union-attr]
-    assert dict(texts(tables(section)["machine-0"]))["package torch"] == "2.9; 2.10"
-    assert "machine-1" not in tables(section)
+    assert dict(texts(tables_by_id(section)["machine-0"]))["package torch"] == "2.9; 2.10"
+    assert "machine-1" not in tables_by_id(section)
 
 
 def test_a_machine_that_was_rebuilt_is_another(tmp_path: Path) -> None:
     limited = [dataclasses.replace(gpu, power_limit_w=250.0) for gpu in GPUS]
     rebuilt = dataclasses.replace(WITH_GPUS, gpus=limited)
-    write(tmp_path, [run("ddp_gloo", 1, machine=WITH_GPUS), run("ddp_gloo", 2, machine=rebuilt)])
-    found = tables(told(tmp_path))
-    assert "250 W" in dict(texts(found["machine-1"]))["GPU 0"] and "400 W" in dict(texts(found["machine-0"]))["GPU 0"]
+    write_results(tmp_path, [run("ddp_gloo", 1, machine=WITH_GPUS), run("ddp_gloo", 2, machine=rebuilt)])
+    pages = tables_by_id(make_section(tmp_path))
+    assert "250 W" in dict(texts(pages["machine-1"]))["GPU 0"] and "400 W" in dict(texts(pages["machine-0"]))["GPU 0"]
 
 
 def test_hardware_of_another_name_may_differ(tmp_path: Path) -> None:
-    there = run("ddp_gloo", 2, machine=dataclasses.replace(WITH_GPUS, hostname="there"))
-    there.scale.hardware = "alpha"
-    write(tmp_path, [run("ddp_gloo", 1), there])
-    section = told(tmp_path)
-    assert list(tables(section)) == ["machine-0", "machine-1", "machine-1-links"]
-    assert tables(section)["machine-1"].rows[0].tags == {"hardware": "alpha"}
+    remote = run("ddp_gloo", 2, machine=dataclasses.replace(WITH_GPUS, hostname="there"))
+    remote.scale.hardware = "alpha"
+    write_results(tmp_path, [run("ddp_gloo", 1), remote])
+    section = make_section(tmp_path)
+    assert list(tables_by_id(section)) == ["machine-0", "machine-1", "machine-1-links"]
+    assert tables_by_id(section)["machine-1"].rows[0].tags == {"hardware": "alpha"}
 
 
 @pytest.mark.parametrize("topology", [[["X"], ["PIX", "X", "SYS"]], [["X", "PIX"], []]])
 def test_a_matrix_that_is_none_is_shown_as_far_as_it_goes(tmp_path: Path, topology: list[list[str]]) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,), machine=dataclasses.replace(WITH_GPUS, topology=topology))
-    links = tables(told(tmp_path))["machine-0-links"]
+    links = tables_by_id(make_section(tmp_path))["machine-0-links"]
     assert all(len(row.cells) == len(links.columns) for row in links.rows)
 
 
 def test_many_machines_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines, "MAX_MACHINES", 1)
-    write(tmp_path, [run("ddp_gloo", n, machine=dataclasses.replace(MACHINE, hostname=f"n{n}")) for n in (1, 2)])
-    section = told(tmp_path)
-    assert list(tables(section)) == ["machine-0"]
+    write_results(tmp_path, [run("ddp_gloo", n, machine=dataclasses.replace(MACHINE, hostname=f"n{n}")) for n in (1, 2)])
+    section = make_section(tmp_path)
+    assert list(tables_by_id(section)) == ["machine-0"]
     assert section.blocks[-1] == Paragraph("1 of 2 machines are shown.")

@@ -11,88 +11,88 @@ import pytest
 from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import Result
 from scalebench.report.document import MAX_ROWS, Chart, Paragraph, Table
+from scalebench.report.sections import memory
 from scalebench.report.sections.memory import (
     MAX_TERMINAL_SENTENCES,
     list_terminal_sentences,
     make_terminal_table,
-    section,
 )
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
-from tests.builders.sweeps import WHOLE, kept, out_of_memory, searched
-from tests.report.section_blocks import SCRIPT, cell_texts, column, evidence, frames_own, of_kind, one, texts
+from tests.builders.sweeps import FULL_STATE_BYTES, run_with_memory, out_of_memory, run_with_batch_search
+from tests.report.section_blocks import SCRIPT, cell_texts, get_column, write_report_data, check_points, select_blocks, get_block, block_text
 
 
 def test_table_words_and_bars(tmp_path: Path) -> None:
-    found = evidence(
+    report_data = write_report_data(
         tmp_path,
         [
-            kept("bare_torch", 1, WHOLE, peak=30_000),
-            kept("ddp_gloo", 2, WHOLE, peak=31_000),
-            kept(SCRIPT, 2, WHOLE // 2),
-            kept("horovod_gloo", 2, None),
+            run_with_memory("bare_torch", 1, FULL_STATE_BYTES, peak=30_000),
+            run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES, peak=31_000),
+            run_with_memory(SCRIPT, 2, FULL_STATE_BYTES // 2),
+            run_with_memory("horovod_gloo", 2, None),
             out_of_memory("ddp_gloo", 4),
         ],
     )
-    made = section(found)
-    table = one(made, Table, "memory-table")
-    assert column(table, "state of a device") == {
-        "bare_torch 1": WHOLE, "ddp_gloo 2": WHOLE, f"{SCRIPT} 2": WHOLE // 2, "horovod_gloo 2": None,
+    section = memory.section(report_data)
+    table = get_block(section, Table, "memory-table")
+    assert get_column(table, "state of a device") == {
+        "bare_torch 1": FULL_STATE_BYTES, "ddp_gloo 2": FULL_STATE_BYTES, f"{SCRIPT} 2": FULL_STATE_BYTES // 2, "horovod_gloo 2": None,
         "ddp_gloo 4": None,
     }  # fmt: skip
-    assert list(column(table, "of a whole model").values()) == [1.0, 1.0, 0.5, None, None]
-    assert list(column(table, "peak of a device").values()) == [30_000, 31_000, None, None, None]
-    assert list(column(table, "status").values()) == ["ok"] * 4 + ["oom"]
+    assert list(get_column(table, "of a whole model").values()) == [1.0, 1.0, 0.5, None, None]
+    assert list(get_column(table, "peak of a device").values()) == [30_000, 31_000, None, None, None]
+    assert list(get_column(table, "status").values()) == ["ok"] * 4 + ["oom"]
     assert "16 bytes" in table.caption and "status" not in table.numeric
-    said = [texts(words) for words in of_kind(made, Paragraph)]
-    assert f"50 % under {SCRIPT}." in said[0] and "On 4 devices out of memory: ddp_gloo; none had room." in said
-    chart = one(made, Chart, "memory-state")
-    assert chart.kind == "bars" and frames_own(chart, found.pooled, "state_bytes") == 3
+    sentences = [block_text(paragraph) for paragraph in select_blocks(section, Paragraph)]
+    assert f"50 % under {SCRIPT}." in sentences[0] and "On 4 devices out of memory: ddp_gloo; none had room." in sentences
+    chart = get_block(section, Chart, "memory-state")
+    assert chart.kind == "bars" and check_points(chart, report_data.pooled, "state_bytes") == 3
 
 
 def test_bars_of_one_height_are_no_chart(tmp_path: Path) -> None:
-    made = section(evidence(tmp_path, [kept("bare_torch", 1, WHOLE), kept("ddp_gloo", 2, WHOLE)]))
-    assert of_kind(made, Chart) == [] and of_kind(made, Paragraph) == [] and len(of_kind(made, Table)) == 1
+    section = memory.section(write_report_data(tmp_path, [run_with_memory("bare_torch", 1, FULL_STATE_BYTES), run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)]))
+    assert select_blocks(section, Chart) == [] and select_blocks(section, Paragraph) == [] and len(select_blocks(section, Table)) == 1
 
 
 def test_no_section_where_nobody_tells(tmp_path: Path) -> None:
-    assert section(evidence(tmp_path / "1")) is None
-    assert section(evidence(tmp_path / "2", [sweeps.failed()])) is None
+    assert memory.section(write_report_data(tmp_path / "1")) is None
+    assert memory.section(write_report_data(tmp_path / "2", [sweeps.failed_run()])) is None
 
 
 def test_no_more_rows_than_a_table_holds(tmp_path: Path) -> None:
-    many = [kept("ddp_gloo", 1, WHOLE) for _ in range(MAX_ROWS + 3)]
+    many = [run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES) for _ in range(MAX_ROWS + 3)]
     for number, run in enumerate(many):
         run.run_id = run.fingerprint = str(number)
-    table = one(section(evidence(tmp_path, many)), Table)
+    table = get_block(memory.section(write_report_data(tmp_path, many)), Table)
     assert len(table.rows) == MAX_ROWS and "3 more rows" in table.caption
 
 
-BARE = kept("bare_torch", 1, WHOLE)
-ZERO, SHARDED = kept("zero1", 2, 3 * WHOLE // 4), kept("fsdp_gloo", 2, WHOLE // 2, peak=20_000)
-ALL = kept("ddp_gloo", 2, WHOLE)
+BARE = run_with_memory("bare_torch", 1, FULL_STATE_BYTES)
+ZERO, SHARDED = run_with_memory("zero1", 2, 3 * FULL_STATE_BYTES // 4), run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2, peak=20_000)
+ALL = run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)
 
 
-def rows(*results: Result) -> pd.DataFrame:
+def pool(*results: Result) -> pd.DataFrame:
     return pool_results(results, [Path(str(number)) for number in range(len(results))])
 
 
 @pytest.mark.parametrize(
     "results",
     [
-        [sweeps.run("ddp_gloo", 2), sweeps.failed()],
+        [sweeps.run("ddp_gloo", 2), sweeps.failed_run()],
         [BARE, ALL],
-        [BARE, kept("ddp_gloo", 2, None, peak=10**6)],
+        [BARE, run_with_memory("ddp_gloo", 2, None, peak=10**6)],
         [out_of_memory("ddp_gloo", 2)],
     ],
     ids=["nobody told", "all keep a whole model", "a peak alone", "nothing had room"],
 )
 def test_no_table_where_it_would_say_nothing(results: Sequence[Result]) -> None:
-    assert make_terminal_table(rows(*results)) is None
+    assert make_terminal_table(pool(*results)) is None
 
 
 def test_a_row_for_each_with_what_is_known() -> None:
-    table = make_terminal_table(rows(BARE, SHARDED, kept("horovod_gloo", 2, None), out_of_memory("ddp_gloo", 2)))
+    table = make_terminal_table(pool(BARE, SHARDED, run_with_memory("horovod_gloo", 2, None), out_of_memory("ddp_gloo", 2)))
     assert table is not None and table.columns == [
         "strategy", "gpus", "batch per device", "samples/s (95 %)", "state of a device", "of a whole model",
         "of a parameter", "peak of a device", "all processes", "status",
@@ -107,7 +107,7 @@ def test_a_row_for_each_with_what_is_known() -> None:
 
 
 def test_who_keeps_less_and_what_it_costs() -> None:
-    kept_less, price, room = list_terminal_sentences(rows(BARE, ALL, ZERO, SHARDED))
+    kept_less, price, room = list_terminal_sentences(pool(BARE, ALL, ZERO, SHARDED))
     assert kept_less == (
         "on 2 devices a device keeps of weights, gradients and optimizer's state, of the 16.0 kB of bare_torch: "
         "75 % under zero1, 50 % under fsdp_gloo"
@@ -119,59 +119,59 @@ def test_who_keeps_less_and_what_it_costs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "noise", "said"),
+    ("blocks", "noise", "ending"),
     [
         (32, 0.01, "the fastest that keeps all"),
         (32, 0.6, ", a difference that is not resolved"),
         (2, 0.01, ", without an interval to tell it from noise"),
     ],
 )
-def test_how_sure_the_price_is(blocks: int, noise: float, said: str) -> None:
+def test_how_sure_the_price_is(blocks: int, noise: float, ending: str) -> None:
     """0.85 / 0.9."""
-    two = [kept(name, 2, state, blocks=blocks, noise=noise) for name, state in (("ddp_gloo", WHOLE), ("zero1", 100))]
-    assert list_terminal_sentences(rows(BARE, *two))[1].endswith(said)
+    two = [run_with_memory(name, 2, state, blocks=blocks, noise=noise) for name, state in (("ddp_gloo", FULL_STATE_BYTES), ("zero1", 100))]
+    assert list_terminal_sentences(pool(BARE, *two))[1].endswith(ending)
 
 
 def test_who_had_no_room() -> None:
-    said = list_terminal_sentences(rows(SHARDED, kept("ddp_gloo", 1, WHOLE), out_of_memory("ddp_gloo", 2)))
-    assert said[-1] == "on 2 devices out of memory: ddp_gloo; had room: fsdp_gloo"
-    assert not [one for one in said if "no run" in one]
+    sentences = list_terminal_sentences(pool(SHARDED, run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES), out_of_memory("ddp_gloo", 2)))
+    assert sentences[-1] == "on 2 devices out of memory: ddp_gloo; had room: fsdp_gloo"
+    assert not [sentence for sentence in sentences if "no run" in sentence]
 
 
 def test_the_largest_batches_within_one_limit() -> None:
-    found = [searched(name, 2, batch, 1_500_000_000, None) for name, batch in (("ddp_gloo", 400), ("fsdp_gloo", 1500))]
-    assert list_terminal_sentences(rows(*found, searched("ddp_gloo", 1, 90, None, None))) == [
+    results = [run_with_batch_search(name, 2, batch, 1_500_000_000, None) for name, batch in (("ddp_gloo", 400), ("fsdp_gloo", 1500))]
+    assert list_terminal_sentences(pool(*results, run_with_batch_search("ddp_gloo", 1, 90, None, None))) == [
         "largest batch per device on 2 devices, within 1.50 GB a process: 1,500 under fsdp_gloo, 400 under ddp_gloo",
         "largest batch per device on 1 device: 90 under ddp_gloo",
     ]
 
 
 def test_models_are_named_where_there_are_several() -> None:
-    other = kept("fsdp_gloo", 2, WHOLE // 4)
+    other = run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 4)
     other.workload.model, other.run_id, other.fingerprint = "mlp", "other", "other"
-    assert {one.partition(",")[0] for one in list_terminal_sentences(rows(BARE, SHARDED, other))} == {"materials_cnn"}
+    assert {sentence.partition(",")[0] for sentence in list_terminal_sentences(pool(BARE, SHARDED, other))} == {"materials_cnn"}
 
 
 def test_no_more_sentences_than_a_window_holds() -> None:
-    made = []
+    results = []
     for number in range(MAX_TERMINAL_SENTENCES + 5):
-        of_one = [kept("bare_torch", 1, WHOLE), kept("fsdp_gloo", 2, WHOLE // 2)]
-        for each in of_one:
-            each.workload.model = f"m{number}"
-            each.run_id = each.fingerprint = f"{each.run_id}-{number}"
-        made += of_one
-    said = list_terminal_sentences(rows(*made))
+        pair = [run_with_memory("bare_torch", 1, FULL_STATE_BYTES), run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2)]
+        for run in pair:
+            run.workload.model = f"m{number}"
+            run.run_id = run.fingerprint = f"{run.run_id}-{number}"
+        results += pair
+    sentences = list_terminal_sentences(pool(*results))
     assert (
-        len(said) == MAX_TERMINAL_SENTENCES + 1
-        and said[-1].startswith("memory: ")
-        and said[-1].endswith(" more are in the report")
+        len(sentences) == MAX_TERMINAL_SENTENCES + 1
+        and sentences[-1].startswith("memory: ")
+        and sentences[-1].endswith(" more are in the report")
     )
 
 
 def test_below_the_table_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweeps.write(tmp_path / "1", [BARE, SHARDED])
+    sweeps.write_results(tmp_path / "1", [BARE, SHARDED])
     Console().print_table([tmp_path / "1"])
     assert "50 % under fsdp_gloo" in " ".join(capsys.readouterr().out.split())
-    sweeps.write(tmp_path / "2", [BARE, ALL])
+    sweeps.write_results(tmp_path / "2", [BARE, ALL])
     Console().print_table([tmp_path / "2"])
     assert "state of a device" not in capsys.readouterr().out

@@ -17,28 +17,28 @@ from scalebench.report.sections.operations import (
     make_operations_table,
     make_run_blocks,
 )
-from tests.builders.sweeps import failed, run, sweep, write
+from tests.builders.sweeps import failed_run, run, sweep, write_results
 from tests.report.probed_run import probed_run, probes
 from tests.report.section_blocks import cell_texts
 
 
-def told(folder: Path, *more: Path) -> Section:
-    found = operations.section(load_report_data([folder, *more]))
-    assert found is not None
-    ids = [block.id for block in found.blocks if isinstance(block, Chart | Table)]
+def make_section(folder: Path, *more: Path) -> Section:
+    section = operations.section(load_report_data([folder, *more]))
+    assert section is not None
+    ids = [block.id for block in section.blocks if isinstance(block, Chart | Table)]
     assert len(set(ids)) == len(ids)
-    return found
+    return section
 
 
 def tables(section: Section, begin: str = "operations-") -> list[Table]:
     return [block for block in section.blocks if isinstance(block, Table) and block.id.startswith(begin)]
 
 
-def said(section: Section) -> str:
+def paragraph_text(section: Section) -> str:
     return "\n".join(block.text for block in section.blocks if isinstance(block, Paragraph))
 
 
-def changed(folder: Path, **changes: object) -> Result:
+def change_result(folder: Path, **changes: object) -> Result:
     result = dataclasses.replace(read_result(folder / "result.json"), **changes)  # type: ignore[arg-type]
     write_result(result, folder)
     return result
@@ -46,7 +46,7 @@ def changed(folder: Path, **changes: object) -> Result:
 
 def test_the_largest_operations_of_the_best_and_the_largest_runs(tmp_path: Path) -> None:
     sweep(tmp_path, ["bare_torch", "ddp_gloo", "horovod_gloo"])
-    section = told(tmp_path)
+    section = make_section(tmp_path)
     titles = [table.title for table in tables(section)]
     assert titles == ["Top operations: ddp_gloo on 4 devices", "Top operations: horovod_gloo on 4 devices"]
     table = tables(section)[0]
@@ -56,17 +56,17 @@ def test_the_largest_operations_of_the_best_and_the_largest_runs(tmp_path: Path)
     assert first.tags == {"model": "materials_cnn", "strategy": "ddp_gloo", "hardware": "cpu"}
     assert "on rank 0" in table.caption
     shares = load_report_data([tmp_path]).frame.set_index("run_id").loc["ddp_gloo-4-0"]
-    assert f"collectives: {100 * shares['collective_kernel_share']:.1f} % of the own time" in said(section)
-    assert f"as long as {100 * shares['collective_step_share']:.1f} % of the wall time of a step" in said(section)
-    assert "No operations of bare_torch on 1 device: there is no profile." in said(section)
+    assert f"collectives: {100 * shares['collective_kernel_share']:.1f} % of the own time" in paragraph_text(section)
+    assert f"as long as {100 * shares['collective_step_share']:.1f} % of the wall time of a step" in paragraph_text(section)
+    assert "No operations of bare_torch on 1 device: there is no profile." in paragraph_text(section)
 
 
 def test_the_best_run_may_not_be_the_largest(tmp_path: Path) -> None:
     slow = run("ddp_gloo", 4)
     slow.ranks = run("horovod_gloo", 1).ranks
-    write(tmp_path, [run("ddp_gloo", 2), slow])
-    assert [table.title for table in tables(told(tmp_path))] == ["Top operations: ddp_gloo on 2 devices"]
-    assert "ddp_gloo on 4 devices: there is no profile" in said(told(tmp_path))
+    write_results(tmp_path, [run("ddp_gloo", 2), slow])
+    assert [table.title for table in tables(make_section(tmp_path))] == ["Top operations: ddp_gloo on 2 devices"]
+    assert "ddp_gloo on 4 devices: there is no profile" in paragraph_text(make_section(tmp_path))
 
 
 def test_names_of_operations_stay_text_and_lines(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_names_of_operations_stay_text_and_lines(tmp_path: Path) -> None:
     assert result.ranks[0].probes is not None
     result.ranks[0].probes.profile = Profile(3, 0.02, None, None, [ProfiledOperation(name, 1.0, 0.001)] * 50)
     write_result(result, tmp_path / "0")
-    (table,) = tables(told(tmp_path))
+    (table,) = tables(make_section(tmp_path))
     assert len(table.rows) == 10
     assert table.rows[0].cells[0].text.startswith("<script>alert(1)") and len(table.rows[0].cells[0].text) == 60
     assert table.rows[0].cells[4].text == "-" and table.rows[0].cells[4].value is None
@@ -85,42 +85,42 @@ def test_names_of_operations_stay_text_and_lines(tmp_path: Path) -> None:
 def test_no_more_runs_than_people_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "MAX_PROFILED_RUNS", 1)
     sweep(tmp_path, ["ddp_gloo", "horovod_gloo"], gpus=(2,))
-    section = told(tmp_path)
-    assert len(tables(section)) == 1 and "shown for 1 of the 2 best and largest runs" in said(section)
+    section = make_section(tmp_path)
+    assert len(tables(section)) == 1 and "shown for 1 of the 2 best and largest runs" in paragraph_text(section)
 
 
 def test_traces_are_linked_from_where_the_report_is(tmp_path: Path) -> None:
     sweep(tmp_path / "a", ["ddp_gloo"], gpus=(1, 2))
     sweep(tmp_path / "b", ["horovod_gloo"], gpus=(2,))
-    changed(tmp_path / "a" / "1", trace="trace.json.gz")
-    result = changed(tmp_path / "b" / "0", trace="../0/trace.json.gz")
+    change_result(tmp_path / "a" / "1", trace="trace.json.gz")
+    result = change_result(tmp_path / "b" / "0", trace="../0/trace.json.gz")
     assert result.ranks[1].probes is not None
     result.ranks[1].probes.trace = "trace1.json.gz"
     write_result(result, tmp_path / "b" / "0")
     for path in ("a/1/trace.json.gz", "b/0/trace.json.gz", "b/0/trace1.json.gz"):
         (tmp_path / path).touch()
-    (table,) = tables(told(tmp_path / "a", tmp_path / "b"), "traces")
+    (table,) = tables(make_section(tmp_path / "a", tmp_path / "b"), "traces")
     assert [[cell.text for cell in row.cells] for row in table.rows] == [
         ["ddp_gloo on 2 devices", "all ranks", "1/trace.json.gz"],
         ["horovod_gloo on 2 devices", "rank 1", "../b/0/trace1.json.gz"],
     ]
     assert table.rows[0].cells[2].link == "1/trace.json.gz" and "ui.perfetto.dev" in table.caption
     (tmp_path / "a" / "1" / "trace.json.gz").unlink()
-    assert len(tables(told(tmp_path / "a", tmp_path / "b"), "traces")[0].rows) == 1
+    assert len(tables(make_section(tmp_path / "a", tmp_path / "b"), "traces")[0].rows) == 1
 
 
 def test_runs_without_probes_say_so(tmp_path: Path) -> None:
-    made = run("ddp_gloo", 2)
-    for rank in made.ranks:
+    result = run("ddp_gloo", 2)
+    for rank in result.ranks:
         rank.probes = None
-    write(tmp_path, [made])
-    section = told(tmp_path)
-    assert "these runs have no probes" in said(section)
-    assert "No operations of ddp_gloo on 2 devices: they were run without probes." in said(section)
+    write_results(tmp_path, [result])
+    section = make_section(tmp_path)
+    assert "these runs have no probes" in paragraph_text(section)
+    assert "No operations of ddp_gloo on 2 devices: they were run without probes." in paragraph_text(section)
 
 
 def test_runs_that_failed_have_no_operations(tmp_path: Path) -> None:
-    write(tmp_path, [failed()])
+    write_results(tmp_path, [failed_run()])
     assert operations.section(load_report_data([tmp_path])) is None
 
 
@@ -144,8 +144,8 @@ def test_only_the_largest_and_no_share_of_what_is_not_known() -> None:
     many = Profile(
         1, 1.0, None, None, [ProfiledOperation(f"op{number}", 1.0, 0.1) for number in range(MAX_OPERATIONS + 1)]
     )
-    found = cell_texts(make_operations_table(many, "operations", ""))
-    assert len(found) == MAX_OPERATIONS and {cells[4] for cells in found} == {"-"}
+    rows = cell_texts(make_operations_table(many, "operations", ""))
+    assert len(rows) == MAX_OPERATIONS and {cells[4] for cells in rows} == {"-"}
 
 
 def test_both_shares_of_collectives() -> None:

@@ -13,39 +13,39 @@ from scalebench.report.sections.pipeline_stages import describe_bubble, make_run
 from scalebench.sweeps.console import Console
 from tests.analysis.test_pipeline_stages import chain, run
 from tests.builders.runs import record
-from tests.report.section_blocks import evidence, of_kind, one
+from tests.report.section_blocks import write_report_data, select_blocks, get_block
 
 
 def test_a_row_for_each_stage_and_a_sentence_for_each_run(tmp_path: Path) -> None:
-    made = [run(chain(0.006, 0.003), run_id="a"), record(run_id="b")]
-    section = pipeline_stages.section(evidence(tmp_path, made))
-    table = one(section, Table)
+    results = [run(chain(0.006, 0.003), run_id="a"), record(run_id="b")]
+    section = pipeline_stages.section(write_report_data(tmp_path, results))
+    table = get_block(section, Table)
     assert [[cell.value for cell in row.cells] for row in table.rows] == [
         ["pipeline_gpipe on 2 devices", 0, 0, "dense0", 1000, 4096, 0.006, pytest.approx(2 / 3)],
         ["pipeline_gpipe on 2 devices", 0, 1, "dense1", 1000, None, 0.003, pytest.approx(1 / 3)],
     ]
     assert table.rows[0].tags["strategy"] == "pipeline_gpipe"
-    (words,) = of_kind(section, Paragraph)
-    assert words.text.startswith("pipeline_gpipe on 2 devices: bubble: 55.0 % of the devices' time")
+    (sentence,) = select_blocks(section, Paragraph)
+    assert sentence.text.startswith("pipeline_gpipe on 2 devices: bubble: 55.0 % of the devices' time")
 
 
 def test_many_runs_are_told_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_stages, "MAX_STAGED_RUNS", 1)
-    made = [run(chain(0.006, 0.003), run_id="a"), run(chain(0.006, 0.003, 0.003), run_id="b")]
-    section = pipeline_stages.section(evidence(tmp_path, made))
-    assert len(one(section, Table).rows) == 2
-    assert of_kind(section, Paragraph)[-1].text == "Shown are 1 of the 2 runs whose model was cut into stages."
+    results = [run(chain(0.006, 0.003), run_id="a"), run(chain(0.006, 0.003, 0.003), run_id="b")]
+    section = pipeline_stages.section(write_report_data(tmp_path, results))
+    assert len(get_block(section, Table).rows) == 2
+    assert select_blocks(section, Paragraph)[-1].text == "Shown are 1 of the 2 runs whose model was cut into stages."
 
 
 def test_none_where_every_device_has_the_whole_model_or_nothing_went_well(tmp_path: Path) -> None:
-    assert pipeline_stages.section(evidence(tmp_path / "a", [record()])) is None
-    assert pipeline_stages.section(evidence(tmp_path / "b", [run(chain(0.006, 0.003), status="failed")])) is None
+    assert pipeline_stages.section(write_report_data(tmp_path / "a", [record()])) is None
+    assert pipeline_stages.section(write_report_data(tmp_path / "b", [run(chain(0.006, 0.003), status="failed")])) is None
 
 
 EXPECTED = "20.0 % is expected of 4 micro-batches through 2 equal stages"
 
 
-def shown(capsys: pytest.CaptureFixture[str], *chains: object) -> list[list[str]]:
+def show_details(capsys: pytest.CaptureFixture[str], *chains: object) -> list[list[str]]:
     """The words of each line of the table and of what stands below it."""
     folder = Path("run")
     folder.mkdir(exist_ok=True)
@@ -57,7 +57,7 @@ def shown(capsys: pytest.CaptureFixture[str], *chains: object) -> list[list[str]
 
 
 def test_a_row_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(capsys, chain(0.006, 0.003))
+    lines = show_details(capsys, chain(0.006, 0.003))
     assert " ".join(lines[1]) == "stage operations parameters sends per step work per step of the work"
     assert " ".join(lines[3]) == "0 dense0 .. relu_0 1.00 kB 4.10 kB 6.00 ms 66.7 %"
     assert " ".join(lines[4]) == "1 dense1 .. relu_1 1.00 kB 3.00 ms 33.3 %", "the last one sends nothing"
@@ -65,7 +65,7 @@ def test_a_row_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_of_a_hybrid_each_replica(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(capsys, chain(0.006, 0.003), chain(0.003, 0.003, replica=1))
+    lines = show_details(capsys, chain(0.006, 0.003), chain(0.003, 0.003, replica=1))
     assert lines[1][:2] == ["replica", "stage"]
     assert [(words[0], words[1], words[-2]) for words in lines[3:7]] == [
         ("0", "0", "66.7"),
@@ -76,7 +76,7 @@ def test_of_a_hybrid_each_replica(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_was_not_measured_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(capsys, chain(0.006, None))
+    lines = show_details(capsys, chain(0.006, None))
     assert lines[3][-3:] == ["6.00", "ms", "-"] and lines[4][-2:] == ["-", "-"]
     assert " ".join(lines[5]) == f"bubble: not measured; {EXPECTED}"
 

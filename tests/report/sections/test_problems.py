@@ -14,15 +14,15 @@ from scalebench.report.document import Code, Paragraph, Section, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import problems
 from tests.builders.runs import simulated_spec
-from tests.builders.sweeps import failed, run, sweep, write
+from tests.builders.sweeps import failed_run, run, sweep, write_results
 
 SCRIPT = "<script>alert(1)</script>"
 
 
 def told(folder: Path) -> Section:
-    found = problems.section(load_report_data([folder]))
-    assert found is not None and not found.folded
-    return found
+    section = problems.section(load_report_data([folder]))
+    assert section is not None and not section.folded
+    return section
 
 
 def tables(section: Section) -> dict[str, Table]:
@@ -38,13 +38,13 @@ def logs(section: Section) -> list[Code]:
 
 
 def test_without_problems_there_is_no_such_section(tmp_path: Path) -> None:
-    write(tmp_path, [run("ddp_gloo", 2, noise=0.0001)])
-    found = problems.section(load_report_data([tmp_path]))
-    assert found is None or set(tables(found)) <= {"warnings", "flagged"}
+    write_results(tmp_path, [run("ddp_gloo", 2, noise=0.0001)])
+    section = problems.section(load_report_data([tmp_path]))
+    assert section is None or set(tables(section)) <= {"warnings", "flagged"}
 
 
 def test_failed_runs_with_reason_and_the_end_of_their_log(tmp_path: Path) -> None:
-    write(tmp_path, [failed(reason=SCRIPT), failed(gpus=4, status="oom", reason="out of memory")])
+    write_results(tmp_path, [failed_run(reason=SCRIPT), failed_run(gpus=4, status="oom", reason="out of memory")])
     (tmp_path / "0" / "rank0.log").write_text("".join(f"line {n}\n" for n in range(100)) + SCRIPT)
     section = told(tmp_path)
     assert texts(tables(section)["failed"]) == [
@@ -58,7 +58,7 @@ def test_failed_runs_with_reason_and_the_end_of_their_log(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "sub/../../secret", "secret-link"])
 def test_no_log_outside_of_the_run_is_read(tmp_path: Path, name: str) -> None:
-    write(tmp_path / "s", [failed(log=name)])
+    write_results(tmp_path / "s", [failed_run(log=name)])
     (tmp_path / "s" / "secret").write_text("secret")
     (tmp_path / "s" / "0" / "secret-link").symlink_to(tmp_path / "s" / "secret")
     section = told(tmp_path / "s")
@@ -66,18 +66,18 @@ def test_no_log_outside_of_the_run_is_read(tmp_path: Path, name: str) -> None:
 
 
 def test_logs_that_say_nothing(tmp_path: Path) -> None:
-    write(tmp_path, [failed(), failed(gpus=4, log=None), failed(gpus=2)])
+    write_results(tmp_path, [failed_run(), failed_run(gpus=4, log=None), failed_run(gpus=2)])
     (tmp_path / "0" / "rank0.log").write_text("\n \n")
     (tmp_path / "2" / "rank0.log").write_bytes(bytes(range(256)))
     section = told(tmp_path)
-    said = [block.text for block in section.blocks if isinstance(block, Paragraph)]
-    assert said == ["ddp_gloo on 8 devices: rank0.log is empty.", "ddp_gloo on 4 devices: its record names no log."]
+    sentences = [block.text for block in section.blocks if isinstance(block, Paragraph)]
+    assert sentences == ["ddp_gloo on 8 devices: rank0.log is empty.", "ddp_gloo on 4 devices: its record names no log."]
     assert "ABC" in logs(section)[0].text and "\0" not in logs(section)[0].text
 
 
 def test_of_many_logs_those_of_different_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(problems, "MAX_LOGS", 2)
-    write(tmp_path, [failed(gpus=gpus, reason="one" if gpus < 4 else "two") for gpus in (1, 2, 3, 4)])
+    write_results(tmp_path, [failed_run(gpus=gpus, reason="one" if gpus < 4 else "two") for gpus in (1, 2, 3, 4)])
     for number in range(4):
         (tmp_path / str(number) / "rank0.log").write_text("said")
     section = told(tmp_path)
@@ -87,7 +87,7 @@ def test_of_many_logs_those_of_different_reasons(tmp_path: Path, monkeypatch: py
 
 
 def test_unsupported_runs_are_no_failures(tmp_path: Path) -> None:
-    write(tmp_path, [failed(status="unsupported", reason="needs GPUs")])
+    write_results(tmp_path, [failed_run(status="unsupported", reason="needs GPUs")])
     section = told(tmp_path)
     assert list(tables(section)) == ["unsupported"] and not logs(section)
     assert texts(tables(section)["unsupported"]) == [["ddp_gloo on 8 devices", "needs GPUs"]]
@@ -95,9 +95,9 @@ def test_unsupported_runs_are_no_failures(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
-    evidence = load_report_data([tmp_path])
-    evidence.unreadable = [(Path("1/result.json"), f"no JSON {SCRIPT}")]
-    section = problems.section(evidence)
+    report_data = load_report_data([tmp_path])
+    report_data.unreadable = [(Path("1/result.json"), f"no JSON {SCRIPT}")]
+    section = problems.section(report_data)
     assert section is not None
     assert texts(tables(section)["unreadable"]) == [["1/result.json", f"no JSON {SCRIPT}"]]
 
@@ -114,16 +114,16 @@ def test_runs_without_a_row(tmp_path: Path) -> None:
 
 
 def test_flags_with_what_to_do_and_the_rows_that_have_them(tmp_path: Path) -> None:
-    write(tmp_path, [
+    write_results(tmp_path, [
         run("ddp_gloo", 1, flags=["throttled", "of_tomorrow"]),
         run("ddp_gloo", 2, flags=["throttled"]),
         run("horovod_gloo", 1, flags=["oversubscribed"]),
     ])  # fmt: skip
     section = told(tmp_path)
-    found = {row[0]: row[1:] for row in texts(tables(section)["warnings"])}
-    assert list(found)[:2] == ["oversubscribed", "throttled"] and list(found)[-1] == "of tomorrow"
-    assert found["throttled"][0] == "2" and "power limit" in found["throttled"][1]
-    assert "does not know this flag" in found["of tomorrow"][1]
+    warnings = {row[0]: row[1:] for row in texts(tables(section)["warnings"])}
+    assert list(warnings)[:2] == ["oversubscribed", "throttled"] and list(warnings)[-1] == "of tomorrow"
+    assert warnings["throttled"][0] == "2" and "power limit" in warnings["throttled"][1]
+    assert "does not know this flag" in warnings["of tomorrow"][1]
     rows = dict(texts(tables(section)["flagged"]))
     assert rows["ddp_gloo on 1 device"] == "throttled, of tomorrow"
     assert rows["horovod_gloo on 1 device"] == "oversubscribed"
@@ -132,9 +132,9 @@ def test_flags_with_what_to_do_and_the_rows_that_have_them(tmp_path: Path) -> No
 
 def test_a_row_that_is_not_steady_is_a_warning_of_its_own(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1, 2))
-    evidence = load_report_data([tmp_path])
-    evidence.pooled["flags"], evidence.pooled["steady"] = ["busy_machine drifts", None], False
-    section = problems.section(evidence)
+    report_data = load_report_data([tmp_path])
+    report_data.pooled["flags"], report_data.pooled["steady"] = ["busy_machine drifts", None], False
+    section = problems.section(report_data)
     assert section is not None
     assert texts(tables(section)["flagged"]) == [
         ["ddp_gloo on 1 device", "busy machine, drifts"], ["ddp_gloo on 2 devices", "not steady"],
@@ -143,14 +143,14 @@ def test_a_row_that_is_not_steady_is_a_warning_of_its_own(tmp_path: Path) -> Non
 
 def test_long_tables_say_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(problems, "MAX_ROWS", 1)
-    write(tmp_path, [failed(gpus=gpus) for gpus in (1, 2)] + [run("ddp_gloo", n, flags=["swapping"]) for n in (1, 2)])
+    write_results(tmp_path, [failed_run(gpus=gpus) for gpus in (1, 2)] + [run("ddp_gloo", n, flags=["swapping"]) for n in (1, 2)])
     for number in (7, 8):
         (tmp_path / str(number)).mkdir()
         write_spec(simulated_spec(2), tmp_path / str(number))
-    found = tables(told(tmp_path))
+    tables_by_id = tables(told(tmp_path))
     for name in ("failed", "flagged", "running"):
-        assert len(found[name].rows) == 1 and "The first 1 of 2." in found[name].caption, name
-    assert found["warnings"].rows[0].cells[1].value == 2
+        assert len(tables_by_id[name].rows) == 1 and "The first 1 of 2." in tables_by_id[name].caption, name
+    assert tables_by_id["warnings"].rows[0].cells[1].value == 2
 
 
 def made(folder: Path, runs: int = 6, **changes: object) -> SweepRecord:
@@ -165,8 +165,8 @@ def made(folder: Path, runs: int = 6, **changes: object) -> SweepRecord:
 
 
 def sweep_texts(folder: Path) -> list[str]:
-    found = problems.unfinished_section(load_report_data([folder]))
-    return [block.text for block in found.blocks if isinstance(block, Paragraph | Code)] if found else []
+    section = problems.unfinished_section(load_report_data([folder]))
+    return [block.text for block in section.blocks if isinstance(block, Paragraph | Code)] if section else []
 
 
 def test_a_whole_sweep_and_single_runs_have_no_such_section(tmp_path: Path) -> None:

@@ -13,77 +13,77 @@ from scalebench.analysis import published
 from scalebench.core.result import Result
 from scalebench.report.document import Chart, Paragraph, Section, Table
 from scalebench.report.report_data import ReportData, load_report_data
-from scalebench.report.sections.published import section
+from scalebench.report.sections import published as published_section
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
 
 
-def named(model: str) -> Any:
+def model_spec(model: str) -> Any:
     return dataclasses.replace(simulated_config().model, name=model)
 
 
-def measured(folder: Path, model: str, strategies: Sequence[str], **changes: Any) -> None:
+def write_runs(folder: Path, model: str, strategies: Sequence[str], **changes: Any) -> None:
     """One, two and four devices of each, and the bare baseline."""
-    found: list[Result] = [sweeps.run("bare_torch", 1, model=named(model), **changes)]
-    found += [sweeps.run(name, gpus, model=named(model), **changes) for name in strategies for gpus in (1, 2, 4)]
-    sweeps.write(folder, found)
+    results: list[Result] = [sweeps.run("bare_torch", 1, model=model_spec(model), **changes)]
+    results += [sweeps.run(name, gpus, model=model_spec(model), **changes) for name in strategies for gpus in (1, 2, 4)]
+    sweeps.write_results(folder, results)
 
 
-def strong(strategy: str, gpus: int) -> Result:
+def strong_run(strategy: str, gpus: int) -> Result:
     """32 samples over all devices, as the study had."""
     train = dataclasses.replace(simulated_config().train, global_batch=32)
-    found = sweeps.run(strategy, gpus, model=named("resnet50"), scaling="strong", train=train)
-    scale = dataclasses.replace(found.scale, batch_per_device=32 // gpus, global_batch=32)
-    return dataclasses.replace(found, scale=scale)
+    result = sweeps.run(strategy, gpus, model=model_spec("resnet50"), scaling="strong", train=train)
+    scale = dataclasses.replace(result.scale, batch_per_device=32 // gpus, global_batch=32)
+    return dataclasses.replace(result, scale=scale)
 
 
-def told(folder: Path, *studies: str) -> Section:
-    evidence = dataclasses.replace(load_report_data([folder]), published=published.load_published(studies))
-    found = section(evidence)
-    assert found is not None
-    return found
+def make_section(folder: Path, *studies: str) -> Section:
+    report_data = dataclasses.replace(load_report_data([folder]), published=published.load_published(studies))
+    section = published_section.section(report_data)
+    assert section is not None
+    return section
 
 
-def tables(found: Section) -> dict[str, list[dict[str, str]]]:
+def cells_by_table(section: Section) -> dict[str, list[dict[str, str]]]:
     """Cells of each by column."""
     return {
         block.id: [
             dict(zip(block.columns, [cell.text for cell in row.cells], strict=True)) for row in block.rows
         ]
-        for block in found.blocks
+        for block in section.blocks
         if isinstance(block, Table)
     }  # fmt: skip
 
 
-def charts(found: Section) -> list[Chart]:
-    return [block for block in found.blocks if isinstance(block, Chart)]
+def charts(section: Section) -> list[Chart]:
+    return [block for block in section.blocks if isinstance(block, Chart)]
 
 
 def test_nothing_where_no_study_was_asked_for(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path)
-    evidence: ReportData = load_report_data([tmp_path])
-    assert section(evidence) is None
-    assert section(dataclasses.replace(evidence, published=published.load_published([]))) is None
+    report_data: ReportData = load_report_data([tmp_path])
+    assert published_section.section(report_data) is None
+    assert published_section.section(dataclasses.replace(report_data, published=published.load_published([]))) is None
 
 
 def test_strong_scaling_beside_strong(tmp_path: Path) -> None:
     strategies = ["kuza55_ps_cpu", "avolkov1_ps_gpu"]
     for gpus in (1, 2, 4):
-        sweeps.write(tmp_path, [strong(name, gpus) for name in strategies])
-    found = told(tmp_path, "keras_multi_gpu")
-    (chart,) = charts(found)
-    drawn = {(one.style, one.name): one for one in chart.series}
-    assert [name for style, name in drawn if style == "line"] == strategies
-    there = [name for style, name in drawn if style == "published"]
-    assert sorted(there) == sorted(
+        sweeps.write_results(tmp_path, [strong_run(name, gpus) for name in strategies])
+    section = make_section(tmp_path, "keras_multi_gpu")
+    (chart,) = charts(section)
+    lines = {(series.style, series.name): series for series in chart.series}
+    assert [name for style, name in lines if style == "line"] == strategies
+    published_names = [name for style, name in lines if style == "published"]
+    assert sorted(published_names) == sorted(
         f"{strategy} published, {machine}, batch 32 in all"
         for strategy in strategies
         for machine in ("az_2x_m60", "7gforce")
     )
-    forced = drawn["published", "kuza55_ps_cpu published, 7gforce, batch 32 in all"]
+    forced = lines["published", "kuza55_ps_cpu published, 7gforce, batch 32 in all"]
     assert (forced.x, forced.y) == ([2.0, 4.0], [0.5052, 0.3052])  # its error on 6 is no point
     assert "strong scaling here and there" in chart.caption.lower() and "rossumai/keras-multi-gpu" in chart.caption
-    rows = tables(found)["published-keras-multi-gpu-beside"]
+    rows = cells_by_table(section)["published-keras-multi-gpu-beside"]
     assert (
         {row["scaling published"] for row in rows if row["devices"] != "1"}
         == {row["scaling here"] for row in rows}
@@ -101,41 +101,41 @@ def test_strong_scaling_beside_strong(tmp_path: Path) -> None:
 
 def test_weak_scaling_is_no_curve_beside_strong(tmp_path: Path) -> None:
     """The rows stand in the table, each with its scaling; no chart has both."""
-    measured(tmp_path, "resnet50", ["kuza55_ps_cpu"])
-    found = told(tmp_path, "keras_multi_gpu")
-    assert charts(found) == []
-    rows = tables(found)["published-keras-multi-gpu-beside"]
+    write_runs(tmp_path, "resnet50", ["kuza55_ps_cpu"])
+    section = make_section(tmp_path, "keras_multi_gpu")
+    assert charts(section) == []
+    rows = cells_by_table(section)["published-keras-multi-gpu-beside"]
     assert {(row["scaling published"], row["scaling here"]) for row in rows} == {("strong", "weak")}
 
 
 def test_another_model_or_strategy_is_not_compared(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path)
-    found = told(tmp_path, "keras_multi_gpu", "parallel_strategies", "on_node")
-    assert list(tables(found)) == ["published-keras-multi-gpu", "published-parallel-strategies", "published-on-node"]
-    assert charts(found) == []
+    section = make_section(tmp_path, "keras_multi_gpu", "parallel_strategies", "on_node")
+    assert list(cells_by_table(section)) == ["published-keras-multi-gpu", "published-parallel-strategies", "published-on-node"]
+    assert charts(section) == []
 
 
 def test_the_figures_here_are_those_of_the_frame(tmp_path: Path) -> None:
-    measured(tmp_path, "resnet50_v2", ["mirrored_nccl", "mirrored_reduce_cpu"])
-    evidence = load_report_data([tmp_path])
-    found = told(tmp_path, "parallel_strategies")
-    (table,) = [block for block in found.blocks if isinstance(block, Table) and block.id.endswith("beside")]
-    at = {name: table.columns.index(name) for name in table.columns}
+    write_runs(tmp_path, "resnet50_v2", ["mirrored_nccl", "mirrored_reduce_cpu"])
+    report_data = load_report_data([tmp_path])
+    section = make_section(tmp_path, "parallel_strategies")
+    (table,) = [block for block in section.blocks if isinstance(block, Table) and block.id.endswith("beside")]
+    column = {name: table.columns.index(name) for name in table.columns}
     for row in table.rows:
-        strategy = row.cells[at["strategy"]].text
-        (mine,) = evidence.pooled.query(f"strategy == '{strategy}' and gpus == 4").to_dict("records")
-        assert row.cells[at["samples/s here"]].value == mine["throughput_samples_per_s"]
-        assert row.cells[at["speedup here"]].value == mine["speedup_bare"]
-        assert row.cells[at["efficiency here"]].value == mine["efficiency_bare"]
+        strategy = row.cells[column["strategy"]].text
+        (expected,) = report_data.pooled.query(f"strategy == '{strategy}' and gpus == 4").to_dict("records")
+        assert row.cells[column["samples/s here"]].value == expected["throughput_samples_per_s"]
+        assert row.cells[column["speedup here"]].value == expected["speedup_bare"]
+        assert row.cells[column["efficiency here"]].value == expected["efficiency_bare"]
         assert row.tags == {"model": "resnet50_v2", "strategy": strategy}
-    assert [row.cells[at["speedup published"]].value for row in table.rows] == [1.296, 2.011]
-    assert "ours: scaling, global batch, step s" in table.rows[0].cells[at["remarks"]].text
+    assert [row.cells[column["speedup published"]].value for row in table.rows] == [1.296, 2.011]
+    assert "ours: scaling, global batch, step s" in table.rows[0].cells[column["remarks"]].text
 
 
 def test_slopes_of_the_thesis(tmp_path: Path) -> None:
-    measured(tmp_path, "materials_cnn", ["horovod_nccl", "horovod_mpi"])
-    found = told(tmp_path, "thesis")
-    rows = tables(found)["published-thesis-slopes"]
+    write_runs(tmp_path, "materials_cnn", ["horovod_nccl", "horovod_mpi"])
+    section = make_section(tmp_path, "thesis")
+    rows = cells_by_table(section)["published-thesis-slopes"]
     assert [(row["strategy"], row["hardware published"], row["slope published"]) for row in rows] == [
         ("horovod_nccl", "alpha", "0.45"), ("horovod_mpi", "alpha", "0.44"), ("horovod_nccl", "hpdlf", "0.28"),
         ("horovod_mpi", "hpdlf", "0.26"), ("horovod_nccl", "gpu2", "0.38"),
@@ -146,23 +146,23 @@ def test_slopes_of_the_thesis(tmp_path: Path) -> None:
 @pytest.mark.parametrize("study", [name for name, _ in published.list_studies()])
 def test_all_of_a_study_is_told_with_where_it_stands(tmp_path: Path, study: str) -> None:
     sweeps.sweep(tmp_path)
-    found = told(tmp_path, study)
+    section = make_section(tmp_path, study)
     (block,) = [
         block
-        for block in found.blocks
+        for block in section.blocks
         if isinstance(block, Table) and block.id == f"published-{study}".replace("_", "-")
     ]
     assert len(block.rows) == len(published.load_published([study]))
     assert published.load_study(study).source in block.caption
     assert all(row.cells[-1].text for row in block.rows)
-    said = " ".join(block.text for block in found.blocks if isinstance(block, Paragraph))
-    assert published.load_study(study).source.rstrip(".") in said
+    sentences = " ".join(block.text for block in section.blocks if isinstance(block, Paragraph))
+    assert published.load_study(study).source.rstrip(".") in sentences
 
 
 def test_no_measured_figure_knows_of_them(tmp_path: Path) -> None:
-    measured(tmp_path, "resnet50_v2", ["mirrored_nccl"])
-    evidence = load_report_data([tmp_path])
-    before = evidence.pooled.copy()
-    evidence.published = published.load_published(["parallel_strategies"])
-    section(evidence)
-    assert evidence.pooled.equals(before)
+    write_runs(tmp_path, "resnet50_v2", ["mirrored_nccl"])
+    report_data = load_report_data([tmp_path])
+    before = report_data.pooled.copy()
+    report_data.published = published.load_published(["parallel_strategies"])
+    published_section.section(report_data)
+    assert report_data.pooled.equals(before)

@@ -10,109 +10,98 @@ from scalebench.core.result import CollectiveRecord, ProbeRecord, Result, Transf
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import sync
-from scalebench.report.sections.sync import make_bandwidth_table, make_collective_tables, section
+from scalebench.report.sections.sync import make_bandwidth_table, make_collective_tables
 from tests.builders import sweeps
 from tests.builders.runs import rank, record
-from tests.report.section_blocks import (
-    SCRIPT,
-    cell_texts,
-    column,
-    evidence,
-    frames_own,
-    ids,
-    named,
-    of_kind,
-    one,
-    texts,
-)
+from tests.report.section_blocks import SCRIPT, cell_texts, get_column, write_report_data, check_points, list_ids, get_series, select_blocks, get_block, block_text
 
 
 def test_bars_are_the_frames_figures(tmp_path: Path) -> None:
-    found = evidence(tmp_path)
-    made = section(found)
+    report_data = write_report_data(tmp_path)
+    section = sync.section(report_data)
     for name, *_ in sync.FIGURES:
-        chart = one(made, Chart, f"sync-{name.replace('_', '-')}")
-        assert chart.kind == "bars" and frames_own(chart, found.pooled, name) == 4  # one device exchanges nothing
+        chart = get_block(section, Chart, f"sync-{name.replace('_', '-')}")
+        assert chart.kind == "bars" and check_points(chart, report_data.pooled, name) == 4  # one device exchanges nothing
         assert "less is better" in chart.caption and "over blocks of the probes of one repeat" in chart.caption
     for name in sync.PROFILE_SHARES:
-        assert frames_own(one(made, Chart, f"sync-{name.replace('_', '-')}"), found.pooled, name) == 4
-    assert [words.kind for words in of_kind(made, Paragraph)] == ["warning"]
-    assert "do not compare between backends" in one(made, Paragraph).text
-    assert len(set(ids(made))) == len(ids(made)) == 7
+        assert check_points(get_block(section, Chart, f"sync-{name.replace('_', '-')}"), report_data.pooled, name) == 4
+    assert [paragraph.kind for paragraph in select_blocks(section, Paragraph)] == ["warning"]
+    assert "do not compare between backends" in get_block(section, Paragraph).text
+    assert len(set(list_ids(section))) == len(list_ids(section)) == 7
 
 
 def test_sync_of_an_epoch_over_its_updates(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n) for n in (2, 4)]
     for result, steps in zip(runs, (50, 25), strict=True):
         result.workload.steps_per_epoch = steps
-    found = evidence(tmp_path, runs)
-    series = named(one(section(found), Chart, "sync-epoch"), "ddp_gloo")
+    report_data = write_report_data(tmp_path, runs)
+    series = get_series(get_block(sync.section(report_data), Chart, "sync-epoch"), "ddp_gloo")
     assert series.x == [50, 25]
-    assert series.y == [float(value) for value in found.pooled["sync_per_epoch_s"]]
+    assert series.y == [float(value) for value in report_data.pooled["sync_per_epoch_s"]]
     assert list(series.notes) == ["2 devices, 100 messages an epoch", "4 devices, 50 messages an epoch"]
 
 
 def test_the_table_has_all_figures(tmp_path: Path) -> None:
-    found = evidence(tmp_path)
-    table = one(section(found), Table)
-    rows = found.pooled[found.pooled["gpus"] > 1]
+    report_data = write_report_data(tmp_path)
+    table = get_block(sync.section(report_data), Table)
+    rows = report_data.pooled[report_data.pooled["gpus"] > 1]
     keys = [f"{row['strategy']} {row['gpus']}" for row in rows.to_dict("records")]
     for head, name in (("exposed sync", "sync_exposed_s"), ("sync per epoch", "sync_per_epoch_s"),
                        ("steps per epoch", "steps_per_epoch"), ("messages", "syncs_per_epoch")):  # fmt: skip
-        assert column(table, head) == dict(zip(keys, map(float, rows[name]), strict=True))
+        assert get_column(table, head) == dict(zip(keys, map(float, rows[name]), strict=True))
     shown = next(row for row in table.rows if [cell.text for cell in row.cells[:2]] == ["ddp_gloo", "2"])
     assert shown.cells[2].text == "585 us [574, 595]"
 
 
 def test_launches_are_what_intervals_are_over(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path, repeats=3)
-    chart = one(section(load_report_data([tmp_path])), Chart, "sync-sync-exposed")
+    chart = get_block(sync.section(load_report_data([tmp_path])), Chart, "sync-sync-exposed")
     assert chart.caption.endswith("Intervals: 95 %, over 3 repeats.")
 
 
-def without(result: Result, **changes: object) -> Result:
+def change_probes(result: Result, **changes: object) -> Result:
     """Whose ranks have these probes instead."""
-    for each in result.ranks:
-        assert each.probes is not None
-        each.probes = dataclasses.replace(each.probes, **changes)  # type: ignore[arg-type]
+    for rank_record in result.ranks:
+        assert rank_record.probes is not None
+        rank_record.probes = dataclasses.replace(rank_record.probes, **changes)  # type: ignore[arg-type]
     return result
 
 
 def test_what_is_missing_has_its_reason(tmp_path: Path) -> None:
     reasons = {"exposed": f"it cannot be switched off {SCRIPT}"}
-    runs = [without(sweeps.run("ddp_gloo", 2), sync_off_s=[], fixed_batch_s=[], reasons=reasons)]
-    runs.append(without(sweeps.run("horovod_gloo", 2), isolated_sync_s=[], sync_off_s=[], reasons={}))
+    runs = [change_probes(sweeps.run("ddp_gloo", 2), sync_off_s=[], fixed_batch_s=[], reasons=reasons)]
+    runs.append(change_probes(sweeps.run("horovod_gloo", 2), isolated_sync_s=[], sync_off_s=[], reasons={}))
     runs.append(sweeps.run("lightning_ddp_gloo", 2))
-    for each in runs[-1].ranks:
-        each.probes = None
-    found = evidence(tmp_path, runs)
-    made = section(found)
-    table = one(made, Table)
-    remarks = column(table, "remarks")
+    for rank_record in runs[-1].ranks:
+        rank_record.probes = None
+    report_data = write_report_data(tmp_path, runs)
+    section = sync.section(report_data)
+    table = get_block(section, Table)
+    remarks = get_column(table, "remarks")
     assert remarks["ddp_gloo 2"] == f"exposed sync: it cannot be switched off {SCRIPT}"
     assert remarks["horovod_gloo 2"] == "exposed sync, isolated sync: too few blocks for a figure"
     assert remarks["lightning_ddp_gloo 2"] == sync.NO_PROBES
-    assert column(table, "exposed sync") == dict.fromkeys(remarks)
-    assert of_kind(made, Chart, "sync-sync-exposed") == of_kind(made, Chart, "sync-epoch") == []
-    assert [series.name for series in one(made, Chart, "sync-sync-isolated").series] == ["ddp_gloo"]
-    assert SCRIPT in texts(table)
+    assert get_column(table, "exposed sync") == dict.fromkeys(remarks)
+    assert select_blocks(section, Chart, "sync-sync-exposed") == select_blocks(section, Chart, "sync-epoch") == []
+    assert [series.name for series in get_block(section, Chart, "sync-sync-isolated").series] == ["ddp_gloo"]
+    assert SCRIPT in block_text(table)
 
 
 def test_weak_and_strong_are_charts_of_their_own(tmp_path: Path) -> None:
-    runs = [sweeps.run("ddp_gloo", 2), sweeps.run("ddp_gloo", 4, run_id="s", **sweeps.strong(40, 4))]
-    charts = of_kind(section(evidence(tmp_path, runs)), Chart, "sync-sync-exposed")
+    runs = [sweeps.run("ddp_gloo", 2), sweeps.run("ddp_gloo", 4, run_id="s", **sweeps.strong_scaling(40, 4))]
+    charts = select_blocks(sync.section(write_report_data(tmp_path, runs)), Chart, "sync-sync-exposed")
     assert [(len(chart.series), list(chart.series[0].x)) for chart in charts] == [(1, [2]), (1, [4])]
 
 
 def test_nobody_to_exchange_with(tmp_path: Path) -> None:
-    assert section(evidence(tmp_path / "1", [sweeps.run("ddp_gloo", 1)])) is None
-    assert section(evidence(tmp_path / "2", [sweeps.failed()])) is None
+    assert sync.section(write_report_data(tmp_path / "1", [sweeps.run("ddp_gloo", 1)])) is None
+    assert sync.section(write_report_data(tmp_path / "2", [sweeps.failed_run()])) is None
 
 
 KIBIBYTE = 2**10
 
 
-def run(strategy: str, **times_s: dict[int, float]) -> Result:
+def collective_run(strategy: str, **times_s: dict[int, float]) -> Result:
     """One operation took so long by size, within 1 %."""
     measured = [
         CollectiveRecord(name, size, 1, [0.99 * taken_s, 1.01 * taken_s, taken_s])
@@ -124,8 +113,8 @@ def run(strategy: str, **times_s: dict[int, float]) -> Result:
 
 def test_tables() -> None:
     results = [
-        run("ddp_gloo", all_reduce={KIBIBYTE: 1e-3, 4 * KIBIBYTE: 1.024e-3}, reduce={KIBIBYTE: 1e-3}),
-        run("horovod_mpi", all_reduce={KIBIBYTE: 2e-5, 16 * KIBIBYTE: 2.0}),
+        collective_run("ddp_gloo", all_reduce={KIBIBYTE: 1e-3, 4 * KIBIBYTE: 1.024e-3}, reduce={KIBIBYTE: 1e-3}),
+        collective_run("horovod_mpi", all_reduce={KIBIBYTE: 2e-5, 16 * KIBIBYTE: 2.0}),
     ]
     first, second = make_collective_tables(collectives.make_collective_table(results))
     assert first.title == "all_reduce on 2 devices (torch, cpu)" and second.title.startswith("reduce on 2 devices")

@@ -19,15 +19,15 @@ from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import make_sections, training
 from scalebench.report.sections.training import epochs_section
 from tests.builders import sweeps
-from tests.builders.sweeps import failed, falling, run, sweep, write
-from tests.builders.sweeps import training as trained
-from tests.report.section_blocks import SCRIPT, column, evidence, frames_own, ids, named, of_kind, one, texts
+from tests.builders.sweeps import failed_run, falling_metrics, run, sweep, write_results
+from tests.builders.sweeps import training_run as trained
+from tests.report.section_blocks import SCRIPT, get_column, write_report_data, check_points, list_ids, get_series, select_blocks, get_block, block_text
 
 
-def section(folder: Path, *made: Result) -> Section:
-    found = training.section(evidence(folder, made))
-    assert found is not None
-    return found
+def make_section(folder: Path, *results: Result) -> Section:
+    made_section = training.section(write_report_data(folder, results))
+    assert made_section is not None
+    return made_section
 
 
 def seeds(strategy: str, gpus: int, lasts: Sequence[float], epoch_s: float, **changes: Any) -> Iterator[Result]:
@@ -37,34 +37,34 @@ def seeds(strategy: str, gpus: int, lasts: Sequence[float], epoch_s: float, **ch
         )
 
 
-def pair(folder: Path) -> Section:
-    made = [*seeds("bare_torch", 1, [0.1, 0.11, 0.14], 4.0), *seeds("ddp_gloo", 2, [0.12, 0.1, 0.3], 2.5)]
-    return section(folder, *made)
+def make_pair_section(folder: Path) -> Section:
+    results = [*seeds("bare_torch", 1, [0.1, 0.11, 0.14], 4.0), *seeds("ddp_gloo", 2, [0.12, 0.1, 0.3], 2.5)]
+    return make_section(folder, *results)
 
 
 def test_charts_are_means_over_seeds_of_the_records_points(tmp_path: Path) -> None:
-    made = pair(tmp_path)
-    charts = {chart.id: chart for chart in of_kind(made, Chart)}
+    shown = make_pair_section(tmp_path)
+    charts = {chart.id: chart for chart in select_blocks(shown, Chart)}
     assert list(charts) == [f"training-1-{kind}" for kind in ("epochs", "seconds", "trained", "gap")]
-    line = named(charts["training-1-epochs"], "ddp_gloo on 2 devices")
+    line = get_series(charts["training-1-epochs"], "ddp_gloo on 2 devices")
     assert line.x == [1, 2, 3] and line.y == pytest.approx([0.4, 0.21, 0.52 / 3])
     assert line.low[0] == pytest.approx(0.4) == line.high[0] and line.tags["strategy"] == "ddp_gloo"
     low, high = line.low[1], line.high[1]
     assert low is not None and high is not None and (low + high) / 2 == pytest.approx(0.21)
     assert high - low == pytest.approx(2 * 4.302652729749462 * 0.01 / 3**0.5)
-    assert named(charts["training-1-seconds"], "ddp_gloo on 2 devices").x == pytest.approx([2.625, 5.25, 7.875])
-    assert named(charts["training-1-seconds"], "bare_torch on 1 device").x == pytest.approx([4.2, 8.4, 12.6])
-    assert named(charts["training-1-trained"], "ddp_gloo on 2 devices").y == pytest.approx([0.2, 0.105, 0.26 / 3])
-    assert named(charts["training-1-gap"], "ddp_gloo on 2 devices").y == pytest.approx([0.2, 0.105, 0.26 / 3])
-    target = named(charts["training-1-epochs"], "target mse 0.15")
+    assert get_series(charts["training-1-seconds"], "ddp_gloo on 2 devices").x == pytest.approx([2.625, 5.25, 7.875])
+    assert get_series(charts["training-1-seconds"], "bare_torch on 1 device").x == pytest.approx([4.2, 8.4, 12.6])
+    assert get_series(charts["training-1-trained"], "ddp_gloo on 2 devices").y == pytest.approx([0.2, 0.105, 0.26 / 3])
+    assert get_series(charts["training-1-gap"], "ddp_gloo on 2 devices").y == pytest.approx([0.2, 0.105, 0.26 / 3])
+    target = get_series(charts["training-1-epochs"], "target mse 0.15")
     assert (target.x, target.y, target.style) == ([1.0, 3.0], [0.15, 0.15], "ideal")
     assert all(series.style != "ideal" for series in charts["training-1-gap"].series)
     assert "lower is better" in charts["training-1-epochs"].caption and "over seeds" in charts["training-1-gap"].caption
 
 
 def test_the_table_and_the_words(tmp_path: Path) -> None:
-    made = pair(tmp_path)
-    table = one(made, Table)
+    shown = make_pair_section(tmp_path)
+    table = get_block(shown, Table)
     bare, ddp = ({head: row.cells[i] for i, head in enumerate(table.columns)} for row in table.rows)
     assert (bare["reached"].text, ddp["reached"].text) == ("3 of 3 seeds", "2 of 3 seeds")
     assert (
@@ -76,44 +76,44 @@ def test_the_table_and_the_words(tmp_path: Path) -> None:
     assert ddp["samples/s over bare"].value != pytest.approx(12 / 7.5, rel=0.01)
     assert ddp["stopped by"].text == "target, epochs" and bare["rule"].text == "none"
     assert ddp["mse (95 %)"].value == pytest.approx(0.52 / 3) and ddp["gap"].value == pytest.approx(0.26 / 3)
-    said = [block.text for block in of_kind(made, Paragraph)]
-    assert said[0].startswith("First to reach the target: bare_torch on 1 device: mse 0.15 after 12.6 s [")
-    assert said[1] == "1 of 2 trainings did not reach mse 0.15 with every seed."
+    sentences = [block.text for block in select_blocks(shown, Paragraph)]
+    assert sentences[0].startswith("First to reach the target: bare_torch on 1 device: mse 0.15 after 12.6 s [")
+    assert sentences[1] == "1 of 2 trainings did not reach mse 0.15 with every seed."
 
 
 def test_one_seed_is_its_own_curve_and_has_no_band(tmp_path: Path) -> None:
-    made = section(tmp_path, trained(values=falling(400), target=None))
-    chart = of_kind(made, Chart, "training-1-epochs")[0]
+    shown = make_section(tmp_path, trained(values=falling_metrics(400), target=None))
+    chart = select_blocks(shown, Chart, "training-1-epochs")[0]
     (line,) = chart.series
     assert not line.low and len(line.x) <= 300 and (line.x[0], line.x[-1]) == (1, 400) and chart.y.log
-    table = one(made, Table)
+    table = get_block(shown, Table)
     assert not {"target", "reached", "time to target (95 %)"} & set(table.columns)
-    assert "seeds" not in chart.caption and not of_kind(made, Paragraph)
+    assert "seeds" not in chart.caption and not select_blocks(shown, Paragraph)
 
 
 def test_lines_end_where_the_first_seed_does(tmp_path: Path) -> None:
-    made = section(tmp_path, trained(seed=0, values=[0.4, 0.3, 0.2, 0.1]), trained(seed=1, values=[0.3, 0.1]))
-    line = of_kind(made, Chart, "training-1-epochs")[0].series[0]
+    shown = make_section(tmp_path, trained(seed=0, values=[0.4, 0.3, 0.2, 0.1]), trained(seed=1, values=[0.3, 0.1]))
+    line = select_blocks(shown, Chart, "training-1-epochs")[0].series[0]
     assert line.x == [1, 2] and line.y == pytest.approx([0.35, 0.2]) and not line.low
 
 
 def test_seeds_that_were_evaluated_by_the_clock_have_no_mean(tmp_path: Path) -> None:
-    made = [trained(seed=seed, values=[0.5, 0.4, 0.3, 0.2], target=None) for seed in range(3)]
-    for seed, result in enumerate(made):
+    results = [trained(seed=seed, values=[0.5, 0.4, 0.3, 0.2], target=None) for seed in range(3)]
+    for seed, result in enumerate(results):
         for point in result.quality.curve[:-1]:
             point.step += seed
-    line = of_kind(section(tmp_path, *made), Chart, "training-1-epochs")[0].series[0]
+    line = select_blocks(make_section(tmp_path, *results), Chart, "training-1-epochs")[0].series[0]
     assert line.y == [0.5, 0.4, 0.3, 0.2] and not line.low
 
 
 def test_rules_and_rates_are_names(tmp_path: Path) -> None:
-    made = [
+    results = [
         trained(settings={"learning_rate_rule": rule, "base_batch": 10, "learning_rate": 1e-3})
         for rule in ("none", "sqrt")
     ]
-    made.append(trained(settings={"schedule": "cosine", "base_batch": 10}, run_id="c"))
-    found = training_tables.name_trainings(summarize_trainings(evidence(tmp_path, made).frame))
-    assert sorted(found.values()) == [
+    results.append(trained(settings={"schedule": "cosine", "base_batch": 10}, run_id="c"))
+    names = training_tables.name_trainings(summarize_trainings(write_report_data(tmp_path, results).frame))
+    assert sorted(names.values()) == [
         "ddp_gloo on 2 devices, learning rate rule none",
         "ddp_gloo on 2 devices, learning rate rule sqrt",
         "ddp_gloo on 2 devices, schedule=cosine, learning rate rule none",
@@ -121,14 +121,14 @@ def test_rules_and_rates_are_names(tmp_path: Path) -> None:
 
 
 def test_an_accuracy_rises(tmp_path: Path) -> None:
-    made = section(
+    shown = make_section(
         tmp_path, *(trained(seed=s, values=[0.02, 0.6, 0.9], target=0.8, metric="accuracy") for s in range(3))
     )
-    chart = of_kind(made, Chart, "training-1-epochs")[0]
+    chart = select_blocks(shown, Chart, "training-1-epochs")[0]
     assert "higher is better" in chart.caption and not chart.y.log
-    gap = of_kind(made, Chart, "training-1-gap")[0].series[0]
+    gap = select_blocks(shown, Chart, "training-1-gap")[0].series[0]
     assert gap.y == pytest.approx([-0.01, -0.3, -0.45])  # better than on what it was trained on
-    assert one(made, Table).rows[0].cells[one(made, Table).columns.index("reached")].text == "3 of 3 seeds"
+    assert get_block(shown, Table).rows[0].cells[get_block(shown, Table).columns.index("reached")].text == "3 of 3 seeds"
 
 
 def test_without_validation_what_is_known_is_told(tmp_path: Path) -> None:
@@ -136,37 +136,37 @@ def test_without_validation_what_is_known_is_told(tmp_path: Path) -> None:
     for point in bare.quality.curve:
         point.metrics, point.train_metrics = {}, {}
     bare.quality.metric = bare.quality.metric_name = None
-    made = section(tmp_path, bare)
-    assert not of_kind(made, Chart) and one(made, Table).rows[0].cells[6].text == "3"
+    shown = make_section(tmp_path, bare)
+    assert not select_blocks(shown, Chart) and get_block(shown, Table).rows[0].cells[6].text == "3"
 
 
 def test_machines_and_models_are_groups_of_their_own(tmp_path: Path) -> None:
     other = HardwareSpec("elsewhere", devices="cpu", gpus_per_node=2)
-    made = section(tmp_path, trained(), trained(hardware=other, run_id="there"))
-    assert [table.id for table in of_kind(made, Table)] == ["training-1-ends", "training-2-ends"]
-    assert "hardware elsewhere" in of_kind(made, Table)[1].title
+    shown = make_section(tmp_path, trained(), trained(hardware=other, run_id="there"))
+    assert [table.id for table in select_blocks(shown, Table)] == ["training-1-ends", "training-2-ends"]
+    assert "hardware elsewhere" in select_blocks(shown, Table)[1].title
 
 
 def test_of_many_some_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "MAX_CURVES", 1)
-    made = section(tmp_path, trained(), trained("mirrored"))
-    assert len(of_kind(made, Chart)[0].series) == 2  # and the target
-    assert any(block.text.startswith("1 of 2 trainings of") for block in of_kind(made, Paragraph))
-    assert len(one(made, Table).rows) == 2
+    shown = make_section(tmp_path, trained(), trained("mirrored"))
+    assert len(select_blocks(shown, Chart)[0].series) == 2  # and the target
+    assert any(block.text.startswith("1 of 2 trainings of") for block in select_blocks(shown, Paragraph))
+    assert len(get_block(shown, Table).rows) == 2
 
 
 def test_runs_of_their_throughput_are_no_trainings(tmp_path: Path) -> None:
-    assert training.section(evidence(tmp_path, [run("ddp_gloo", 2), trained(status="failed")])) is None
+    assert training.section(write_report_data(tmp_path, [run("ddp_gloo", 2), trained(status="failed")])) is None
 
 
 def test_it_comes_after_the_epochs_and_is_escaped(tmp_path: Path) -> None:
-    found = evidence(tmp_path, [trained(settings={"learning_rate_rule": SCRIPT}), trained()])
-    order = [made.id for made in make_sections(found)]
+    report_data = write_report_data(tmp_path, [trained(settings={"learning_rate_rule": SCRIPT}), trained()])
+    order = [section.id for section in make_sections(report_data)]
     assert order.index("training") < order.index("learning")
-    text = " ".join(texts(block) for block in training.section(found).blocks)  # type: ignore[union-attr]
+    text = " ".join(block_text(block) for block in training.section(report_data).blocks)  # type: ignore[union-attr]
     assert SCRIPT in text
     for write_report, name in ((markdown.write, "r.md"), (page.write, "r.html")):
-        write_report(found, tmp_path / name)
+        write_report(report_data, tmp_path / name)
         assert SCRIPT not in (tmp_path / name).read_text(encoding="utf-8")
 
 
@@ -174,106 +174,106 @@ COSTS = [name for name, *_ in training.COSTS]
 
 
 def test_epochs_are_the_frames_figures_with_throughputs_limits_turned_round(tmp_path: Path) -> None:
-    found = evidence(tmp_path)
-    chart = one(epochs_section(found), Chart, "epochs-epoch-s")
-    rows = found.pooled.assign(
-        epoch_s_low=found.pooled["epoch_s"]
-        * found.pooled["throughput_samples_per_s"]
-        / found.pooled["throughput_high"],
-        epoch_s_high=found.pooled["epoch_s"]
-        * found.pooled["throughput_samples_per_s"]
-        / found.pooled["throughput_low"],
+    report_data = write_report_data(tmp_path)
+    chart = get_block(epochs_section(report_data), Chart, "epochs-epoch-s")
+    rows = report_data.pooled.assign(
+        epoch_s_low=report_data.pooled["epoch_s"]
+        * report_data.pooled["throughput_samples_per_s"]
+        / report_data.pooled["throughput_high"],
+        epoch_s_high=report_data.pooled["epoch_s"]
+        * report_data.pooled["throughput_samples_per_s"]
+        / report_data.pooled["throughput_low"],
     )
-    assert frames_own(chart, rows, "epoch_s") == 7
+    assert check_points(chart, rows, "epoch_s") == 7
     for series in chart.series:
         for low, y, high in zip(series.low, series.y, series.high, strict=True):
             assert low is not None and y is not None and high is not None and low < y < high
     assert "less is better" in chart.caption and "over blocks of one repeat" in chart.caption
-    hours = one(epochs_section(found), Chart, "epochs-device-hours-per-epoch")
-    assert frames_own(hours, rows, "device_hours_per_epoch") == 7
-    table = one(epochs_section(found), Table)
+    hours = get_block(epochs_section(report_data), Chart, "epochs-device-hours-per-epoch")
+    assert check_points(hours, rows, "device_hours_per_epoch") == 7
+    table = get_block(epochs_section(report_data), Table)
     keys = [f"{row['strategy']} {row['gpus']}" for row in rows.to_dict("records")]
-    assert column(table, "epoch (95 %)") == dict(zip(keys, map(float, rows["epoch_s"]), strict=True))
-    assert set(column(table, "steps per epoch").values()) == {100}
+    assert get_column(table, "epoch (95 %)") == dict(zip(keys, map(float, rows["epoch_s"]), strict=True))
+    assert set(get_column(table, "steps per epoch").values()) == {100}
 
 
 def test_costs_are_told_where_they_are_known(tmp_path: Path) -> None:
-    found = evidence(tmp_path)
-    bare = found.pooled.drop(columns=COSTS, errors="ignore")
+    report_data = write_report_data(tmp_path)
+    bare = report_data.pooled.drop(columns=COSTS, errors="ignore")
     for name in COSTS:
         bare[name] = pd.array([pd.NA] * len(bare), dtype="Float64")
-    found.pooled = bare.drop(columns=COSTS[0])  # an older frame
-    assert one(epochs_section(found), Table).columns[-1] == "steps per epoch"
+    report_data.pooled = bare.drop(columns=COSTS[0])  # an older frame
+    assert get_block(epochs_section(report_data), Table).columns[-1] == "steps per epoch"
     rows = range(len(bare))
     for number, name in enumerate(COSTS, 1):
         bare[name] = pd.array([pd.NA if row == 0 else 1000.5 * number + row for row in rows], dtype="Float64")
-    found.pooled = bare
-    found.__dict__.pop("curves")
-    made = epochs_section(found)
+    report_data.pooled = bare
+    report_data.__dict__.pop("curves")
+    epochs = epochs_section(report_data)
     for name, head, title, _ in training.COSTS:
-        values = list(column(one(made, Table), head).values())
+        values = list(get_column(get_block(epochs, Table), head).values())
         assert values[0] is None and values[1:] == [float(value) for value in bare[name][1:]]
-        charts = of_kind(made, Chart, f"epochs-{name.replace('_', '-')}")
-        assert [frames_own(chart, bare, name) for chart in charts] == ([6] if title else [])
-    shown = one(made, Table).rows[1].cells
+        charts = select_blocks(epochs, Chart, f"epochs-{name.replace('_', '-')}")
+        assert [check_points(chart, bare, name) for chart in charts] == ([6] if title else [])
+    shown = get_block(epochs, Table).rows[1].cells
     assert [cell.text for cell in shown[4:]] == ["1,002", "2,002 J", "3,002 s", "4,003", "5,004 J"]
-    assert len(set(ids(made))) == len(ids(made))
+    assert len(set(list_ids(epochs))) == len(list_ids(epochs))
 
 
 def test_machines_share_the_chart_and_are_told_apart(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n) for n in (1, 2)]
     runs += [sweeps.run("ddp_gloo", n, run_id=f"other-{n}", hardware=HardwareSpec(SCRIPT)) for n in (1, 2)]
-    found = evidence(tmp_path, runs)
-    chart = one(epochs_section(found), Chart, "epochs-epoch-s")
+    report_data = write_report_data(tmp_path, runs)
+    chart = get_block(epochs_section(report_data), Chart, "epochs-epoch-s")
     assert [series.name for series in chart.series] == ["ddp_gloo on cpu", f"ddp_gloo on {SCRIPT}"]
     assert [series.tags["hardware"] for series in chart.series] == ["cpu", SCRIPT]
-    of_run = found.pooled.set_index("run_id")["epoch_s"]
-    assert named(chart, "ddp_gloo on cpu").y == [of_run["ddp_gloo-1-0"], of_run["ddp_gloo-2-0"]]
-    assert named(chart, f"ddp_gloo on {SCRIPT}").y == [of_run["other-1"], of_run["other-2"]]
+    of_run = report_data.pooled.set_index("run_id")["epoch_s"]
+    assert get_series(chart, "ddp_gloo on cpu").y == [of_run["ddp_gloo-1-0"], of_run["ddp_gloo-2-0"]]
+    assert get_series(chart, f"ddp_gloo on {SCRIPT}").y == [of_run["other-1"], of_run["other-2"]]
     assert f"hardware cpu, {SCRIPT}, weak" in chart.title and "each curve names its own" in chart.caption
-    assert SCRIPT in texts(one(epochs_section(found), Table))
+    assert SCRIPT in block_text(get_block(epochs_section(report_data), Table))
 
 
 def test_weak_and_strong_never_share_one(tmp_path: Path) -> None:
-    runs = [sweeps.run("ddp_gloo", 2), sweeps.run("ddp_gloo", 2, run_id="s", **sweeps.strong(40, 2))]
-    charts = of_kind(epochs_section(evidence(tmp_path, runs)), Chart, "epochs-epoch-s")
+    runs = [sweeps.run("ddp_gloo", 2), sweeps.run("ddp_gloo", 2, run_id="s", **sweeps.strong_scaling(40, 2))]
+    charts = select_blocks(epochs_section(write_report_data(tmp_path, runs)), Chart, "epochs-epoch-s")
     assert [[series.name for series in chart.series] for chart in charts] == [["ddp_gloo"], ["ddp_gloo"]]
     assert "names its own" not in charts[0].caption
 
 
 @pytest.mark.parametrize("kind", ["failed", "no epoch"])
 def test_no_epoch_is_known(kind: str, tmp_path: Path) -> None:
-    run = sweeps.failed() if kind == "failed" else sweeps.run("ddp_gloo", 1)
+    run = sweeps.failed_run() if kind == "failed" else sweeps.run("ddp_gloo", 1)
     run.workload.train_samples = None
-    assert epochs_section(evidence(tmp_path, [run])) is None
+    assert epochs_section(write_report_data(tmp_path, [run])) is None
 
 
 def test_two_blocks_give_an_epoch_without_limits(tmp_path: Path) -> None:
-    made = epochs_section(evidence(tmp_path, [sweeps.run("ddp_gloo", 1, blocks=2)]))
-    (series,) = one(made, Chart, "epochs-epoch-s").series
-    assert series.low == () and one(made, Table).rows[0].cells[2].text == f"{series.y[0]:.2f} s"
+    shown = epochs_section(write_report_data(tmp_path, [sweeps.run("ddp_gloo", 1, blocks=2)]))
+    (series,) = get_block(shown, Chart, "epochs-epoch-s").series
+    assert series.low == () and get_block(shown, Table).rows[0].cells[2].text == f"{series.y[0]:.2f} s"
 
 
-def told(folder: Path) -> Section:
-    found = training.losses_section(load_report_data([folder]))
-    assert found is not None
-    return found
+def make_losses_section(folder: Path) -> Section:
+    shown = training.losses_section(load_report_data([folder]))
+    assert shown is not None
+    return shown
 
 
-def charts(section: Section) -> dict[str, Chart]:
+def get_charts(section: Section) -> dict[str, Chart]:
     return {block.id: block for block in section.blocks if isinstance(block, Chart)}
 
 
 def test_the_lines_end_where_the_record_does(tmp_path: Path) -> None:
     sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2))
-    evidence, section = load_report_data([tmp_path]), told(tmp_path)
-    drawn = charts(section)
-    assert list(drawn) == ["learning-0-steps", "learning-0-epochs", "learning-0-seconds"]
-    names = [series.name for series in drawn["learning-0-steps"].series]
+    report_data, section = load_report_data([tmp_path]), make_losses_section(tmp_path)
+    charts_by_id = get_charts(section)
+    assert list(charts_by_id) == ["learning-0-steps", "learning-0-epochs", "learning-0-seconds"]
+    names = [series.name for series in charts_by_id["learning-0-steps"].series]
     assert names == ["bare_torch on 1 device", "ddp_gloo on 1 device", "ddp_gloo on 2 devices"]
-    row = evidence.frame[evidence.frame["run_id"] == "ddp_gloo-2-0"].iloc[0]
-    steps, epochs, seconds = (chart.series[2] for chart in drawn.values())
-    result = evidence.result("ddp_gloo-2-0")
+    row = report_data.frame[report_data.frame["run_id"] == "ddp_gloo-2-0"].iloc[0]
+    steps, epochs, seconds = (chart.series[2] for chart in charts_by_id.values())
+    result = report_data.result("ddp_gloo-2-0")
     assert steps.y[-1] == row["final_loss"] == epochs.y[-1] == seconds.y[-1]
     assert steps.x[-1] == row["warmup_steps"] + row["measured_steps"] == 16 + 64
     assert epochs.x[-1] == (16 * 20 + 64 * 20) / 1000
@@ -291,54 +291,54 @@ def test_the_lines_end_where_the_record_does(tmp_path: Path) -> None:
 
 
 def test_losses_of_the_warm_up_come_first(tmp_path: Path) -> None:
-    made = run("ddp_gloo", 1)
-    made.ranks[0].warmup_losses = [7.0 - number / 10 for number in range(16)]
-    write(tmp_path, [made])
-    (series,) = charts(told(tmp_path))["learning-0-steps"].series
+    result = run("ddp_gloo", 1)
+    result.ranks[0].warmup_losses = [7.0 - number / 10 for number in range(16)]
+    write_results(tmp_path, [result])
+    (series,) = get_charts(make_losses_section(tmp_path))["learning-0-steps"].series
     assert (series.x[0], series.y[0]) == (1, 7.0) and len(series.x) == 16 + 32
 
 
 def test_without_the_size_of_the_data_set_samples_are_told(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
-    made = read_result(tmp_path / "0" / "result.json")
-    made.workload.train_samples = None
-    write_result(made, tmp_path / "0")
-    drawn = charts(told(tmp_path))
-    assert "learning-0-epochs" not in drawn and drawn["learning-0-samples"].series[0].x[-1] == 80 * 10
+    result = read_result(tmp_path / "0" / "result.json")
+    result.workload.train_samples = None
+    write_result(result, tmp_path / "0")
+    charts_by_id = get_charts(make_losses_section(tmp_path))
+    assert "learning-0-epochs" not in charts_by_id and charts_by_id["learning-0-samples"].series[0].x[-1] == 80 * 10
 
 
 def test_long_series_keep_their_spikes(tmp_path: Path) -> None:
-    made = run("ddp_gloo", 1, blocks=2000)
-    made.ranks[0].block_losses[1234] = 55.0
-    write(tmp_path, [made])
-    for chart in charts(told(tmp_path)).values():
+    result = run("ddp_gloo", 1, blocks=2000)
+    result.ranks[0].block_losses[1234] = 55.0
+    write_results(tmp_path, [result])
+    for chart in get_charts(make_losses_section(tmp_path)).values():
         assert len(chart.series[0].x) <= training.MAX_CURVE_POINTS and 55.0 in chart.series[0].y
 
 
 def test_no_more_lines_than_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "MAX_CURVES", 2)
     sweep(tmp_path, ["ddp_gloo", "horovod_gloo", "lightning_ddp_gloo"], gpus=(1,), repeats=2)
-    section = told(tmp_path)
-    names = [series.name for series in charts(section)["learning-0-steps"].series]
+    section = make_losses_section(tmp_path)
+    names = [series.name for series in get_charts(section)["learning-0-steps"].series]
     assert names == ["ddp_gloo on 1 device", "horovod_gloo on 1 device"], "of several repeats the first"
-    said = [block.text for block in section.blocks if isinstance(block, Paragraph)]
-    assert said == ["2 of 3 configurations of materials_cnn on materials are drawn."]
+    sentences = [block.text for block in section.blocks if isinstance(block, Paragraph)]
+    assert sentences == ["2 of 3 configurations of materials_cnn on materials are drawn."]
 
 
 def test_runs_without_a_loss_are_no_part_of_it(tmp_path: Path) -> None:
-    write(tmp_path, [failed(), run("ddp_gloo", 1, quality=Quality())])
+    write_results(tmp_path, [failed_run(), run("ddp_gloo", 1, quality=Quality())])
     assert training.losses_section(load_report_data([tmp_path])) is None
 
 
-def about(folder: Path) -> str:
-    (table,) = (block for block in told(folder).blocks if isinstance(block, Table))
+def losses_caption(folder: Path) -> str:
+    (table,) = (block for block in make_losses_section(folder).blocks if isinstance(block, Table))
     return table.caption
 
 
 def test_how_long_runs_are_is_said_of_trainings_too(tmp_path: Path) -> None:
-    write(tmp_path / "measured", [run("ddp_gloo", 1)])
-    write(tmp_path / "trained", [trained()])
-    assert "not as long as training would be" in about(tmp_path / "measured")
-    assert "train.stop" not in about(tmp_path / "measured")
-    assert "train.stop" in about(tmp_path / "trained") and "would be" not in about(tmp_path / "trained")
-    assert "train.stop" in about(tmp_path) and "The others are as long as their figures" in about(tmp_path)
+    write_results(tmp_path / "measured", [run("ddp_gloo", 1)])
+    write_results(tmp_path / "trained", [trained()])
+    assert "not as long as training would be" in losses_caption(tmp_path / "measured")
+    assert "train.stop" not in losses_caption(tmp_path / "measured")
+    assert "train.stop" in losses_caption(tmp_path / "trained") and "would be" not in losses_caption(tmp_path / "trained")
+    assert "train.stop" in losses_caption(tmp_path) and "The others are as long as their figures" in losses_caption(tmp_path)

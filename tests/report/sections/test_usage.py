@@ -12,48 +12,47 @@ from scalebench.core.result import MonitorRecord, Result
 from scalebench.report.document import Chart, Paragraph, Section
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import usage
-from scalebench.report.sections.usage import section
 from tests.builders import sweeps
-from tests.builders.sweeps import failed, sweep, write
+from tests.builders.sweeps import failed_run, sweep, write_results
 from tests.report.monitored_run import BEGIN_S, DIP_S, monitored
-from tests.report.section_blocks import SCRIPT, evidence, frames_own, ids, of_kind, one
+from tests.report.section_blocks import SCRIPT, write_report_data, check_points, list_ids, select_blocks, get_block
 
 
 def test_bars_are_the_frames_figures_and_what_nobody_measured_is_no_chart(tmp_path: Path) -> None:
-    found = evidence(tmp_path)
-    made = section(found)
-    known = ("gpu_util_mean", "gpu_power_w_mean", "sm_clock_mhz_min", "cpu_util_mean", "rss_peak_bytes")
-    assert [one.id.split("-1-")[0] for one in of_kind(made, Chart)] == [f"usage-{n.replace('_', '-')}" for n in known]
-    for name in known:
-        chart = one(made, Chart, f"usage-{name.replace('_', '-')}")
-        assert chart.kind == "bars" and frames_own(chart, found.pooled, name) == 7
+    report_data = write_report_data(tmp_path)
+    section = usage.section(report_data)
+    columns = ("gpu_util_mean", "gpu_power_w_mean", "sm_clock_mhz_min", "cpu_util_mean", "rss_peak_bytes")
+    assert [one.id.split("-1-")[0] for one in select_blocks(section, Chart)] == [f"usage-{n.replace('_', '-')}" for n in columns]
+    for name in columns:
+        chart = get_block(section, Chart, f"usage-{name.replace('_', '-')}")
+        assert chart.kind == "bars" and check_points(chart, report_data.pooled, name) == 7
         assert "better" in chart.caption or "not faster" in chart.caption
-    assert of_kind(made, Paragraph) == []
-    assert len(set(ids(made))) == len(ids(made))
+    assert select_blocks(section, Paragraph) == []
+    assert len(set(list_ids(section))) == len(list_ids(section))
 
 
 def busy(gpus: int, share: float | None, seconds: float, noise: float = 0.001, strategy: str = "ddp_gloo") -> Result:
     """A run whose steps take `seconds`."""
     monitor = MonitorRecord(gpu_util_mean=share, gpu_power_w_mean=50.0 * gpus)
-    made = sweeps.run(strategy, gpus, noise=noise, monitor=monitor)
-    mean = sum(made.ranks[0].block_s) / len(made.ranks[0].block_s)
-    for rank in made.ranks:
+    result = sweeps.run(strategy, gpus, noise=noise, monitor=monitor)
+    mean = sum(result.ranks[0].block_s) / len(result.ranks[0].block_s)
+    for rank in result.ranks:
         rank.block_s = [block * 2 * seconds / mean for block in rank.block_s]
-    return made
+    return result
 
 
 def test_busier_but_not_faster_is_said_with_its_figures(tmp_path: Path) -> None:
     runs = [busy(1, 0.3, 0.01), busy(2, 0.9, 0.02, strategy=SCRIPT), busy(1, 0.3, 0.01, strategy=SCRIPT)]
-    (words,) = of_kind(section(evidence(tmp_path, runs)), Paragraph)
-    assert words.text.startswith(
+    (warning,) = select_blocks(usage.section(write_report_data(tmp_path, runs)), Paragraph)
+    assert warning.text.startswith(
         f"{SCRIPT}: from 1 to 2 devices GPU utilisation rises from 30.0 % to 90.0 %, but throughput does not: from 1,0"
     )
-    assert "Power of a device: 50.0 W, then 50.0 W." in words.text and words.kind == "warning"
-    assert words.tags["strategy"] == SCRIPT
+    assert "Power of a device: 50.0 W, then 50.0 W." in warning.text and warning.kind == "warning"
+    assert warning.tags["strategy"] == SCRIPT
 
 
 @pytest.mark.parametrize(
-    ("share", "seconds", "noise", "said"),
+    ("share", "seconds", "noise", "expected"),
     [
         (0.9, 0.02, 0.001, True),  # twice the samples in twice the time
         (0.9, 0.025, 0.001, True),
@@ -65,42 +64,42 @@ def test_busier_but_not_faster_is_said_with_its_figures(tmp_path: Path) -> None:
         (None, 0.02, 0.001, False),
     ],
 )
-def test_when_it_is_said(share: float | None, seconds: float, noise: float, said: bool, tmp_path: Path) -> None:
+def test_when_it_is_said(share: float | None, seconds: float, noise: float, expected: bool, tmp_path: Path) -> None:
     runs = [busy(1, 0.3, 0.01, noise), busy(2, share, seconds, noise)]
-    assert bool(of_kind(section(evidence(tmp_path, runs)), Paragraph)) == said
+    assert bool(select_blocks(usage.section(write_report_data(tmp_path, runs)), Paragraph)) == expected
 
 
 def test_a_bar_is_missing_where_a_figure_is(tmp_path: Path) -> None:
     runs = [busy(1, 0.3, 0.01), busy(2, None, 0.01), busy(4, 0.4, 0.01)]
-    chart = one(section(evidence(tmp_path, runs)), Chart, "usage-gpu-util")
+    chart = get_block(usage.section(write_report_data(tmp_path, runs)), Chart, "usage-gpu-util")
     assert (chart.series[0].x, chart.series[0].y) == ([1, 4], [0.3, 0.4])
 
 
 def test_no_monitor(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n, monitor=MonitorRecord()) for n in (1, 2)]
-    assert [one.id.split("-1-")[0] for one in of_kind(section(evidence(tmp_path / "1", runs)), Chart)] == [
+    assert [one.id.split("-1-")[0] for one in select_blocks(usage.section(write_report_data(tmp_path / "1", runs)), Chart)] == [
         "usage-rss-peak-bytes"  # which ranks say of themselves
     ]
     for rank in (rank for result in runs for rank in result.ranks):
         rank.rss_peak_bytes = None
-    assert section(evidence(tmp_path / "2", runs)) is None
-    assert section(evidence(tmp_path / "3", [sweeps.failed()])) is None
+    assert usage.section(write_report_data(tmp_path / "2", runs)) is None
+    assert usage.section(write_report_data(tmp_path / "3", [sweeps.failed_run()])) is None
 
 
-@pytest.mark.parametrize(("sent", "drawn"), [((0.0, 0.0), False), ((0.0, 5.0), True)])
-def test_bars_that_are_all_0_are_no_chart(sent: tuple[float, float], drawn: bool, tmp_path: Path) -> None:
-    monitors = [MonitorRecord(gpu_util_mean=0.5, net_sent_bytes_per_s=one) for one in sent]
+@pytest.mark.parametrize(("sent", "expected"), [((0.0, 0.0), False), ((0.0, 5.0), True)])
+def test_bars_that_are_all_0_are_no_chart(sent: tuple[float, float], expected: bool, tmp_path: Path) -> None:
+    monitors = [MonitorRecord(gpu_util_mean=0.5, net_sent_bytes_per_s=sent_per_s) for sent_per_s in sent]
     runs = [sweeps.run("ddp_gloo", gpus, monitor=monitor) for gpus, monitor in zip((1, 2), monitors, strict=True)]
-    found = [chart.id for chart in of_kind(section(evidence(tmp_path, runs)), Chart)]
-    assert any("net-sent" in name for name in found) == drawn and "gpu-util" in found[0]
+    chart_ids = [chart.id for chart in select_blocks(usage.section(write_report_data(tmp_path, runs)), Chart)]
+    assert any("net-sent" in name for name in chart_ids) == expected and "gpu-util" in chart_ids[0]
 
 
 def told(folder: Path) -> Section:
-    found = usage.clocks_section(load_report_data([folder]))
-    assert found is not None and found.folded
-    ids = [block.id for block in found.blocks if isinstance(block, Chart)]
+    section = usage.clocks_section(load_report_data([folder]))
+    assert section is not None and section.folded
+    ids = [block.id for block in section.blocks if isinstance(block, Chart)]
     assert len(set(ids)) == len(ids)
-    return found
+    return section
 
 
 def headings(section: Section) -> list[str]:
@@ -138,26 +137,26 @@ def test_runs_without_a_series_have_a_reason(tmp_path: Path) -> None:
 
 
 def test_runs_that_failed_have_no_clocks(tmp_path: Path) -> None:
-    write(tmp_path, [failed(flags=["throttled"])])
+    write_results(tmp_path, [failed_run(flags=["throttled"])])
     assert usage.clocks_section(load_report_data([tmp_path])) is None
 
 
 def charts(result: Result, folder: Path) -> dict[str, Chart]:
-    found = usage.make_monitor_charts(result, folder, "clocks-0", "a run", {"strategy": "ddp_gloo"})
-    return {chart.id.removeprefix("clocks-0-"): chart for chart in found}
+    drawn = usage.make_monitor_charts(result, folder, "clocks-0", "a run", {"strategy": "ddp_gloo"})
+    return {chart.id.removeprefix("clocks-0-"): chart for chart in drawn}
 
 
 def test_each_gpu_over_the_seconds_of_the_measured_phase(tmp_path: Path) -> None:
     result = monitored(tmp_path / "run")
-    found = charts(result, tmp_path / "run")
-    assert list(found) == ["sm-clock", "utilisation", "cores", "memory"]  # what was not sampled has no chart
-    clock = found["sm-clock"]
+    charts_by_name = charts(result, tmp_path / "run")
+    assert list(charts_by_name) == ["sm-clock", "utilisation", "cores", "memory"]  # what was not sampled has no chart
+    clock = charts_by_name["sm-clock"]
     assert [series.name for series in clock.series] == ["GPU 0", "GPU 1"]
     assert clock.series[0].tags == {"strategy": "ddp_gloo"} and "a run" in clock.title
     for series in clock.series:
         assert -5 <= series.x[0] < -4.9 and 9.9 < series.x[-1] <= 10
         assert len(series.x) == len(series.y) <= usage.MAX_MONITOR_POINTS
-    assert set(found["utilisation"].series[0].y) == {0.5}
+    assert set(charts_by_name["utilisation"].series[0].y) == {0.5}
 
 
 def test_of_several_nodes_the_first_is_drawn(tmp_path: Path) -> None:
@@ -179,12 +178,12 @@ def test_a_dip_of_one_sample_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_counters_are_shown_as_rates(tmp_path: Path) -> None:
-    found = charts(monitored(tmp_path / "run"), tmp_path / "run")
-    every, ours = found["cores"].series
+    charts_by_name = charts(monitored(tmp_path / "run"), tmp_path / "run")
+    every, ours = charts_by_name["cores"].series
     assert (every.name, ours.name) == ("all programs", "this run")
     assert every.y == pytest.approx([3.0] * len(every.y)) and ours.y == pytest.approx([2.0] * len(ours.y))
-    assert "4 cores" in found["cores"].caption
-    assert [series.y[0] for series in found["memory"].series] == [2.0, 2.000000001]
+    assert "4 cores" in charts_by_name["cores"].caption
+    assert [series.y[0] for series in charts_by_name["memory"].series] == [2.0, 2.000000001]
 
 
 def test_of_gpus_that_were_hot_before_all_is_shown(tmp_path: Path) -> None:
@@ -227,17 +226,17 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, content: bytes | str) -> No
 def test_reasons_of_the_record_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = monitored(tmp_path / "run")
 
-    def why(**changes: object) -> str:
+    def raised_reason(**changes: object) -> str:
         changed = dataclasses.replace(result, monitor=dataclasses.replace(result.monitor, **changes))  # type: ignore[arg-type]
         with pytest.raises(usage.NoSeries) as error:
             charts(changed, tmp_path / "run")
         return str(error.value)
 
-    assert why(file=None) == "it was not monitored"
-    assert why(file=None, reason="no room") == "no room"
-    assert why(file="../kept.parquet") == "there is no ../kept.parquet in its folder"
+    assert raised_reason(file=None) == "it was not monitored"
+    assert raised_reason(file=None, reason="no room") == "no room"
+    assert raised_reason(file="../kept.parquet") == "there is no ../kept.parquet in its folder"
     monkeypatch.setattr(usage, "MAX_SERIES_BYTES", 100)
-    assert why() == "monitor.parquet is too large to be drawn"
+    assert raised_reason() == "monitor.parquet is too large to be drawn"
 
 
 def test_a_run_without_a_measured_phase_has_none(tmp_path: Path) -> None:

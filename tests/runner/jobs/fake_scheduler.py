@@ -1,4 +1,4 @@
-"""A scheduler whose jobs do what a test tells them, by a clock that only waiting moves."""
+"""A scheduler whose jobs follow a script of a test, on a clock that only waiting advances."""
 
 from __future__ import annotations
 
@@ -17,55 +17,56 @@ from scalebench.slurm.submit import Submission, write_submission
 from tests.builders.runs import record, simulated_spec
 
 BEGUN_S = 1_700_000_000.0  # of the scheduler's clock, which is not that of this host
-PATIENCE_S = 3 * 3600.0
+MAX_WAIT_S = 3 * 3600.0
 
-Happening = Callable[["Scheduler", str, Path], None]
-Play = Sequence[tuple[float, Happening]]  # seconds after submission, and what happens then
+Event = Callable[["Scheduler", str, Path], None]
+Script = Sequence[tuple[float, Event]]  # (seconds after submission, event)
 
 
-def state(word: str, reason: str | None = None, nodes: str | None = None) -> Happening:
-    """The scheduler says so from now on; what it said before of nodes and times stays."""
+def state(name: str, reason: str | None = None, nodes: str | None = None) -> Event:
+    """Return an event that changes the state of a job; nodes and times of before stay."""
 
-    def happens(scheduler: Scheduler, job_id: str, folder: Path) -> None:
+    def change(scheduler: Scheduler, job_id: str, folder: Path) -> None:
         before = scheduler.states[job_id]
         begun = scheduler.now_s + BEGUN_S if nodes is not None else before.started_at_s
         scheduler.states[job_id] = replace(
-            before, state=word, reason=reason, node_list=nodes or before.node_list, started_at_s=begun
+            before, state=name, reason=reason, node_list=nodes or before.node_list, started_at_s=begun
         )
 
-    return happens
+    return change
 
 
 def forgotten(scheduler: Scheduler, job_id: str, folder: Path) -> None:
+    """Drop a job from the answers of the scheduler."""
     del scheduler.states[job_id]
 
 
-def leaves(name: str, text: str = "") -> Happening:
+def leaves(name: str, text: str = "") -> Event:
     return lambda scheduler, job_id, folder: (folder / name).write_text(text) and None
 
 
-def row(status: str = "ok", reason: str | None = None, **changes: Any) -> Happening:
-    def happens(scheduler: Scheduler, job_id: str, folder: Path) -> None:
+def leaves_result(status: str = "ok", reason: str | None = None, **changes: Any) -> Event:
+    def change(scheduler: Scheduler, job_id: str, folder: Path) -> None:
         write_result(record(status=status, reason=reason, run_id=f"of job {job_id}", **changes), folder)
 
-    return happens
+    return change
 
 
-def runs(*then: tuple[float, Happening], nodes: str = "h1") -> Play:
+def runs(*then: tuple[float, Event], nodes: str = "h1") -> Script:
     """A job that waits for 8 s, starts on `nodes`, and has its log there."""
     start = (8.0, state("RUNNING", nodes=nodes)), (8.0, leaves(JOB_LOG, "begun\n"))
     return [*start, *then]
 
 
-GOOD = runs((30.0, row()), (30.5, state("COMPLETED")))
+SUCCESSFUL = runs((30.0, leaves_result()), (30.5, state("COMPLETED")))
 
 
 @dataclass
 class Scheduler:
-    """Slurm, its watcher and its sbatch in one."""
+    """A stand-in for Slurm, its job state poller and sbatch."""
 
-    plays: list[Play | BaseException] = field(default_factory=list)  # of each submission, in order
-    deaf: set[str] = field(default_factory=set)  # commands that get no answer
+    scripts: list[Script | BaseException] = field(default_factory=list)  # of each submission, in order
+    unreachable: set[str] = field(default_factory=set)  # commands that get no answer
     bin: str | None = None
     now_s: float = 0.0
     queries: int = 0
@@ -74,95 +75,95 @@ class Scheduler:
     commands: list[tuple[str, ...]] = field(default_factory=list)
     states: dict[str, JobState] = field(default_factory=dict)
     looks_s: list[float] = field(default_factory=list)
-    _to_come: list[tuple[float, Happening, str, Path]] = field(default_factory=list)
-    _known: dict[str, JobState] = field(default_factory=dict)
+    _to_come: list[tuple[float, Event, str, Path]] = field(default_factory=list)
+    _answer: dict[str, JobState] = field(default_factory=dict)
 
     def clock(self) -> float:
         return self.now_s
 
     def pause(self, seconds: float) -> None:
         self.now_s += seconds
-        assert self.now_s < PATIENCE_S, "it is waited for for ever"
-        due = [event for event in self._to_come if event[0] <= self.now_s]
-        self._to_come = [event for event in self._to_come if event[0] > self.now_s]
-        for _, happens, job_id, folder in due:
-            happens(self, job_id, folder)
+        assert self.now_s < MAX_WAIT_S, "the follower waits for ever"
+        due = [each for each in self._to_come if each[0] <= self.now_s]
+        self._to_come = [each for each in self._to_come if each[0] > self.now_s]
+        for _, event, job_id, folder in due:
+            event(self, job_id, folder)
 
     def submit(self, spec: RunSpec, folder: Path) -> Submission:
-        play = self.plays.pop(0)
-        if isinstance(play, BaseException):
-            raise play
+        script = self.scripts.pop(0)
+        if isinstance(script, BaseException):
+            raise script
         self.submitted.append(folder)
-        made = self.start(play, folder)
-        write_submission(made, folder)
-        return made
+        submission = self.start(script, folder)
+        write_submission(submission, folder)
+        return submission
 
-    def start(self, play: Play, folder: Path) -> Submission:
+    def start(self, script: Script, folder: Path) -> Submission:
         job_id = str(100 + len(self.submitted))
         pending = JobState(job_id, "PENDING", "Priority", submitted_at_s=self.now_s + BEGUN_S)
         self.states[job_id] = pending
-        self._to_come += [(self.now_s + after_s, happens, job_id, folder) for after_s, happens in play]
+        self._to_come += [(self.now_s + after_s, event, job_id, folder) for after_s, event in script]
         return Submission(job_id, self.now_s + BEGUN_S, "main")
 
-    def run(self, name: str, *words: str, limit_s: float = 20.0) -> str:
-        self.commands.append((name, *words))
-        if name in self.deaf:
+    def run(self, name: str, *arguments: str, limit_s: float = 20.0) -> str:
+        self.commands.append((name, *arguments))
+        if name in self.unreachable:
             raise SlurmUnreachable(f"{name}: Unable to contact slurm controller (connect failure)")
         if name == "scancel":
-            for job_id in words:
+            for job_id in arguments:
                 self.end(job_id, "CANCELLED")
-        return "h1\nh2\n" if words[:2] == ("show", "hostnames") else ""
+        return "h1\nh2\n" if arguments[:2] == ("show", "hostnames") else ""
 
-    def end(self, job_id: str, word: str) -> None:
-        """At once, without whatever it would have done."""
-        self._to_come = [event for event in self._to_come if event[2] != job_id]
-        self.states[job_id] = replace(self.states[job_id], state=word)
+    def end(self, job_id: str, name: str) -> None:
+        """End a job at once, without the rest of its script."""
+        self._to_come = [each for each in self._to_come if each[2] != job_id]
+        self.states[job_id] = replace(self.states[job_id], state=name)
 
     def look(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         if not self.looks_s or self.now_s - self.looks_s[-1] >= self.interval_s:
             self.looks_s.append(self.now_s)
             self.queries += 1
-            if "squeue" in self.deaf:
+            if "squeue" in self.unreachable:
                 raise SlurmError("squeue: Unable to contact slurm controller (connect failure)")
-            self._known = dict(self.states)
-        return {job_id: self._known[job_id] for job_id in job_ids if job_id in self._known}
+            self._answer = dict(self.states)
+        return {job_id: self._answer[job_id] for job_id in job_ids if job_id in self._answer}
 
 
 @dataclass
 class Sweep:
-    """Runs in folders of their own, followed to their ends."""
+    """Runs in their folders, followed to their ends."""
 
     folder: Path
     scheduler: Scheduler
     max_jobs: int | None = None
-    told: list[QueueState] = field(default_factory=list)
+    states_reported: list[QueueState] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         s = self.scheduler
-        self.cluster = JobFollower(
+        self.follower = JobFollower(
             s,
             self.max_jobs,
-            self.told.append,
+            self.states_reported.append,
             submit=s.submit,
             watcher=s,
             clock=s.clock,
             pause=s.pause,  # type: ignore
         )
 
-    def asked(self, count: int | None = None, gpus: int = 1) -> list[JobRequest]:
-        count = len(self.scheduler.plays) if count is None else count
+    def requests(self, count: int | None = None, gpus: int = 1) -> list[JobRequest]:
+        count = len(self.scheduler.scripts) if count is None else count
         return [
             JobRequest(number, simulated_spec(gpus, repeat=number), self.folder / str(number))
             for number in range(count)
         ]
 
-    def ends(self, asked: list[JobRequest] | None = None) -> list[tuple[int, Result]]:
-        asked = self.asked() if asked is None else asked
-        return [(each.number, result) for each, result in self.cluster.follow(asked)]
+    def ends(self, requests: list[JobRequest] | None = None) -> list[tuple[int, Result]]:
+        requests = self.requests() if requests is None else requests
+        return [(each.number, result) for each, result in self.follower.follow(requests)]
 
 
-def end_of(folder: Path, play: Play, gpus: int = 1) -> Result:
-    """Of the only run of a sweep."""
-    sweep = Sweep(folder, Scheduler([play]))
-    ((_, result),) = sweep.ends(sweep.asked(gpus=gpus))
+def end_of(folder: Path, script: Script, gpus: int = 1) -> Result:
+    """Return the result of a sweep with a single run."""
+    sweep = Sweep(folder, Scheduler([script]))
+    ((_, result),) = sweep.ends(sweep.requests(gpus=gpus))
     return result

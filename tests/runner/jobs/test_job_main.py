@@ -36,24 +36,24 @@ def replaced(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     monkeypatch.setattr(job_main, "run_spec", run)
 
 
-def test_it_runs_what_the_folder_says(
+def test_a_job_performs_the_run_of_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = simulated_spec(gpus=2)
     write_spec(spec, tmp_path)
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def run(*words: Any) -> Result:
-        asked.append(words)
+        requests.append(words)
         return record("simulated", gpus=2, status="failed", reason="told to fail")
 
     replaced(monkeypatch, run)
     job_main.run_job(str(tmp_path))
-    assert asked == [(spec, tmp_path)]
+    assert requests == [(spec, tmp_path)]
     assert capsys.readouterr().out == "scalebench: simulated gpus=2 failed: told to fail\n"
 
 
-def test_sigterm_is_an_interrupt(
+def test_sigterm_cancels_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever handler stood there before: submitit's passes it by."""
@@ -66,8 +66,10 @@ def test_sigterm_is_an_interrupt(
 
 
 @pytest.mark.parametrize("lacking", [SPEC_FILE, RESULT_FILE])
-def test_a_folder_that_cannot_be_run(lacking: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A job that SLURM has started again finds the row of the first time."""
+def test_a_folder_without_a_valid_run_is_an_error_in_the_log(
+    lacking: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job that SLURM has restarted finds the result of the first start."""
     if lacking == RESULT_FILE:
         write_spec(simulated_spec(), tmp_path)
         (tmp_path / RESULT_FILE).write_text("{}")
@@ -75,7 +77,7 @@ def test_a_folder_that_cannot_be_run(lacking: str, tmp_path: Path, capsys: pytes
     assert str(tmp_path) in capsys.readouterr().out
 
 
-def test_a_cancelled_job_leaves_a_row_and_no_process(tmp_path: Path) -> None:
+def test_a_cancelled_job_leaves_a_result_and_no_process(tmp_path: Path) -> None:
     spec = simulated_spec(gpus=2, measure={"min_s": 600.0, "max_s": 600.0})
     write_spec(spec, tmp_path)
     job = subprocess.Popen([sys.executable, "-c", BATCH, str(tmp_path)], stdout=subprocess.PIPE, text=True)
@@ -83,10 +85,10 @@ def test_a_cancelled_job_leaves_a_row_and_no_process(tmp_path: Path) -> None:
         pids = wait_until(lambda: found if len(found := ranks_of(tmp_path)) == 2 else [])
         wait_until(lambda: len(list(tmp_path.glob("progress*.json"))) == 2)
         job.terminate()
-        said = job.communicate(timeout=60)[0]
+        line = job.communicate(timeout=60)[0]
     finally:
         job.kill()
         job.wait()
-    assert (job.returncode, said) == (0, "scalebench: cancelled\n")
+    assert (job.returncode, line) == (0, "scalebench: cancelled\n")
     assert read_result(tmp_path / RESULT_FILE).status == "cancelled"
     assert not alive(pids)

@@ -1,4 +1,4 @@
-"""After a parent was killed: its jobs that go on are found again, those that are over have rows."""
+"""After a parent was killed: its running jobs are found again, and ended ones get results."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from scalebench.core.spec import write_spec
 from scalebench.runner.jobs import find_running_jobs
 from scalebench.slurm.submit import Submission, write_submission
 from tests.builders.runs import simulated_spec
-from tests.runner.jobs.fake_scheduler import BEGUN_S, Play, Scheduler, forgotten, leaves, row, runs, state
+from tests.runner.jobs.fake_scheduler import BEGUN_S, Scheduler, Script, forgotten, leaves, leaves_result, runs, state
 
-PENDING: Play = []
+PENDING: Script = []
 
 
-def killed(root: Path, plays: list[Play], scheduler: Scheduler) -> list[Path]:
-    """Folders of a sweep whose parent was killed after it had submitted these."""
+def submit_and_forget(root: Path, scripts: list[Script], scheduler: Scheduler) -> list[Path]:
+    """Return the folders of a sweep whose parent was killed after it had submitted these jobs."""
     folders = []
-    for number, play in enumerate(plays):
+    for number, script in enumerate(scripts):
         folder = root / "sweep" / str(number)
         folder.mkdir(parents=True)
         write_spec(simulated_spec(repeat=number), folder)
         scheduler.submitted.append(folder)
-        write_submission(scheduler.start(play, folder), folder)
+        write_submission(scheduler.start(script, folder), folder)
         folders.append(folder)
     return folders
 
@@ -37,11 +37,11 @@ def find(root: Path, scheduler: Scheduler) -> dict[int, Path]:
     return {repeat: folder for (_, repeat), folder in found.items()}
 
 
-def test_what_goes_on_is_found_and_what_is_over_has_its_row(tmp_path: Path) -> None:
+def test_running_jobs_are_found_and_ended_ones_get_results(tmp_path: Path) -> None:
     scheduler = Scheduler()
     died = runs((20.0, state("NODE_FAIL")))
-    done = runs((20.0, row()))
-    folders = killed(tmp_path, [PENDING, runs(), died, done, runs((9.0, forgotten))], scheduler)
+    done = runs((20.0, leaves_result()))
+    folders = submit_and_forget(tmp_path, [PENDING, runs(), died, done, runs((9.0, forgotten))], scheduler)
     scheduler.pause(30.0)
     kept = (folders[3] / RESULT_FILE).read_bytes()
     assert find(tmp_path, scheduler) == {0: folders[0], 1: folders[1]}
@@ -52,48 +52,48 @@ def test_what_goes_on_is_found_and_what_is_over_has_its_row(tmp_path: Path) -> N
     assert scheduler.queries == 1
 
 
-def test_a_row_that_shows_up_late_is_waited_for(tmp_path: Path) -> None:
+def test_a_result_that_appears_late_is_waited_for(tmp_path: Path) -> None:
     scheduler = Scheduler()
-    (folder,) = killed(tmp_path, [runs((20.0, state("COMPLETED")), (24.0, row()))], scheduler)
+    (folder,) = submit_and_forget(tmp_path, [runs((20.0, state("COMPLETED")), (24.0, leaves_result()))], scheduler)
     scheduler.pause(21.0)
     assert find(tmp_path, scheduler) == {} and scheduler.now_s < 25.0
     assert read_result(folder / RESULT_FILE).run_id == "of job 101"
 
 
-def test_of_equal_runs_the_last_one_is_taken(tmp_path: Path) -> None:
+def test_of_equal_runs_the_last_submitted_is_used(tmp_path: Path) -> None:
     scheduler = Scheduler()
-    _, two = killed(tmp_path, [PENDING, PENDING], scheduler)
+    _, two = submit_and_forget(tmp_path, [PENDING, PENDING], scheduler)
     write_spec(simulated_spec(repeat=0), two)
     write_submission(Submission("102", BEGUN_S + 5.0, "main"), two)
     assert find(tmp_path, scheduler) == {0: two}
 
 
 @pytest.mark.parametrize("ending", ["RUNNING", "FAILED"])
-def test_a_number_that_is_used_again_is_no_job_of_ours(ending: str, tmp_path: Path) -> None:
+def test_a_reused_job_id_is_another_job(ending: str, tmp_path: Path) -> None:
     scheduler = Scheduler()
-    (folder,) = killed(tmp_path, [[(1.0, state(ending, nodes="h1"))]], scheduler)
+    (folder,) = submit_and_forget(tmp_path, [[(1.0, state(ending, nodes="h1"))]], scheduler)
     write_submission(Submission("101", BEGUN_S - 86400.0, "main"), folder)
     scheduler.pause(2.0)
     assert find(tmp_path, scheduler) == {} and not (folder / RESULT_FILE).exists()
 
 
-def test_nobody_is_asked_where_nothing_was_submitted(tmp_path: Path) -> None:
+def test_the_scheduler_is_not_queried_where_nothing_was_submitted(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     write_spec(simulated_spec(), tmp_path / "0")
-    scheduler = Scheduler(deaf={"squeue"})
+    scheduler = Scheduler(unreachable={"squeue"})
     assert find(tmp_path, scheduler) == {} and scheduler.queries == 0
 
 
-def test_without_an_answer_nothing_is_submitted_twice(tmp_path: Path) -> None:
-    scheduler = Scheduler(deaf={"squeue"})
-    (folder,) = killed(tmp_path, [runs()], scheduler)
+def test_without_an_answer_of_the_scheduler_recovery_is_an_error(tmp_path: Path) -> None:
+    scheduler = Scheduler(unreachable={"squeue"})
+    (folder,) = submit_and_forget(tmp_path, [runs()], scheduler)
     with pytest.raises(InputError, match=rf"it is unknown whether job 101 of {folder} still runs \(squeue: .*\); try"):
         find(tmp_path, scheduler)
 
 
 @pytest.mark.parametrize("name", [JOB_FILE, "spec.json"])
-def test_folders_that_cannot_be_read_are_passed_over(name: str, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_read_are_skipped(name: str, tmp_path: Path) -> None:
     scheduler = Scheduler()
-    one, two = killed(tmp_path, [PENDING, PENDING], scheduler)
+    one, two = submit_and_forget(tmp_path, [PENDING, PENDING], scheduler)
     leaves(name, '{"jo')(scheduler, "101", one)
     assert find(tmp_path, scheduler) == {1: two}

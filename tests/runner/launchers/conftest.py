@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Make a module that stands in for the worker; its folder is sys.argv[1], its rank is `rank`."""
+    """Return a function that makes such a module; its folder is sys.argv[1], its rank is `rank`."""
 
     def make(text: str) -> str:
         lines = "import os, signal, sys, time\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"

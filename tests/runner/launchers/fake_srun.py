@@ -1,4 +1,4 @@
-"""A SLURM of shell scripts: srun starts all tasks on this machine, on what it calls the nodes of the host list."""
+"""A SLURM of shell scripts: srun starts all tasks on this machine, under the node names of the host list."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from scalebench.core.spec import HardwareSpec, RunSpec, SlurmSpec
 from tests.builders.runs import simulated_spec
 
-SCONTROL = """echo "$@" >>{folder}/asked
+SCONTROL = """echo "$@" >>{folder}/scontrol_calls.txt
 times="SubmitTime=2026-01-01T00:00:00 StartTime=2026-01-01T00:00:09"
 case "$1 $2" in
 "show hostnames") echo {nodes} | tr ' ' '\\n';;
 "--oneliner show") echo "JobId=$4 JobState=RUNNING NodeList=n[1-2] $times";;
 esac"""
-SRUN = """echo "$@" >{folder}/srun_words
+SRUN = """echo "$@" >{folder}/srun_arguments.txt
 for word; do case $word in --ntasks=*) tasks=${{word#*=}};; esac; done
 while [ "${{1#-}}" != "$1" ]; do shift; done
 task=0
@@ -28,7 +28,7 @@ wait"""
 
 
 class StandIn:
-    """Of a job with the nodes n1 and n2, in which this process is."""
+    """The commands of SLURM in a job with the nodes n1 and n2."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin = folder, folder / "bin"
@@ -42,23 +42,23 @@ class StandIn:
         path.chmod(0o755)
 
     def spec(self, gpus: int, per_node: int = 2, **changes: object) -> RunSpec:
-        """A simulated run on its nodes."""
+        """Return a simulated run on its nodes."""
         slurm = SlurmSpec(bin=str(self.bin))
         hardware = HardwareSpec(
-            "cpu", devices="cpu", gpus_per_node=per_node, cpus_per_node=per_node, max_nodes=2, bind="none", this_machine=False,
-            scheduler="slurm", slurm=slurm,
+            "cpu", devices="cpu", gpus_per_node=per_node, cpus_per_node=per_node, max_nodes=2, bind="none",
+            this_machine=False,             scheduler="slurm", slurm=slurm,
         )  # fmt: skip
         spec = simulated_spec(gpus, hardware=hardware, **changes)  # type: ignore[arg-type]
         spec.unsupported = None
         return spec
 
-    def words(self) -> list[str]:
-        """Of the last srun."""
-        return (self.folder / "srun_words").read_text().split()
+    def srun_arguments(self) -> list[str]:
+        """Return the arguments of the last srun."""
+        return (self.folder / "srun_arguments.txt").read_text().split()
 
 
 def variables(monkeypatch: pytest.MonkeyPatch, nodes: str = "n[1-2]", tasks: str = "2(x2)") -> None:
-    """Those of the job."""
+    """Set the variables of a job."""
     for name, value in {
         "SLURM_JOB_ID": "12",
         "SLURM_JOB_PARTITION": "main",
@@ -72,7 +72,7 @@ def variables(monkeypatch: pytest.MonkeyPatch, nodes: str = "n[1-2]", tasks: str
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """A job, and the commands that are right for it."""
+    """Return a job with stand-ins for the commands of SLURM."""
     variables(monkeypatch)
     (tmp_path / "slurm").mkdir()
     return StandIn(tmp_path / "slurm")

@@ -1,11 +1,10 @@
-"""Processes on this machine: started with their own surroundings, and ended whatever happens."""
+"""Processes on this machine: started with their own environment, and always ended."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +22,13 @@ from tests.builders.launching import FOREVER, Interrupted, launched
 from tests.builders.runs import alive, ranks_of, simulated_spec, wait_until
 
 
-def test_the_variables_of_this_process_stay_as_they_are(tmp_path: Path) -> None:
+def test_the_variables_of_this_process_do_not_change(tmp_path: Path) -> None:
     before = dict(os.environ)
     launched(simulated_spec(), tmp_path)
     assert dict(os.environ) == before
 
 
-def test_ranks_run_in_their_places(tmp_path: Path) -> None:
+def test_ranks_run_according_to_their_placement(tmp_path: Path) -> None:
     spec = simulated_spec(gpus=2)
     cores = machine.usable_cpus()
     for place, core in zip(spec.places, (cores[-1], cores[0]), strict=True):
@@ -73,7 +72,7 @@ def test_a_start_that_fails_half_way_ends_those_that_started(tmp_path: Path, mon
 def test_a_signal_during_a_start_does_not_lose_the_process(
     sign: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the fork and the list of the group nobody else knows of it."""
+    """Between the fork and its entry in the group, only this thread has its process id."""
     started: list[Any] = []
     start = local._start
 
@@ -94,14 +93,6 @@ def test_a_signal_during_a_start_does_not_lose_the_process(
     finally:
         signal.signal(sign, before)
     assert len(started) == 1 and not alive([started[0].pid])
-
-
-def test_no_interpreter_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/missing/python")
-    result = run_spec(simulated_spec(gpus=2), tmp_path / "run")
-    assert result.status == "failed"
-    assert result.reason == "the processes could not be started: No such file or directory"
-    assert result.ranks == [] and (tmp_path / "run" / "result.json").exists()
 
 
 def test_processes_of_workers_end_with_them(tmp_path: Path, program: Callable[[str], str]) -> None:

@@ -1,4 +1,4 @@
-"""Ranks under one mpirun: in their places, watched, and ended whatever happens."""
+"""Ranks under one mpirun: placed, watched, and always ended."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ LIMIT_S = 45.0
 
 
 def spec_of(gpus: int = 2, hosts: list[str] | None = None, **changes: Any) -> RunSpec:
-    made = simulated_config(gpus=gpus, **changes)
-    made.strategy.launcher, made.hardware.hosts = "mpi", hosts or []
-    return resolve(made)
+    config = simulated_config(gpus=gpus, **changes)
+    config.strategy.launcher, config.hardware.hosts = "mpi", hosts or []
+    return resolve(config)
 
 
 def launched(spec: RunSpec, folder: Path, **options: Any) -> GroupExit:
@@ -41,8 +41,10 @@ def launched(spec: RunSpec, folder: Path, **options: Any) -> GroupExit:
 
 @NEEDS_MPIRUN
 @pytest.mark.parametrize("hosts", [[], ["localhost:3"]], ids=["here", "named"])
-def test_ranks_run_in_their_places(hosts: list[str], tmp_path: Path, program: Callable[[str], str]) -> None:
-    """As many as there are, whatever mpirun takes for slots; the worker's variables agree with mpirun's."""
+def test_ranks_run_according_to_their_placement(
+    hosts: list[str], tmp_path: Path, program: Callable[[str], str]
+) -> None:
+    """All ranks run, however many slots mpirun counts; the worker's variables agree with mpirun's."""
     names = "RANK OMPI_COMM_WORLD_RANK WORLD_SIZE OMPI_COMM_WORLD_SIZE LOCAL_RANK MASTER_ADDR SCALEBENCH_RUN_ID"
     module = program(f"print(*(os.environ.get(n) for n in '{names}'.split())); print('error', file=sys.stderr)")
     ended = launched(spec_of(3, hosts), tmp_path, module=module)
@@ -51,25 +53,17 @@ def test_ranks_run_in_their_places(hosts: list[str], tmp_path: Path, program: Ca
         assert (tmp_path / rank_log_name(k)).read_text() == f"{k} {k} 3 3 {k} 127.0.0.1 an id\nerror\n"
         assert json.loads((tmp_path / f"pid{k}.json").read_text())["worker"] == ended.pids[k]
     assert not alive(ended.pids)
-    assert not (tmp_path / MPIRUN_LOG).exists(), "it had nothing to say"
+    assert not (tmp_path / MPIRUN_LOG).exists(), "it is empty"
 
 
-@NEEDS_MPIRUN
-def test_a_run_leaves_what_every_run_leaves(tmp_path: Path) -> None:
-    result = run_spec(spec_of(), tmp_path / "run")
-    ranks = [name for k in range(2) for name in (f"rank{k}.json", f"rank{k}.log")]
-    assert sorted(os.listdir(tmp_path / "run")) == sorted(["spec.json", "result.json", *ranks])
-    assert (result.status, result.reason, result.log) == ("ok", None, None)
-
-
-def test_addresses_on_this_machine_and_on_others() -> None:
+def test_addresses_are_on_the_loopback_or_on_the_hosts() -> None:
     names = [[address.rpartition(":")[0] for address in mpi.choose_rank_addresses(spec_of(3, hosts))] for hosts in (
         [], ["localhost:2", f"{os.uname().nodename}:1"], ["a:2", "b:2"]
     )]  # fmt: skip
     assert names == [["127.0.0.1"] * 3, ["127.0.0.1"] * 3, ["a", "a", "b"]]
 
 
-def test_no_mpirun_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_mpirun_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     spec = spec_of()
     spec.unsupported = None  # it was there when the run was resolved
@@ -83,9 +77,9 @@ def test_no_mpirun_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @NEEDS_MPIRUN
-def test_what_mpirun_says_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More ranks than slots, which it was not told to allow."""
-    monkeypatch.setattr(mpi, "count_local_slots", lambda found: None)
+def test_the_message_of_mpirun_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are more ranks than slots, which is not allowed here."""
+    monkeypatch.setattr(mpi, "count_local_slots", lambda processes: None)
     monkeypatch.setenv("OMPI_MCA_rmaps_base_oversubscribe", "0")
     ranks = 2 * (os.cpu_count() or 1) + 1
     begin_s = time.monotonic()
@@ -99,10 +93,10 @@ def test_what_mpirun_says_is_the_reason(tmp_path: Path, monkeypatch: pytest.Monk
     assert result.reason.split()[-1] in (tmp_path / "run" / MPIRUN_LOG).read_text()
 
 
-def test_the_first_thing_it_says(tmp_path: Path) -> None:
+def test_the_first_message_of_mpirun_is_taken(tmp_path: Path) -> None:
     log = tmp_path / MPIRUN_LOG
     assert mpi.find_mpirun_failure(log) is None
-    for text, said in {
+    for text, reason in {
         "": None,
         "------\n\n": None,
         "-----\nNo slots\nfor you:\n\nAsk for fewer.\n-----\n": "mpirun: No slots for you",
@@ -113,45 +107,47 @@ def test_the_first_thing_it_says(tmp_path: Path) -> None:
         "x" * 1000: "mpirun: " + "x" * 300,
     }.items():
         log.write_text(text)
-        assert mpi.find_mpirun_failure(log) == said
+        assert mpi.find_mpirun_failure(log) == reason
 
 
-# (who gets it, the signal, what the row says): of a rank what its own end would have said
+# (process that gets the signal, signal, reason in the result)
 VICTIMS = [
     ("mpirun", signal.SIGKILL, "mpirun was killed by SIGKILL"),
     ("mpirun", signal.SIGTERM, "mpirun ended rank "),
-    ("keeper", signal.SIGKILL, "rank 1 was killed by SIGKILL"),
+    ("agent", signal.SIGKILL, "rank 1 was killed by SIGKILL"),
     ("worker", signal.SIGTERM, "rank 1 was killed by SIGTERM"),
 ]
 
 
 def processes_of(folder: Path) -> dict[str, psutil.Process]:
-    """mpirun, and the keeper and the worker of rank 1."""
+    """mpirun, and the agent and the worker of rank 1."""
     pids = json.loads((folder / "pid1.json").read_text())
-    keeper = psutil.Process(pids["keeper"])
-    return {"mpirun": psutil.Process(keeper.ppid()), "keeper": keeper, "worker": psutil.Process(pids["worker"])}
+    agent = psutil.Process(pids["agent"])
+    return {"mpirun": psutil.Process(agent.ppid()), "agent": agent, "worker": psutil.Process(pids["worker"])}
 
 
 @pytest.mark.slow
 @NEEDS_MPIRUN
-def test_whoever_is_killed_is_named_and_nobody_is_left(tmp_path: Path) -> None:
+def test_a_killed_process_is_the_reason_and_no_process_is_left(tmp_path: Path) -> None:
     def killed(victim: tuple[str, signal.Signals, str]) -> tuple[str, float, list[int]]:
         folder, pids = tmp_path / f"{victim[0]} {victim[1].name}", []
 
-        def on_look(progress: list[RankProgress]) -> None:
+        def on_progress(progress: list[RankProgress]) -> None:
             if not pids and {p.phase for p in progress} == {"measure"} and len(progress) == 2:
-                found = processes_of(folder)
-                pids.extend(process.pid for process in [*found["mpirun"].children(recursive=True), found["mpirun"]])
-                found[victim[0]].send_signal(victim[1])
+                processes = processes_of(folder)
+                pids.extend(
+                    process.pid for process in [*processes["mpirun"].children(recursive=True), processes["mpirun"]]
+                )
+                processes[victim[0]].send_signal(victim[1])
 
         begin_s = time.monotonic()
-        result = run_spec(spec_of(measure=LONG), folder, on_look)
-        assert len(pids) == 5, "mpirun, two keepers, two workers"
+        result = run_spec(spec_of(measure=LONG), folder, on_progress)
+        assert len(pids) == 5, "mpirun, two agents, two workers"
         assert result.status == "failed" and not list(folder.glob("pid*")) and not list(folder.glob("exit*"))
         return str(result.reason), time.monotonic() - begin_s, alive(pids)
 
-    for (who, sign, words), (reason, took_s, left) in in_parallel(killed, VICTIMS).items():
-        assert words in reason and took_s < LIMIT_S and not left, (who, sign, reason, took_s, left)
+    for (name, sign, expected), (reason, took_s, left) in in_parallel(killed, VICTIMS).items():
+        assert expected in reason and took_s < LIMIT_S and not left, (name, sign, reason, took_s, left)
 
 
 @NEEDS_MPIRUN

@@ -25,49 +25,54 @@ VERSIONS = {
 
 
 @pytest.fixture(autouse=True)
-def nobody_special(monkeypatch: pytest.MonkeyPatch) -> None:
+def not_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     mpi.identify_mpirun.cache_clear()
     mpi.count_local_slots.cache_clear()
 
 
-def words(found: Mpirun, ranks: int = 2, **more: Any) -> str:
-    return " ".join(mpirun_command(found, ranks, ["program"], **more))
+def command_line(mpirun: Mpirun, ranks: int = 2, **more: Any) -> str:
+    return " ".join(mpirun_command(mpirun, ranks, ["program"], **more))
 
 
-@pytest.mark.parametrize("found", [OPEN_MPI_4, OPEN_MPI_5])
-def test_open_mpi(found: Mpirun, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert words(found, slots=2) == "mpirun -n 2 --bind-to none --map-by slot program"
-    assert words(found, 3, slots=2) == "mpirun -n 3 --bind-to none --map-by slot:OVERSUBSCRIBE program"
-    assert words(found, 3) == "mpirun -n 3 --bind-to none --map-by slot program", "slots that nobody could tell"
+@pytest.mark.parametrize("mpirun", [OPEN_MPI_4, OPEN_MPI_5])
+def test_open_mpi_maps_by_slot(mpirun: Mpirun, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command_line(mpirun, slots=2) == "mpirun -n 2 --bind-to none --map-by slot program"
+    assert command_line(mpirun, 3, slots=2) == "mpirun -n 3 --bind-to none --map-by slot:OVERSUBSCRIBE program"
+    assert command_line(mpirun, 3) == "mpirun -n 3 --bind-to none --map-by slot program", "an unknown number of slots"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert words(found, slots=2) == "mpirun -n 2 --allow-run-as-root --bind-to none --map-by slot program"
+    assert command_line(mpirun, slots=2) == "mpirun -n 2 --allow-run-as-root --bind-to none --map-by slot program"
 
 
 def test_open_mpi_on_several_hosts() -> None:
-    """Their slots are counted before; variables go along that a rank there would lack, and no secret does."""
+    """Slots are not counted; variables that a rank would lack are forwarded, and no secrets."""
     names = ["HOME", "PATH", "PYTHONPATH", "OMP_NUM_THREADS", "NCCL_DEBUG", "SCALEBENCH_RUN_ID", "TF_VAR_password"]
-    made = words(OPEN_MPI_4, 4, hosts=["a:2", "b:2"], slots=1, variables=names, folder="/here")
-    assert made == (
+    line = command_line(OPEN_MPI_4, 4, hosts=["a:2", "b:2"], slots=1, variables=names, folder="/here")
+    assert line == (
         "mpirun -n 4 --bind-to none --map-by slot --host a:2,b:2 --wdir /here "
         "-x NCCL_DEBUG -x OMP_NUM_THREADS -x PATH -x PYTHONPATH -x SCALEBENCH_RUN_ID program"
     )
 
 
-def test_hydra_gets_what_it_knows() -> None:
-    found = Mpirun("mpirun", HYDRA)
-    assert words(found, 8, slots=2) == "mpirun -n 8 program"
-    assert words(found, 4, hosts=["a:2", "b:2"], folder="/here") == "mpirun -n 4 -hosts a,b -ppn 2 -wdir /here program"
-    assert words(found, 3, hosts=["a:2", "b"], folder="/here") == "mpirun -n 3 -hosts a:2,b:1 -wdir /here program"
+def test_hydra_gets_its_own_options() -> None:
+    mpirun = Mpirun("mpirun", HYDRA)
+    assert command_line(mpirun, 8, slots=2) == "mpirun -n 8 program"
+    assert (
+        command_line(mpirun, 4, hosts=["a:2", "b:2"], folder="/here")
+        == "mpirun -n 4 -hosts a,b -ppn 2 -wdir /here program"
+    )
+    assert (
+        command_line(mpirun, 3, hosts=["a:2", "b"], folder="/here") == "mpirun -n 3 -hosts a:2,b:1 -wdir /here program"
+    )
 
 
 def test_an_unknown_mpirun_gets_the_number_of_ranks() -> None:
-    assert words(Mpirun("/opt/mpirun", UNKNOWN), 3, slots=1) == "/opt/mpirun -n 3 program"
+    assert command_line(Mpirun("/opt/mpirun", UNKNOWN), 3, slots=1) == "/opt/mpirun -n 3 program"
 
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Any:
-    """Make an mpirun of this shell text."""
+    """Return a function that makes an mpirun from shell text."""
 
     def make(text: str) -> str:
         path = tmp_path / "mpirun"
@@ -78,20 +83,20 @@ def stand_in(tmp_path: Path) -> Any:
     return make
 
 
-@pytest.mark.parametrize("said", VERSIONS)
-def test_which_one_it_is(said: str, stand_in: Any) -> None:
-    path = stand_in(f"cat <<'END'\n{said}\nEND")
-    found = mpi.identify_mpirun(path)
-    assert (found.path, found.kind, found.major) == (path, *VERSIONS[said])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_implementation_is_identified(version: str, stand_in: Any) -> None:
+    path = stand_in(f"cat <<'END'\n{version}\nEND")
+    mpirun = mpi.identify_mpirun(path)
+    assert (mpirun.path, mpirun.kind, mpirun.major) == (path, *VERSIONS[version])
 
 
-def test_it_is_asked_once(stand_in: Any, tmp_path: Path) -> None:
-    path = stand_in(f"echo asked >>{tmp_path}/asked; echo 'mpirun (Open MPI) 4.1.4'")
+def test_the_version_is_queried_once(stand_in: Any, tmp_path: Path) -> None:
+    path = stand_in(f"echo queries >>{tmp_path}/queries; echo 'mpirun (Open MPI) 4.1.4'")
     assert mpi.identify_mpirun(path) == mpi.identify_mpirun(path) == Mpirun(path, OPEN_MPI, 4)
-    assert (tmp_path / "asked").read_text() == "asked\n"
+    assert (tmp_path / "queries").read_text() == "queries\n"
 
 
-def test_one_that_does_not_answer(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_mpirun_that_does_not_answer_is_unknown(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "QUERY_LIMIT_S", 0.2)
     begin_s = time.monotonic()
     assert mpi.identify_mpirun(path := stand_in("exec sleep 60")) == Mpirun(path, UNKNOWN)
@@ -106,25 +111,25 @@ ALLOCATION = """
 ================================================================="""
 
 
-def test_slots_are_those_that_open_mpi_shows(stand_in: Any, tmp_path: Path) -> None:
-    path = stand_in(f"echo \"$@\" >>{tmp_path}/asked\ncat <<'END'\n{ALLOCATION}\nEND")
+def test_slots_are_read_from_open_mpi(stand_in: Any, tmp_path: Path) -> None:
+    path = stand_in(f"echo \"$@\" >>{tmp_path}/queries\ncat <<'END'\n{ALLOCATION}\nEND")
     assert mpi.count_local_slots(Mpirun(path, OPEN_MPI, 4)) == 5
     assert mpi.count_local_slots(Mpirun(path, OPEN_MPI, 5)) == 5
-    assert (tmp_path / "asked").read_text() == "--display-allocation -n 1 true\n--display allocation -n 1 true\n"
+    assert (tmp_path / "queries").read_text() == "--display-allocation -n 1 true\n--display allocation -n 1 true\n"
     assert mpi.count_local_slots(Mpirun(path, HYDRA)) is None
     assert mpi.count_local_slots(Mpirun(stand_in("exit 1"), OPEN_MPI)) is None
 
 
-def test_waiting_for_an_answer_leaves_no_process(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guard of every test looks for children; this one makes sure that there was one."""
+def test_a_query_that_times_out_leaves_no_process(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check after every test looks for children; here there was one."""
     started: list[Any] = []
     start = subprocess.Popen
 
-    def noted(*args: Any, **options: Any) -> Any:
+    def recorded(*args: Any, **options: Any) -> Any:
         started.append(start(*args, **options))
         return started[-1]
 
-    monkeypatch.setattr(subprocess, "Popen", noted)
+    monkeypatch.setattr(subprocess, "Popen", recorded)
     monkeypatch.setattr(mpi, "QUERY_LIMIT_S", 0.2)
     mpi.identify_mpirun(stand_in("exec sleep 60"))
     assert len(started) == 1 and started[0].poll() is not None

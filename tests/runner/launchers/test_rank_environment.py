@@ -1,4 +1,4 @@
-"""What a rank finds when it starts."""
+"""The environment of a rank: variables, network interface, ports."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from scalebench.core.spec import HardwareSpec
 from scalebench.runner.launchers import rank_environment
 from scalebench.runner.launchers.rank_environment import (
     THREAD_VARIABLES,
-    find_free_port,
+    build_environment,
     find_free_ports,
-    rank_environment,
 )
 from tests.builders.runs import simulated_spec
 
@@ -27,7 +26,7 @@ def test_each_rank_has_its_own_variables() -> None:
     spec = simulated_spec(gpus=3)
     spec.places[1].threads = 7
     spec.places[2].node, spec.places[2].local_rank = 1, 0
-    first, second, third = (rank_environment(spec, "an id", rank, ["127.0.0.1:12345"]) for rank in range(3))
+    first, second, third = (build_environment(spec, "an id", rank, ["127.0.0.1:12345"]) for rank in range(3))
     assert (first["RANK"], second["RANK"], third["RANK"]) == ("0", "1", "2")
     assert (first["LOCAL_RANK"], second["LOCAL_RANK"], third["LOCAL_RANK"]) == ("0", "1", "0")
     assert (first["LOCAL_WORLD_SIZE"], third["LOCAL_WORLD_SIZE"], third["NODE_RANK"]) == ("2", "1", "1")
@@ -44,38 +43,24 @@ def test_each_rank_has_its_own_variables() -> None:
         assert (first[name], second[name]) == (str(spec.places[0].threads), "7")
 
 
-def test_each_rank_knows_the_addresses_of_all() -> None:
-    addresses = ["10.0.0.1:5000", "10.0.0.1:5001"]
-    variables = rank_environment(simulated_spec(gpus=2), "an id", 1, addresses)
-    assert variables["SCALEBENCH_ADDRESSES"] == "10.0.0.1:5000,10.0.0.1:5001"
-    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.1", "5000")
-
-
-def test_gloo_takes_the_loopback_where_all_ranks_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_uses_the_loopback_only_where_all_ranks_are_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(rank_environment, "find_interface_to", {"10.0.0.1": "eth1", "127.0.0.1": "eth2"}.get)
-    here, there = "127.0.0.1:5000", "10.0.0.1:5001"
-    assert rank_environment(simulated_spec(gpus=2), "an id", 0, [here, here])["GLOO_SOCKET_IFNAME"] == "lo"
+    local, remote = "127.0.0.1:5000", "10.0.0.1:5001"
+    assert build_environment(simulated_spec(gpus=2), "an id", 0, [local, local])["GLOO_SOCKET_IFNAME"] == "lo"
     names = [
-        rank_environment(simulated_spec(gpus=2), "an id", rank, [here, there])["GLOO_SOCKET_IFNAME"]
+        build_environment(simulated_spec(gpus=2), "an id", rank, [local, remote])["GLOO_SOCKET_IFNAME"]
         for rank in range(2)
     ]
-    assert names == ["eth1", "eth2"], "each the one towards the other"
+    assert names == ["eth1", "eth2"], "each the interface to the other host"
 
 
-def test_what_the_user_sets_for_the_processes_wins() -> None:
+def test_variables_of_the_user_take_precedence() -> None:
     spec = simulated_spec(gpus=2)
     spec.config.hardware.interface = "ib0"
     spec.config.hardware.environment = {"NCCL_SOCKET_IFNAME": "eth5"}
-    found = rank_environment(spec, "an id", 0, ["a:1", "b:2"])
-    assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("ib0", "eth5")
-
-
-def test_a_free_port_can_be_bound() -> None:
-    ports = [find_free_port() for _ in range(20)]
-    assert all(1024 <= port < 65536 for port in ports)
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", ports[-1]))
+    variables = build_environment(spec, "an id", 0, ["a:1", "b:2"])
+    assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"]) == ("ib0", "eth5")
 
 
 def test_free_ports_are_all_different() -> None:
@@ -90,26 +75,21 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(rank_environment.GLOO_INTERFACE, raising=False)
 
 
-def test_ranks_of_one_host_need_none() -> None:
+def test_ranks_of_one_host_need_no_interface() -> None:
     assert rank_environment.interface_variables(HardwareSpec("cluster", interface="ib0"), ["a", "a"], 0) == {}
 
 
-def test_the_one_that_leads_to_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(rank_environment, "find_interface_to", lambda host: asked.append(host) or f"to_{host}")
+def test_gloo_gets_the_interface_to_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries: list[str] = []
+    monkeypatch.setattr(rank_environment, "find_interface_to", lambda host: queries.append(host) or f"to_{host}")
     assert rank_environment.interface_variables(HARDWARE, ["a", "a", "b"], 1) == {"GLOO_SOCKET_IFNAME": "to_b"}
     assert rank_environment.interface_variables(HARDWARE, ["a", "a", "b"], 2) == {"GLOO_SOCKET_IFNAME": "to_a"}
     monkeypatch.setenv(rank_environment.GLOO_INTERFACE, "eth7")
-    assert rank_environment.interface_variables(HARDWARE, ["a", "b"], 0) == {}, "the shell says which"
-    assert asked == ["b", "a"]
+    assert rank_environment.interface_variables(HARDWARE, ["a", "b"], 0) == {}, "the shell sets one"
+    assert queries == ["b", "a"]
 
 
-def test_none_where_it_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_environment, "find_interface_to", lambda host: None)
-    assert rank_environment.interface_variables(HARDWARE, ["a", "b"], 0) == {}
-
-
-def test_one_that_is_named_is_for_all_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configured_interface_applies_to_all_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(rank_environment.GLOO_INTERFACE, "eth7")
     named = rank_environment.interface_variables(HardwareSpec("cluster", interface="ib0"), ["a", "b"], 0)
     assert named == {
@@ -126,59 +106,59 @@ def test_this_host_is_reached_over_its_loopback() -> None:
 
 
 def test_addresses_of_version_6_carry_their_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = [SimpleNamespace(address="127.0.0.1%eth3")]
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"other": [SimpleNamespace(address="10.0.0.1")], "eth3": own})
+    local = [SimpleNamespace(address="127.0.0.1%eth3")]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"other": [SimpleNamespace(address="10.0.0.1")], "eth3": local})
     assert rank_environment.find_interface_to("127.0.0.1") == "eth3"
 
 
 def test_ranks_of_one_host_have_different_ports() -> None:
     hosts = ["a"] * 50 + ["b"] * 50
-    found = rank_environment.choose_likely_free_ports(hosts, "a run")
-    assert len(set(zip(hosts, found, strict=True))) == 100
-    assert found == rank_environment.choose_likely_free_ports(hosts, "a run")
-    assert found != rank_environment.choose_likely_free_ports(hosts, "another")
+    ports = rank_environment.choose_likely_free_ports(hosts, "a run")
+    assert len(set(zip(hosts, ports, strict=True))) == 100
+    assert ports == rank_environment.choose_likely_free_ports(hosts, "a run")
+    assert ports != rank_environment.choose_likely_free_ports(hosts, "another")
 
 
 @pytest.mark.parametrize(
-    ("told", "low", "high"),
+    ("text", "low", "high"),
     [
         ("32768\t60999\n", 20_000, 32_767),
         ("1024\t60999\n", 61_000, 65_535),
-        ("1024\t65535\n", 20_000, 65_535),  # there is nothing outside
+        ("1024\t65535\n", 20_000, 65_535),  # no port is outside
         ("", 20_000, 32_767),
     ],
 )
-def test_they_lie_outside_what_a_system_gives_away(
-    told: str, low: int, high: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ports_are_outside_the_ephemeral_range(
+    text: str, low: int, high: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpus, "SYSTEM_ROOT", tmp_path)
     path = tmp_path / rank_environment.EPHEMERAL_PORTS
     path.parent.mkdir(parents=True)
-    path.write_text(told)
-    found = rank_environment.choose_likely_free_ports(["a"] * 500, "a run")
-    assert low <= min(found) < low + (high - low) / 10
-    assert high - (high - low) / 10 < max(found) <= high
+    path.write_text(text)
+    ports = rank_environment.choose_likely_free_ports(["a"] * 500, "a run")
+    assert low <= min(ports) < low + (high - low) / 10
+    assert high - (high - low) / 10 < max(ports) <= high
 
 
-def test_more_ranks_than_ports_on_different_hosts() -> None:
+def test_there_may_be_more_ranks_than_ports() -> None:
     hosts = [f"n{k // 100}" for k in range(50_000)]
-    found = rank_environment.choose_likely_free_ports(hosts, "a run")
-    assert len(set(zip(hosts, found, strict=True))) == 50_000
+    ports = rank_environment.choose_likely_free_ports(hosts, "a run")
+    assert len(set(zip(hosts, ports, strict=True))) == 50_000
 
 
-def test_a_port_that_is_taken_here_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = socket.gethostname()
+def test_a_port_in_use_on_this_host_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = socket.gethostname()
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
         monkeypatch.setattr(rank_environment, "_port_range", lambda: range(port, port + 3))
-        monkeypatch.setattr(random.Random, "shuffle", lambda self, found: None)
-        assert port not in rank_environment.choose_likely_free_ports([here, here], "a run")
+        monkeypatch.setattr(random.Random, "shuffle", lambda self, ports: None)
+        assert port not in rank_environment.choose_likely_free_ports([local, local], "a run")
         assert rank_environment.choose_likely_free_ports(["far", "far"], "a run") == [port, port + 1]
 
 
-def test_ranks_of_one_host_meet_over_its_loopback() -> None:
+def test_ranks_of_one_host_use_its_loopback() -> None:
     assert {address.rpartition(":")[0] for address in rank_environment.assign_rank_addresses(["far", "far"], "")} == {
         "127.0.0.1"
     }

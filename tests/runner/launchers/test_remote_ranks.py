@@ -1,4 +1,4 @@
-"""What the launcher makes of the files that a rank under mpirun leaves."""
+"""Ranks under mpirun, followed by the launcher through the files of their agents."""
 
 from __future__ import annotations
 
@@ -38,38 +38,38 @@ def state(rank: RemoteRank) -> tuple[int | None, bool, bool, bool]:
     return rank.poll(), rank.over, rank.terminated, rank.lost
 
 
-def test_before_its_start(tmp_path: Path) -> None:
+def test_a_rank_before_its_start(tmp_path: Path) -> None:
     rank = RemoteRank(tmp_path, 1)
     assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)
     rank.signal(signal.SIGKILL)
 
 
-def test_while_it_runs(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+def test_a_rank_that_runs(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
     rank = started(tmp_path, pair)
     assert (rank.pid, rank.alive(), *state(rank)) == (pair[1].pid, True, None, False, False, False)
 
 
 @pytest.mark.parametrize(
-    ("how", "seen"),
+    ("end", "expected"),
     [
         (WorkerExit(0, False), (0, True, False, False)),
         (WorkerExit(7, False), (7, True, False, False)),
         (WorkerExit(-9, False), (-9, True, False, False)),
         (WorkerExit(-15, True), (None, True, True, False)),
-        (WorkerExit(0, True), (0, True, False, False)),  # it was done all the same
+        (WorkerExit(0, True), (0, True, False, False)),  # it had finished before
     ],
 )
-def test_after_its_end(
-    how: WorkerExit, seen: tuple[int | None, bool, bool, bool], tmp_path: Path, pair: list[subprocess.Popen[bytes]]
+def test_a_rank_after_its_end(
+    end: WorkerExit, expected: tuple[int | None, bool, bool, bool], tmp_path: Path, pair: list[subprocess.Popen[bytes]]
 ) -> None:
     rank = started(tmp_path, pair)
     assert rank.poll() is None
-    write_json(worker_exit_path(tmp_path, 1), how)
-    assert state(rank) == seen
+    write_json(worker_exit_path(tmp_path, 1), end)
+    assert state(rank) == expected
     assert rank.alive(), "its agent stays for a while"
 
 
-def test_an_agent_that_was_killed_has_lost_its_worker(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+def test_a_rank_whose_agent_was_killed_is_lost(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
     rank = started(tmp_path, pair)
     pair[0].kill()
     pair[0].wait()
@@ -80,10 +80,8 @@ def test_an_agent_that_was_killed_has_lost_its_worker(tmp_path: Path, pair: list
     assert not rank.alive()
 
 
-def test_who_has_ended_and_not_been_asked_about_is_not_alive(
-    tmp_path: Path, pair: list[subprocess.Popen[bytes]]
-) -> None:
-    """While mpirun sleeps it asks nobody."""
+def test_a_zombie_is_not_alive(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+    """mpirun may not have waited for its children yet."""
     rank = started(tmp_path, pair)
     for process in pair:
         os.kill(process.pid, signal.SIGKILL)
@@ -102,10 +100,10 @@ def test_a_request_for_the_stack_reaches_the_worker_once(tmp_path: Path, pair: l
     assert pair[0].poll() is None
 
 
-def test_a_rank_on_another_host_is_known_by_its_files_alone(
+def test_a_rank_on_another_host_is_followed_only_by_its_files(
     tmp_path: Path, pair: list[subprocess.Popen[bytes]]
 ) -> None:
-    """Its numbers may belong to anybody here."""
+    """Its process ids may belong to other processes on this host."""
     rank = started(tmp_path, pair, host="far")
     rank.signal(signal.SIGKILL)
     assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)

@@ -1,4 +1,4 @@
-"""Ranks as one step of a job: in their places, watched, and ended whatever happens. srun is a stand-in here."""
+"""Ranks as one step of a job: placed, watched, and always ended, with a stand-in for srun."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def launched(spec: RunSpec, folder: Path, **options: Any) -> GroupExit:
     return launchers.launch(spec, folder, "an id", **options)
 
 
-def test_ranks_run_on_the_nodes_of_their_places(job: StandIn, tmp_path: Path, program: Program) -> None:
+def test_ranks_run_on_the_nodes_of_their_placement(job: StandIn, tmp_path: Path, program: Program) -> None:
     names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR SLURMD_NODENAME"
     module = program(f"print(*(os.environ[n] for n in '{names}'.split())); print(os.environ['SCALEBENCH_ADDRESSES'])")
     ended = launched(job.spec(3), tmp_path, module=module)
@@ -60,27 +60,29 @@ def test_ranks_run_on_the_nodes_of_their_places(job: StandIn, tmp_path: Path, pr
     assert {log[1] for log in logs} == {logs[0][1]}
     assert [address.partition(":")[0] for address in logs[0][1].split(",")] == ["n1", "n1", "n2"]
     assert not alive(ended.pids) and len(ended.pids) == 3
-    assert "--distribution=arbitrary" in job.words(), "unequally many on the nodes"
-    assert not {SRUN_LOG, SRUN_HOSTS_FILE} & set(os.listdir(tmp_path)), "srun had nothing to say"
+    assert "--distribution=arbitrary" in job.srun_arguments(), "the nodes have different numbers of ranks"
+    assert not {SRUN_LOG, SRUN_HOSTS_FILE} & set(os.listdir(tmp_path)), "they are removed where srun reported nothing"
 
 
-def test_ranks_of_one_node_meet_over_its_loopback(job: StandIn, tmp_path: Path, program: Program) -> None:
+def test_ranks_of_one_node_use_its_loopback(job: StandIn, tmp_path: Path, program: Program) -> None:
     """As they do on a machine without SLURM."""
     module = program("print(os.environ['MASTER_ADDR'], os.environ['GLOO_SOCKET_IFNAME'])")
     assert launched(job.spec(2), tmp_path, module=module).exit_codes == [0, 0]
     assert (tmp_path / rank_log_name(1)).read_text() == "127.0.0.1 lo\n"
-    assert {"--nodes=1", "--ntasks=2", "--nodelist=n1"} <= set(job.words())
+    assert {"--nodes=1", "--ntasks=2", "--nodelist=n1"} <= set(job.srun_arguments())
 
 
 def test_ranks_get_cores_of_their_node(job: StandIn, tmp_path: Path, program: Program) -> None:
     spec = job.spec(2)
     spec.config.hardware.bind = "numa"
     assert launched(spec, tmp_path, module=program("print(os.environ['SCALEBENCH_CPUS'])")).exit_codes == [0, 0]
-    told = [(tmp_path / rank_log_name(rank)).read_text().strip() for rank in range(2)]
-    assert told == [placement.make_cpus_variable(spec, rank)[placement.CPUS_VARIABLE] for rank in range(2)]
+    cpus = [(tmp_path / rank_log_name(rank)).read_text().strip() for rank in range(2)]
+    assert cpus == [placement.make_cpus_variable(spec, rank)[placement.CPUS_VARIABLE] for rank in range(2)]
 
 
-def test_a_job_with_other_tasks_on_its_nodes(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_distributed_explicitly_where_the_tasks_of_the_job_differ(
+    job: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     even = ["srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--nodelist=n1,n2", "python"]
     hosts = ["n1", "n1", "n2", "n2"]
     assert srun._with_layout(even, hosts) == even
@@ -89,19 +91,19 @@ def test_a_job_with_other_tasks_on_its_nodes(job: StandIn, monkeypatch: pytest.M
     assert srun._with_layout(even, ["n1", "n1"]) == even
 
 
-def test_the_jobs_own_options_are_not_those_of_the_step(
+def test_variables_of_the_job_are_not_passed_to_the_step(
     job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_HOSTFILE", "/of/the/job")
-    found = srun._variables(["n1", "n2"], "an id", tmp_path)
-    assert "SLURM_NTASKS_PER_NODE" not in found
-    assert found[exit_with_parent.LAUNCHER_VARIABLE] == exit_with_parent.REMOTE_LAUNCHER, (
+    variables = srun._variables(["n1", "n2"], "an id", tmp_path)
+    assert "SLURM_NTASKS_PER_NODE" not in variables
+    assert variables[exit_with_parent.LAUNCHER_VARIABLE] == exit_with_parent.REMOTE_LAUNCHER, (
         "ranks descend from a daemon of SLURM, and not from srun"
     )
-    assert (found["SLURM_HOSTFILE"], found["SLURM_JOB_ID"]) == (str(tmp_path / SRUN_HOSTS_FILE), "12")
+    assert (variables["SLURM_HOSTFILE"], variables["SLURM_JOB_ID"]) == (str(tmp_path / SRUN_HOSTS_FILE), "12")
 
 
-def test_a_run_in_a_job_leaves_the_jobs_record(job: StandIn, tmp_path: Path) -> None:
+def test_a_run_in_a_job_records_the_job(job: StandIn, tmp_path: Path) -> None:
     spec = job.spec(2, measure={"min_s": 0.0, "max_s": 0.1})
     result = run_spec(spec, tmp_path / "run")
     assert (result.status, result.reason, result.log) == ("ok", None, None)
@@ -112,11 +114,11 @@ def test_a_run_in_a_job_leaves_the_jobs_record(job: StandIn, tmp_path: Path) -> 
 
 
 FAILURES = {
-    "what srun says": (
+    "srun reports an error": (
         f"printf '{NOISE}srun: error: Unable to create step for job 12: Invalid generic resource\\n' >&2; exit 1",
         ("failed", "srun: Unable to create step for job 12: Invalid generic resource"),
     ),
-    "srun says nothing": (
+    "srun reports nothing": (
         f"printf '{NOISE}' >&2; exit 3",
         ("failed", "srun ended with exit status 3 and without a reason"),
     ),
@@ -125,15 +127,15 @@ FAILURES = {
         "echo 'slurmstepd-n2: error: StepId=12.0 exceeded memory limit (2 > 1), being killed' >&2; exit 137",
         ("oom", "SLURM: StepId=12.0 exceeded memory limit (2 > 1), being killed"),
     ),
-    "its time is over": (
+    "the time limit": (
         "echo 'slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026 DUE TO TIME LIMIT ***' >&2; exit 1",
         ("timeout", "SLURM: the job was ended, due to time limit"),
     ),
-    "a keeper without a word": (
+    "an agent that exits": (
         "echo 'srun: error: n2: task 1: Exited with exit code 2' >&2; sleep 600",
         ("failed", "srun: rank 1: Exited with exit code 2"),
     ),
-    "a keeper that was killed": (
+    "an agent that is killed": (
         "echo 'srun: error: n2: task 1: Killed' >&2; sleep 600",
         ("failed", "rank 1 was killed by SIGKILL"),
     ),
@@ -142,39 +144,41 @@ FAILURES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FAILURES)
-def test_a_step_that_goes_wrong(case: str, job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_is_a_failed_run(
+    case: str, job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(srun, "FS_DELAY_S", 0.2)
     monkeypatch.setattr("scalebench.runner.launchers.remote_ranks.FS_DELAY_S", 0.2)
     monkeypatch.setattr("scalebench.runner.launchers.supervise.FOLLOW_LIMIT_S", 0.2)
-    script, row = FAILURES[case]
+    script, expected = FAILURES[case]
     job.script("srun", script)
     result = run_spec(job.spec(2), tmp_path / "run")
-    assert (result.status, result.reason) == row
+    assert (result.status, result.reason) == expected
     assert not (tmp_path / "run" / SRUN_HOSTS_FILE).exists()
 
 
-def test_no_srun_is_a_failed_row(job: StandIn, tmp_path: Path) -> None:
+def test_a_missing_srun_is_a_failed_run(job: StandIn, tmp_path: Path) -> None:
     (job.bin / "srun").unlink()
     result = run_spec(job.spec(2), tmp_path / "run")
     assert (result.status, result.log) == ("failed", None)
     assert result.reason == f"the processes could not be started: there is no srun in {job.bin}"
 
 
-def test_a_rank_that_slurm_puts_elsewhere(
+def test_a_rank_on_the_wrong_node_is_a_failure(
     job: StandIn, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its figures would be those of another layout."""
     monkeypatch.setattr(srun, "FS_DELAY_S", 0.2)
-    told = '"$@" || echo "srun: error: $node: task $task: Exited with exit code $?" >&2; } &'
+    report = '"$@" || echo "srun: error: $node: task $task: Exited with exit code $?" >&2; } &'
     all_on_one = _body(job).replace('"$((task + 1))p"', "1p")
-    job.script("srun", all_on_one.replace("SLURM_PROCID=", "{ SLURM_PROCID=").replace('"$@" &', told))
+    job.script("srun", all_on_one.replace("SLURM_PROCID=", "{ SLURM_PROCID=").replace('"$@" &', report))
     ended = launched(job.spec(3), tmp_path, module=program("time.sleep(600)"))
     assert ended.broken == "SLURM started rank 2 on n1 and not on n2; ask for as many tasks on each node"
     assert not alive(ended.pids)
 
 
 @pytest.mark.slow
-def test_a_folder_that_a_node_does_not_see(job: StandIn, tmp_path: Path) -> None:
+def test_a_folder_that_a_node_does_not_see_is_a_failure(job: StandIn, tmp_path: Path) -> None:
     job.script("srun", "touch $SLURM_HOSTFILE; mv $(dirname $SLURM_HOSTFILE)/spec.json $(dirname $0)\n" + _body(job))
     result = run_spec(job.spec(2), tmp_path / "run")
     assert result.status == "failed" and result.log == SRUN_LOG
@@ -189,19 +193,19 @@ def _body(job: StandIn) -> str:
 
 
 @pytest.mark.parametrize("victim", ["worker", "agent", "parent's srun"])
-def test_whoever_is_killed_nobody_is_left(victim: str, job: StandIn, tmp_path: Path) -> None:
+def test_after_a_kill_no_process_is_left(victim: str, job: StandIn, tmp_path: Path) -> None:
     folder, pids = tmp_path / "run", []
 
-    def on_look(progress: list[RankProgress]) -> None:
+    def on_progress(progress: list[RankProgress]) -> None:
         if not pids and {p.phase for p in progress} == {"measure"} and len(progress) == 2:
-            found = json.loads((folder / "pid1.json").read_text())
-            srun = psutil.Process(found["agent"]).parent()
+            variables = json.loads((folder / "pid1.json").read_text())
+            srun = psutil.Process(variables["agent"]).parent()
             assert srun is not None
             pids.extend(process.pid for process in [*srun.children(recursive=True), srun])
-            os.kill(found.get(victim, srun.pid), signal.SIGKILL)
+            os.kill(variables.get(victim, srun.pid), signal.SIGKILL)
 
-    result = run_spec(job.spec(2, measure=LONG), folder, on_look)
-    assert len(pids) >= 5, "srun, two keepers, two workers"
+    result = run_spec(job.spec(2, measure=LONG), folder, on_progress)
+    assert len(pids) >= 5, "srun, two agents, two workers"
     wait_until(lambda: not alive(pids), 10.0)
     assert (result.status, result.reason) == (
         "failed", "srun was killed by SIGKILL" if "srun" in victim else "rank 1 was killed by SIGKILL"
@@ -210,7 +214,7 @@ def test_whoever_is_killed_nobody_is_left(victim: str, job: StandIn, tmp_path: P
 
 
 class Srun:
-    """A step's program that notes what it is sent."""
+    """A stand-in for srun that records the signals that it gets."""
 
     def __init__(self) -> None:
         self.sent: list[signal.Signals] = []
@@ -222,30 +226,32 @@ class Srun:
         return None
 
 
-def test_ranks_elsewhere_get_the_request_for_stacks_from_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_other_nodes_get_the_request_for_stacks_through_srun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(srun, "STACK_LIMIT_S", 0.0)
     group: Any = srun.StepRanks(tmp_path, 2)
     group.starter = Srun()
     group.request_stacks()
-    assert group.starter.sent == [], "nobody has started yet, and srun would end them"
+    assert group.starter.sent == [], "no rank has started yet, and srun would end them"
     write_json(rank_processes_path(tmp_path, 1), vars(RankProcesses("far", 1, 2)))
     group.request_stacks()
     assert group.starter.sent == [signal.SIGUSR1]
 
 
-def test_the_killed_are_the_cause_of_lost_connections(
+def test_killed_ranks_are_the_cause_of_lost_connections(
     job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that lose one may tell it before srun has told of the cause."""
+    """A rank may report a lost connection before srun has reported the cause."""
     group: Any = srun.StepRanks(tmp_path, 3)
     group.starter = Srun()
     write_json(worker_exit_path(tmp_path, 0), vars(WorkerExit(1, False)))
     assert group.broken() is None
-    assert group.first([0]) == [0]
+    assert group.first_failed([0]) == [0]
     (tmp_path / SRUN_LOG).write_text(
         "srun: error: far: task 2: Killed\nsrun: error: far: task 0: Exited with exit code 1\n"
     )
-    assert group.first([0]) == [2]
+    assert group.first_failed([0]) == [2]
     assert [member.poll() for member in group.members] == [1, None, -9]
     monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 0.0)
     request = supervise.LaunchRequest(job.spec(3), tmp_path, "an id")
@@ -253,57 +259,52 @@ def test_the_killed_are_the_cause_of_lost_connections(
 
 
 @pytest.mark.slow
-def test_mpirun_in_a_job_goes_to_the_nodes_of_the_places(
+def test_mpirun_in_a_job_uses_the_nodes_of_the_placement(
     job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = job.spec(3)
     spec.config.strategy.launcher = "mpi"
-    said = (
+    script = (
         'case "$*" in *--version*) echo "mpirun (Open MPI) 4.1.4";; '
         '*) echo " $* tasks=$SLURM_TASKS_PER_NODE" >&2; exit 1;; esac'
     )
-    job.script("mpirun", said)
+    job.script("mpirun", script)
     monkeypatch.setenv("PATH", f"{job.bin}{os.pathsep}{os.environ['PATH']}")
     assert [address.partition(":")[0] for address in mpi.choose_rank_addresses(spec)] == ["n1", "n1", "n2"]
     assert run_spec(spec, tmp_path / "uneven").status == "failed"
-    words = (tmp_path / "uneven" / "mpirun.log").read_text()
-    assert "-n 3 " in words and "--host n1:2,n2:1 " in words
-    assert words.endswith("tasks=2,1\n"), "the job has two on each"
+    log = (tmp_path / "uneven" / "mpirun.log").read_text()
+    assert "-n 3 " in log and "--host n1:2,n2:1 " in log
+    assert log.endswith("tasks=2,1\n"), "the job has two on each"
     run_spec(job.spec(4, size=160, strategy=spec.config.strategy), tmp_path / "even")
-    words = (tmp_path / "even" / "mpirun.log").read_text()
-    assert "--host n1:2,n2:2 " in words and words.endswith("tasks=2(x2)\n")
+    log = (tmp_path / "even" / "mpirun.log").read_text()
+    assert "--host n1:2,n2:2 " in log and log.endswith("tasks=2(x2)\n")
 
 
-def test_names_are_scontrols(job: StandIn) -> None:
+def test_node_names_are_read_from_scontrol(job: StandIn) -> None:
     assert srun.job_nodes(str(job.bin)) == ["n1", "n2"]
-    assert (job.folder / "asked").read_text() == "show hostnames n[1-2]\n"
+    assert (job.folder / "scontrol_calls.txt").read_text() == "show hostnames n[1-2]\n"
 
 
-def test_a_single_name_needs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_node_name_needs_no_scontrol(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_srun.variables(monkeypatch, nodes="gpu-07")
     assert srun.job_nodes("/missing") == ["gpu-07"]
 
 
-def test_outside_a_job_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_a_job_there_are_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in srun.NODE_LISTS:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(SlurmError, match="SLURM_JOB_NODELIST is not set"):
         srun.job_nodes()
 
 
-def test_a_run_takes_the_first_nodes(job: StandIn) -> None:
-    assert srun.rank_nodes(job.spec(2)) == ["n1", "n1"]
-    assert srun.rank_nodes(job.spec(3)) == ["n1", "n1", "n2"]
-
-
-def test_too_few_nodes_are_told(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_nodes_are_an_error(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
     with pytest.raises(StartError) as caught:
         srun.rank_nodes(job.spec(3))
     assert str(caught.value) == "job 12 has 1 node and gpus=3 wants 2; ask for more nodes, or lower gpus"
 
 
-def test_what_scontrol_says_is_the_reason(job: StandIn) -> None:
+def test_an_error_of_scontrol_is_the_reason(job: StandIn) -> None:
     job.script("scontrol", "echo 'scontrol: error: host list is empty' >&2; exit 1")
     with pytest.raises(StartError, match="host list is empty"):
         srun.rank_nodes(job.spec(2))
@@ -321,22 +322,22 @@ def test_what_scontrol_says_is_the_reason(job: StandIn) -> None:
         ("", "ab", False),
     ],
 )
-def test_where_slurm_deals_as_the_places_are(
+def test_the_default_distribution_of_slurm_may_fit_the_placement(
     tasks: str, hosts: str, same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", tasks)
     assert srun.has_task_layout(list(hosts)) == same
 
 
-def test_tasks_of_a_job_as_the_ranks_are_to_stand(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of its nodes has some, also those that this run leaves alone."""
+def test_the_task_layout_of_a_job_follows_the_ranks(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node of the job has at least one task, also those that this run does not use."""
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "3,1")
     assert srun.task_layout_variables(["n1", "n1", "n2", "n2"], str(job.bin)) == {"SLURM_TASKS_PER_NODE": "2,2"}
     assert srun.task_layout_variables(["n1", "n1"], str(job.bin)) == {"SLURM_TASKS_PER_NODE": "2,1"}
     assert srun.task_layout_variables(["n1", "n1", "n1", "n2"], "/missing") == {}
 
 
-def test_who_starts_the_ranks(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_depends_on_the_job(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = job.spec(2)
     assert launchers.choose_launcher(spec) == "slurm"
     spec.config.strategy.launcher = "mpi"
@@ -350,25 +351,27 @@ def test_who_starts_the_ranks(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> 
     assert launchers.choose_launcher(job.spec(2)) == "local"
 
 
-def test_the_record_of_a_job(job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = SchedulerRecord("slurm", "12", "main", ["n1", "n2"])
-    assert srun.describe_current_job(job.spec(3), tmp_path) == here, "by hand: nobody knows how long it was queued"
+def test_the_current_job_is_described(job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    current = SchedulerRecord("slurm", "12", "main", ["n1", "n2"])
+    assert srun.describe_current_job(job.spec(3), tmp_path) == current, (
+        "not submitted by scalebench: its time in the queue is unknown"
+    )
     write_submission(Submission("12", 990.5), tmp_path)
     assert srun.describe_current_job(job.spec(3), tmp_path) == SchedulerRecord("slurm", "12", "main", ["n1", "n2"], 9.0)
     write_submission(Submission("11", 990.5), tmp_path)
-    assert srun.describe_current_job(job.spec(3), tmp_path) == here, "an earlier job of this folder"
+    assert srun.describe_current_job(job.spec(3), tmp_path) == current, "an earlier job of this folder"
     (tmp_path / JOB_FILE).write_text("{")
-    assert srun.describe_current_job(job.spec(3), tmp_path) == here
+    assert srun.describe_current_job(job.spec(3), tmp_path) == current
     assert srun.describe_current_job(simulated_spec(), tmp_path) is None
     monkeypatch.delenv("SLURM_JOB_ID")
     assert srun.describe_current_job(job.spec(3), tmp_path) is None
 
 
-def test_slurm_that_does_not_say_when_a_job_started(job: StandIn, tmp_path: Path) -> None:
+def test_without_an_answer_of_scontrol_the_time_in_the_queue_is_unknown(job: StandIn, tmp_path: Path) -> None:
     job.script("scontrol", "exit 1")
     write_submission(Submission("12", 990.5), tmp_path)
-    found = srun.describe_current_job(job.spec(3), tmp_path)
-    assert found is not None and found.queued_s is None
+    variables = srun.describe_current_job(job.spec(3), tmp_path)
+    assert variables is not None and variables.queued_s is None
 
 
 NOISE = "srun: cluster configuration lacks support for cpu binding\n"
@@ -389,11 +392,11 @@ CGROUP = (
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ("", None),
         (NOISE + ENDED, None),
-        (NOISE + "srun: error: h2: task 3: Killed\n", None),  # which is told of the rank
+        (NOISE + "srun: error: h2: task 3: Killed\n", None),  # the report on a rank
         (
             NOISE + "srun: error: Unable to create step for job 92: More processors requested than permitted\n",
             "srun: Unable to create step for job 92: More processors requested than permitted",
@@ -413,11 +416,11 @@ CGROUP = (
         ("x" * 1000, "srun: " + "x" * 300),
     ],
 )  # fmt: skip
-def test_the_reason(text: str, said: str | None, tmp_path: Path) -> None:
+def test_the_reason_is_the_most_specific_line(text: str, reason: str | None, tmp_path: Path) -> None:
     log = tmp_path / SRUN_LOG
     assert srun.find_srun_failure(log) is None
     log.write_text(text)
-    assert srun.find_srun_failure(log) == said
+    assert srun.find_srun_failure(log) == reason
 
 
 @pytest.mark.parametrize(
@@ -438,25 +441,20 @@ def test_the_reason(text: str, said: str | None, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_outcome_of_a_step(text: str, outcome: tuple[str, str] | None) -> None:
+def test_the_log_of_a_step_gives_its_outcome(text: str, outcome: tuple[str, str] | None) -> None:
     assert srun.step_outcome(text) == outcome
 
 
-def test_memory_is_the_only_thing_that_counts_after_the_end() -> None:
+def test_only_memory_counts_after_the_step_was_ended() -> None:
     assert srun.memory_outcome(ENDED + CANCELLED_STEP.format("")) is None
     for text in (MEMORY_LIMIT, CGROUP, "srun: error: n1: task 0: Out Of Memory\n"):
-        found = srun.memory_outcome(text)
-        assert found is not None and found[0] == "oom"
+        variables = srun.memory_outcome(text)
+        assert variables is not None and variables[0] == "oom"
 
 
-def test_which_tasks_ended_badly_and_how() -> None:
+def test_failed_tasks_are_parsed() -> None:
     text = NOISE + "srun: error: h1: tasks 0-1,4: Killed\nsrun: error: h2: task 3: Exited with exit code 2\n"
     killed = dict.fromkeys((0, 1, 4), "Killed")
     assert srun.parse_ended_tasks(text) == {**killed, 3: "Exited with exit code 2"}
     assert srun.parse_ended_tasks(NOISE) == {}
-    assert [bool(srun.EXITED_BY_ITSELF.match(how)) for how in ("Exited with exit code 2", "Killed")] == [True, False]
-
-
-def test_what_is_of_no_account() -> None:
-    assert srun.is_only_noise("") and srun.is_only_noise(NOISE + ENDED)
-    assert not srun.is_only_noise(NOISE + "srun: error: h2: task 3: Killed\n")
+    assert [bool(srun.EXITED_BY_ITSELF.match(end)) for end in ("Exited with exit code 2", "Killed")] == [True, False]

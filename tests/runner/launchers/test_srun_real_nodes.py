@@ -32,7 +32,8 @@ def folder(tmp_path: Path) -> Path:
 
 def spec_of(cluster: Cluster, gpus: int = 4, **changes: Any) -> RunSpec:
     hardware = HardwareSpec(
-        "testcluster", devices="cpu", gpus_per_node=2, cpus_per_node=8, cpus_per_device=1, max_nodes=2, this_machine=False,
+        "testcluster", devices="cpu", gpus_per_node=2, cpus_per_node=8, cpus_per_device=1, max_nodes=2,
+        this_machine=False,
         scheduler="slurm", slurm=SlurmSpec(bin=str(cluster.bin)),
     )  # fmt: skip
     spec = simulated_spec(gpus, hardware=hardware, size=40 * gpus, **changes)

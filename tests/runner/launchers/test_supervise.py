@@ -1,4 +1,4 @@
-"""Processes are watched, and ended whatever happens."""
+"""Processes are watched, and always ended."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from tests.builders.launching import FOREVER, launched
 from tests.builders.runs import alive, simulated_spec
 
 
-def test_progress_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_read_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.02)
-    seen: list[tuple[int, str]] = []
+    reported: list[tuple[int, str]] = []
     launched(
-        simulated_spec(gpus=2), tmp_path, on_progress=lambda progress: seen.extend((p.rank, p.phase) for p in progress)
+        simulated_spec(gpus=2),
+        tmp_path,
+        on_progress=lambda progress: reported.extend((p.rank, p.phase) for p in progress),
     )
-    assert {(0, "measure"), (1, "measure")} <= set(seen)
+    assert {(0, "measure"), (1, "measure")} <= set(reported)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a look went wrong"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
+@pytest.mark.parametrize("error", [RuntimeError("the callback failed"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
 def test_an_exception_while_watching_ends_the_group(error: BaseException, tmp_path: Path) -> None:
     pids: list[int] = []
 
-    def on_look(progress: list[Any]) -> None:
+    def on_progress(progress: list[Any]) -> None:
         if {p.rank for p in progress if p.phase == "measure"} == {0, 1}:
             pids.extend(p.pid for p in progress)
             raise error
 
     with pytest.raises(type(error)):
-        launched(simulated_spec(gpus=2, **FOREVER), tmp_path, on_progress=on_look)
+        launched(simulated_spec(gpus=2, **FOREVER), tmp_path, on_progress=on_progress)
     assert len(pids) == 2 and not alive(pids)
 
 
@@ -47,11 +49,11 @@ def test_a_worker_that_ignores_sigterm_is_killed(
     monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 0.2)
     module = program("""
         if rank == 0:
-            signal.signal(signal.SIGTERM, lambda *_: print("told to end", flush=True))
-            (folder / "deaf").touch()
+            signal.signal(signal.SIGTERM, lambda *_: print("got SIGTERM", flush=True))
+            (folder / "ready").touch()
             while True:
                 time.sleep(60)
-        while not (folder / "deaf").exists():
+        while not (folder / "ready").exists():
             time.sleep(0.01)
         sys.exit(3)
     """)
@@ -59,19 +61,19 @@ def test_a_worker_that_ignores_sigterm_is_killed(
     ended = launched(simulated_spec(gpus=2), tmp_path, module=module)
     assert time.monotonic() - begin_s < 30
     assert (ended.exit_codes, ended.died_first) == ([None, 3], [1])
-    assert "told to end" in (tmp_path / rank_log_name(0)).read_text()
+    assert "got SIGTERM" in (tmp_path / rank_log_name(0)).read_text()
     assert not alive(ended.pids)
 
 
-def test_the_second_ctrl_c_kills_at_once(
+def test_a_second_ctrl_c_kills_at_once(
     tmp_path: Path, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who presses it again does not want to wait for a worker that is slow to end."""
+    """A user who presses it again does not want to wait for a slow worker."""
     monkeypatch.setattr(supervise, "GRACE_PERIOD_S", 60.0)
     wait = process.wait_until
     module = program("""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        (folder / "deaf").write_text(str(os.getpid()))
+        (folder / "ready").write_text(str(os.getpid()))
         time.sleep(600)
     """)
 
@@ -80,16 +82,16 @@ def test_the_second_ctrl_c_kills_at_once(
             raise KeyboardInterrupt
         return wait(condition, limit_s)
 
-    def on_look(progress: list[Any]) -> None:
-        if (tmp_path / "deaf").exists():
+    def on_progress(progress: list[Any]) -> None:
+        if (tmp_path / "ready").exists():
             raise KeyboardInterrupt
 
     monkeypatch.setattr(supervise, "wait_until", interrupted)
     begin_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        launched(simulated_spec(), tmp_path, module=module, on_progress=on_look)
+        launched(simulated_spec(), tmp_path, module=module, on_progress=on_progress)
     assert time.monotonic() - begin_s < 30
-    assert not alive([int((tmp_path / "deaf").read_text())])
+    assert not alive([int((tmp_path / "ready").read_text())])
 
 
 @pytest.mark.slow
@@ -111,7 +113,7 @@ def test_progress_postpones_hang_s(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_timeout_s_ends_the_run_whatever_its_progress(tmp_path: Path) -> None:
+def test_timeout_s_ends_the_run_in_spite_of_progress(tmp_path: Path) -> None:
     spec = simulated_spec(gpus=2, measure={"min_s": 600.0, "max_s": 600.0, "timeout_s": 1.5})
     ended = launched(spec, tmp_path)
     assert ended.timeout == "not over after 1.5 s (measure.timeout_s)"
@@ -119,7 +121,7 @@ def test_timeout_s_ends_the_run_whatever_its_progress(tmp_path: Path) -> None:
 
 
 def with_services(spec: RunSpec) -> RunSpec:
-    """Rank 0 as the chief of the others."""
+    """Return the spec with rank 0 as the chief, and the others as services."""
     for place, role in zip(spec.places, ("chief", "ps", "worker"), strict=True):
         place.role = role
     return spec
@@ -127,7 +129,7 @@ def with_services(spec: RunSpec) -> RunSpec:
 
 @pytest.mark.slow
 def test_services_end_with_the_chief(tmp_path: Path, program: Callable[[str], str]) -> None:
-    """Also one that is deaf to SIGTERM, and none of them counts as failed."""
+    """Also one that ignores SIGTERM; none of them counts as failed."""
     module = program("""
         if rank == 1:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -146,7 +148,7 @@ def test_services_end_with_the_chief(tmp_path: Path, program: Callable[[str], st
 def test_a_service_that_ends_before_the_chief_ends_the_run(
     code: int, tmp_path: Path, program: Callable[[str], str]
 ) -> None:
-    """However it ended: the chief would wait for it. Nobody waits for the other services to follow."""
+    """With any exit status, since the chief would wait for it. The other services are ended at once."""
     module = program(f"""
         if rank == 2:
             sys.exit({code})

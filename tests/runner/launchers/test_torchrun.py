@@ -130,7 +130,7 @@ def test_what_is_ended_takes_the_others_along(victim: str, tmp_path: Path) -> No
         assert hands.end() == (1, [1, 1]), hands.said
     result = read_result(folder / "result.json")
     reason = "rank 2 was terminated on its own host; was its torchrun ended?"
-    expected = ("cancelled", "cancelled while it ran") if victim == "program" else ("failed", told)
+    expected = ("cancelled", "cancelled while it ran") if victim == "program" else ("failed", reason)
     assert (result.status, result.reason) == expected
     assert not ranks_of(folder)
 

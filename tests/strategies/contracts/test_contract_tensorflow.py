@@ -1,181 +1,51 @@
-"""The contract, for TensorFlow's strategies."""
+"""The contract for TensorFlow's strategies: each adapter class on two devices, families on one and three as well."""
 
 from __future__ import annotations
 
-import pytest
+from tests.strategies.contracts.contract_classes import contract, contract_classes
 
-from scalebench.testing import StrategyContract
+FIT = "strategy.options.loop=fit"
+EVEN = ("dataset.size=240", "train.global_batch=30")  # every batch divides, also the last of 180 training samples
+TOWER_LOSS = "strategy.options.loss=tower"  # a loss of each tower, which none of the original programs had
+ONLY_ACTIVATIONS = {"bytes_sent": 0}  # activations and their gradients travel, those of no parameter
+EXACT = {"loss_rtol": 1e-4, "weight_atol": 1e-4}
 
-
-@pytest.mark.real
-class TestBareTensorFlow(StrategyContract):
-    strategy = "bare_tensorflow"
-    gpus = 1
-
-
-@pytest.mark.real
-class TestBareTensorFlowAndTorch(StrategyContract):
-    """One network, two frameworks: the same losses from the same weights and batches."""
-
-    strategy = "bare_tensorflow"
-    baseline = "bare_torch"
-    gpus = 1
-
-
-@pytest.mark.real
-class TestMirrored(StrategyContract):
-    strategy = "mirrored"
-
-
-@pytest.mark.slow
-@pytest.mark.real
-class TestBareTensorFlowFit(StrategyContract):
-    strategy = "bare_tensorflow"
-    gpus = 1
-    overrides = ("strategy.options.loop=fit",)
-
-
-@pytest.mark.slow
-@pytest.mark.real
-class TestMirroredFit(StrategyContract):
-    strategy = "mirrored"
-    overrides = ("strategy.options.loop=fit",)
-
-
-@pytest.mark.real
-class TestMirrored1(StrategyContract):
-    strategy = "mirrored"
-    gpus = 1
-
-
-@pytest.mark.real
-class TestMirrored3(StrategyContract):
-    strategy = "mirrored"
-    gpus = 3
-
-
-@pytest.mark.real
-class TestMirroredHierarchical(StrategyContract):
-    strategy = "mirrored_hierarchical"
-
-
-@pytest.mark.real
-class TestMirroredReduceCpu(StrategyContract):
-    strategy = "mirrored_reduce_cpu"
-
-
-@pytest.mark.real
-class TestMirroredReduceDevice(StrategyContract):
-    strategy = "mirrored_reduce_device"
-
-
-@pytest.mark.real
-class TestCentralStorageCpu(StrategyContract):
-    strategy = "central_storage_cpu"
-
-
-@pytest.mark.slow
-@pytest.mark.real
-class TestCentralStorageCpu1(StrategyContract):
-    strategy = "central_storage_cpu"
-    gpus = 1
-
-
-@pytest.mark.slow
-@pytest.mark.real
-class TestCentralStorageCpu3(StrategyContract):
-    strategy = "central_storage_cpu"
-    gpus = 3
-
-
-@pytest.mark.real
-class TestCentralStorageDevice(StrategyContract):
-    strategy = "central_storage_device"
-
-
-@pytest.mark.real
-class TestMultiGpuModel(StrategyContract):
-    strategy = "multi_gpu_model"
-
-
-@pytest.mark.slow
-@pytest.mark.real
-class TestMultiGpuModel1(StrategyContract):
-    strategy = "multi_gpu_model"
-    gpus = 1
-
-
-@pytest.mark.slow
-@pytest.mark.real
-class TestMultiGpuModel3(StrategyContract):
-    strategy = "multi_gpu_model"
-    gpus = 3
-
-
-@pytest.mark.real
-class TestKuza55PsCpu(StrategyContract):
-    """Every batch divides, the last of 30 as well: 180 training samples."""
-
-    strategy = "kuza55_ps_cpu"
-    overrides = ("dataset.size=240", "train.global_batch=30")
-
-
-@pytest.mark.real
-class TestKuza55PsGpu(StrategyContract):
-    strategy = "kuza55_ps_gpu"
-    overrides = ("dataset.size=240", "train.global_batch=30")
-
-
-@pytest.mark.real
-class TestAvolkov1PsCpu(StrategyContract):
-    strategy = "avolkov1_ps_cpu"
-
-
-@pytest.mark.real
-class TestAvolkov1PsGpu(StrategyContract):
-    """With a loss of each tower's own, as none of the originals had it."""
-
-    strategy = "avolkov1_ps_gpu"
-    overrides = ("strategy.options.loss=tower",)
-
-
-@pytest.mark.real
-class TestMultiWorkerRing(StrategyContract):
-    strategy = "multiworker_ring"
-
-
-@pytest.mark.slow
-@pytest.mark.real
-class TestMultiWorkerRing1(StrategyContract):
-    strategy = "multiworker_ring"
-    gpus = 1
-
-
-@pytest.mark.slow
-@pytest.mark.real
-class TestMultiWorkerRing3(StrategyContract):
-    strategy = "multiworker_ring"
-    gpus = 3
-
-
-@pytest.mark.real
-class TestIndependentTensorFlow(StrategyContract):
-    strategy = "independent_tensorflow"
-
-
-@pytest.mark.real
-class TestParameterServer(StrategyContract):
-    """Asynchronous, as its YAML says: losses fall."""
-
-    strategy = "parameter_server"
-
-
-@pytest.mark.slow
-@pytest.mark.real
-class TestParameterServer1(StrategyContract):
-    """A lone worker's updates follow each other as the baseline's do."""
-
-    strategy = "parameter_server"
-    gpus = 1
-    loss_rtol = 1e-4
-    weight_atol = 1e-4
+globals().update(
+    contract_classes(
+        [
+            contract("bare_tensorflow", gpus=1),
+            # One network in two frameworks: the same losses from the same weights and batches.
+            contract("bare_tensorflow", gpus=1, name="against torch", baseline="bare_torch"),
+            contract("bare_tensorflow", FIT, gpus=1, name="fit", slow=True),
+            contract("independent_tensorflow"),
+            contract("mirrored"),
+            contract("mirrored", gpus=1, slow=True),
+            contract("mirrored", gpus=3),
+            contract("mirrored", FIT, name="fit", slow=True),
+            contract("mirrored_reduce_cpu"),  # names of one class that differ in their cross_device_ops
+            contract("mirrored_reduce_device", slow=True),
+            contract("mirrored_hierarchical", slow=True),
+            contract("mirrored_nccl", slow=True),
+            contract("central_storage_cpu"),
+            contract("central_storage_cpu", gpus=1, slow=True),
+            contract("central_storage_cpu", gpus=3, slow=True),
+            contract("central_storage_device", slow=True),
+            contract("multi_gpu_model"),
+            contract("multi_gpu_model", gpus=1, slow=True),
+            contract("multi_gpu_model", gpus=3, slow=True),
+            contract("kuza55_ps_cpu", *EVEN),
+            contract("kuza55_ps_gpu", *EVEN, slow=True),
+            contract("avolkov1_ps_gpu", TOWER_LOSS),
+            contract("avolkov1_ps_cpu", slow=True),
+            contract("multiworker_ring"),
+            contract("multiworker_ring", gpus=1, slow=True),
+            contract("multiworker_ring", gpus=3, slow=True),
+            contract("multiworker_nccl", slow=True),
+            contract("parameter_server"),  # asynchronous, as its YAML says: losses fall
+            contract("parameter_server", gpus=1, slow=True, **EXACT),  # steps of one worker are in order
+            contract("model_parallel_tensorflow", **ONLY_ACTIVATIONS),
+            contract("model_parallel_tensorflow", gpus=1, slow=True),
+            contract("model_parallel_tensorflow", "strategy.options.split=size", gpus=3, slow=True, **ONLY_ACTIVATIONS),
+        ]
+    )
+)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+pytest.importorskip("horovod")
+
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import RunSpec
@@ -18,7 +20,7 @@ SHORT = (
 
 @pytest.fixture
 def spec_of() -> Callable[..., RunSpec]:
-    """spec_of(strategy, override...) of two devices; skips where it cannot run."""
+    """Return spec_of(strategy, *overrides) with two devices; it skips tests that cannot run here."""
 
     def of(strategy: str, *words: str) -> RunSpec:
         spec = resolve(compose_config([f"strategy={strategy}", "gpus=2", *SHORT, *words]))

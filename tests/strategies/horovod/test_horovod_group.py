@@ -1,33 +1,107 @@
-"""Meeting the other ranks."""
+"""Horovod's options, the variables that set them, and joining its group."""
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 
-from tests.builders.runs import simulated_spec
-
-pytest.importorskip("horovod")
-
-from scalebench.core.spec import RankPlacement
+from scalebench.config.resolve import resolve
+from scalebench.core.config_files import strategy_option_defaults
+from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
 from scalebench.runner.launchers.rank_environment import find_free_port
+from scalebench.strategies.base import Unsupported
 from scalebench.strategies.horovod import group
+from scalebench.strategies.horovod.group import HorovodOptions
+from tests.builders.runs import simulated_config, simulated_spec
 
 
-def test_port_of_the_rendezvous_taken() -> None:
+def spec(
+    name: str = "horovod_mpi", launcher: str = "mpi", backend: str = "mpi", gpus: int = 2, **train: Any
+) -> RunSpec:
+    made = resolve(simulated_config(size=1000, gpus=gpus))
+    made.config.strategy = StrategySpec(name, framework="torch", launcher=launcher, backend=backend)
+    made.config.train = dataclasses.replace(made.config.train, **train)
+    return made
+
+
+GLOO = spec("horovod_gloo", "local", "gloo")
+
+
+NAMES = [f"horovod_{of}" for of in "nccl mpi gloo tensorflow_nccl tensorflow_mpi tensorflow_gloo".split()]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "lightning_horovod"])
+def test_the_yaml_lists_all_options(name: str) -> None:
+    assert strategy_option_defaults(name) == dataclasses.asdict(HorovodOptions())
+
+
+def test_default_options_set_no_variables() -> None:
+    """Autotune does not vary a value that is set, even to Horovod's default."""
+    transport = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    actual = group.horovod_variables(GLOO, HorovodOptions())
+    assert {name: value for name, value in actual.items() if value is not None} == transport
+    assert {"HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME", "HOROVOD_AUTOTUNE"} < set(actual)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "name", "value"),
+    [
+        ({"fusion_threshold_mb": 0.5}, "HOROVOD_FUSION_THRESHOLD", "524288"),
+        ({"cycle_time_ms": 2.5}, "HOROVOD_CYCLE_TIME", "2.5"),
+        ({"cache_capacity": 0}, "HOROVOD_CACHE_CAPACITY", "0"),
+        ({"hierarchical_allreduce": True}, "HOROVOD_HIERARCHICAL_ALLREDUCE", "1"),
+        ({"autotune": True}, "HOROVOD_AUTOTUNE", "1"),
+    ],
+)
+def test_chosen_options_become_variables(chosen: dict[str, Any], name: str, value: str) -> None:
+    assert group.horovod_variables(GLOO, HorovodOptions(**chosen))[name] == value
+
+
+def test_under_mpirun_everything_is_sent_over_mpi() -> None:
+    actual = group.horovod_variables(spec(), HorovodOptions())
+    assert (actual["HOROVOD_CONTROLLER"], actual["HOROVOD_CPU_OPERATIONS"]) == ("mpi", "mpi")
+
+
+@pytest.mark.parametrize(
+    ("run", "chosen", "reported"),
+    [
+        (GLOO, {"op": "adasum"}, "Adasum needs Horovod's MPI operations"),
+        (spec(gpus=3), {"op": "adasum"}, "3 processes are no power of two"),
+        (spec(precision="float16"), {"op": "adasum"}, "use bfloat16"),
+        (spec(), {"hierarchical_allreduce": True}, "NCCL within a node"),
+        (spec("horovod_nccl", "local", "nccl"), {"hierarchical_allreduce": True}, "launcher=mpi"),
+        (spec(), {"cycle_time_ms": 5.0, "fusion_threshold_mb": 1.0}, "set one of them"),
+    ],
+)
+def test_incompatible_options_are_unsupported(run: RunSpec, chosen: dict[str, Any], reported: str) -> None:
+    with pytest.raises(Unsupported, match=reported) as caught:
+        group.check_horovod_options(run, HorovodOptions(**chosen))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("run", [GLOO, spec(), spec("horovod_nccl", "local", "nccl")])
+def test_compatible_options_are_supported(run: RunSpec) -> None:
+    group.check_horovod_options(run, HorovodOptions())
+    group.check_horovod_options(spec(), HorovodOptions(op="adasum", compression="fp16", fusion_threshold_mb=0.0))
+    group.check_horovod_options(spec("horovod_nccl", "mpi", "nccl"), HorovodOptions(hierarchical_allreduce=True))
+
+
+def test_a_taken_rendezvous_port_is_named() -> None:
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()
         port = other.getsockname()[1]
-        told = f"^port {port} of the rendezvous was taken by another program; run it again$"
-        with pytest.raises(RuntimeError, match=told), group._rendezvous_server(port):
+        reported = f"^port {port} of the rendezvous was taken by another program; run it again$"
+        with pytest.raises(RuntimeError, match=reported), group._rendezvous_server(port):
             pass
 
 
-def test_waiting_for_a_rank_0_that_comes_late() -> None:
+def test_waiting_for_a_late_rank_0() -> None:
     port, arrived = find_free_port(), []
 
     def wait() -> None:
@@ -43,7 +117,7 @@ def test_waiting_for_a_rank_0_that_comes_late() -> None:
     assert arrived[0] >= opened
 
 
-def test_waiting_for_a_rank_0_that_never_comes() -> None:
+def test_waiting_for_a_missing_rank_0() -> None:
     port = find_free_port()
     with pytest.raises(
         RuntimeError, match=f"^rank 0 did not open its rendezvous at 127.0.0.1:{port}: Connection refused"
@@ -52,16 +126,16 @@ def test_waiting_for_a_rank_0_that_never_comes() -> None:
 
 
 @pytest.mark.parametrize(("rank", "local", "cross"), [(0, (0, 3), (0, 2)), (2, (2, 3), (0, 1)), (4, (1, 2), (1, 2))])
-def test_where_a_rank_stands(
+def test_position_of_each_rank(
     rank: int, local: tuple[int, int], cross: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two nodes of three and two: (number, of how many) on the node, and among those of the same number."""
+    """Two nodes have three and two ranks; pairs are (rank, size) on the node and among equal local ranks."""
     monkeypatch.setenv("MASTER_ADDR", "node1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     spec = simulated_spec(gpus=2)
     spec.places = [RankPlacement(k, k % 3, k // 3, [k % 3], [], 1) for k in range(5)]
-    found = group._rank_variables(spec, rank, 7.0)
-    numbers = {name.removeprefix("HOROVOD_"): value for name, value in found.items()}
+    actual = group._rank_variables(spec, rank, 7.0)
+    numbers = {name.removeprefix("HOROVOD_"): value for name, value in actual.items()}
     assert (numbers["RANK"], numbers["SIZE"]) == (str(rank), "5")
     assert (numbers["LOCAL_RANK"], numbers["LOCAL_SIZE"]) == tuple(map(str, local))
     assert (numbers["CROSS_RANK"], numbers["CROSS_SIZE"]) == tuple(map(str, cross))

@@ -1,4 +1,4 @@
-"""Whole runs with Horovod's options and with its timeline."""
+"""Complete runs with Horovod's options and with its timeline."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_options(strategy: str, word: str, backend: str, spec_of: Callable[..., 
     assert first is not None and last is not None and last < first
 
 
-def test_a_cycle_time_leaves_the_messages_untold(spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
+def test_messages_are_unknown_with_a_cycle_time(spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
     words = ["strategy.options.cycle_time_ms=5.0", "measure.timeline=true", f"dataset.cache={tmp_path / 'data'}"]
     spec = spec_of(GLOO, *words)
     datasets.prepare(spec.config)
@@ -57,18 +57,18 @@ def test_timeline(strategy: str, spec_of: Callable[..., RunSpec], tmp_path: Path
     spec = spec_of(strategy, "measure.timeline=true", f"dataset.cache={tmp_path / 'data'}")
     datasets.prepare(spec.config)
     result = run_spec(spec, tmp_path / "run")
-    found = result.sync.timeline
-    assert (result.status, result.reason) == ("ok", None) and found is not None
-    assert (found.file, found.reason, found.updates) == ("timeline.json", None, 20)
+    actual = result.sync.timeline
+    assert (result.status, result.reason) == ("ok", None) and actual is not None
+    assert (actual.file, actual.reason, actual.steps) == ("timeline.json", None, 20)
     events = json.loads((tmp_path / "run" / "timeline.json").read_text())
     gradients = sum(event.get("name") == f"{(result.scale.backend_used or '').upper()}_ALLREDUCE" for event in events)
     assert gradients == 20 * 8  # arrays of the materials CNN
-    for phase_s in (found.negotiate_s, found.memcpy_s, found.allreduce_s):
+    for phase_s in (actual.negotiate_s, actual.memcpy_s, actual.allreduce_s):
         assert phase_s is not None and 0 < phase_s < 60
 
 
-def test_strategies_without_a_timeline_say_so(spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
+def test_strategies_without_a_timeline_have_a_reason(spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
     spec = spec_of("ddp_gloo", "measure.timeline=true", f"dataset.cache={tmp_path / 'data'}")
     datasets.prepare(spec.config)
-    found = run_spec(spec, tmp_path / "run").sync.timeline
-    assert found is not None and (found.file, found.reason) == (None, "ddp_gloo has no timeline of its own")
+    actual = run_spec(spec, tmp_path / "run").sync.timeline
+    assert actual is not None and (actual.file, actual.reason) == (None, "ddp_gloo has no timeline of its own")

@@ -1,4 +1,4 @@
-"""Reading Horovod's timeline, on events like those that Horovod 0.28.1 writes, with times that are known."""
+"""Reading Horovod's timeline: events as Horovod 0.28.1 writes them, with chosen times."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from scalebench.strategies.horovod import timeline
 from scalebench.strategies.horovod.timeline import CARRIER_BACKENDS, PHASES, union_length
 
 SHAPES = {"weight": "[100, 100]", "bias": "[100]"}
-UPDATE_S = 1.0
+STEP_S = 1.0
 MICRO = 1_000_000
 
 
-def update(start_s: float, carrier: str, fused: bool) -> list[dict[str, Any]]:
-    """One update: 0.1 s of negotiation, 0.02 s of copying in and out where fused, 0.2 s of all-reduce each message."""
-    found: list[dict[str, Any]] = []
+def step_events(start_s: float, carrier: str, fused: bool) -> list[dict[str, Any]]:
+    """Return the events of a step: 0.1 s negotiation, 0.02 s copies if fused, and 0.2 s all-reduce per message."""
+    actual: list[dict[str, Any]] = []
 
     def at(after_s: float, pids: list[int], ph: str, name: str | None = None) -> None:
         for pid in pids:
             event = {"ph": ph, "ts": round((start_s + after_s) * MICRO), "pid": pid}
-            found.append(event if name is None else {**event, "name": name})
+            actual.append(event if name is None else {**event, "name": name})
 
     at(0.0, [1, 2], "B", "NEGOTIATE_ALLREDUCE")
     at(0.0, [1], "X", "0")
@@ -41,8 +41,8 @@ def update(start_s: float, carrier: str, fused: bool) -> list[dict[str, Any]]:
         at(begin_s + 0.22, pids, "E")
         for pid in pids:
             at(begin_s + 0.25, [pid], "E")
-            found[-1]["args"] = {"dtype": "float32", "shape": SHAPES[NAMES[pid]]}
-    return found
+            actual[-1]["args"] = {"dtype": "float32", "shape": SHAPES[NAMES[pid]]}
+    return actual
 
 
 NAMES = {1: "weight", 2: "bias"}
@@ -53,64 +53,64 @@ HEAD = [
 ]
 
 
-def events(updates: int, carrier: str = "GLOO_ALLREDUCE", last_fused: bool = True) -> list[dict[str, Any]]:
-    """Updates of which the first takes ten times as long to negotiate and fuses nothing."""
-    found = list(HEAD)
-    for number in range(updates):
-        fused = number > 0 and (last_fused or number < updates - 1)
-        found += update(number * UPDATE_S + (0 if number else -5.0), carrier, fused)
-    return found
+def events(steps: int, carrier: str = "GLOO_ALLREDUCE", last_fused: bool = True) -> list[dict[str, Any]]:
+    """Return the events of some steps; the first one negotiates ten times as long and fuses nothing."""
+    actual = list(HEAD)
+    for number in range(steps):
+        fused = number > 0 and (last_fused or number < steps - 1)
+        actual += step_events(number * STEP_S + (0 if number else -5.0), carrier, fused)
+    return actual
 
 
 @pytest.mark.parametrize(("carrier", "backend"), CARRIER_BACKENDS.items())
-def test_what_carried_the_messages(carrier: str, backend: str) -> None:
+def test_the_backend_of_the_messages(carrier: str, backend: str) -> None:
     assert timeline.parse_timeline(events(3, carrier)).backend() == backend
 
 
-def test_adasum_holds_a_plain_all_reduce() -> None:
-    """One message, and not two, although both of its names are carriers'."""
-    found = []
+def test_adasums_inner_all_reduce_is_no_message() -> None:
+    """It is one message and not two, although both operations send."""
+    actual = []
     for event in events(3, "MPI_ADASUM_ALLREDUCE"):
-        found.append(event)
+        actual.append(event)
         if event.get("name") == "MPI_ADASUM_ALLREDUCE":
-            found += [{**event, "name": "MPI_ALLREDUCE"}, {"ph": "E", "ts": event["ts"] + 1, "pid": event["pid"]}]
-    assert timeline.parse_timeline(found).message_bytes() == [40_400]
+            actual += [{**event, "name": "MPI_ALLREDUCE"}, {"ph": "E", "ts": event["ts"] + 1, "pid": event["pid"]}]
+    assert timeline.parse_timeline(actual).message_bytes() == [40_400]
 
 
-def test_two_carriers_are_both_told() -> None:
-    both = events(2, "MPI_ALLREDUCE") + update(9.0, "NCCL_ALLREDUCE", True)
+def test_two_backends_are_both_reported() -> None:
+    both = events(2, "MPI_ALLREDUCE") + step_events(9.0, "NCCL_ALLREDUCE", True)
     assert timeline.parse_timeline(both).backend() == "mpi+nccl"
 
 
-def test_a_timeline_without_an_exchange() -> None:
-    found = timeline.parse_timeline(HEAD)
-    assert (found.backend(), found.message_bytes(), found.phases_s(3)) == (None, [], dict.fromkeys(PHASES, 0.0))
+def test_a_timeline_without_synchronization() -> None:
+    actual = timeline.parse_timeline(HEAD)
+    assert (actual.backend(), actual.message_bytes(), actual.phases_s(3)) == (None, [], dict.fromkeys(PHASES, 0.0))
 
 
-def test_messages_are_those_of_the_last_update() -> None:
+def test_messages_are_those_of_the_last_step() -> None:
     assert timeline.parse_timeline(events(3)).message_bytes() == [40_400]
     assert timeline.parse_timeline(events(3, last_fused=False)).message_bytes() == [40_000, 400]
     assert timeline.parse_timeline(events(1)).message_bytes() == [40_000, 400]
 
 
-def test_phases_of_an_update_without_the_first() -> None:
-    found = timeline.parse_timeline(events(5)).phases_s(5)
-    assert found == pytest.approx({"negotiate_s": 0.1, "queue_s": 0.0, "memcpy_s": 0.02, "allreduce_s": 0.2})
+def test_phases_leave_out_the_first_step() -> None:
+    actual = timeline.parse_timeline(events(5)).phases_s(5)
+    assert actual == pytest.approx({"negotiate_s": 0.1, "queue_s": 0.0, "memcpy_s": 0.02, "allreduce_s": 0.2})
 
 
-def test_what_an_earlier_timeline_left_is_passed_over() -> None:
-    """Horovod writes events that were waiting when it stopped into the next file."""
+def test_events_of_an_earlier_timeline_are_ignored() -> None:
+    """Horovod writes events that were pending when it stopped into the next file."""
     left = [{"ph": "E", "ts": 1, "pid": 1}, {"ph": "E", "ts": 2, "pid": 1, "args": {}}]
     assert timeline.parse_timeline(HEAD + left + events(3)[len(HEAD) :]) == timeline.parse_timeline(events(3))
 
 
-def test_half_precision_is_half_as_long() -> None:
+def test_half_precision_has_half_the_bytes() -> None:
     text = json.dumps(events(3)).replace("float32", "float16")
     assert timeline.parse_timeline(json.loads(text)).message_bytes() == [20_200]
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", '[{"ph": "B"'])
-def test_files_that_are_no_timeline(text: str, tmp_path: Path) -> None:
+def test_other_files_are_no_timeline(text: str, tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     path.write_text(text)
     with pytest.raises(ValueError):
@@ -122,6 +122,6 @@ spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pa
 
 @given(spans)
 def test_union_of_spans(pairs: list[tuple[int, int]]) -> None:
-    """Against counting the unit intervals that are covered."""
+    """Compare with the number of covered unit intervals."""
     covered = {unit for begin, end in pairs for unit in range(begin, end)}
     assert union_length([(float(a), float(b)) for a, b in pairs]) == len(covered)

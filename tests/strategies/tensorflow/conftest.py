@@ -1,4 +1,4 @@
-"""Runs inside the test process, on up to two virtual devices of the CPU and made-up samples."""
+"""Fixtures for TensorFlow's strategies inside the test process, on up to two virtual CPU devices and random samples."""
 
 from __future__ import annotations
 

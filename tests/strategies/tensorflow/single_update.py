@@ -97,7 +97,7 @@ def main(overrides: list[str]) -> None:
 def expected_statistics(strategy: Any, parts: Any) -> list[Any]:
     """The mean over the replicas of what each one's moving statistics become, found out one by one.
 
-    `parts` are those of the replicas, or the whole batch as one, which is then cut in two here.
+    `parts` are those of the replicas, or the full batch as one, which is then cut in two here.
     """
     import numpy as np
 

@@ -1,16 +1,19 @@
-"""CentralStorageStrategy: replicas on their devices, one copy of weights and statistics, on the device asked for."""
+"""Central storage: replicas on their devices, one copy of weights and statistics, and sums of gradients."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
 pytest.importorskip("tensorflow")
 
+from typing import Any
+
+import tensorflow as tf
+
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.strategies.base import NotMeasured, Unsupported
+from scalebench.strategies.tensorflow import central_storage
 from scalebench.strategies.tensorflow.central_storage import CentralStorage
 from tests.strategies.tensorflow.single_update import Update, one_update
 
@@ -57,7 +60,7 @@ def test_each_replica_is_on_its_device_forward_and_backward(run: tuple[str, Upda
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_the_update_is_made_where_the_weights_are(run: tuple[str, Update]) -> None:
+def test_the_step_is_applied_on_the_device_of_the_weights(run: tuple[str, Update]) -> None:
     name, update = run
     assert update.facts["weights_on"] == update.facts["slots_on"] == [WEIGHTS_ON[name]]
     assert update.devices("^sum_of_gradients/", "AddN") == {WEIGHTS_ON[name]}
@@ -66,7 +69,7 @@ def test_the_update_is_made_where_the_weights_are(run: tuple[str, Update]) -> No
 
 
 @pytest.mark.real
-def test_statistics_are_the_mean_over_the_replicas(run: tuple[str, Update]) -> None:
+def test_moving_statistics_are_the_mean_over_the_replicas(run: tuple[str, Update]) -> None:
     name, update = run
     assert max(update.facts["statistics_off_by"]) < (0.05 if "float16" in name else 1e-6)
     assert min(update.facts["statistics_moved_by"]) > 1e-5
@@ -84,6 +87,60 @@ def test_the_compiler_is_refused() -> None:
         strategy("train.compile=true").setup()
 
 
-def test_the_exchange_stays() -> None:
+def test_synchronization_cannot_be_switched_off() -> None:
     with pytest.raises(NotMeasured, match="one copy of the weights"):
         strategy().set_gradient_sync(False)
+
+
+GPUS = ["/GPU:0", "/GPU:1", "/GPU:2"]
+SHAPES = [(2, 3), (5,)]
+
+
+def gradients(devices: list[str]) -> list[list[tf.Tensor]]:
+    """Placeholders, as many of each shape as there are devices."""
+    made = []
+    for device in devices:
+        with tf.device(device):
+            made.append([tf.compat.v1.placeholder(tf.float32, shape) for shape in SHAPES])
+    return made
+
+
+def test_gradients_are_summed_on_the_target_device() -> None:
+    with tf.Graph().as_default():
+        parts = gradients(GPUS)
+        sums = central_storage.sum_gradients(parts, "/CPU:0")
+        assert [tuple(total.shape) for total in sums] == SHAPES
+        for number, total in enumerate(sums):
+            assert (total.op.type, total.op.device) == ("AddN", "/device:CPU:0")
+            assert [one.name for one in total.op.inputs] == [of_device[number].name for of_device in parts]
+
+
+def test_nccl_reduces_each_gradient_over_all_devices() -> None:
+    with tf.Graph().as_default() as graph:
+        parts = gradients(GPUS)
+        sums = central_storage.all_reduce_gradients(parts, GPUS, "/CPU:0")
+        reduces = [op for op in graph.get_operations() if op.type == "NcclAllReduce"]
+        assert [op.inputs[0].name for op in reduces] == [
+            one.name for of_gradient in zip(*parts, strict=True) for one in of_gradient
+        ]
+        assert [op.device for op in reduces] == [f"/device:GPU:{number}" for number in (0, 1, 2)] * 2
+        assert {(op.get_attr("num_devices"), op.get_attr("reduction")) for op in reduces} == {(3, b"sum")}
+        names = [op.get_attr("shared_name") for op in reduces]
+        assert len(set(names[:3])) == len(set(names[3:])) == 1
+        assert names[0] != names[3]
+        for number, total in enumerate(sums):
+            local = reduces[3 * number : 3 * number + 3]
+            assert total.op.device == "/device:CPU:0"
+            assert total.op.inputs[0].op == local[0]
+            assert set(local[1:]) <= set(total.op.control_inputs)  # or they might never run, and the first one hang
+
+
+def test_one_device_reduces_nothing() -> None:
+    with tf.Graph().as_default() as graph:
+        (alone,) = gradients(["/GPU:0"])
+        for sums in (
+            central_storage.sum_gradients([alone], "/CPU:0"),
+            central_storage.all_reduce_gradients([alone], ["/GPU:0"], "/CPU:0"),
+        ):
+            assert [one.name for one in sums] == [one.name for one in alone]
+        assert {op.type for op in graph.get_operations()} == {"Placeholder"}

@@ -1,4 +1,4 @@
-"""In-graph replication: what is placed where, statistics of the one copy, and batches that cannot be cut."""
+"""In-graph replication: placement, statistics of the single copy, and batches that cannot be sliced."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_each_tower_is_on_its_device_forward_and_backward(run: tuple[str, Update
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_weights_slices_and_outputs_are_where_the_options_say(run: tuple[str, Update]) -> None:
+def test_weights_slices_and_outputs_are_on_the_configured_devices(run: tuple[str, Update]) -> None:
     name, update = run
     parameter_device, slices, merged = PLACES[name]
     assert update.facts["weights_on"] == update.facts["slots_on"] == [parameter_device]
@@ -76,7 +76,7 @@ def test_weights_slices_and_outputs_are_where_the_options_say(run: tuple[str, Up
 
 
 @pytest.mark.real
-def test_statistics_are_the_mean_over_the_towers(run: tuple[str, Update]) -> None:
+def test_moving_statistics_are_the_mean_over_the_towers(run: tuple[str, Update]) -> None:
     _, update = run
     assert max(update.facts["statistics_off_by"]) < 1e-6
     assert min(update.facts["statistics_moved_by"]) > 1e-5
@@ -101,29 +101,29 @@ def test_the_compiler_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_exchange_stays(name: str) -> None:
+def test_synchronization_cannot_be_switched_off(name: str) -> None:
     with pytest.raises(NotMeasured, match="one copy of the weights"):
         strategy(name).set_gradient_sync(False)
 
 
-def test_a_batch_that_does_not_divide() -> None:
+def test_a_batch_that_does_not_divide_is_refused() -> None:
     """The study's error at 6 GPUs: 32 samples, of which the towers of kuza55 took 30."""
     with pytest.raises(Unsupported, match="a global batch of 32 samples does not divide by 6 devices"):
         strategy("kuza55_ps_gpu", "gpus=6", "scaling=strong", "train.global_batch=32").setup()
 
 
-def test_a_last_batch_that_does_not_divide() -> None:
+def test_a_last_batch_that_does_not_divide_is_refused() -> None:
     """240 = 7 * 30 + 30 divides, 241 leaves a batch of 1."""
     kuza55 = strategy("kuza55_ps_cpu", "scaling=strong", "train.global_batch=30")
     with pytest.raises(Unsupported, match="the last batch of an epoch of 1 samples does not divide by 2 devices"):
         kuza55.feed(source(241, 30))
     kuza55.devices = ["/CPU:0"]
     kuza55.join()
-    for whole in (source(240, 30), source(241, 30, feed="fixed")):
-        kuza55.feed(whole)
+    for full in (source(240, 30), source(241, 30, feed="fixed")):
+        kuza55.feed(full)
 
 
-def test_nccl_is_refused_in_words() -> None:
+def test_nccl_needs_its_backend_and_gpus() -> None:
     words = ("strategy.options.reduction=nccl", "hardware=cpu")
     with pytest.raises(InputError, match="wants strategy"):
         strategy("avolkov1_ps_gpu", *words)

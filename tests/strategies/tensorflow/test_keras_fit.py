@@ -1,4 +1,4 @@
-"""Keras' fit under our loop: it trains on each batch once, ends when the loop is over, and an error comes through."""
+"""Keras' fit under scalebench's loop: it trains on each batch once, ends when the loop is over, and raises errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, 
     return batches.drawn, stage.series.step_losses
 
 
-def test_the_pipeline_gives_each_batch_once() -> None:
+def test_the_pipeline_yields_each_batch_once() -> None:
     """In order, with weights that make the sum of losses the mean over the global batch."""
     noted: list[Batch] = []
     batches = [batch(number, 3 + number) for number in range(4)]
@@ -62,7 +62,7 @@ def test_the_pipeline_gives_each_batch_once() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_the_pipeline_draws_as_far_ahead_as_configured(ahead: int) -> None:
+def test_the_pipeline_reads_as_many_batches_ahead_as_configured(ahead: int) -> None:
     counted = Counted(batch(number) for number in range(100))
     iterator = iter(BatchPipeline(counted, lambda one: None, probe_samples=0).dataset(SPECS, ahead))
     list(islice(iterator, 3))
@@ -70,7 +70,7 @@ def test_the_pipeline_draws_as_far_ahead_as_configured(ahead: int) -> None:
     assert 3 + ahead <= counted.drawn <= 4 + ahead
 
 
-def test_the_pipeline_is_only_looked_at_first() -> None:
+def test_the_pipeline_restarts_after_fit_has_inspected_it() -> None:
     """By fit under a strategy, which then begins again; what it saw there is drawn a second time."""
     noted: list[Batch] = []
     pipeline = BatchPipeline([batch(number) for number in range(3)], noted.append, probe_samples=2)
@@ -82,7 +82,7 @@ def test_the_pipeline_is_only_looked_at_first() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_the_pipeline_draws_nothing_after_stop(ahead: int) -> None:
+def test_the_pipeline_reads_nothing_after_stop(ahead: int) -> None:
     """A batch that is being drawn is waited for: the loop's clock is not to be touched behind its back."""
     drawn, drawing, may_go_on = [], threading.Event(), threading.Event()
 
@@ -111,7 +111,7 @@ def test_the_pipeline_draws_nothing_after_stop(ahead: int) -> None:
     assert drawn == [0, 1, 2, 3]
 
 
-def test_told_ends_fit_when_the_loop_is_over() -> None:
+def test_the_callback_ends_fit_when_the_loop_is_over() -> None:
     parts: list[LossPart] = []
     loop: Any = SimpleNamespace(done=lambda part: parts.append(part) or len(parts) == 2)
     callback = LoopCallback(loop, iter([5, 4]), replicas=2)
@@ -137,12 +137,12 @@ def test_same_losses_as_the_plain_loop(strategy: Any, source: Callable[..., Sour
         assert 0 <= ahead <= (1 if words == BARE else 5)  # fit under a strategy always has some ready
 
 
-def test_starts_anew_where_the_plain_loop_would(strategy: Any, source: Callable[..., Source]) -> None:
+def test_a_new_training_restarts_like_the_plain_loop(strategy: Any, source: Callable[..., Source]) -> None:
     fit = strategy(*BARE, FIT)
     assert train(fit, source(), 1, 2)[1] == pytest.approx(train(strategy(*BARE), source(), 1, 2)[1], rel=1e-6)
 
 
-def test_loop_that_runs_dry(strategy: Any, source: Callable[..., Source]) -> None:
+def test_batches_that_run_out_end_the_training(strategy: Any, source: Callable[..., Source]) -> None:
     """Batches that end before the stage does end the training, once."""
     fit = strategy(*BARE, FIT)
     batches, stage = Counted(islice(fit.feed(source()), 3)), fixed_length_phase("some", 1, 100)
@@ -151,7 +151,7 @@ def test_loop_that_runs_dry(strategy: Any, source: Callable[..., Source]) -> Non
     assert (batches.drawn, stage.series.seconds) == (3, [])
 
 
-def test_error_in_the_loop_comes_through(strategy: Any, source: Callable[..., Source]) -> None:
+def test_an_error_in_the_loop_is_raised(strategy: Any, source: Callable[..., Source]) -> None:
     def decide(series: Any) -> bool:
         raise RuntimeError("told to fail")
 
@@ -162,7 +162,7 @@ def test_error_in_the_loop_comes_through(strategy: Any, source: Callable[..., So
 
 
 @pytest.mark.parametrize("after", [0, 2])
-def test_error_in_the_source_comes_through(strategy: Any, source: Callable[..., Source], after: int) -> None:
+def test_an_error_in_the_source_is_raised(strategy: Any, source: Callable[..., Source], after: int) -> None:
     def batches(good: Iterator[Batch]) -> Iterator[Batch]:
         yield from islice(good, after)
         raise ValueError("a file that is cut")
@@ -173,7 +173,7 @@ def test_error_in_the_source_comes_through(strategy: Any, source: Callable[..., 
 
 
 @pytest.mark.slow
-def test_exchange_goes_off_and_on(strategy: Any, source: Callable[..., Source]) -> None:
+def test_synchronization_can_be_switched_off_and_on(strategy: Any, source: Callable[..., Source]) -> None:
     fit = strategy(*MIRRORED, FIT)
     train(fit, source(first=1), 1, 2)
     assert fit.backend_used() == "ring"
@@ -188,7 +188,7 @@ def test_exchange_goes_off_and_on(strategy: Any, source: Callable[..., Source]) 
 
 
 @pytest.mark.slow
-def test_exchange_is_switched_while_fit_runs(
+def test_synchronization_can_be_switched_while_fit_runs(
     strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two updates, any number of times, and each way is traced once, by each of two replicas."""
@@ -227,7 +227,7 @@ def test_exchange_is_switched_while_fit_runs(
         ((*MIRRORED, "train.compile=true"), "would merge them; use loop=custom"),
     ],
 )
-def test_what_fit_cannot_is_unsupported(strategy: Any, words: tuple[str, ...], reason: str) -> None:
+def test_settings_that_fit_does_not_support(strategy: Any, words: tuple[str, ...], reason: str) -> None:
     with pytest.raises(Unsupported, match=f"strategy.options.loop=fit .*{reason}"):
         strategy(*words, FIT)
     strategy(*words)  # which the plain loop can

@@ -1,4 +1,4 @@
-"""MirroredStrategy over two devices of the CPU: what is averaged, what is each replica's own, and short batches."""
+"""MirroredStrategy over two CPU devices: sums, statistics per replica, short batches, and cross-device operations."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def apart(one: Any) -> float:
 def test_same_losses_as_bare(strategy: Any, source: Callable[..., Source], name: str) -> None:
     """From parts that differ by one; the replicas stay alike, the gradients are seen to travel, and nothing else."""
     one, bare = strategy(f"strategy={name}", "gpus=2"), strategy("strategy=bare_tensorflow", "gpus=1")
-    whole = {"first": 20, "global_batch": 27}
-    np.testing.assert_allclose(train(one, source(**whole), 6), train(bare, source(**whole), 6), rtol=1e-5)
+    full = {"first": 20, "global_batch": 27}
+    np.testing.assert_allclose(train(one, source(**full), 6), train(bare, source(**full), 6), rtol=1e-5)
     assert apart(one) == 0
     for key, array in one.parameters().items():
         np.testing.assert_allclose(array, bare.parameters()[key], atol=1e-5, err_msg=key)
@@ -50,7 +50,7 @@ def test_same_losses_as_bare(strategy: Any, source: Callable[..., Source], name:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [*NAMES, "mirrored train.precision=float16"])
-def test_replicas_go_apart_without_the_exchange(strategy: Any, source: Callable[..., Source], words: str) -> None:
+def test_replicas_diverge_without_synchronization(strategy: Any, source: Callable[..., Source], words: str) -> None:
     one = strategy(*f"strategy={words}".split(), "gpus=2")
     train(one, source(), 2)
     one.set_gradient_sync(False)
@@ -62,7 +62,7 @@ def test_replicas_go_apart_without_the_exchange(strategy: Any, source: Callable[
     assert sum(one.message_sizes()) == BYTES
 
 
-def test_replicas_are_put_on_their_devices(strategy: Any) -> None:
+def test_replicas_are_on_their_devices(strategy: Any) -> None:
     one = strategy(*MIRRORED)
     for variable in (*one.model.variables, *one.optimizer.variables):
         copies = one.strategy.experimental_local_results(variable.value)
@@ -71,7 +71,7 @@ def test_replicas_are_put_on_their_devices(strategy: Any) -> None:
 
 
 @pytest.mark.slow
-def test_moving_statistics_are_each_replicas_own(strategy: Any, pictures: Callable[..., Source]) -> None:
+def test_moving_statistics_are_kept_per_replica(strategy: Any, pictures: Callable[..., Source]) -> None:
     """And the mean of them where they are read from outside: here, and by validation."""
     one = strategy(*MIRRORED, *IMAGES)
     batch = next(iter(one.feed(pictures())))
@@ -105,7 +105,7 @@ def test_a_last_batch_of_fewer_samples_than_devices(strategy: Any, tmp_path: Pat
     assert all(np.isfinite(float(one.step(batch).loss_sum)) for batch in batches)
 
 
-def test_exchange_alone(strategy: Any) -> None:
+def test_isolated_synchronization_is_compiled_once_per_size(strategy: Any) -> None:
     """Made once for the same sizes; with one replica there is none."""
     one = strategy(*MIRRORED)
     one.run_isolated_sync([400])
@@ -116,12 +116,13 @@ def test_exchange_alone(strategy: Any) -> None:
     assert one._all_reduce is not made
     single = strategy("strategy=mirrored", "gpus=1")
     single.run_isolated_sync([400])
-    assert single._exchange is None
+    assert single._all_reduce is None
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
+        ("auto", type(None)),
         ("nccl", tf.distribute.NcclAllReduce),
         ("hierarchical_copy", tf.distribute.HierarchicalCopyAllReduce),
         ("reduce_to_cpu", tf.distribute.ReductionToOneDevice),
@@ -135,11 +136,7 @@ def test_cross_device_ops(name: str, kind: type) -> None:
         assert made.reduce_to_device.endswith("CPU:0" if name == "reduce_to_cpu" else "CPU:1")
 
 
-def test_cross_device_ops_left_to_tensorflow() -> None:
-    assert create_cross_device_ops(MirroredOptions(), DEVICES) is None
-
-
-def test_packs(strategy: Any) -> None:
+def test_gradients_are_packed_into_messages(strategy: Any) -> None:
     one = strategy("strategy=mirrored_hierarchical", "gpus=2", "strategy.options.num_packs=3")
     sizes = one.message_sizes()
     assert len(sizes) == 3 and sum(sizes) == BYTES

@@ -1,17 +1,20 @@
-"""Model parallelism: what is placed where, forward, backward and in the optimizer, and the losses of one device."""
+"""Model parallelism: placement of all operations, losses, optimizers, stage transfers, and stages by themselves."""
 
 from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("tensorflow")
 
 import re
 from collections import Counter
 from typing import Any
 
 import numpy as np
-import pytest
-
-pytest.importorskip("tensorflow")
+import tensorflow as tf
 
 from scalebench.strategies.base import BACKWARD, FORWARD, NotMeasured, Unsupported
+from scalebench.strategies.tensorflow import model_parallel, observed
 from scalebench.workloads import networks
 from tests.strategies.tensorflow.conftest import DEVICES
 from tests.strategies.tensorflow.single_update import one_update
@@ -32,14 +35,14 @@ BACKWARD_OF = {"conv": "Conv2DBackpropFilter", "batch_norm": "FusedBatchNormGrad
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", FAST)
-def test_the_update_is_that_of_one_device(strategy: Any, model: str) -> None:
+def test_a_step_equals_that_of_one_device(strategy: Any, model: str) -> None:
     """Losses, weights and moving statistics, uneven batches included: a batch stays whole."""
     bare, two = strategy(*BARE, *MODELS[model]), strategy(*TWO, *MODELS[model])
     for batch in batches(two, (3, 3, 2)):
         assert float(two.step(batch).loss_sum) == pytest.approx(float(bare.step(batch).loss_sum), rel=1e-6)
     for kind in ("trained", "moving_statistics"):
-        for ours, theirs in zip(getattr(two.model, kind), getattr(bare.model, kind), strict=True):
-            np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-6, err_msg=ours.name)
+        for ours, expected_value in zip(getattr(two.model, kind), getattr(bare.model, kind), strict=True):
+            np.testing.assert_allclose(ours.numpy(), expected_value.numpy(), atol=1e-6, err_msg=ours.name)
     inputs = batches(two, (4,))[0].parts[0][0]
     np.testing.assert_allclose(two.forward(inputs), bare.forward(inputs), atol=1e-5)
 
@@ -64,7 +67,7 @@ def test_forward_and_backward_of_a_stage_are_on_its_device(strategy: Any, model:
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_where_tensorflow_really_placed_an_update() -> None:
+def test_tensorflows_log_confirms_the_placement() -> None:
     """By its own log, with CPU:1 for the first device, which is not where it puts what names none."""
     update = one_update(*TWO, *RESNET, "dataset.size=40", "dataset.validation_share=0.1")
     first = update.devices("^resnet20_cifar10_1/convolution_1$", "Conv2D")
@@ -82,7 +85,7 @@ def test_where_tensorflow_really_placed_an_update() -> None:
 
 
 @pytest.mark.slow
-def test_stages_tell_what_they_hold_and_how_long_they_work(strategy: Any) -> None:
+def test_stages_have_sizes_and_times(strategy: Any) -> None:
     two = strategy(*TWO, *RESNET)
     assert {stage.work_s for stage in two.stages()} == {None}  # nobody trained
     two.step(batches(two, (10,))[0])
@@ -96,13 +99,13 @@ def test_stages_tell_what_they_hold_and_how_long_they_work(strategy: Any) -> Non
 
 
 @pytest.mark.slow
-def test_bytes_can_be_balanced_instead(strategy: Any) -> None:
+def test_stages_can_balance_bytes(strategy: Any) -> None:
     flops, size = (strategy(*TWO, *RESNET, f"strategy.options.split={by}") for by in ("flops", "size"))
     apart = [abs(one.state_bytes()[0] - one.state_bytes()[1]) for one in (flops, size)]
     assert apart[1] < apart[0] / 2
 
 
-def test_parts_of_an_update(strategy: Any) -> None:
+def test_partial_steps(strategy: Any) -> None:
     two = strategy(*TWO)
     (batch,) = batches(two, (10,))
     before = two.parameters()
@@ -126,18 +129,140 @@ def test_parts_of_an_update(strategy: Any) -> None:
         ),
     ],
 )
-def test_what_it_does_not_do(made: Any, words: tuple[str, ...], said: str) -> None:
+def test_unsupported_settings(made: Any, words: tuple[str, ...], said: str) -> None:
     with pytest.raises(Unsupported, match=said):
         made(*TWO, *words).setup()
 
 
-def test_more_stages_than_there_are_places_to_cut(made: Any) -> None:
+def test_more_stages_than_the_network_allows(made: Any) -> None:
     one = made(*TWO, "gpus=5")
     one.devices = DEVICES * 3
     with pytest.raises(Unsupported, match=re.escape("can be cut into at most 4 stages")):
-        one.device_of(networks.build_network(one.spec.config.model))
+        one.node_devices(networks.build_network(one.spec.config.model))
 
 
-def test_the_exchange_stays(made: Any) -> None:
+def test_synchronization_cannot_be_switched_off(made: Any) -> None:
     with pytest.raises(NotMeasured, match="one model over all devices"):
         made(*TWO).set_gradient_sync(False)
+
+
+def test_variables_and_slots_are_on_the_device_of_their_stage(strategy: Any) -> None:
+    two = strategy(*TWO, *RESNET, "train.optimizer=adam")
+    for stage, device in zip(two.network_stages, DEVICES, strict=True):
+        names = [array.name for node in stage.nodes for array in node.arrays]
+        held = [two.model.variables_by_name[name] for name in names]
+        slots = two.optimizer.by_device[held[0].value.device].variables
+        assert {on(variable.value.device) for variable in (*held, *slots)} == {on(device)}
+        assert len(slots) == 2 + 2 * sum(variable.trainable for variable in held)  # iterations, rate, two moments
+
+
+def test_the_learning_rate_changes_on_all_devices(strategy: Any) -> None:
+    two = strategy(*TWO, "train.optimizer=sgd")
+    before = [variable.numpy() for variable in two.model.trained]
+    two.set_learning_rate(0.0)
+    two.step(batches(two, (10,))[0])
+    for variable, array in zip(two.model.trained, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), array)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "momentum", "rmsprop", "sgd"])
+def test_an_optimizer_step_runs_on_its_device(strategy: Any, optimizer: str) -> None:
+    """But for what names no device and follows the variable that it reads."""
+    two = strategy(*TWO, f"train.optimizer={optimizer}", "train.weight_decay=0.1")
+    operations = two.step_function().get_concrete_function().graph.get_operations()
+    names = {one.name for one in two.optimizer.of_device.values()}
+    steps = [
+        op
+        for op in operations
+        if op.name.partition("/")[0].rpartition("_")[0] in names or op.name.partition("/")[0] in names
+    ]
+    assert {op.type for op in steps if not op.device} <= {"ReadVariableOp", "Placeholder"}
+    placed = [op for op in steps if op.device]
+    assert {on(op.device) for op in placed} == {on(device) for device in DEVICES}
+    for op in placed:
+        assert {on(tensor.device) for tensor in op.inputs if tensor.device} <= {on(op.device)}, op.name
+
+
+@pytest.mark.slow
+def test_a_stage_computes_only_its_own_gradients(strategy: Any) -> None:
+    two = strategy(*TWO, *RESNET)
+    inputs, targets = batches(two, (4,))[0].parts[0]
+    read = model_parallel._stage_inputs(two.model, two.network_stages, inputs)
+    assert [on(tensor.device) for tensor in read] == [on(device) for device in DEVICES]
+    assert tuple(read[1].shape) == (4, *two.network_stages[0].output.shape)
+    for stage, device, own in zip(two.network_stages, DEVICES, read, strict=True):
+        alone = model_parallel._stage_function(two.model, stage, two._loss if stage is two.network_stages[-1] else None)
+        trained = sum(array.trainable for node in stage.nodes for array in node.arrays)
+        found = alone(own, targets)
+        assert len(found) == trained + (stage.index > 0)  # and of what it reads, which goes back
+        assert all(number.shape == () for number in found)  # what a function gives back goes to the first device
+        operations = alone.get_concrete_function(own, targets).graph.get_operations()
+        assert {on(op.device) for op in operations if op.device} == {on(device)}
+        nodes = Counter(node.op for node in stage.nodes)
+        here = Counter(op.type for op in operations if on(op.device) == on(device))
+        assert (here["Conv2D"], here["Conv2DBackpropFilter"]) == (nodes["conv"], nodes["conv"])
+
+
+def test_gradients_of_the_last_stage_equal_those_of_the_step(strategy: Any) -> None:
+    """Of the sum of the losses, which an update divides by the samples."""
+    two = strategy(*TWO)
+    (batch,) = batches(two, (6,))
+    _, read = model_parallel._stage_inputs(two.model, two.network_stages, batch.parts[0][0])
+    last = two.network_stages[-1]
+    _, *found = model_parallel._stage_function(two.model, last, two._loss)(read, batch.parts[0][1])
+    assert len(found) == sum(len(node.arrays) for node in last.nodes)
+    wanted = step_gradients(two, batch)[-len(found) :]
+    for ours, expected_value in zip(found, wanted, strict=True):
+        assert float(ours) / batch.samples == pytest.approx(float(expected_value.numpy().flat[0]), abs=1e-6)
+
+
+def step_gradients(two: Any, batch: Any) -> list[Any]:
+    (part,) = batch.parts
+    return list(tf.function(lambda: two.compute_gradients(*part, batch.global_samples)[1], autograph=False)())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("train.optimizer=adam",), ("train.optimizer=adamw", "train.weight_decay=0.1")])
+def test_only_activations_between_stages_leave_their_device(strategy: Any, words: tuple[str, ...]) -> None:
+    """By the profiler, of an update that ran: beside single numbers the targets, an activation and its gradient."""
+    two = strategy(*TWO, *words)
+    batch, *_ = batches(two, (10,))
+    two.step(batch)
+    function = two.step_function().get_concrete_function()
+    outputs = {op.name: op.outputs for op in function.graph.get_operations()}
+    sent = model_parallel.sent_operations(observed.record_event_names(lambda: two.step(batch)))
+    arrays = {name for name in sent if name in outputs and outputs[name] and outputs[name][0].shape.rank != 0}
+    forward, back = model_parallel.stage_transfers(function)
+    assert arrays == {forward.op.name, back.op.name, "parts_1"}
+    assert (on(forward.device), on(back.device)) == (on(DEVICES[0]), on(DEVICES[1]))
+    assert back.name.startswith("gradients") and not forward.name.startswith("gradients")
+
+
+@pytest.mark.parametrize(("precision", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_messages_are_the_activations_between_stages(strategy: Any, precision: str, size: int) -> None:
+    two = strategy(*TWO, *RESNET, f"train.precision={precision}")
+    assert two.message_sizes() == [10 * 16 * 16 * 32 * size] * 2
+    two.run_isolated_sync(two.message_sizes())
+    _, trip = two._transfers
+    graph = trip._run.get_concrete_function(trip._buffers).graph
+    copies = [op for op in graph.get_operations() if op.type == "Identity" and op.inputs[0].op.type == "Identity"]
+    ways = [(on(op.inputs[0].device), on(op.device)) for op in copies[:2]]
+    assert ways == [(on(DEVICES[0]), on(DEVICES[1])), (on(DEVICES[1]), on(DEVICES[0]))]
+
+
+def test_the_backend_is_observed(strategy: Any) -> None:
+    two = strategy(*TWO)
+    with pytest.raises(RuntimeError, match="there was no training"):
+        two.backend_used()
+    two.step(batches(two, (10,))[0])
+    assert two.backend_used() == "copy"
+    one = strategy(*TWO, "gpus=1")
+    one.step(batches(one, (10,))[0])
+    assert (one.backend_used(), one.message_sizes(), one.stages()) == (None, [], [])
+    one.run_isolated_sync([100])
+
+
+def test_sent_operations_by_event_names() -> None:
+    events = {"stage/Relu/_29:_Send", "stage/Relu:Relu", "update/stage/MatMul/_3:_Recv", "Sum/_1:_Send"}
+    assert model_parallel.sent_operations(events) == {"stage/Relu", "Sum"}

@@ -1,4 +1,4 @@
-"""What the contract, whose network has no moving statistics, does not see of several processes."""
+"""Clusters of several processes: addresses, ports, validation with moving statistics, and independent replicas."""
 
 from __future__ import annotations
 
@@ -8,15 +8,56 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
+from scalebench.core.errors import InputError
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers import local
 from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.runner.parent import run_spec
+from scalebench.strategies.tensorflow import multiworker
 from scalebench.strategies.tensorflow.bare import IndependentTensorFlow
+from scalebench.strategies.tensorflow.multiworker import WorkerGroup
 from scalebench.workloads.source import Batch
+from tests.builders.runs import simulated_spec
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    addresses = ["10.0.0.1:5000", "10.0.0.1:5001", "10.0.0.2:5000"]
+    monkeypatch.setenv(multiworker.ADDRESSES, ",".join(addresses))
+    return addresses
+
+
+def test_addresses_come_from_the_launcher(three: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert multiworker.rank_addresses() == three
+    monkeypatch.delenv(multiworker.ADDRESSES)
+    with pytest.raises(RuntimeError, match="SCALEBENCH_ADDRESSES is not set"):
+        multiworker.rank_addresses()
+
+
+def test_the_cluster_resolver(three: list[str]) -> None:
+    resolver = multiworker.cluster_resolver({"ps": three[:1], "worker": three[1:]}, "worker", 1, ["/GPU:0"])
+    assert resolver.cluster_spec().as_dict() == {"ps": three[:1], "worker": three[1:]}
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "grpc")
+    assert resolver.num_accelerators() == {"GPU": 1}
+    assert multiworker.cluster_resolver({"worker": three}, "worker", 0, ["/CPU:0"]).num_accelerators() == {"GPU": 0}
+
+
+def test_a_port_in_use_is_named(three: list[str]) -> None:
+    words = r"10\.0\.0\.1:5001 was taken by another program; run it again"
+    with pytest.raises(RuntimeError, match=words), multiworker.explain_port_conflict(1):
+        raise tf.errors.UnknownError(None, None, "Could not start gRPC server")
+    with pytest.raises(tf.errors.UnknownError), multiworker.explain_port_conflict(1):
+        raise tf.errors.UnknownError(None, None, "something else")
+
+
+def test_an_unknown_backend_names_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"no strategy\.backend 'rign'; did you mean 'ring'"):
+        WorkerGroup(simulated_spec(), 0, ["/CPU:0"], "rign")
+
 
 SHORT = ("measure=quick", "measure.min_s=0", "measure.max_s=1", "measure.hang_s=30", "measure.probes=false")
 
@@ -44,7 +85,7 @@ def test_validation_with_moving_statistics_and_uneven_parts(tmp_path: Path) -> N
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_a_port_in_use_is_a_failed_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_fails_the_run_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = find_free_ports
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -55,9 +96,7 @@ def test_a_port_in_use_is_a_failed_row_with_its_reason(tmp_path: Path, monkeypat
     assert result.phases.wall_s is not None and result.phases.wall_s < 30
 
 
-def test_an_independent_replica_follows_the_mean_over_its_own_samples(
-    strategy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_independent_replica_trains_on_its_own_mean_loss(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same update as the baseline's on the same samples, however large the global batch is."""
     monkeypatch.setattr(IndependentTensorFlow, "join", lambda self: None)
     samples = np.random.default_rng(0).normal(size=(6, 200, 3)).astype(np.float32), np.ones((6, 2), np.float32)

@@ -1,8 +1,9 @@
-"""The parameter server's own ways of going wrong, and what its chief refuses. The contract is in test_contract.py."""
+"""The parameter server: failures of its processes, unsupported settings, rows, and what workers do for the chief."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import tensorflow as tf
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
@@ -21,14 +23,17 @@ from scalebench.core.spec import RunSpec
 from scalebench.measure.progress import RankProgress
 from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import NotMeasured, Unsupported
-from scalebench.strategies.tensorflow.parameter_server import ParameterServer, PendingLoss
-from scalebench.testing.launch import WORKLOAD
+from scalebench.strategies.tensorflow import multiworker, parameter_server
+from scalebench.strategies.tensorflow.parameter_server import EventRecorder, ParameterServer, PendingLoss, RowReader
+from scalebench.testing.launch import UNEVEN_WORKLOAD
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
 from scalebench.workloads.source import Source
-from tests.builders.runs import alive
+from tests.builders.runs import alive, simulated_spec
 
 
 def spec_of(*words: str) -> RunSpec:
-    return resolve(compose_config(["strategy=parameter_server", "gpus=2", *WORKLOAD, *words]))
+    return resolve(compose_config(["strategy=parameter_server", "gpus=2", *UNEVEN_WORKLOAD, *words]))
 
 
 def pid_of(rank: int) -> int:
@@ -80,7 +85,7 @@ def test_services_end_with_the_chief_and_leave_no_record(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "expected"),
     [
         ("dataset.feed=device", "it takes dataset.feed=host, disk or fixed"),
         ("dataset.prefetch=queue", "and dataset.prefetch=none"),
@@ -88,8 +93,8 @@ def test_services_end_with_the_chief_and_leave_no_record(tmp_path: Path) -> None
         ("train.compile=true", "XLA cannot read the weights"),
     ],
 )
-def test_what_workers_cannot_do_is_unsupported(word: str, told: str) -> None:
-    with pytest.raises(Unsupported, match=told):
+def test_settings_that_workers_do_not_support(word: str, expected: str) -> None:
+    with pytest.raises(Unsupported, match=expected):
         ParameterServer(spec_of(word), 0).join()
 
 
@@ -100,7 +105,7 @@ def dealt(source: Source, updates: int, *words: str) -> list[list[list[int]]]:
     return [[part.numpy().tolist() for part in batch.parts] for batch in batches]
 
 
-def test_every_row_of_a_batch_is_dealt_once(source: Callable[..., Source]) -> None:
+def test_every_row_of_a_batch_goes_to_one_worker(source: Callable[..., Source]) -> None:
     one = source()
     batches = dealt(one, 2 * one.steps_per_epoch)
     for update, parts in enumerate(batches):
@@ -110,12 +115,12 @@ def test_every_row_of_a_batch_is_dealt_once(source: Callable[..., Source]) -> No
     assert [len(parts) for parts in batches[-2:]] == [2, 1], "the last batch has one sample, and no part is empty"
 
 
-def test_a_fixed_batch_is_dealt_again(source: Callable[..., Source]) -> None:
+def test_a_fixed_batch_is_repeated(source: Callable[..., Source]) -> None:
     first, *others = dealt(source(feed="fixed"), 8)
     assert all(parts == first for parts in others)
 
 
-def test_the_loss_of_a_step_is_that_of_all_its_updates() -> None:
+def test_the_loss_of_a_step_sums_its_updates() -> None:
     class Remote:
         def __init__(self, value: float) -> None:
             self.value = value
@@ -126,7 +131,7 @@ def test_the_loss_of_a_step_is_that_of_all_its_updates() -> None:
     assert float(PendingLoss([Remote(1.5), Remote(2.25)])) == 3.75
 
 
-def test_the_chief_has_nothing_to_probe() -> None:
+def test_the_chief_has_no_probes() -> None:
     chief = ParameterServer(spec_of(), 0)
     asked = [
         lambda: chief.partial_step(None, "forward"),
@@ -137,3 +142,59 @@ def test_the_chief_has_nothing_to_probe() -> None:
     for ask in asked:
         with pytest.raises(NotMeasured, match="the chief of parameter_server computes nothing"):
             ask()
+
+
+SPEC = (tf.TensorSpec((None, 200, 3), tf.float32), tf.TensorSpec((None, 2), tf.float32))
+
+
+def feed_spec(feed: str) -> RunSpec:
+    spec = simulated_spec(size=64)
+    spec.config.dataset = dataclasses.replace(spec.config.dataset, feed=feed)
+    return spec
+
+
+@pytest.mark.parametrize("feed", ["host", "fixed", "disk"])
+def test_rows_are_read_in_their_order(feed: str) -> None:
+    spec = feed_spec(feed)
+    inputs, targets = cache.open_arrays(datasets.prepare(spec.config))
+    rows = RowReader(spec)
+    for wanted in (np.array([5, 3, 60]), np.array([7]), np.array([5, 3, 60])):
+        found = rows(wanted)
+        np.testing.assert_array_equal(found[0], inputs[wanted])
+        np.testing.assert_array_equal(found[1], targets[wanted])
+
+
+def test_a_fixed_batch_is_read_once() -> None:
+    rows, wanted = RowReader(feed_spec("fixed")), np.array([5, 3])
+    assert rows(wanted)[0] is rows(wanted.copy())[0]
+    host = RowReader(feed_spec("host"))
+    assert host(wanted)[0] is not host(wanted)[0]
+
+
+def test_a_graph_reads_rows_in_the_process_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameter_server, "_python_functions", {})
+    rows = RowReader(feed_spec("host"))
+    parameter_server._register_python_function(parameter_server.READ_TOKEN, rows)
+    read = tf.function(
+        lambda wanted: parameter_server.read_rows(wanted, SPEC), input_signature=[tf.TensorSpec((None,), tf.int64)]
+    )
+    assert [part.shape.as_list() for part in read.get_concrete_function().outputs] == [[None, 200, 3], [None, 2]]
+    for part, wanted in zip(read(tf.constant([9, 1], tf.int64)), rows(np.array([9, 1])), strict=True):
+        np.testing.assert_array_equal(part.numpy(), wanted)
+
+
+def test_events_between_two_calls_are_recorded() -> None:
+    recorder = EventRecorder()
+    for _ in range(2):
+        assert len(recorder(np.array(True))) == 0
+        tf.function(lambda x: tf.linalg.matmul(x, x))(tf.ones((3, 3)))
+        events = {name.decode() for name in recorder(np.array(False))}
+        assert any(event.startswith("MatMul:") for event in events)
+
+
+def test_addresses_by_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = simulated_spec(gpus=4)
+    for place, role in zip(spec.places, ("chief", "ps", "worker", "worker"), strict=True):
+        place.role = role
+    monkeypatch.setenv(multiworker.ADDRESSES, "a:1,b:2,c:3,d:4")
+    assert parameter_server.addresses_by_job(spec) == {"chief": ["a:1"], "ps": ["b:2"], "worker": ["c:3", "d:4"]}

@@ -1,4 +1,4 @@
-"""Every way of feeding gives the same batches in the same order, dealt out to the devices."""
+"""Every way of feeding yields the same batches in the same order, split over the devices; and validation metrics."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.strategies.tensorflow import batches
 from scalebench.strategies.tensorflow import batches as feeding
 from scalebench.workloads.source import Source
 from tests.strategies.tensorflow.conftest import DEVICES
@@ -46,7 +47,7 @@ def test_same_batches_as_from_the_host(source: Callable[..., Source], ways: tupl
         assert (batch.samples, float(batch.global_samples)) == (found.samples, float(found.global_samples))
 
 
-def test_host_gives_what_the_source_holds(source: Callable[..., Source]) -> None:
+def test_host_batches_are_those_of_the_source(source: Callable[..., Source]) -> None:
     part = source(1, 2)
     for batch, found in zip(islice(part, STEPS), first_batches(part, "host"), strict=True):
         for column, wanted in enumerate((batch.inputs, batch.targets)):
@@ -69,7 +70,7 @@ def test_labels_and_bytes_keep_their_types(pictures: Callable[..., Source]) -> N
         assert (images.dtype, labels.dtype) == (tf.uint8, tf.int64)
 
 
-def test_fixed_makes_its_tensors_once(source: Callable[..., Source]) -> None:
+def test_a_fixed_batch_is_copied_once(source: Callable[..., Source]) -> None:
     found = first_batches(source(feed="fixed"), "fixed")
     assert all(batch is found[0] for batch in found)
     np.testing.assert_array_equal(found[0].parts[1][0], first_batches(source(), "host")[0].parts[1][0])
@@ -94,7 +95,7 @@ def test_prefetches_in_a_thread_that_closing_ends(source: Callable[..., Source],
 
 
 @pytest.mark.parametrize(("ahead", "in_thread"), [("queue", False), ("device", True)])
-def test_only_ahead_on_the_device_copies_in_the_thread(
+def test_only_prefetching_to_the_device_copies_in_the_thread(
     source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch, ahead: str, in_thread: bool
 ) -> None:
     names: list[str] = []
@@ -111,7 +112,7 @@ def test_only_ahead_on_the_device_copies_in_the_thread(
     assert {name == "prefetch" for name in names} == {in_thread}
 
 
-def test_parts_in_host_memory(source: Callable[..., Source]) -> None:
+def test_copies_in_host_memory(source: Callable[..., Source]) -> None:
     """Copies of their own, which put back on the devices are the parts again."""
     (batch,) = islice(feeding.feed_batches(source(first=1), DEVICES, "host", "none"), 1)
     on_host = feeding.copy_to_host(batch)
@@ -121,3 +122,55 @@ def test_parts_in_host_memory(source: Callable[..., Source]) -> None:
             assert isinstance(array, np.ndarray) and array.flags.owndata
             assert other.device == tensor.device and other.device.endswith(device.removeprefix("/"))
             np.testing.assert_array_equal(other, tensor)
+
+
+SAMPLES, REPLICAS = 23, 3
+RNG = np.random.default_rng(0)
+INPUTS = RNG.normal(size=(SAMPLES, 4)).astype(np.float32)
+KERNEL = RNG.normal(size=(4, 3)).astype(np.float32)
+OUTPUTS = INPUTS @ KERNEL
+
+
+def forward(inputs: np.ndarray) -> tf.Tensor:
+    return tf.matmul(inputs, KERNEL)
+
+
+def validation_source(targets: np.ndarray, replica: int = 0, replicas: int = 1) -> Source:
+    return Source(INPUTS, targets, global_batch=5, seed=0, replica=replica, replicas=replicas)
+
+
+def alone(values: list[float]) -> list[float]:
+    return values
+
+
+def of_group(evaluate: object, targets: np.ndarray, *names: list[str]) -> list[dict[str, float]]:
+    """Return each replica's metrics: a first pass collects their sums, a second one returns the total."""
+    sums_of: list[list[float]] = []
+    for replica in range(REPLICAS):
+        evaluate(
+            forward, validation_source(targets, replica, REPLICAS), *names, lambda sums: sums_of.append(sums) or sums
+        )
+    total = np.sum(sums_of, 0).tolist()
+    parts = [validation_source(targets, replica, REPLICAS) for replica in range(REPLICAS)]
+    return [evaluate(forward, part, *names, lambda sums: total) for part in parts]
+
+
+def test_mean_squared_errors() -> None:
+    targets = RNG.normal(size=(SAMPLES, 3)).astype(np.float32)
+    squares = np.square(OUTPUTS - targets, dtype=np.float64)
+    wanted = {"mse": squares.mean(), **{f"mse_{name}": squares[:, i].mean() for i, name in enumerate("abc")}}
+    found = batches.regression_metrics(forward, validation_source(targets), list("abc"), alone)
+    assert found == pytest.approx(wanted, rel=1e-6)
+    for one in of_group(batches.regression_metrics, targets, list("abc")):
+        assert one == pytest.approx(wanted, rel=1e-6)
+
+
+def test_classification() -> None:
+    labels = OUTPUTS.argmax(1)
+    labels[:9] = (labels[:9] + 1) % 3  # nine are wrong
+    entropies = np.log(np.exp(OUTPUTS).sum(1)) - OUTPUTS[np.arange(SAMPLES), labels]
+    wanted = {"cross_entropy": entropies.mean(), "accuracy": 14 / 23}
+    found = batches.classification_metrics(forward, validation_source(labels), alone)
+    assert found == pytest.approx(wanted, rel=1e-5)
+    for one in of_group(batches.classification_metrics, labels):
+        assert one == pytest.approx(wanted, rel=1e-5)

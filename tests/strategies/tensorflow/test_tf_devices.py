@@ -1,4 +1,4 @@
-"""A process's devices and threads: each of several set-ups in a process of its own, as TensorFlow takes one only."""
+"""A process's devices and threads; each set-up needs its own process, since TensorFlow accepts only one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_too_few_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         devices.configure_devices("cuda", RankPlacement(0, 0, 0, [1, 3], [], 1))
 
 
-def test_gpus_are_those_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_those_of_the_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     """In its order, and from then on the only ones; their memory grows as it is needed."""
     visible, growing = [], []
     for what in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
@@ -83,11 +83,7 @@ def test_synchronize_waits_for_every_device_of_this_process(monkeypatch: pytest.
     assert waited == ["CPU:0", "CPU:1"]
 
 
-def test_synchronize() -> None:
-    devices.synchronize()
-
-
-def test_peak_memory_is_not_told_of_the_cpu() -> None:
+def test_the_cpu_has_no_peak_memory() -> None:
     assert [devices.peak_memory_bytes(device) for device in DEVICES] == [None, None]
 
 
@@ -96,7 +92,7 @@ def test_peak_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.peak_memory_bytes("/GPU:1") == 7
 
 
-def test_kept_bytes_are_told_by_device() -> None:
+def test_variable_bytes_by_device() -> None:
     made = []
     for device, size in (("/CPU:0", 3), ("/CPU:1", 5), ("/CPU:1", 1)):
         with tf.device(device):

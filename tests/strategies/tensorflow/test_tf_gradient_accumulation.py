@@ -1,4 +1,4 @@
-"""train.accumulate: an update in parts is the update of the whole, and no more than one part is computed at a time."""
+"""train.accumulate: a step in parts equals the full step, and parts are computed one at a time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_parts_differ_by_at_most_one_sample(samples: int, sizes: list[int]) -> N
         pytest.param(("strategy=mirrored", "gpus=2", "train.compile=true"), marks=pytest.mark.slow),
     ],
 )
-def test_losses_are_those_of_whole_updates(
+def test_accumulated_steps_equal_full_steps(
     strategy: Any, source: Callable[..., Source], words: tuple[str, ...]
 ) -> None:
     """Over the smaller last batch of an epoch, whose parts are of other sizes; traced once, exchanged once."""
@@ -75,7 +75,7 @@ def test_more_parts_than_samples(strategy: Any, source: Callable[..., Source]) -
     np.testing.assert_allclose(losses(one, source(), 2), losses(strategy(*BARE), source(), 2), rtol=1e-6)
 
 
-def test_a_replica_of_its_own_follows_the_mean_over_all_its_parts(
+def test_an_independent_replica_averages_over_all_of_its_parts(
     strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not over those of each, nor over the global batch."""
@@ -86,13 +86,13 @@ def test_a_replica_of_its_own_follows_the_mean_over_all_its_parts(
     found = one.compute_gradients(*part, batch.global_samples)[1]
     wanted = bare.compute_gradients(*part, tf.constant(float(batch.samples)))[1]
     assert batch.samples < float(batch.global_samples)
-    for ours, theirs in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * np.abs(theirs).max())
+    for ours, expected_value in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, expected_value, rtol=0, atol=1e-6 * np.abs(expected_value).max())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [BARE, ("strategy=mirrored", "gpus=2")])
-def test_moving_statistics_move_with_every_part(
+def test_every_part_updates_moving_statistics(
     strategy: Any, pictures: Callable[..., Source], words: tuple[str, ...]
 ) -> None:
     one = strategy(*words, *IMAGES, "train.accumulate=2")
@@ -109,7 +109,7 @@ def test_moving_statistics_move_with_every_part(
 
 
 @pytest.mark.slow
-def test_probes_go_by_parts_too(strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_accumulate_too(strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch at once may be more than a device can hold."""
     sizes: list[int] = []
     one = strategy("strategy=mirrored", "gpus=2", "train.accumulate=5")
@@ -128,7 +128,7 @@ def test_probes_go_by_parts_too(strategy: Any, source: Callable[..., Source], mo
     assert len(one.local_step(batch)) == 2
 
 
-def test_evaluation_goes_by_parts_too(strategy: Any, source: Callable[..., Source]) -> None:
+def test_evaluation_runs_in_slices(strategy: Any, source: Callable[..., Source]) -> None:
     sizes: list[int] = []
     one = strategy(*BARE, "train.accumulate=4", "train.batch_per_device=20")
     forward = one._forward
@@ -138,7 +138,7 @@ def test_evaluation_goes_by_parts_too(strategy: Any, source: Callable[..., Sourc
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         ("strategy=multi_gpu_model", "a tower of its graph for each device"),
         ("strategy=kuza55_ps_cpu", "a tower of its graph for each device"),
@@ -146,7 +146,7 @@ def test_evaluation_goes_by_parts_too(strategy: Any, source: Callable[..., Sourc
         ("strategy=central_storage_cpu model=resnet20_cifar10 dataset=cifar10_synthetic", "moving statistics"),
     ],
 )
-def test_where_parts_cannot_be_had(made: Any, words: str, told: str) -> None:
+def test_strategies_without_accumulation(made: Any, words: str, expected: str) -> None:
     one = made(*words.split(), "gpus=2", "train.accumulate=2")
-    with pytest.raises(Unsupported, match=told):
+    with pytest.raises(Unsupported, match=expected):
         one.setup()

@@ -1,4 +1,4 @@
-"""Operations against numpy in either layout, types to compute in, moving statistics, and weights read back."""
+"""Operations against numpy in both layouts, compute dtypes, moving statistics, and weights read back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMATS = pytest.mark.parametrize("data_format", ["nhwc", "nchw"])
 SLIDES = list(itertools.product([1, 2, 3], ["same", "valid", 1]))
 
 
-def drawn_arrays(net: Network) -> dict[str, np.ndarray]:
+def random_arrays(net: Network) -> dict[str, np.ndarray]:
     """All of them, biases and statistics too, variances above zero."""
     rng = np.random.default_rng(0)
     arrays = {a.name: rng.normal(size=a.shape).astype(np.float32) for a in net.arrays}
@@ -29,7 +29,7 @@ def drawn_arrays(net: Network) -> dict[str, np.ndarray]:
 
 
 def model(net: Network, **others: Any) -> tuple[NetworkModel, dict[str, np.ndarray]]:
-    arrays = drawn_arrays(net)
+    arrays = random_arrays(net)
     return NetworkModel(net, arrays, **others), arrays
 
 
@@ -40,7 +40,7 @@ def output(made: NetworkModel, inputs: np.ndarray, training: bool = False) -> np
     return np.moveaxis(found, 1, -1) if made.channels_first and found.ndim == 4 else found
 
 
-def drawn(shape: tuple[int, ...], samples: int = 2) -> np.ndarray:
+def random_floats(shape: tuple[int, ...], samples: int = 2) -> np.ndarray:
     return np.random.default_rng(1).normal(size=(samples, *shape)).astype(np.float32)
 
 
@@ -59,7 +59,7 @@ def test_conv(axes: int, strides: int, padding: str | int, kernel: int, data_for
     net = Network("net", SHAPES[axes])
     node = net.conv(net.input, "conv", 5, kernel, strides, padding, bias=strides != 2)
     made, arrays = model(net, data_format=data_format)
-    x = drawn(SHAPES[axes])
+    x = random_floats(SHAPES[axes])
     seen = windows(x, node, (kernel,) * axes, 0.0)
     taken = tuple(range(seen.ndim - axes, seen.ndim))
     last = seen.ndim - axes - 1  # channels
@@ -80,7 +80,7 @@ def test_pool(axes: int, strides: int, padding: str | int, window: int, kind: st
     same = getattr(Network("net", SHAPES[axes]), f"{kind}_pool")
     as_same = same(net.input, window, strides, "same").settings["pads"] == node.settings["pads"]
     made = model(net, data_format=data_format)[0]
-    x = drawn(SHAPES[axes]) - 5  # a padding of zeros would win each maximum
+    x = random_floats(SHAPES[axes]) - 5  # a padding of zeros would win each maximum
     if kind == "avg" and padding == 1 and not as_same:
         with pytest.raises(ValueError, match=r"avg_pool_1.*padding"):
             output(made, x)
@@ -99,7 +99,7 @@ def test_batch_norm(scale: bool, data_format: str) -> None:
     net = Network("net", SHAPES[2])
     net.batch_norm(net.input, "bn", epsilon=0.01, momentum=0.9, scale=scale)
     made, arrays = model(net, data_format=data_format)
-    x = drawn(SHAPES[2], 4) * 3 + 1
+    x = random_floats(SHAPES[2], 4) * 3 + 1
     over = tuple(range(x.ndim - 1))
 
     def normal(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
@@ -121,7 +121,7 @@ def test_batch_norm(scale: bool, data_format: str) -> None:
 def test_lrn(data_format: str) -> None:
     net = Network("net", (5, 4, 7))
     net.lrn(net.input, radius=2, bias=1.5, alpha=0.3, beta=0.75)
-    x = drawn((5, 4, 7))
+    x = random_floats((5, 4, 7))
     squares = np.pad(x**2, [(0, 0)] * 3 + [(2, 2)])
     sums = sum(squares[..., i : i + 7] for i in range(5))
     expected = x / (1.5 + 0.3 * sums) ** 0.75
@@ -129,14 +129,14 @@ def test_lrn(data_format: str) -> None:
 
 
 @LAYOUTS
-def test_the_rest(axes: int, data_format: str) -> None:
+def test_other_operations(axes: int, data_format: str) -> None:
     """The operations without a window; flattened, the channels vary fastest in either layout."""
     net = Network("net", SHAPES[axes])
     rectified = net.relu(net.input)
     both = net.concat(net.add(net.input, rectified, rectified), net.pad_channels(net.add(rectified, net.input), 1))
     net.concat(net.global_avg_pool(both), net.dense(net.flatten(net.zero_pad(both, 2)), "dense", 4))
     made, arrays = model(net, data_format=data_format)
-    x = drawn(SHAPES[axes])
+    x = random_floats(SHAPES[axes])
     positive = np.maximum(x, 0)
     wide = np.concatenate([x + 2 * positive, np.pad(positive + x, [*[(0, 0)] * (axes + 1), (1, 1)])], -1)
     padded = np.pad(wide, [(0, 0), *[(2, 2)] * axes, (0, 0)])
@@ -186,7 +186,7 @@ def outputs_and_gradients(inputs: np.ndarray, **settings: Any) -> dict[str, np.n
 
 
 def test_layouts_give_the_same_outputs_and_gradients() -> None:
-    first, last = (outputs_and_gradients(drawn((10, 10, 3)), data_format=layout) for layout in ("nchw", "nhwc"))
+    first, last = (outputs_and_gradients(random_floats((10, 10, 3)), data_format=layout) for layout in ("nchw", "nhwc"))
     assert len(last) == 11
     for name, values in last.items():
         assert np.abs(values).max() > 0
@@ -196,7 +196,7 @@ def test_layouts_give_the_same_outputs_and_gradients() -> None:
 @FORMATS
 def test_bfloat16_is_near_float32(data_format: str) -> None:
     """Eight bits of mantissa, through a few layers; weights, statistics, outputs and gradients stay float32."""
-    x = drawn((10, 10, 3))
+    x = random_floats((10, 10, 3))
     near, exact = (outputs_and_gradients(x, compute_dtype=t, data_format=data_format) for t in ("bfloat16", "float32"))
     for name, values in exact.items():
         away = np.abs(near[name] - values).max() / np.abs(values).max()
@@ -204,7 +204,7 @@ def test_bfloat16_is_near_float32(data_format: str) -> None:
 
 
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16", "float16"])
-def test_bytes_become_minus_one_to_one(compute_dtype: str) -> None:
+def test_bytes_are_scaled_to_minus_one_to_one(compute_dtype: str) -> None:
     """Bit by bit, and not in a function, where TensorFlow multiplies by the inverse instead of dividing."""
     net = Network("net", (4, 4, 3))
     net.dense(net.flatten(net.input), "dense", 3)

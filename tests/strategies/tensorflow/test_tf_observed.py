@@ -1,4 +1,4 @@
-"""What carried the gradients, from functions made by hand, and the all-reduce alone."""
+"""Observed backends and message sizes of hand-written functions, and the isolated all-reduce."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def ring(parts: list[tf.Tensor]) -> list[tf.Tensor]:
     strategy = mirrored(DEVICES)
 
     def sums(part: tf.Tensor) -> list[tf.Tensor]:
-        context, mine = tf.distribute.get_replica_context(), part * 2
-        return [context.all_reduce("SUM", mine), context.all_reduce("SUM", mine[:2])]
+        context, local = tf.distribute.get_replica_context(), part * 2
+        return [context.all_reduce("SUM", local), context.all_reduce("SUM", local[:2])]
 
     per_replica = strategy.experimental_distribute_values_from_function(lambda own: parts[own.replica_id_in_sync_group])
     totals = strategy.run(sums, (per_replica,))
@@ -71,7 +71,7 @@ def test_message_bytes(which: str | None, nested: bool) -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("which", MADE)
-def test_observed_backend(which: str | None, nested: bool) -> None:
+def test_the_backend_is_observed(which: str | None, nested: bool) -> None:
     made, updates = function(which, nested), []
 
     def train(loop: Loop) -> None:
@@ -84,7 +84,7 @@ def test_observed_backend(which: str | None, nested: bool) -> None:
     assert updates == [False, True]
 
 
-def test_what_is_traced_has_to_run() -> None:
+def test_a_traced_collective_must_run() -> None:
     """A collective that no update comes to carries nothing."""
     made = tf.function(MADE["ring"], autograph=False, input_signature=[[tf.TensorSpec([7])] * 2])
     assert observed.observe_backend(lambda loop: None, made, parts()) is None
@@ -93,13 +93,13 @@ def test_what_is_traced_has_to_run() -> None:
 @pytest.mark.parametrize(
     ("event", "backend"), [("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "nccl"), ("NcclAllReduce:NcclAllReduce", "nccl")]
 )
-def test_nccl_is_seen_by_its_kernels(monkeypatch: pytest.MonkeyPatch, event: str, backend: str) -> None:
+def test_nccl_is_recognized_by_its_kernels(monkeypatch: pytest.MonkeyPatch, event: str, backend: str) -> None:
     monkeypatch.setattr(observed, "record_event_names", lambda action: {event, "AddN:AddN"})
     made = tf.function(MADE["ring"], autograph=False, input_signature=[[tf.TensorSpec([7])] * 2])
     assert observed.observe_backend(lambda loop: None, made, parts()) == backend
 
 
-def test_needs_a_training() -> None:
+def test_observing_needs_a_training() -> None:
     with pytest.raises(RuntimeError, match="there was no training"):
         observed.observe_backend(lambda loop: None, None, None)
 
@@ -118,7 +118,7 @@ def test_events_of_an_operation(event: str, name: str, same: bool) -> None:
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_compiler(jit: bool) -> None:
+def test_the_compiler_is_observed(jit: bool) -> None:
     inner = tf.function(lambda x: x * 2 + 1, jit_compile=jit)
     outer = tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec([3]))
     assert observed.compiler_used(outer) == ("xla" if jit else "none")
@@ -141,7 +141,7 @@ def test_all_reduce_adds_up_over_the_devices(ops: Any) -> None:
             np.testing.assert_array_equal(one, np.full(size, 3.0))
 
 
-def test_all_reduce_is_of_the_sizes_and_runs_each_time() -> None:
+def test_all_reduce_has_the_given_sizes_and_runs_each_time() -> None:
     strategy = mirrored(DEVICES)
     alone = GradientAllReduce(strategy, [4, 4000, 0])
     shapes = [[one.shape[0] for one in strategy.experimental_local_results(buffer)] for buffer in alone._buffers]

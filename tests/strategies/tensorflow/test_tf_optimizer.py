@@ -1,4 +1,4 @@
-"""Optimizers and losses by name, against what they should compute."""
+"""Optimizers and losses by name, against reference computations."""
 
 from __future__ import annotations
 
@@ -67,23 +67,18 @@ def by_torch(make: Any, scale: float, rates: Sequence[float] = ()) -> np.ndarray
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-6, 1e-7])
-def test_adam_is_torchs(scale: float) -> None:
+def test_adam_equals_torchs(scale: float) -> None:
     """Also where gradients are as small as its epsilon, which Keras' own takes in at another place."""
-    wanted = by_torch(lambda one: TORCHS["adam"](one, 0.0), scale)
-    np.testing.assert_allclose(by_keras(of("adam"), scale), wanted, rtol=0, atol=1e-6)
+    adam, wanted = of("adam"), by_torch(lambda one: TORCHS["adam"](one, 0.0), scale)
+    np.testing.assert_allclose(by_keras(adam, scale), wanted, rtol=0, atol=1e-6)
+    assert adam.epsilon == 1e-7
     if scale < 1e-5:
         assert np.abs(by_keras(keras.optimizers.Adam(RATE), scale) - wanted).max() > 1e-3
 
 
-def test_adam_keeps_its_epsilon() -> None:
-    adam = of("adam")
-    by_keras(adam, 1.0)
-    assert adam.epsilon == 1e-7
-
-
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 @pytest.mark.parametrize("name", training.OPTIMIZERS)
-def test_optimizers_are_torchs(name: str, decay: float) -> None:
+def test_optimizers_equal_torchs(name: str, decay: float) -> None:
     """With gradients of an ordinary size and such as the epsilon is felt in, at rates that change with every update."""
     for scale in (1.0, 1e-6):
         wanted = by_torch(lambda one: TORCHS[name](one, decay), scale, RATES)
@@ -92,11 +87,11 @@ def test_optimizers_are_torchs(name: str, decay: float) -> None:
         assert np.abs(wanted - by_torch(lambda one: TORCHS[name](one, 0.0), scale, RATES)).max() > 1e-3
 
 
-def test_all_optimizers_of_the_config_are_here() -> None:
+def test_all_optimizers_of_the_config_exist() -> None:
     assert set(training.OPTIMIZERS) == set(spec.OPTIMIZERS) == set(TORCHS)
 
 
-def test_the_learning_rate_of_one_that_scales_the_loss() -> None:
+def test_the_learning_rate_of_an_optimizer_with_loss_scaling() -> None:
     optimizer = keras.optimizers.LossScaleOptimizer(of("sgd"))
     optimizer.build([keras.Variable(np.zeros(2, np.float32))])
     training.set_learning_rate(optimizer, 0.25)
@@ -114,7 +109,7 @@ def test_losses_are_per_sample() -> None:
     np.testing.assert_allclose(training.loss_function("cross_entropy")(outputs, labels), wanted, rtol=1e-5)
 
 
-def test_unknown_names_give_the_nearest() -> None:
+def test_unknown_names_show_the_nearest() -> None:
     with pytest.raises(InputError, match=r"'adm'.*adam"):
         of("adm")
     with pytest.raises(InputError, match=r"'cross_entrop'.*cross_entropy"):
@@ -122,7 +117,7 @@ def test_unknown_names_give_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_set_exchange(scaled: bool) -> None:
+def test_gradient_reduction_can_be_switched(scaled: bool) -> None:
     """Off, gradients go through untouched, also within an optimizer that scales the loss; on again, as it was."""
     inner = of("sgd")
     optimizer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner

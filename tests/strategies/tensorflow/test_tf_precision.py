@@ -1,4 +1,4 @@
-"""What is asked for and what a traced update has; what cannot be had is refused in words."""
+"""Configured and observed precision and layout, and the reasons for unsupported ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def traced(compute_dtype: str, data_format: str, axes: int = 2) -> Any:
 
 @pytest.mark.parametrize("data_format", ["nhwc", "nchw"])
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16", "float16"])
-def test_of_update(compute_dtype: str, data_format: str, gpu: Callable[[tuple[int, int]], None]) -> None:
+def test_precision_and_layout(compute_dtype: str, data_format: str, gpu: Callable[[tuple[int, int]], None]) -> None:
     gpu((7, 0))
     wanted = {"precision": compute_dtype, "data_format": data_format}
     function = traced(compute_dtype, data_format)
@@ -56,7 +56,7 @@ def test_of_update(compute_dtype: str, data_format: str, gpu: Callable[[tuple[in
     )  # TensorFlow may have turned it
 
 
-def test_of_curves_there_is_no_layout() -> None:
+def test_one_dimensional_convolutions_have_no_layout() -> None:
     assert observed.precision_and_layout(traced("float32", "nhwc", axes=1), "/CPU:0", True) == {"precision": "float32"}
 
 
@@ -118,7 +118,7 @@ def test_only_float16_is_scaled(name: str) -> None:
     assert devices.with_loss_scale(plain, name) is plain
 
 
-def test_tf32_is_of_gpus(strategy: Any) -> None:
+def test_tf32_needs_a_gpu(strategy: Any) -> None:
     with pytest.raises(Unsupported, match=r"train\.precision=tf32 .*8\.0 or above; use float32"):
         strategy(*BARE, "train.precision=tf32")
 
@@ -145,7 +145,7 @@ def test_tf32_needs_ampere(gpu: Callable[[tuple[int, int]], None]) -> None:
         devices.configure_precision("tf32", GPU)
 
 
-def test_tf32_is_set_and_seen(gpu: Callable[[tuple[int, int]], None]) -> None:
+def test_tf32_is_set_and_observed(gpu: Callable[[tuple[int, int]], None]) -> None:
     """TensorFlow has it on by itself: float32 means float32."""
     gpu((8, 0))
     function = traced("float32", "nhwc")
@@ -160,7 +160,7 @@ def test_tf32_is_set_and_seen(gpu: Callable[[tuple[int, int]], None]) -> None:
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("onednn", ["0", "1"])
-def test_channels_first_without_kernels(onednn: str) -> None:
+def test_channels_first_needs_kernels(onednn: str) -> None:
     """In another process, since TensorFlow looks at it once."""
     code = (
         "from scalebench.strategies.tensorflow import devices\n"
@@ -180,6 +180,6 @@ def test_gpus_have_channels_first() -> None:
     devices.check_channels_first(GPU, "float16")
 
 
-def test_keep_layout() -> None:
+def test_the_layout_optimizer_is_disabled() -> None:
     devices.disable_layout_optimizer()
     assert tf.config.optimizer.get_experimental_options()["layout_optimizer"] is False

@@ -1,18 +1,175 @@
-"""What is copied to the devices, and where nothing is."""
+"""Partial steps, the time of each device, and copies of batches."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from scalebench.strategies.base import NotMeasured
-from scalebench.strategies.tensorflow import batches
-from scalebench.workloads.source import Source
+from scalebench.strategies.tensorflow import batches, profiling
+from scalebench.workloads.source import Batch, Source
 from tests.strategies.tensorflow.conftest import DEVICES
+
+ONE_COPY = ["central_storage_cpu", "multi_gpu_model"]
+STRATEGIES = {"bare_tensorflow": 1, "mirrored": 2, **dict.fromkeys(ONE_COPY, 2)}
+CONVOLUTIONS = 2  # of the network
+
+
+def made(strategy: Any, name: str, *words: str) -> Any:
+    return strategy(f"strategy={name}", f"gpus={STRATEGIES[name]}", "train.optimizer=sgd", *words)
+
+
+def ran(action: Callable[[], None]) -> Counter[str]:
+    """Calls of each type of operation."""
+    with profiling.record_lines() as lines:
+        action()
+    operations = [event.operation.rpartition(":")[2] for line in lines for event in line.events]
+    return Counter(name.removeprefix("_MklNative") for name in operations if name)
+
+
+def weights(one: Any) -> list[np.ndarray]:
+    """Of every replica."""
+    local = getattr(getattr(one, "strategy", None), "experimental_local_results", lambda value: [value])
+    return [copy.numpy() for variable in one.model.trained for copy in local(variable.value)]
+
+
+def apart(one: Any) -> float:
+    """The largest difference between the replicas' weights."""
+    found = weights(one)
+    return max(float(np.abs(a - b).max()) for a, b in zip(found[::2], found[1::2], strict=True))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_partial_step_runs_only_its_part(strategy: Any, source: Callable[..., Source], name: str) -> None:
+    """On all devices; nothing is exchanged and no weight changes before the optimizer."""
+    one = made(strategy, name)
+    first, other = islice(one.feed(source(first=1, global_batch=27)), 2)
+    before = weights(one)
+    for until, back in (("forward", 0), ("backward", 1)):
+        one.partial_step(other, until)
+        calls = ran(lambda until=until: one.partial_step(first, until))
+        assert calls["Conv2D"] + calls["FusedConv2D"] == CONVOLUTIONS * STRATEGIES[name]
+        assert calls["Conv2DBackpropFilter"] == CONVOLUTIONS * STRATEGIES[name] * back
+        assert calls["CollectiveReduceV2"] == calls["AddN"] == calls["AssignSubVariableOp"] == 0
+    assert [function.experimental_get_tracing_count() for function in one._per_device_step._functions.values()] == [
+        1,
+        1,
+    ]
+    for now, then in zip(weights(one), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    if name in ONE_COPY:
+        with pytest.raises(NotMeasured, match="one copy of the weights"):
+            one.partial_step(first, "optimizer")
+    else:
+        one.set_gradient_sync(False)
+        one.partial_step(first, "optimizer")
+        assert all(np.abs(now - then).max() > 0 for now, then in zip(weights(one), before, strict=True))
+
+
+def test_synchronized_steps_keep_the_difference_of_replicas(strategy: Any, source: Callable[..., Source]) -> None:
+    """As they are given the same sum of gradients: by how much they differ is the difference of their own."""
+    one = made(strategy, "mirrored", "train.learning_rate=0.1")
+    batch = next(iter(one.feed(source())))
+    one.step(batch)
+    one.set_gradient_sync(False)
+    assert apart(one) == 0
+    one.partial_step(batch, "optimizer")
+    away = apart(one)
+    assert away > 1e-3
+    one.set_gradient_sync(True)
+    before = weights(one)
+    one.step(batch)
+    assert apart(one) == pytest.approx(away, abs=1e-6)
+    assert max(float(np.abs(a - b).max()) for a, b in zip(weights(one), before, strict=True)) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["mirrored", "multi_gpu_model"])
+def test_a_slow_device_is_detected(strategy: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Also the one in which the clock is read, whose time the others' must not wait for."""
+    one = made(strategy, name)
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(450, 200, 3)).astype(np.float32), np.ones((450, 2), np.float32)
+    for slow, cut in ((0, 400), (1, 50)):
+        spans = slice(0, cut), slice(cut, None)
+        vars(one).pop("_per_device_step", None)
+        if name == "mirrored":
+            parts = [
+                batches.copy_to_device((inputs[of], targets[of]), on) for of, on in zip(spans, DEVICES, strict=True)
+            ]
+            batch = batches.TfBatch(tuple(parts), 450, tf.constant(450.0))
+        else:
+            monkeypatch.setattr(one, "_slice", lambda full, spans=spans: [full[of] for of in spans])
+            batch = batches.place_batch(Batch(inputs, targets, 450), one.input_devices())
+        one.local_step(batch)
+        seconds = [one.local_step(batch) for _ in range(7)]
+        assert len({tuple(of_devices) for of_devices in seconds}) == 7
+        least = [min(of_devices) for of_devices in zip(*seconds, strict=True)]
+        assert least[slow] > 1.25 * least[1 - slow] > 0, f"device {slow} has 8 times the samples"
+
+
+@pytest.mark.parametrize("name", ["mirrored", *ONE_COPY])
+def test_the_time_of_a_device_depends_on_all_of_its_gradients_only(
+    strategy: Any, source: Callable[..., Source], name: str
+) -> None:
+    """And the whole of that device's work on the time of the start."""
+    one = made(strategy, name)
+    one.local_step(next(iter(one.feed(source()))))
+    operations = one._per_device_step._functions["local"].get_concrete_function().graph.get_operations()
+    start, *ends = [operation for operation in operations if operation.type == "Timestamp"]
+    work = [{op for op in before(end) if op.type == "Conv2DBackpropFilter"} for end in ends]
+    assert [{op.device.rpartition("/device:")[2] for op in of_device} for of_device in work] == [{"CPU:0"}, {"CPU:1"}]
+    assert [len(of_device) for of_device in work] == [CONVOLUTIONS, CONVOLUTIONS]
+    assert all(start in before(operation) for of_device in work for operation in of_device)
+
+
+def before(operation: tf.Operation) -> set[tf.Operation]:
+    """All operations that it waits for."""
+    found: set[tf.Operation] = set()
+    left = [operation]
+    while left:
+        one = left.pop()
+        new = {*(tensor.op for tensor in one.inputs), *one.control_inputs} - found
+        found |= new
+        left += new
+    return found
+
+
+def test_one_device_needs_no_local_step(strategy: Any) -> None:
+    with pytest.raises(NotMeasured, match=r"one device.* without the exchange"):
+        made(strategy, "bare_tensorflow").local_step(None)
+
+
+def test_partial_steps_are_compiled_by_xla(strategy: Any, source: Callable[..., Source]) -> None:
+    """By XLA, as the update is."""
+    one = made(strategy, "bare_tensorflow", "train.compile=true")
+    batch = next(iter(one.feed(source())))
+    for until in ("forward", "backward"):
+        one.partial_step(batch, until)
+        calls = ran(lambda until=until: one.partial_step(batch, until))
+        assert calls["convolution"] > 0 and calls["Conv2D"] == 0
+
+
+def test_under_fit_a_batch_is_copied_to_the_devices_once(
+    strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = made(strategy, "mirrored", "strategy.options.loop=fit")
+    placed, place = [], batches.place_batch
+    monkeypatch.setattr(batches, "place_batch", lambda *words: placed.append(words) or place(*words))
+    batch = next(iter(one.feed(source())))
+    assert isinstance(batch, Batch)
+    one.set_gradient_sync(False)
+    for until in ("forward", "backward", "optimizer"):
+        one.partial_step(batch, until)
+    assert apart(one) > 0
+    assert len(one.local_step(batch)) == 2
+    assert placed == [(batch, DEVICES)]
 
 
 def as_on_gpus(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +178,7 @@ def as_on_gpus(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("loop", ["custom", "fit"])
-def test_each_device_is_sent_its_part_each_time(
+def test_a_batch_copy_sends_each_device_its_part(
     strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch, loop: str
 ) -> None:
     one = strategy("strategy=mirrored", "gpus=2", f"strategy.options.loop={loop}")
@@ -41,7 +198,7 @@ def test_each_device_is_sent_its_part_each_time(
             np.testing.assert_array_equal(array, tensor)
 
 
-def test_a_graph_that_takes_samples_to_the_devices_itself(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_graph_copies_are_not_measured(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     one = strategy("strategy=multi_gpu_model", "gpus=2")
     as_on_gpus(one, monkeypatch)
     with pytest.raises(NotMeasured, match="the graph of multi_gpu_model itself"):

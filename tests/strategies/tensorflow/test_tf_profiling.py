@@ -1,4 +1,4 @@
-"""Own times from lines made by hand, and the profile of real updates."""
+"""Recordings of the profiler (one made by hand as for GPUs, one real), exclusive times, and profiles of real steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,75 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from scalebench.strategies.tensorflow import profiling
 from scalebench.strategies.tensorflow.profiling import Event, Line
 from scalebench.workloads.source import Source
 from tests.strategies.tensorflow.test_keras_fit import train
+
+START_NS = 1_800_000_000_000_000_000
+
+
+def space(start_ns: int = START_NS, from_ns: int = 0) -> bytes:
+    """A thread, and a stream of a GPU with a line about it; each has one event, 2 ms after `from_ns` and 1 ms long."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    made = xplane_pb2.XSpace()
+    lines = [("/host:CPU", "tf_Compute/1", "call/a:AddN"), ("/device:GPU:1", "Stream #7(Compute)", "void sum<f>(x)")]
+    lines += [("/device:GPU:1", "TensorFlow Ops", "AddN"), ("/host:CPU", "xla", "fusion.3"), ("/host:CPU", "p", "a b")]
+    for plane_name, line_name, event_name in lines:
+        plane = made.planes.add(name=plane_name)
+        for number, name in enumerate(["tf_op", "hlo_op", "call/a:AddN"], start=1):
+            plane.stat_metadata[number].name = name
+        plane.event_metadata[5].name = event_name
+        line = plane.lines.add(name=line_name, timestamp_ns=from_ns)
+        event = line.events.add(metadata_id=5, offset_ps=2 * 10**9, duration_ps=10**9)
+        if "GPU" in plane_name:
+            event.stats.add(metadata_id=1, ref_value=3)
+        if line_name == "xla":
+            event.stats.add(metadata_id=2, ref_value=3)
+    environment = made.planes.add(name="Task Environment")
+    environment.stat_metadata[1].name = "profile_start_time"
+    environment.stats.add(metadata_id=1, uint64_value=start_ns)
+    return bytes(made.SerializeToString())
+
+
+def test_lines_with_their_operations() -> None:
+    found = [
+        (line.name, line.device, event.name, event.operation)
+        for line in profiling.parse_xspace(space())
+        for event in line.events
+    ]
+    assert found == [
+        ("tf_Compute/1", "cpu", "call/a:AddN", "call/a:AddN"),
+        ("GPU 1 Stream #7(Compute)", "cuda", "void sum<f>(x)", "call/a:AddN"),
+        ("xla", "cpu", "fusion.3", "fusion.3:fusion"),
+        ("p", "cpu", "a b", ""),
+    ]
+
+
+@pytest.mark.parametrize("from_ns", [0, START_NS])
+def test_times_are_since_the_epoch(from_ns: int) -> None:
+    """Whether the lines count from the beginning of the recording or from the epoch themselves."""
+    for line in profiling.parse_xspace(space(from_ns=from_ns)):
+        (event,) = line.events
+        assert event.start_s == pytest.approx(START_NS / 1e9 + 0.002, abs=1e-6)
+        assert event.duration_s == pytest.approx(0.001)
+
+
+def test_a_real_recording_has_the_machines_clock() -> None:
+    with profiling.record_lines() as lines:
+        start_s = time.time()
+        product = tf.function(tf.linalg.matmul)
+        for _ in range(20):  # the first of them may be over before its thread is watched
+            product(tf.ones([50, 50]), tf.ones([50, 50]))
+        end_s = time.time()
+        assert lines == []
+    found, *_ = [event for line in lines for event in line.events if "MatMul" in event.operation]
+    assert start_s - 1e-3 <= found.start_s <= found.start_s + found.duration_s <= end_s + 1e-3
+    assert found.duration_s > 0
+
 
 COPY = ["mirrored_hierarchical", "multi_gpu_model"]
 ONE_DEVICE = ("strategy=bare_tensorflow", "gpus=1")
@@ -49,7 +113,7 @@ def sums(line: Line, *sync_operations: str) -> dict[tuple[str, bool], float]:
     return found
 
 
-def test_own_time_is_without_what_was_called() -> None:
+def test_exclusive_time_excludes_nested_operations() -> None:
     """Each of three in one another; then two side by side in a third; other events are no operations."""
     line = thread(
         ("a:Call", 0, 10), ("Process", 0.5, 9), ("b:While", 1, 6), ("c:Conv2D", 2, 3), ("d:Call", 20, 5),
@@ -58,7 +122,7 @@ def test_own_time_is_without_what_was_called() -> None:
     assert sums(line) == {("Call", False): 4 + 2, ("While", False): 3, ("Conv2D", False): 3 + 1 + 2}
 
 
-def test_neighbours_are_not_taken_for_nested() -> None:
+def test_adjacent_operations_are_not_nested() -> None:
     """Today, when a float of seconds tells times a quarter of a microsecond apart, and operations last less."""
     now_ps, length_ps = 1_795_000_000 * SECOND, 123_456
     events = [Event("a:MatMul", now_ps + at * length_ps, length_ps, "a:MatMul") for at in range(1000)]
@@ -66,7 +130,7 @@ def test_neighbours_are_not_taken_for_nested() -> None:
     assert own == [length_ps / SECOND] * 1000
 
 
-def test_what_carries_gradients() -> None:
+def test_collective_operations() -> None:
     line = thread(("call/add:AddN", 0, 2), ("other:AddN", 3, 1), ("x/y:CollectiveReduceV2", 5, 4), ("Collective", 5, 4))
     assert sums(line, "add") == {("AddN", True): 2, ("AddN", False): 1, ("CollectiveReduceV2", True): 4}
     kernels = stream(
@@ -91,14 +155,14 @@ def test_profile_of_threads() -> None:
     assert (len(many.operations), many.kernel_s) == (20, 30)
 
 
-def test_kernels_of_gpus_stand_alone() -> None:
+def test_only_gpu_kernels_are_counted() -> None:
     """What threads of the host do for them is not counted with them, nor once more."""
     found = profiling.summarize_profile([thread(("a:Conv2D", 0, 9)), stream(("conv", 2, "a:Conv2D"))], 1, 3.0, set())
     assert (found.kernel_s, [(one.name, one.device) for one in found.operations]) == (2, [("conv", "cuda")])
 
 
 @pytest.mark.parametrize("type_", ["Conv2D", "HorovodAllreduce"])
-def test_no_time_of_the_exchange_is_not_zero(type_: str) -> None:
+def test_an_unknown_collective_time_is_not_zero(type_: str) -> None:
     """Neither where there is none, nor where only the handing over to another library's thread is seen."""
     found = profiling.summarize_profile([thread((f"a:{type_}", 0, 1))], 1, 1.0, set())
     assert found.collective_s is None and found.operations[0].collective == (type_ == "HorovodAllreduce")
@@ -106,16 +170,16 @@ def test_no_time_of_the_exchange_is_not_zero(type_: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["mirrored", "mirrored strategy.options.loop=fit", *COPY])
-def test_calls_of_real_updates(
+def test_a_profile_of_real_steps(
     strategy: Any, source: Callable[..., Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     """Those of the updates, no more and no less; and the trace tells when they were."""
     monkeypatch.setattr(profiling, "MAX_OPERATIONS", 10**6)
     one = strategy(*f"strategy={words}".split(), "gpus=2")
     train(one, source(), 1, 1)
-    begun_s = time.time()
+    start_s = time.time()
     found = one.profile(3, tmp_path / "trace.json.gz")
-    lasted_s = time.time() - begun_s
+    lasted_s = time.time() - start_s
     calls = {(operation.name, operation.collective): operation.calls for operation in found.operations}
     assert calls["Conv2D", False] == calls["Conv2DBackpropFilter", False] == 4
     messages = len(one.message_sizes())
@@ -126,10 +190,10 @@ def test_calls_of_real_updates(
     assert 0 < found.collective_s < found.kernel_s and 0 < found.step_s < lasted_s / 3
     carried = sum(operation.self_s for operation in found.operations if operation.collective)
     assert carried == pytest.approx(found.collective_s)
-    check_trace(tmp_path / "trace.json.gz", begun_s, lasted_s)
+    check_trace(tmp_path / "trace.json.gz", start_s, lasted_s)
 
 
-def check_trace(path: Path, begun_s: float, lasted_s: float) -> None:
+def check_trace(path: Path, start_s: float, lasted_s: float) -> None:
     content = json.loads(gzip.decompress(path.read_bytes()))
     base_us, events = content["baseTimeNanoseconds"] / 1e3, content["traceEvents"]
     names = {event["name"]: event["args"]["name"] for event in events if event["ph"] == "M" and not event["tid"]}
@@ -141,11 +205,11 @@ def check_trace(path: Path, begun_s: float, lasted_s: float) -> None:
     assert sum(event["name"].endswith("Conv2DBackpropFilter") for event in shown) == 12
     assert not any(event["name"].startswith("ThreadpoolListener") for event in shown)
     for event in shown:
-        assert begun_s * 1e6 < base_us + event["ts"]
-        assert base_us + event["ts"] + event["dur"] < (begun_s + lasted_s) * 1e6
+        assert start_s * 1e6 < base_us + event["ts"]
+        assert base_us + event["ts"] + event["dur"] < (start_s + lasted_s) * 1e6
 
 
-def test_bare_exchanges_nothing(strategy: Any, source: Callable[..., Source]) -> None:
+def test_bare_has_no_collective_time(strategy: Any, source: Callable[..., Source]) -> None:
     one = strategy(*ONE_DEVICE)
     with pytest.raises(RuntimeError, match="there was no training"):
         one.profile(1, None)

@@ -1,4 +1,4 @@
-"""What a training to a stop asks of TensorFlow's strategies: rates between updates, evaluation in the midst."""
+"""Training to a target with TensorFlow: learning rates between steps, and evaluation during training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.measure.timed_loop import StepBlock, TimedLoop, fixed_length_phase
 from scalebench.runner.parent import run_spec
-from scalebench.testing.launch import WORKLOAD
+from scalebench.testing.launch import UNEVEN_WORKLOAD
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 
@@ -67,7 +67,7 @@ def at_rates(one: Any, source: Source, rates: list[float]) -> list[float | None]
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_every_update_has_its_rate(strategy: Any, source: Callable[..., Source], precision: str) -> None:
+def test_every_step_has_its_learning_rate(strategy: Any, source: Callable[..., Source], precision: str) -> None:
     """With plain gradient descent it is how far the weights go; nothing is traced again."""
     one = strategy(*BARE, "train.optimizer=sgd", f"train.precision={precision}")
     rates, moved = [0.0, 1e-4, 0.0, 1e-2, 1e-3], []
@@ -84,7 +84,7 @@ def test_every_update_has_its_rate(strategy: Any, source: Callable[..., Source],
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", WAYS)
-def test_rates_are_those_of_the_plain_loop(
+def test_learning_rates_equal_those_of_the_plain_loop(
     strategy: Any, source: Callable[..., Source], words: tuple[str, ...]
 ) -> None:
     """Update for update, also within Keras' loop; momentum tells the rate of an update from that of the one before."""
@@ -97,7 +97,7 @@ def test_rates_are_those_of_the_plain_loop(
     assert others[7] != pytest.approx(wanted[7], rel=1e-3), "one rate that comes late is seen"
 
 
-def test_the_rule_scales_the_rate_that_training_begins_with(strategy: Any) -> None:
+def test_the_scaling_rule_applies_to_the_initial_rate(strategy: Any) -> None:
     one = strategy(*BARE, "train.learning_rate=0.1", "train.learning_rate_rule=sqrt", "train.base_batch=300")
     assert one.spec.global_batch == 75
     assert float(one.optimizer.learning_rate) == pytest.approx(0.05)
@@ -115,7 +115,7 @@ def test_the_rule_scales_the_rate_that_training_begins_with(strategy: Any) -> No
         pytest.param((*MIRRORED, FIT), "statistics", marks=pytest.mark.slow),
     ],
 )
-def test_evaluation_in_the_midst_changes_nothing(
+def test_evaluation_during_training_changes_nothing(
     strategy: Any, pictures: Callable[..., Source], words: tuple[str, ...], kind: str
 ) -> None:
     """Neither what is dropped next, nor weights and moving statistics; and it finds what it would find by itself."""
@@ -126,15 +126,15 @@ def test_evaluation_in_the_midst_changes_nothing(
     )
     for name, array in blind.parameters().items():
         np.testing.assert_allclose(looked.parameters()[name], array, atol=1e-5, err_msg=name)
-    for ours, theirs in zip(looked.model.moving_statistics, blind.model.moving_statistics, strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4)
+    for ours, expected_value in zip(looked.model.moving_statistics, blind.model.moving_statistics, strict=True):
+        np.testing.assert_allclose(ours.numpy(), expected_value.numpy(), rtol=1e-4)
     assert observer.metrics[-1] == pytest.approx(blind.evaluate(pictures(32)), rel=1e-3)
     assert observer.metrics[0] != observer.metrics[-1] and len(observer.metrics) == 4
     assert looked._forward.experimental_get_tracing_count() == 1
 
 
 @pytest.mark.parametrize("name", ["central_storage_cpu", "multi_gpu_model"])
-def test_sums_over_devices_are_seen_with_weight_decay(strategy: Any, source: Callable[..., Source], name: str) -> None:
+def test_gradient_sums_are_seen_with_weight_decay(strategy: Any, source: Callable[..., Source], name: str) -> None:
     """TensorFlow joins sums of sums where it may, and what carries the gradients would not be found."""
     one = strategy(f"strategy={name}", "gpus=2", "train.optimizer=sgd", "train.weight_decay=0.01")
     one.step(next(iter(one.feed(source()))))
@@ -145,7 +145,7 @@ def trained(folder: Path, words: list[str]) -> Any:
     """The quality of a real training: three epochs of six updates, with warm-up, a schedule and weight decay."""
     learning = ["train.schedule=cosine", "train.warmup_epochs=0.5", "train.stop.epochs=3", "train.weight_decay=0.01"]
     measure = ["measure=quick", "measure.probes=false", "measure.monitor=false", "measure.warmup_steps=2"]
-    spec = resolve(compose_config(["hardware=cpu", *WORKLOAD, *learning, *measure, *words]))
+    spec = resolve(compose_config(["hardware=cpu", *UNEVEN_WORKLOAD, *learning, *measure, *words]))
     datasets.prepare(spec.config)
     result = run_spec(spec, folder)
     assert (result.status, result.reason) == ("ok", None)
@@ -174,7 +174,7 @@ def by_bare(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "strategy=parameter_server gpus=1",
     ],
 )
-def test_real_trainings_end_alike(words: str, by_bare: Any, tmp_path: Path) -> None:
+def test_real_trainings_reach_the_same_losses(words: str, by_bare: Any, tmp_path: Path) -> None:
     """However an update is computed and exchanged, and however often it is looked at."""
     found = trained(tmp_path / "run", [*words.split(), "train.evaluate_epochs=1"])
     assert [point.step for point in found.curve] == [6, 12, 18] and found.stopped_by == "epochs"

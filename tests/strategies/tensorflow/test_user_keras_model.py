@@ -1,4 +1,4 @@
-"""A user's own Keras network under strategies of one process: updates, statistics, draws, and names of weights."""
+"""A user's Keras model under strategies of one process: steps, statistics, random numbers, and names of weights."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def train(one: Any, source: Source, updates: int = 6) -> list[float]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_same_updates_as_bare(strategy: Any, source: Callable[..., Source], way: str) -> None:
+def test_steps_equal_those_of_bare(strategy: Any, source: Callable[..., Source], way: str) -> None:
     """With a table whose rows come up several times in a batch, and with weights that the loss does not hang on."""
     devices = 1 if way.startswith("bare") else 2
     one = strategy(*own("Tabled", "train.dropout=false"), *f"strategy={way}".split(), f"gpus={devices}")
@@ -71,7 +71,7 @@ def test_same_updates_as_bare(strategy: Any, source: Callable[..., Source], way:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["mirrored", "central_storage_device", "multi_gpu_model"])
-def test_statistics_are_the_mean_over_the_devices(strategy: Any, source: Callable[..., Source], way: str) -> None:
+def test_moving_statistics_are_means_over_devices(strategy: Any, source: Callable[..., Source], way: str) -> None:
     """As each device finds them from its own samples; the strategy begins where one device alone does."""
     one = strategy(*own("normalised", "train.dropout=false"), f"strategy={way}", "gpus=2")
     batch = next(iter(source(global_batch=20)))
@@ -87,14 +87,14 @@ def test_statistics_are_the_mean_over_the_devices(strategy: Any, source: Callabl
         np.testing.assert_allclose(variable.numpy(), np.mean(each, 0), atol=1e-6)
 
 
-def test_replicas_draw_apart(strategy: Any, source: Callable[..., Source]) -> None:
+def test_replicas_draw_different_numbers(strategy: Any, source: Callable[..., Source]) -> None:
     one = strategy(*own("normalised"), "strategy=mirrored", "gpus=2")
     train(one, source(), 3)
     ((first, draws), (second, others)) = (own.numpy() for own in one.model.random_states[0].value.values)
     assert (second - first, draws, others) == (1, 3, 3)
 
 
-def test_towers_draw_one_after_the_other(strategy: Any, source: Callable[..., Source]) -> None:
+def test_towers_continue_the_random_states(strategy: Any, source: Callable[..., Source]) -> None:
     """What each draws is another number, and is not drawn again by the next update."""
     one = strategy(*own("normalised"), "strategy=multi_gpu_model", "gpus=2")
     before = one.model.random_states[0].numpy()
@@ -102,7 +102,7 @@ def test_towers_draw_one_after_the_other(strategy: Any, source: Callable[..., So
     assert (one.model.random_states[0].numpy() - before).tolist() == [0, 6]
 
 
-def test_ranks_draw_apart(made: Any) -> None:
+def test_ranks_draw_different_numbers(made: Any) -> None:
     states = []
     for rank in (0, 1):
         one = made(*own("normalised"), "strategy=bare_tensorflow", "gpus=1")
@@ -112,7 +112,7 @@ def test_ranks_draw_apart(made: Any) -> None:
     assert (states[1] - states[0]).tolist() == [1, 0]
 
 
-def test_parts_that_cannot_be_had(made: Any) -> None:
+def test_accumulation_that_is_unsupported(made: Any) -> None:
     one = made(*own("normalised"), "strategy=central_storage_device", "gpus=2", "train.accumulate=2")
     with pytest.raises(Exception, match=r"central_storage_device .* without batch normalisation, or dropout"):
         one.setup()
@@ -135,13 +135,13 @@ def test_frozen_layers_stay(strategy: Any, source: Callable[..., Source]) -> Non
     assert all(np.array_equal(a, b) for a, b in zip(before, first.get_weights(), strict=True))
 
 
-def test_bytes_become_numbers_around_0() -> None:
+def test_bytes_are_scaled_around_0() -> None:
     identity = keras.Sequential([keras.layers.Lambda(lambda x: x)])
     found = UserModel(identity)(tf.constant([[0, 51, 255]], tf.uint8))
     np.testing.assert_allclose(found, [[-1.0, -0.6, 1.0]], atol=1e-6)
 
 
-def test_layers_of_one_name() -> None:
+def test_layers_with_equal_names() -> None:
     taken = keras.Input((4,))
     apart = [keras.Sequential([keras.layers.Dense(4)]) for _ in range(2)]
     both = keras.Model(taken, apart[1](apart[0](taken)))

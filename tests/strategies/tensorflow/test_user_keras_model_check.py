@@ -1,4 +1,4 @@
-"""model.keras: what a user's function gives, its weights, and the line for each thing that can be wrong with it."""
+"""model.keras: the result of a user's function, its weights, and the error line of each possible mistake."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def faulty(kind: str) -> tuple[str, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LINES)
-def test_a_fault_is_one_line_and_its_traceback(made: Any, kind: str) -> None:
+def test_an_error_is_one_line_and_a_traceback(made: Any, kind: str) -> None:
     with pytest.raises(PluginError, match=rf"^model.keras={HERE}:fault {LINES[kind]}") as caught:
         made(*faulty(kind), *BARE).setup()
     assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value) and len(str(caught.value)) < 500
     assert "Traceback" in caught.value.log
 
 
-def test_what_is_no_function(made: Any) -> None:
+def test_targets_that_are_not_functions(made: Any) -> None:
     with pytest.raises(
         PluginError, match=r"user_models:not_a_function is a int: name a function that makes the network$"
     ):
@@ -70,7 +70,7 @@ def test_what_is_no_function(made: Any) -> None:
 
 
 @pytest.mark.parametrize("words", ["model.options.widht=3", "model.options.width=wide"])
-def test_options_that_do_not_go(made: Any, words: str) -> None:
+def test_wrong_options(made: Any, words: str) -> None:
     wanted = r"cannot be called with model.options=\{'widht': 3\}" if "widht" in words else "fails: ValueError"
     with pytest.raises(PluginError, match=wanted):
         made(*own("plain", words), *BARE).setup()
@@ -80,7 +80,7 @@ def test_options_reach_the_function(strategy: Any) -> None:
     assert strategy(*own("plain", "model.options.width=7"), *BARE).model.trained[0].shape == (600, 7)
 
 
-def test_numbers_drawn_in_spite_of_the_switch(made: Any, strategy: Any) -> None:
+def test_random_numbers_without_dropout(made: Any, strategy: Any) -> None:
     with pytest.raises(PluginError, match=r"draws numbers in training although train.dropout=false"):
         made(*faulty("noisy"), "train.dropout=false", *BARE).setup()
     assert len(strategy(*faulty("noisy"), *BARE).model.random_states) == 1
@@ -96,17 +96,17 @@ def test_numbers_drawn_in_spite_of_the_switch(made: Any, strategy: Any) -> None:
         ("model.options.softmax=true", "ends in a softmax, and cross_entropy takes what goes into one"),
     ],
 )
-def test_outputs_that_are_no_logits(made: Any, word: str, wanted: str) -> None:
+def test_outputs_that_are_not_logits(made: Any, word: str, wanted: str) -> None:
     with pytest.raises(PluginError, match=wanted):
         made(*PICTURES, word, *BARE).setup()
 
 
-def test_channels_first_are_refused(made: Any) -> None:
+def test_channels_first_is_refused(made: Any) -> None:
     with pytest.raises(Unsupported, match=r"train.data_format=nchw .*leave it out"):
         made(*PICTURES, "train.data_format=nchw", *BARE).setup()
 
 
-def test_without_a_function(made: Any) -> None:
+def test_a_missing_function(made: Any) -> None:
     one = made(*own("plain"), *BARE)
     one.spec.config.model.keras, one.spec.config.model.torch = None, "mynet:build"
     with pytest.raises(Unsupported, match=r"has no model.keras=MODULE:FUNCTION, which bare_tensorflow needs"):
@@ -114,14 +114,14 @@ def test_without_a_function(made: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["Tabled", "normalised", "numpys"])
-def test_weights_are_the_seeds(strategy: Any, name: str) -> None:
+def test_weights_come_from_the_seed(strategy: Any, name: str) -> None:
     first, again, other = (strategy(*own(name), *BARE, f"seed={seed}").parameters() for seed in (5, 5, 6))
     same = [np.array_equal(a, b) for a, b in zip(first.values(), again.values(), strict=True)]
     assert all(same)
     assert not all(np.array_equal(a, b) for a, b in zip(first.values(), other.values(), strict=True))
 
 
-def test_weights_that_are_no_ranks_own(strategy: Any) -> None:
+def test_weights_that_differ_between_ranks(strategy: Any) -> None:
     """Rank 0 has others than this one."""
     one = strategy(*own("unlike"), *BARE)
     with pytest.raises(PluginError, match="gives other weights on every rank: draw them from Keras"):
@@ -129,7 +129,7 @@ def test_weights_that_are_no_ranks_own(strategy: Any) -> None:
     user_model.check_equal_weights(one.model, one.spec.config, lambda checksum: checksum, lambda values: values)
 
 
-def test_a_network_made_at_import(
+def test_a_model_created_at_import(
     strategy: Any, source: Callable[..., Source], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under the strategy's scope too, as its variables would be nobody's else."""

@@ -1,4 +1,4 @@
-"""A model over two devices, samples for it, and where something is."""
+"""A model over two devices, samples for it, and the device of a tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks as users write them, for the tests of `own`: good ones, and one for each thing that can be wrong."""
+"""Models as users write them: valid ones, and one for each possible mistake."""
 
 from __future__ import annotations
 

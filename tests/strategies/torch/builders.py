@@ -1,4 +1,4 @@
-"""Trainings with a learning rate for each update and evaluations in their midst, for adapters of any framework."""
+"""Synthetic samples, and trainings with a learning rate for each step and evaluations in between."""
 
 from __future__ import annotations
 
@@ -13,74 +13,74 @@ from scalebench.workloads.learning_rate import LearningRateSchedule
 from scalebench.workloads.source import Source
 
 
-def features(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, targets) that the materials CNN can learn from: the targets are features of the inputs."""
+def make_features(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (inputs, targets) that the materials CNN can learn: the targets are features of the inputs."""
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(count, 200, 3)).astype(np.float32)
     targets = np.stack([inputs[:, :100, 0].mean(1), np.abs(inputs[:, :, 1]).mean(1)], 1)
     return inputs, targets
 
 
-def pictures(count: int, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """Images of 32 x 32 bytes in 3 colours, and their labels, after which they differ in brightness."""
+def make_images(count: int, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Return images of 32 x 32 pixels with 3 channels and their labels, which determine the brightness."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, classes, count)
     images = rng.integers(0, 60, (count, 32, 32, 3)) + 13 * labels[:, None, None, None]
     return images.astype(np.uint8), labels
 
 
-def scheduled(spec: RunSpec, updates: int, steps_per_epoch: int) -> list[float]:
-    """The learning rate of each update of a run that warms up for an epoch and falls to 0 along a cosine."""
-    train = dataclasses.replace(spec.config.train, schedule="cosine", warmup_epochs=1.0, stop=StopSpec(steps=updates))
+def scheduled_rates(spec: RunSpec, steps: int, steps_per_epoch: int) -> list[float]:
+    """Return the learning rate of each step with a warm-up of one epoch and a cosine decay to 0."""
+    train = dataclasses.replace(spec.config.train, schedule="cosine", warmup_epochs=1.0, stop=StopSpec(steps=steps))
     rates = LearningRateSchedule(train, spec.learning_rate, steps_per_epoch)
-    return [rates.at_step(number) for number in range(updates)]
+    return [rates.at_step(number) for number in range(steps)]
 
 
-class Lesson:
-    """A Loop of so many updates, as strategy.Loop has it. What it did: `losses`, mean per sample of each update on this
-    process, and `found`, metrics by the number of updates before them."""
+class RecordedTraining:
+    """A Loop of some steps that records them: `losses` has the mean loss per sample of each step on this process, and
+    `metrics` the evaluations by the number of steps before them."""
 
     def __init__(
         self,
         strategy: Any,
         batches: Iterable[Any],
-        updates: int,
+        steps: int,
         rates: Sequence[float] = (),
-        looks: Collection[int] = (),
+        evaluate_after: Collection[int] = (),
         validation: Source | None = None,
     ) -> None:
-        """`rates`: of each update; none: the strategy keeps its own. `looks`: after how many updates to evaluate on
-        `validation`."""
-        self._strategy, self._batches, self._updates = strategy, batches, updates
-        self._rates, self._looks, self._validation = rates, looks, validation
+        """`rates`: the learning rate of each step, by default the strategy's. `evaluate_after`: numbers of steps after
+        which to evaluate on `validation`."""
+        self._strategy, self._batches, self._steps = strategy, batches, steps
+        self._rates, self._evaluate_after, self._validation = rates, evaluate_after, validation
         self.losses: list[float] = []
         self.sums: list[float] = []
-        self.found: dict[int, dict[str, float]] = {}
+        self.metrics: dict[int, dict[str, float]] = {}
         self._set_rate()
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches:
             yield batch
-            if len(self.losses) == self._updates:
+            if len(self.losses) == self._steps:
                 return
 
     def done(self, part: Any) -> bool:
         self.sums.append(float(part.loss_sum))
         self.losses.append(self.sums[-1] / part.samples)
-        made = len(self.losses)
-        if made in self._looks:
-            self.found[made] = self._strategy.evaluate(self._validation)
-        if made < self._updates:
+        finished = len(self.losses)
+        if finished in self._evaluate_after:
+            self.metrics[finished] = self._strategy.evaluate(self._validation)
+        if finished < self._steps:
             self._set_rate()
-        return made == self._updates
+        return finished == self._steps
 
     def _set_rate(self) -> None:
         if self._rates:
             self._strategy.set_learning_rate(self._rates[len(self.losses)])
 
 
-def taught(strategy: Any, source: Source, updates: int, **settings: Any) -> Lesson:
-    """The lesson, over; `settings` are Lesson's."""
-    lesson = Lesson(strategy, strategy.feed(source), updates, **settings)
-    strategy.train(lesson)
-    return lesson
+def run_training(strategy: Any, source: Source, steps: int, **settings: Any) -> RecordedTraining:
+    """Train some steps and return what was recorded; `settings` are those of RecordedTraining."""
+    training = RecordedTraining(strategy, strategy.feed(source), steps, **settings)
+    strategy.train(training)
+    return training

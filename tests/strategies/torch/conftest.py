@@ -1,4 +1,4 @@
-"""Runs of the materials CNN inside the test process: one rank, on the CPU, on made-up samples."""
+"""Fixtures for runs inside the test process: one rank on the CPU with synthetic samples."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from scalebench.runner.launchers.rank_environment import find_free_port
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.workloads.source import Source
-from tests.strategies.torch.builders import features
+from tests.strategies.torch.builders import make_features
 
 CONF = Path(__file__).parents[3] / "conf"
-OWN_MODULES = "tests.strategies.torch.user_modules"
+USER_MODULES = "tests.strategies.torch.user_modules"
 SAMPLES = 101  # prime, so that no batch divides it
 
 
 @pytest.fixture(scope="session")
 def samples() -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, targets) that a network can learn from."""
-    return features(SAMPLES)
+    """Return (inputs, targets) that a network can learn from."""
+    return make_features(SAMPLES)
 
 
 @pytest.fixture
 def source(samples: tuple[np.ndarray, np.ndarray]) -> Callable[..., Source]:
-    """source(replica=0, replicas=1, **others) -> a Source of those samples in batches of 20."""
+    """Return source(replica=0, replicas=1, **settings) -> a Source of these samples in batches of 20."""
 
     def make(replica: int = 0, replicas: int = 1, **others: Any) -> Source:
         settings = {"global_batch": 20, "seed": 3, **others}
@@ -52,7 +52,7 @@ def load(group: str, name: str) -> DictConfig:
 
 
 def spec_of(strategy: str, processes: int = 1, model: str = "materials_cnn", **changes: Any) -> RunSpec:
-    """A run of so many CPU ranks; `changes` to the config as dataset__feed='device'."""
+    """Return the spec of a run with CPU ranks; `changes` to the config are written as dataset__feed='device'."""
     groups = {
         "model": model,
         "dataset": "materials",
@@ -72,20 +72,20 @@ def spec_of(strategy: str, processes: int = 1, model: str = "materials_cnn", **c
 
 
 def model_spec(name: str) -> ModelSpec:
-    """What the YAML of that name says."""
+    """Load a model's YAML as a ModelSpec."""
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelSpec), load("model", name)))
 
 
-def own(name: str, **changes: Any) -> dict[str, Any]:
-    """Changes to a config: that module of `own_modules`, for two quantities of a (200, 3) sample."""
+def user_model(name: str, **changes: Any) -> dict[str, Any]:
+    """Return the changes to a config for that module of `user_modules` with two targets for a (200, 3) sample."""
     shapes = {"model__input_shape": [200, 3], "model__target_shape": [2], "model__outputs": 2}
-    measured = {"model__loss": "mse", "model__metric": "mse", "model__torch": f"{OWN_MODULES}:{name}"}
+    measured = {"model__loss": "mse", "model__metric": "mse", "model__torch": f"{USER_MODULES}:{name}"}
     return {"model": "custom", **shapes, **measured, **changes}
 
 
 @pytest.fixture
 def strategy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """strategy(name, **changes) -> rank 0 of one, set up, and closed after the test."""
+    """Return strategy(name, **changes) -> rank 0 of that strategy, set up; it is closed after the test."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(find_free_port()))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -100,5 +100,5 @@ def strategy(monkeypatch: pytest.MonkeyPatch) -> Any:
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for adapter in made:
+        adapter.close()

@@ -1,4 +1,4 @@
-"""Lightning's Trainer under our loop: it draws what it trains on, ends when told, and leaves nothing behind."""
+"""Lightning's Trainer under our loop: it fetches no extra batches, ends with the loop, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from scalebench.workloads.source import Source
 from tests.strategies.torch.conftest import spec_of
 
 
-class Counted:
-    """Batches, and how many of them were drawn."""
+class CountedBatches:
+    """Batches that count how many of them were fetched."""
 
     def __init__(self, batches: Any) -> None:
         self.drawn, self._batches = 0, batches
@@ -35,40 +35,40 @@ class Counted:
 
 
 def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, LoopPhase]:
-    """(batches drawn, stage) of a training of so many blocks."""
-    batches, stage = Counted(strategy.feed(source)), fixed_length_phase("some", blocks, steps)
+    """Train some blocks and return (fetched batches, stage)."""
+    batches, stage = CountedBatches(strategy.feed(source)), fixed_length_phase("some", blocks, steps)
     strategy.train(TimedLoop(strategy, batches, [stage], keep_step_losses=True))
     return batches.drawn, stage
 
 
 @pytest.mark.slow
-def test_draws_what_it_trains_on(strategy: Any, source: Callable[..., Source]) -> None:
+def test_no_batch_is_fetched_ahead(strategy: Any, source: Callable[..., Source]) -> None:
     lightning = strategy("lightning_ddp_gloo")
     for blocks in (3, 1):  # a second training in the same process, as probes want it
         drawn, stage = train(lightning, source(), blocks, 4)
         assert drawn == len(stage.series.step_losses) == 4 * blocks
 
 
-def test_same_losses_as_bare(strategy: Any, source: Callable[..., Source]) -> None:
-    """Over the end of an epoch, and over the end of a training."""
+def test_losses_are_those_of_bare(strategy: Any, source: Callable[..., Source]) -> None:
+    """This includes the end of an epoch and the end of a training."""
     lightning, bare = strategy("lightning_ddp_gloo"), strategy("bare_torch")
     for _ in range(2):
-        losses = [train(one, source(), 2, 4)[1].series.step_losses for one in (lightning, bare)]
+        losses = [train(adapter, source(), 2, 4)[1].series.step_losses for adapter in (lightning, bare)]
         np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
 
 
 @pytest.mark.slow
-def test_loop_that_runs_dry(strategy: Any, source: Callable[..., Source]) -> None:
-    """Batches that end before the stage does end the training, once."""
+def test_a_loop_without_further_batches_ends_the_training(strategy: Any, source: Callable[..., Source]) -> None:
+    """Batches that end before the stage end the training, once."""
     lightning = strategy("lightning_ddp_gloo")
-    batches = Counted(islice(lightning.feed(source()), 3))
+    batches = CountedBatches(islice(lightning.feed(source()), 3))
     stage = fixed_length_phase("some", 1, 100)
     lightning.train(TimedLoop(lightning, batches, [stage]))
     assert (batches.drawn, stage.series.seconds) == (3, [])
 
 
 @pytest.mark.slow
-def test_exchange_goes_off_within_a_training(strategy: Any, source: Callable[..., Source]) -> None:
+def test_synchronization_can_be_switched_off_within_a_training(strategy: Any, source: Callable[..., Source]) -> None:
     lightning = strategy("lightning_ddp_gloo")
     wrappers: list[DistributedDataParallel] = []
 
@@ -83,18 +83,18 @@ def test_exchange_goes_off_within_a_training(strategy: Any, source: Callable[...
     assert len(wrappers) == 4
 
 
-def test_leaves_nothing_behind(strategy: Any, source: Callable[..., Source], tmp_path: Path) -> None:
+def test_a_training_leaves_nothing_behind(strategy: Any, source: Callable[..., Source], tmp_path: Path) -> None:
     on_sigterm = signal.getsignal(signal.SIGTERM)
     lightning = strategy("lightning_ddp_gloo")
-    seen = []
+    handlers = []
 
     class Asking(BatchReplay):
         def done(self, part: Any) -> bool:
-            seen.append(signal.getsignal(signal.SIGTERM))
+            handlers.append(signal.getsignal(signal.SIGTERM))
             return super().done(part)
 
     lightning.train(Asking(next(iter(lightning.feed(source()))), 2))
-    assert seen == [on_sigterm, on_sigterm]
+    assert handlers == [on_sigterm, on_sigterm]
     assert signal.getsignal(signal.SIGTERM) == on_sigterm
     assert os.environ["WORLD_SIZE"] == "1"
     assert list(tmp_path.iterdir()) == []
@@ -102,7 +102,7 @@ def test_leaves_nothing_behind(strategy: Any, source: Callable[..., Source], tmp
     assert lightning.evaluate(source())["mse"] > 0
 
 
-def test_error_in_the_loop_comes_through(strategy: Any, source: Callable[..., Source]) -> None:
+def test_errors_in_the_loop_are_raised(strategy: Any, source: Callable[..., Source]) -> None:
     def decide(series: Any) -> bool:
         raise RuntimeError("told to fail")
 
@@ -112,8 +112,8 @@ def test_error_in_the_loop_comes_through(strategy: Any, source: Callable[..., So
         lightning.train(TimedLoop(lightning, lightning.feed(source()), [stage]))
 
 
-def test_the_optimizers_state_follows_the_model(strategy: Any, source: Callable[..., Source]) -> None:
-    """Lightning leaves both on the CPU; meta stands for a GPU. The count of steps stays where it was made."""
+def test_the_optimizer_state_follows_the_model(strategy: Any, source: Callable[..., Source]) -> None:
+    """Lightning leaves both on the CPU; here meta stands for a GPU. Step counts stay where they were created."""
     from scalebench.strategies.torch.lightning import move_optimizer_state
 
     bare = strategy("bare_torch")
@@ -125,7 +125,7 @@ def test_the_optimizers_state_follows_the_model(strategy: Any, source: Callable[
         }  # fmt: skip
 
 
-def test_uneven_nodes() -> None:
+def test_uneven_nodes_are_unsupported() -> None:
     from scalebench.strategies.torch.lightning import LightningDdp
 
     spec = spec_of("lightning_ddp_gloo", 3)

@@ -1,4 +1,4 @@
-"""Who has which part in a transfer, and what is refused; on GPUs that are only named."""
+"""The ranks' parts in transfers and the transfers that are not possible, without real GPUs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from scalebench.strategies.torch.group import TorchGroup
 from tests.strategies.torch.conftest import spec_of
 
 
-class Named(TorchGroup):
-    """A group that nobody has joined."""
+class UnjoinedGroup(TorchGroup):
+    """A group without processes."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -24,7 +24,7 @@ class Named(TorchGroup):
         return values
 
 
-def here(
+def transfer_rank(
     rank: int, ranks: int = 3, kind: str = "cpu", backend: str = "gloo", nodes: tuple[int, ...] = ()
 ) -> TransferRank:
     spec = spec_of("ddp_gloo", ranks)
@@ -32,7 +32,7 @@ def here(
     for place, node in zip(spec.places, nodes, strict=False):
         place.node = node
     device = torch.device("cpu") if kind == "cpu" else torch.device("cuda", rank)
-    return TransferRank(spec, rank, device, Named(backend))
+    return TransferRank(spec, rank, device, UnjoinedGroup(backend))
 
 
 @pytest.mark.parametrize(
@@ -43,14 +43,14 @@ def here(
         ("ring", [(1, 2), (2, 0), (0, 1)]),
     ],
 )
-def test_whom_a_rank_sends_to_and_receives_from(pattern: str, peers: list[Any]) -> None:
-    """Of three ranks, from 1 to 2."""
-    assert [bandwidth._find_peers(here(rank), pattern, 1, 2) for rank in range(3)] == peers
+def test_peers_of_each_rank(pattern: str, peers: list[Any]) -> None:
+    """Three ranks with a transfer from rank 1 to rank 2."""
+    assert [bandwidth._find_peers(transfer_rank(rank), pattern, 1, 2) for rank in range(3)] == peers
 
 
 def test_a_rank_without_a_part_does_nothing() -> None:
     for kind, source, target in (("send_one_way", 1, 2), ("memcpy", 1, 1)):
-        assert build_transfer(here(0), kind, source, target, 1024) is bandwidth._do_nothing
+        assert build_transfer(transfer_rank(0), kind, source, target, 1024) is bandwidth._do_nothing
 
 
 @pytest.mark.parametrize("kind", ["memcpy", "memcpy_all"])
@@ -58,7 +58,7 @@ def test_a_copy_in_host_memory_copies(kind: str, monkeypatch: pytest.MonkeyPatch
     made: list[torch.Tensor] = []
     buffer = bandwidth._allocate_bytes
     monkeypatch.setattr(bandwidth, "_allocate_bytes", lambda *words: made.append(buffer(*words)) or made[-1])
-    action = build_transfer(here(1), kind, None if kind.endswith("_all") else 1, 1, 4096)
+    action = build_transfer(transfer_rank(1), kind, None if kind.endswith("_all") else 1, 1, 4096)
     sent, received = made
     assert sent.numel() == received.numel() == 4096 and sent.data_ptr() != received.data_ptr()
     sent.fill_(7)
@@ -66,56 +66,66 @@ def test_a_copy_in_host_memory_copies(kind: str, monkeypatch: pytest.MonkeyPatch
     assert bool((received == 7).all())
 
 
-def test_no_group_and_no_way_for_the_buffers_of_a_gpu() -> None:
-    alone = here(0)
-    alone.group = None
+def test_sends_without_a_suitable_group_are_not_measured() -> None:
+    without_group = transfer_rank(0)
+    without_group.group = None
     with pytest.raises(NotMeasured, match=r"^ddp_gloo has no group of torch"):
-        build_transfer(alone, "send_one_way", 0, 1, 1024)
+        build_transfer(without_group, "send_one_way", 0, 1, 1024)
     with pytest.raises(NotMeasured, match="gloo sends no buffers of a GPU"):
-        build_transfer(here(0, kind="cuda"), "send_ring", None, None, 1024)
+        build_transfer(transfer_rank(0, kind="cuda"), "send_ring", None, None, 1024)
 
 
-def access(monkeypatch: pytest.MonkeyPatch, seen: int, pairs: set[tuple[int, int]]) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+def set_peer_access(monkeypatch: pytest.MonkeyPatch, visible: int, pairs: set[tuple[int, int]]) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: (a.index, b.index) in pairs)
 
 
-def refusal(kind: str, source: int | None, target: int | None, rank: int = 0, **words: Any) -> str | None:
+@pytest.mark.parametrize(
+    ("kind", "source", "target", "rank", "reason"),
+    [
+        ("peer_one_way", 0, 1, 0, None),
+        ("peer_one_way", 0, 2, 0, "CUDA gives the GPU of rank 0 no peer access to that of rank 2"),
+        ("peer_both_ways", 0, 1, 0, None),
+        ("peer_both_ways", 0, 1, 1, "CUDA gives the GPU of rank 1 no peer access to that of rank 0"),
+        ("peer_ring", None, None, 2, "CUDA gives the GPU of rank 2 no peer access to that of rank 0"),
+        ("staged_one_way", 0, 2, 0, None),
+        ("staged_ring", None, None, 2, None),
+    ],
+)
+def test_missing_peer_access_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, kind: str, source: int | None, target: int | None, rank: int, reason: str | None
+) -> None:
+    set_peer_access(monkeypatch, 3, {(0, 1), (1, 2)})
+    assert find_problem(kind, source, target, rank) == reason
+
+
+def test_invisible_gpus_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_peer_access(monkeypatch, 1, set())
+    assert find_problem("staged_one_way", 0, 1) == "the process of rank 0 does not see the GPU of rank 1"
+    assert find_problem("host_to_device", 0, 0) is None
+
+
+def test_copies_to_other_nodes_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_peer_access(monkeypatch, 3, {(0, 1)})
+    nodes = (0, 0, 1)
+    assert find_problem("peer_one_way", 0, 1, nodes=nodes) is None
+    for kind, ranks in (("peer_one_way", (0, 2)), ("staged_both_ways", (2, 1)), ("peer_ring", (None, None))):
+        assert "of its own node only" in str(find_problem(kind, *ranks, nodes=nodes))
+
+
+def find_problem(
+    kind: str, source: int | None, target: int | None, rank: int = 0, nodes: tuple[int, ...] = ()
+) -> str | None:
     try:
-        bandwidth._check_possible(here(rank, kind="cuda", backend="nccl", **words), kind, source, target)
+        bandwidth._check_possible(transfer_rank(rank, kind="cuda", backend="nccl", nodes=nodes), kind, source, target)
     except NotMeasured as reason:
         return str(reason)
     return None
 
 
-def test_peer_access(monkeypatch: pytest.MonkeyPatch) -> None:
-    access(monkeypatch, 3, {(0, 1), (1, 2)})
-    assert refusal("peer_one_way", 0, 1) is None
-    assert refusal("peer_one_way", 0, 2) == "CUDA gives the GPU of rank 0 no peer access to that of rank 2"
-    assert refusal("peer_both_ways", 0, 1) is None and "rank 1 no peer access" in str(
-        refusal("peer_both_ways", 0, 1, rank=1)
-    )
-    assert "rank 2 no peer access to that of rank 0" in str(refusal("peer_ring", None, None, rank=2))
-    assert refusal("staged_one_way", 0, 2) is None and refusal("staged_ring", None, None, rank=2) is None
-
-
-def test_gpus_that_a_process_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    access(monkeypatch, 1, set())
-    assert refusal("staged_one_way", 0, 1) == "the process of rank 0 does not see the GPU of rank 1"
-    assert refusal("host_to_device", 0, 0) is None
-
-
-def test_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    access(monkeypatch, 3, {(0, 1)})
-    nodes = (0, 0, 1)
-    assert refusal("peer_one_way", 0, 1, nodes=nodes) is None
-    for kind, ranks in (("peer_one_way", (0, 2)), ("staged_both_ways", (2, 1)), ("peer_ring", (None, None))):
-        assert "of its own node only" in str(refusal(kind, *ranks, nodes=nodes))
-
-
-def test_without_a_wrapper(strategy: Any) -> None:
-    """One device, no group: host memory is still there."""
-    alone = strategy("bare_torch")
-    alone.transfer("memcpy", 0, 0, 4096)()
+def test_bare_copies_in_host_memory_only(strategy: Any) -> None:
+    """A single device without a group can still copy within host memory."""
+    without_group = strategy("bare_torch")
+    without_group.transfer("memcpy", 0, 0, 4096)()
     with pytest.raises(NotMeasured, match="bare_torch has no collective operations of its own"):
-        alone.collective("all_reduce", 4)
+        without_group.collective("all_reduce", 4)

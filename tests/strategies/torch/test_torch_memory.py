@@ -1,4 +1,4 @@
-"""What a strategy keeps from update to update, against arithmetic."""
+"""The bytes of the state that a strategy keeps from step to step."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ OF_OPTIMIZER = {"adam": 8 * PARAMETERS + COUNTS, "sgd": 0, "momentum": 4 * PARAM
 
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "zero1", "fsdp_gloo"])
 @pytest.mark.parametrize("optimizer", OF_OPTIMIZER)
-def test_weights_gradients_and_the_optimizers_state(strategy: Any, name: str, optimizer: str) -> None:
-    """Adam: four times the weights, to the byte but for its counts of steps. On one process nothing is shared out."""
-    one = strategy(name, train__optimizer=optimizer)
-    assert one.state_bytes() == [4 * PARAMETERS]
+def test_state_bytes_of_weights_gradients_and_optimizer(strategy: Any, name: str, optimizer: str) -> None:
+    """Adam keeps four times the weights, to the byte except for its step counts. One process has all shards."""
+    adapter = strategy(name, train__optimizer=optimizer)
+    assert adapter.state_bytes() == [4 * PARAMETERS]
     for _ in range(2):
-        one.step(BATCH)
-        assert one.state_bytes() == [8 * PARAMETERS + OF_OPTIMIZER[optimizer]]
+        adapter.step(BATCH)
+        assert adapter.state_bytes() == [8 * PARAMETERS + OF_OPTIMIZER[optimizer]]
 
 
-def test_moving_statistics_are_part_of_it(strategy: Any) -> None:
-    one = strategy("bare_torch", model="resnet20_cifar10")
-    buffers = sum(buffer.numel() * buffer.element_size() for buffer in one.model.buffers())
-    assert buffers > 0 and one.state_bytes() == [4 * one.num_params() + buffers]
+def test_moving_statistics_are_part_of_the_state(strategy: Any) -> None:
+    adapter = strategy("bare_torch", model="resnet20_cifar10")
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in adapter.model.buffers())
+    assert buffers > 0 and adapter.state_bytes() == [4 * adapter.num_params() + buffers]
 
 
-def test_what_is_shared_counts_once_and_what_is_elsewhere_not_at_all() -> None:
+def test_shared_tensors_count_once_and_tensors_of_other_devices_do_not_count() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     model[1].weight = model[0].weight
     state = {0: {"moment": torch.zeros(5), "far": torch.zeros(7, device="meta"), "step": 3}}

@@ -1,4 +1,4 @@
-"""Which backend carried the gradients, from names of profiled events."""
+"""Observing backend and settings from profiled events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.observed import (
-    BatchReplay,
     OperatorCall,
     ProfiledReplay,
     identify_backend,
@@ -29,29 +28,8 @@ from scalebench.workloads.source import Source
         (["gloo:all_reduce", "nccl:all_reduce"], "gloo+nccl"),
     ],
 )
-def test_backend_of(names: list[str], backend: str | None) -> None:
+def test_identify_backend(names: list[str], backend: str | None) -> None:
     assert identify_backend(names) == backend
-
-
-def test_replay_ends() -> None:
-    loop = BatchReplay("batch", 3)
-    assert [loop.done(None) for _ in loop] == [False, False, True]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ddp_gloo", "lightning_ddp_gloo"])
-def test_no_exchange_is_seen_when_it_is_off(strategy: Any, source: Callable[..., Source], name: str) -> None:
-    one = strategy(name)
-    one.step(next(iter(one.feed(source()))))
-    one.set_gradient_sync(False)
-    assert one.backend_used() is None
-    one.set_gradient_sync(True)
-    assert one.backend_used() == "gloo"
-
-
-def test_needs_a_training(strategy: Any) -> None:
-    with pytest.raises(RuntimeError, match="there was no training"):
-        strategy("ddp_gloo").backend_used()
 
 
 FLOAT, HALF = torch.float32, torch.float16
@@ -80,21 +58,21 @@ def product(dtype: torch.dtype, name: str = "aten::addmm") -> OperatorCall:
         ([], [product(HALF, "aten::add")], (None, None, "none")),
     ],
 )  # fmt: skip
-def test_settings_of(names: list[str], operations: list[Any], settings: tuple[str | None, ...]) -> None:
+def test_identify_settings(names: list[str], operations: list[Any], settings: tuple[str | None, ...]) -> None:
     expected = dict(zip(("precision", "data_format", "compiler"), settings, strict=True))
     assert identify_settings(names, operations) == {key: value for key, value in expected.items() if value is not None}
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
-def test_moving_statistics_are_not_broadcast_unless_asked_for(
+def test_moving_statistics_are_broadcast_with_that_option_only(
     strategy: Any, source: Callable[..., Source], broadcast: bool
 ) -> None:
-    one = strategy(
+    adapter = strategy(
         "ddp_gloo", model="resnet20_cifar10", strategy__options__broadcast_buffers=broadcast, train__learning_rate=0.0
     )
     batch = TorchBatch(torch.rand(2, 32, 32, 3), torch.tensor([1, 2]), 2)
-    for _ in range(3):  # in the first ones the buckets are made anew, and their order is told to all
-        one.step(batch)
+    for _ in range(3):  # the first steps rebuild the buckets and broadcast their order
+        adapter.step(batch)
     replay = ProfiledReplay(batch, 1)
-    one.train(replay)
+    adapter.train(replay)
     assert ("gloo:broadcast" in replay.event_names()) == broadcast

@@ -1,4 +1,4 @@
-"""Images through a whole strategy: layouts, precisions and compilation change how a network is computed, not what."""
+"""Memory layouts, precisions and compilation change how a network is computed, but not its results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.precision import check_compiler
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
-from tests.strategies.torch.conftest import own
+from tests.strategies.torch.conftest import user_model
 
 CPU = torch.device("cpu")
 IMAGES = {"model": "resnet20_cifar10"}
@@ -30,7 +30,7 @@ IMAGES = {"model": "resnet20_cifar10"}
 
 @pytest.fixture
 def pictures() -> Callable[..., Source]:
-    """pictures(batch=20) -> 65 pictures of 10 classes that differ in colour."""
+    """Return images(batch=20) -> a Source of 65 images in 10 classes that differ in brightness."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, 65)
     images = (rng.integers(0, 60, (65, 32, 32, 3)) + 13 * labels[:, None, None, None]).astype(np.uint8)
@@ -39,7 +39,7 @@ def pictures() -> Callable[..., Source]:
 
 @pytest.fixture
 def inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compiles within tmp_path and this process."""
+    """Let inductor compile within tmp_path and in this process."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own parts, while they are imported
@@ -51,85 +51,55 @@ def inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del os.environ[name]
 
 
-def losses(one: Any, source: Source, steps: int) -> list[float]:
-    parts = [one.step(batch) for batch in islice(one.feed(source), steps)]
+def losses(adapter: Any, source: Source, steps: int) -> list[float]:
+    parts = [adapter.step(batch) for batch in islice(adapter.feed(source), steps)]
     return [float(part.loss_sum) / part.samples for part in parts]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-def test_a_residual_network_learns(strategy: Any, pictures: Callable[..., Source], name: str) -> None:
-    bare = strategy("bare_torch", **IMAGES, train__precision=name, train__learning_rate=0.05)
-    found = losses(bare, pictures(65), 12)
-    assert min(found[-3:]) < 0.5 * found[0]
-    assert all(weight.dtype == np.float32 for weight in bare.parameters().values())
-    assert bare.settings_used() == {"precision": name, "data_format": "nhwc", "compiler": "none"}
-
-
 @pytest.mark.parametrize("changes", [{"train__data_format": "nchw"}, {"train__precision": "bfloat16"}])
-def test_same_losses_another_way(strategy: Any, pictures: Callable[..., Source], changes: dict[str, Any]) -> None:
+def test_layout_and_precision_keep_the_losses(
+    strategy: Any, pictures: Callable[..., Source], changes: dict[str, Any]
+) -> None:
     small = {**IMAGES, "train__learning_rate": 1e-3}
     plain, other = strategy("bare_torch", **small), strategy("bare_torch", **small, **changes)
-    found = losses(other, pictures(), 4)
+    actual = losses(other, pictures(), 4)
     np.testing.assert_allclose(
-        found, losses(plain, pictures(), 4), rtol=2e-2 if "bfloat16" in changes.values() else 1e-4
+        actual, losses(plain, pictures(), 4), rtol=2e-2 if "bfloat16" in changes.values() else 1e-4
     )
+    assert all(weight.dtype == np.float32 for weight in other.parameters().values())
     assert (
         other.settings_used().items() >= {key.removeprefix("train__"): value for key, value in changes.items()}.items()
     )
 
 
-def test_bytes_and_floats_give_the_same_losses(strategy: Any, pictures: Callable[..., Source]) -> None:
-    first, second = strategy("bare_torch", **IMAGES), strategy("bare_torch", **IMAGES)
-    batch = next(iter(first.feed(pictures())))
-    floats = batch._replace(inputs=batch.inputs.float() / 127.5 - 1)
-    assert float(first.step(batch).loss_sum) == float(second.step(floats).loss_sum)
-
-
-def test_metrics_of_a_classifier(strategy: Any, pictures: Callable[..., Source]) -> None:
-    bare = strategy("bare_torch", **IMAGES)
-    losses(bare, pictures(), 3)
-    found = bare.evaluate(pictures(30))
-    images, labels = (torch.from_numpy(array) for array in pictures().arrays())
-    with torch.no_grad():
-        outputs = bare.model.eval()(images)
-    assert found == pytest.approx(
-        {
-            "cross_entropy": float(torch.nn.functional.cross_entropy(outputs, labels)),
-            "accuracy": float((outputs.argmax(1) == labels).float().mean()),
-        },
-        rel=1e-5,
-    )
-
-
 @pytest.mark.parametrize("name", ["ddp_gloo", pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow)])
 def test_images_under_every_strategy(strategy: Any, pictures: Callable[..., Source], name: str) -> None:
-    """As bare, with what it really ran: here in bfloat16, channels first, without dropout or broadcasts of buffers."""
-    wanted = {**IMAGES, "train__precision": "bfloat16", "train__data_format": "nchw"}
-    one, bare = strategy(name, **wanted), strategy("bare_torch", **wanted)
-    assert losses(one, pictures(), 4) == pytest.approx(losses(bare, pictures(), 4), rel=1e-6)
-    assert one.settings_used() == {"precision": "bfloat16", "data_format": "nchw", "compiler": "none"}
-    assert one.message_sizes() == [4 * one.num_params()]
+    """Losses and observed settings in bfloat16 with channels first are those of the bare strategy."""
+    expected = {**IMAGES, "train__precision": "bfloat16", "train__data_format": "nchw"}
+    adapter, bare = strategy(name, **expected), strategy("bare_torch", **expected)
+    assert losses(adapter, pictures(), 4) == pytest.approx(losses(bare, pictures(), 4), rel=1e-6)
+    assert adapter.settings_used() == {"precision": "bfloat16", "data_format": "nchw", "compiler": "none"}
+    assert adapter.message_sizes() == [4 * adapter.num_params()]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo"])
 def test_float16_scales_and_skips(strategy: Any, source: Callable[..., Source], name: str) -> None:
-    """An update whose gradients overflow leaves the weights alone and halves the scale; the next one is made."""
-    one = strategy(name, train__precision="float16")
-    batch = next(iter(one.feed(source())))
-    before, scale = one.parameters(), one.precision.scaler.get_scale()
-    one.step(batch._replace(targets=batch.targets + 1e4))  # 65536 x the gradients of it is beyond float16
-    assert one.precision.scaler.get_scale() == scale / 2
-    assert all((one.parameters()[key] == weights).all() for key, weights in before.items())
-    one.precision.scaler.update(128.0)
-    one.step(batch)
-    assert one.precision.scaler.get_scale() == 128
-    assert all(np.abs(one.parameters()[key] - weights).max() > 0 for key, weights in before.items())
-    assert one.settings_used() == {"precision": "float16", "compiler": "none"}
+    """A step whose gradients overflow leaves the weights as they are and halves the scale; the next one is normal."""
+    adapter = strategy(name, train__precision="float16")
+    batch = next(iter(adapter.feed(source())))
+    before, scale = adapter.parameters(), adapter.precision.scaler.get_scale()
+    adapter.step(batch._replace(targets=batch.targets + 1e4))  # 65536 x the gradients of it is beyond float16
+    assert adapter.precision.scaler.get_scale() == scale / 2
+    assert all((adapter.parameters()[key] == weights).all() for key, weights in before.items())
+    adapter.precision.scaler.update(128.0)
+    adapter.step(batch)
+    assert adapter.precision.scaler.get_scale() == 128
+    assert all(np.abs(adapter.parameters()[key] - weights).max() > 0 for key, weights in before.items())
+    assert adapter.settings_used() == {"precision": "float16", "compiler": "none"}
 
 
-def test_tf32_is_of_gpus(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_needs_a_recent_gpu(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match=r"train\.precision=tf32 is a mode of GPUs"):
         strategy("bare_torch", train__precision="tf32")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
@@ -138,7 +108,7 @@ def test_tf32_is_of_gpus(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None
         precision._check_tf32(torch.device("cuda", 0))
 
 
-def test_float32_means_it() -> None:
+def test_float32_switches_tf32_off() -> None:
     precision.Precision("float32", CPU)
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32
@@ -146,7 +116,7 @@ def test_float32_means_it() -> None:
 
 @pytest.mark.parametrize("name", training.OPTIMIZERS)
 def test_optimizers_on_channels_last(name: str) -> None:
-    """Kernels that go through memory in one line must see gradients lie as parameters do."""
+    """Fused kernels process memory linearly, so that gradients need the layout of their parameters."""
     net = Network("net", (9, 9, 3))
     net.conv(net.conv(net.input, "wide", 8, 3), "narrow", 6, 1)
     made = {}
@@ -161,19 +131,8 @@ def test_optimizers_on_channels_last(name: str) -> None:
             model(torch.ones(2, 9, 9, 3)).square().mean().backward()
             optimizer.step()
         made[data_format] = [parameter.detach() for parameter in model.parameters()]
-    for one, other in zip(*made.values(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("name", "moved"), [("sgd", 0.02), ("momentum", 0.01 + 0.019), ("adam", 0.02)])
-def test_two_steps_of_each_optimizer(name: str, moved: float) -> None:
-    """Downhill along a slope of one, by a rate of 0.01."""
-    parameter = torch.nn.Parameter(torch.zeros(3))
-    optimizer = training.build_optimizer(TrainSpec(optimizer=name), [parameter], 0.01)
-    parameter.grad = torch.ones(3)
-    for _ in range(2):
-        optimizer.step()
-    torch.testing.assert_close(parameter.detach(), torch.full((3,), -moved), rtol=1e-5, atol=0)
+    for first, other in zip(*made.values(), strict=True):
+        torch.testing.assert_close(first, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -184,25 +143,27 @@ def test_two_steps_of_each_optimizer(name: str, moved: float) -> None:
         ("bare_torch", {}),
         ("ddp_gloo", {}),
         ("lightning_ddp_gloo", {}),
-        ("bare_torch", own("Series")),
-        ("ddp_gloo", own("Series")),
+        ("bare_torch", user_model("Series")),
+        ("ddp_gloo", user_model("Series")),
     ],
 )
-def test_compiled(strategy: Any, source: Callable[..., Source], name: str, model: dict[str, Any]) -> None:
-    """The same losses, by way of inductor; the short batch at the end of an epoch is not compiled anew."""
-    one, bare = strategy(name, train__compile=True, **model), strategy("bare_torch", **model)
+def test_compilation_keeps_the_losses(
+    strategy: Any, source: Callable[..., Source], name: str, model: dict[str, Any]
+) -> None:
+    """Losses with inductor are the same; the short batch at the end of an epoch is not compiled again."""
+    adapter, bare = strategy(name, train__compile=True, **model), strategy("bare_torch", **model)
     torch._dynamo.utils.counters.clear()
-    batches = list(islice(one.feed(source()), 7))
+    batches = list(islice(adapter.feed(source()), 7))
     assert {batch.samples for batch in batches} == {20, 1}
-    found = [float(one.step(batch).loss_sum) for batch in batches]
-    assert found == pytest.approx([float(bare.step(batch).loss_sum) for batch in batches], rel=1e-4)
+    actual = [float(adapter.step(batch).loss_sum) for batch in batches]
+    assert actual == pytest.approx([float(bare.step(batch).loss_sum) for batch in batches], rel=1e-4)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-    assert one.settings_used() == {"precision": "float32", "compiler": "inductor"}
-    assert one.evaluate(source()).keys() == bare.evaluate(source()).keys()
+    assert adapter.settings_used() == {"precision": "float32", "compiler": "inductor"}
+    assert adapter.evaluate(source()).keys() == bare.evaluate(source()).keys()
 
 
 @pytest.mark.usefixtures("inductor")
-def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
 
     with config.patch({"cpp.cxx": (None, "no_such_compiler")}), pytest.raises(Unsupported, match=r"install g\+\+"):
@@ -212,8 +173,8 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         check_compiler(torch.device("cuda", 0))
 
 
-def test_replays_a_whole_batch(strategy: Any, source: Callable[..., Source]) -> None:
-    """And not the last one of an epoch, which may be computed in another way."""
+def test_probes_replay_a_full_batch(strategy: Any, source: Callable[..., Source]) -> None:
+    """The last batch of an epoch may be computed in another way."""
     bare = strategy("bare_torch")
     losses(bare, source(), 6)
     assert isinstance(bare.last_batch, TorchBatch) and bare.last_batch.samples == 20

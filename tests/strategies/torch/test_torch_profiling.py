@@ -1,4 +1,4 @@
-"""Own time of operations: of profiled updates, and of events made by hand."""
+"""Self time of operations, in profiled steps and in artificial events."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from scalebench.core.result import ProfiledOperation
 from scalebench.strategies.torch.profiling import MAX_OPERATIONS, build_profile, summarize_operations
 from scalebench.workloads.source import Source
 
-UPDATES = 3
+STEPS = 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "lightning_ddp_gloo"])
 def test_profile_of_one_rank(strategy: Any, source: Callable[..., Source], tmp_path: Path, name: str) -> None:
-    one = strategy(name)
-    one.step(next(iter(one.feed(source()))))
+    adapter = strategy(name)
+    adapter.step(next(iter(adapter.feed(source()))))
     began_s = time.time()
-    found = one.profile(UPDATES, tmp_path / "trace.json.gz")
+    actual = adapter.profile(STEPS, tmp_path / "trace.json.gz")
     ended_s = time.time()
-    by_name = {operation.name: operation for operation in found.operations}
+    by_name = {operation.name: operation for operation in actual.operations}
     assert by_name["aten::convolution_backward"].calls == 2 and by_name["aten::addmm"].calls == 2
-    assert found.updates == UPDATES and 0 < found.step_s < (ended_s - began_s) / UPDATES
-    assert len(found.operations) == MAX_OPERATIONS
-    own_s = [operation.self_s for operation in found.operations]
+    assert actual.steps == STEPS and 0 < actual.step_s < (ended_s - began_s) / STEPS
+    assert len(actual.operations) == MAX_OPERATIONS
+    own_s = [operation.self_s for operation in actual.operations]
     assert own_s == sorted(own_s, reverse=True) and own_s[-1] > 0
-    assert sum(own_s) < found.kernel_s
-    assert {operation.device for operation in found.operations} == {"cpu"}
-    if name == "bare_torch":  # one thread, so that its operations fit into the time of its updates
-        assert found.kernel_s < found.step_s and found.collective_s is None
+    assert sum(own_s) < actual.kernel_s
+    assert {operation.device for operation in actual.operations} == {"cpu"}
+    if name == "bare_torch":  # one thread, so that its operations fit into the time of its steps
+        assert actual.kernel_s < actual.step_s and actual.collective_s is None
     else:
-        assert 0 < found.collective_s < found.kernel_s  # of one process, too short to be among the largest
+        assert 0 < actual.collective_s < actual.kernel_s  # of one process, too short to be among the largest
     check_trace(tmp_path, began_s, ended_s)
 
 
@@ -54,13 +54,8 @@ def check_trace(folder: Path, began_s: float, ended_s: float) -> None:
     assert any(name.startswith("thread ") for name in named)
 
 
-def test_needs_a_training(strategy: Any) -> None:
-    with pytest.raises(RuntimeError, match="there was no training"):
-        strategy("bare_torch").profile(1, None)
-
-
 def event(name: str, took_us: float, own_us: float, **others: Any) -> Any:
-    """As torch's FunctionEvent."""
+    """Return an object like torch's FunctionEvent."""
     settings = {"is_async": False, "is_user_annotation": False, "device_type": DeviceType.CPU, **others}
     spent = SimpleNamespace(elapsed_us=lambda: took_us)
     return SimpleNamespace(name=name, time_range=spent, self_cpu_time_total=own_us, **settings)
@@ -87,13 +82,13 @@ EVENTS = [
 
 def listed(cuda: bool) -> list[tuple[str, float, float, bool, str]]:
     return [
-        (one.name, one.calls, pytest.approx(one.self_s * 1e6), one.collective, one.device)
-        for one in summarize_operations(EVENTS, 2, cuda)
+        (operation.name, operation.calls, pytest.approx(operation.self_s * 1e6), operation.collective, operation.device)
+        for operation in summarize_operations(EVENTS, 2, cuda)
     ]
 
 
 def test_operations_on_the_cpu() -> None:
-    """The exchange counts for as long as it was under way, who hands it over for its own time, Python not at all."""
+    """Communication counts for as long as it was in flight, its submission with self time, and Python not at all."""
     assert listed(cuda=False) == [
         ("gloo:all_reduce", 0.5, 30.0, True, "cpu"),
         ("aten::mm", 1.0, 20.0, False, "cpu"),
@@ -104,13 +99,13 @@ def test_operations_on_the_cpu() -> None:
 
 
 def test_operations_on_a_gpu() -> None:
-    """Kernels alone: what the host did beside them, and annotations of them, would count twice."""
+    """Only kernels count: the host's operations and annotations of kernels would count the time twice."""
     assert listed(cuda=True) == [(NCCL, 0.5, 25.0, True, "cuda"), ("sm90_gemm", 1.0, 12.0, False, "cuda")]
 
 
-def test_sums_are_over_all_operations_and_nothing_is_0() -> None:
-    found = [ProfiledOperation(f"op{i}", 1.0, 1.0, collective=i == 29) for i in range(30)]
-    profile = build_profile(found, 4, 0.5)
+def test_sums_cover_all_operations_and_are_none_without_any() -> None:
+    actual = [ProfiledOperation(f"op{i}", 1.0, 1.0, collective=i == 29) for i in range(30)]
+    profile = build_profile(actual, 4, 0.5)
     assert (profile.kernel_s, profile.collective_s, len(profile.operations)) == (30.0, 1.0, MAX_OPERATIONS)
-    assert build_profile(found[:5], 4, 0.5).collective_s is None
+    assert build_profile(actual[:5], 4, 0.5).collective_s is None
     assert build_profile([], 4, 0.5).kernel_s is None

@@ -1,4 +1,4 @@
-"""Transformers in PyTorch against one of torch.nn's own layers, and where their numbers lie in memory."""
+"""Transformers in PyTorch against torch.nn's own layer, and their memory layout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gpt() -> Network:
 
 
 def module(net: Network) -> tuple[NetworkModule, Arrays]:
-    """All arrays drawn, so that no offset is 0 and no scale 1."""
+    """Return the module with random arrays, so that no offset is 0 and no scale is 1, and these arrays."""
     rng = np.random.default_rng(1)
     arrays = {a.name: rng.normal(scale=0.3, size=a.shape).astype(np.float32) for a in net.arrays}
     made = NetworkModule(net)
@@ -35,7 +35,7 @@ def module(net: Network) -> tuple[NetworkModule, Arrays]:
 
 
 class Reference(nn.Module):
-    """The same transformer from torch.nn.TransformerEncoderLayer, whose attention has joined projections."""
+    """The same transformer with torch.nn.TransformerEncoderLayer, whose attention has fused projections."""
 
     def __init__(self, arrays: Arrays) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Reference(nn.Module):
         return block
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(samples, positions, logits)."""
+        """Return (samples, positions, logits)."""
         a = self.arrays
         x = functional.one_hot(tokens.long(), VOCABULARY).float() @ a["tokens/embeddings"] + a["positions/embeddings"]
         for block in self.blocks:
@@ -69,7 +69,7 @@ class Reference(nn.Module):
         return functional.layer_norm(x, (WIDTH,), a["norm/gamma"], a["norm/beta"]) @ a["head/kernel"]
 
 
-def test_the_same_as_of_torchs_own_layers() -> None:
+def test_outputs_and_gradients_are_those_of_torchs_layers() -> None:
     made, arrays = module(gpt())
     reference = Reference(arrays)
     assert made(TOKENS).shape == (4, VOCABULARY, LENGTH)
@@ -77,12 +77,12 @@ def test_the_same_as_of_torchs_own_layers() -> None:
     for model in (made, reference):
         model(TOKENS).square().mean().backward()
     expected = reference.blocks[0].self_attn.in_proj_weight.grad.chunk(3)
-    for name, wanted in zip(("query", "key", "value"), expected, strict=True):
-        found = made.get_submodule(f"block1_{name}").weight.grad
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+    for name, gradient in zip(("query", "key", "value"), expected, strict=True):
+        actual = made.get_submodule(f"block1_{name}").weight.grad
+        torch.testing.assert_close(actual, gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_no_position_sees_a_later_one() -> None:
+def test_positions_do_not_depend_on_later_ones() -> None:
     made, _ = module(gpt())
     other = TOKENS.clone()
     other[:, 6] = (other[:, 6] + 1) % VOCABULARY
@@ -91,19 +91,19 @@ def test_no_position_sees_a_later_one() -> None:
     assert differ.tolist() == [False] * 6 + [True] * 4
 
 
-def test_channels_stay_next_to_each_other_and_nothing_is_moved_within() -> None:
+def test_channels_stay_contiguous_and_are_not_moved() -> None:
     made, _ = module(gpt())
     assert [step.module for step in made.plan if "/" in step.module] == ["head/first"]
-    seen = []
+    observed = []
     for name, layer in made.named_modules():
         if isinstance(layer, nn.Linear):
-            layer.register_forward_pre_hook(lambda _, args, name=name: seen.append((name, args[0].is_contiguous())))
+            layer.register_forward_pre_hook(lambda _, args, name=name: observed.append((name, args[0].is_contiguous())))
     assert made(TOKENS).stride(1) == 1
-    assert len(seen) == 6 * LAYERS + 1 and all(contiguous for _, contiguous in seen)
+    assert len(observed) == 6 * LAYERS + 1 and all(contiguous for _, contiguous in observed)
 
 
-def test_among_operations_that_have_channels_first() -> None:
-    """Each reads what it wants, whatever came before."""
+def test_sequence_layers_between_convolutions() -> None:
+    """Each layer reads channels in the order that it needs, whatever the previous layer returned."""
     net = Network("net", (8, 3))
     x = net.conv(net.input, "conv", 4, 3)
     y = net.relu(net.dense(x, "dense", 4))
@@ -111,20 +111,20 @@ def test_among_operations_that_have_channels_first() -> None:
     made, arrays = module(net)
     x = torch.from_numpy(RNG.normal(size=(2, 8, 3)).astype(np.float32))
     a = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    wanted = functional.conv1d(x.mT, a["conv/kernel"].permute(2, 1, 0), a["conv/bias"], padding=1).mT
-    wanted = wanted + (wanted @ a["dense/kernel"] + a["dense/bias"]).relu()
-    wanted = functional.layer_norm(wanted, (4,), a["norm/gamma"], a["norm/beta"])
-    wanted = (wanted @ a["last/kernel"][0] + a["last/bias"]).mean(1)
-    torch.testing.assert_close(made(x), wanted, rtol=1e-4, atol=1e-5)
+    reference = functional.conv1d(x.mT, a["conv/kernel"].permute(2, 1, 0), a["conv/bias"], padding=1).mT
+    reference = reference + (reference @ a["dense/kernel"] + a["dense/bias"]).relu()
+    reference = functional.layer_norm(reference, (4,), a["norm/gamma"], a["norm/beta"])
+    reference = (reference @ a["last/kernel"][0] + a["last/bias"]).mean(1)
+    torch.testing.assert_close(made(x), reference, rtol=1e-4, atol=1e-5)
 
 
-def test_part_of_the_width_is_part_of_the_heads() -> None:
-    """As a plan for several devices deals it out."""
+def test_a_part_of_the_width_is_a_part_of_the_heads() -> None:
+    """Tensor parallelism gives each device some of the heads."""
     attention = module(gpt())[0].get_submodule("block1_attention")
-    whole = [torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    complete = [torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(i)) for i in range(3)]
     head = WIDTH // HEADS
-    parts = [attention(*(x[..., i * head : (i + 1) * head] for x in whole)) for i in range(HEADS)]
-    torch.testing.assert_close(torch.cat(parts, -1), attention(*whole))
+    parts = [attention(*(x[..., i * head : (i + 1) * head] for x in complete)) for i in range(HEADS)]
+    torch.testing.assert_close(torch.cat(parts, -1), attention(*complete))
 
 
 def test_tables_keep_their_axes() -> None:
@@ -134,8 +134,8 @@ def test_tables_keep_their_axes() -> None:
     assert made.tokens.weight.shape == (VOCABULARY, WIDTH) and made.head.weight.shape == (VOCABULARY, WIDTH)
 
 
-def test_flops_as_pytorch_counts_them() -> None:
-    """It counts masked pairs as well."""
+def test_flops_are_those_that_pytorch_counts() -> None:
+    """The count includes masked pairs."""
     net = gpt()
     made, _ = module(net)
     with torch.no_grad():
@@ -145,8 +145,8 @@ def test_flops_as_pytorch_counts_them() -> None:
 def test_the_loss_is_the_mean_over_all_tokens() -> None:
     made, _ = module(gpt())
     outputs, labels = made(TOKENS), TOKENS.roll(-1, 1)
-    wanted = functional.cross_entropy(outputs, labels.long())
-    torch.testing.assert_close(optimizer.select_loss("cross_entropy")(outputs, labels), wanted)
+    reference = functional.cross_entropy(outputs, labels.long())
+    torch.testing.assert_close(optimizer.select_loss("cross_entropy")(outputs, labels), reference)
     loss, right = evaluation._sum_classification(outputs.detach(), labels).tolist()
-    assert loss / len(TOKENS) == pytest.approx(wanted.item(), rel=1e-5)
+    assert loss / len(TOKENS) == pytest.approx(reference.item(), rel=1e-5)
     assert right / len(TOKENS) == pytest.approx((outputs.argmax(1) == labels).float().mean().item())

@@ -1,4 +1,4 @@
-"""What users may give as model.torch: modules that train, and functions that go wrong, each in its own way."""
+"""Functions that users may name as model.torch: modules that train, and functions with one error each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 
 class Series(nn.Module):
-    """(n, 3, 200) -> (n, outputs), with what users' modules have: `view`, a frozen and a tied weight, a counter."""
+    """(n, 3, 200) -> (n, outputs), with features of users' modules: `view`, frozen and tied weights, a counter."""
 
     def __init__(self, width: int = 4, outputs: int = 2, rate: float = 0.0) -> None:
         super().__init__()
@@ -27,18 +27,18 @@ class Series(nn.Module):
         self.last = nn.Linear(width * 40, outputs)
         self.scale = nn.Parameter(torch.tensor([1.0]), requires_grad=False)
         self.order = nn.Parameter(torch.arange(width), requires_grad=False)
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.view(len(x), -1)  # as samples without an axis of channels would not allow
         x = functional.relu(self.norm(self.first(flat.view(x.shape)))) * self.scale
         x = self.again(self.square(x.movedim(1, 2))).movedim(1, 2)[:, self.order]
         if self.training:
-            self.seen += 1
+            self.calls += 1
         return self.last(self.dropout(x.flatten(1)))
 
 
-class Pictures(nn.Module):
+class Images(nn.Module):
     """(n, 3, 32, 32) -> (n, classes)."""
 
     def __init__(self, classes: int = 10, view: bool = True) -> None:
@@ -63,7 +63,7 @@ class Tensors(nn.Module):
 
 
 class Changed(Series):
-    """A Series whose outputs a function changes."""
+    """A Series with a function that changes its outputs."""
 
     def __init__(self, change: Any, **options: Any) -> None:
         super().__init__(**options)
@@ -74,7 +74,7 @@ class Changed(Series):
 
 
 class Plain(nn.Module):
-    """One matrix product and nothing else; batch statistics would make shards differ."""
+    """Two dense layers without batch statistics, which would differ between shards."""
 
     def __init__(self, outputs: int = 2) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Plain(nn.Module):
 
 
 class Idle(Plain):
-    """With a layer that no output depends on."""
+    """A module with a layer on which no output depends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Idle(Plain):
 
 
 class Noisy(nn.Module):
-    """All layers of torch.nn that drop something."""
+    """All layers of torch.nn that have dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def seeded() -> nn.Module:
 
 
 def drawn_elsewhere() -> nn.Module:
-    """Weights out of numpy's and Python's own generators."""
+    """Draw weights from numpy's and Python's own generators."""
     model = Plain()
     with torch.no_grad():
         model.last.weight.copy_(torch.from_numpy(np.random.normal(size=(2, 16))))
@@ -148,7 +148,7 @@ def two_outputs_in_training() -> nn.Module:
 
 
 def only_two_samples() -> nn.Module:
-    """Which goes wrong in training alone."""
+    """Return a module that fails in training only."""
     return Changed(lambda module, x: x + torch.zeros(2, 2))
 
 

@@ -1,4 +1,4 @@
-"""One device, jax.jit alone: what every JAX strategy is compared with."""
+"""One device with jax.jit only: the baseline of every JAX strategy."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from scalebench_jax.base import JaxStrategy
 
 
 class BareJax(JaxStrategy):
-    """The `bare` baseline. It exchanges nothing."""
+    """The `bare` baseline, without gradient synchronization."""
 
     def set_gradient_sync(self, on: bool) -> None:
-        """There is none to turn off."""
+        """Do nothing: there is no synchronization to switch off."""
 
     def backend_used(self) -> str | None:
         return None

@@ -1,4 +1,4 @@
-"""What the JAX strategies share: devices, state, compiled updates, probes, metrics."""
+"""The base class of the JAX strategies: devices, state, compiled steps, probes and metrics."""
 
 from __future__ import annotations
 
@@ -12,107 +12,108 @@ import jax
 import numpy as np
 
 from scalebench.plugin_api import OPTIMIZER, LossPart, Probes, Profile, RunSpec, Source, Strategy, build_network
-from scalebench_jax import devices, evaluation, evidence, precision, profiling
-from scalebench_jax.feeding import Feeder, JaxBatch
-from scalebench_jax.programs import ALONE, BACKWARD, FORWARD, UPDATE, Programs
+from scalebench_jax import devices, evaluation, observed, precision, profiling
+from scalebench_jax.batches import BatchFeeder, JaxBatch
+from scalebench_jax.compiled import BACKWARD, FORWARD, STEP, STEP_WITHOUT_SYNC, CompiledPrograms
 from scalebench_jax.replica import Replica, State
-from scalebench_jax.watching import Backlog, Watched, seconds_of_devices
-from scalebench_jax.xplane import Recording, recorded
+from scalebench_jax.timing import MeasuredReplay, ProgramBacklog, device_seconds
+from scalebench_jax.xplane import Recording, record_profile
 
-PROOF_UPDATES = 2  # the first may still set something up
+OBSERVED_STEPS = 2  # the first step may still initialize something
 
 
-class Total:
-    """The sum over the devices of a number that each has; waited for when it is asked for."""
+class LossTotal:
+    """The lazy sum of one number per device; float() waits for it."""
 
-    def __init__(self, of_devices: jax.Array) -> None:
-        self._of_devices = of_devices
+    def __init__(self, per_device: jax.Array) -> None:
+        self._per_device = per_device
 
     def __float__(self) -> float:
-        return float(np.asarray(self._of_devices, np.float64).sum())
+        return float(np.asarray(self._per_device, np.float64).sum())
 
 
 class JaxStrategy(Strategy, Probes):
-    """One process whose devices each have a copy of the weights, along a first axis of every array of its state."""
+    """One process whose devices each have a copy of the weights: arrays of the state have a first axis of devices."""
 
     devices: list[jax.Device]
     state: State
-    programs: Programs
-    feeder: Feeder
-    last_batch: JaxBatch | None = None  # the last whole one: the last of an epoch may be smaller
+    programs: CompiledPrograms
+    feeder: BatchFeeder
+    last_batch: JaxBatch | None = None  # the last full batch: the last one of an epoch may be smaller
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        self.exchanging = True
-        self.backlog = Backlog()
+        self.syncs_gradients = True
+        self.backlog = ProgramBacklog()
         self._waiters: ThreadPoolExecutor | None = None
         self._host: tuple[JaxBatch, Any] | None = None  # a batch, and its copy in host memory
-        self._issued: Any = ()  # what the last action beside the updates gives
+        self._issued: Any = ()  # the results of the last action other than a step
 
     def layouts(self) -> tuple[Any, Any]:
-        """How arrays lie on the devices: those with a first axis of devices, and those that each has all of."""
+        """Return the shardings of arrays with a first axis of devices, and of arrays that every device has in full."""
         (device,) = self.devices
-        alone = jax.sharding.SingleDeviceSharding(device)
-        return alone, alone
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        return sharding, sharding
 
     def on_all_devices(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What runs `function`, written for the devices' axis of length 1, on all of them: (state, part, after,
-        samples, rate) -> anything, all with that axis but samples and rate."""
+        """Return a function that runs `function`, written for a device axis of length 1, on all devices: (state, part,
+        after, samples, rate) -> results, all with that axis except samples and rate."""
         return function
 
     def device_number(self) -> Any:
-        """Within such a function, which of the devices it is."""
+        """Return the number of the device, within such a function."""
         return 0
 
-    def summed(self, gradients: Any) -> Any:
-        """Within such a function, the gradients of all devices added up."""
+    def sum_gradients(self, gradients: Any) -> Any:
+        """Return the sums of the gradients over all devices, within such a function."""
         return gradients
 
     def setup(self) -> None:
         train = self.spec.config.train
-        precision.check(train)
-        self.devices = devices.configure(self.spec.device, self.place)
-        precision.choose(train.precision, self.devices[0])
-        self._split, self._whole = self.layouts()
+        precision.refuse_unsupported(train)
+        self.devices = devices.configure_devices(self.spec.device, self.place)
+        precision.configure_precision(train.precision, self.devices[0])
+        self._split, self._replicated = self.layouts()
         replica, count = Replica(self.spec.config, build_network(self.spec.config.model)), len(self.devices)
-        copies = jax.tree.map(lambda one: np.broadcast_to(one, (count, *np.shape(one))), replica.start())
+        copies = jax.tree.map(lambda array: np.broadcast_to(array, (count, *np.shape(array))), replica.initial_state())
         self.state = jax.device_put(copies, self._split)
         self._after = jax.device_put(np.zeros(count, np.float32), self._split)
-        self.programs = Programs(replica, self.on_all_devices, self.device_number, self.summed)
-        self.feeder = Feeder(count, train.accumulate, self._split, self._whole)
+        self.programs = CompiledPrograms(replica, self.on_all_devices, self.device_number, self.sum_gradients)
+        self.feeder = BatchFeeder(count, train.accumulate, self._split, self._replicated)
         self.set_learning_rate(self.spec.learning_rate)
         self._infer = jax.jit(replica.model.infer)
 
     def shard(self) -> tuple[int, int]:
-        return 0, 1  # this process reads whole batches, and deals them out to its devices
+        return 0, 1  # this process reads full batches and splits them over its devices
 
     def feed(self, source: Source) -> Iterable[JaxBatch]:
-        """The update is compiled here for each size of batch that an epoch has, so that none is in the midst of it."""
+        """Compile the step for each batch size of an epoch, so that no step compiles later, and return the batches."""
         settings, (inputs, targets) = self.spec.config.dataset, source.arrays()
         last = 0 if settings.feed == "fixed" else source.steps_per_epoch - 1
         for samples in {source.global_samples(0), source.global_samples(last)}:
-            self._program(UPDATE, self.feeder.like(samples, inputs, targets))
+            self._program(STEP, self.feeder.like(samples, inputs, targets))
         return self.feeder.batches(source, settings.feed, settings.prefetch)
 
     def step(self, batch: JaxBatch) -> LossPart | None:
         if self.last_batch is None or batch.samples >= self.last_batch.samples:
             self.last_batch = batch
-        program = self._program(UPDATE if self.exchanging else ALONE, batch)
+        program = self._program(STEP if self.syncs_gradients else STEP_WITHOUT_SYNC, batch)
         self.state, loss_sums = program(self.state, batch.part, self._after, batch.global_samples, self._rate)
         self.backlog.add(loss_sums)
-        return LossPart(Total(loss_sums), batch.samples)
+        return LossPart(LossTotal(loss_sums), batch.samples)
 
     def set_learning_rate(self, rate: float) -> None:
-        self._rate = jax.device_put(np.float32(rate), self._whole)
+        self._rate = jax.device_put(np.float32(rate), self._replicated)
 
     def partial_step(self, batch: JaxBatch, until: str) -> None:
         if until == OPTIMIZER:
             self.step(batch)
         else:
-            self._piece(FORWARD if until == FORWARD else BACKWARD, batch)
+            self._run_part(FORWARD if until == FORWARD else BACKWARD, batch)
 
-    def _piece(self, name: str, batch: JaxBatch) -> jax.Array:
-        """A loss of each device. One piece waits for the one before: XLA would compute several at a time on the CPU."""
+    def _run_part(self, name: str, batch: JaxBatch) -> jax.Array:
+        """Run a partial step; return the loss of each device. Each waits for the previous one, since XLA would run
+        several at the same time on the CPU."""
         program = self._program(name, batch)
         self._after, *self._issued = program(self.state, batch.part, self._after, batch.global_samples, self._rate)
         self.backlog.add(self._after)
@@ -122,7 +123,7 @@ class JaxStrategy(Strategy, Probes):
         if len(self.devices) == 1:
             return super().local_step(batch)
         self._waiters = self._waiters or ThreadPoolExecutor(len(self.devices))
-        return seconds_of_devices(partial(self._piece, BACKWARD, batch), self._waiters)
+        return device_seconds(partial(self._run_part, BACKWARD, batch), self._waiters)
 
     def copy_batch(self, batch: JaxBatch) -> None:
         if self.spec.device == "cpu":
@@ -133,34 +134,34 @@ class JaxStrategy(Strategy, Probes):
         return None
 
     def synchronize(self) -> None:
-        jax.block_until_ready((self.state.updates, self._after, self._issued))
+        jax.block_until_ready((self.state.steps, self._after, self._issued))
 
     def broadcast(self, value: float) -> float:
         return value
 
     def message_sizes(self) -> list[int]:
-        return list(self._carriers().values())
+        return list(self._all_reduces().values())
 
     def backend_used(self) -> str | None:
-        """Two more updates under the profiler, which spoil the weights."""
-        recording, _ = self._watched(PROOF_UPDATES)
+        """Observe two more steps under the profiler, which spoil the weights."""
+        recording, _ = self._profile_steps(OBSERVED_STEPS)
         events = (event for line in recording.lines for event in line.events)
-        return evidence.backend_of(
-            (name for event in events for name in (event.name, event.operation)), self._carriers()
+        return observed.observed_backend(
+            (name for event in events for name in (event.name, event.operation)), self._all_reduces()
         )
 
-    def profile(self, updates: int, trace: Path | None) -> Profile:
-        recording, loop = self._watched(updates)
+    def profile(self, steps: int, trace: Path | None) -> Profile:
+        recording, loop = self._profile_steps(steps)
         if trace is not None:
-            profiling.write_trace(trace, recording, f"rank {self.place.rank}")
-        step_s = (loop.ended_ns - loop.begun_ns) / 1e9 / updates
-        return profiling.profile(recording.lines, updates, step_s, self._carriers())
+            profiling.write_chrome_trace(trace, recording, f"rank {self.place.rank}")
+        step_s = (loop.end_ns - loop.start_ns) / 1e9 / steps
+        return profiling.summarize_profile(recording.lines, steps, step_s, self._all_reduces())
 
     def settings_used(self) -> dict[str, str]:
         if self.last_batch is None:
             return {}
         arguments = self.state, self.last_batch.part, self._after, self.last_batch.global_samples, self._rate
-        return precision.of_update(self.programs.lowered(UPDATE, *arguments).as_text())
+        return precision.observed_settings(self.programs.lowered(STEP, *arguments).as_text())
 
     def evaluate(self, source: Source) -> dict[str, float]:
         weights = {name: one.addressable_data(0)[0] for name, one in self.state.weights.items()}
@@ -168,12 +169,12 @@ class JaxStrategy(Strategy, Probes):
         moving = jax.device_put(means, self.devices[0])
 
         def forward(inputs: Any) -> Any:
-            """No more samples at a time than a device has had in training."""
+            """Compute no more samples at a time than a device does in training."""
             width = -(-self.spec.batch_per_device // self.spec.config.train.accumulate)
             parts = (jax.device_put(inputs[at : at + width], self.devices[0]) for at in range(0, len(inputs), width))
             return np.concatenate([np.asarray(self._infer(weights, moving, part)) for part in parts])
 
-        return evaluation.metrics(forward, self.spec.config.model, source)
+        return evaluation.evaluate_model(forward, self.spec.config.model, source)
 
     def num_params(self) -> int:
         return sum(one.size // len(self.devices) for one in self.state.weights.values())
@@ -185,29 +186,29 @@ class JaxStrategy(Strategy, Probes):
         return [devices.peak_memory_bytes(device) for device in self.devices]
 
     def versions(self) -> dict[str, str]:
-        return devices.versions()
+        return devices.library_versions()
 
     def close(self) -> None:
         if self._waiters is not None:
             self._waiters.shutdown()
             self._waiters = None
 
-    def _carriers(self) -> dict[str, int]:
-        """Bytes of each all-reduce of an update on a whole batch, by the name of XLA's operation."""
-        return evidence.all_reduces(self._program(UPDATE, self._whole_batch()).as_text())
+    def _all_reduces(self) -> dict[str, int]:
+        """Return the bytes of each all-reduce of a step on a full batch, by the name of XLA's operation."""
+        return observed.all_reduce_bytes(self._program(STEP, self._full_batch()).as_text())
 
-    def _whole_batch(self) -> JaxBatch:
+    def _full_batch(self) -> JaxBatch:
         if self.last_batch is None:
-            raise RuntimeError("what an update does is seen on the last batch of the training, and there was none")
+            raise RuntimeError("what a step does is seen on the last batch of the training, and there was none")
         return self.last_batch
 
-    def _watched(self, updates: int) -> tuple[Recording, Watched]:
-        """What ran in so many updates more."""
-        loop = Watched(self._whole_batch(), updates, self.synchronize)
-        with recorded() as recording:
+    def _profile_steps(self, steps: int) -> tuple[Recording, MeasuredReplay]:
+        """Train that many more steps under the profiler; return the recording and the loop."""
+        loop = MeasuredReplay(self._full_batch(), steps, self.synchronize)
+        with record_profile() as recording:
             self.train(loop)
-        begun, ended = loop.begun_ns - recording.begun_ns, loop.ended_ns - recording.begun_ns
-        recording.lines = [line.within(begun, ended) for line in recording.lines]
+        start, end = loop.start_ns - recording.start_ns, loop.end_ns - recording.start_ns
+        recording.lines = [line.within(start, end) for line in recording.lines]
         return recording, loop
 
     def _program(self, name: str, batch: JaxBatch) -> Any:

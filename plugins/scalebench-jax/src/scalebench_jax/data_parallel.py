@@ -1,4 +1,4 @@
-"""Data parallelism over a mesh: one program on all devices of one process, gradients added up by an all-reduce."""
+"""Data parallelism over a mesh: one program on all devices of one process, which sums gradients by an all-reduce."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ AXIS = "devices"
 
 
 class JaxDataParallel(JaxStrategy):
-    """Every device has its own copy of the weights and its own part of the batch (jax.shard_map)."""
+    """Data parallelism with jax.shard_map: every device has a copy of the weights and a part of the batch."""
 
-    _exchange: tuple[list[int], Any, Any] | None = None  # sizes, what adds buffers of them up, the buffers
+    _isolated_sync: tuple[list[int], Any, Any] | None = None  # sizes, program, buffers
 
     def layouts(self) -> tuple[Any, Any]:
         self.mesh = Mesh(np.array(self.devices), (AXIS,))
@@ -33,33 +33,35 @@ class JaxDataParallel(JaxStrategy):
     def device_number(self) -> Any:
         return lax.axis_index(AXIS)
 
-    def summed(self, gradients: Any) -> Any:
-        """One device has nobody to exchange with, and XLA would go through the motions."""
+    def sum_gradients(self, gradients: Any) -> Any:
+        """Sum the gradients over the devices; for one device XLA would run a useless all-reduce."""
         return lax.psum(gradients, AXIS) if len(self.devices) > 1 else gradients
 
     def set_gradient_sync(self, on: bool) -> None:
-        self.exchanging = on
+        self.syncs_gradients = on
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        """All-reduces of float32, each after the one before, or XLA would put them together."""
-        if len(self.devices) == 1:  # nobody to exchange with, and nothing is exchanged
+        """Run all-reduces of float32 one after the other, since XLA would merge concurrent ones."""
+        if len(self.devices) == 1:  # nothing is synchronized
             return
-        if self._exchange is None or self._exchange[0] != sizes:
+        if self._isolated_sync is None or self._isolated_sync[0] != sizes:
             buffers = [np.zeros((len(self.devices), max(1, size // 4)), np.float32) for size in sizes]
             placed = jax.device_put(buffers, self._split)
-            added = jax.shard_map(_in_turn, mesh=self.mesh, in_specs=Spec(AXIS), out_specs=Spec(AXIS), check_vma=False)
-            self._exchange = sizes, jax.jit(added, donate_argnums=0).lower(placed).compile(), placed
-        _, program, buffers = self._exchange
-        self._issued, buffers = program(buffers)  # which the next exchange takes
+            reduce = jax.shard_map(
+                _all_reduce_in_turn, mesh=self.mesh, in_specs=Spec(AXIS), out_specs=Spec(AXIS), check_vma=False
+            )
+            self._isolated_sync = sizes, jax.jit(reduce, donate_argnums=0).lower(placed).compile(), placed
+        _, program, buffers = self._isolated_sync
+        self._issued, buffers = program(buffers)  # the next call consumes them
         self.backlog.add(self._issued)
-        self._exchange = sizes, program, buffers
+        self._isolated_sync = sizes, program, buffers
 
 
-def _in_turn(buffers: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
-    """A number that is there when all sums are, and the sums."""
-    found: list[jax.Array] = []
+def _all_reduce_in_turn(buffers: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+    """Return a number that depends on all sums, and the sums."""
+    sums: list[jax.Array] = []
     for buffer in buffers:
-        if found:
-            buffer, found[-1] = lax.optimization_barrier((buffer, found[-1]))
-        found.append(lax.psum(buffer, AXIS))
-    return sum(one[:, 0] for one in found), found
+        if sums:
+            buffer, sums[-1] = lax.optimization_barrier((buffer, sums[-1]))
+        sums.append(lax.psum(buffer, AXIS))
+    return sum(total[:, 0] for total in sums), sums

@@ -1,4 +1,4 @@
-"""Which sample of a batch goes to which device, and there to which piece of its update."""
+"""The distribution of a batch's samples over devices, and over the accumulated parts of a step."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Deal(NamedTuple):
-    """Rows of a batch by (device, piece, place), all devices' shapes alike, as XLA wants them."""
+class BatchSplit(NamedTuple):
+    """Rows of a batch by (device, part, position), with equal shapes on all devices, as XLA requires."""
 
     rows: NDArray[np.int64]
-    counts: NDArray[np.float32] | None  # 1 for a row, 0 where nothing was left to put there; None: all are rows
+    counts: NDArray[np.float32] | None  # 1 for a sample, 0 for padding; None: there is no padding
 
 
 @functools.lru_cache(maxsize=16)
-def deal(samples: int, devices: int, pieces: int) -> Deal:
-    """Each device gets a contiguous part, and each of its pieces a contiguous part of that; parts differ by at most one
-    sample. Places that stay empty have the batch's first row, which does not count."""
-    of_devices = np.array_split(np.arange(samples), devices)  # the first ones take what does not divide
-    width = -(-len(of_devices[0]) // pieces)
+def split_batch(samples: int, devices: int, pieces: int) -> BatchSplit:
+    """Give each device, and each of its parts, contiguous samples; sizes differ by at most one. Padding is the batch's
+    first row with a count of 0."""
+    device_rows = np.array_split(np.arange(samples), devices)  # the first devices get the remainder
+    width = -(-len(device_rows[0]) // pieces)
     rows = np.zeros((devices, pieces, width), np.int64)
     counts = np.zeros(rows.shape, np.float32)
-    for device, of_device in enumerate(of_devices):
-        for piece, of_piece in enumerate(np.array_split(of_device, pieces)):
-            rows[device, piece, : len(of_piece)] = of_piece
-            counts[device, piece, : len(of_piece)] = 1
-    return Deal(rows, None if counts.all() else counts)
+    for device, local_rows in enumerate(device_rows):
+        for piece, part_rows in enumerate(np.array_split(local_rows, pieces)):
+            rows[device, piece, : len(part_rows)] = part_rows
+            counts[device, piece, : len(part_rows)] = 1
+    return BatchSplit(rows, None if counts.all() else counts)

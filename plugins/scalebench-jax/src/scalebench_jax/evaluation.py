@@ -1,4 +1,4 @@
-"""Validation by one device, with the weights that all of them have."""
+"""Validation metrics, computed on one device."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from scalebench.plugin_api import ModelSpec, Source
 Forward = Callable[[NDArray[Any]], NDArray[np.float32]]
 
 
-def metrics(forward: Forward, wanted: ModelSpec, source: Source) -> dict[str, float]:
-    """Means over all samples of `source`, of which `forward` gives the model's outputs.
+def evaluate_model(forward: Forward, model: ModelSpec, source: Source) -> dict[str, float]:
+    """Return means over all samples of `source`; `forward` maps inputs to the model's outputs.
 
-    Of a classifier {'cross_entropy': mean, 'accuracy': share that is right}, else {'mse': over all outputs,
-    'mse_<target>': of one, where they have names}.
+    For a classifier 'cross_entropy' and 'accuracy', else 'mse' over all outputs and 'mse_<target>' per named output.
     """
-    sums_of = _classified if wanted.loss == "cross_entropy" else _squared_errors
+    sums_of = _classification_sums if model.loss == "cross_entropy" else _squared_error_sums
     sums, samples = np.zeros(1), 0
     for batch in source.in_order():
         sums = sums + sums_of(forward(batch.inputs).astype(np.float64), batch.targets)
         samples += batch.samples
-    means = [float(one) for one in sums / samples]
-    if wanted.loss == "cross_entropy":
+    means = [float(mean) for mean in sums / samples]
+    if model.loss == "cross_entropy":
         return dict(zip(("cross_entropy", "accuracy"), means, strict=True))
-    return {"mse": sum(means) / len(means), **_named(wanted.targets, means)}
+    return {"mse": sum(means) / len(means), **_metrics_per_target(model.targets, means)}
 
 
-def _named(targets: Sequence[str], means: Sequence[float]) -> dict[str, float]:
+def _metrics_per_target(targets: Sequence[str], means: Sequence[float]) -> dict[str, float]:
     return {f"mse_{name}": mean for name, mean in zip(targets, means, strict=True)} if targets else {}
 
 
-def _squared_errors(outputs: NDArray[np.float64], targets: NDArray[Any]) -> NDArray[np.float64]:
+def _squared_error_sums(outputs: NDArray[np.float64], targets: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(np.square(outputs - targets).sum(0))
 
 
-def _classified(outputs: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
+def _classification_sums(outputs: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
     outputs = outputs - outputs.max(-1, keepdims=True)
     losses = np.log(np.exp(outputs).sum(-1)) - outputs[np.arange(len(labels)), labels]
     return np.array([losses.sum(), (outputs.argmax(-1) == labels).sum()])

@@ -1,4 +1,4 @@
-"""What one device computes of an update: functions of arrays alone, for jax.jit."""
+"""One device's part of a step, as pure functions of arrays for jax.jit."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ import optax
 from jax import Array, lax
 
 from scalebench.plugin_api import Config, Network, initial_weights
-from scalebench_jax import training
+from scalebench_jax import optimizer
 from scalebench_jax.network import Arrays, NetworkFunction
-from scalebench_jax.precision import COMPUTES_IN
+from scalebench_jax.precision import COMPUTE_DTYPES
 
-Exchange = Callable[[Arrays], Arrays]
+GradientSum = Callable[[Arrays], Arrays]
 
 
 class State(NamedTuple):
-    """All that an update changes."""
+    """Everything that a step changes."""
 
     weights: Arrays
     moving: Arrays
-    slots: Any  # of the optimizer
-    updates: Any  # so far
+    slots: Any  # state of the optimizer
+    steps: Any  # number of finished steps
 
 
-class Part(NamedTuple):
-    """One device's samples of an update, dealt out to the pieces that it computes them in: (pieces, samples, ...)."""
+class DevicePart(NamedTuple):
+    """One device's samples of a step, split into accumulated parts: (parts, samples, ...)."""
 
     inputs: Any
     targets: Any
     counts: Any  # 1 for a sample, 0 for padding; None where there is no padding
 
 
-class Found(NamedTuple):
-    """What the pieces of an update give together."""
+class PartResults(NamedTuple):
+    """The sums over the accumulated parts of a step."""
 
     loss_sum: Array
     gradients: Arrays
@@ -50,76 +50,78 @@ class Replica:
     def __init__(self, config: Config, network: Network) -> None:
         train = config.train
         self.seed, self.network = config.seed, network
-        self.model = NetworkFunction(network, COMPUTES_IN[train.precision], train.dropout)
-        self._loss, self._direction = training.loss(config.model.loss), training.direction(train)
+        self.model = NetworkFunction(network, COMPUTE_DTYPES[train.precision], train.dropout)
+        self._loss, self._optimizer = optimizer.loss_function(config.model.loss), optimizer.create_optimizer(train)
 
-    def start(self) -> State:
-        """As every rank and every framework starts, in host memory."""
+    def initial_state(self) -> State:
+        """Return the initial state, equal on all ranks and in all frameworks, in host memory."""
         arrays = initial_weights(((a.name, a.shape, a.init) for a in self.network.arrays), self.seed)
         trained = {a.name: arrays[a.name] for a in self.network.arrays if a.trainable}
         moving = {a.name: arrays[a.name] for a in self.network.arrays if not a.trainable}
-        slots = jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), jax.eval_shape(self._direction.init, trained))
+        slots = jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), jax.eval_shape(self._optimizer.init, trained))
         return State(trained, moving, slots, np.zeros((), np.uint32))
 
-    def update(
-        self, state: State, part: Part, samples: Array, rate: Array, device: Any, exchange: Exchange
+    def step(
+        self, state: State, part: DevicePart, samples: Array, rate: Array, device: Any, sum_gradients: GradientSum
     ) -> tuple[State, Array]:
-        """(state after it, sum of the losses over this device's samples).
+        """Return (state after the step, sum of the losses over this device's samples).
 
-        `samples` is the size of the whole global batch: gradients added up over the devices, which is what `exchange`
-        does, are those of the mean over it. `device` tells the devices' dropout apart.
+        `samples` is the size of the global batch: gradients summed over the devices, by `sum_gradients`, are those of
+        the mean over it. `device` makes dropout differ between devices.
         """
-        found = self.gradients(state, part, samples, device)
-        steps, slots = self._direction.update(exchange(found.gradients), state.slots, state.weights)
-        weights = optax.apply_updates(state.weights, jax.tree.map(lambda step: -rate * step, steps))
-        return State(weights, found.moving, slots, state.updates + 1), found.loss_sum
+        results = self.gradients(state, part, samples, device)
+        directions, slots = self._optimizer.update(sum_gradients(results.gradients), state.slots, state.weights)
+        weights = optax.apply_updates(state.weights, jax.tree.map(lambda direction: -rate * direction, directions))
+        return State(weights, results.moving, slots, state.steps + 1), results.loss_sum
 
-    def gradients(self, state: State, part: Part, samples: Array, device: Any) -> Found:
-        """Of this device's share of the mean over the global batch."""
+    def gradients(self, state: State, part: DevicePart, samples: Array, device: Any) -> PartResults:
+        """Compute the gradients of this device's share of the mean over the global batch."""
 
-        def of_piece(so_far: Found, numbered: tuple[Any, Part]) -> tuple[Found, None]:
+        def add_part(so_far: PartResults, numbered: tuple[Any, DevicePart]) -> tuple[PartResults, None]:
             number, piece = numbered
             share = jax.value_and_grad(self._share, has_aux=True)
-            key = self._key(state.updates, device, number)
+            key = self._key(state.steps, device, number)
             (_, (loss_sum, moving)), gradients = share(state.weights, so_far.moving, piece, samples, key)
             added = jax.tree.map(jnp.add, so_far[:2], (loss_sum, gradients))
-            return Found(*added, moving), None
+            return PartResults(*added, moving), None
 
-        nothing = Found(jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.weights), state.moving)
-        return _over_pieces(of_piece, nothing, part)
+        nothing = PartResults(jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.weights), state.moving)
+        return _scan_parts(add_part, nothing, part)
 
-    def training_loss(self, state: State, part: Part, device: Any) -> Array:
-        """The forward pass in training: the sum of the losses over this device's samples."""
+    def training_loss(self, state: State, part: DevicePart, device: Any) -> Array:
+        """Run the forward pass in training mode; return the sum of the losses over this device's samples."""
 
-        def of_piece(so_far: tuple[Array, Arrays], numbered: tuple[Any, Part]) -> tuple[tuple[Array, Arrays], None]:
+        def add_part(
+            so_far: tuple[Array, Arrays], numbered: tuple[Any, DevicePart]
+        ) -> tuple[tuple[Array, Arrays], None]:
             number, piece = numbered
-            key = self._key(state.updates, device, number)
+            key = self._key(state.steps, device, number)
             loss_sum, moving = self._loss_sum(state.weights, so_far[1], piece, key)
             return (so_far[0] + loss_sum, moving), None
 
-        loss_sum, _ = _over_pieces(of_piece, (jnp.zeros(()), state.moving), part)
+        loss_sum, _ = _scan_parts(add_part, (jnp.zeros(()), state.moving), part)
         return loss_sum
 
     def _share(
-        self, weights: Arrays, moving: Arrays, piece: Part, samples: Array, key: Array
+        self, weights: Arrays, moving: Arrays, piece: DevicePart, samples: Array, key: Array
     ) -> tuple[Array, tuple[Array, Arrays]]:
         loss_sum, moved = self._loss_sum(weights, moving, piece, key)
         return loss_sum / samples, (loss_sum, moved)
 
-    def _loss_sum(self, weights: Arrays, moving: Arrays, piece: Part, key: Array) -> tuple[Array, Arrays]:
+    def _loss_sum(self, weights: Arrays, moving: Arrays, piece: DevicePart, key: Array) -> tuple[Array, Arrays]:
         outputs, moved = self.model.train(weights, moving, piece.inputs, piece.counts, key)
         losses = self._loss(outputs, piece.targets)
         return jnp.sum(losses if piece.counts is None else losses * piece.counts), moved
 
-    def _key(self, updates: Any, device: Any, piece: Any) -> Array:
+    def _key(self, steps: Any, device: Any, piece: Any) -> Array:
         key = jax.random.key(self.seed)
-        for number in (updates, device, piece):
+        for number in (steps, device, piece):
             key = jax.random.fold_in(key, number)
         return key
 
 
-def _over_pieces(of_piece: Callable[..., Any], nothing: Any, part: Part) -> Any:
-    """One piece after the other, so that no two pieces' activations are in memory together."""
+def _scan_parts(of_piece: Callable[..., Any], nothing: Any, part: DevicePart) -> Any:
+    """Process one part after the other, so that the activations of two parts are never in memory together."""
     pieces = len(part.inputs)
     if pieces == 1:
         return of_piece(nothing, (0, jax.tree.map(lambda one: one[0], part)))[0]

@@ -1,4 +1,4 @@
-"""What JAX's profiler records of this process, as lines of events."""
+"""Recordings of this process by JAX's profiler, as lines of events."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-GPU_PLANE, STREAM = "/device:GPU:", "Stream #"  # other lines of a GPU's plane tell of the same kernels once more
-OF_XLA = "hlo_op"  # the statistic that names the operation of XLA's program
+GPU_PLANE, STREAM = "/device:GPU:", "Stream #"  # the other lines of a GPU's plane repeat the same kernels
+XLA_OPERATION = "hlo_op"  # the statistic that names the operation of XLA's program
 
 
 class Event(NamedTuple):
-    """Something that ran without a break on one line; others may lie within it."""
+    """An uninterrupted piece of work on one line; events may be nested."""
 
     name: str
     start_ns: float  # since the recording began
@@ -24,29 +24,29 @@ class Event(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A thread, or a stream of a GPU."""
+    """The events of a thread, or of a GPU stream."""
 
     name: str
     device: str  # cpu | cuda
     events: list[Event]
 
-    def within(self, begun_ns: float, ended_ns: float) -> Line:
-        return self._replace(events=[one for one in self.events if begun_ns <= one.start_ns <= ended_ns])
+    def within(self, start_ns: float, end_ns: float) -> Line:
+        return self._replace(events=[event for event in self.events if start_ns <= event.start_ns <= end_ns])
 
 
 class Recording:
-    """Filled when it is over."""
+    """The lines of a recording, which are set when it ends."""
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
-        self.begun_ns = 0  # since the epoch
+        self.start_ns = 0  # since the epoch
 
 
 @contextmanager
-def recorded() -> Iterator[Recording]:
-    """What runs within; whatever is issued there has to be waited for there."""
+def record_profile() -> Iterator[Recording]:
+    """Record what runs in the block, which must wait for the work that it issues."""
     recording, options = Recording(), jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # of every call of a function, which slows updates down
+    options.python_tracer_level = 0  # tracing every Python call would slow down the steps
     with tempfile.TemporaryDirectory(prefix="scalebench-profile-") as folder:
         jax.profiler.start_trace(folder, profiler_options=options)
         try:
@@ -54,20 +54,20 @@ def recorded() -> Iterator[Recording]:
         finally:
             jax.profiler.stop_trace()
         for path in Path(folder).rglob("*.xplane.pb"):
-            read(recording, jax.profiler.ProfileData.from_file(str(path)))
+            add_lines(recording, jax.profiler.ProfileData.from_file(str(path)))
 
 
-def read(recording: Recording, data: Any) -> None:
+def add_lines(recording: Recording, data: Any) -> None:
     for plane in data.planes:
-        recording.begun_ns = recording.begun_ns or int(dict(plane.stats).get("profile_start_time", 0))
+        recording.start_ns = recording.start_ns or int(dict(plane.stats).get("profile_start_time", 0))
         on_gpu = plane.name.startswith(GPU_PLANE)
         for line in plane.lines:
             if not on_gpu or line.name.startswith(STREAM):
-                events = [_event(event) for event in line.events]
+                events = [_parse_event(event) for event in line.events]
                 name = f"GPU {plane.name.removeprefix(GPU_PLANE)} {line.name}" if on_gpu else line.name
                 recording.lines.append(Line(name, "cuda" if on_gpu else "cpu", events))
 
 
-def _event(event: Any) -> Event:
-    operation = next((str(value) for name, value in event.stats if name == OF_XLA), "")
+def _parse_event(event: Any) -> Event:
+    operation = next((str(value) for name, value in event.stats if name == XLA_OPERATION), "")
     return Event(event.name, event.start_ns, event.duration_ns, operation)

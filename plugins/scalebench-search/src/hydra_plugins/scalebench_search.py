@@ -1,7 +1,7 @@
-"""The sweeper of scalebench-search under the name that Hydra accepts.
+"""The sweeper of scalebench-search, in the package `hydra_plugins` as Hydra requires.
 
-Every Hydra program of an environment imports the modules of `hydra_plugins`, so this one imports the search itself only
-when it is used.
+Every Hydra program of an environment imports the modules of `hydra_plugins`, so this one imports the search only when
+it is used.
 """
 
 from __future__ import annotations

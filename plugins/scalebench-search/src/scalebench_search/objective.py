@@ -1,4 +1,4 @@
-"""The settings of a search, and its objective: a column of the results of its trials."""
+"""Read and check the settings of a search, and its objective: a column of its trials' results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.result import LOWER_IS_BETTER
 from scalebench.core.spec import Config, has_stop
 
-# Column -> whether more of it is better; None: as for the metric of the model.
+# By column: True where more is better, False where less is, None where that depends on the model's metric.
 OBJECTIVES: dict[str, bool | None] = {
     "metric": None,
     "best_metric": None,
@@ -31,7 +31,7 @@ SAMPLERS = ("random", "tpe")
 
 @dataclass
 class SearchSettings:
-    """The keys under `hydra.sweeper`; their defaults stand in conf/hydra/sweeper/search.yaml, with what they mean."""
+    """The keys under `hydra.sweeper`, which conf/hydra/sweeper/search.yaml explains."""
 
     params: dict[str, Any] | None = None
     n_trials: int = 20
@@ -42,7 +42,7 @@ class SearchSettings:
 
 
 def read_settings(values: Mapping[str, Any]) -> SearchSettings:
-    """Settings from what Hydra composed. InputError for a wrong type, name or number."""
+    """Read the settings that Hydra composed. Raise InputError for a wrong type, name or number."""
     plain = {**values, "params": dict(values.get("params") or {})}
     settings = OmegaConf.structured(SearchSettings)
     for key, value in plain.items():
@@ -63,7 +63,7 @@ def read_settings(values: Mapping[str, Any]) -> SearchSettings:
 
 
 def more_is_better(objective: str, metric: str) -> bool:
-    """Whether a larger value is the better one; `metric` is the model's."""
+    """Return whether a larger value is the better one; `metric` is the model's."""
     more = OBJECTIVES[objective]
     return not metric.startswith(LOWER_IS_BETTER) if more is None else more
 
@@ -74,24 +74,24 @@ def objective_label(objective: str, metric: str) -> str:
 
 
 def check_objective(objective: str, config: Config) -> None:
-    """InputError where no trial would have a value of this objective."""
+    """Raise InputError where no trial would have a value of this objective."""
     if objective in TO_TARGET and config.train.stop.target is None:
-        raise InputError(f"hydra.sweeper.objective={objective} is the way to a target: say train.stop.target")
+        raise InputError(f"hydra.sweeper.objective={objective} needs a target: set train.stop.target")
     if objective in ("best_metric", "train_metric") and not has_stop(config.train.stop):
         raise InputError(
-            f"hydra.sweeper.objective={objective} is of a training to a stop: say train.stop.seconds or another stop"
+            f"hydra.sweeper.objective={objective} needs a training to a stop: set train.stop.seconds or another stop"
         )
     if objective not in (*TO_TARGET, *OF_METRIC):
         return
     if not config.measure.evaluate:
-        raise InputError(f"hydra.sweeper.objective={objective} is looked at in evaluations: measure.evaluate=false")
+        raise InputError(f"hydra.sweeper.objective={objective} needs evaluations: measure.evaluate=false")
     if config.dataset.validation_share == 0:
         raise InputError(
-            f"hydra.sweeper.objective={objective} is of the validation part: dataset.validation_share=0 leaves none"
+            f"hydra.sweeper.objective={objective} needs validation samples: dataset.validation_share=0 leaves none"
         )
 
 
 def objective_value(row: Mapping[str, Any], objective: str) -> float | None:
-    """The value in a row of `scalebench.load`; None: it has none, or none that can be compared."""
+    """Return the value in a row of `scalebench.load`; None where it is missing or not finite."""
     value = row[objective]
     return float(value) if value is not None and math.isfinite(value) else None

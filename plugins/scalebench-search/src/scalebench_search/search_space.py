@@ -1,4 +1,4 @@
-"""The search space: Hydra's choices, ranges and intervals as optuna's distributions."""
+"""The search space: Hydra's choices, ranges and intervals become optuna's distributions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NOT_SEARCHED = {
     "seed": "the luckiest of its values would win",
     "repeat": "the luckiest of its values would win",
     "baseline": "a search has no baselines",
-    "resume": "it is of the whole search",
-    "dry_run": "it is of the whole search",
-    "debug": "it is of the whole search",
+    "resume": "it is a setting of the search",
+    "dry_run": "it is a setting of the search",
+    "debug": "it is a setting of the search",
 }
 
 
@@ -36,11 +36,11 @@ class SearchSpace:
     steps: dict[str, list[float]] = field(default_factory=dict)  # the values of each range
 
     def overrides(self, values: dict[str, Any]) -> list[str]:
-        """The overrides that set these values."""
+        """Return the overrides that set these values."""
         return [f"{key}={self._text(key, values[key])}" for key in self.searched]
 
     def corners(self) -> Iterator[dict[str, Any]]:
-        """Values that between them hold every choice and both ends of every range at least once."""
+        """Yield values that together cover every choice and both ends of every range."""
         ends = {key: _ends(distribution) for key, distribution in self.searched.items()}
         first = {key: values[0] for key, values in ends.items()}
         yield first
@@ -55,8 +55,8 @@ class SearchSpace:
 
 
 def parse_space(overrides: Sequence[Override]) -> SearchSpace:
-    """Read a search space. Of two overrides of one key the later counts, as everywhere. InputError for a key or a
-    range that cannot be searched."""
+    """Read a search space. The last override of a key wins, as everywhere. Raise InputError for a key or a range that
+    cannot be searched."""
     last = {override.get_key_element(): override for override in overrides}
     space = SearchSpace()
     for key, override in last.items():
@@ -65,9 +65,8 @@ def parse_space(overrides: Sequence[Override]) -> SearchSpace:
             continue
         name = key.lstrip("+")
         if name in NOT_SEARCHED or name.startswith("sweep."):
-            raise InputError(
-                f"{name} is no setting to search: {NOT_SEARCHED.get(name, 'it is of the whole search')}; give one value"
-            )
+            reason = NOT_SEARCHED.get(name, "it is a setting of the search")
+            raise InputError(f"{name} cannot be searched: {reason}; give one value")
         space.searched[key] = _distribution(name, override)
         if isinstance(override.value(), RangeSweep):
             space.steps[key] = _steps(name, override.value())
@@ -116,7 +115,7 @@ def _range(key: str, value: RangeSweep) -> BaseDistribution:
 
 
 def _steps(key: str, value: RangeSweep) -> list[float]:
-    """The values of a range, the least first. Its end is none of them, as in Python."""
+    """Return the values of a range in ascending order, without its end, as in Python."""
     if value.start is None or value.stop is None or value.step == 0:
         raise InputError(f"{key}: a range has a beginning, an end and a step that is not 0, as in range(1, 8, 2)")
     if all(isinstance(number, int) for number in (value.start, value.stop, value.step)):

@@ -1,4 +1,4 @@
-"""The trials of a search: proposed by optuna, kept in its journal in the sweep's folder."""
+"""The trials of a search: optuna proposes them and keeps them in a journal in the sweep's folder."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from scalebench_search.search_space import SearchSpace
 JOURNAL = "search.journal"
 STUDY = "search"
 NO_OPTUNA = "a search needs optuna: pip install optuna"
-DIVERGED = "Diverged:"  # in the reason of a run whose loss is no number any more
-# A setting that does not work here is worse than any value. Whatever else goes wrong may be the machine's fault, and
-# says nothing about the setting.
+DIVERGED = "Diverged:"  # in the reason of a run whose loss is not finite
+# A setting that does not work here is worse than any value. Other failures may be the machine's fault, and say nothing
+# about the setting.
 DOES_NOT_WORK = ("oom", "timeout", "unsupported")
 OPEN = "open"  # state of a trial that was cancelled: it is repeated when the search is resumed
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A trial to be run; `number` is the name of its folder."""
+    """A trial to run; `number` is the name of its folder."""
 
     number: int
     overrides: list[str]
@@ -32,7 +32,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """What the study learns from a trial."""
+    """The outcome of a trial, as the study records it."""
 
     state: str  # complete | pruned | fail | open
     value: float | None = None
@@ -50,19 +50,22 @@ class Trial:
     overrides: list[str]
     status: str
     reason: str
-    run: int  # number of the run: that of an earlier trial, where that had the same settings
+    run: int  # number of the run; that of an earlier trial with the same settings, if there is one
 
 
 @dataclass
 class Study:
-    """A search, resumed or not, proposes the same values after the same results: each trial has random numbers of its
-    own, from the seed and its number."""
+    """Proposes and records the trials of a search.
+
+    A search proposes the same values after the same results, also when it is resumed: each trial draws its own random
+    numbers, from the seed and its number.
+    """
 
     settings: SearchSettings
     space: SearchSpace
     more_is_better: bool
     label: str  # of the objective, for people
-    identity: dict[str, str]  # what has to be equal for a search to be resumed
+    identity: dict[str, str]  # must be equal for a search to be resumed
     journal: Path | None = None  # None: kept in memory only, for a dry run
     _open: list[Proposal] = field(default_factory=list)
 
@@ -86,7 +89,7 @@ class Study:
                 self._record(frozen, TrialOutcome("fail", status="failed", reason="never begun"))
 
     def propose(self, limit: int) -> list[Proposal]:
-        """The next trials, at most `limit` with consecutive numbers; none when the search is over."""
+        """Return the next trials, at most `limit` with consecutive numbers; none when the search is over."""
         batch: list[Proposal] = []
         while len(batch) < limit:
             proposed = self._open.pop(0) if self._open else self._ask()
@@ -103,12 +106,12 @@ class Study:
         self._open[:0] = trials
 
     def record(self, number: int, outcome: TrialOutcome) -> None:
-        """Keep what a trial gave; a cancelled one stays open."""
+        """Record the outcome of a trial; a cancelled trial stays open."""
         if outcome.state != OPEN:
             self._record(self._frozen()[number], outcome)
 
     def trials(self) -> list[Trial]:
-        """The best first; those without a value at the end."""
+        """Return the finished trials, the best first, those without a value last."""
         finished = [_trial(frozen, self.space) for frozen in self._frozen() if frozen.state.is_finished()]
         sign = -1.0 if self.more_is_better else 1.0
         with_value = [trial for trial in finished if trial.value is not None]
@@ -117,7 +120,7 @@ class Study:
 
     @property
     def best(self) -> Trial | None:
-        """The best trial; None: no trial has a value yet."""
+        """Return the best trial; None while no trial has a value."""
         return next((trial for trial in self.trials() if trial.value is not None), None)
 
     def _ask(self) -> Proposal | None:
@@ -134,7 +137,7 @@ class Study:
         return None
 
     def _repeat(self, trial: Any, twin: Any) -> None:
-        """Give a trial the outcome of an earlier one with the same settings, which are not run again."""
+        """Record for a trial the outcome of an earlier one with the same settings, without running it again."""
         attributes = twin.user_attrs
         run = attributes.get("run", twin.number)
         trial.set_user_attr("run", run)
@@ -154,7 +157,7 @@ class Study:
         return list(self.study.get_trials(deepcopy=False))
 
     def _check_identity(self) -> None:
-        """InputError where the journal is of another search: its trials cannot be compared with new ones."""
+        """Raise InputError where the journal is of another search, whose trials cannot be compared with new ones."""
         before = self.study.user_attrs
         for name, value in self.identity.items():
             if before.get(name, value) != value:
@@ -166,8 +169,8 @@ class Study:
                 self.study.set_user_attr(name, value)
 
 
-def outcome_of(row: Mapping[str, Any], objective: str) -> TrialOutcome:
-    """Judge a trial by its row of `scalebench.load`."""
+def classify_outcome(row: Mapping[str, Any], objective: str) -> TrialOutcome:
+    """Return the outcome of a trial from its row of `scalebench.load`."""
     status, reason = row["status"], row["reason"] if isinstance(row["reason"], str) else ""
     if status == "cancelled":
         return TrialOutcome(OPEN)
@@ -180,7 +183,7 @@ def outcome_of(row: Mapping[str, Any], objective: str) -> TrialOutcome:
 
 
 def import_optuna() -> Any:
-    """Import optuna, with its messages off. InputError where it is not installed."""
+    """Import optuna, with its messages off. Raise InputError where it is not installed."""
     try:
         import optuna
     except ImportError as error:

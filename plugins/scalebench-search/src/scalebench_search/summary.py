@@ -1,4 +1,4 @@
-"""The summary of a search: its trials as a table and a file, the best one as a command."""
+"""Summarize a search: its trials as a table and a file, the best one as a command."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write_files(search: Study, folder: Path, arguments: Sequence[str]) -> None:
 
 
 def print_summary(search: Study, folder: Path, arguments: Sequence[str], console: Console) -> None:
-    """Print what a search has found, whether it came to its end or was stopped."""
+    """Print the trials and the best one, also of a search that was stopped."""
     trials, best = search.trials(), search.best
     if not trials:
         return
@@ -59,7 +59,7 @@ def print_summary(search: Study, folder: Path, arguments: Sequence[str], console
 
 
 def heading(search: Study, number: int, overrides: Sequence[str]) -> str:
-    """The line above a trial: its settings, and the best value so far."""
+    """Return the line above a trial: its settings, and the best value so far."""
     best = search.best
     so_far = "" if best is None else f" (best: {search.label} {best.value:.4g} of trial {best.number})"
     return f"trial {number} ({number + 1} of {search.settings.n_trials}): {' '.join(map(_short, overrides))}{so_far}"
@@ -88,7 +88,7 @@ def remark(trial: Trial) -> str:
 
 
 def command(trial: Trial, arguments: Sequence[str]) -> str:
-    """The command for one run with the settings of a trial: the search's arguments without those of a search."""
+    """Return the command for one run with the settings of a trial, from the arguments of the search."""
     searched = {word.partition("=")[0].lstrip("+") for word in trial.overrides}
     kept = []
     for word in arguments:

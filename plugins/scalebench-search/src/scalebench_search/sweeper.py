@@ -1,6 +1,6 @@
-"""One search: each trial is a run of the sweep, proposed after the results of those before it.
+"""Run a search: each trial is a run of the sweep, proposed after the results of those before it.
 
-The trials go through scalebench's launcher like the runs of any sweep: same results, same folders, same report.
+Scalebench's launcher runs the trials like the runs of any sweep, with the same results, folders and report.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec
 from scalebench_search import objective, summary
 from scalebench_search.search_space import SearchSpace, parse_space
-from scalebench_search.study import JOURNAL, Proposal, Study, TrialOutcome, import_optuna, outcome_of
+from scalebench_search.study import JOURNAL, Proposal, Study, TrialOutcome, classify_outcome, import_optuna
 
 
 class TrialRunner:
@@ -81,7 +81,7 @@ class TrialRunner:
         return spec
 
     def _check_corners(self, space: SearchSpace) -> RunSpec:
-        """The first corner of the space. InputError or a composition error for the first that makes no sense."""
+        """Check all corners of the space and return the first. Raise InputError or a composition error."""
         corners = [self._resolve(space, space.overrides(values)) for values in space.corners()]
         for spec in corners:
             objective.check_objective(self._settings.objective, spec.config)
@@ -97,7 +97,7 @@ class TrialRunner:
         return objective.more_is_better(self._settings.objective, spec.config.model.metric)
 
     def _identity(self, space: SearchSpace, first: RunSpec) -> dict[str, str]:
-        """What has to be equal for a search to be resumed: trials of another one are not comparable."""
+        """Return what must be equal for a search to be resumed: trials of another one are not comparable."""
         settings = self._settings
         return {
             "space": " ".join(f"{key}={text}" for key, text in space.texts.items()),
@@ -107,7 +107,7 @@ class TrialRunner:
         }
 
     def _plan(self, study: Study) -> Sequence[JobReturn]:
-        """A dry run lists the trials that the search begins with, before there is any result to learn from."""
+        """List the trials that the search begins with, before there is any result to learn from."""
         for key, text in study.space.texts.items():
             self._console.print_line(f"{key}: {text}")
         first = [[*study.space.fixed, *trial.overrides] for trial in study.propose(self._settings.n_trials)]
@@ -116,15 +116,15 @@ class TrialRunner:
         planned: Sequence[JobReturn] = self._launcher.launch(first, initial_job_idx=0)
         return planned
 
-    def _run(self, study: Study, folder: Path, at_once: int) -> Sequence[JobReturn]:
-        """Run batches of `at_once` trials, which run side by side, so that none can learn from another."""
+    def _run(self, study: Study, folder: Path, batch_size: int) -> Sequence[JobReturn]:
+        """Run batches of `batch_size` trials side by side, so that none can learn from another of its batch."""
         done: list[JobReturn] = []
         session = self._session
-        while batch := self._valid(study, study.propose(at_once)):
+        while batch := self._valid(study, study.propose(batch_size)):
             for trial in batch:
                 self._console.print_line(summary.heading(study, trial.number, trial.overrides))
-            to_come = self._settings.n_trials - batch[0].number
-            session.planned = len(session.done) + to_come - len(batch)  # the launcher adds the batch
+            remaining = self._settings.n_trials - batch[0].number
+            session.planned = len(session.done) + remaining - len(batch)  # the launcher adds the batch
             overrides = [[*study.space.fixed, *trial.overrides] for trial in batch]
             returned = self._launcher.launch(overrides, initial_job_idx=batch[0].number)
             recorded = [self._record(study, job) for job in returned]
@@ -136,24 +136,24 @@ class TrialRunner:
         return done
 
     def _valid(self, study: Study, batch: list[Proposal]) -> list[Proposal]:
-        """The trials up to the first that contradicts itself; if that is the first one, those after it."""
-        for place, trial in enumerate(batch):
+        """Return the trials up to the first with contradicting settings; if that is the first one, those after it."""
+        for position, trial in enumerate(batch):
             try:
                 self._resolve(study.space, trial.overrides)
             except InputError as error:
                 self._console.print_line(f"trial {trial.number}: {error}")
                 study.record(trial.number, TrialOutcome("pruned", status="refused", reason=str(error)))
-                study.put_back(batch[place + 1 :])
-                return batch[:place] or self._valid(study, study.propose(len(batch)))
+                study.put_back(batch[position + 1 :])
+                return batch[:position] or self._valid(study, study.propose(len(batch)))
         return batch
 
     def _record(self, study: Study, job: JobReturn) -> bool:
-        """Whether the run left a result, which the study then has."""
+        """Record the result of a run in the study. Return whether there is one."""
         _ = job.return_value  # raises what the run raised
         hydra = job.hydra_cfg.hydra  # type: ignore[union-attr]
         folder = Path(hydra.runtime.output_dir)
         if not (folder / RESULT_FILE).exists():
             return False
         row = scalebench.load(folder).iloc[0].to_dict()
-        study.record(int(hydra.job.num), outcome_of(row, self._settings.objective))
+        study.record(int(hydra.job.num), classify_outcome(row, self._settings.objective))
         return True

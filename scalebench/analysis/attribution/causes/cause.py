@@ -9,7 +9,7 @@ from typing import Any
 from scalebench.analysis.attribution.lost_efficiency import Attribution, Part
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
 from scalebench.core.result import Result
-from scalebench.core.stats.estimate_arithmetic import combine, is_above_zero
+from scalebench.core.stats.estimate_arithmetic import combine
 
 MIN_SHARE = 0.02  # points of efficiency; smaller parts need no cause
 
@@ -43,7 +43,7 @@ class AttributedRun:
         if part is None or abs(part.share.value) < MIN_SHARE:
             return None
         gain = combine({"share": -1.0}, {"share": part.share})
-        return part if is_above_zero(part.share) or (name == "drift" and is_above_zero(gain)) else None
+        return part if part.share.is_above_zero or (name == "drift" and gain.is_above_zero) else None
 
     @property
     def flags(self) -> list[str]:

@@ -41,26 +41,26 @@ def main(options: argparse.Namespace) -> int:
         from scalebench.cli.commands.doctor import hardware_check  # imports Hydra, which the rest does not need
 
         return hardware_check.main(options.overrides, options.config_dir)
-    here = machine.detect_machine()
+    host = machine.detect_machine()
     table = Table(box=box.SIMPLE, show_header=False)
-    for name, text in [*list_machine_rows(here), *list_software(here), *list_launchers(), *list_horovod_builds()]:
+    for name, text in [*list_machine_rows(host), *list_software(host), *list_launchers(), *list_horovod_builds()]:
         table.add_row(name, text)
     console = Console(markup=False, highlight=False)
     console.width = console.width if console.is_terminal else 400  # one line for each fact
     console.print(table)
-    if (links := make_link_table(here)) is not None:
+    if (links := make_link_table(host)) is not None:
         console.print(links)
     return 0
 
 
-def list_machine_rows(here: Machine) -> list[machine_text.FactRow]:
+def list_machine_rows(host: Machine) -> list[machine_text.FactRow]:
     """List the machine's facts, and the command that compares the connections of its GPUs."""
-    return [*machine_text.list_facts(here), *machine_text.list_gpu_pairs(here), *machine_text.suggest_comparison(here)]
+    return [*machine_text.list_facts(host), *machine_text.list_gpu_pairs(host), *machine_text.suggest_comparison(host)]
 
 
-def make_link_table(here: Machine) -> Table | None:
+def make_link_table(host: Machine) -> Table | None:
     """Return the matrix of connections between GPUs; None where it is unknown."""
-    matrix = machine_text.make_link_matrix(here)
+    matrix = machine_text.make_link_matrix(host)
     if matrix is None:
         return None
     table = Table("links", *(f"GPU {number}" for number in range(len(matrix))), box=box.SIMPLE_HEAD)
@@ -69,11 +69,11 @@ def make_link_table(here: Machine) -> Table | None:
     return table
 
 
-def list_software(here: Machine) -> list[tuple[str, str]]:
+def list_software(host: Machine) -> list[tuple[str, str]]:
     """List system and packages, and a row for each useful package that is not installed."""
-    container = f", in {here.container}" if here.container is not None else ""
-    rows = [("system", f"{here.os}, Python {here.python}{container}")]
-    rows.append(("packages", ", ".join(f"{name} {version}" for name, version in here.versions.items())))
+    container = f", in {host.container}" if host.container is not None else ""
+    rows = [("system", f"{host.os}, Python {host.python}{container}")]
+    rows.append(("packages", ", ".join(f"{name} {version}" for name, version in host.versions.items())))
     trees = [config_files.read_yaml(path) for path in config_files.list_options("strategy").values()]
     useful = {str(package) for tree in trees for package in tree.get("requires") or []} | set(EXTRA_PACKAGES)
     missing = registry.missing_packages(sorted(useful))

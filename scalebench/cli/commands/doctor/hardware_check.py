@@ -87,24 +87,24 @@ def compose_hardware(overrides: list[str], config_dir: str | None = None) -> Con
     return config
 
 
-def check_host(config: Config, here: Machine, arguments: Sequence[str]) -> tuple[list[CheckResult], str | None]:
+def check_host(config: Config, host: Machine, arguments: Sequence[str]) -> tuple[list[CheckResult], str | None]:
     """Return all lines and, where this host is no node, the command that checks one."""
     hardware = config.hardware
-    node = check_node(hardware, here, in_allocation())
+    node = check_node(hardware, host, in_allocation())
     if hardware.scheduler != "slurm":
         return node + (check_shared_folders(config) if hardware.hosts or hardware.max_nodes > 1 else []), None
     slurm_results, nodes = slurm_check.check_slurm(Slurm(hardware.slurm.bin), config)
-    name = find_node_name(here, nodes)
+    name = find_node_name(host, nodes)
     if name is None:
         node = mark_unchecked(node, "not a node")
-    line = _check_this_host(hardware, here, name, nodes)
+    line = _check_this_host(hardware, host, name, nodes)
     results = [line, *slurm_results, *node, *check_container(hardware), *check_shared_folders(config)]
     return results, make_srun_hint(hardware, arguments) if name is None and nodes else None
 
 
-def find_node_name(here: Machine, nodes: Sequence[PartitionNode]) -> str | None:
+def find_node_name(host: Machine, nodes: Sequence[PartitionNode]) -> str | None:
     """Return SLURM's name of this host; None where it is no node: a login node, also inside an allocation of salloc."""
-    short = here.hostname.partition(".")[0]
+    short = host.hostname.partition(".")[0]
     listed = next((node.name for node in nodes if node.name.partition(".")[0] == short), None)
     return os.environ.get("SLURMD_NODENAME") or listed  # set by slurmd for the processes that it starts
 
@@ -124,28 +124,28 @@ def make_srun_hint(hardware: HardwareSpec, arguments: Sequence[str]) -> str:
 
 
 def _check_this_host(
-    hardware: HardwareSpec, here: Machine, name: str | None, nodes: Sequence[PartitionNode]
+    hardware: HardwareSpec, host: Machine, name: str | None, nodes: Sequence[PartitionNode]
 ) -> CheckResult:
     expected = f"a node of {hardware.slurm.partition or 'the default partition'}"
     job = f", in job {os.environ['SLURM_JOB_ID']}" if in_allocation() else ""
     if name is None:
         kind = "no node of it: a login node?" if nodes else "unknown whether it is one"
-        return CheckResult("this host", expected, f"{here.hostname}, {kind}{job}", UNCHECKED)
+        return CheckResult("this host", expected, f"{host.hostname}, {kind}{job}", UNCHECKED)
     if nodes and name not in [node.name for node in nodes]:
         return CheckResult("this host", expected, f"{name}, of another partition{job}", DIFFERS)
     return CheckResult("this host", expected, f"{name}{job}", OK if nodes else UNCHECKED)
 
 
-def check_node(hardware: HardwareSpec, here: Machine, in_job: bool = False) -> list[CheckResult]:
+def check_node(hardware: HardwareSpec, host: Machine, in_job: bool = False) -> list[CheckResult]:
     """Check the devices, cores, memory, network interface and copy folder of a node. A job may have only some of the
     node's GPUs, so that fewer than expected are no difference then."""
-    results = _check_gpus(hardware, here, in_job) if hardware.devices != "cpu" else []
-    cores = here.cpus_physical or here.cpus
-    usable = f", {here.cpus} for this process" if here.cpus < cores else ""
+    results = _check_gpus(hardware, host, in_job) if hardware.devices != "cpu" else []
+    cores = host.cpus_physical or host.cpus
+    usable = f", {host.cpus} for this process" if host.cpus < cores else ""
     results.append(
         check_value("cpus_per_node", hardware.cpus_per_node, f"{cores} cores{usable}", hardware.cpus_per_node == cores)
     )
-    memory, actual = hardware.memory_bytes, here.memory_bytes
+    memory, actual = hardware.memory_bytes, host.memory_bytes
     results.append(check_value("memory_bytes", format_size(memory), format_size(actual), is_near(memory, actual)))
     return [
         *results,
@@ -153,14 +153,14 @@ def check_node(hardware: HardwareSpec, here: Machine, in_job: bool = False) -> l
     ]
 
 
-def _check_gpus(hardware: HardwareSpec, here: Machine, in_job: bool) -> list[CheckResult]:
-    count, expected = len(here.gpus), hardware.gpus_per_node
+def _check_gpus(hardware: HardwareSpec, host: Machine, in_job: bool) -> list[CheckResult]:
+    count, expected = len(host.gpus), hardware.gpus_per_node
     number = check_value("gpus_per_node", expected, str(count), expected == count)
     if in_job and expected is not None and count < expected:
         number = replace(number, actual=f"{count}, as this job was given", verdict=UNCHECKED)
-    names = [gpu.name or "unknown GPU" for gpu in here.gpus]
+    names = [gpu.name or "unknown GPU" for gpu in host.gpus]
     model, memory = hardware.gpu_model, hardware.gpu_memory_bytes
-    sizes = [format_size(gpu.memory_bytes) or "unknown" for gpu in here.gpus]
+    sizes = [format_size(gpu.memory_bytes) or "unknown" for gpu in host.gpus]
     return [
         number,
         check_value(
@@ -170,7 +170,7 @@ def _check_gpus(hardware: HardwareSpec, here: Machine, in_job: bool) -> list[Che
             "gpu_memory_bytes",
             format_size(memory),
             join_counted(sizes) or None,
-            all(is_near(memory, gpu.memory_bytes) for gpu in here.gpus),
+            all(is_near(memory, gpu.memory_bytes) for gpu in host.gpus),
         ),
     ]
 

@@ -18,7 +18,7 @@ from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import TorchStrategy, count_parameters
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import TorchGroup
-from scalebench.strategies.torch.model import NetworkModule, read_weights
+from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
 from scalebench.strategies.torch.pipeline.schedule import (
     MicroBatchSchedule,
     PipelineForward,
@@ -31,7 +31,6 @@ from scalebench.strategies.torch.pipeline.stage import (
     SPLIT_BY_TIME,
     ActivationLayout,
     StageModule,
-    build_stage_model,
     example_inputs,
     measure_median_s,
     measure_node_costs,
@@ -119,10 +118,7 @@ class ModelParallel(TorchStrategy):
         self._num_params: int | None = None
 
     def group_backend(self) -> str:
-        requested = self.spec.config.strategy.backend
-        if requested in (None, "auto"):
-            return "nccl" if self.spec.device == "cuda" else "gloo"
-        return requested
+        return self.requested_backend()
 
     def shard(self) -> tuple[int, int]:
         return self.place.rank // self.stage_count, self.replicas
@@ -247,7 +243,8 @@ class ModelParallel(TorchStrategy):
     def _build_network(self) -> NetworkModule:
         network = networks.build_network(self.spec.config.model)
         self.network_stages = self._cut(network, self._node_costs(network))
-        return build_stage_model(self.network_stages[self.stage_group.index], self.spec.config, self.device)
+        stage = self.network_stages[self.stage_group.index]
+        return build_network_module(stage.network(self.spec.config.model.name), self.spec.config, self.device)
 
     def _node_costs(self, network: Network) -> list[float]:
         """Return the cost of each node, the same on every rank: measured seconds are those of rank 0."""

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from scalebench.core.spec import Config
-from scalebench.strategies.torch.model import NetworkModule, load_weights
+from scalebench.strategies.torch.model import NetworkModule, build_network_module
 from scalebench.strategies.torch.precision import Precision
 from scalebench.workloads.network import Network
 from scalebench.workloads.partition import NetworkStage, find_cuts, node_parameter_bytes, node_training_flops
-from scalebench.workloads.weights import initial_weights
 
 SPLIT_BY_TIME = "time"
 COUNTED_COSTS: dict[str, Callable[[Network], list[float]]] = {
@@ -89,15 +88,6 @@ class StageModule(nn.Module):
         with self._autocast():
             outputs = self.model(x)
         return outputs if self.output_layout is None else self.output_layout.pack(outputs)
-
-
-def build_stage_model(stage: NetworkStage, config: Config, device: torch.device) -> NetworkModule:
-    """Build a stage's module with its part of the weights that the complete model starts from."""
-    network = stage.network(config.model.name)
-    model = NetworkModule(network, config.train.data_format, config.train.dropout)
-    arrays = ((array.name, array.shape, array.init) for array in network.arrays)
-    load_weights(model, initial_weights(arrays, config.seed))
-    return model.to(device)
 
 
 def example_inputs(config: Config, samples: int, device: torch.device) -> Tensor:
@@ -167,7 +157,8 @@ def measure_node_costs(
     """
     costs = dict.fromkeys((node.name for node in network.nodes), 0.0)
     for segment in cut_into_segments(network):
-        module = StageModule(build_stage_model(segment, config, device), precision.autocast, None, None)
+        model = build_network_module(segment.network(config.model.name), config, device)
+        module = StageModule(model, precision.autocast, None, None)
         inputs = example_inputs(config, samples, device)  # the first segment's inputs need no gradient
         if segment.index:
             inputs = torch.randn(samples, *segment.source.shape, device=device, requires_grad=True)

@@ -8,9 +8,9 @@ import torch
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
-from scalebench.strategies.torch import collectives
 from scalebench.strategies.torch.base import TorchStrategy, drop_empty_parts
 from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.group import TorchCollective, build_torch_collective
 from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.precision import HALF_DTYPES
 from scalebench.strategies.torch.tensor_parallel.plan import Split, plan_splits
@@ -36,13 +36,10 @@ class TensorParallel(TorchStrategy):
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self.splits: list[Split] = []
-        self._collectives: dict[tuple[str, int], collectives.TorchCollective] = {}
+        self._collectives: dict[tuple[str, int], TorchCollective] = {}
 
     def group_backend(self) -> str:
-        requested = self.spec.config.strategy.backend
-        if requested in (None, "auto"):
-            return "nccl" if self.spec.device == "cuda" else "gloo"
-        return requested
+        return self.requested_backend()
 
     def shard(self) -> tuple[int, int]:
         """Return a single replica: all processes read every global batch."""
@@ -61,7 +58,7 @@ class TensorParallel(TorchStrategy):
                 f"{name} cannot scale a loss: PyTorch looks for overflow in whole gradients; use bfloat16"
             )
         if train.compile:
-            raise Unsupported(f"{name} is not compiled: its layers exchange activations; leave out train.compile")
+            raise Unsupported(f"{name} is not compiled: its layers communicate activations; leave out train.compile")
         super().setup()
 
     def step(self, batch: TorchBatch) -> LossPart | None:
@@ -91,9 +88,9 @@ class TensorParallel(TorchStrategy):
                 self._collectives[kind, size] = self.collective(kind, size)
             self._collectives[kind, size]()
 
-    def collective(self, name: str, size_bytes: int) -> collectives.TorchCollective:
+    def collective(self, name: str, size_bytes: int) -> TorchCollective:
         assert self.group is not None, "setup comes first"
-        return collectives.build_torch_collective(self.group, name, size_bytes)
+        return build_torch_collective(self.group, name, size_bytes)
 
     def backend_used(self) -> str | None:
         """Observe the backend in two more steps under the profiler, which spoil the weights."""
@@ -120,10 +117,10 @@ class TensorParallel(TorchStrategy):
             for message, dtype in messages
         ]
 
-    def _build(self) -> NetworkModule | UserModule:
+    def _build_model(self) -> NetworkModule | UserModule:
         from scalebench.strategies.torch.tensor_parallel import layers  # imports DTensor, which takes seconds
 
-        model = super()._build()
+        model = super()._build_model()
         assert isinstance(model, NetworkModule), "setup refuses others"
         devices = self.spec.processes
         self.splits = plan_splits(model.network, devices, self.options.layers == "all")

@@ -91,12 +91,12 @@ def test_samples_take_longer_in_a_small_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "words"), [("lightning_ddp_gloo", "Lightning's Trainer"), ("horovod_gloo", "horovod")]
+    ("strategy", "arguments"), [("lightning_ddp_gloo", "Lightning's Trainer"), ("horovod_gloo", "horovod")]
 )
-def test_overhead_of_a_wrapper(strategy: str, words: str) -> None:
+def test_overhead_of_a_wrapper(strategy: str, arguments: str) -> None:
     own, result = one_device_run(strategy, 0.014), contended(strategy=strategy)
     cause = require_cause(checks.check_wrapper_overhead, attributed(result, own=own))
-    assert words in cause.cause and "4.00 ms in a step of 10 samples" in cause.evidence
+    assert arguments in cause.cause and "4.00 ms in a step of 10 samples" in cause.evidence
     assert ("loggers" in cause.remedy) is strategy.startswith("lightning")
     assert checks.check_wrapper_overhead(attributed()) is None  # of half a millisecond, less than a tenth
 
@@ -138,8 +138,8 @@ def test_cpu_workers_share_memory_bandwidth() -> None:
 
 def test_clocks_are_lower_together() -> None:
     own = one_device_run("ddp", SELF_S, monitor=MonitorRecord(sm_clock_mhz_mean=1400.0))
-    mine = MonitorRecord(sm_clock_mhz_mean=1300.0, throttle_reasons=["sw_power_cap"])
-    cause = require_cause(checks.check_lower_clocks, attributed(contended(monitor=mine), own=own))
+    row_of_run = MonitorRecord(sm_clock_mhz_mean=1300.0, throttle_reasons=["sw_power_cap"])
+    cause = require_cause(checks.check_lower_clocks, attributed(contended(monitor=row_of_run), own=own))
     assert cause.evidence == "1300 MHz here, 1400 MHz on one device; throttle reasons: sw_power_cap"
     assert (
         checks.check_lower_clocks(attributed(contended(monitor=MonitorRecord(sm_clock_mhz_mean=1390.0)), own=own))

@@ -15,14 +15,14 @@ from scalebench.runner import launchers
 from scalebench.strategies import registry
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch import pipeline
-from tests.strategies.torch.conftest import own, spec_of
+from tests.strategies.torch.conftest import spec_of, user_model
 from tests.strategies.torch.pipeline import pipeline_rank
 
 RANK = "tests.strategies.torch.pipeline.pipeline_rank"
 SMALL = {"dataset__size": 60, "dataset__validation_share": 0.0}  # three batches of 20
 
 
-def staged(name: str, processes: int, folder: Path, **changes: Any) -> list[dict[str, Any]]:
+def run_stages(name: str, processes: int, folder: Path, **changes: Any) -> list[dict[str, Any]]:
     spec = spec_of(name, processes, **changes)
     spec.global_batch = 12
     write_spec(spec, folder)
@@ -55,7 +55,7 @@ def test_stages_with_batch_norm_train_like_the_complete_model(strategy: Any, tmp
         "strategy__options__split": "size",
         **SMALL,
     }
-    ranks = staged("model_parallel", 2, tmp_path, **changes)
+    ranks = run_stages("model_parallel", 2, tmp_path, **changes)
     del changes["strategy__options__split"]
     bare = strategy("bare_torch", **changes)
     check_losses(ranks, bare, rel=1e-5)
@@ -82,7 +82,7 @@ def test_micro_batches_in_half_precision(strategy: Any, tmp_path: Path, name: st
     The batches of pipeline_rank divide into 4 micro-batches.
     """
     changes = {"train__precision": "bfloat16", **SMALL}
-    ranks = staged(name, 3, tmp_path, strategy__options__micro_batches=4, **changes)
+    ranks = run_stages(name, 3, tmp_path, strategy__options__micro_batches=4, **changes)
     check_losses(ranks, strategy("bare_torch", **changes), rel=2e-2)
     messages = ranks[0]["messages"]
     assert len(messages) == 2 * 2 * 4
@@ -127,7 +127,7 @@ REFUSED = [
     ("model_parallel", 2, {"train__accumulate": 2}, "leave out train.accumulate"),
     ("model_parallel", 2, {"train__precision": "float16"}, "take bfloat16"),
     ("model_parallel", 2, {"train__compile": True}, "leave out train.compile"),
-    ("model_parallel", 2, own("Convolutional"), "a module of one's own does not say where it can be cut"),
+    ("model_parallel", 2, user_model("Convolutional"), "a module of one's own does not say where it can be cut"),
     ("model_parallel", 5, {}, "can be cut into at most 4 stages, the strategy needs 5: lower gpus"),
     (
         "pipeline_gpipe",

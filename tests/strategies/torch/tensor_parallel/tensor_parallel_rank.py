@@ -1,5 +1,7 @@
-"""One of some ranks that split dense layers, and then does the same by itself; tensor<k>.json tells of both, for each
-case<i>/spec.json beside the ranks' own."""
+"""A rank that trains with split layers and then on a single device, for each case<i>/spec.json.
+
+It writes its observations of both to tensor<k>.json.
+"""
 
 from __future__ import annotations
 
@@ -19,60 +21,70 @@ from scalebench.core.json_files import write_json
 from scalebench.core.result import RankRecord
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.runner.worker import exit_without_cleanup, run_rank
-from scalebench.strategies.torch.bare import BareTorch
+from scalebench.strategies.torch.base import BareTorch
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import TorchGroup
 from scalebench.strategies.torch.observed import BatchReplay, ProfiledReplay
 from scalebench.strategies.torch.tensor_parallel import TensorParallel, TensorParallelOptions
 
-UPDATES, SAMPLES = 4, 22
-SENT = {"_c10d_functional::all_reduce": 1, "_c10d_functional::all_gather_into_tensor": 0}
+STEPS, SAMPLES = 4, 22
+IS_ALL_REDUCE = {"_c10d_functional::all_reduce": 1, "_c10d_functional::all_gather_into_tensor": 0}
 
 
-class Kept(TensorParallel):
-    """All cases in one group."""
+class SharedGroupTensorParallel(TensorParallel):
+    """Tensor parallelism whose group is shared by all cases."""
 
-    met: TorchGroup | None = None
+    shared_group: TorchGroup | None = None
 
     def join(self) -> TorchGroup | None:
-        Kept.met = Kept.met or super().join()
-        return Kept.met
+        SharedGroupTensorParallel.shared_group = SharedGroupTensorParallel.shared_group or super().join()
+        return SharedGroupTensorParallel.shared_group
 
 
-class Alone(BareTorch):
-    Options = TensorParallelOptions  # which the spec of both of them has
+class SingleDevice(BareTorch):
+    Options = TensorParallelOptions  # both use the same spec
 
 
 def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
     folders = sorted(progress.folder.glob("case*"))
-    write_json(progress.folder / f"tensor{record.rank}.json", [seen(read_spec(one), record.rank) for one in folders])
-    if Kept.met is not None:
-        Kept.met.leave()
+    write_json(
+        progress.folder / f"tensor{record.rank}.json",
+        [observe_case(read_spec(folder), record.rank) for folder in folders],
+    )
+    if SharedGroupTensorParallel.shared_group is not None:
+        SharedGroupTensorParallel.shared_group.leave()
 
 
-def seen(spec: RunSpec, rank: int) -> dict[str, Any]:
-    batch = batch_of(spec)
-    ours, alone = Kept(spec, rank), Alone(dataclasses.replace(spec, places=spec.places[:1]), 0)
-    losses, weights = taught(ours, batch)
-    bare_losses, bare_weights = taught(alone, batch)
-    found = {
+def observe_case(spec: RunSpec, rank: int) -> dict[str, Any]:
+    batch = make_batch(spec)
+    ours, alone = (
+        SharedGroupTensorParallel(spec, rank),
+        SingleDevice(dataclasses.replace(spec, places=spec.places[:1]), 0),
+    )
+    losses, weights = train_on(ours, batch)
+    bare_losses, bare_weights = train_on(alone, batch)
+    actual = {
         "losses": losses,
         "bare_losses": bare_losses,
         "apart": max(float(np.abs(weights[name] - bare_weights[name]).max()) for name in weights),
-        "whole": {name: digest(one) for name, one in ours.model.named_parameters() if not isinstance(one, DTensor)},
+        "unsplit": {
+            name: digest(parameter)
+            for name, parameter in ours.model.named_parameters()
+            if not isinstance(parameter, DTensor)
+        },
         "weights": digest(*map(torch.from_numpy, weights.values())),
-        "kept_bytes": sum(local(one).untyped_storage().nbytes() for one in ours.model.parameters()),
+        "kept_bytes": sum(local_tensor(parameter).untyped_storage().nbytes() for parameter in ours.model.parameters()),
         "generator": digest(torch.get_rng_state()),
         "messages": ours.message_sizes(),
         "settings": ours.settings_used(),
         "backend": ours.backend_used(),
-        "sent": sent(ours, batch),
+        "sent": profiled_messages(ours, batch),
     }
     ours.run_isolated_sync(ours.message_sizes())
-    return found
+    return actual
 
 
-def batch_of(spec: RunSpec) -> TorchBatch:
+def make_batch(spec: RunSpec) -> TorchBatch:
     made, model = torch.Generator().manual_seed(5), spec.config.model
     if model.name == "gpt_small":
         tokens = torch.randint(0, model.outputs, (SAMPLES, *model.input_shape), generator=made)
@@ -83,32 +95,32 @@ def batch_of(spec: RunSpec) -> TorchBatch:
     return TorchBatch(inputs, torch.randn(SAMPLES, *model.target_shape, generator=made), SAMPLES)
 
 
-def taught(strategy: Any, batch: TorchBatch) -> tuple[list[float | None], dict[str, np.ndarray]]:
-    """(loss sums, weights)."""
+def train_on(strategy: Any, batch: TorchBatch) -> tuple[list[float | None], dict[str, np.ndarray]]:
+    """Train some steps and return (loss sums, weights)."""
     strategy.setup()
-    replay = BatchReplay(batch, UPDATES)
+    replay = BatchReplay(batch, STEPS)
     strategy.train(replay)
     return [None if part is None else float(part.loss_sum) for part in replay.parts], strategy.parameters()
 
 
-def sent(strategy: Any, batch: TorchBatch) -> list[int]:
-    """Bytes of each message of an update, as the profiler sees them: of all that is gathered, or summed up."""
+def profiled_messages(strategy: Any, batch: TorchBatch) -> list[int]:
+    """Return the bytes of each message of a profiled step: of the gathered or summed result."""
     replay = ProfiledReplay(batch, 1, shapes=True)
     strategy.train(replay)
     ranks = strategy.spec.processes
     return sorted(
-        math.prod(one.sizes) * one.dtype.itemsize * (1 if SENT[one.name] else ranks)
-        for one in replay.operator_calls()
-        if one.name in SENT
+        math.prod(call.sizes) * call.dtype.itemsize * (1 if IS_ALL_REDUCE[call.name] else ranks)
+        for call in replay.operator_calls()
+        if call.name in IS_ALL_REDUCE
     )
 
 
-def local(parameter: Tensor) -> Tensor:
+def local_tensor(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def digest(*tensors: Tensor) -> str:
-    return hashlib.sha256(b"".join(one.detach().contiguous().numpy().tobytes() for one in tensors)).hexdigest()
+    return hashlib.sha256(b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 if __name__ == "__main__":

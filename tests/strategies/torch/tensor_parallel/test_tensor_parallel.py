@@ -1,4 +1,4 @@
-"""Layers that are split over devices train as whole ones do: each case on some ranks, and alone."""
+"""Split layers train like complete ones: each case on several ranks and on a single device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalebench.core.run_folder import rank_log_name
 from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from scalebench.strategies.base import FORWARD, NotMeasured, Unsupported
-from tests.strategies.torch.conftest import own, spec_of
+from tests.strategies.torch.conftest import spec_of, user_model
 
 RANK = "tests.strategies.torch.tensor_parallel.tensor_parallel_rank"
 PAIRED = {"strategy__options__layers": "paired"}
@@ -30,11 +30,11 @@ CASES: dict[str, dict[str, Any]] = {
     "attention": {"model": "gpt_small"},
     "bfloat16": {"model": "gpt_small", "train__precision": "bfloat16"},
 }
-HALF = "bfloat16"  # its sums over devices are rounded to 8 bits
+HALF = "bfloat16"  # sums over devices are rounded to 8 bits
 
 
-def seen(processes: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """What each rank saw of each case."""
+def observe_ranks(processes: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Run all cases on that many ranks and return the observations of each rank by case."""
     spec = spec_of("tensor_parallel", processes, measure__hang_s=240.0)
     write_spec(spec, folder)
     for number, case in enumerate(CASES.values()):
@@ -48,14 +48,14 @@ def seen(processes: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module", params=[2, 3])
 def ranks(request: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    return seen(request.param, tmp_path_factory.mktemp("tensor"))
+    return observe_ranks(request.param, tmp_path_factory.mktemp("tensor"))
 
 
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("case", CASES)
-def test_split_layers_train_as_whole_ones(ranks: dict[str, list[dict[str, Any]]], case: str) -> None:
-    """Widths that do not divide, partial sums of gradients before split layers, and dropout's draws included."""
+def test_split_layers_train_like_complete_ones(ranks: dict[str, list[dict[str, Any]]], case: str) -> None:
+    """This includes widths that do not divide, partial sums of gradients before split layers, and dropout."""
     first, *others = ranks[case]
     near = 1e-2 if case == HALF else 1e-6
     assert first["losses"] == pytest.approx(first["bare_losses"], rel=near)
@@ -66,54 +66,56 @@ def test_split_layers_train_as_whole_ones(ranks: dict[str, list[dict[str, Any]]]
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_not_split_stays_the_same_on_all_ranks(ranks: dict[str, list[dict[str, Any]]], case: str) -> None:
-    """To the last bit, though nothing averages its gradients; so do the generators that dropout draws from."""
+def test_weights_that_are_not_split_stay_the_same_on_all_ranks(
+    ranks: dict[str, list[dict[str, Any]]], case: str
+) -> None:
+    """They are equal to the last bit without averaged gradients; so are the generators that dropout draws from."""
     first, *others = ranks[case]
-    assert first["whole"] or case == "a chain"
+    assert first["unsplit"] or case == "a chain"
     for other in others:
-        assert {key: other[key] for key in ("whole", "weights", "generator")} == {
-            key: first[key] for key in ("whole", "weights", "generator")
+        assert {key: other[key] for key in ("unsplit", "weights", "generator")} == {
+            key: first[key] for key in ("unsplit", "weights", "generator")
         }
 
 
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("case", CASES)
-def test_messages_are_those_that_are_sent(ranks: dict[str, list[dict[str, Any]]], case: str) -> None:
-    for one in ranks[case]:
-        assert sorted(one["messages"]) == one["sent"] != []
-        assert one["backend"] == "gloo"
-        assert one["settings"]["precision"] == ("bfloat16" if case == HALF else "float32")
+def test_message_sizes_are_those_that_are_sent(ranks: dict[str, list[dict[str, Any]]], case: str) -> None:
+    for rank in ranks[case]:
+        assert sorted(rank["messages"]) == rank["sent"] != []
+        assert rank["backend"] == "gloo"
+        assert rank["settings"]["precision"] == ("bfloat16" if case == HALF else "float32")
 
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_a_device_keeps_its_part_alone(ranks: dict[str, list[dict[str, Any]]]) -> None:
-    """Of the mlp all kernels are split."""
-    whole = 4 * (41 * 4000 + 4000 * 2000 + 2000 * 500 + 500 * 300 + 300 + 4000 + 2000 + 500 + 300 + 1)
+def test_a_device_keeps_only_its_shards(ranks: dict[str, list[dict[str, Any]]]) -> None:
+    """In the mlp all kernels are split."""
+    complete = 4 * (41 * 4000 + 4000 * 2000 + 2000 * 500 + 500 * 300 + 300 + 4000 + 2000 + 500 + 300 + 1)
     chain = ranks["a chain"]
-    for one in chain:
-        assert one["kept_bytes"] == pytest.approx(whole / len(chain), rel=0.01)
+    for rank in chain:
+        assert rank["kept_bytes"] == pytest.approx(complete / len(chain), rel=0.01)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (own("Small"), "and not a module of yours"),
+        (user_model("Small"), "and not a module of yours"),
         ({"train__precision": "float16"}, "use bfloat16"),
         ({"train__compile": True}, "leave out train.compile"),
         ({"model": "resnet20_cifar10", **PAIRED}, "resnet20_cifar10 has no dense layer that 1 devices could share"),
     ],
 )
-def test_what_it_cannot_do(strategy: Callable[..., Any], changes: dict[str, Any], reason: str) -> None:
+def test_unsupported_settings(strategy: Callable[..., Any], changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
         strategy("tensor_parallel", **changes)
 
 
-def test_no_part_of_an_update_is_without_its_exchange(strategy: Callable[..., Any]) -> None:
-    made = strategy("tensor_parallel")
-    with pytest.raises(NotMeasured, match="without its exchange"):
-        made.set_gradient_sync(False)
-    with pytest.raises(NotMeasured, match="no part of an update"):
-        made.partial_step(None, FORWARD)
-    assert made.message_sizes() == []
+def test_no_part_of_a_step_is_without_communication(strategy: Callable[..., Any]) -> None:
+    adapter = strategy("tensor_parallel")
+    with pytest.raises(NotMeasured, match="without communication"):
+        adapter.set_gradient_sync(False)
+    with pytest.raises(NotMeasured, match="no part of a step"):
+        adapter.partial_step(None, FORWARD)
+    assert adapter.message_sizes() == []

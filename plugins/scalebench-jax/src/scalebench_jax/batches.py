@@ -1,0 +1,106 @@
+"""Batches of numpy arrays copied to the devices of this process, as `dataset.feed` and `dataset.prefetch` say."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.plugin_api import Batch, Source, prefetch
+from scalebench_jax.dealing import split_batch
+from scalebench_jax.replica import DevicePart
+
+
+class JaxBatch(NamedTuple):
+    """One process's samples of a step, with a first axis of devices in each array."""
+
+    part: DevicePart
+    samples: int
+    global_samples: Any  # float32 scalar on the devices
+
+
+class BatchFeeder:
+    """Splits batches over `devices` and into `pieces` (accumulated parts) each; `split` is the sharding of arrays with
+    a first axis of devices, `replicated` that of arrays that every device has in full."""
+
+    def __init__(self, devices: int, pieces: int, split: Any, replicated: Any) -> None:
+        self._devices, self._pieces, self._split, self._replicated = devices, pieces, split, replicated
+        self._scalars: dict[int, Any] = {}  # by the size of a global batch, of which an epoch has two
+        self._counts: dict[int, Any] = {}
+
+    def batches(self, source: Source, feed: str, prefetch_mode: str) -> Generator[JaxBatch, None, None]:
+        """Yield batches in the order of `source` for any feed; closing the generator ends its threads."""
+        if feed == "device":
+            return self._pick_resident(source)
+        if feed == "fixed":
+            return self._repeat_first(source)
+        if prefetch_mode == "none":
+            return self._place_each(source)
+        # queue: prepared in host memory. device: the thread also copies them, while the current step is running.
+        return prefetch(self._place_each(source)) if prefetch_mode == "device" else self._place_prefetched(source)
+
+    def place(self, batch: Batch) -> JaxBatch:
+        """Copy a batch to the devices."""
+        dealt = split_batch(batch.samples, self._devices, self._pieces)
+        inputs, targets = (
+            _arrange_rows(array, dealt.rows, dealt.counts is None) for array in (batch.inputs, batch.targets)
+        )
+        inputs, targets = jax.device_put((inputs, targets), self._split)
+        return self._create_batch(inputs, targets, batch.samples, batch.global_samples)
+
+    def like(self, samples: int, inputs: NDArray[Any], targets: NDArray[Any]) -> JaxBatch:
+        """Return the shapes of a batch of that many samples such as these, to compile for it in advance."""
+        rows = split_batch(samples, self._devices, self._pieces).rows
+        one, other = (
+            jax.ShapeDtypeStruct(
+                rows.shape + array.shape[1:], jax.dtypes.canonicalize_dtype(array.dtype), sharding=self._split
+            )
+            for array in (inputs, targets)
+        )
+        return self._create_batch(one, other, samples, samples)
+
+    def _create_batch(self, inputs: Any, targets: Any, samples: int, global_samples: int) -> JaxBatch:
+        if samples not in self._counts:
+            counts = split_batch(samples, self._devices, self._pieces).counts
+            self._counts[samples] = None if counts is None else jax.device_put(counts, self._split)
+        if global_samples not in self._scalars:
+            self._scalars[global_samples] = jax.device_put(np.float32(global_samples), self._replicated)
+        return JaxBatch(DevicePart(inputs, targets, self._counts[samples]), samples, self._scalars[global_samples])
+
+    def _place_each(self, source: Source) -> Generator[JaxBatch, None, None]:
+        for batch in source:
+            yield self.place(batch)
+
+    def _place_prefetched(self, source: Source) -> Generator[JaxBatch, None, None]:
+        with closing(prefetch(source)) as ready:
+            for batch in ready:
+                yield self.place(batch)
+
+    def _repeat_first(self, source: Source) -> Generator[JaxBatch, None, None]:
+        batch = self.place(next(iter(source)))
+        while True:
+            yield batch
+
+    def _pick_resident(self, source: Source) -> Generator[JaxBatch, None, None]:
+        """Yield batches that are gathered on the devices from the full training set, of which each has a copy.
+
+        Every device needs the full set and not only one replica's part, since each epoch redistributes the samples.
+        """
+        resident = jax.device_put(tuple(np.asarray(array) for array in source.arrays()), self._replicated)
+        pick = jax.jit(lambda arrays, rows: [array[rows] for array in arrays], out_shardings=self._split)
+        epoch = 0
+        while True:
+            for update in range(source.steps_per_epoch):
+                rows = source.batch_indices(epoch, update) - source.first
+                dealt = rows[split_batch(len(rows), self._devices, self._pieces).rows].astype(np.int32)
+                picked = pick(resident, jax.device_put(dealt, self._split))
+                yield self._create_batch(*picked, len(rows), source.global_samples(update))
+            epoch += 1
+
+
+def _arrange_rows(array: NDArray[Any], rows: NDArray[np.int64], in_order: bool) -> NDArray[Any]:
+    return array.reshape(rows.shape + array.shape[1:]) if in_order else array[rows]

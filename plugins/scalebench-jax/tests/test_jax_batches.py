@@ -1,0 +1,69 @@
+"""All feeds give the same batches, dealt out over the devices."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import closing
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as Spec
+from scalebench_jax.batches import BatchFeeder, JaxBatch
+
+from scalebench.workloads.source import Source
+
+
+def source(**settings: Any) -> Source:
+    """23 samples in batches of 7: the last one of an epoch has 9."""
+    inputs = np.arange(23, dtype=np.float32)[:, None] * np.ones(4, np.float32)
+    return Source(inputs, np.arange(23), global_batch=7, seed=1, replica=0, replicas=1, devices=3, **settings)
+
+
+def feeder(devices: list[jax.Device], pieces: int = 2) -> BatchFeeder:
+    mesh = Mesh(np.array(devices), ("devices",))
+    return BatchFeeder(len(devices), pieces, NamedSharding(mesh, Spec("devices")), NamedSharding(mesh, Spec()))
+
+
+def rows(batch: JaxBatch) -> list[int]:
+    """Numbers of its samples, in the order in which the devices have them."""
+    inputs, targets, counts = (None if one is None else np.asarray(one) for one in batch.part)
+    assert inputs is not None
+    kept = np.ones(inputs.shape[:3], bool) if counts is None else counts.astype(bool)
+    np.testing.assert_array_equal(inputs[kept][:, 0], targets[kept])
+    assert len(targets[kept]) == batch.samples == float(batch.global_samples)
+    return [int(number) for number in targets[kept]]
+
+
+@pytest.mark.parametrize(
+    ("feed", "ahead"), [("host", "none"), ("host", "queue"), ("host", "device"), ("device", "none")]
+)
+def test_batches_of_two_epochs(feed: str, ahead: str, devices: list[jax.Device]) -> None:
+    wanted = [[int(one) for one in batch.targets] for batch in itertools.islice(source(), 6)]
+    with closing(feeder(devices).batches(source(), feed, ahead)) as batches:
+        found = [rows(batch) for batch in itertools.islice(batches, 6)]
+    assert found == wanted
+
+
+def test_each_device_has_its_own_part(devices: list[jax.Device]) -> None:
+    batch = next(feeder(devices, pieces=1).batches(source(), "host", "none"))
+    assert batch.part.inputs.shape == (3, 1, 3, 4)
+    assert [shard.device for shard in batch.part.inputs.addressable_shards] == devices
+    assert np.asarray(batch.part.counts).sum((1, 2)).tolist() == [3, 2, 2]
+
+
+def test_one_batch_over_and_over(devices: list[jax.Device]) -> None:
+    one, other = itertools.islice(feeder(devices).batches(source(feed="fixed"), "fixed", "none"), 2)
+    assert one is other
+
+
+def test_shapes_are_known_beforehand(devices: list[jax.Device]) -> None:
+    """To the type and the device, or what is compiled for them could not be used."""
+    made, whole = feeder(devices), source().arrays()
+    for batch in itertools.islice(made.batches(source(), "host", "none"), 4):
+        like = made.like(batch.samples, *whole)
+        for one, other in zip(like.part[:2], batch.part[:2], strict=True):
+            assert (one.shape, one.dtype, one.sharding) == (other.shape, other.dtype, other.sharding)
+        assert (like.part.counts is None) == (batch.part.counts is None)

@@ -1,0 +1,253 @@
+"""Collective operations on load: known times come back, and known crossings are found where they are."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scalebench
+from scalebench.analysis.collectives import (
+    BANDWIDTH_COLUMNS,
+    COLLECTIVE_COLUMNS,
+    OperationComparison,
+    bus_factor,
+    compare_operations,
+    count_moved_bytes,
+    interpolate_crossover_bytes,
+    make_bandwidth_table,
+    make_collective_table,
+)
+from scalebench.core.errors import InputError
+from scalebench.core.result import COLLECTIVES, CollectiveRecord, ProbeRecord, Result, TransferRecord, write_result
+from scalebench.core.units import format_binary_bytes
+from scalebench.measure.collectives import MESSAGE_SIZES
+from tests.builders.runs import rank, record
+
+NOISE = [0.99, 1.01, 1.0, 1.02, 0.98, 1.0, 1.01, 0.99]  # its mean is 1
+WITHIN = "4 B to 256 MiB"
+
+
+def series(
+    latency_s: float, bytes_per_s: float, noise: float = 1.0, name: str = "all_reduce"
+) -> list[CollectiveRecord]:
+    """An operation that takes latency + size / rate, in 8 blocks of 10."""
+    blocks = [1 + noise * (factor - 1) for factor in NOISE]
+    return [
+        CollectiveRecord(name, size, 10, [10 * (latency_s + size / bytes_per_s) * factor for factor in blocks])
+        for size in MESSAGE_SIZES
+    ]
+
+
+def run(strategy: str, measured: list[CollectiveRecord], gpus: int = 2, **changes: Any) -> Result:
+    """A run whose rank 1 is the slower one by nothing but rounding: it measured the same."""
+    ranks = [rank(k, probes=ProbeRecord(collectives=measured)) for k in range(gpus)]
+    return record(strategy, gpus, ranks=ranks, **changes)
+
+
+def compared(*results: Result) -> OperationComparison:
+    (comparison,) = compare_operations(make_collective_table(results))
+    return comparison
+
+
+def test_an_operation_of_known_time_has_its_bandwidths() -> None:
+    frame = make_collective_table([run("ddp_gloo", series(1e-4, 1e9), gpus=4)])
+    assert list(frame.columns) == COLLECTIVE_COLUMNS and len(frame) == len(MESSAGE_SIZES)
+    row = frame[frame["size_bytes"] == 2**20].iloc[0]
+    truth_s = 1e-4 + 2**20 / 1e9
+    assert row["time_s"] == pytest.approx(truth_s)
+    # Student's t with 7 degrees of freedom times the standard error of 8 blocks, by hand.
+    half = 2.3646 * truth_s * math.sqrt(sum((f - 1) ** 2 for f in NOISE) / 7 / 8)
+    assert (row["time_low"], row["time_high"]) == pytest.approx((truth_s - half, truth_s + half), rel=1e-4)
+    assert row["algbw_bytes_per_s"] == pytest.approx(2**20 / truth_s)
+    assert row["busbw_bytes_per_s"] == pytest.approx(1.5 * 2**20 / truth_s)
+    assert (row["strategy"], row["gpus"], row["backend_used"]) == ("ddp_gloo", 4, "gloo")
+
+
+def test_the_slowest_rank_of_each_block_counts() -> None:
+    zero, one = [CollectiveRecord("reduce", 64, 2, [2.0, 4.0])], [CollectiveRecord("reduce", 64, 2, [6.0, 2.0])]
+    ranks = [rank(k, probes=ProbeRecord(collectives=c)) for k, c in enumerate((zero, one))]
+    (row,) = make_collective_table([record(gpus=2, ranks=ranks)]).to_dict("records")
+    assert row["time_s"] == (6.0 / 2 + 4.0 / 2) / 2
+    assert row["time_low"] == 0.0  # and not less, wide as the interval of two blocks is
+
+
+def test_bus_factors_are_those_of_nccl_tests() -> None:
+    comparison = {name: bus_factor(name, 4) for name in COLLECTIVES}
+    assert comparison == {
+        "all_reduce": 1.5, "reduce": 1.0, "broadcast": 1.0, "all_gather": 0.75, "reduce_scatter": 0.75,
+        "gather": 0.75, "scatter": 0.75, "all_to_all": 0.75,
+    }  # fmt: skip
+
+
+def test_runs_without_collectives_have_no_row() -> None:
+    frame = make_collective_table([record(gpus=2), run("ddp", []), record(status="failed", block_s=None)])
+    assert len(frame) == 0 and list(frame.columns) == COLLECTIVE_COLUMNS
+    assert compare_operations(frame) == []
+
+
+def test_a_known_crossover() -> None:
+    """1e-4 + s / 1e9 = 1e-3 + s / 4e9 at s = 1.2 MB, which lies between two measured sizes."""
+    comparison = compared(run("horovod_mpi", series(1e-4, 1e9)), run("ddp_gloo", series(1e-3, 4e9)))
+    assert comparison.strategies == ("ddp_gloo", "horovod_mpi") and comparison.fastest == ["horovod_mpi", "ddp_gloo"]
+    (crossover,) = comparison.crossovers
+    assert (crossover.low_bytes, crossover.high_bytes) == (2**20, 2**22)
+    assert crossover.size_bytes == pytest.approx(1.2e6, rel=0.15)  # the curve is no line between 1 and 4 MiB
+    assert comparison.resolved == len(MESSAGE_SIZES)
+    words = format_binary_bytes(crossover.size_bytes)
+    assert comparison.sentence() == f"all_reduce on 2 devices: horovod_mpi is faster below {words}, ddp_gloo above"
+
+
+def test_a_crossover_at_a_measured_size() -> None:
+    """Equal at 64 KiB: that size decides nothing, and its neighbours do."""
+    equal_s = 2**16 / 1e9
+    comparison = compared(run("a", series(0.0, 1e9)), run("b", series(equal_s / 2, 2e9)))
+    (crossover,) = comparison.crossovers
+    assert (crossover.low_bytes, crossover.high_bytes) == (2**14, 2**18)
+    assert 2**15 < crossover.size_bytes < 2**17
+    assert comparison.fastest == ["a", "b"] and comparison.resolved == len(MESSAGE_SIZES) - 1
+    at = format_binary_bytes(crossover.size_bytes)
+    assert comparison.sentence().endswith(f": a is faster below {at} (16 KiB to 256 KiB), b above")
+
+
+def test_no_crossover_if_the_difference_is_not_resolved() -> None:
+    noisy = series(1e-4, 1e9, noise=20.0)
+    comparison = compared(run("a", noisy), run("b", series(1.1e-4, 1.1e9, noise=20.0)))
+    assert (comparison.fastest, comparison.crossovers, comparison.resolved) == ([], [], 0)
+    assert comparison.sentence() == f"all_reduce on 2 devices: no difference between a and b is resolved from {WITHIN}"
+
+
+def test_a_strategy_that_is_always_faster_is_never_overtaken() -> None:
+    comparison = compared(run("a", series(1e-4, 2e9)), run("b", series(2e-4, 1e9)))
+    assert comparison.sentence() == (
+        f"all_reduce on 2 devices: a is faster than b at all 14 sizes; never overtaken within {WITHIN}"
+    )
+
+
+def test_unresolved_sizes_are_counted() -> None:
+    slower = [CollectiveRecord("all_reduce", c.size_bytes, 10, [s * (1.0001 if i < 4 else 2) for s in c.block_s])
+              for i, c in enumerate(series(1e-4, 1e9))]  # fmt: skip
+    comparison = compared(run("a", series(1e-4, 1e9)), run("b", slower))
+    assert comparison.sentence() == (
+        "all_reduce on 2 devices: a is faster than b at 10 of 14 sizes, the others unresolved; "
+        f"nowhere seen overtaken within {WITHIN}"
+    )
+
+
+def test_several_crossovers() -> None:
+    plain = series(1e-4, 1e9)
+    factors = [0.5] * 4 + [2.0] * 4 + [0.5] * 6  # crosses at 512 B and at 128 KiB
+    other = [CollectiveRecord("all_reduce", c.size_bytes, 10, [f * s for s in c.block_s])
+             for c, f in zip(plain, factors, strict=True)]  # fmt: skip
+    comparison = compared(run("x", plain), run("y", other))
+    assert comparison.fastest == ["y", "x", "y"]
+    assert [c.size_bytes for c in comparison.crossovers] == pytest.approx([2**9, 2**17])
+    assert comparison.sentence() == "all_reduce on 2 devices: y is faster below 512 B, x from there to 128 KiB, y above"
+
+
+def test_only_equal_operations_on_equal_devices_are_compared() -> None:
+    results = [
+        run("a", series(1e-4, 1e9)),
+        run("b", series(1e-4, 1e9), gpus=4),
+        run("c", series(1e-4, 1e9, name="reduce")),
+        run("d", []),
+    ]
+    other = run("e", series(1e-4, 1e9))
+    other.scale.framework = "tensorflow"
+    assert compare_operations(make_collective_table([*results, other])) == []
+    results.append(run("f", series(1e-4, 1e9) + series(1e-4, 1e9, name="reduce")))
+    assert [(c.name, c.strategies) for c in compare_operations(make_collective_table(results))] == [
+        ("all_reduce", ("a", "f")),
+        ("reduce", ("c", "f")),
+    ]
+
+
+def test_several_runs_of_a_strategy_count_with_their_mean() -> None:
+    """Two launches that differ by 40 %, with a strategy between them: nothing is resolved."""
+    runs_of_a = [run("a", series(8e-5, 1e12), repeat=0), run("a", series(1.2e-4, 1e12), repeat=1)]
+    comparison = compared(*runs_of_a, run("b", series(1.1e-4, 1e12)))
+    assert comparison.resolved == 0
+    assert compared(runs_of_a[0], run("b", series(1.1e-4, 1e12))).resolved == len(MESSAGE_SIZES)
+
+
+@settings(deadline=None)
+@given(
+    latencies=st.tuples(*[st.floats(1e-6, 1e-2)] * 2), rates=st.tuples(*[st.floats(1e7, 1e11)] * 2)
+)  # fmt: skip
+def test_a_crossover_is_between_resolved_sizes(latencies: tuple[float, float], rates: tuple[float, float]) -> None:
+    comparison = compared(*(run(n, series(a, r)) for n, a, r in zip("ab", latencies, rates, strict=True)))
+    swapped = compared(*(run(n, series(a, r)) for n, a, r in zip("ba", latencies, rates, strict=True)))
+    assert [{"a": "b", "b": "a"}[name] for name in comparison.fastest] == swapped.fastest
+    assert [c.size_bytes for c in comparison.crossovers] == pytest.approx([c.size_bytes for c in swapped.crossovers])
+    assert len(comparison.crossovers) <= 1
+    for crossover in comparison.crossovers:
+        by_slope = 1 / rates[0] - 1 / rates[1]
+        truth = (latencies[1] - latencies[0]) / by_slope
+        assert crossover.low_bytes < truth < crossover.high_bytes
+        assert crossover.low_bytes <= crossover.size_bytes <= crossover.high_bytes
+        first = comparison.fastest[0]
+        assert (first == "a") == (latencies[0] < latencies[1])
+
+
+def test_crossovers_are_interpolated_linearly_in_the_logarithms() -> None:
+    assert interpolate_crossover_bytes([2**10, 2**12], [0.5, 2.0]) == pytest.approx(2**11)
+    assert interpolate_crossover_bytes([2**10, 2**16], [2.0, 0.25]) == pytest.approx(2**12)
+    assert np.isclose(interpolate_crossover_bytes([4, 16, 64], [0.5, 1.0, 2.0]), 16)
+
+
+def test_collectives_are_read_from_files(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_result(run(name, series(1e-4, 1e9)), tmp_path / name)
+    frame = scalebench.collectives(tmp_path)
+    assert len(frame) == 2 * len(MESSAGE_SIZES) and set(frame["strategy"]) == {"a", "b"}
+    assert len(scalebench.collectives([tmp_path / "a"])) == len(MESSAGE_SIZES)
+    with pytest.raises(InputError, match=r"no result\.json"):
+        scalebench.collectives(tmp_path / "nowhere")
+
+
+MEBIBYTE = 2**20
+
+
+def transfer(kind: str, source: int | None, target: int | None, block_s: list[float]) -> TransferRecord:
+    return TransferRecord(kind, source, target, MEBIBYTE, 4, block_s)
+
+
+def test_a_transfer_of_known_time_has_its_bandwidth() -> None:
+    """The receiver is the slower one, by a factor that differs from block to block."""
+    zero, one = transfer("send_one_way", 0, 1, [0.001, 0.001]), transfer("send_one_way", 0, 1, [0.0039, 0.0041])
+    ranks = [rank(k, probes=ProbeRecord(bandwidth=[t])) for k, t in enumerate((zero, one))]
+    (row,) = make_bandwidth_table([record(gpus=2, ranks=ranks)]).to_dict("records")
+    assert row["bytes_per_s"] == pytest.approx(MEBIBYTE / 0.001)
+    # Two blocks of 0.975 and 1.025 ms: standard error 0.025 ms, Student's t with one degree of freedom 12.706.
+    assert row["bytes_per_s_low"] == pytest.approx(MEBIBYTE / (0.001 + 12.706 * 0.000025), rel=1e-4)
+    assert row["bytes_per_s_high"] == pytest.approx(MEBIBYTE / (0.001 - 12.706 * 0.000025), rel=1e-4)
+    assert (row["kind"], row["source"], row["target"], row["moved_bytes"]) == ("send_one_way", 0, 1, MEBIBYTE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "moved"),
+    [("send_one_way", 0, 1), ("peer_both_ways", 0, 2), ("send_ring", None, 3), ("memcpy", 2, 1),
+     ("memcpy_all", None, 3), ("host_both_ways", 1, 2), ("host_both_ways_all", None, 6),
+     ("device_to_host_all", None, 3)],
+)  # fmt: skip
+def test_all_bytes_that_move_at_once_count(kind: str, source: int | None, moved: int) -> None:
+    assert count_moved_bytes(transfer(kind, source, source, []), 3) == moved * MEBIBYTE
+
+
+def test_runs_without_transfers_have_no_row() -> None:
+    frame = make_bandwidth_table([record(gpus=2), record(status="failed", block_s=None)])
+    assert len(frame) == 0 and list(frame.columns) == BANDWIDTH_COLUMNS
+
+
+def test_transfers_of_all_ranks_have_no_source_and_unknown_limits_are_null(tmp_path: Path) -> None:
+    wide = transfer("memcpy_all", None, None, [0.001, 0.1])
+    write_result(record(gpus=2, ranks=[rank(k, probes=ProbeRecord(bandwidth=[wide])) for k in range(2)]), tmp_path)
+    frame = scalebench.bandwidth(tmp_path)
+    assert frame["source"].isna().all() and frame["bytes_per_s_high"].isna().all()
+    assert frame["bytes_per_s_low"].notna().all()

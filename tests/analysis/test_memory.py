@@ -1,0 +1,126 @@
+"""What devices keep, against bytes that were written down here."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.analysis.memory import MIN_FULL_SHARE as ALL
+from scalebench.analysis.memory import ModelMemory, bytes_per_parameter, format_strategy, group_by_model
+from scalebench.analysis.repeats import pool_results
+from scalebench.core.result import Result
+from tests.builders import sweeps
+from tests.builders.runs import simulated_config
+from tests.builders.sweeps import PARAMETERS, FULL_STATE_BYTES, run_with_memory, out_of_memory, run_with_batch_search
+
+
+def of(*results: Result) -> list[ModelMemory]:
+    return group_by_model(pool_results(results, [Path(str(number)) for number in range(len(results))]))
+
+
+def shares(model: ModelMemory) -> dict[str, float | None]:
+    return {f"{row['strategy']} {row['gpus']}": model.share(row) for row in model.rows}
+
+
+def test_state_shares_refer_to_the_bare_baseline() -> None:
+    (model,) = of(
+        run_with_memory("bare_torch", 1, FULL_STATE_BYTES),
+        run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES + 2 * FULL_STATE_BYTES // 10),  # say, with buckets of its own
+        run_with_memory("zero1", 2, 3 * FULL_STATE_BYTES // 4),
+        run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2),
+        run_with_memory("horovod_gloo", 2, None),
+    )
+    assert shares(model) == {
+        "bare_torch 1": 1.0, "ddp_gloo 2": 1.2, "zero1 2": 0.75, "fsdp_gloo 2": 0.5, "horovod_gloo 2": None,
+    }  # fmt: skip
+    assert [row["strategy"] for row in model.rows if model.keeps_less(row)] == ["zero1", "fsdp_gloo"]
+    assert [bytes_per_parameter(row) for row in model.rows] == [16.0, 19.2, 12.0, 8.0, None]
+
+
+def test_without_a_baseline_state_shares_refer_to_one_device() -> None:
+    (model,) = of(run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES), run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2))
+    assert shares(model) == {"ddp_gloo 1": 1.0, "fsdp_gloo 2": 0.5}
+
+
+def test_a_run_on_several_devices_is_no_reference() -> None:
+    (model,) = of(run_with_memory("zero1", 2, 3 * FULL_STATE_BYTES // 4), run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2))
+    assert shares(model) == {"zero1 2": None, "fsdp_gloo 2": None}
+
+
+def test_another_framework_or_model_size_has_another_reference() -> None:
+    small, keras = run_with_memory("fsdp_gloo", 2, 100), run_with_memory("mirrored", 2, 3 * PARAMETERS)
+    small.workload.model_params = 50
+    keras.scale.framework = "tensorflow"
+    (model,) = of(run_with_memory("bare_torch", 1, FULL_STATE_BYTES), small, keras)
+    assert shares(model) == {"bare_torch 1": 1.0, "fsdp_gloo 2": None, "mirrored 2": None}
+
+
+def test_a_device_without_state_bytes_makes_the_row_null() -> None:
+    made = run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2)
+    made.ranks[1].state_bytes = [None]
+    (model,) = of(run_with_memory("bare_torch", 1, FULL_STATE_BYTES), made)
+    assert shares(model)["fsdp_gloo 2"] is None and model.rows[1]["state_bytes"] is None
+
+
+def test_models_hardware_and_optimizers_are_separate_groups() -> None:
+    train = dataclasses.replace(simulated_config().train, optimizer="sgd")
+    assert len(of(run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES), run_with_memory("ddp_gloo", 4, 4 * PARAMETERS, train=train))) == 2
+
+
+def test_models_without_memory_figures_are_left_out() -> None:
+    assert of(sweeps.run("ddp_gloo", 2), sweeps.failed_run()) == []
+    assert of(out_of_memory("ddp_gloo", 2)) == []  # beside nothing that had room
+
+
+def test_rows_out_of_memory_are_listed() -> None:
+    (model,) = of(run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2), out_of_memory("ddp_gloo", 2), sweeps.failed_run("horovod_gloo"))
+    assert [row["strategy"] for row in model.out_of_memory] == ["ddp_gloo"]
+    assert [[row["strategy"] for row in rows] for rows in model.competing_rows()] == [["fsdp_gloo", "ddp_gloo"]]
+
+
+def test_the_sharding_cost_compares_the_fastest_of_both_kinds() -> None:
+    (model,) = of(
+        run_with_memory("bare_torch", 1, FULL_STATE_BYTES),
+        run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES),  # 0.9 of one device, doubled
+        run_with_memory("horovod_gloo", 2, FULL_STATE_BYTES),  # 0.8
+        run_with_memory("lightning_ddp_gloo", 2, FULL_STATE_BYTES // 2),  # 0.7
+    )
+    ((alone,), two) = model.competing_rows()
+    assert model.sharding_cost([alone]) is None and model.sharding_cost(two[:2]) is None
+    price = model.sharding_cost(two)
+    assert price is not None and price.interval is not None
+    assert (price.sharded["strategy"], price.full["strategy"]) == ("lightning_ddp_gloo", "ddp_gloo")
+    assert price.ratio == pytest.approx(0.7 / 0.9, rel=0.01)
+    assert price.interval.low < price.ratio < price.interval.high
+
+
+def test_searches_for_the_largest_batch_do_not_compete() -> None:
+    (model,) = of(run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES), run_with_batch_search("fsdp_gloo", 2, 400, 10**9, FULL_STATE_BYTES // 2))
+    assert [[row["strategy"] for row in rows] for rows in model.competing_rows()] == [["ddp_gloo"]]
+
+
+def test_strategy_names_include_changed_options() -> None:
+    assert format_strategy({"strategy": "ddp", "options": None}) == "ddp"
+    assert format_strategy({"strategy": "ddp", "options": "a=1 b=2"}) == "ddp a=1 b=2"
+
+
+@given(state=st.integers(1, 10**12), whole=st.integers(1, 10**12))
+def test_keeping_less_is_a_share_below_the_minimum_of_full_state(state: int, whole: int) -> None:
+    rows = [
+        {
+            "run_id": name,
+            "baseline_bare_id": "bare",
+            "gpus": 2,
+            "state_bytes": size,
+            "model_params": 1,
+            "framework": "t",
+        }
+        for name, size in (("bare", whole), ("fsdp", state))
+    ]
+    model = ModelMemory(rows)
+    assert model.share(rows[1]) == state / whole and model.keeps_less(rows[1]) == (state / whole < ALL)
+    assert not model.keeps_less(rows[0])

@@ -1,0 +1,149 @@
+"""What a strategy loses on one device: its arithmetic, and its columns in records made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.analysis import throughput
+from scalebench.analysis.load import frame_of_results
+from scalebench.analysis.repeats import geometric_mean_over_repeats, pool_results
+from scalebench.core.result import MonitorRecord, Quality, Result
+from scalebench.core.stats.estimates import divide_estimates
+from tests.builders.runs import rank, record
+
+OVERHEAD_COLUMNS = ("overhead_share_low", "overhead_share", "overhead_share_high")
+SECONDS = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=40)
+WILD = [0.01] * 31 + [50.0]  # nothing bounds such a throughput from above
+
+
+def overheads_of(*results: Result) -> list[tuple[Any, ...]]:
+    """(low, value, high) of each row, null as None."""
+    table = frame_of_results(results, [Path("x")] * len(results))
+    return [
+        tuple(None if pd.isna(row[name]) else row[name] for name in OVERHEAD_COLUMNS)
+        for row in table.to_dict("records")
+    ]
+
+
+def test_the_overhead_is_the_missing_share_of_the_bare_throughput() -> None:
+    own, bare = record(block_s=0.1), record("bare_torch", block_s=0.083)
+    value, interval = throughput.overhead(own, bare)
+    own_rate, bare_rate = throughput.throughput(own)[1], throughput.throughput(bare)[1]
+    assert own_rate is not None and bare_rate is not None and interval is not None
+    ratio = divide_estimates(own_rate, bare_rate)
+    assert value == pytest.approx(0.17)
+    assert (interval.low, interval.value, interval.high) == (1 - ratio.high, 1 - ratio.value, 1 - ratio.low)
+    assert 0.15 < interval.low < 0.17 < interval.high < 0.19
+
+
+@given(own_s=SECONDS, bare_s=SECONDS)
+def test_the_overhead_is_1_minus_the_speedup_and_within_its_interval(own_s: list[float], bare_s: list[float]) -> None:
+    own, bare = record(ranks=[rank(0, own_s)]), record("bare_torch", ranks=[rank(0, bare_s)])
+    value, interval = throughput.overhead(own, bare)
+    speedup, limits = throughput.speedup(own, bare)
+    assert value is not None and speedup is not None
+    assert value == 1 - speedup and value < 1
+    assert (interval is None) == (limits is None) == (min(len(own_s), len(bare_s)) < 16)
+    if interval is not None:
+        rounding = 1e-12 * (1 + abs(value))  # numpy adds up in another order
+        assert interval.low - rounding <= value <= interval.high + rounding and interval.high <= 1
+
+
+def test_there_is_no_overhead_without_two_measured_runs() -> None:
+    own, bare = record(), record("bare_torch")
+    unmeasured = record(block_s=None, run_id="unmeasured")
+    pairs = [(own, None), (None, bare), (None, None), (bare, bare), (unmeasured, bare), (own, unmeasured)]
+    assert {throughput.overhead(*pair) for pair in pairs} == {(None, None)}
+
+
+def test_rows_with_equal_baselines_have_equal_overheads() -> None:
+    """That of the one device, also where more of them failed."""
+    failed = record(gpus=8, status="failed", block_s=None)
+    rows = [record(block_s=0.1), record(gpus=2, block_s=0.13), record(gpus=4, block_s=0.2), failed]
+    bare, other = record("bare_torch", block_s=0.083), record("horovod_gloo", gpus=2)
+    one, two, four, eight, alone, without = overheads_of(*rows, bare, other)
+    assert one == two == four == eight and one[1] == pytest.approx(0.17)
+    assert alone == without == (None, None, None)
+    first = frame_of_results([*rows, bare], [Path("x")] * 5).to_dict("records")[0]
+    assert one == tuple(1 - first[f"speedup_bare{end}"] for end in ("_high", "", "_low"))
+
+
+def test_a_bare_strategy_has_an_overhead_only_with_other_options() -> None:
+    plain, again, fit = (record("bare_tensorflow", baseline="bare_tensorflow", run_id=name) for name in "abc")
+    plain.spec["strategy"]["options"] = again.spec["strategy"]["options"] = {"loop": "custom"}
+    fit.spec["strategy"]["options"] = {"loop": "fit"}
+    slow = record("bare_tensorflow", baseline="bare_tensorflow", block_s=0.125, run_id="d")
+    slow.spec["strategy"]["options"] = {"loop": "fit"}
+    assert [row[1] for row in overheads_of(plain, again, slow)] == [None, None, pytest.approx(0.2)]
+    assert overheads_of(fit) == [(None, None, None)]  # nothing to compare it with
+    sleeper = record("simulated", baseline="simulated")
+    assert overheads_of(sleeper, record("simulated", gpus=2, baseline="simulated")) == [(None, None, None)] * 2
+
+
+def test_unknown_limits_of_an_overhead_are_null() -> None:
+    wild, tame = record(ranks=[rank(0, WILD)]), record("bare_torch")
+    low, value, high = overheads_of(wild, tame)[0]
+    assert low is None and value <= high < 1
+    low, value, high = overheads_of(record(), record("bare_torch", ranks=[rank(0, WILD)]))[0]
+    assert low <= value < high == 1  # more than all cannot be lost
+
+
+def test_overheads_use_baselines_of_the_same_repeat() -> None:
+    bares = [record("bare_torch", block_s=block_s, repeat=k) for k, block_s in enumerate((0.08, 0.09))]
+    owns = [record(block_s=0.1, repeat=k) for k in range(3)]
+    later = record(gpus=2, repeat=1)
+    shares = [row[1] for row in overheads_of(*owns, later, *bares)]
+    assert shares == [pytest.approx(0.2), pytest.approx(0.1), pytest.approx(0.2), pytest.approx(0.1), None, None]
+
+
+COST_COLUMNS = ("device_hours_per_epoch", "device_hours_to_target", "energy_j_per_epoch", "energy_j_to_target")
+
+
+def costs_of(*results: Result, table: Any = frame_of_results) -> list[dict[str, Any]]:
+    rows = table(list(results), [Path("x")] * len(results)).to_dict("records")
+    return [{name: None if pd.isna(row[name]) else row[name] for name in (*COST_COLUMNS, "epoch_s")} for row in rows]
+
+
+def test_costs_of_an_epoch_and_to_the_target() -> None:
+    """1,000 samples at 400/s on two devices; 32 blocks of 40 samples took 640 J."""
+    monitor = MonitorRecord(energy_j=640.0, gpu_power_w_mean=150.0)
+    (row,) = costs_of(record(gpus=2, block_s=0.1, monitor=monitor, quality=Quality(time_to_target_s=36.0)))
+    assert row["device_hours_per_epoch"] == pytest.approx(2 * 2.5 / 3600)
+    assert row["device_hours_to_target"] == pytest.approx(2 * 36 / 3600)
+    assert row["energy_j_per_epoch"] == pytest.approx(0.5 * 1000)
+    assert row["energy_j_to_target"] == pytest.approx(150 * 36)
+
+
+@pytest.mark.parametrize(
+    ("changes", "measured"),
+    [
+        ({}, {"device_hours_per_epoch"}),
+        ({"monitor": MonitorRecord(energy_j=1.0)}, {"device_hours_per_epoch", "energy_j_per_epoch"}),
+        ({"monitor": MonitorRecord(gpu_power_w_mean=1.0)}, {"device_hours_per_epoch"}),
+        ({"quality": Quality(time_to_target_s=1.0)}, {"device_hours_per_epoch", "device_hours_to_target"}),
+        ({"block_s": None}, set()),
+        ({"status": "failed"}, set()),
+    ],
+)
+def test_unmeasured_figures_are_null(changes: dict[str, Any], measured: set[str]) -> None:
+    (row,) = costs_of(record(**changes))
+    assert {name for name in COST_COLUMNS if row[name] is not None} == measured
+
+
+def test_repeats_of_one_configuration_cost_their_mean() -> None:
+    made = [
+        record(gpus=2, block_s=0.1 + 0.01 * r, repeat=r, monitor=MonitorRecord(energy_j=640.0 * (r + 1)))
+        for r in range(3)
+    ]
+    each, (row,) = costs_of(*made), costs_of(*made, table=pool_results)
+    assert row["energy_j_per_epoch"] == pytest.approx(1000)
+    assert row["device_hours_per_epoch"] == pytest.approx(2 * row["epoch_s"] / 3600), "of the row that it stands in"
+    assert (
+        row["device_hours_per_epoch"] == geometric_mean_over_repeats([one["device_hours_per_epoch"] for one in each])[0]
+    )

@@ -1,0 +1,114 @@
+"""Figures made of the probes' series, from series with known truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scalebench.analysis import step_breakdown
+from scalebench.core.result import ProbeRecord, Profile, Result, Sync
+from scalebench.core.stats.estimates import Estimate
+from tests.builders.runs import rank, record
+
+BLOCKS = 8
+
+
+def probes(**changes: Any) -> ProbeRecord:
+    """Of blocks of two updates that take 10 ms with everything."""
+    defaults: dict[str, Any] = {
+        "steps": 2, "sync_on_s": [0.020] * BLOCKS, "sync_off_s": [0.014] * BLOCKS, "fixed_batch_s": [0.012] * BLOCKS,
+        "local_step_s": [[0.007] * BLOCKS], "isolated_sync_repeats": 4, "isolated_sync_s": [0.008] * BLOCKS,
+        "part_steps": 5, "forward_s": [0.010] * BLOCKS, "backward_s": [0.025] * BLOCKS, "optimizer_s": [0.030] * BLOCKS,
+        "copy_repeats": 10, "copy_s": [0.001] * BLOCKS,
+    }  # fmt: skip
+    return ProbeRecord(**(defaults | changes))
+
+
+def group(*of_ranks: ProbeRecord | None, **changes: Any) -> Result:
+    ranks = [rank(number, [0.1] * 20, probes=one) for number, one in enumerate(of_ranks)]
+    return record(gpus=len(ranks), ranks=ranks, **changes)
+
+
+@pytest.mark.parametrize(
+    ("figure", "expected"),
+    [
+        (step_breakdown.exposed_sync, 0.003),
+        (step_breakdown.isolated_sync, 0.002),
+        (step_breakdown.data_loading, 0.001),
+        (step_breakdown.host_to_device_copy, 0.0001),
+        (step_breakdown.forward_pass, 0.002),
+        (step_breakdown.backward_pass, 0.003),
+        (step_breakdown.optimizer_step, 0.001),
+        (step_breakdown.imbalance, 0.0),
+    ],
+)
+def test_seconds_of_one_step(figure: Callable[[Result], Estimate | None], expected: float) -> None:
+    estimate = figure(group(probes(), probes()))
+    assert estimate is not None
+    assert (estimate.low, estimate.value, estimate.high) == pytest.approx((expected, expected, expected), abs=1e-12)
+
+
+def test_the_median_rank_waits_for_the_slowest() -> None:
+    """And the slowest loses nothing by the exchange that it does not spend on it."""
+    own = [0.004, 0.005, 0.011]
+    ranks = [probes(local_step_s=[[s] * BLOCKS], sync_off_s=[2 * s] * BLOCKS, sync_on_s=[0.026] * BLOCKS) for s in own]
+    wait, exposed = step_breakdown.imbalance(group(*ranks)), step_breakdown.exposed_sync(group(*ranks))
+    assert wait is not None and wait.value == pytest.approx(0.011 - 0.005)
+    assert exposed is not None and exposed.value == pytest.approx(0.013 - 0.005)
+
+
+def test_each_step_has_its_own_slowest_rank() -> None:
+    """Ranks that are slow in turn wait as long as one that always is, though their means are equal."""
+    turns = [probes(local_step_s=[[0.01, 0.03] * 4]), probes(local_step_s=[[0.03, 0.01] * 4])]
+    wait = step_breakdown.imbalance(group(*turns))
+    assert wait is not None and wait.value == pytest.approx(0.01)
+
+
+def test_devices_of_one_process_have_imbalance_too() -> None:
+    wait = step_breakdown.imbalance(group(probes(local_step_s=[[0.01] * BLOCKS, [0.03] * BLOCKS])))
+    assert wait is not None and wait.value == pytest.approx(0.01)
+
+
+def test_isolated_sync_lasts_until_the_last_rank_has_it() -> None:
+    estimate = step_breakdown.isolated_sync(group(probes(), probes(isolated_sync_s=[0.016] * BLOCKS)))
+    assert estimate is not None and estimate.value == pytest.approx(0.004)
+
+
+def test_data_loading_without_a_switch_for_synchronization() -> None:
+    estimate = step_breakdown.data_loading(
+        group(probes(sync_off_s=[], sync_on_s=[0.020] * BLOCKS, fixed_batch_s=[0.018] * BLOCKS))
+    )
+    assert estimate is not None and estimate.value == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("empty", [ProbeRecord(), None])
+def test_unmeasured_figures_are_null(empty: ProbeRecord | None) -> None:
+    result = group(empty, empty)
+    assert {figure(result) for figure in step_breakdown.BREAKDOWN_FIGURES.values()} == {None}
+    cells = step_breakdown.breakdown_cells(result, 0.01)
+    assert {name for name, value in cells.items() if value is not None} == set()
+    assert step_breakdown.unmeasured_reasons(result) == {}
+    assert {figure(group(probes(), None)) for figure in step_breakdown.BREAKDOWN_FIGURES.values()} == {None}, (
+        "not by half of the ranks"
+    )
+    assert step_breakdown.forward_pass(group(probes(), status="failed")) is None
+
+
+def test_a_row_has_shares_and_seconds_per_epoch() -> None:
+    result = group(probes(), probes(), sync=Sync(message_bytes=[100, 200]))
+    cells = step_breakdown.breakdown_cells(result, 0.010)
+    assert cells["sync_exposed_share"] == pytest.approx(0.3)
+    assert cells["data_share"] == pytest.approx(0.1)
+    assert cells["sync_per_epoch_s"] == pytest.approx(0.3)
+    assert cells["syncs_per_epoch"] == 200
+
+
+def test_the_two_shares_of_collectives_are_independent() -> None:
+    """0.87 of all kernels' time, as one study had it, may be a third of the update's."""
+    profiles = [Profile(5, step_s=0.030, kernel_s=0.010, collective_s=0.0087) for _ in range(2)]
+    of_kernels, of_steps = step_breakdown.collective_shares(group(*(probes(profile=one) for one in profiles)))
+    assert (of_kernels, of_steps) == (pytest.approx(0.87), pytest.approx(0.29))
+    unknown = Profile(5, step_s=0.030, kernel_s=0.010, collective_s=None)
+    assert step_breakdown.collective_shares(group(probes(profile=unknown))) == (None, None)

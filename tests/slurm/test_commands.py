@@ -1,0 +1,162 @@
+"""The commands of SLURM: output and errors. The texts are those of SLURM 22.05."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scalebench.slurm import commands
+from scalebench.slurm.commands import JobRefused, Slurm, SlurmError, SlurmUnreachable, classify_error
+from tests.slurm.builders import Tools
+
+
+def test_a_command_is_searched_in_the_folder_or_on_the_path(
+    tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools.put("sbatch")
+    assert tools.slurm.path("sbatch") == str(tools.folder / "sbatch") and not tools.slurm.has("srun")
+    monkeypatch.setenv("PATH", str(tools.folder))
+    assert Slurm().path("sbatch") == str(tools.folder / "sbatch")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Slurm("~/slurm bin").has("sbatch")
+
+
+def test_arguments_are_passed_unchanged_and_the_output_is_returned(tools: Tools) -> None:
+    tools.put("scontrol", out="h1\nh2\n", err="a warning\n")
+    assert tools.slurm.run("scontrol", "show", "h[1-2] $HOME;") == "h1\nh2\n"
+    assert tools.calls("scontrol") == ["show h[1-2] $HOME;"]
+
+
+def test_variables_that_change_the_output_are_not_passed_on(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SQUEUE_STATES", "SACCT_FORMAT", "LC_ALL", "SLURM_TIME_FORMAT", "SLURM_CONF"):
+        monkeypatch.setenv(name, "user")
+    tools.put("squeue", then='env > "$here/env"')
+    tools.slurm.run("squeue")
+    environment = tools.environment()
+    expected = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_CONF": "user"}
+    assert expected.items() <= environment.items()
+    assert not {"SQUEUE_STATES", "SACCT_FORMAT"} & environment.keys()
+    tools.slurm.run("squeue", environment={"PATH": "/usr/bin:/bin", "LC_ALL": "user"})
+    assert tools.environment()["LC_ALL"] == "user"
+
+
+def test_a_missing_or_broken_command_is_unreachable(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SlurmUnreachable, match=r"there is no sbatch in .*slurm bin"):
+        tools.slurm.run("sbatch")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SlurmUnreachable, match=r"no sbatch on the PATH; set hardware\.slurm\.bin"):
+        Slurm().run("sbatch")
+    (tools.folder / "sbatch").write_text("#!/no/such/shell\n")
+    (tools.folder / "sbatch").chmod(0o755)
+    with pytest.raises(SlurmUnreachable, match="cannot be run: No such file"):
+        tools.slurm.run("sbatch")
+
+
+def test_a_hanging_command_is_killed_with_its_children(tools: Tools) -> None:
+    tools.put("squeue", then='cat /proc/$$/stat > "$here/stat"; sleep 300 & echo $! > "$here/pid"; wait')
+    with pytest.raises(SlurmUnreachable, match=r"squeue did not answer within 0\.3 s"):
+        tools.slurm.run("squeue", timeout_s=0.3)
+    number, *others = (tools.folder / "stat").read_text().split()
+    assert others[4] == number, "in its own session, where no Ctrl-C arrives"
+    pid = int((tools.folder / "pid").read_text())
+    for _ in range(500):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the child of the command still runs")
+
+
+REFUSED = {
+    "sbatch: error: invalid partition specified: nosuch\n"
+    "sbatch: error: Batch job submission failed: Invalid partition name specified\n": (
+        "invalid partition specified: nosuch; Invalid partition name specified"
+    ),
+    "sbatch: error: Batch job submission failed: Requested node configuration is not available\n": (
+        "Requested node configuration is not available"
+    ),
+    "sbatch: error: Memory specification can not be satisfied\n"
+    "sbatch: error: Batch job submission failed: Requested node configuration is not available\n": (
+        "Memory specification can not be satisfied; Requested node configuration is not available"
+    ),
+    "sbatch: error: Invalid generic resource (gres) specification\n": "Invalid generic resource (gres) specification",
+    "sbatch: error: Batch job submission failed: Requested reservation is invalid\n": (
+        "Requested reservation is invalid"
+    ),
+    "sbatch: error: Batch job submission failed: Invalid feature specification\n": "Invalid feature specification",
+    "sbatch: error: Batch job submission failed: Invalid node name specified\n": "Invalid node name specified",
+    "sbatch: error: Invalid --mail-type specification\n": "Invalid --mail-type specification",
+    "/usr/bin/sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information\n": (
+        "unrecognized option '--bogus'"
+    ),
+    "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified\n": (
+        "Invalid account or account/partition combination specified"
+    ),
+    "sbatch: error: Batch job submission failed: Invalid qos specification\n": "Invalid qos specification",
+    "sbatch: error: QOSMaxNodePerJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS "
+    "policy (job submit limit, user's size and/or time limits)\n": (
+        "QOSMaxNodePerJobLimit; Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    ),
+    "sbatch: error: Batch job submission failed: User's group not permitted to use this partition\n": (
+        "User's group not permitted to use this partition"
+    ),
+}
+UNREACHABLE = {
+    "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n": (
+        "Unable to contact slurm controller (connect failure)"
+    ),
+    "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n": (
+        "Socket timed out on send/recv operation"
+    ),
+    "sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:h0:17900: "
+    "Connection refused\nsacct: error: Sending PersistInit msg: Connection refused\n": (
+        "slurm_persist_conn_open_without_init: failed to open persistent connection to host:h0:17900: "
+        "Connection refused; Sending PersistInit msg: Connection refused"
+    ),
+    "sacct: error: fetch_config: DNS SRV lookup failed\nsacct: fatal: Could not establish a configuration source\n": (
+        "fetch_config: DNS SRV lookup failed; Could not establish a configuration source"
+    ),
+}
+OTHERS = {
+    "Slurm accounting storage is disabled\n": "Slurm accounting storage is disabled",
+    "slurm_load_jobs error: Invalid job id specified\n": "Invalid job id specified",
+    "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS "
+    "policy (job submit limit, user's size and/or time limits)\n": (
+        "AssocMaxSubmitJobLimit; Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    ),
+    "sbatch: error: Batch job submission failed: Requested partition configuration not available now\n": (
+        "Requested partition configuration not available now"
+    ),
+    "": "sbatch ended with exit code 3 and printed nothing",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts"), [(JobRefused, REFUSED), (SlurmUnreachable, UNREACHABLE), (SlurmError, OTHERS)]
+)
+def test_errors_are_classified_and_in_one_line(kind: type[SlurmError], texts: dict[str, str]) -> None:
+    for text, line in texts.items():
+        error = classify_error("sbatch", 3, text)
+        assert (type(error), str(error)) == (kind, line)
+
+
+def test_the_reason_is_read_from_either_output(tools: Tools) -> None:
+    tools.put("sacct", out="Slurm accounting storage is disabled\n", code=1)
+    with pytest.raises(SlurmError, match=r"^Slurm accounting storage is disabled$"):
+        tools.slurm.run("sacct")
+    tools.put("sbatch", out="noise\n", err="sbatch: error: Invalid qos specification\n", code=1)
+    with pytest.raises(JobRefused, match=r"^Invalid qos specification$"):
+        tools.slurm.run("sbatch")
+
+
+def test_a_long_error_is_truncated() -> None:
+    assert len(commands.shorten_message("x" * 5000)) == commands.MAX_MESSAGE_CHARACTERS
+
+
+def test_an_allocation_is_recognized_by_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert not commands.in_allocation()
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    assert commands.in_allocation()

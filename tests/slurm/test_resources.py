@@ -1,0 +1,200 @@
+"""The options, resources, container and srun command of a job."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config, HardwareSpec, RankPlacement, SlurmSpec, check_fields
+from scalebench.slurm import resources
+from scalebench.slurm.resources import JobGeometry, job_geometry, srun_command, time_limit_minutes
+from tests.slurm.builders import FOLDER, GPU_NODES, ROLES, run
+
+PYTHON = "/home/user/venv/bin/python"
+IMAGE = {"container": "/img/scalebench.sif", "container_mounts": ["/data:/data:ro"]}
+MOUNTS = "/scratch/user/sweep/3:/scratch/user/sweep/3,/scratch/user/cache:/scratch/user/cache,/data:/data:ro"
+
+
+def check(slurm: dict[str, Any]) -> None:
+    config = Config(hardware=HardwareSpec(scheduler="slurm", slurm=SlurmSpec(**slurm)))
+    check_fields(config)
+    resources.check_slurm_options(config.hardware.slurm)
+
+
+@pytest.mark.parametrize(
+    "slurm",
+    [
+        {},
+        {"partition": "main,gpu", "account": "p_x", "qos": "normal", "reservation": "r-1", "constraint": "[r1|r2]"},
+        {"memory": "64G", "time_minutes": 1, "gres": "gpu:a100:{gpus}"},
+        {"memory": "0", "gres": ""},
+        {"memory": "2000mb", "gres": "gpu:{gpus},nvme:1"},
+        {"lines": ["--mail-type=END", "--hint=nomultithread", "--comment=a run, and more"], "srun": ["--overlap"]},
+        {"srun": ["--gres=none"]},  # a step may have less than its job
+        {"container": "/img/a b.sif", "container_mounts": ["/data:/data", "/a:/b:ro"]},
+        {"container": "nvcr.io#nvidia/pytorch:24.01-py3", "container_runtime": "pyxis", "mpi": "pmix_v5"},
+    ],
+)
+def test_valid_options_pass(slurm: dict[str, Any]) -> None:
+    check(slurm)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "message"),
+    [
+        ({"container_runtime": "aptainer"}, "no such value 'aptainer'; did you mean 'apptainer'?"),
+        ({"mpi": "pmx"}, "no such value 'pmx'; did you mean 'pmix'?"),
+        ({"time_minutes": 0}, "hardware.slurm.time_minutes=0 should be at least 1"),
+        ({"memory": "64 GB"}, "such as 64G"),
+        ({"memory": "-1"}, "such as 64G"),
+        ({"gres": "gpu:{n}"}, "should be one word such as gpu:{gpus}"),
+        ({"gres": "gpu:2 x"}, "should be one word such as gpu:{gpus}"),
+        ({"partition": "a b"}, "hardware.slurm.partition='a b' should be one word"),
+        ({"account": ""}, "hardware.slurm.account='' should be one word"),
+        ({"qos": "--x"}, "hardware.slurm.qos='--x' should be one word"),
+        ({"bin": ""}, "hardware.slurm.bin='' should be a path"),
+        ({"container": "a\nb"}, "should be a path in one line"),
+        ({"container": "--nv"}, "should be an image"),
+        ({"container_mounts": ["data:/data"]}, "'data:/data' should be FROM:TO"),
+        ({"container_mounts": ["/data"]}, "'/data' should be FROM:TO"),
+        ({"container_mounts": ["/a,/b:/c"]}, "should be FROM:TO"),
+        ({"lines": ["-N 3"]}, "'-N 3' should be --name=value or --name"),
+        ({"lines": ["--comment=a\n#SBATCH --nodes=3"]}, "in one line"),
+        ({"lines": ["--nodes=3"]}, "--nodes comes from gpus and the keys of hardware; leave it out here"),
+        ({"lines": ["--output=x"]}, "--output comes from the folder of the run"),
+        ({"lines": ["--partition=x"]}, "--partition comes from hardware.slurm.partition"),
+        ({"srun": ["--mpi=pmix"]}, "hardware.slurm.srun: --mpi comes from hardware.slurm.mpi"),
+        ({"srun": ["--container-image=x"]}, "--container-image comes from hardware.slurm.container"),
+    ],
+)
+def test_an_invalid_option_is_one_line_with_the_way_out(slurm: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check(slurm)
+    assert message in str(caught.value) and "hardware.slurm" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "expected"),
+    [
+        (1, {}, JobGeometry(1, 1, 1, True, 4, False)),
+        (2, {}, JobGeometry(1, 2, 2, True, 4, False)),
+        (3, {}, JobGeometry(2, 3, 2, False, 4, False)),
+        (4, {"memory": "64G", "exclusive": True}, JobGeometry(2, 4, 2, True, 4, False, memory="64G")),
+        (16, {"nodes": GPU_NODES, "exclusive": True}, JobGeometry(2, 16, 8, True, 6, False, 8, "gpu:8", "0")),
+        (9, {"nodes": GPU_NODES, "gres": "gpu:a100:{gpus}"}, JobGeometry(2, 9, 8, False, 6, False, 8, "gpu:a100:8")),
+        (3, {"nodes": GPU_NODES, "gres": ""}, JobGeometry(1, 3, 3, True, 6, False, 3)),
+        (2, {"nodes": GPU_NODES | {"device_ids": [1, 5]}}, JobGeometry(1, 2, 2, True, 6, False, 6, "gpu:6")),
+        (2, {"strategy": {"processes": "one_for_all"}}, JobGeometry(1, 1, 1, True, 8, False)),
+        (2, {"strategy": {"processes": ROLES}}, JobGeometry(1, 4, 4, True, 2, False)),
+        (4, {"strategy": {"processes": ROLES}}, JobGeometry(2, 6, 4, False, 2, False)),
+        (2, {"nodes": {"cpus_per_node": 3}, "strategy": {"processes": ROLES}}, JobGeometry(1, 4, 4, True, 1, True)),
+        (2, {"nodes": {"cpus_per_device": 8}}, JobGeometry(1, 2, 2, True, 4, False)),
+        (2, {"nodes": {"cpus_per_node": None, "cpus_per_device": 8}}, JobGeometry(1, 2, 2, True, 8, False)),
+    ],
+)
+def test_resources_of_a_run(gpus: int, settings: dict[str, Any], expected: JobGeometry) -> None:
+    assert job_geometry(run(gpus, **settings)) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 16), st.booleans())
+def test_a_job_never_requests_more_cores_than_a_node_has(gpus: int, per_node: int, cores: int, roles: bool) -> None:
+    nodes = {"gpus_per_node": per_node, "cpus_per_node": cores, "max_nodes": 12}
+    spec = run(gpus, nodes, {"processes": ROLES} if roles else None)
+    geometry = job_geometry(spec)
+    assert geometry.overcommit or geometry.tasks_per_node * geometry.cpus_per_task <= cores
+    assert geometry.nodes * geometry.tasks_per_node >= geometry.tasks == spec.processes
+    assert geometry.even == (geometry.nodes * geometry.tasks_per_node == geometry.tasks)
+
+
+def test_ranks_may_be_spread_in_any_way_over_nodes_in_order() -> None:
+    places = [RankPlacement(rank, 0, node, [0], [], 1) for rank, node in enumerate([0, 1, 1])]
+    geometry = job_geometry(dataclasses.replace(run(3), places=places))
+    assert (geometry.tasks_per_node, geometry.even) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "timeout_s", "expected"), [(None, 3600.0, 62), (None, 3601.0, 63), (5, 3600.0, 5), (None, 60.0, 3)]
+)
+def test_the_time_limit_includes_time_to_start(minutes: int | None, timeout_s: float, expected: int) -> None:
+    spec = run(1, time_minutes=minutes)
+    spec.config.measure.timeout_s = timeout_s
+    assert time_limit_minutes(spec) == expected
+
+
+def srun(*arguments: Any, **more: Any) -> list[str]:
+    """Return the command without the agent that it starts."""
+    command = srun_command(*arguments, **more)
+    agent = ["-m", "scalebench.runner.launchers.rank_agent", str(FOLDER), "scalebench.runner.worker"]
+    assert command[-4:] == agent
+    return command[:-4]
+
+
+@pytest.mark.usefixtures("cluster_paths")
+class TestSrunCommand:
+    def test_the_same_number_of_ranks_on_each_node(self) -> None:
+        assert srun(run(4), FOLDER) == [
+            "srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=4", "--cpu-bind=none",
+            "--kill-on-bad-exit=0", PYTHON,
+        ]  # fmt: skip
+
+    def test_within_a_larger_allocation_the_nodes_are_named(self) -> None:
+        command = srun(run(4), FOLDER, hosts=["h2", "h2", "h5", "h5"], bin="/opt/slurm/bin")
+        assert command[0] == "/opt/slurm/bin/srun" and "--nodelist=h2,h5" in command
+
+    def test_different_numbers_of_ranks_are_placed_by_a_file(self) -> None:
+        command = srun(run(3), FOLDER, hosts=["h1", "h1", "h2"])
+        assert command[1:4] == ["--nodes=2", "--ntasks=3", "--distribution=arbitrary"]
+        assert not any("nodelist" in option or "per-node" in option for option in command)
+
+    def test_more_ranks_than_cores(self) -> None:
+        spec = run(2, {"cpus_per_node": 3}, {"processes": ROLES})
+        assert "--overcommit" in srun(spec, FOLDER) and "--overcommit" not in srun(run(2), FOLDER)
+
+    def test_mpi_through_srun_is_for_strategies_with_mpi_only(self) -> None:
+        mpi = {"launcher": "mpi"}
+        assert "--mpi=pmix" in srun(run(2, None, mpi, mpi="pmix"), FOLDER)
+        assert not any("--mpi" in option for option in srun(run(2, mpi="pmix"), FOLDER))
+        assert not any("--mpi" in option for option in srun(run(2, None, mpi), FOLDER))
+
+    def test_further_options_come_before_the_program(self) -> None:
+        assert srun(run(2, srun=["--overlap", "--label=yes"]), FOLDER)[-3:] == ["--overlap", "--label=yes", PYTHON]
+
+    def test_another_module(self) -> None:
+        assert srun_command(run(1), FOLDER, "other.module")[-1] == "other.module"
+
+
+@pytest.mark.usefixtures("cluster_paths")
+class TestContainer:
+    def test_without_an_image_python_is_this_one(self) -> None:
+        assert resources.python_command(run(1), FOLDER) == [PYTHON]
+        assert resources.container_options(run(1), FOLDER) == []
+
+    def test_apptainer_starts_each_rank(self) -> None:
+        assert resources.python_command(run(1, GPU_NODES, **IMAGE), FOLDER) == [
+            "apptainer", "exec", "--nv", "--bind", MOUNTS, "/img/scalebench.sif", "python3",
+        ]  # fmt: skip
+        assert "--nv" not in resources.python_command(run(1, **IMAGE), FOLDER)
+
+    def test_pyxis_adds_options_to_srun(self) -> None:
+        spec = run(1, GPU_NODES, **IMAGE, container_runtime="pyxis", container_python="/opt/bin/python")
+        options = ["--container-image=/img/scalebench.sif", f"--container-mounts={MOUNTS}"]
+        assert srun(spec, FOLDER)[-3:] == [*options, "/opt/bin/python"]
+
+    def test_the_folders_of_the_data_set_are_mounted(self) -> None:
+        spec = run(1)
+        dataset = dataclasses.replace(spec.config.dataset, path="/archive/cifar", cache="/scratch/user/cache")
+        spec.config.dataset, spec.config.hardware.stage = dataset, "/tmp"
+        assert [str(path) for path in resources.rank_folders(spec, FOLDER)] == [
+            "/scratch/user/sweep/3", "/scratch/user/cache", "/archive/cifar", "/tmp",
+        ]  # fmt: skip
+
+    def test_a_folder_that_would_be_two_mounts_is_refused(self) -> None:
+        with pytest.raises(InputError, match="/scratch/a,b cannot be mounted in a container"):
+            srun_command(run(1, **IMAGE), Path("/scratch/a,b"))

@@ -1,0 +1,179 @@
+"""The script of a job and its submission. Golden files: tests/golden/slurm, written by write()."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickletools
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.core.errors import InputError
+from scalebench.core.run_folder import JOB_FILE
+from scalebench.core.spec import RunSpec
+from scalebench.slurm import submit
+from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable
+from scalebench.slurm.resources import srun_command
+from scalebench.slurm.submit import Submission, read_submission, write_submission
+from tests.builders.configs import ALPHA, make_spec
+from tests.slurm.builders import FOLDER, GPU_NODES, ROLES, Tools, run
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "slurm"
+IMAGE: dict[str, Any] = {"container": "/img/scalebench.sif", "container_mounts": ["/data:/data:ro"], "partition": "gpu"}
+ADMIN: dict[str, Any] = {
+    "account": "p_scaling", "qos": "normal", "reservation": "course", "constraint": "fast", "memory": "64G",
+    "lines": ["--mail-type=END", "--hint=nomultithread"], "setup": ["module load CUDA/12.4", ". ~/it\\'s/activate"],
+    "srun": ["--label"], "time_minutes": 30,
+}  # fmt: skip
+
+
+def alpha() -> RunSpec:
+    hardware = dataclasses.replace(ALPHA)
+    hardware.slurm = dataclasses.replace(hardware.slurm, partition="alpha", exclusive=True)
+    return make_spec(gpus=16, hardware=hardware)
+
+
+CASES: dict[str, Callable[[], RunSpec]] = {
+    "two_whole_nodes": alpha,
+    "one_cpu_node": lambda: run(2),
+    "uneven": lambda: run(3),
+    "apptainer": lambda: run(9, GPU_NODES, **IMAGE),
+    "pyxis": lambda: run(16, GPU_NODES, **IMAGE, container_runtime="pyxis"),
+    "options_and_setup": lambda: run(4, **ADMIN),
+    "parameter_server": lambda: run(3, None, {"processes": ROLES}),
+}
+
+
+def script_and_srun(case: str) -> str:
+    spec = CASES[case]()
+    spec.config.strategy.name = {"two_whole_nodes": "horovod_nccl", "parameter_server": case}.get(case, "ddp_gloo")
+    ranks = shlex.join(srun_command(spec, FOLDER))
+    return f"{submit.render_script(spec, FOLDER)}\n# its ranks are started with\n# {ranks}\n"
+
+
+def write() -> None:
+    """Write the golden files; within the fixture `cluster_paths`."""
+    for case in CASES:
+        (GOLDEN / f"{case}.sh").write_text(script_and_srun(case))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("cluster_paths")
+def test_a_script_reads_as_its_user_would_write_it(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    golden = GOLDEN / f"{case}.sh"
+    subprocess.run(["bash", "-n", golden], check=True, timeout=20)
+    monkeypatch.setenv("PATH", "")  # without SLURM
+    assert script_and_srun(case) == golden.read_text()
+
+
+def test_folder_names_are_quoted_and_without_placeholders(tmp_path: Path) -> None:
+    text = submit.render_script(run(1), tmp_path / "it's 50% done")
+    (output,) = [line for line in text.splitlines() if "--output=" in line]
+    assert shlex.split(output)[1] == f"--output={tmp_path}/it's 50%% done/job.log"
+    assert shlex.split(text.splitlines()[-1])[-1] == f"{tmp_path}/it's 50% done/slurm"
+    with pytest.raises(InputError, match="would interpret a part of this name"):
+        submit.render_script(run(1), tmp_path / "job%j")
+
+
+@pytest.fixture
+def sbatch(tools: Tools) -> Tools:
+    then = 'env > "$here/env"; cp "$1" "$here/script"; cp "$(dirname "$1")"/*.pkl "$here/pickle"'
+    tools.put("sbatch", out="Submitted batch job 12\n", then=then)
+    return tools
+
+
+def test_a_run_is_submitted(sbatch: Tools, tmp_path: Path) -> None:
+    folder = tmp_path / "it's a run"
+    folder.mkdir()
+    spec = run(2, bin=str(sbatch.folder), partition="gpu")
+    before_s = time.time()
+    submission = submit.submit_job(spec, folder)
+    assert submission == Submission("12", submission.submitted_at_s, "gpu") == read_submission(folder)
+    assert before_s <= submission.submitted_at_s <= time.time()
+    script = folder / "slurm" / "job.sh"
+    assert sorted(path.name for path in script.parent.iterdir()) == ["12_submitted.pkl", "job.sh"]
+    assert (sbatch.folder / "script").read_text() == submit.render_script(spec, folder) == script.read_text()
+    assert sbatch.calls("sbatch") == [str(script)]
+    submit.remove_pickles(folder)
+    submit.remove_pickles(tmp_path)
+    assert list(script.parent.iterdir()) == [script]
+
+
+def test_the_pickle_contains_only_the_function_and_the_folder(sbatch: Tools, tmp_path: Path) -> None:
+    submit.submit_job(run(2, bin=str(sbatch.folder)), tmp_path)
+    texts = [
+        text for _, text, _ in pickletools.genops((sbatch.folder / "pickle").read_bytes()) if isinstance(text, str)
+    ]
+    assert [text for text in texts if not text.startswith("_")] == [
+        "submitit.core.utils", "DelayedSubmission", "function", submit.JOB_MODULE, submit.JOB_FUNCTION, "args",
+        str(tmp_path), "kwargs",
+    ]  # fmt: skip
+
+
+def test_the_job_gets_this_environment_without_variables_of_this_process(
+    sbatch: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = {"SBATCH_ACCOUNT": "p_x", "LC_ALL": "C.UTF-8", "SCALEBENCH_TEST": "1", "SBATCH_PARTITION": "default"}
+    dropped = {"SBATCH_TIMELIMIT": "1", "SBATCH_OUTPUT": "/x", "SBATCH_WAIT": "1", "SBATCH_ARRAY_INX": "0-3"}
+    dropped |= dict.fromkeys(submit.PROCESS_VARIABLES, "1")
+    for name, value in (user | dropped).items():
+        monkeypatch.setenv(name, value)
+    submit.submit_job(run(2, bin=str(sbatch.folder)), tmp_path)
+    environment = sbatch.environment()
+    assert user.items() <= environment.items() and not dropped.keys() & environment.keys()
+    assert environment.keys() - os.environ.keys() <= {"PWD", "OLDPWD", "SHLVL", "_"}, "nor SLURM_TIME_FORMAT"
+    script = submit.render_script(run(2, partition="gpu"), tmp_path)
+    assert "SBATCH_PARTITION" not in submit.submission_environment(script)
+
+
+@pytest.mark.parametrize(
+    ("sbatch_output", "error", "message"),
+    [
+        ({"err": "sbatch: error: Batch job submission failed: Invalid partition name specified\n", "code": 1},
+         JobRefused, "^Invalid partition name specified$"),
+        ({"err": "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n",
+          "code": 1}, SlurmUnreachable, "^Unable to contact slurm controller"),
+        ({"out": "what?\n"}, SlurmError, r"^sbatch did not say which job it is: what\?$"),
+    ],
+)  # fmt: skip
+def test_a_failed_submission_leaves_no_job_file(
+    sbatch_output: dict[str, Any], error: type[SlurmError], message: str, tools: Tools, tmp_path: Path
+) -> None:
+    tools.put("sbatch", **sbatch_output)
+    with pytest.raises(SlurmError, match=message) as caught:
+        submit.submit_job(run(1, bin=str(tools.folder)), tmp_path)
+    assert type(caught.value) is error and read_submission(tmp_path) is None
+    assert [path.name for path in (tmp_path / "slurm").iterdir()] == ["job.sh"]
+
+
+def test_submission_without_sbatch_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SlurmUnreachable, match="there is no sbatch in /nowhere"):
+        submit.submit_job(run(1, bin="/nowhere"), tmp_path)
+
+
+def test_submitit_is_imported_only_to_submit() -> None:
+    code = "import sys\nfrom scalebench.slurm import job_states, resources, submit\nprint('submitit' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_submission_is_read_back(tmp_path: Path) -> None:
+    assert read_submission(tmp_path) is None and read_submission(tmp_path / "none") is None
+    for partition in ("alpha", None):
+        submission = Submission("12", 1795233093.25, partition)
+        write_submission(submission, tmp_path)
+        assert read_submission(tmp_path) == submission
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"job_id": 12, "submitted_at_s": 1.0}', '{"job_id": "12"}'])
+def test_an_invalid_job_file_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / JOB_FILE).write_text(text)
+    with pytest.raises(InputError, match=r"job\.json cannot be read: .*; remove it"):
+        read_submission(tmp_path)
