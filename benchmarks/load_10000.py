@@ -47,7 +47,7 @@ def main() -> None:
         _, parsed_cpu_s, *_ = measure(PARSE, many)
         loaded_s, cpu_s, own_bytes, child_bytes = measure(LOAD, many)
         print(
-            f"frame and pooled frame: {loaded_s:.1f} s, {cpu_s:.1f} s of processor time, {1e3 * cpu_s / RUNS:.2f} ms a run"
+            f"frame and pooled frame: {loaded_s:.1f} s, {cpu_s:.1f} s of processors, {1e3 * cpu_s / RUNS:.2f} ms a run"
         )
         print(f"processor time, loading / parsing: {cpu_s / parsed_cpu_s:.2f}")
         print(

@@ -15,12 +15,12 @@ from tests.nvml_stand_in import nvml_library as nvml_library  # a fixture for ev
 
 ROOT = Path(__file__).resolve().parents[1]
 WATCHED = (ROOT, ROOT / "conf", ROOT / "multirun", ROOT / "scalebench", ROOT / "tests")
-OURS = {".pytest_cache", ".hypothesis", "__pycache__", ".ruff_cache", ".mypy_cache"}
+IGNORED = {".pytest_cache", ".hypothesis", "__pycache__", ".ruff_cache", ".mypy_cache"}
 
 
 @pytest.fixture(scope="session")
 def data_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One data set cache for the whole session: the curves need not be made for each test."""
+    """Return the data set cache of the session, so that data are not generated for each test."""
     return tmp_path_factory.mktemp("data_cache")
 
 
@@ -46,7 +46,7 @@ def no_child_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_resource_tracker() -> None:
-    """Started before any test: multiprocessing keeps it for the life of the interpreter, and so no test left it."""
+    """Start the tracker before any test: multiprocessing keeps it as long as the interpreter, so no test left it."""
     resource_tracker.ensure_running()
 
 
@@ -60,12 +60,12 @@ def nothing_outside_tmp_path() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def guards(environment_unchanged: None, no_child_left: None, nothing_outside_tmp_path: None) -> None:
-    """All of them stand before monkeypatch, and so look again after it has undone what a test set."""
+    """Set up all guards before monkeypatch, so that they check again after it has undone the changes of a test."""
 
 
 @pytest.fixture(autouse=True)
 def in_tmp_path(guards: None, tmp_path: Path, data_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in tmp_path, with the session's data cache, and blind to plugins that the machine may have."""
+    """Run each test in tmp_path, with the data cache of the session and without the plugins of the machine."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCALEBENCH_CACHE", str(data_cache))
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
@@ -73,5 +73,5 @@ def in_tmp_path(guards: None, tmp_path: Path, data_cache: Path, monkeypatch: pyt
 
 
 def _listing() -> set[tuple[Path, str]]:
-    """As names, since this is done twice a test, for thousands of them."""
-    return {(folder, name) for folder in WATCHED for name in os.listdir(folder) if name not in OURS}
+    """Return names only, since this is called twice per test for thousands of tests."""
+    return {(folder, name) for folder in WATCHED for name in os.listdir(folder) if name not in IGNORED}

@@ -32,7 +32,7 @@ from typing import Any
 import msgspec
 
 from scalebench.analysis.run_summary import Placement, Run, RunSummary
-from scalebench.core.config_fingerprint import normalize_options
+from scalebench.core.config_fingerprint import PROGRAM_KEYS, normalize_options
 from scalebench.core.machine.machine import classify_machine
 from scalebench.core.result import Result
 from scalebench.core.spec import Config, normalize_train_options
@@ -40,8 +40,8 @@ from scalebench.core.spec import Config, normalize_train_options
 Key = tuple[Any, ...]
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
-# Config keys that say which start of the program a run belongs to, and how it is measured: no part of what is trained.
-PROGRAM_KEYS = ("repeat", "resume", "baseline", "dry_run", "debug", "sweep", "measure")
+# Config keys that are no part of what is trained: the program's own, and how a run is measured.
+UNTRAINED_KEYS = (*PROGRAM_KEYS, "measure")
 # Keys of groups that say where files lie and how a run waits for its devices.
 DATASET_PATH_KEYS = ("cache",)
 QUEUE_KEYS = ("max_jobs", "slurm", "stage")
@@ -51,7 +51,7 @@ PLACEMENT_KEYS = ("device_ids", "bind", "environment", "layout", "interface")
 
 def _workload(spec: Mapping[str, Any], without: Sequence[str], hardware_without: Sequence[str]) -> dict[str, Any]:
     """Return the parts of a recorded config that say what is trained on what, without these further keys."""
-    tree = {key: value for key, value in spec.items() if key not in PROGRAM_KEYS and key not in without}
+    tree = {key: value for key, value in spec.items() if key not in UNTRAINED_KEYS and key not in without}
     for group, left_out in (("dataset", DATASET_PATH_KEYS), ("hardware", hardware_without)):
         if group in tree:
             tree[group] = {key: value for key, value in tree[group].items() if key not in left_out}
@@ -219,7 +219,7 @@ _DESCRIPTIVE_FACTS = (
     "hardware.sources hardware.links hardware.unsupported"
 ).split()
 IGNORED_FACTS = (
-    *PROGRAM_KEYS,
+    *UNTRAINED_KEYS,
     *(f"dataset.{key}" for key in DATASET_PATH_KEYS),
     *(f"hardware.{key}" for key in QUEUE_KEYS),
     *_DESCRIPTIVE_FACTS,
@@ -227,7 +227,7 @@ IGNORED_FACTS = (
     *("hardware.scheduler", "hardware.memory_bytes", "hardware.gpu_memory_bytes"),
 )
 # Of these the ones that a comparison does not show either, where they differ.
-HIDDEN_FACTS = (*(key for key in PROGRAM_KEYS if key != "measure"), *_DESCRIPTIVE_FACTS)
+HIDDEN_FACTS = (*PROGRAM_KEYS, *_DESCRIPTIVE_FACTS)
 # Facts that change together with a key by which runs are compared: another machine has another processor.
 BOUND_FACTS = {
     "hardware": ("device", "nodes", "machine.cpu_model", "machine.gpus"),
@@ -241,14 +241,11 @@ def is_under(key: str, prefixes: Iterable[str]) -> bool:
     return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
 
 
-def matched_facts(facts: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the facts with a value that are not under one of the keys `without`."""
-    return {key: value for key, value in facts.items() if value is not None and not is_under(key, without)}
-
-
 def facts_key(facts: Mapping[str, Any], without: Sequence[str] = ()) -> str:
-    """Return what two configurations share that `compare` pairs by all keys but those `without`."""
-    return json.dumps(matched_facts(facts, without), sort_keys=True)
+    """Return what two configurations share that `compare` pairs by all keys but those `without`; a fact without a value
+    counts as missing."""
+    matched = {key: value for key, value in facts.items() if value is not None and not is_under(key, without)}
+    return json.dumps(matched, sort_keys=True)
 
 
 def planned_curve_key(config: Config) -> str:

@@ -250,24 +250,25 @@ def _merge_values(name: str, values: Sequence[Any]) -> Any:
         return None
     if name in UNION_COLUMNS:
         return join_words(list(dict.fromkeys(" ".join(present).split())))
-    if name in FIRST_RUN_COLUMNS or all(value == present[0] for value in present):
+    if name in FIRST_RUN_COLUMNS or present.count(present[0]) == len(present):
         # A steady repeat says nothing about one with too few blocks to decide.
         return None if name == "steady" and present[0] and len(present) < len(values) else present[0]
     if isinstance(present[0], str):
         return " ".join(dict.fromkeys(present))
     if isinstance(present[0], bool):
         return all(present)
-    return _reducer(name)(present) if name != "repeat" else None
-
-
-def _reducer(name: str) -> Callable[[list[Any]], Any]:
-    if name.endswith("_min"):
-        return min
-    if name.endswith("_max") or "peak_" in name:
-        return max
-    return _mean
+    return REDUCERS[name](present) if name != "repeat" else None
 
 
 def _mean(values: list[Any]) -> Any:
     mean = math.fsum(values) / len(values)
     return round(mean) if all(isinstance(value, int) for value in values) else mean
+
+
+def _choose_reducer(name: str) -> Callable[[list[Any]], Any]:
+    if name.endswith("_min"):
+        return min
+    return max if name.endswith("_max") or "peak_" in name else _mean
+
+
+REDUCERS = {name: _choose_reducer(name) for name in MERGED_COLUMNS}

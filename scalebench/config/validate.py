@@ -116,7 +116,9 @@ def _check_target(config: Config) -> None:
             "train.stop.target needs the validation metric, and dataset.validation_share=0 leaves nothing to validate"
         )
     if train.evaluate_epochs is None and train.evaluate_s is None:
-        raise InputError("train.stop.target is checked at each evaluation: set train.evaluate_epochs or train.evaluate_s")
+        raise InputError(
+            "train.stop.target is checked at each evaluation: set train.evaluate_epochs or train.evaluate_s"
+        )
 
 
 def check_environment(hardware: HardwareSpec) -> None:

@@ -1,1 +1,1 @@
-"""What parent, worker and reports share: spec, result, files of a run, errors, plugins, units, machine, statistics."""
+"""Shared by parent, worker and reports: spec, result, files of a run, errors, plugins, units, machine, statistics."""

@@ -9,6 +9,8 @@ from typing import Any
 
 from scalebench.core.spec import Config, SlurmSpec, normalize_train_options
 
+# Keys that say which start of the program a run belongs to: no part of what is trained.
+PROGRAM_KEYS = ("repeat", "resume", "baseline", "dry_run", "debug", "sweep")
 # Keys that were added after the first records, with the value that stands for the behavior before there was one.
 LATER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("measure", "search", "none"),
@@ -31,7 +33,7 @@ def normalize_options(options: dict[str, Any]) -> dict[str, Any]:
 def compute_fingerprint(config: Config, gpus: int, device: str) -> str:
     """Return 16 hex digits of the spec without repeat, paths and switches of the program itself."""
     tree = dataclasses.asdict(config)
-    for key in ("repeat", "resume", "baseline", "dry_run", "debug", "sweep"):
+    for key in PROGRAM_KEYS:
         del tree[key]
     del tree["dataset"]["cache"]
     for key in ("repeats", "order", "cool_down_s"):  # they concern a sweep, not a run

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import stat
+import os
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -84,7 +84,7 @@ class TransferRecord:
 
 @dataclass
 class ProbeRecord:
-    """What the probes measured on one rank: wall seconds of blocks that begin together on all ranks."""
+    """The measurements of the probes on one rank: wall seconds of blocks that begin together on all ranks."""
 
     reasons: dict[str, str] = field(default_factory=dict)  # quantity -> why it was not measured
     steps: int | None = None  # steps in each block of the next three, which were interleaved
@@ -411,10 +411,8 @@ def reaches_target(metric: str, value: float, target: float) -> bool:
 
 def first_point_at_target(curve: list[CurvePoint], metric: str, target: float) -> CurvePoint | None:
     """Return the first point of a curve whose validation metric reaches the target; None where none does."""
-    for point in curve:
-        if metric in point.metrics and reaches_target(metric, point.metrics[metric], target):
-            return point
-    return None
+    values = ((point, point.metrics.get(metric)) for point in curve)
+    return next((point for point, value in values if value is not None and reaches_target(metric, value, target)), None)
 
 
 def merge_curves(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
@@ -467,11 +465,7 @@ def read_result(path: Path) -> Result:
 
 
 def _is_special(path: Path) -> bool:
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
 
 
 def _refuse_damaged(path: Path) -> None:

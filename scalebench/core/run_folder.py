@@ -46,7 +46,7 @@ class RankProcesses:
 
 @dataclass
 class WorkerExit:
-    """How the worker of such a rank ended, as exit<k>.json holds it."""
+    """The exit of the worker of such a rank, as exit<k>.json holds it."""
 
     code: int  # negative: the signal
     terminated_by_launcher: bool  # SIGTERM came before its end

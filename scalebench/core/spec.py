@@ -304,7 +304,7 @@ class RunSpec:
 
     @property
     def starts(self) -> bool:
-        """Whether its processes can be started; else its result is written at once and costs no time."""
+        """True if its processes can be started; otherwise its result is written at once and costs no time."""
         return self.unsupported is None and self.broken is None
 
     @property

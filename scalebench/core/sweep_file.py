@@ -1,4 +1,4 @@
-"""sweep.json: the runs planned in a sweep, which says what is missing while it goes on or after it was cut short."""
+"""sweep.json: the planned runs of a sweep, by which missing ones are known while it runs or after it was cut short."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlannedRun:
 
 @dataclass
 class SweepRecord:
-    """What sweep.json holds: the program that runs a sweep, its planned runs and how it ended."""
+    """The record of a sweep in sweep.json: its program, its planned runs and how it ended."""
 
     started_at: str  # ISO 8601, UTC
     words: list[str]  # arguments of the command line

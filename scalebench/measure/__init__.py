@@ -1,1 +1,1 @@
-"""What happens inside a rank: the session with its phases, the timed loop, the probes; and the monitor beside it."""
+"""Measuring inside a rank: the session with its phases, the timed loop, the probes; and the monitor beside it."""

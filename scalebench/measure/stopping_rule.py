@@ -19,7 +19,7 @@ Report = Callable[[BlockSeries], None]
 
 
 class Warmup:
-    """Warm-up until steady state is found, in blocks of one step, so that compiling is in a block of its own.
+    """Warm-up until steady state is detected, in blocks of one step, so that compiling is in a block of its own.
 
     Rank 0 examines its own series after `warmup_steps` steps and after each doubling; it broadcasts its decision, which
     keeps all ranks at the same step. Replicas without any synchronization decide each for itself. Where steps are so

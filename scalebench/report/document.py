@@ -156,14 +156,14 @@ class CurveGroup:
 
 
 def group_curves(
-    curves: Iterable[Curve], wanted: Callable[[list[Curve]], bool] = bool
+    curves: Iterable[Curve], keep: Callable[[list[Curve]], bool] = bool
 ) -> tuple[list[CurveGroup], list[Paragraph]]:
     """Group curves that may be drawn together.
 
-    Returns the groups that are `wanted`, at most the MAX_CURVE_GROUPS with the most rows and of each the MAX_CURVES
-    best curves, and a paragraph if groups were left out.
+    Returns the groups for which `keep` is true, at most the MAX_CURVE_GROUPS with the most rows and of each the
+    MAX_CURVES best curves, and a paragraph if groups were left out.
     """
-    members_of = [(shared, members) for shared, members in group_by_workload(curves) if wanted(members)]
+    members_of = [(shared, members) for shared, members in group_by_workload(curves) if keep(members)]
     rows = [sum(len(curve.rows) for curve in members) for _, members in members_of]
     kept = sorted(sorted(range(len(rows)), key=lambda i: (-rows[i], i))[:MAX_CURVE_GROUPS])
     groups = [

@@ -70,7 +70,7 @@ ADVICE = {
         "Measure longer (measure.max_s), or with measure.repeats=3."
     ),
     "target_missed": (
-        "The interval is wider than was asked for (measure.target). Measure longer (measure.max_s), or on a "
+        "The interval is wider than requested (measure.target). Measure longer (measure.max_s), or on a "
         "quieter machine."
     ),
     "warmup_left": (

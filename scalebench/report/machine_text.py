@@ -8,8 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from scalebench.core.machine import gpus as gpu_links
-from scalebench.core.machine.gpus import Gpu
+from scalebench.core.machine.gpus import Gpu, pairs_by_link
 from scalebench.core.machine.machine import Machine, describe_machine
 from scalebench.core.result import Result
 
@@ -152,7 +151,7 @@ def _describe_link(machine: Machine, a: int, b: int, word: str) -> str:
 
 
 def _group_by_link(machine: Machine) -> dict[str, list[tuple[int, int]]]:
-    return gpu_links.pairs_by_link(machine.topology) if machine.topology is not None else {}
+    return pairs_by_link(machine.topology) if machine.topology is not None else {}
 
 
 def _make_rows(name: str, parts: Sequence[str]) -> list[FactRow]:

@@ -14,8 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis import load as frames
-from scalebench.analysis import scaling_curves as curve_builder
+from scalebench.analysis import load, scaling_curves
 from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS
 from scalebench.analysis.scaling_curves import plain_row
 from scalebench.core.json_files import read_json
@@ -41,8 +40,8 @@ CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 Row = dict[str, Any]  # the cells of the frame that DETAIL_COLUMNS and the name columns list, None for null
 GLOBAL_NAME_COLUMNS = ("hardware", "scaling")  # part of every name where any two of the listed runs differ in them
 BATCH_RATE_COLUMNS = ("base_batch", "learning_rate")  # these also follow from the batch
-NAME_COLUMNS = ("model", "dataset", "batch_per_device", *KEY_VALUE_COLUMNS, *BATCH_RATE_COLUMNS, *INPUT_COLUMNS, *SETTING_COLUMNS, "repeat",
-                "status")  # fmt: skip
+NAME_COLUMNS = ("model", "dataset", "batch_per_device", *KEY_VALUE_COLUMNS, *BATCH_RATE_COLUMNS, *INPUT_COLUMNS,
+                *SETTING_COLUMNS, "repeat", "status")  # fmt: skip
 DETAIL_COLUMNS = (
     "run_id strategy gpus path reason flags steady step_s throughput_samples_per_s final_loss metric metric_name "
     "started_at global_batch stopped_by"
@@ -64,9 +63,9 @@ class ReportData:
     _records: dict[str, Result] = field(default_factory=dict)  # cache of records
 
     @cached_property
-    def curves(self) -> list[curve_builder.Curve]:
+    def curves(self) -> list[scaling_curves.Curve]:
         """The curves of the pooled rows, made once: it takes a second for 10,000 rows, and many sections draw them."""
-        return curve_builder.make_curves(self.pooled)
+        return scaling_curves.make_curves(self.pooled)
 
     @cached_property
     def detailed_run_ids(self) -> list[str]:
@@ -111,16 +110,16 @@ def load_report_data(
 ) -> ReportData:
     """Load all readable runs at or below `paths`; the other files are listed as `unreadable`.
 
-    `baseline` names a run that speedups are also computed against (given.find_given), `references` published studies
-    whose rows are shown beside the measured ones. Raises InputError if no result can be read, or if the baseline or a
-    study does not exist.
+    `baseline` names a run that speedups are also computed against (analysis/named_baseline), `references` published
+    studies whose rows are shown beside the measured ones. Raises InputError if no result can be read, or if the
+    baseline or a study does not exist.
     """
     published = None
     if references:
         from scalebench.analysis.published import load_published
 
         published = load_published(list(references))
-    return make_report_data(paths, frames.survey(list(paths), baseline), min_efficiency, published)
+    return make_report_data(paths, load.survey(list(paths), baseline), min_efficiency, published)
 
 
 def make_report_data(

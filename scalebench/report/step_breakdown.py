@@ -7,8 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from scalebench.analysis import step_breakdown as probed
-from scalebench.analysis import throughput as analysis
+from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.scaling_curves import Curve, format_group_title, group_curves
 from scalebench.core import units
 from scalebench.core.result import Result
@@ -46,12 +45,12 @@ class StepPart:
     remark: str = ""
 
 
-DATA = StepPart("data loading", probed.data_loading, ("data",))
-FORWARD = StepPart("forward", probed.forward_pass, ("forward",))
-BACKWARD = StepPart("backward", probed.backward_pass, ("backward", "forward"))
-OPTIMIZER = StepPart("optimizer", probed.optimizer_step, ("optimizer", "backward"))
+DATA = StepPart("data loading", step_breakdown.data_loading, ("data",))
+FORWARD = StepPart("forward", step_breakdown.forward_pass, ("forward",))
+BACKWARD = StepPart("backward", step_breakdown.backward_pass, ("backward", "forward"))
+OPTIMIZER = StepPart("optimizer", step_breakdown.optimizer_step, ("optimizer", "backward"))
 EXPOSED_SYNC = StepPart(
-    "exposed sync", probed.exposed_sync, ("exposed",), "what gradient synchronization adds to a step"
+    "exposed sync", step_breakdown.exposed_sync, ("exposed",), "what gradient synchronization adds to a step"
 )
 # The parts of a step by their column of the frame, in the order in which they happen.
 STEP_PARTS = {
@@ -62,11 +61,12 @@ STEP_PARTS = {
     "sync_exposed_s": EXPOSED_SYNC,
 }
 OTHER_FIGURES = (
-    StepPart("imbalance", probed.imbalance, ("imbalance",),
+    StepPart("imbalance", step_breakdown.imbalance, ("imbalance",),
              "wait of the median device for the slowest; in exposed sync"),
-    StepPart("isolated sync", probed.isolated_sync, ("isolated",),
+    StepPart("isolated sync", step_breakdown.isolated_sync, ("isolated",),
              "gradient synchronization alone, with nothing to overlap"),
-    StepPart("host-to-device copy", probed.host_to_device_copy, ("copy",), "of a batch, alone; hidden if batches are prefetched"),
+    StepPart("host-to-device copy", step_breakdown.host_to_device_copy, ("copy",),
+             "of a batch, alone; hidden if batches are prefetched"),
 )  # fmt: skip
 REST = "not in any of these"
 BREAKDOWN_COLUMNS = ("part", "time (95 %)", "of a step", "remark")
@@ -80,7 +80,7 @@ CAPTION = (
 
 def make_run_breakdown(result: Result) -> Table:
     """Make the table of the parts of a step with their shares, and of what was measured beside them."""
-    step_s, step, reasons = analysis.step_s(result), step_interval(result), probed.unmeasured_reasons(result)
+    step_s, step, reasons = throughput.step_s(result), step_interval(result), step_breakdown.unmeasured_reasons(result)
 
     def make_row(name: str, interval: Estimate | None, remark: str) -> Row:
         share = units.format_percent(interval.value / step_s) if interval is not None and step_s else ""
@@ -105,7 +105,7 @@ def make_run_breakdown(result: Result) -> Table:
 def step_interval(result: Result) -> Estimate | None:
     """Return the seconds of a step. Its limits are those of throughput, inverted; devices that do not step together
     have no common step that could have limits."""
-    step_s, (_, interval) = analysis.step_s(result), analysis.throughput(result)
+    step_s, (_, interval) = throughput.step_s(result), throughput.throughput(result)
     if step_s is None:
         return None
     if interval is None or not result.scale.lockstep or not interval.low > 0:
@@ -138,7 +138,7 @@ def _find_reason(part: StepPart, reasons: Mapping[str, str]) -> str:
 def _per_epoch_rows(result: Result, reasons: Mapping[str, str]) -> Iterator[Row]:
     steps, exposed, messages = (
         result.workload.steps_per_epoch,
-        probed.exposed_sync(result),
+        step_breakdown.exposed_sync(result),
         len(result.sync.message_bytes),
     )
     unknown = "the steps of an epoch are not known"
@@ -216,7 +216,7 @@ def _make_table(report_data: ReportData, number: int, title: str, curves: Sequen
 
 def _describe_missing(report_data: ReportData, row: Cells) -> str:
     names = [name for name in STEP_PARTS if row[name] is None]
-    reasons = probed.unmeasured_reasons(report_data.result(row["run_id"])) if names else {}
+    reasons = step_breakdown.unmeasured_reasons(report_data.result(row["run_id"])) if names else {}
     return join_reasons((STEP_PARTS[name].name, _find_reason(STEP_PARTS[name], reasons)) for name in names)
 
 

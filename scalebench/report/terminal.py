@@ -14,12 +14,10 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from scalebench.analysis import collectives as crossover
-from scalebench.analysis import collectives as transfers
-from scalebench.analysis import throughput as analysis
-from scalebench.analysis import training_columns as trained
+from scalebench.analysis import collectives, throughput
 from scalebench.analysis.attribution.causes import find_causes
 from scalebench.analysis.attribution.causes.cause import AttributedRun
+from scalebench.analysis.training_columns import generalisation_gap
 from scalebench.core import units
 from scalebench.core.result import CurvePoint, RankRecord, Result, first_point_at_target, read_result
 from scalebench.core.run_folder import RESULT_FILE
@@ -52,15 +50,17 @@ FieldFormat = tuple[str, Callable[[Any], str]]  # field of the monitor's record,
 
 def make_rich_table(table: Table, title: str = "", caption: str = "", collapse: bool = True) -> RichTable:
     """Make a table for rich; its own caption is for the page, which has more room. `collapse` narrows its columns."""
-    made = RichTable(
+    rich_table = RichTable(
         title=Text(title) if title else None, caption=Text(caption) if caption else None, title_justify="left",
         caption_justify="left", box=box.SIMPLE_HEAD, collapse_padding=collapse,
     )  # fmt: skip
     for name in table.columns:
-        made.add_column(Text(name), justify="right" if name in table.numeric else "left")
+        rich_table.add_column(Text(name), justify="right" if name in table.numeric else "left")
     for row in table.rows:
-        made.add_row(*(Text(cell.text) for cell in row.cells))  # Text, not str: rich would read brackets as markup
-    return made
+        rich_table.add_row(
+            *(Text(cell.text) for cell in row.cells)
+        )  # Text, not str: rich would read brackets as markup
+    return rich_table
 
 
 def make_overview(runs: Survey) -> Iterator[Part]:
@@ -70,8 +70,8 @@ def make_overview(runs: Survey) -> Iterator[Part]:
     if (trainings := training_tables.make_row_table(runs.pooled)) is not None:
         yield make_rich_table(trainings)
     yield from training_tables.list_terminal_sentences(runs.frame)
-    if (kept := memory.make_terminal_table(runs.pooled)) is not None:
-        yield make_rich_table(kept)
+    if (memory_table := memory.make_terminal_table(runs.pooled)) is not None:
+        yield make_rich_table(memory_table)
         yield from memory.list_terminal_sentences(runs.pooled)
     yield from batch_size.list_terminal_sentences(runs.pooled)
     for part in data_or_model.make_terminal_blocks(runs.pooled):
@@ -91,12 +91,12 @@ def make_configurations(frame: pd.DataFrame, baseline_name: str | None = None) -
 
 def _show_requested(results: list[Result]) -> Iterator[Part]:
     """Yield collective operations and bandwidths."""
-    operations, moved = crossover.make_collective_table(results), transfers.make_bandwidth_table(results)
+    operations, transfers = collectives.make_collective_table(results), collectives.make_bandwidth_table(results)
     if len(operations):
         yield from (make_rich_table(table, table.title) for table in sync.make_collective_tables(operations))
-        yield from (comparison.sentence() for comparison in crossover.compare_operations(operations))
-    if len(moved):
-        table = sync.make_bandwidth_table(moved)
+        yield from (comparison.sentence() for comparison in collectives.compare_operations(operations))
+    if len(transfers):
+        table = sync.make_bandwidth_table(transfers)
         yield make_rich_table(table, table.title)
 
 
@@ -168,7 +168,7 @@ def _make_fact_table(rows: FactRows) -> RichTable:
 
 def list_headline(result: Result) -> FactRows:
     """List throughput, warm-up, and whether the series was steady."""
-    value, interval = analysis.throughput(result)
+    value, interval = throughput.throughput(result)
     rows = []
     if interval is not None:
         rows.append(("throughput", f"{units.format_rate(interval, 'samples/s')}, 95 % over blocks of this repeat"))
@@ -191,10 +191,10 @@ def _describe_warmup(result: Result) -> str:
 
 
 def _describe_steadiness(result: Result) -> str:
-    against = analysis.find_drift(result, analysis.wanted_half_width(result))
-    if against is None:
+    flags = throughput.find_drift(result, throughput.wanted_half_width(result))
+    if flags is None:
         return "unknown, too few blocks"
-    return f"no: {', '.join(map(format_flag, against))}" if against else "yes, no drift detected"
+    return f"no: {', '.join(map(format_flag, flags))}" if flags else "yes, no drift detected"
 
 
 def list_training_facts(result: Result) -> FactRows:
@@ -222,7 +222,7 @@ def _describe_length(result: Result, last: CurvePoint) -> str:
 def _describe_level(metric: str, last: CurvePoint) -> str:
     value, gap = (
         last.metrics.get(metric),
-        trained.generalisation_gap(metric, last.metrics.get(metric), last.train_metrics.get(metric)),
+        generalisation_gap(metric, last.metrics.get(metric), last.train_metrics.get(metric)),
     )
     if value is None:
         return ""

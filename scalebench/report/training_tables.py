@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scalebench.analysis import training_columns as trained
+from scalebench.analysis import training_columns
 from scalebench.analysis.time_to_target import Figure, TrainingOutcome, mean_of_levels, summarize_trainings
 from scalebench.core import units
 from scalebench.core.result import LOWER_IS_BETTER, CurvePoint, RankRecord, Result
@@ -270,7 +270,9 @@ def make_train_getter(metric: str) -> GetY:
 
 def make_gap_getter(metric: str) -> GetY:
     """Return a getter of how much worse the metric is on validation samples."""
-    return lambda point: trained.generalisation_gap(metric, point.metrics.get(metric), point.train_metrics.get(metric))
+    return lambda point: training_columns.generalisation_gap(
+        metric, point.metrics.get(metric), point.train_metrics.get(metric)
+    )
 
 
 def make_curve_series(curves: TrainingCurves, get_y: GetY, get_x: GetX) -> Series | None:

@@ -113,8 +113,8 @@ def is_over(state: JobState | str) -> bool:
 
 def classify_end(state: JobState) -> tuple[str, str]:
     """Return status and reason of a run that left no result, from the final state of its job."""
-    if (obstacle := why_never_starts(state)) is not None:
-        return "unsupported", obstacle
+    if (reason := why_never_starts(state)) is not None:
+        return "unsupported", reason
     status, what = END_STATES.get(state.state, ("failed", "is lost"))
     where = f": {state.node_list}" if state.node_list else ""
     detail = ""

@@ -64,11 +64,13 @@ class DatasetContract:
     dataset: ClassVar[str] = ""
     overrides: ClassVar[tuple[str, ...]] = ()
     size: ClassVar[int] = DEFAULT_SIZE  # samples to make
-    begins_alike: ClassVar[bool] = False  # a larger one begins with the samples of a smaller one
+    has_stable_prefix: ClassVar[bool] = False  # a larger one begins with the samples of a smaller one
 
     @classmethod
     def run_overrides(cls, size: int) -> list[str]:
-        sized = [] if any(one.startswith("dataset.size=") for one in cls.overrides) else [f"dataset.size={size}"]
+        sized = (
+            [] if any(override.startswith("dataset.size=") for override in cls.overrides) else [f"dataset.size={size}"]
+        )
         return [*dataset_overrides(cls.dataset, [*sized, *cls.overrides]), *DATA_ONLY_OVERRIDES]
 
     @classmethod
@@ -116,7 +118,7 @@ class DatasetContract:
         assert 0 <= least < most < classes, f"labels from {least} to {most}, and dataset.classes={classes}"
 
     def test_split(self, made: MadeSamples) -> None:
-        """Of the YAML's number of samples, some train and some validate."""
+        """Some of the YAML's samples train and some validate."""
         samples = len(made.inputs) if made.config.dataset.path is not None else self.usual_size()
         train = datasets.count_train_samples(made.config.dataset, samples)
         assert 0 < train < samples, f"{train} of {samples} samples train: dataset.validation_share"
@@ -132,12 +134,12 @@ class DatasetContract:
         other = make_samples(
             [*self.run_overrides(self.size), f"dataset.seed={made.config.dataset.seed + 1}"], tmp_path / "other"
         )
-        alike = np.array_equal(other.inputs, made.inputs)
-        assert not alike, "dataset.seed changes nothing"
+        is_equal = np.array_equal(other.inputs, made.inputs)
+        assert not is_equal, "dataset.seed changes nothing"
 
-    def test_begins_alike(self, made: MadeSamples, tmp_path: Path) -> None:
+    def test_prefix_is_stable(self, made: MadeSamples, tmp_path: Path) -> None:
         """A larger data set of the same seed begins with the same samples, if the contract says so."""
-        if not self.begins_alike:
+        if not self.has_stable_prefix:
             pytest.skip("it does not say that a larger one begins with the same samples")
         larger = make_samples(self.run_overrides(2 * self.size), tmp_path / "larger")
         np.testing.assert_array_equal(larger.inputs[: self.size], made.inputs)

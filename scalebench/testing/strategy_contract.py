@@ -42,14 +42,14 @@ class YamlContract:
         assert cls.strategy in files, f"no strategy/{cls.strategy}.yaml; add it, and an entry point scalebench.configs"
         return build_record(StrategySpec, OmegaConf.to_container(OmegaConf.load(files[cls.strategy])))
 
-    def test_yaml_says_what_it_is(self) -> None:
+    def test_yaml_has_a_description(self) -> None:
         """Its name equals that of the registry and of its file, and the description is one line."""
         stated = self.stated()
         assert stated.name == registry.find_strategy(self.strategy).name == self.strategy
         assert stated.description.strip(), "an empty description"
         assert "\n" not in stated.description.strip(), "the description should be one line"
 
-    def test_yaml_says_what_it_needs(self) -> None:
+    def test_yaml_has_requirements(self) -> None:
         """Framework, packages, devices, and a baseline that exists."""
         stated = self.stated()
         assert stated.framework, "framework: none, torch, tensorflow, or another one's name"
@@ -59,7 +59,7 @@ class YamlContract:
             assert registry.find_strategy(stated.baseline).target is not None, f"no strategy '{stated.baseline}' yet"
             assert stated.baseline in config_files.list_options("strategy"), f"no strategy/{stated.baseline}.yaml"
 
-    def test_yaml_says_whether_it_is_exact(self) -> None:
+    def test_yaml_declares_exactness(self) -> None:
         """A tolerance above rounding, or none at all, needs a reason."""
         stated = self.stated()
         if stated.tolerance is None or stated.tolerance > ROUNDING_RTOL:
@@ -195,7 +195,7 @@ class StrategyContract(YamlContract):
         """No sample is lost or counted twice, and the parts of replicas differ by at most one."""
         replicas = [tuple(r.shard) for r in group.ranks]
         for step in zip(*(r.samples for r in group.ranks), strict=True):
-            parts = [sum(n for n, of in zip(step, replicas, strict=True) if of == one) for one in set(replicas)]
+            parts = [sum(n for n, of in zip(step, replicas, strict=True) if of == replica) for replica in set(replicas)]
             assert max(parts) - min(parts) <= 1
         assert sum(map(sum, (r.samples for r in group.ranks))) == EPOCHS * group.ranks[0].train_samples
 

@@ -1,4 +1,4 @@
-"""The nearest of many candidates, found without looking at each of them: as by looking at each."""
+"""Baselines of a run: comparison keys, the nearest of many candidates, placements and node layouts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ RUNS = st.builds(
 
 
 def nearest(result: Result, candidates: list[Result], bare: bool) -> Result | None:
-    """As it was first written down: the least of all distances, the first of those that are equal."""
+    """Return the candidate with the least distance, the first of equal ones: a plain search as reference."""
     is_bare_itself = bare and result.scale.gpus == 1 and result.scale.baseline_bare == result.scale.strategy
 
     def distance(candidate: Result) -> tuple[Any, ...]:
@@ -223,7 +223,7 @@ def test_layouts_are_separate_rows_with_a_column() -> None:
 
 
 def test_layouts_share_the_baseline_of_one_device() -> None:
-    """Which is of the usual layout, since one device has no other."""
+    """That run has the default layout, since one device has no other."""
     is_bare_itself, bare = with_layout("sequence", 1), with_layout("sequence", 1, strategy="bare_torch")
     index = Baselines.among([is_bare_itself, bare])
     for layout in ("sequence", "spread"):

@@ -1,4 +1,4 @@
-"""The knee of throughput over batches and the line of their updates, against figures worked out here."""
+"""Curves over batches: the saturating batch, the fit of step times, and which rows form a curve."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_the_limits_cover_the_truth_as_often_as_promised() -> None:
 
 
 def test_a_line_without_a_half_batch_has_none() -> None:
-    """Caches: an update of twice the samples takes three times as long. A device that is not full: no longer at all."""
+    """Caches: a step of twice the samples takes three times as long. A device that is not full: no longer at all."""
     steeper, flat = fit_step_time([(1, 1.0), (2, 3.0), (4, 7.0)]), fit_step_time([(1, 2.0), (2, 1.5), (4, 1.4)])
     assert steeper is not None and steeper.half_batch is None and steeper.limit is not None
     assert flat is not None and (flat.half_batch, flat.limit, flat.low) == (None, None, None)
@@ -152,7 +152,7 @@ def test_a_line_without_a_half_batch_has_none() -> None:
 
 
 def test_step_times_belong_to_the_mean_batch_of_an_epoch() -> None:
-    """6,000 samples at 5,000: one update of 5,000 and one of 1,000, on the line where one of 3,000 lies."""
+    """6,000 samples at 5,000: one step of 5,000 and one of 1,000, on the line where one of 3,000 lies."""
     (row,) = rows([3000 / 0.05], batches=[5000])
     assert batch_and_step_s([row | {"step_s": 0.05, "gpus": 2}]) == [(1500, 0.05)]
     assert batch_and_step_s([row | {"step_s": None}]) == []

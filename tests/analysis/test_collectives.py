@@ -1,4 +1,4 @@
-"""Collective operations on load: known times come back, and known crossings are found where they are."""
+"""Tables of collective operations and bandwidths: known times give known bandwidths and crossovers."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_only_equal_operations_on_equal_devices_are_compared() -> None:
 
 
 def test_several_runs_of_a_strategy_count_with_their_mean() -> None:
-    """Two launches that differ by 40 %, with a strategy between them: nothing is resolved."""
+    """Two runs that differ by 40 %, with a strategy between them: nothing is resolved."""
     runs_of_a = [run("a", series(8e-5, 1e12), repeat=0), run("a", series(1.2e-4, 1e12), repeat=1)]
     comparison = compared(*runs_of_a, run("b", series(1.1e-4, 1e12)))
     assert comparison.resolved == 0

@@ -21,7 +21,7 @@ from tests.builders import sweeps
 from tests.builders.runs import simulated_config
 from tests.builders.sweeps import training_run
 
-# Samples/s of the made-up runs: an update takes as long as one of ten samples does there, whatever its batch.
+# Samples/s of the made-up runs: a step takes as long as one of ten samples does there, whatever its batch.
 STEP_S = {("bare_torch", 1): 0.01, ("ddp_gloo", 1): 0.01 / 0.95, ("ddp_gloo", 2): 0.01 / 0.95 / 0.9}
 
 
@@ -61,7 +61,7 @@ def test_n_devices_are_compared_with_one_device_at_the_same_global_batch() -> No
         ("ddp_gloo", 2, 20, "bare_torch", 1, 40),
     ]
     assert [one.same_strategy for one in comparisons] == [True, False, True, False]
-    # As many samples in an update, which takes 1 / 0.9 times as long on two devices: fewer devices win.
+    # As many samples in a step, which takes 1 / 0.9 times as long on two devices: fewer devices win.
     for one, expected in zip(comparisons, (0.9, 0.9 * 0.95, 0.9, 0.9 * 0.95), strict=True):
         assert one.throughput.value == pytest.approx(expected, rel=0.01)
         assert one.throughput.low is not None and one.throughput.high is not None
@@ -127,10 +127,10 @@ def test_the_predicted_gain_is_the_saved_exposed_sync() -> None:
         (20, 50),
     ]
     exposed_s = (STEP_S["ddp_gloo", 2] - STEP_S["ddp_gloo", 1]) / 2  # as tests.builders.sweeps makes its probes
-    for one, updates in zip(comparisons, (50 - 25, 25 - 10), strict=True):
+    for one, steps in zip(comparisons, (50 - 25, 25 - 10), strict=True):
         assert one.predicted is not None and one.measured is not None
-        assert one.predicted.value == pytest.approx(exposed_s * updates, rel=0.02)
-        assert one.measured.value == pytest.approx(STEP_S["ddp_gloo", 2] * updates, rel=0.02)
+        assert one.predicted.value == pytest.approx(exposed_s * steps, rel=0.02)
+        assert one.measured.value == pytest.approx(STEP_S["ddp_gloo", 2] * steps, rel=0.02)
         assert one.predicted.low is not None and one.measured.low is not None
         assert one.share == pytest.approx(one.predicted.value / one.measured.value)
 

@@ -68,7 +68,7 @@ def rows_of(table: pd.DataFrame, folder: Path | None = None) -> list[Row]:
 
 
 def against_named_baseline(folder: Path, runs: pd.DataFrame) -> list[Row]:
-    """What `--baseline RUN` adds to the pooled rows, where RUN is the first one that was measured."""
+    """Return what `--baseline RUN` adds to the pooled rows, where RUN is the first measured one."""
     run_id = next(run_id for run_id, status in zip(runs["run_id"], runs["status"], strict=True) if status == "ok")
     table = scalebench.pooled(folder, baseline=run_id)
     return rows_of(table[["run_id", *(name for name in table.columns if "given" in name)]])
@@ -105,7 +105,7 @@ def slope_rows(curve: Curve) -> Iterator[Row]:
 
 
 def node_boundary_rows(curve: Curve) -> Iterator[Row]:
-    """What a scaling curve loses where it goes on to another node."""
+    """Yield what a scaling curve loses where it continues on another node."""
     for jump in scaling_curves.find_node_boundaries(curve):
         devices = {"gpus_before": jump.gpus[0], "gpus_after": jump.gpus[1], "nodes_after": jump.nodes[1]}
         efficiency = {"efficiency_before": jump.before, "efficiency_after": jump.after}

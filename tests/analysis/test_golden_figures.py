@@ -54,7 +54,7 @@ def records() -> list[Result]:
 
 
 def plain(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """What is not null."""
+    """Return the cells that are not null."""
     return [
         {name: value.item() if hasattr(value, "item") else value for name, value in row.items() if not pd.isna(value)}
         for row in table.drop(columns=list(PLACES)).to_dict("records")

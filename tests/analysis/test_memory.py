@@ -1,4 +1,4 @@
-"""What devices keep, against bytes that were written down here."""
+"""Memory per device: shares of a reference, sharding costs and rows out of memory, for records with known bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import Result
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
-from tests.builders.sweeps import PARAMETERS, FULL_STATE_BYTES, run_with_memory, out_of_memory, run_with_batch_search
+from tests.builders.sweeps import FULL_STATE_BYTES, PARAMETERS, out_of_memory, run_with_batch_search, run_with_memory
 
 
 def of(*results: Result) -> list[ModelMemory]:
@@ -42,12 +42,16 @@ def test_state_shares_refer_to_the_bare_baseline() -> None:
 
 
 def test_without_a_baseline_state_shares_refer_to_one_device() -> None:
-    (model,) = of(run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES), run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2))
+    (model,) = of(
+        run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES), run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2)
+    )
     assert shares(model) == {"ddp_gloo 1": 1.0, "fsdp_gloo 2": 0.5}
 
 
 def test_a_run_on_several_devices_is_no_reference() -> None:
-    (model,) = of(run_with_memory("zero1", 2, 3 * FULL_STATE_BYTES // 4), run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2))
+    (model,) = of(
+        run_with_memory("zero1", 2, 3 * FULL_STATE_BYTES // 4), run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2)
+    )
     assert shares(model) == {"zero1 2": None, "fsdp_gloo 2": None}
 
 
@@ -68,7 +72,15 @@ def test_a_device_without_state_bytes_makes_the_row_null() -> None:
 
 def test_models_hardware_and_optimizers_are_separate_groups() -> None:
     train = dataclasses.replace(simulated_config().train, optimizer="sgd")
-    assert len(of(run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES), run_with_memory("ddp_gloo", 4, 4 * PARAMETERS, train=train))) == 2
+    assert (
+        len(
+            of(
+                run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES),
+                run_with_memory("ddp_gloo", 4, 4 * PARAMETERS, train=train),
+            )
+        )
+        == 2
+    )
 
 
 def test_models_without_memory_figures_are_left_out() -> None:
@@ -77,7 +89,11 @@ def test_models_without_memory_figures_are_left_out() -> None:
 
 
 def test_rows_out_of_memory_are_listed() -> None:
-    (model,) = of(run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2), out_of_memory("ddp_gloo", 2), sweeps.failed_run("horovod_gloo"))
+    (model,) = of(
+        run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2),
+        out_of_memory("ddp_gloo", 2),
+        sweeps.failed_run("horovod_gloo"),
+    )
     assert [row["strategy"] for row in model.out_of_memory] == ["ddp_gloo"]
     assert [[row["strategy"] for row in rows] for rows in model.competing_rows()] == [["fsdp_gloo", "ddp_gloo"]]
 
@@ -99,7 +115,10 @@ def test_the_sharding_cost_compares_the_fastest_of_both_kinds() -> None:
 
 
 def test_searches_for_the_largest_batch_do_not_compete() -> None:
-    (model,) = of(run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES), run_with_batch_search("fsdp_gloo", 2, 400, 10**9, FULL_STATE_BYTES // 2))
+    (model,) = of(
+        run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES),
+        run_with_batch_search("fsdp_gloo", 2, 400, 10**9, FULL_STATE_BYTES // 2),
+    )
     assert [[row["strategy"] for row in rows] for rows in model.competing_rows()] == [["ddp_gloo"]]
 
 

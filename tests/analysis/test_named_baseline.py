@@ -1,4 +1,4 @@
-"""Speedups over a run that a person names: what may name one, what it is compared with, and how sure the figure is."""
+"""Speedups over a named baseline: what may name it, which runs it is compared with, and the intervals."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_naming_the_automatic_baseline_gives_its_figures(sweep: Path) -> None:
 def test_all_repeats_of_the_named_baseline_count(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "mine", ("bare_torch", "ddp_gloo"), (1, 2), repeats=3)
     for row in cells(pooled(tmp_path / "mine", "bare_torch-1-1")):
-        assert row["baseline_given_id"] == "bare_torch-1-0", "the first launch stands for all"
+        assert row["baseline_given_id"] == "bare_torch-1-0", "the first repeat stands for all"
         assert [row[n] for n in SPEEDUP] == [row[n.replace("given", "bare")] for n in SPEEDUP]
     later = [sweeps.run("ddp_gloo", 2, r, run_id=f"later-{r}", **ALPHA) for r in range(3)]
     sweeps.write_results(tmp_path / "mine", later)
@@ -110,10 +110,10 @@ def test_all_repeats_of_the_named_baseline_count(tmp_path: Path) -> None:
     assert rows["ddp_gloo-2-0"]["speedup_given_low"] is not None
     sweeps.write_results(tmp_path / "one", later[:1])
     row = by_name(pooled(tmp_path / "mine", tmp_path / "one"))["ddp_gloo-2-0"]
-    assert row["speedup_given_low"] is not None, "a copy of a launch that is among the rows stands for all of them"
+    assert row["speedup_given_low"] is not None, "a copy of a run among the rows stands for all of them"
     sweeps.write_results(tmp_path / "alone", [sweeps.run("ddp_gloo", 2, run_id="alone", **ALPHA)])
     row = by_name(pooled(tmp_path / "mine", tmp_path / "alone"))["ddp_gloo-2-0"]
-    assert row["speedup_given"] is not None and row["speedup_given_low"] is None, "one launch tells of no others"
+    assert row["speedup_given"] is not None and row["speedup_given_low"] is None, "one run says nothing of others"
 
 
 def weak(batch: int, gpus: int, **changes: Any) -> Result:
@@ -155,7 +155,9 @@ def test_only_equal_samples_at_an_equal_batch_are_comparable(row: Result, baseli
 
 
 def test_rows_of_another_model_are_null(sweep: Path, tmp_path: Path) -> None:
-    sweeps.write_results(sweep, [sweeps.run("ddp_gloo", 2, run_id="else", model=ModelSpec("resnet50", batch_per_device=10))])
+    sweeps.write_results(
+        sweep, [sweeps.run("ddp_gloo", 2, run_id="else", model=ModelSpec("resnet50", batch_per_device=10))]
+    )
     rows = by_name(load(sweep, "bare_torch-1-0"))
     assert {rows["else"][name] for name in NAMES} == {None} and rows["ddp_gloo-2-0"]["speedup_given"] is not None
     assert {by_name(pooled(sweep, "bare_torch-1-0"))["else"][name] for name in NAMES} == {None}

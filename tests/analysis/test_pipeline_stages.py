@@ -22,7 +22,7 @@ def stage(index: int, work_s: float | None, stages: int = 2, replica: int = 0, m
 
 
 def chain(*work: float | None, replica: int = 0, micro_batches: int = 4) -> list[RankRecord]:
-    """One process for each stage, whose blocks of two updates take 20 ms."""
+    """One process for each stage, whose blocks of two steps take 20 ms."""
     return [
         rank(
             replica * len(work) + index,

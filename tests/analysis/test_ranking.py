@@ -35,7 +35,7 @@ def cells(strategy: str, rate: float, width: float | None = 0.01, **changes: Any
 
 
 def repeats_row(strategy: str, rates: list[float], **changes: Any) -> dict[str, Any]:
-    """As `pooled` gives them."""
+    """Return repeats as one row of the pooled frame."""
     value, interval = geometric_mean_over_repeats(rates)
     assert interval is not None
     limits = {"throughput_low": interval.low, "throughput_high": interval.high, "repeats": len(rates)}
@@ -205,7 +205,7 @@ def test_the_unit_makes_no_difference(rows: list[tuple[str, dict[str, Any]]], fa
 @pytest.mark.parametrize("strategies", [2, 4, 8])
 @pytest.mark.parametrize("lead", [0.0, 0.01], ids=["all alike", "one ahead"])
 def test_a_wrong_best_is_as_rare_as_promised(count: int, strategies: int, lead: float) -> None:
-    """2,000 made-up rankings; the launches of each strategy scatter differently. With all alike, whoever is called the
+    """2,000 made-up rankings; the repeats of each strategy scatter differently. With all alike, whoever is called the
     best but for the first is an error; in as many the best in truth is neither called so nor tied."""
     chance, trials = np.random.default_rng(5), 2000
     scatter = 0.01 * (1 + np.arange(strategies) % 3)

@@ -1,4 +1,4 @@
-"""Folders of results of which some cannot be read: those that can are rows, the others are told of in a line each."""
+"""Reading folders of results: readable files become rows, each of the others is listed with a reason."""
 
 from __future__ import annotations
 
@@ -230,7 +230,9 @@ def test_files_are_read_in_order_and_the_first_error_is_raised(sweep: Path) -> N
 def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Files that two processes read, since few are enough for them here; the fourth is damaged."""
     wild = record(gpus=2, ranks=[rank(k, [0.01] * 31 + [50.0]) for k in range(2)])  # its interval has no upper limit
-    sweeps.write_results(tmp_path, [sweeps.run("ddp_gloo", 2), sweeps.failed_run(), wild, record(), record(block_s=None), record()])
+    sweeps.write_results(
+        tmp_path, [sweeps.run("ddp_gloo", 2), sweeps.failed_run(), wild, record(), record(block_s=None), record()]
+    )
     (tmp_path / "3" / RESULT_FILE).write_text("{")
     monkeypatch.setattr(read_runs, "usable_cpus", lambda: [0, 1])
     monkeypatch.setattr(read_runs, "MIN_FILES_PER_PROCESS", 3)

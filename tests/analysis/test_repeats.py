@@ -1,4 +1,4 @@
-"""Launches of one configuration as one row: figures that are known, and intervals that hold what they promise."""
+"""Repeats of one configuration as one row: known figures, and intervals that cover the truth as often as promised."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def test_three_repeats_are_one_row_with_an_interval() -> None:
     assert row["run_id"] == "ddp-2-0-2" and row["path"] == "/runs/0"
 
 
-@pytest.mark.parametrize(("launches", "over"), [(1, "blocks"), (2, None), (3, "repeats")])
-def test_fewer_than_three_repeats_have_no_interval(launches: int, over: str | None) -> None:
-    made = [run_of(r, s, gpus=g) for r, s in enumerate((0.1, 0.12, 0.11)[:launches]) for g in (1, 2)]
+@pytest.mark.parametrize(("repeat_count", "over"), [(1, "blocks"), (2, None), (3, "repeats")])
+def test_fewer_than_three_repeats_have_no_interval(repeat_count: int, over: str | None) -> None:
+    made = [run_of(r, s, gpus=g) for r, s in enumerate((0.1, 0.12, 0.11)[:repeat_count]) for g in (1, 2)]
     one, two = rows_of(made)
-    assert (two["interval_over"], two["repeats"]) == (over, launches)
+    assert (two["interval_over"], two["repeats"]) == (over, repeat_count)
     for name in ("throughput", "speedup_self", "efficiency_self"):
         assert (two[f"{name}_low"] is not None) == (over is not None)
     assert two["speedup_self"] == pytest.approx(2) and two["efficiency_self"] == pytest.approx(1)
@@ -180,20 +180,22 @@ def test_a_row_is_steady_if_every_repeat_is(blocks: list[int], steady: bool | No
     assert row["steady"] is steady and row["flags"] is None, "the pooled row has an interval"
 
 
-@pytest.mark.parametrize("launches", [2, 3])
-def test_limits_over_blocks_are_replaced_by_limits_over_repeats(monkeypatch: pytest.MonkeyPatch, launches: int) -> None:
-    """A figure of the probes, which may be negative: its mean, and Student's t over launches from three on."""
-    exposed, of_run = (-0.01, 0.02, 0.05)[:launches], make_row
+@pytest.mark.parametrize("repeat_count", [2, 3])
+def test_limits_over_blocks_are_replaced_by_limits_over_repeats(
+    monkeypatch: pytest.MonkeyPatch, repeat_count: int
+) -> None:
+    """A figure of the probes, which may be negative: its mean, and Student's t over repeats from three on."""
+    exposed, of_run = (-0.01, 0.02, 0.05)[:repeat_count], make_row
 
     def probed(result: Result, *rest: Any) -> dict[str, Any]:
         value = exposed[result.scale.repeat]
         return of_run(result, *rest) | dict(zip(NAMES, (value - 0.001, value, value + 0.001), strict=True))
 
     monkeypatch.setattr(rows, "make_row", probed)
-    (pooled_row,) = rows_of([run_of(r, 0.1) for r in range(launches)])
+    (pooled_row,) = rows_of([run_of(r, 0.1) for r in range(repeat_count)])
     low, value, high = (pooled_row[name] for name in NAMES)
     assert value == pytest.approx(np.mean(exposed))
-    if launches == 2:
+    if repeat_count == 2:
         assert {pooled_row[name] for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))} == {None}
     else:
         assert [low, high] == pytest.approx([0.02 - T[3] * 0.03 / 3**0.5, 0.02 + T[3] * 0.03 / 3**0.5], rel=1e-5)
@@ -210,11 +212,11 @@ def test_pooled_reads_folders_as_load_does(tmp_path: Path) -> None:
 RATES = st.lists(st.floats(1e-3, 1e6), min_size=3, max_size=8)
 
 
-@given(value=st.floats(1e-3, 1e6), launches=st.integers(1, 8))
-def test_identical_repeats_pool_to_their_value(value: float, launches: int) -> None:
-    mean, interval = geometric_mean_over_repeats([value] * launches)
+@given(value=st.floats(1e-3, 1e6), repeat_count=st.integers(1, 8))
+def test_identical_repeats_pool_to_their_value(value: float, repeat_count: int) -> None:
+    mean, interval = geometric_mean_over_repeats([value] * repeat_count)
     assert mean == pytest.approx(value)
-    assert (interval is None) == (launches < 3)
+    assert (interval is None) == (repeat_count < 3)
     if interval is not None:
         assert interval.low == pytest.approx(value) == interval.high
 
@@ -245,8 +247,8 @@ def drop_path(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def launches_of(rng: np.random.Generator, count: int) -> np.ndarray[Any, Any]:
-    """Throughputs around 100 that differ by 3 % between launches, each over correlated blocks, some over ten times
-    as many: (trials, launches)."""
+    """Throughputs around 100 that differ by 3 % between repeats, each over correlated blocks, some over ten times
+    as many: (trials, repeats)."""
     level = 100 * np.exp(rng.normal(0, 0.03, (TRIALS, count)))
     blocks = np.where(level < 100, 640, 64)  # slow ones are measured longer
     return level * np.exp(rng.normal(0, 0.05, level.shape) * math.sqrt(1.7 / 0.3) / np.sqrt(blocks))

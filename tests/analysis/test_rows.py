@@ -1,4 +1,4 @@
-"""What a strategy loses on one device: its arithmetic, and its columns in records made by hand."""
+"""Columns computed for a row: the overhead of a strategy on one device, and the costs of a run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_there_is_no_overhead_without_two_measured_runs() -> None:
 
 
 def test_rows_with_equal_baselines_have_equal_overheads() -> None:
-    """That of the one device, also where more of them failed."""
+    """It is that on one device, even if runs on several devices failed."""
     failed = record(gpus=8, status="failed", block_s=None)
     rows = [record(block_s=0.1), record(gpus=2, block_s=0.13), record(gpus=4, block_s=0.2), failed]
     bare, other = record("bare_torch", block_s=0.083), record("horovod_gloo", gpus=2)

@@ -1,4 +1,4 @@
-"""Curves over devices: what belongs together is together, what may not be mixed is apart, names tell them apart."""
+"""Scaling curves: which rows form a curve and a group, their names, slopes, node boundaries and scaling limits."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def test_rows_of_a_curve_are_cells_of_the_frame() -> None:
 
 def test_weak_and_strong_scaling_batches_and_hardware_are_separate_groups() -> None:
     weak = several(["ddp_gloo"])
-    strong = [sweeps.run("ddp_gloo", count, run_id=f"s{count}", **sweeps.strong_scaling(40, count)) for count in (1, 2, 4)]
+    strong = [
+        sweeps.run("ddp_gloo", count, run_id=f"s{count}", **sweeps.strong_scaling(40, count)) for count in (1, 2, 4)
+    ]
     strong = [_scaled(run, 40 // run.scale.gpus, 40) for run in strong]
     bigger = [_scaled(sweeps.run("ddp_gloo", n, run_id=f"b{n}", train=TrainSpec(20)), 20, 20 * n) for n in (1, 2)]
     away = dataclasses.replace(weak[0], run_id="a", fingerprint="a")
@@ -194,7 +196,7 @@ def test_two_machines_of_one_hardware_are_separate_groups() -> None:
 def curve(
     speedups: dict[int, float | None], nodes: int | None = None, width: float | None = 0.01, against: str = "bare"
 ) -> Curve:
-    """Of known speedups by device count; `nodes` devices fill a node; limits `width` (a share) off on each side."""
+    """Return a curve with these speedups; `nodes` devices fill a node; limits differ by `width` (a share)."""
     rows = []
     for gpus, value in speedups.items():
         row: dict[str, Any] = {"gpus": gpus, "run_id": f"{gpus}", f"baseline_{against}_id": "0"}
@@ -264,7 +266,7 @@ def test_the_slope_of_an_exact_line_is_exact(gpus: list[int], per_device: float,
 @settings(deadline=None)
 @given(counts, st.lists(st.floats(0.1, 100), min_size=8, max_size=8), st.sampled_from([0.125, 0.5, 8.0]))
 def test_a_slope_scales_with_the_speedups(gpus: list[int], figures: list[float], factor: float) -> None:
-    """As with another baseline: by the factor, limits too."""
+    """Another baseline scales slope and limits by a factor."""
     one, other = (fit(curve(dict(zip(gpus, [f * by for f in figures], strict=False)))) for by in (1.0, factor))
     assert other.value == pytest.approx(one.value * factor, rel=1e-6, abs=1e-9)
     if one.low is not None and one.high is not None:

@@ -16,7 +16,7 @@ BLOCKS = 8
 
 
 def probes(**changes: Any) -> ProbeRecord:
-    """Of blocks of two updates that take 10 ms with everything."""
+    """Return probes with blocks of two steps, which take 10 ms including everything."""
     defaults: dict[str, Any] = {
         "steps": 2, "sync_on_s": [0.020] * BLOCKS, "sync_off_s": [0.014] * BLOCKS, "fixed_batch_s": [0.012] * BLOCKS,
         "local_step_s": [[0.007] * BLOCKS], "isolated_sync_repeats": 4, "isolated_sync_s": [0.008] * BLOCKS,
@@ -51,7 +51,7 @@ def test_seconds_of_one_step(figure: Callable[[Result], Estimate | None], expect
 
 
 def test_the_median_rank_waits_for_the_slowest() -> None:
-    """And the slowest loses nothing by the exchange that it does not spend on it."""
+    """The slowest rank loses only the time that it spends on synchronization itself."""
     own = [0.004, 0.005, 0.011]
     ranks = [probes(local_step_s=[[s] * BLOCKS], sync_off_s=[2 * s] * BLOCKS, sync_on_s=[0.026] * BLOCKS) for s in own]
     wait, exposed = step_breakdown.imbalance(group(*ranks)), step_breakdown.exposed_sync(group(*ranks))
@@ -106,7 +106,7 @@ def test_a_row_has_shares_and_seconds_per_epoch() -> None:
 
 
 def test_the_two_shares_of_collectives_are_independent() -> None:
-    """0.87 of all kernels' time, as one study had it, may be a third of the update's."""
+    """0.87 of all kernels' time, as in one study, may be a third of the time of a step."""
     profiles = [Profile(5, step_s=0.030, kernel_s=0.010, collective_s=0.0087) for _ in range(2)]
     of_kernels, of_steps = step_breakdown.collective_shares(group(*(probes(profile=one) for one in profiles)))
     assert (of_kernels, of_steps) == (pytest.approx(0.87), pytest.approx(0.29))

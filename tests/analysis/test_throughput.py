@@ -1,4 +1,4 @@
-"""Derived figures of records made by hand, whose throughput is known."""
+"""Throughput, speedup, baselines and flags of simple records with known throughput."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes of trainings over their seeds, against figures worked out here."""
+"""Trainings over their seeds: figures that follow from simple records."""
 
 from __future__ import annotations
 
@@ -143,7 +143,9 @@ def test_without_a_target_there_are_only_metrics() -> None:
 
 def test_the_table_has_a_row_for_each_training(tmp_path: Path) -> None:
     made = [
-        training_run(strategy, seed=seed, epoch_s=2 + seed) for strategy in ("ddp_gloo", "mirrored") for seed in range(3)
+        training_run(strategy, seed=seed, epoch_s=2 + seed)
+        for strategy in ("ddp_gloo", "mirrored")
+        for seed in range(3)
     ]
     write_results(tmp_path, made)
     outcomes = make_training_table(scalebench.load(tmp_path))

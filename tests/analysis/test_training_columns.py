@@ -1,4 +1,4 @@
-"""The columns of a training, of runs with known curves."""
+"""The columns of trainings with known curves, and their training key."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_speedup_to_the_target(
 
 
 def test_the_epoch_of_a_training_that_ended_within_warmup(tmp_path: Path) -> None:
-    """Two epochs of 1000 samples in 4 s, of which the first update, of 20, does not count."""
+    """Two epochs of 1000 samples in 4 s, of which the first step, of 20, does not count."""
     early = training_run(values=(0.4, 0.2))
     early.ranks = [rank(train_samples=EPOCH_SAMPLES, steps_per_epoch=50)]
     expected = 4.0 / (1980 / 1000)
@@ -103,7 +103,7 @@ def test_the_epoch_of_a_training_that_ended_within_warmup(tmp_path: Path) -> Non
 
 
 def test_energy_counts_all_samples_of_the_measured_phase(tmp_path: Path) -> None:
-    """Three epochs less 16 updates of warm-up, whatever of that is in whole blocks."""
+    """Three epochs less 16 steps of warm-up, however many of these are in complete blocks."""
     made = training_run(values=(0.4, 0.2, 0.1))
     assert made.ranks[0].warmup_block_steps == 1 and len(made.ranks[0].warmup_block_s) == 16
     assert training_columns.count_measured_samples(made) == 3000 - 16 * 20

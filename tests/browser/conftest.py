@@ -14,15 +14,15 @@ import pytest
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 
-QUIET = (
+CHROMIUM_SWITCHES = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --mute-audio --hide-scrollbars"
 ).split()
-ENDS_S = 10  # what Chromium's helpers have to end
+EXIT_TIMEOUT_S = 10  # what Chromium's helpers have to end
 Browse = Callable[[Path], Chrome]
 
 
-def missing() -> str | None:
+def missing_programs() -> str | None:
     lacks = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return f"needs {' and '.join(lacks)}, which scripts/install_browser.sh installs" if lacks else None
 
@@ -30,14 +30,14 @@ def missing() -> str | None:
 @pytest.fixture
 def browser(tmp_path: Path, guards: None) -> Iterator[Chrome]:
     """Closed before the guards look for processes that are left."""
-    if (lacks := missing()) is not None:
+    if (lacks := missing_programs()) is not None:
         pytest.skip(lacks)
     before = set(psutil.Process().children(recursive=True))
     profile = tmp_path / "profile"
     profile.mkdir()
     options = ChromeOptions()
     options.binary_location = str(shutil.which("chromium"))
-    for switch in (*QUIET, f"--user-data-dir={profile}", "--window-size=1280,1000"):
+    for switch in (*CHROMIUM_SWITCHES, f"--user-data-dir={profile}", "--window-size=1280,1000"):
         options.add_argument(switch)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     # Caches and settings of the distribution's wrapper go to the home folder, which here is the test's.
@@ -49,14 +49,14 @@ def browser(tmp_path: Path, guards: None) -> Iterator[Chrome]:
     finally:
         driver.quit()
         started = [child for child in psutil.Process().children(recursive=True) if child not in before]
-        _, left = psutil.wait_procs(started, timeout=ENDS_S)
+        _, left = psutil.wait_procs(started, timeout=EXIT_TIMEOUT_S)
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(left, timeout=ENDS_S)
+        psutil.wait_procs(left, timeout=EXIT_TIMEOUT_S)
 
 
-def width(driver: Chrome, pixels: int, height: int = 900, dark: bool = False) -> None:
+def set_width(driver: Chrome, pixels: int, height: int = 900, dark: bool = False) -> None:
     """A window of that many CSS pixels, also below the 500 that a window of Chromium has at least."""
     mobile = {"width": pixels, "height": height, "deviceScaleFactor": 1, "mobile": pixels < 600}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", mobile)

@@ -17,9 +17,9 @@ from selenium.webdriver.support.wait import WebDriverWait
 import scalebench
 from scalebench.report.html.page import write
 from scalebench.report.report_data import load_report_data
-from tests.browser.conftest import width
+from tests.browser.conftest import set_width
 from tests.builders import sweeps
-from tests.report.html.made_up import sections
+from tests.report.html.frame_sections import sections
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 WAIT_S = 30
@@ -29,18 +29,18 @@ TRACES = "return [...document.querySelector('#speedup .plot').data].filter(t => 
 @pytest.fixture
 def page(browser: Chrome, tmp_path: Path) -> Chrome:
     """A report of two models on two kinds of hardware, drawn."""
-    open_page(browser, made(tmp_path))
+    open_page(browser, write_page(tmp_path))
     return browser
 
 
-def made(folder: Path) -> Path:
+def write_page(folder: Path) -> Path:
     sweeps.sweep(folder / "sweep")
     report_data = load_report_data([folder / "sweep"])
     return write(report_data, folder / "sweep" / "report.html", sections(report_data.frame))
 
 
 def open_page(browser: Chrome, path: Path, pixels: int = 1280, dark: bool = False, after: str = "") -> None:
-    width(browser, pixels, dark=dark)
+    set_width(browser, pixels, dark=dark)
     browser.get("about:blank")
     browser.get(path.as_uri() + after)
     wait(browser, "return document.querySelectorAll('.plot[data-drawn]').length > 0")
@@ -50,65 +50,65 @@ def wait(browser: Chrome, script: str) -> None:
     WebDriverWait(browser, WAIT_S, 0.1).until(lambda driver: driver.execute_script(script))
 
 
-def said(browser: Chrome) -> str:
+def status_text(browser: Chrome) -> str:
     return browser.find_element(By.ID, "shown").text
 
 
-def visible(browser: Chrome) -> set[str]:
+def visible_series(browser: Chrome) -> set[str]:
     return {trace["name"] for trace in browser.execute_script(TRACES) if trace.get("visible", True) is True}
 
 
-def rows(browser: Chrome) -> list[str]:
+def visible_rows(browser: Chrome) -> list[str]:
     """First cells of the rows that are to be seen."""
     table_rows = browser.find_elements(By.CSS_SELECTOR, "#runs tbody tr")
     return [row.find_element(By.TAG_NAME, "td").text for row in table_rows if row.is_displayed()]
 
 
-def box(browser: Chrome, name: str, value: str) -> Any:
+def filter_box(browser: Chrome, name: str, value: str) -> Any:
     return browser.find_element(By.CSS_SELECTOR, f"#filters input[name={name}][value={value}]")
 
 
 def test_filters_hide_rows_and_lines_and_say_so(page: Chrome) -> None:
-    assert said(page).startswith("7 of 7 rows shown")
-    box(page, "strategy", "ddp_gloo").click()
-    assert said(page).startswith("4 of 7 rows shown")
-    assert set(rows(page)) == {"bare_torch", "horovod_gloo"}
-    assert visible(page) == {"ideal", "bare_torch", "horovod_gloo", "ZIH, published"}
+    assert status_text(page).startswith("7 of 7 rows shown")
+    filter_box(page, "strategy", "ddp_gloo").click()
+    assert status_text(page).startswith("4 of 7 rows shown")
+    assert set(visible_rows(page)) == {"bare_torch", "horovod_gloo"}
+    assert visible_series(page) == {"ideal", "bare_torch", "horovod_gloo", "ZIH, published"}
     page.find_element(By.CSS_SELECTOR, "[data-none=strategy]").click()
-    assert rows(page) == [] and visible(page) == {"ideal", "ZIH, published"}
+    assert visible_rows(page) == [] and visible_series(page) == {"ideal", "ZIH, published"}
     assert page.find_element(By.CSS_SELECTOR, "#runs .empty").is_displayed()
     page.find_element(By.CSS_SELECTOR, "[data-all=strategy]").click()
-    assert len(rows(page)) == 7
-    box(page, "hardware", "alpha").click()
-    assert "ZIH, published" not in visible(page) and len(rows(page)) == 7
-    box(page, "hardware", "cpu").click()
-    assert rows(page) == []
+    assert len(visible_rows(page)) == 7
+    filter_box(page, "hardware", "alpha").click()
+    assert "ZIH, published" not in visible_series(page) and len(visible_rows(page)) == 7
+    filter_box(page, "hardware", "cpu").click()
+    assert visible_rows(page) == []
 
 
 def test_bars_with_tags_of_their_own_go_one_by_one(page: Chrome) -> None:
     bars = "const p = document.querySelector('#lost .plot'); p.scrollIntoView(); return 'drawn' in p.dataset && %s"
     figures = "[p.data.map(t => [t.x, t.y]), p.layout.xaxis.categoryarray]"
     wait(page, bars % "true")
-    box(page, "strategy", "ddp_gloo").click()
+    filter_box(page, "strategy", "ddp_gloo").click()
     wait(page, bars % "p.data[0].x.length === 1")
     shares, names = page.execute_script(bars % figures)
     assert names == ["horovod_gloo"] and [x for x, _ in shares] == [["horovod_gloo"]] * 3
     assert [y for _, y in shares] == [[0.05], [-0.01], [0.16]]
-    box(page, "strategy", "ddp_gloo").click()
+    filter_box(page, "strategy", "ddp_gloo").click()
     wait(page, bars % "p.data[0].x.length === 2")
 
 
-def test_words_and_code_are_filtered_too(page: Chrome) -> None:
+def test_paragraphs_and_code_are_filtered_too(page: Chrome) -> None:
     page.find_element(By.CSS_SELECTOR, "details.fold > summary").click()
     warning = page.find_element(By.CSS_SELECTOR, ".paragraph.warning")
     assert warning.is_displayed()
-    box(page, "strategy", "horovod_gloo").click()
+    filter_box(page, "strategy", "horovod_gloo").click()
     assert not warning.is_displayed()
     assert len([code for code in page.find_elements(By.CSS_SELECTOR, ".code") if code.is_displayed()]) == 1
 
 
 def test_the_address_keeps_the_filters(page: Chrome, tmp_path: Path) -> None:
-    box(page, "strategy", "ddp_gloo").click()
+    filter_box(page, "strategy", "ddp_gloo").click()
     page.find_element(By.CSS_SELECTOR, "nav a[href='#problems']").click()
     address = page.current_url
     assert address.endswith("#problems&hide.strategy=ddp_gloo")
@@ -116,7 +116,9 @@ def test_the_address_keeps_the_filters(page: Chrome, tmp_path: Path) -> None:
     page.get("about:blank")
     page.get(address)
     wait(page, "return document.querySelector('.plot[data-drawn]') !== null")
-    assert said(page).startswith("4 of 7 rows shown") and not box(page, "strategy", "ddp_gloo").is_selected()
+    assert (
+        status_text(page).startswith("4 of 7 rows shown") and not filter_box(page, "strategy", "ddp_gloo").is_selected()
+    )
 
 
 def test_figures_of_the_page_are_those_of_the_frame(page: Chrome, tmp_path: Path) -> None:
@@ -176,7 +178,7 @@ def test_the_keyboard_reaches_everything(page: Chrome) -> None:
     assert page.execute_script("return document.querySelector('#runs th').getAttribute('aria-sort')") == "ascending"
     page.execute_script("document.querySelector('#filters input[value=ddp_gloo]').focus()")
     page.switch_to.active_element.send_keys(Keys.SPACE)
-    assert said(page).startswith("4 of 7 rows shown")
+    assert status_text(page).startswith("4 of 7 rows shown")
     page.execute_script("document.getElementById('theme').focus()")
     page.switch_to.active_element.send_keys(Keys.SPACE)
     assert page.execute_script("return document.documentElement.dataset.theme") == "dark"
@@ -184,7 +186,7 @@ def test_the_keyboard_reaches_everything(page: Chrome) -> None:
 
 @pytest.mark.parametrize("pixels", [1280, 390])
 def test_no_width_makes_the_page_scroll_sideways(browser: Chrome, tmp_path: Path, pixels: int) -> None:
-    open_page(browser, made(tmp_path), pixels)
+    open_page(browser, write_page(tmp_path), pixels)
     browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     size = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert size[0] <= size[1] == pixels
@@ -211,9 +213,9 @@ def renamed(section: Any, number: int) -> Any:
     return dataclasses.replace(section, id=f"{section.id}-{number}", blocks=blocks)
 
 
-def test_nothing_is_wrong_in_the_console_and_nothing_is_asked_for(page: Chrome) -> None:
+def test_the_console_has_no_errors_and_nothing_is_requested(page: Chrome) -> None:
     page.execute_script("scrollTo(0, document.body.scrollHeight)")
-    box(page, "strategy", "ddp_gloo").click()
+    filter_box(page, "strategy", "ddp_gloo").click()
     assert page.get_log("browser") == []
     assert page.execute_script("return performance.getEntriesByType('resource').map(one => one.name)") == []
     messages = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]

@@ -1,4 +1,4 @@
-"""What a result holds does not run in a browser, wherever it stands; and who cannot see the page can read it."""
+"""Nothing in a result runs in a browser, and a screen reader can read the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from selenium.webdriver.common.by import By
 
 from scalebench.report.html.page import write
 from scalebench.report.report_data import load_report_data
-from tests.browser.test_report_page import made, open_page
+from tests.browser.test_report_page import open_page, write_page
 from tests.builders import sweeps
 from tests.report.html.test_page import nasty_sections
 
@@ -45,7 +45,7 @@ def test_long_words_do_not_make_the_page_wide(browser: Chrome, tmp_path: Path) -
 
 def test_a_script_that_came_in_as_text_would_not_run(browser: Chrome, tmp_path: Path) -> None:
     """The second wall behind the first: the policy knows the page's own scripts only."""
-    page = made(tmp_path)
+    page = write_page(tmp_path)
     wrong = '<script>window.ran = 1</script><img src="x" onerror="window.ran = 2"><p>'
     page.write_text(page.read_text(encoding="utf-8").replace("<main", f"{wrong}<main", 1), encoding="utf-8")
     open_page(browser, page)
@@ -56,8 +56,8 @@ def test_a_script_that_came_in_as_text_would_not_run(browser: Chrome, tmp_path: 
     assert any("Content Security Policy" in text and "127.0.0.1" in text for text in refused)
 
 
-def test_what_a_screen_reader_needs(browser: Chrome, tmp_path: Path) -> None:
-    open_page(browser, made(tmp_path))
+def test_the_page_has_what_a_screen_reader_needs(browser: Chrome, tmp_path: Path) -> None:
+    open_page(browser, write_page(tmp_path))
 
     def each(selector: str, what: str) -> list[str]:
         return list(browser.execute_script(f"return [...document.querySelectorAll(`{selector}`)].map(e => {what})"))

@@ -9,7 +9,7 @@ from selenium.webdriver import Chrome
 
 from scalebench.report.html.page import write
 from scalebench.report.report_data import MAX_DETAILED_RUNS, ReportData, load_report_data
-from tests.browser.conftest import width
+from tests.browser.conftest import set_width
 from tests.browser.test_report_page import wait
 from tests.builders import sweeps
 
@@ -18,8 +18,8 @@ STRATEGIES = ("bare_torch", "ddp_gloo", "ddp_nccl", "horovod_gloo", "horovod_mpi
               "mirrored", "fsdp", "lightning_horovod", "multiworker")  # fmt: skip
 
 
-def many(folder: Path) -> ReportData:
-    """Runs with probes, as many as are told in detail and a few more."""
+def write_many_runs(folder: Path) -> ReportData:
+    """Write runs with probes, a few more than are shown in detail."""
     sweeps.sweep(folder, STRATEGIES, gpus=(1, 2, 4, 8), repeats=5)
     report_data = load_report_data([folder])
     assert MAX_DETAILED_RUNS <= len(report_data.frame) <= MAX_DETAILED_RUNS + 5
@@ -28,16 +28,16 @@ def many(folder: Path) -> ReportData:
 
 @pytest.mark.slow
 def test_two_hundred_runs_are_a_page_of_less_than_six_megabytes(tmp_path: Path) -> None:
-    report_data = many(tmp_path / "sweep")
+    report_data = write_many_runs(tmp_path / "sweep")
     page = write(report_data, tmp_path / "report.html")
     assert page.stat().st_size < LIMIT
 
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_all_charts_of_a_whole_report_can_be_drawn(browser: Chrome, tmp_path: Path) -> None:
+def test_all_charts_of_a_complete_report_can_be_drawn(browser: Chrome, tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "sweep", STRATEGIES[:4])
-    width(browser, 1280)
+    set_width(browser, 1280)
     browser.get(write(load_report_data([tmp_path / "sweep"]), tmp_path / "report.html").as_uri())
     browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     height = browser.execute_script("return document.documentElement.scrollHeight")

@@ -1,4 +1,4 @@
-"""Launches made by hand, for comparisons: as many as there are figures, on a day of their own for each side."""
+"""Runs for comparisons: one for each figure, all of a side on one day."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ def make_results(
     options: dict[str, Any] | None = None,
     **changes: Any,
 ) -> list[Result]:
-    """A launch for each of `block_s`, the seconds of its blocks: 20 samples a device and block. `options` are of the
-    strategy, `changes` as for helpers.record."""
-    found = [
+    """Make a repeat for each of `block_s`, the seconds of its blocks of 20 samples per device.
+
+    `options` are those of the strategy, `changes` as for `record`.
+    """
+    results = [
         record(
             strategy, gpus, each, baseline=None,
             **{"repeat": number, "run_id": f"{side}-{strategy}-{gpus}-{number}",
@@ -33,33 +35,39 @@ def make_results(
         )
         for number, each in enumerate(block_s)
     ]  # fmt: skip
-    for result in found:
+    for result in results:
         result.spec["strategy"]["options"] = options or {}
-    return found
+    return results
 
 
-def make_runs(side: str, block_s: Sequence[float], strategy: str = "ddp", gpus: int = 1, **changes: Any) -> list[ComparedRun]:
-    """As launches."""
+def make_runs(
+    side: str, block_s: Sequence[float], strategy: str = "ddp", gpus: int = 1, **changes: Any
+) -> list[ComparedRun]:
+    """Make runs as a comparison takes them."""
     return [make_compared_run(result) for result in make_results(side, block_s, strategy, gpus, **changes)]
 
 
 def write_folder(side: str, block_s: Sequence[float], strategy: str = "ddp", gpus: int = 1, **changes: Any) -> Path:
-    """In <side>/<n>, after what is there."""
+    """Write runs to <side>/<n>, numbered after the existing ones."""
     write_results(Path(side), make_results(side, block_s, strategy, gpus, **changes))
     return Path(side)
 
 
-def make_failed_run(side: str, status: str = "failed", strategy: str = "ddp", gpus: int = 1, **changes: Any) -> ComparedRun:
-    """One that went wrong."""
+def make_failed_run(
+    side: str, status: str = "failed", strategy: str = "ddp", gpus: int = 1, **changes: Any
+) -> ComparedRun:
+    """Make a failed run as a comparison takes it."""
     run_id = f"{side}-{strategy}-{gpus}-{status}"
-    return make_compared_run(record(strategy, gpus, None, status=status, **{"baseline": None, "run_id": run_id, **changes}))
+    return make_compared_run(
+        record(strategy, gpus, None, status=status, **{"baseline": None, "run_id": run_id, **changes})
+    )
 
 
 def train_settings(**settings: Any) -> dict[str, Any]:
-    """Fields of Config with these settings of training."""
+    """Return fields of Config with these settings of training."""
     return {"train": dataclasses.replace(simulated_config().train, **settings)}
 
 
 def machine_settings(**changes: Any) -> dict[str, Any]:
-    """A field of Result: the usual machine with some differences."""
+    """Return a field of Result: the default machine with some changes."""
     return {"machine": dataclasses.replace(MACHINE, **changes)}

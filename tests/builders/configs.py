@@ -1,7 +1,4 @@
-"""The values that Hydra makes of one key of a sweep, lists and objects among them.
-
-Configs of simulated runs for tests of what becomes of them, and a machine that is not this one.
-"""
+"""Configs of simulated runs, machines that do not exist, and the values that Hydra reads in a key of a sweep."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ from tests.builders.runs import simulated_config
 
 
 def sweep_choices(values: object) -> list[str]:
-    """Each value as the word on the command line that means it."""
+    """Return each value of a sweep's key as it is written on the command line."""
     compose.register_with_hydra()
-    filled = OmegaConf.create([values])[0]  # what only the machine knows is known now
+    filled = OmegaConf.create([values])[0]  # resolves what depends on the machine
     override = OverridesParser.create().parse_override(f"key={filled}")
     return list(override.sweep_string_iterator()) if override.is_sweep_override() else [str(filled)]
 
@@ -42,35 +39,35 @@ GPUS_HERE = HardwareSpec("local", devices="cuda")
 
 
 def make_config(**changes: Any) -> Config:
-    """A simulated run on the CPU; `changes` by dotted key with two underscores: train__global_batch=5."""
-    made = simulated_config(size=1000)
+    """Make the config of a simulated run on the CPU; `changes` are keys with two underscores: train__global_batch=5."""
+    result = simulated_config(size=1000)
     for key, value in changes.items():
-        set_key(made, key.replace("__", "."), value)
-    return made
+        set_key(result, key.replace("__", "."), value)
+    return result
 
 
-def set_key(made: Config, key: str, value: Any) -> None:
+def set_key(config: Config, key: str, value: Any) -> None:
     *path, name = key.split(".")
-    owner: Any = made
+    owner: Any = config
     for part in path:
         owner = getattr(owner, part)
     assert hasattr(owner, name)
-    setattr(owner, name, copy.deepcopy(value))  # what a test sets in it later must not reach the next one
+    setattr(owner, name, copy.deepcopy(value))  # later changes must not affect the caller's value
 
 
 def make_spec(**changes: Any) -> RunSpec:
     return resolve.resolve(make_config(**changes))
 
 
-def resolve_error(made: Config) -> str:
+def resolve_error(config: Config) -> str:
     with pytest.raises(InputError) as caught:
-        resolve.resolve(made)
+        resolve.resolve(config)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def fake_machine(monkeypatch: pytest.MonkeyPatch, gpus: int, cpus: int = 8) -> None:
-    """A machine with so many GPUs and cores, and no program on the PATH."""
+    """Replace the machine by one with so many GPUs and cores, and no program on the PATH."""
     monkeypatch.setattr(machine, "count_gpus", lambda: gpus)
     monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(cpus)))
     monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [None] * gpus)

@@ -1,7 +1,4 @@
-"""Somebody who does what the program says: starts the commands that it prints, each on its host.
-
-Launches of null ranks for the tests of this folder.
-"""
+"""Launches of simulated ranks, and a user who starts the torchrun commands that the program prints."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest
 COMMAND = re.compile(r"([\w.-]+): (\S+ -m torch\.distributed\.run .*)")
 
 
-class Hands:
-    """`with Hands(words of scalebench, ...) as hands: assert hands.end() == 0`. Nothing that it started is left."""
+class TorchrunUser:
+    """Runs scalebench and starts the commands that it prints, each on its host; as a context it ends all of them."""
 
     def __init__(
         self,
@@ -35,7 +32,7 @@ class Hands:
         on: Callable[[str | None, list[str]], list[str]] = lambda host, command: command,
         willing: bool = True,
     ) -> None:
-        """`on` gives the words that run a command on a host (None: where the program runs)."""
+        """Start the program; `on` returns the command that runs another on a host (None: where the program runs)."""
         self.said: list[str] = []
         self.started: list[subprocess.Popen[bytes]] = []
         self._on, self._cwd, self._willing = on, cwd, willing
@@ -58,12 +55,12 @@ class Hands:
                     )
 
     def end(self, limit_s: float = 120.0) -> tuple[int, list[int]]:
-        """Exit statuses of the program, and of what was started for it, in the order of the nodes."""
+        """Return the exit statuses of the program and of the commands, in the order of the nodes."""
         status = self.program.wait(limit_s)
         self._reader.join(limit_s)
         return status, [process.wait(limit_s) for process in self.started]
 
-    def __enter__(self) -> Hands:
+    def __enter__(self) -> TorchrunUser:
         return self
 
     def __exit__(
@@ -82,10 +79,10 @@ FOREVER = {"measure": {"min_s": 600.0, "max_s": 600.0, "timeout_s": 600.0}}
 NEEDS_MPIRUN = pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun here")
 
 
-class Interrupted(Exception):
-    """In place of KeyboardInterrupt, which pytest would take for its own."""
+class FakeInterrupt(Exception):
+    """Replaces KeyboardInterrupt, which would end pytest."""
 
 
-def launched(spec: RunSpec, folder: Path, **options: Any) -> GroupExit:
+def launch_run(spec: RunSpec, folder: Path, **options: Any) -> GroupExit:
     write_spec(spec, folder)
     return local.launch(LaunchRequest(spec, folder, "an id", **options))

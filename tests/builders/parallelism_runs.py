@@ -1,4 +1,4 @@
-"""Runs of data and model parallelism made by hand on a made-up machine, whose figures are known."""
+"""Runs of data and model parallelism on a made-up machine whose figures are known."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from scalebench.core.result import ProbeRecord, Result, StageRecord, Sync
 from scalebench.core.spec import ModelSpec
 from tests.builders.runs import rank, record, simulated_config
 
-# 8,080,000 multiply-adds up to the second layer and 1,150,300 behind it: cut between them, 2000 numbers go on.
+# 8,080,000 multiply-adds up to the second layer and 1,150,300 after it; 2000 numbers pass between them.
 MLP = ModelSpec("mlp", input_shape=[20], target_shape=[1], outputs=1, options={})
 FIRST_SHARE = 8_080_000 / 9_230_300
 SENT_BYTES = 8000.0
 FLOPS, GRADIENT_BYTES = 6 * 9_230_300.0, 4_000_000
 FLOPS_PER_S, BYTES_PER_S, LATENCY_S = 1e10, 1e8, 1e-4
 OPTIMIZER_S = 0.01
-EXCHANGE_S = GRADIENT_BYTES / BYTES_PER_S + 2 * LATENCY_S  # of two devices, in one message
+SYNC_S = GRADIENT_BYTES / BYTES_PER_S + 2 * LATENCY_S  # on two devices, in one message
 
 
 def work_s(batch: int) -> float:
-    """Forward and backward of one device."""
+    """Return seconds of forward and backward on one device."""
     return batch * FLOPS / FLOPS_PER_S
 
 
-def made(
+def make_parallel_run(
     strategy: str,
     batch: int,
     step_s: float | None,
@@ -34,7 +34,7 @@ def made(
     model: ModelSpec = MLP,
     **changes: Any,
 ) -> Result:
-    """A run of strong scaling with that global batch; without step_s one that is unsupported."""
+    """Make a run of strong scaling with that global batch; an unsupported one without `step_s`."""
     train = dataclasses.replace(simulated_config().train, batch_per_device=batch, global_batch=batch)
     seconds = [] if step_s is None else [2 * step_s * (1 + 0.001 * (-1) ** (n // 2)) for n in range(32)]
     samples = [2 * batch // gpus] * len(seconds)
@@ -51,30 +51,30 @@ def made(
     return run
 
 
-def bare(batch: int, probed: bool = True, pass_s: float = 0.0, **changes: Any) -> Result:
-    """`pass_s`: what it takes before its first sample."""
+def bare_run(batch: int, probed: bool = True, pass_s: float = 0.0, **changes: Any) -> Result:
+    """Make a bare run that takes `pass_s` besides its samples."""
     worked_s = pass_s + work_s(batch)
     parts = ProbeRecord(part_steps=1, forward_s=[worked_s / 3] * 8, backward_s=[worked_s] * 8,
                    optimizer_s=[worked_s + OPTIMIZER_S] * 8)  # fmt: skip
-    return made("bare_torch", batch, worked_s + OPTIMIZER_S, 1, parts if probed else None, **changes)
+    return make_parallel_run("bare_torch", batch, worked_s + OPTIMIZER_S, 1, parts if probed else None, **changes)
 
 
-def ddp(batch: int, step_s: float, messages: int = 1, **changes: Any) -> Result:
-    """Its exchange alone is that of the link."""
-    taken_s = EXCHANGE_S + 2 * (messages - 1) * LATENCY_S
+def ddp_run(batch: int, step_s: float, messages: int = 1, **changes: Any) -> Result:
+    """Make a DDP run whose isolated synchronization has the speed of the link."""
+    taken_s = SYNC_S + 2 * (messages - 1) * LATENCY_S
     probes = ProbeRecord(isolated_sync_repeats=2, isolated_sync_s=[2 * taken_s] * 8)
     sizes = [GRADIENT_BYTES // messages] * messages
-    return made("ddp_gloo", batch, step_s, probes=probes, sync=Sync(message_bytes=sizes), **changes)
+    return make_parallel_run("ddp_gloo", batch, step_s, probes=probes, sync=Sync(message_bytes=sizes), **changes)
 
 
-def staged(strategy: str, batch: int, step_s: float, micro_batches: int = 1, **changes: Any) -> Result:
-    """Cut behind the first layer and not where operations are balanced, as its record tells."""
-    run = made(strategy, batch, step_s, **changes)
+def pipeline_run(strategy: str, batch: int, step_s: float, micro_batches: int = 1, **changes: Any) -> Result:
+    """Make a run split after the first layer, not where operations are balanced."""
+    run = make_parallel_run(strategy, batch, step_s, **changes)
     first = StageRecord(0, 2, 0, "dense1", "dense1", 1_000_000, micro_batches, sent_bytes=16_000 * batch)
     last = StageRecord(1, 2, 0, "relu_2", "dense5", 3_000_000, micro_batches)
     run.ranks[0].stages, run.ranks[1].stages = [first], [last]
     return run
 
 
-def folders(*runs: Result) -> list[Path]:
+def run_folders(*runs: Result) -> list[Path]:
     return [Path(str(number)) for number in range(len(runs))]

@@ -1,4 +1,4 @@
-"""Made-up installed distributions in tmp_path: what pip would leave of a plugin, for this process and its children.
+"""Made-up installed distributions in tmp_path, as pip would install plugins, for this process and its children.
 
 A test file has the fixture by `from tests.builders.plugins import dists as dists`.
 """
@@ -19,7 +19,7 @@ from scalebench.core import config_files, plugins
 from scalebench.strategies import registry
 from scalebench.strategies.simulated import Simulated
 
-# A strategy of a plugin that can do nothing but sleep, and does it well.
+# A strategy of a plugin that only sleeps.
 CODE = """\
 from scalebench.strategies.simulated import Simulated
 
@@ -30,26 +30,32 @@ class Mine(Simulated):
 OPTIONS = dataclasses.asdict(Simulated.Options())
 
 
-def yaml_of(name: str, **keys: Any) -> str:
-    """strategy/<name>.yaml of a class like that of CODE; `keys` of a StrategySpec come on top. (JSON is YAML too.)"""
-    told = {"name": name, "description": "a plugin's own", "framework": "none", "baseline": name, "options": OPTIONS}
-    return json.dumps({**told, **keys}, indent=1)
+def strategy_yaml(name: str, **keys: Any) -> str:
+    """Return strategy/<name>.yaml for a class like that of CODE, with further keys of StrategySpec. (JSON is YAML.)"""
+    defaults = {
+        "name": name,
+        "description": "a plugin's own",
+        "framework": "none",
+        "baseline": name,
+        "options": OPTIONS,
+    }
+    return json.dumps({**defaults, **keys}, indent=1)
 
 
-def forget() -> None:
-    """Look at what is installed anew."""
+def clear_plugin_caches() -> None:
+    """Forget which plugins are installed."""
     plugins._all_entries.cache_clear()
     for cached in (registry.strategy_entries, config_files.find_config_files, config_files.strategy_option_defaults):
         cached.cache_clear()
 
 
-class Dists:
-    """Installs distributions below `site`; SCALEBENCH_PLUGINS lets in these and no others."""
+class Distributions:
+    """Installs distributions below `site`; SCALEBENCH_PLUGINS enables only these."""
 
     def __init__(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.site, self.names, self._monkeypatch = site, list[str](), monkeypatch
         monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
-        forget()
+        clear_plugin_caches()
 
     def add(
         self,
@@ -80,7 +86,7 @@ class Dists:
         self._monkeypatch.setenv("PYTHONPATH", os.pathsep.join(below))
         self.names.append(dist)
         self._monkeypatch.setenv("SCALEBENCH_PLUGINS", ",".join(self.names))
-        forget()
+        clear_plugin_caches()
         return root
 
     def strategy(
@@ -102,7 +108,7 @@ class Dists:
         files = {f"{package}/__init__.py": "", f"{package}/code.py": code}
         points = {"strategies": {name: target.format(package=package)}}
         if yaml is not None:
-            files |= {f"{package}/conf/strategy/{name}.yaml": yaml or yaml_of(name, **keys)}
+            files |= {f"{package}/conf/strategy/{name}.yaml": yaml or strategy_yaml(name, **keys)}
             points |= {"configs": {package: f"{package}.conf"}}
         return self.add(dist, files, points, api=api)
 
@@ -115,9 +121,9 @@ class Dists:
 
 
 @pytest.fixture
-def dists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dists]:
+def dists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Distributions]:
     """No plugin is installed but those that the test adds."""
-    made = Dists(tmp_path / "site", monkeypatch)
+    made = Distributions(tmp_path / "site", monkeypatch)
     yield made
     made.forget_modules()
-    forget()
+    clear_plugin_caches()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable
@@ -46,7 +47,7 @@ MACHINE = Machine(
 def simulated_config(
     options: dict[str, Any] | None = None, measure: dict[str, Any] | None = None, size: int = 64, **changes: Any
 ) -> Config:
-    """A short run of the simulated strategy; `changes` are fields of Config."""
+    """Make the config of a short simulated run; `changes` are fields of Config."""
     return Config(
         **{
             "model": MODEL,
@@ -68,47 +69,45 @@ def simulated_spec(
 
 
 def in_parallel(work: Callable[[S], T], cases: Iterable[S], at_once: int = 6) -> dict[S, T]:
-    """What `work` gives for each case; runs mostly sleep, so many of them share the cores."""
+    """Return the result of `work` for each case; runs mostly sleep, so many of them share the cores."""
     cases = list(cases)
     with ThreadPoolExecutor(at_once) as pool:
         return dict(zip(cases, pool.map(work, cases), strict=True))
 
 
 def wait_until(condition: Callable[[], T], limit_s: float = 30.0) -> T:
-    """The first true answer; AssertionError when there is none in time."""
+    """Return the first true answer; AssertionError when there is none in time."""
     deadline_s = time.monotonic() + limit_s
     while not (answer := condition()):
-        assert time.monotonic() < deadline_s, "it did not come to that in time"
+        assert time.monotonic() < deadline_s, "the condition did not hold in time"
         time.sleep(0.01)
     return answer
 
 
-def alive(pids: Iterable[int]) -> list[int]:
-    """Those of the processes that still run; one that nobody has reaped yet does not."""
-    found = []
+def find_running(pids: Iterable[int]) -> list[int]:
+    """Return those of the processes that still run; zombies do not."""
+    running = []
     for pid in pids:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             if psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-                found.append(pid)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+                running.append(pid)
+    return running
 
 
-def ranks_of(folder: Path) -> list[int]:
-    """Processes of workers and of the monitor of the run in `folder`, wherever they hang by now."""
-    found = []
+def find_run_processes(folder: Path) -> list[int]:
+    """Return the workers and the monitor of the run in `folder`, whatever their parents are now."""
+    pids = []
     for process in psutil.process_iter(["pid", "cmdline"]):
-        words = process.info["cmdline"] or []
-        if str(folder) in words and {"scalebench.runner.worker", "scalebench.measure.monitor"} & set(words):
-            found.append(process.info["pid"])
-    return alive(found)
+        command = process.info["cmdline"] or []
+        if str(folder) in command and {"scalebench.runner.worker", "scalebench.measure.monitor"} & set(command):
+            pids.append(process.info["pid"])
+    return find_running(pids)
 
 
 def rank(
     number: int = 0, seconds: list[float] | None = None, samples: list[int] | None = None, **changes: Any
 ) -> RankRecord:
-    """A rank's record; `seconds` of its blocks of two updates."""
+    """Make the record of a rank with the `seconds` of its blocks of two steps."""
     seconds = seconds or []
     return RankRecord(
         **{
@@ -137,9 +136,9 @@ def record(
     lockstep: bool = True,
     **changes: Any,
 ) -> Result:
-    """A whole result whose blocks of two updates of 10 samples a device take `block_s`, one way or the other by 1 %.
+    """Make a complete result whose blocks of two steps of 10 samples per device take `block_s`, within 1 %.
 
-    `changes` are fields of Config, which stand in its spec too, or of Result. Without `block_s` nothing was measured.
+    `changes` are fields of Config, which are in the spec too, or of Result. Without `block_s` nothing was measured.
     """
     fields = {f.name for f in dataclasses.fields(Config)}
     config = simulated_config(gpus=gpus)

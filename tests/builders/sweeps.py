@@ -37,7 +37,7 @@ from scalebench.core.spec import StopSpec
 from scalebench.measure.monitor.time_series import SampleRows
 from tests.builders.runs import rank, record, simulated_config
 
-STEP_S = 0.01  # of which 1 ms is data, 2 forward, 3 backward, 0.5 optimizer, 2.5 exposed sync; 1 is nobody's
+STEP_S = 0.01  # of which 1 ms is data, 2 forward, 3 backward, 0.5 optimizer, 2.5 exposed sync; 1 is unexplained
 OPERATIONS = [
     ProfiledOperation("gloo:all_reduce", 1.0, 0.004, collective=True),
     ProfiledOperation("aten::mm", 40.0, 0.003),
@@ -46,7 +46,7 @@ OPERATIONS = [
 
 
 def series(step_s: float, steps: int, wobble_s: float = 0.0) -> list[float]:
-    """Eight blocks of `steps` updates; an update takes `wobble_s` more or less, in turns."""
+    """Return eight blocks of `steps` steps, which take alternately `wobble_s` more and less."""
     return [steps * (step_s + wobble_s * (-1) ** block) for block in range(8)]
 
 
@@ -71,7 +71,7 @@ def make_probes(**changes: Any) -> ProbeRecord:
 
 
 def probed_run(first: ProbeRecord | None, second: ProbeRecord | None, **changes: Any) -> Result:
-    """Of two updates a block, after a warm-up of single ones, of which the first three were slow."""
+    """Make a run of blocks of two steps, after a warm-up of single steps of which the first three were slow."""
     blocks = [2 * STEP_S * (1 + 0.01 * (-1) ** (block // 2)) for block in range(32)]
     warmup = {"steady_after_steps": 3, "warmup_block_steps": 1, "warmup_block_s": [0.5, 0.2, 0.1] + [0.01] * 20}
     memory = {"rss_peak_bytes": 512_000_000, "rss_anon_peak_bytes": 256_000_000, "peak_memory_bytes": [None]}
@@ -79,14 +79,14 @@ def probed_run(first: ProbeRecord | None, second: ProbeRecord | None, **changes:
     return record("ddp_gloo", gpus=2, ranks=ranks, **{"sync": Sync(message_bytes=[400_000, 213_764]), **changes})
 
 
-BATCH = 10  # samples a device
-BARE_S = 0.01  # of an update of the bare baseline
-EFFICIENCY = {"ddp_gloo": 0.9, "horovod_gloo": 0.8, "lightning_ddp_gloo": 0.7}  # what is kept at each doubling
+BATCH = 10  # samples per device
+BARE_S = 0.01  # step of the bare baseline
+EFFICIENCY = {"ddp_gloo": 0.9, "horovod_gloo": 0.8, "lightning_ddp_gloo": 0.7}  # at each doubling of devices
 BASELINES = {"mirrored": "bare_tensorflow", "simulated": "simulated"}
 
 
 def step_s(strategy: str, gpus: int) -> float:
-    """Of an update: the bare one's, longer by what the strategy loses at one device (5 %) and at each doubling."""
+    """Return the seconds of a step: the bare one's plus the loss at one device (5 %) and at each doubling."""
     if strategy.startswith("bare_"):
         return BARE_S
     doublings = gpus.bit_length() - 1
@@ -96,7 +96,7 @@ def step_s(strategy: str, gpus: int) -> float:
 def run(
     strategy: str, gpus: int, repeat: int = 0, noise: float = 0.01, blocks: int = 32, minute: int = 0, **changes: Any
 ) -> Result:
-    """One ok run; blocks of two updates whose times scatter by `noise`, alike at each call. `changes` as for record."""
+    """Make an ok run with reproducible noise on its blocks of two steps; `changes` as for `record`."""
     chance = random.Random(f"{strategy} {gpus} {repeat} {sorted(map(str, changes))}")
     mean_s = 2 * step_s(strategy, gpus)
     seconds = [mean_s * (1 + noise * chance.uniform(-1, 1)) for _ in range(blocks)]
@@ -107,9 +107,9 @@ def run(
              warmup_block_steps=1, warmup_block_s=[0.1] * 4 + [0.01] * 12, **memory)
         for k in range(gpus)
     ]  # fmt: skip
-    alone = gpus == 1 or strategy.startswith("bare_")
-    made = {
-        "sync": Sync() if alone else Sync(message_bytes=[400_000, 213_764]),
+    one_device = gpus == 1 or strategy.startswith("bare_")
+    fields = {
+        "sync": Sync() if one_device else Sync(message_bytes=[400_000, 213_764]),
         "monitor": MonitorRecord(gpu_util_mean=0.5 + 0.05 * gpus, gpu_power_w_mean=100.0 * gpus, energy_j=300.0 * gpus,
                            energy_from="counter", sm_clock_mhz_min=1400.0, cpu_util_mean=0.9),
         "quality": Quality(final_loss=losses[-1], metric_name="mse", metric=0.01),
@@ -117,7 +117,7 @@ def run(
         "run_id": f"{strategy}-{gpus}-{repeat}",
     }  # fmt: skip
     baseline = strategy if strategy.startswith("bare_") else BASELINES.get(strategy, "bare_torch")
-    return record(strategy, gpus, ranks=ranks, baseline=baseline, repeat=repeat, **{**made, **changes})
+    return record(strategy, gpus, ranks=ranks, baseline=baseline, repeat=repeat, **{**fields, **changes})
 
 
 def sweep(
@@ -127,43 +127,43 @@ def sweep(
     repeats: int = 1,
     **changes: Any,
 ) -> list[Result]:
-    """A folder a run, numbered; a bare strategy on one device only. What was written."""
-    wanted = [
+    """Write numbered folders of runs, bare strategies on one device only, and return the results."""
+    runs = [
         (strategy, count, repeat)
         for repeat in range(repeats)
         for strategy in strategies
         for count in (gpus if not strategy.startswith("bare_") else gpus[:1])
     ]
-    found = [run(*each, minute=number % 60, **changes) for number, each in enumerate(wanted)]
-    write_results(folder, found)
-    return found
+    results = [run(*each, minute=number % 60, **changes) for number, each in enumerate(runs)]
+    write_results(folder, results)
+    return results
 
 
-def write_results(folder: Path, found: Sequence[Result]) -> None:
-    """Each as <folder>/<n>/result.json, after those that are there."""
+def write_results(folder: Path, results: Sequence[Result]) -> None:
+    """Write each to <folder>/<n>/result.json, numbered after the existing ones."""
     first = len(list(folder.glob("*/result.json")))
-    for number, result in enumerate(found, first):
+    for number, result in enumerate(results, first):
         (folder / str(number)).mkdir(parents=True)
         write_result(result, folder / str(number))
 
 
 def failed_run(strategy: str = "ddp_gloo", gpus: int = 8, status: str = "failed", **changes: Any) -> Result:
-    """A run that went wrong; its log is rank0.log, which the caller writes."""
+    """Make a failed run; its log is rank0.log, which the caller writes."""
     return record(strategy, gpus, None, status=status, run_id=f"{strategy}-{gpus}-{status}", **changes)
 
 
 def strong_scaling(batch: int, gpus: int) -> dict[str, Any]:
-    """Fields of Config for strong scaling: a global batch of `batch`."""
+    """Return fields of Config for strong scaling with this global batch."""
     config = simulated_config()
     return {"scaling": "strong", "train": dataclasses.replace(config.train, global_batch=batch,
                                                               batch_per_device=batch // gpus)}  # fmt: skip
 
 
 def _probes(strategy: str, gpus: int) -> ProbeRecord:
-    """Half of what is lost over devices is exposed sync, a tenth of the bare update is data."""
+    """Make probes in which half of the loss over devices is exposed sync, and a tenth of the bare step is data."""
     if gpus == 1 or strategy.startswith("bare_"):
-        return ProbeRecord(reasons={"exposed": "one device has nobody to exchange with"}, steps=2,
-                      sync_on_s=[2 * step_s(strategy, 1)] * 8, fixed_batch_s=[1.8 * step_s(strategy, 1)] * 8)  # fmt: skip
+        reasons, one_s = {"exposed": "one device has no other to synchronize with"}, step_s(strategy, 1)
+        return ProbeRecord(reasons, steps=2, sync_on_s=[2 * one_s] * 8, fixed_batch_s=[1.8 * one_s] * 8)
     sync_on_s, one_s = step_s(strategy, gpus), step_s(strategy, 1)
     sync_off_s = sync_on_s - (sync_on_s - one_s) / 2
     wobble = [1 + 0.001 * (-1) ** number for number in range(8)]
@@ -173,7 +173,9 @@ def _probes(strategy: str, gpus: int) -> ProbeRecord:
         sync_on_s=[2 * sync_on_s * w for w in wobble],
         sync_off_s=[2 * sync_off_s for _ in wobble],
         fixed_batch_s=[2 * (sync_off_s - BARE_S / 10) for _ in wobble],
-        profile=dataclasses.replace(make_probes().profile, operations=OPERATIONS[:2]) if make_probes().profile else None,
+        profile=dataclasses.replace(make_probes().profile, operations=OPERATIONS[:2])
+        if make_probes().profile
+        else None,
     )
 
 
@@ -182,14 +184,14 @@ FULL_STATE_BYTES = 16 * PARAMETERS  # float32 with Adam
 
 
 def run_with_memory(strategy: str, gpus: int, state: int | None, peak: int | None = None, **changes: Any) -> Result:
-    """One ok run; its last device keeps `state` bytes and had `peak`, the others half of that."""
-    made = run(strategy, gpus, monitor=MonitorRecord(rss_anon_bytes_max=10**6 * gpus), **changes)
-    made.workload.model_params = PARAMETERS
-    for member in made.ranks:
+    """Make an ok run whose last device keeps `state` bytes with a peak of `peak`, the others half of that."""
+    result = run(strategy, gpus, monitor=MonitorRecord(rss_anon_bytes_max=10**6 * gpus), **changes)
+    result.workload.model_params = PARAMETERS
+    for member in result.ranks:
         share = 2 if member.rank < gpus - 1 else 1
         member.state_bytes = [None if state is None else state // share]
         member.peak_memory_bytes = [None if peak is None else peak // share]
-    return made
+    return result
 
 
 def out_of_memory(strategy: str, gpus: int) -> Result:
@@ -199,10 +201,9 @@ def out_of_memory(strategy: str, gpus: int) -> Result:
 
 
 def run_with_batch_search(strategy: str, gpus: int, batch: int, limit: int | None, state: int | None) -> Result:
-    """One that looked for the largest batch."""
-    tried = [BatchTrial(batch, "ok", None, None, None, None)]
-    found = MaxBatch(batch, limit, "memory", tried)
-    made = run_with_memory(strategy, gpus, state, quality=Quality(max_batch=found))
+    """Make a run of a search for the largest batch."""
+    search = MaxBatch(batch, limit, "memory", [BatchTrial(batch, "ok", None, None, None, None)])
+    made = run_with_memory(strategy, gpus, state, quality=Quality(max_batch=search))
     made.run_id = made.fingerprint = f"{strategy}-{gpus}-searched"
     made.scale.batch_per_device, made.scale.global_batch = batch, batch * gpus
     return made
@@ -213,7 +214,7 @@ DIP_S = 3.35  # when the clock of GPU 1 dips, for one sample
 
 
 def write_monitored_run(folder: Path, gpus: int = 2, strategy: str = "ddp_gloo", **changes: Any) -> Result:
-    """Written into `folder`, with its series."""
+    """Write a run with its monitor series into `folder`, and return it."""
     monitor = MonitorRecord("monitor.parquet", devices=[DeviceMonitorRecord(index) for index in range(gpus)])
     made = run(strategy, gpus, **{"monitor": monitor, **changes})
     for member in made.ranks:
@@ -237,16 +238,18 @@ def write_monitored_run(folder: Path, gpus: int = 2, strategy: str = "ddp_gloo",
     return made
 
 
-STEPS_PER_EPOCH = 50  # an epoch
+STEPS_PER_EPOCH = 50
 EPOCH_SAMPLES = 1000
 
 
-def make_curve(values: Sequence[float], epoch_s: float = 2.0, metric: str = "mse", seen: float = 0.5) -> list[CurvePoint]:
-    """A point an epoch; on samples trained on the metric is `seen` times as large."""
+def make_curve(
+    values: Sequence[float], epoch_s: float = 2.0, metric: str = "mse", seen: float = 0.5
+) -> list[CurvePoint]:
+    """Return a point per epoch; on training samples the metric is `seen` times as large."""
     return [
         CurvePoint(
-            STEPS_PER_EPOCH * epoch, float(epoch), EPOCH_SAMPLES * epoch, epoch_s * epoch, 1e-3, value + 0.1, EPOCH_SAMPLES,
-            {metric: value}, {metric: seen * value}, 0.25, 1000.0 + epoch,
+            STEPS_PER_EPOCH * epoch, float(epoch), EPOCH_SAMPLES * epoch, epoch_s * epoch, 1e-3, value + 0.1,
+            EPOCH_SAMPLES, {metric: value}, {metric: seen * value}, 0.25, 1000.0 + epoch,
         )
         for epoch, value in enumerate(values, 1)
     ]  # fmt: skip
@@ -265,7 +268,7 @@ def training_run(
     metric: str = "mse",
     **changes: Any,
 ) -> Result:
-    """It ends with the last of `values`, whether that is as good as the target or not. `settings` are of `train`."""
+    """Make a training that ends with the last of `values`, at the target or not; `settings` are keys of `train`."""
     stop = StopSpec(epochs=20.0, target=target)
     train = dataclasses.replace(simulated_config().train, stop=stop, **(settings or {}))
     made: dict[str, Any] = {

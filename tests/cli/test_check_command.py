@@ -1,4 +1,4 @@
-"""`scalebench check`: what its words mean, what it asks, and its exit status."""
+"""`scalebench check`: its arguments, its tests and its exit status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scalebench.__main__ import main
 from scalebench.cli.commands import check
 from scalebench.cli.commands.check import CheckSubject, list_contracts, read_subject
 from scalebench.core.errors import InputError
-from tests.builders.plugins import Dists, yaml_of
+from tests.builders.plugins import Distributions, strategy_yaml
 from tests.builders.plugins import dists as dists
 
 OWN = ("model.torch=mine:build", "seed=1")
@@ -54,7 +54,7 @@ def test_mistakes_are_one_line(words: str, line: str, capsys: pytest.CaptureFixt
     assert message.err.count("\n") == 1
 
 
-def test_what_is_asked() -> None:
+def test_the_subject_is_read_from_arguments() -> None:
     (case,) = list_contracts(CheckSubject("strategy", "bare_torch", (), False))
     assert case.settings == {"strategy": "bare_torch", "gpus": 1, "overrides": ()}
     case, faults = list_contracts(CheckSubject("strategy", "parameter_server", ("gpus=3", "seed=1"), True))
@@ -78,8 +78,8 @@ def test_a_strategy_that_holds(capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 
 @pytest.mark.slow
-def test_a_plugin_that_cannot_be_loaded(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
-    dists.strategy(code="import frobnicate\n", yaml=yaml_of("mine"))
+def test_a_plugin_that_cannot_be_loaded(dists: Distributions, capsys: pytest.CaptureFixture[str]) -> None:
+    dists.strategy(code="import frobnicate\n", yaml=strategy_yaml("mine"))
     assert main(["check", "mine"]) == 1
     out = capsys.readouterr().out
     assert "No module named 'frobnicate'" in out
@@ -87,8 +87,8 @@ def test_a_plugin_that_cannot_be_loaded(dists: Dists, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
-def test_nothing_could_be_run(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
-    dists.strategy(yaml=yaml_of("mine", requires=["frobnicate"]))
+def test_nothing_could_be_run(dists: Distributions, capsys: pytest.CaptureFixture[str]) -> None:
+    dists.strategy(yaml=strategy_yaml("mine", requires=["frobnicate"]))
     assert main(["check", "mine"]) == 1
     out = capsys.readouterr().out
     assert "skipped" in out and "frobnicate" in out and " 0 do not hold" in out

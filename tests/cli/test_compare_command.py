@@ -1,4 +1,4 @@
-"""`scalebench compare`: its words, its exit codes and its files."""
+"""`scalebench compare`: its options, its exit codes and its files."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_failed_run_is_5_with_a_threshold(call: Call) -> None:
     assert status == 5 and "B ddp gpus=2: failed: told to fail" in out
 
 
-def test_only_failed_rows(call: Call) -> None:
+def test_only_failed_runs(call: Call) -> None:
     write_folder("a", STEADY)
     failed_run("b")
     assert call("a", "b")[0] == 4 and call("a", "b", "--threshold", "0")[0] == 5
@@ -146,7 +146,7 @@ def test_another_machine_has_no_baseline(call: Call) -> None:
         call("--against", "main", "b", "--missing", "ok", "--format", "json")[1])["exit_code"] == 0  # fmt: skip
 
 
-def test_missing_ok_is_for_baselines_that_there_are_none_of(call: Call) -> None:
+def test_missing_ok_accepts_a_missing_baseline(call: Call) -> None:
     write_folder("a", STEADY)
     write_folder("b", STEADY, **train_settings(batch_per_device=20))
     call("--save", "main", "a")
@@ -201,9 +201,7 @@ def test_bad_input_is_one_line_and_status_2(call: Call, words: str, line: str) -
     assert not list(Path().glob("**/.*"))
 
 
-def test_a_file_that_stands_is_not_lost_where_the_new_one_cannot_be_written(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_existing_file_survives_a_failed_write(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     write_folder("a", STEADY[:1])
     Path("found.txt").write_text("before")
 

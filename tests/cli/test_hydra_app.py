@@ -1,4 +1,4 @@
-"""The Hydra entry: words in any order, one line for whatever cannot be composed, Ctrl-C and SIGTERM."""
+"""The Hydra entry point: arguments in any order, one line for each composition error, Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.spec import Config
 from scalebench.runner.launchers import local
 from scalebench.sweeps.task import SweepSession
-from tests.builders.runs import ranks_of, wait_until
+from tests.builders.runs import find_run_processes, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def hydra_forgets() -> Iterator[None]:
         ([], [], []),
     ],
 )
-def test_switches_may_stand_anywhere(words: list[str], switches: list[str], overrides: list[str]) -> None:
+def test_switches_may_be_anywhere(words: list[str], switches: list[str], overrides: list[str]) -> None:
     assert hydra_app.split_arguments(words) == (switches, overrides)
 
 
@@ -104,7 +104,7 @@ def break_(*_: object) -> NoReturn:
     raise LookupError("broken\nin two lines")
 
 
-def test_an_error_that_nobody_foresaw_is_one_line_too(
+def test_an_unexpected_error_is_one_line_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(compose, "register_with_hydra", break_)
@@ -114,7 +114,7 @@ def test_an_error_that_nobody_foresaw_is_one_line_too(
     )
 
 
-def test_and_can_be_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_can_show_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compose, "register_with_hydra", break_)
     monkeypatch.setenv("SCALEBENCH_TRACEBACK", "1")
     with pytest.raises(LookupError):
@@ -122,21 +122,21 @@ def test_and_can_be_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_with_a_row_and_no_process(tmp_path: Path, number: int) -> None:
+def test_a_signal_ends_the_run_with_a_result_and_no_process(tmp_path: Path, number: int) -> None:
     words = ["strategy=simulated", "hardware=cpu", "gpus=2", "dataset.size=1000", "strategy.options.fault=hang"]
     command = [sys.executable, "-m", "scalebench", *words, f"hydra.run.dir={tmp_path}/run"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: len(ranks_of(tmp_path / "run")) >= 3)  # two workers and the monitor
+        wait_until(lambda: len(find_run_processes(tmp_path / "run")) >= 3)  # two workers and the monitor
         process.send_signal(number)
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (1, "scalebench: cancelled\n")
     assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "cancelled"
-    assert ranks_of(tmp_path / "run") == []
+    assert find_run_processes(tmp_path / "run") == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_sweep_that_ends_early_reports_what_it_has_and_goes_on(tmp_path: Path, number: int) -> None:
+def test_a_cancelled_sweep_reports_its_runs_and_can_be_resumed(tmp_path: Path, number: int) -> None:
     """Its second run hangs; nobody can say a word any more after SIGKILL, but the report can be made."""
     folder = tmp_path / "s"
     program = [sys.executable, "-m", "scalebench"]
@@ -152,10 +152,10 @@ def test_a_sweep_that_ends_early_reports_what_it_has_and_goes_on(tmp_path: Path,
     hanging = ["strategy.options.fault=hang", "strategy.options.fault_rank=1"]
     sweep = [*program, "--multirun", *words, f"hydra.sweep.dir={folder}"]
     with subprocess.Popen([*sweep, *hanging], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: len(ranks_of(folder / "1")) >= 3)
+        wait_until(lambda: len(find_run_processes(folder / "1")) >= 3)
         process.send_signal(number)
         out, _ = process.communicate(timeout=60)
-    wait_until(lambda: not ranks_of(folder / "1"))
+    wait_until(lambda: not find_run_processes(folder / "1"))
     if number == signal.SIGINT:
         assert process.returncode == 1 and f"report: {folder}/report.html" in out
     else:

@@ -1,4 +1,4 @@
-"""The words of the command line and their exit statuses, in this process and as people start it."""
+"""The command line and its exit statuses, in this process and as a program."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_run_leaves_its_files_and_a_second_one_is_refused(call: Call, tmp_path
 ALPHA = ("strategy=horovod_nccl", "hardware=alpha", "hardware.slurm.bin=/no/such/folder")
 
 
-def test_what_is_impossible_here_is_a_row_and_no_failure(call: Call) -> None:
+def test_an_unsupported_run_is_a_result_and_no_failure(call: Call) -> None:
     status, out, err = call(*ALPHA, "gpus=8", "hydra.run.dir=here")
     assert (status, err) == (0, [])
     message = json.loads(Path("here/result.json").read_text())
@@ -171,7 +171,7 @@ def test_what_is_impossible_here_is_a_row_and_no_failure(call: Call) -> None:
     assert f"horovod_nccl gpus=8: unsupported: {message['reason']}" in out
 
 
-def test_a_failed_run_is_a_row_and_status_1(call: Call, tmp_path: Path) -> None:
+def test_a_failed_run_is_a_result_and_status_1(call: Call, tmp_path: Path) -> None:
     status, out, err = call(*SHORT, "gpus=1", "strategy.options.fault=raise", "hydra.run.dir=here")
     assert (status, err) == (1, [])
     assert f"simulated gpus=1: failed: RuntimeError: told to fail (log: {tmp_path}/here/rank0.log)" in out

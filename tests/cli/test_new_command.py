@@ -17,7 +17,7 @@ from scalebench.cli.commands import new
 from scalebench.core import plugins
 from scalebench.core.errors import InputError
 from scalebench.core.spec import StrategySpec
-from tests.builders.plugins import Dists
+from tests.builders.plugins import Distributions
 from tests.builders.plugins import dists as dists  # a fixture
 from tests.conftest import ROOT
 
@@ -49,7 +49,7 @@ def test_files_and_next_steps(capsys: pytest.CaptureFixture[str], texts: dict[Pa
     assert "pip install -e 'my plugins/scalebench-my-ring[test]'\n" in out and "scalebench check my_ring\n" in out
 
 
-def test_entry_points_lead_to_what_is_there(texts: dict[Path, str]) -> None:
+def test_entry_points_name_existing_objects(texts: dict[Path, str]) -> None:
     project = tomllib.loads(texts[Path("pyproject.toml")])["project"]
     points = project["entry-points"]
     module, _, kind = points["scalebench.strategies"]["my_ring"].partition(":")
@@ -61,7 +61,7 @@ def test_entry_points_lead_to_what_is_there(texts: dict[Path, str]) -> None:
     assert project["name"] == "scalebench-my-ring"
 
 
-def test_its_yaml_says_what_its_class_has(texts: dict[Path, str]) -> None:
+def test_its_yaml_has_the_options_of_its_class(texts: dict[Path, str]) -> None:
     message = OmegaConf.to_container(OmegaConf.create(texts[YAML]))
     assert isinstance(message, dict) and message["name"] == "my_ring"
     StrategySpec(**message)  # no key that there is none of
@@ -121,7 +121,7 @@ def test_classes_that_the_template_imports_cannot_be() -> None:
     assert "has a class of that name" in refused("strategy", "input_error")
 
 
-def test_names_that_are_taken(dists: Dists) -> None:
+def test_names_that_are_taken(dists: Distributions) -> None:
     dists.strategy("theirs", "their-plugin")
     assert refused("strategy", "ddp") == "strategy 'ddp' is there already, from scalebench; take another name"
     assert "from scalebench;" in refused("strategy", "hybrid")  # announced
@@ -139,7 +139,7 @@ def test_folders(tmp_path: Path) -> None:
     assert refused("strategy", "a" * 300).endswith("File name too long; take another place with --into=FOLDER")
 
 
-def test_nothing_stays_of_what_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_is_left_of_an_unwritable_distribution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write = Path.write_text
 
     def full(path: Path, *args: str, **kwargs: str) -> int:

@@ -11,7 +11,7 @@ import pytest
 from scalebench.__main__ import main
 from scalebench.cli.commands import plugins as plugins_command
 from scalebench.core import plugins
-from tests.builders.plugins import CODE, Dists
+from tests.builders.plugins import CODE, Distributions
 from tests.builders.plugins import dists as dists
 
 ODD = """\
@@ -25,7 +25,7 @@ ListPlugins = Callable[[], tuple[int, list[list[str]]]]
 
 @pytest.fixture
 def list_plugins(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, dists: Dists, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, dists: Distributions, tmp_path: Path
 ) -> ListPlugins:
     """Return the command's status, and the cells of its lines; plugins of the environment itself are hidden."""
 
@@ -45,15 +45,15 @@ def list_plugins(
     return call
 
 
-def test_without_plugins_it_says_so(dists: Dists, list_plugins: ListPlugins) -> None:
+def test_without_plugins_a_line_explains_how_to_make_one(dists: Distributions, list_plugins: ListPlugins) -> None:
     status, lines = list_plugins()
     assert (status, lines) == (
         0, [["no plugins are installed; `scalebench new strategy NAME` makes one, and docs/plugins.md explains how"]]
     )  # fmt: skip
 
 
-def test_what_is_left_out_is_named_and_not_loaded(
-    dists: Dists, list_plugins: ListPlugins, monkeypatch: pytest.MonkeyPatch
+def test_disabled_plugins_are_named_and_not_loaded(
+    dists: Distributions, list_plugins: ListPlugins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dists.strategy(code="open('loaded', 'w').close()\n")
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
@@ -64,7 +64,7 @@ def test_what_is_left_out_is_named_and_not_loaded(
     assert not Path("loaded").exists()
 
 
-def test_each_entry_point_has_a_line(dists: Dists, list_plugins: ListPlugins) -> None:
+def test_each_entry_point_has_a_line(dists: Distributions, list_plugins: ListPlugins) -> None:
     dists.strategy(api=1)
     dists.add(
         "odd-plugin",
@@ -91,7 +91,7 @@ def test_each_entry_point_has_a_line(dists: Dists, list_plugins: ListPlugins) ->
     )
 
 
-def test_a_framework_that_a_model_imports_is_told(dists: Dists) -> None:
+def test_a_framework_that_a_model_imports_is_reported(dists: Distributions) -> None:
     dists.add(files={"m.py": "import jax\ndef f(): ...\n", "jax.py": ""}, points={"models": {"f": "m:f"}})
     (point,) = plugins_command.list_allowed_points()
     results = plugins_command.check_entry_point(point)
@@ -108,7 +108,7 @@ def test_a_framework_that_a_model_imports_is_told(dists: Dists) -> None:
         ("name: mine\noptions: {y: 1}", "y only in strategy/mine.yaml"),
     ],
 )
-def test_yaml_files_with_faults(dists: Dists, yaml: str, fault: str) -> None:
+def test_yaml_files_with_faults(dists: Distributions, yaml: str, fault: str) -> None:
     dists.strategy(yaml=yaml)
     results = [plugins_command.check_entry_point(point).fault for point in plugins_command.list_allowed_points()]
     assert any(fault in (line or "") for line in results)

@@ -1,4 +1,4 @@
-"""`scalebench report DIR...`: what it leaves where, and one line for each mistake."""
+"""`scalebench report DIR...`: the files it writes, and one line for each mistake."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def runs() -> None:
 @pytest.fixture(autouse=True)
 def empty_reports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a report tells is not of the verb; one test has it whole."""
-    if request.node.name != "test_a_whole_report":
+    if request.node.name != "test_a_complete_report":
         monkeypatch.setattr("scalebench.report.sections.SECTIONS", [])
         monkeypatch.setattr("scalebench.report.figures.write", lambda evidence, folder: folder.mkdir())
 
 
-def test_a_whole_report(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines(capsys, 0, "a") == ["a/report.html"]
     assert "ddp_gloo" in Path("a/report.html").read_text(encoding="utf-8")
 
@@ -52,12 +52,12 @@ def lines(capsys: pytest.CaptureFixture[str], status: int, *words: str) -> list[
         (["a", "--efficiency=0.9", "--out=x.html"], "x.html"),
     ],
 )
-def test_the_path_of_the_page_is_told(capsys: pytest.CaptureFixture[str], words: list[str], page: str) -> None:
+def test_the_path_of_the_page_is_printed(capsys: pytest.CaptureFixture[str], words: list[str], page: str) -> None:
     assert lines(capsys, 0, *words) == [page]
     assert Path(page).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
-def test_csv_markdown_and_figures_stand_beside_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_markdown_and_figures_are_beside_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines(capsys, 0, "a", "--csv", "--markdown", "--figures") == [
         *("a/report.html", "a/report.md", "a/report.csv", "a/figures")
     ]
@@ -67,12 +67,12 @@ def test_csv_markdown_and_figures_stand_beside_the_page(capsys: pytest.CaptureFi
     assert list(pd.read_csv("a/report.csv")["run_id"]) == list(frame["run_id"])
 
 
-def test_files_that_are_named_stand_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_named_files_are_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines(capsys, 0, "a", "--csv", "new/rows.csv") == ["a/report.html", "new/rows.csv"]
     assert Path("new/rows.csv").exists()
 
 
-def test_a_baseline_that_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_named_baseline_is_used(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines(capsys, 0, "a", "--baseline", "a/0") == ["a/report.html"]
 
 

@@ -46,7 +46,7 @@ def test_all_runs_at_or_below_the_paths(capsys: pytest.CaptureFixture[str], path
     assert f"results: {', '.join(paths)}" in out.splitlines()
 
 
-def test_a_failed_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_run_shows_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     main(["show", "b"])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "failed" in line]
     assert "told to fail" in line

@@ -1,4 +1,4 @@
-"""`scalebench strategies`: what is registered, from where, and whether it can run here."""
+"""`scalebench strategies`: the registered strategies, their origin, and whether they run here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scalebench.config import horovod_build
 from scalebench.core import config_files
 from scalebench.core.machine import machine
 from scalebench.strategies import registry
-from tests.builders.plugins import Dists, yaml_of
+from tests.builders.plugins import Distributions, strategy_yaml
 from tests.builders.plugins import dists as dists
 
 
@@ -53,7 +53,7 @@ def test_whether_it_can_run_here(listed: dict[str, str], name: str, here: str) -
 
 
 def test_broken_plugins_have_their_line_and_hide_no_other(
-    dists: Dists, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    dists: Distributions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(machine, "count_gpus", lambda: 0)
     monkeypatch.setattr(registry, "missing_packages", lambda names: [])
@@ -62,7 +62,7 @@ def test_broken_plugins_have_their_line_and_hide_no_other(
     dists.strategy("unreadable", "u-plugin", yaml="a: [")
     dists.strategy("unknown", "k-plugin", yaml="name: unknown\nframewrk: none\n")
     dists.strategy("lonely", "l-plugin", yaml=None)
-    dists.strategy("ddp", "d-plugin", yaml=yaml_of("ddp"))
+    dists.strategy("ddp", "d-plugin", yaml=strategy_yaml("ddp"))
     assert main(["strategies"]) == 0
     out = capsys.readouterr().out
     lines = {line.split()[0]: line.strip() for line in out.splitlines() if line.strip()}
@@ -74,7 +74,7 @@ def test_broken_plugins_have_their_line_and_hide_no_other(
         assert "  no: " in lines[name] and f"{name}.yaml" in lines[name] and reason in lines[name]
 
 
-def test_what_it_is_and_where_it_comes_from(listed: dict[str, str]) -> None:
+def test_a_strategy_has_its_description_and_origin(listed: dict[str, str]) -> None:
     assert "no framework: sleeps and fails as its options say" in listed["simulated"]
     assert all(" scalebench " in line for line in listed.values())
 
@@ -121,7 +121,7 @@ def test_a_missing_package_comes_with_the_command_that_installs_it(
         (2, {"lightning_horovod": "yes", "horovod_tensorflow_gloo": f"no: {NO_TENSORFLOW}"}),
     ],
 )  # fmt: skip
-def test_what_this_horovod_can_do(
+def test_strategies_of_horovod_depend_on_its_build(
     horovod_without_nccl: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

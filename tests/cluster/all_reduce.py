@@ -15,7 +15,7 @@ import torch.distributed as dist
 PAUSE_S = 0.02  # in which the bucket of the link fills: 128 KiB take 1 ms at 1 Gbit/s
 
 
-def alone_s(count: int, times: int) -> float:
+def isolated_s(count: int, times: int) -> float:
     """Median of all-reduces each of which finds the link at rest."""
     values, seconds = torch.ones(count), []
     for _ in range(times):
@@ -45,12 +45,12 @@ def main() -> None:
     limit = datetime.timedelta(seconds=60)
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=limit)
     large, small = (int(word) // 4 for word in sys.argv[1:3])
-    alone_s(1, 3), alone_s(small, 3)
+    isolated_s(1, 3), isolated_s(small, 3)
     found = {
-        "empty_s": alone_s(1, 25),
-        "small_s": alone_s(small, 25),
+        "empty_s": isolated_s(1, 25),
+        "small_s": isolated_s(small, 25),
         "small_in_a_row_s": in_a_row_s(small, 100),
-        "large_s": alone_s(large, 3),
+        "large_s": isolated_s(large, 3),
     }
     if rank == 0:
         print(json.dumps(found), flush=True)

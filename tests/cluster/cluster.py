@@ -1,4 +1,4 @@
-"""The test cluster as a test sees it."""
+"""The interface of the test cluster for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the program on a test cluster share."""
+"""Fixtures for tests of the program on a test cluster."""
 
 from __future__ import annotations
 

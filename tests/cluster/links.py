@@ -1,4 +1,4 @@
-"""The network of a test cluster: one switch, one cable to each host, and how fast and whole each cable is."""
+"""The network of a test cluster: one switch, one cable to each host, and the rate and state of each cable."""
 
 from __future__ import annotations
 

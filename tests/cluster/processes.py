@@ -1,4 +1,4 @@
-"""The processes of a test cluster: found by a mark in their environment, and by the network that they stand in."""
+"""The processes of a test cluster: identified by a mark in their environment, and by their network namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program as its users start it, on a test cluster, with commands of SLURM that write down who asks for what."""
+"""The program as its users start it, on a test cluster, with commands of SLURM that log each call."""
 
 from __future__ import annotations
 

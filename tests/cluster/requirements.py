@@ -1,4 +1,4 @@
-"""Whether this machine can hold a test cluster, and why not."""
+"""The requirements of a test cluster, and why this machine does not meet them."""
 
 from __future__ import annotations
 

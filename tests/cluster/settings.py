@@ -1,4 +1,4 @@
-"""What a test cluster is: its folder, its nodes and their links. Kept in the folder, for those who come later."""
+"""The settings of a test cluster: its folder, nodes and links. They are stored in the folder for later commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inside an allocation that somebody has: ranks start as steps of it, and nothing is submitted."""
+"""Runs inside an existing allocation: ranks start as its job steps, and nothing is submitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The test cluster is what its users take it for, and nothing stays of it."""
+"""The test cluster behaves like a real one, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_job_of_the_low_partition_gives_way(cluster: Cluster, tmp_path: Path) 
     assert state_of(cluster, low) == "PREEMPTED"
 
 
-def test_a_task_that_takes_more_memory_than_it_asked_for_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_task_with_more_memory_than_requested_is_killed(cluster: Cluster, tmp_path: Path) -> None:
     grow = "import time; kept = bytes(b'x' * 400_000_000); time.sleep(60)"
     job = submit(cluster, tmp_path, f'srun python3 -c "{grow}"; exit 7', "--mem=100")
     assert wait_for(cluster, job, "FAILED", "COMPLETED") == "FAILED"  # the shell's word, not OUT_OF_MEMORY
@@ -148,7 +148,7 @@ def test_down_leaves_nothing(own: Cluster, tmp_path: Path) -> None:
     own.folder.mkdir()  # for its TemporaryDirectory
 
 
-def test_what_a_killed_session_left_is_stopped_by_the_next(cluster: Cluster) -> None:
+def test_the_next_session_stops_what_a_killed_one_left(cluster: Cluster) -> None:
     with subprocess.Popen(["true"]) as gone:
         pass
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{gone.pid}-")).resolve()

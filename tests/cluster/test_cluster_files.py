@@ -1,4 +1,4 @@
-"""What needs no cluster: settings, their files, and the reasons why there is none."""
+"""Tests without a cluster: settings, their files, and the reasons why a cluster cannot start."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_without_accounting_nothing_of_it_is_configured(tmp_path: Path) -> None:
     assert "AccountingStorageHost" not in slurm_files.slurm_conf(without)
 
 
-def test_missing_programs_are_named_with_what_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None if name in ("slurmctld", "mariadbd") else f"/bin/{name}")
     reason = requirements.obstacle()
     assert reason is not None
@@ -60,7 +60,7 @@ def test_missing_programs_are_named_with_what_brings_them(monkeypatch: pytest.Mo
     assert "mariadbd" not in str(requirements.obstacle(accounting=False))
 
 
-def test_who_is_not_root_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_users_than_root_get_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "root" in str(requirements.obstacle())
@@ -82,7 +82,7 @@ def test_folders_that_cannot_be(folder: str, tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / folder).exists()
 
 
-def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_with_other_files_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(up, "obstacle", lambda accounting: None)
     monkeypatch.setattr(up, "LONGEST_FOLDER", 1000)
     (tmp_path / "mine").touch()
@@ -101,7 +101,7 @@ def test_a_cluster_of_other_settings_is_not_changed(tmp_path: Path, monkeypatch:
         up.up(dataclasses.replace(settings, nodes=3))
 
 
-def test_shape_says_what_is_wrong(
+def test_shape_names_invalid_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))

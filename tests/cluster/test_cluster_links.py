@@ -1,4 +1,4 @@
-"""The links of the test cluster are what they say: all-reduces over them take what the wire takes.
+"""The links of the test cluster have their stated rates: all-reduces take the time of the wire.
 
 Of two ranks each sends half of the values for the other to add up, and the other half's sums back: all of the bytes go
 over each link, each way. A packet of Ethernet carries 1448 bytes of them in 1514. A link at rest lets the first
@@ -41,7 +41,7 @@ def measured(cluster: Cluster, large_bytes: int = LARGE_BYTES) -> dict[str, floa
     return found
 
 
-def test_all_reduces_take_what_the_link_takes(cluster: Cluster) -> None:
+def test_all_reduces_take_the_time_of_the_link(cluster: Cluster) -> None:
     best: dict[str, float] = {}
     for _ in range(ATTEMPTS):  # whatever else runs here makes them slower; nothing makes them faster than the wire
         for name, seconds in measured(cluster).items():

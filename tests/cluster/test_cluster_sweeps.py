@@ -1,4 +1,4 @@
-"""A sweep of strategies over one and two nodes: the same command as on one machine, and what it leaves."""
+"""A sweep of strategies over one and two nodes: the same command as on one machine, and its results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_has_nodes_of_its_own_number(rows: dict[Case, Result], shared_progr
             assert len(set(places)) == 1
 
 
-def test_the_backend_is_what_was_asked_for(rows: dict[Case, Result]) -> None:
+def test_the_backend_is_the_requested_one(rows: dict[Case, Result]) -> None:
     assert {case: row.scale.backend_used for case, row in rows.items() if case[1] > 1} == {
         (name, gpus): backend for name, backend in BACKENDS.items() for gpus in (2, 4)
     }
@@ -85,7 +85,7 @@ def test_the_sweep_leaves_its_files(done: Done, shared_program: Program) -> None
     assert not list(shared_program.sweep.rglob("*.pkl")), "submitit's hand-over, which nobody needs any more"
 
 
-def test_slurm_is_asked_seldom(done: Done, shared_program: Program) -> None:
+def test_slurm_is_queried_rarely(done: Done, shared_program: Program) -> None:
     """All jobs were submitted at once, and one question in five seconds is for all of them."""
     assert len(shared_program.calls("sbatch")) == 17
     questions = [*shared_program.calls("squeue"), *shared_program.calls("sacct")]

@@ -1,4 +1,4 @@
-"""Jobs that somebody else ends: cancelled while they run or wait, out of time, preempted."""
+"""Jobs that end from outside: cancelled while running or pending, out of time, preempted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders: one that the nodes do not see, or some of them; and one that two programs want."""
+"""Folders that some or all nodes cannot access, and a folder that two programs use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that die under a job: the cable of the second is cut, and of the first, where the job's own program stands."""
+"""Nodes that die under a job: the cable of the second is cut, and that of the first, where the job's program runs."""
 
 from __future__ import annotations
 

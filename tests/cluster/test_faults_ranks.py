@@ -1,4 +1,4 @@
-"""A rank on the second node that takes too much memory, or is killed; and the job's own parent that is."""
+"""A rank on the second node that takes too much memory, or is killed; and a killed parent in the job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEMORY, WORKER, KEEPER, PARENT, GOOD = range(5)
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_what_kills_ranks_is_told_and_the_rest_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_reason_of_killed_ranks_is_reported_and_other_runs_go_on(cluster: Cluster, tmp_path: Path) -> None:
     """Four ranks on two nodes."""
     (tmp_path / "greedy").mkdir()
     (tmp_path / "greedy" / "sitecustomize.py").write_text(GREEDY)

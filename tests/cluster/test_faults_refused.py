@@ -1,4 +1,4 @@
-"""Jobs that SLURM does not take, or takes and never starts: unsupported, in its own words, and the sweep goes on."""
+"""Jobs that SLURM refuses, or accepts and never starts: unsupported with its reason, and the sweep goes on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def narrow(cluster: Cluster) -> Iterator[None]:
     cluster.slurm("scontrol", "update", "PartitionName=short", "MaxNodes=UNLIMITED")
 
 
-def test_what_sbatch_refuses_is_a_row_in_its_words(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_refusal_of_sbatch_is_a_result_with_its_reason(cluster: Cluster, tmp_path: Path) -> None:
     told = {name: case(name, slurm=slurm) for name, (slurm, _) in REFUSED.items()} | {"good": case("good")}
     status, said = run(cluster, tmp_path / "sweep", *cases(tmp_path / "cases", **told))
     rows = [_row(tmp_path / "sweep", number) for number in range(len(told))]
@@ -47,7 +47,9 @@ def test_what_sbatch_refuses_is_a_row_in_its_words(cluster: Cluster, tmp_path: P
     assert status == 0, said
 
 
-def test_what_would_wait_for_ever_is_taken_out_of_the_queue(cluster: Cluster, tmp_path: Path, narrow: None) -> None:
+def test_a_job_that_would_wait_forever_is_removed_from_the_queue(
+    cluster: Cluster, tmp_path: Path, narrow: None
+) -> None:
     """A job that waits for its turn stays."""
     told = {
         "nodes": case("nodes", gpus=5, more="gpus_per_node: 1\nmax_nodes: 5"),  # more than there are

@@ -1,4 +1,4 @@
-"""A scheduler that tells less: no accounts, a queue that forgets, a controller that knows nothing or is away."""
+"""A scheduler with less information: no accounting, a short memory of the queue, a controller that is lost or down."""
 
 from __future__ import annotations
 

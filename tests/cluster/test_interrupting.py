@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and nohup while jobs run: who is asked, what becomes of the jobs, and what is told."""
+"""Ctrl-C, SIGTERM and nohup while jobs run: the question, the fate of the jobs, and the messages."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_second_ctrl_c_is_an_answer(program: Program) -> None:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
-def test_where_nobody_can_be_asked_they_are_cancelled(sign: signal.Signals, program: Program) -> None:
+def test_jobs_are_cancelled_without_a_terminal_to_ask(sign: signal.Signals, program: Program) -> None:
     with program.started(*WORDS) as process:
         program.jobs_are(RUNNING=1, PENDING=1)
         program.measuring(0)

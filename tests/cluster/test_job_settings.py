@@ -1,4 +1,4 @@
-"""What a user may ask of a job: set-up lines, options, who starts ranks of MPI, an image; and facts of its nodes."""
+"""The settings of a job: set-up lines, options, the starter of MPI ranks, an image; and facts of its nodes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from scalebench.core.result import Result
+from scalebench.slurm.resources import RANK_AGENT
 from tests.builders.launching import NEEDS_MPIRUN
 from tests.cluster.program import Program
 
@@ -81,7 +82,7 @@ def test_ranks_run_in_an_image(program: Program) -> None:
     mounts = f"{folder}:{folder},{program.cache}:{program.cache},/opt:/opt"
     assert len(calls) == 4
     assert set(calls) == {
-        f"exec --bind {mounts} {image} {sys.executable} -m scalebench.runner.launchers.rank_agent {folder} scalebench.runner.worker"
+        f"exec --bind {mounts} {image} {sys.executable} -m {RANK_AGENT} {folder} scalebench.runner.worker"
     }
 
 

@@ -1,4 +1,4 @@
-"""The exchange of the materials CNN, device by device beyond the first node: the jump is that of the link."""
+"""Gradient synchronization of the materials CNN beyond the first node: the jump is that of the link."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_one_job_at_a_time(frame: pd.DataFrame, shared_program: Program) -> None
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_second_node_is_what_costs(frame: pd.DataFrame, strategy: str) -> None:
+def test_the_second_node_has_the_cost(frame: pd.DataFrame, strategy: str) -> None:
     """As many bytes as there are gradients have to come into each node, or nobody there could know the sums: no
     strategy is faster than the link is with them, less what a link that was at rest lets through at once."""
     gradient_bytes = int(frame.gradient_bytes.iloc[0])

@@ -1,4 +1,4 @@
-"""Nodes whose clocks differ, and what each of them does by itself, on the test cluster."""
+"""Nodes whose clocks differ, and the work of each node, on the test cluster."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_each_node_tells_of_itself_by_its_own_clock(skewed: Cluster, tmp_path: P
     assert not list(folder.glob("machine*.json")) and not list(folder.glob("pid*.json"))
 
 
-def test_who_failed_first_is_told_in_spite_of_the_clocks(skewed_python: Cluster, tmp_path: Path) -> None:
+def test_the_first_failure_is_reported_despite_different_clocks(skewed_python: Cluster, tmp_path: Path) -> None:
     """The others tell of lost connections, and by their clocks a minute and more before."""
     options = ("fault", "raise"), ("fault_phase", "step"), ("fault_rank", "2"), ("fault_step", "200")
     result = run(

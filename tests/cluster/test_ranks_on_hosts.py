@@ -1,4 +1,4 @@
-"""Hosts without a scheduler: ranks that mpirun starts on them, and ranks that are started by hand.
+"""Hosts without a scheduler: ranks that mpirun starts on them, and ranks that a user starts.
 
 mpirun reaches them with an agent in the place of ssh, and the program runs on the head, where no rank does.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from scalebench.core.result import Result, read_result
-from tests.builders.launching import NEEDS_MPIRUN, Hands
-from tests.builders.runs import ranks_of
+from tests.builders.launching import NEEDS_MPIRUN, TorchrunUser
+from tests.builders.runs import find_run_processes
 from tests.cluster import hosts
 from tests.cluster.cluster import Cluster
 from tests.cluster.settings import HEAD
@@ -102,7 +102,7 @@ def test_a_rank_on_the_other_host_goes_wrong(
     options = [f"strategy.options.fault={fault}", "strategy.options.fault_rank=2", "measure.hang_s=4"]
     result = mpi(tmp_path / "run", uneven(cluster), "strategy=simulated", *options)
     assert (result.status, result.reason) == (status, reason)
-    assert not ranks_of(tmp_path / "run"), "those of the nodes are to be seen from here"
+    assert not find_run_processes(tmp_path / "run"), "those of the nodes are to be seen from here"
 
 
 @NEEDS_MPIRUN
@@ -119,10 +119,10 @@ def test_a_folder_that_the_hosts_do_not_share(mpi: Callable[..., Result], cluste
     assert f"cannot read {folder / 'spec.json'} (No such file or directory)" in (result.reason or "")
 
 
-def hands(cluster: Cluster, tmp_path: Path, *words: str) -> Hands:
+def hands(cluster: Cluster, tmp_path: Path, *words: str) -> TorchrunUser:
     """The program on the head, and somebody who is on the nodes."""
     named = [f"hardware.hosts={uneven(cluster)}", f"hydra.run.dir={tmp_path / 'run'}"]
-    return Hands(
+    return TorchrunUser(
         [*SHORT, *named, *words],
         tmp_path,
         lambda host, command: hosts.enter(cluster.folder, host or HEAD, command, tmp_path),
@@ -148,4 +148,4 @@ def test_a_rank_by_hand_is_killed_on_the_other_host(cluster: Cluster, tmp_path: 
         assert somebody.end(LIMIT_S) == (1, [1, 1]), somebody.said
     result = read_result(tmp_path / "run" / "result.json")
     assert (result.status, result.reason) == ("failed", "rank 2 was killed by SIGKILL")
-    assert not ranks_of(tmp_path / "run")
+    assert not find_run_processes(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Sweeps whose program is killed, whose runs fail, and whose jobs take turns: what a second command finds."""
+"""Sweeps whose program was killed or whose runs failed, continued by a second command."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_killed_program_leaves_its_jobs_to_the_next(program: Program) -> None:
     assert [row.scheduler.job_id for row in program.rows().values() if row.scheduler][:3] == list(first.values())
 
 
-def test_what_ended_while_nobody_looked_is_taken_as_it_is(program: Program) -> None:
+def test_results_of_jobs_that_ended_meanwhile_are_used(program: Program) -> None:
     """One job has left its row meanwhile, another was cancelled and has none: only that is done again."""
     words = "strategy=simulated gpus=1,2 baseline=none strategy.options.step_s=0.01 measure.min_s=6 measure.max_s=6"
     with program.started(words) as process:

@@ -1,4 +1,4 @@
-"""Every way to train, on two nodes or not: where its ranks stand, and what is impossible there."""
+"""Every strategy on one and two nodes: where its ranks run, and what is unsupported there."""
 
 from __future__ import annotations
 

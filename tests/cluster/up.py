@@ -1,4 +1,4 @@
-"""Start the test cluster, or what is missing of it: make cluster-up [NODES=2] [RATE=1gbit] [ACCOUNTING=no]."""
+"""Start the test cluster, or its missing parts: make cluster-up [NODES=2] [RATE=1gbit] [ACCOUNTING=no]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sweeps over batches ask for what their questions need, on any machine and with any model."""
+"""Sweeps over batches have the settings that their questions need, on any machine and with any model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_devices_or_batch_has_both_sides_of_a_pair() -> None:
     assert list(values("devices_or_batch")) == ["repeat", "train.batch_per_device", "gpus"]
 
 
-def test_devices_or_batch_scales_the_rate_of_both_alike() -> None:
+def test_devices_or_batch_scales_both_learning_rates_equally() -> None:
     results = runs("devices_or_batch", "train.learning_rate_rule=linear", "train.base_batch=75")
     rates: dict[int, set[float]] = {}
     for spec in results:

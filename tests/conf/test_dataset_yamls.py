@@ -1,4 +1,4 @@
-"""The data sets in conf/: what their figures promise, and the sweeps over them."""
+"""The data sets in conf/ keep their figures, and so do the sweeps over them."""
 
 from __future__ import annotations
 

@@ -95,5 +95,5 @@ def test_links_and_disks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_what_did_not_work(name: str) -> None:
+def test_strategies_that_failed_in_a_study_are_unsupported(name: str) -> None:
     assert set(figures(name)["unsupported"]) == UNSUPPORTED.get(name, set())

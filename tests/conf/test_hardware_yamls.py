@@ -1,4 +1,4 @@
-"""Every hardware YAML has the keys of the typed spine, and every figure of a named machine has a source."""
+"""Every hardware YAML has the keys of the typed config, and every figure of a named machine has a source."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def stem(path: Path) -> str:
     return path.stem
 
 
-def test_the_files_of_the_design_are_there() -> None:
+def test_the_files_of_the_design_exist() -> None:
     others = "az_2x_m60 az_4x_m60 7gforce rtx2080ti_4 rtx2080ti_8 dgx1_p100 gce_k80 ec2_k80".split()
     assert {"cpu", "local", *CLUSTERS, *others} <= {path.stem for path in FILES}
 

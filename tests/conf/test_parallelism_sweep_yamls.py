@@ -1,4 +1,4 @@
-"""The sweep over kinds of parallelism asks for what its question needs, on any machine."""
+"""The sweep over kinds of parallelism has the settings that its question needs, on any machine."""
 
 from __future__ import annotations
 

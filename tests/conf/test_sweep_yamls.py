@@ -1,4 +1,4 @@
-"""The sweeps that repeat the studies ask for what the studies ran, on whatever machine."""
+"""Sweeps that repeat the studies have the studies' settings, on any machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def runs(sweep: str, *words: str, **chosen: list[str]) -> list[RunSpec]:
     return [resolve(compose_config(run)) for run in overrides]
 
 
-def test_repeats_stand_first_in_the_sweeps_that_have_them() -> None:
+def test_repeats_come_first_in_sweeps_that_have_them() -> None:
     """The last key varies fastest, and a key on the command line keeps the place it has in the file."""
     keys = [list(values(path.stem)) for path in SWEEPS]
     firsts = [results[0] for results in keys if "repeat" in results]
@@ -100,7 +100,7 @@ def test_models_of_a_sweep_bring_their_data_and_batch_sizes() -> None:
     assert message == {"alexnet": ("imagenet_synthetic", 512, "nchw"), **cifar}
 
 
-def test_the_eight_networks_for_cifar_stand_in_each_sweep_of_them() -> None:
+def test_each_cifar_sweep_has_the_eight_networks() -> None:
     assert values("cifar_models")["model"] == CIFAR_MODELS
     assert values("variable_update")["model"] == ["alexnet", *CIFAR_MODELS]
     assert values("data_format")["model"] == ["inception_v3", "resnet50", *CIFAR_MODELS]
@@ -122,7 +122,7 @@ def test_thesis_scaling_keeps_its_settings_whatever_the_model_says() -> None:
     assert (spec.config.model.name, spec.batch_per_device, spec.config.train.learning_rate) == ("mlp", 75, 4.7331e-4)
 
 
-def test_a_cpu_says_why_it_has_no_nccl_and_starts_no_more_than_two_workers_unasked() -> None:
+def test_a_cpu_explains_missing_nccl_and_defaults_to_two_workers() -> None:
     for sweep in ("thesis_scaling", "backends"):
         assert values(sweep)["gpus"] == ["1", "2"]
         over_nccl = [name for name in values(sweep)["strategy"] if name.endswith("_nccl")]

@@ -1,4 +1,4 @@
-"""The sweeps that repeat what the studies say of batches and accuracy ask for what was trained there."""
+"""Sweeps that repeat the studies of batches and accuracy have the studies' training settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.conf.test_sweep_yamls import archive as archive  # for every test her
 from tests.conf.test_sweep_yamls import runs, values
 
 
-def test_thesis_batch_size_stands_devices_beside_batches() -> None:
+def test_thesis_batch_size_sweeps_devices_and_batches() -> None:
     results = runs("thesis_batch_size")
     assert {spec.config.model.name for spec in results} == {"materials_cnn"}
     assert not any(spec.unsupported for spec in results)

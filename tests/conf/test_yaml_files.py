@@ -1,4 +1,4 @@
-"""Every YAML in conf/ composes, and says what the typed spine and the registry say."""
+"""Every YAML in conf/ composes, and agrees with the typed config and the registry."""
 
 from __future__ import annotations
 

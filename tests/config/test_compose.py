@@ -1,4 +1,4 @@
-"""Composing: what Hydra itself would compose, its errors included, from files that are read once."""
+"""Composing gives what Hydra itself would compose, errors included, from files that are read once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SWEEPS = sorted(path.stem for path in (conf_dir() / "sweep").glob("*.yaml"))
 
 @pytest.fixture(scope="module")
 def loaders() -> Iterator[tuple[ConfigLoaderImpl, CachingLoader]]:
-    """Hydra's and ours, on the same files."""
+    """Hydra's loader and ours, on the same files."""
     composing.register_with_hydra()
     setup_globals()
     version.setbase(composing.HYDRA_VERSION)
@@ -52,7 +52,7 @@ def loaders() -> Iterator[tuple[ConfigLoaderImpl, CachingLoader]]:
 
 
 def content(node: Node) -> list[Any]:
-    """All that is in a node: values as they stand, types and flags."""
+    """Return everything in a node: uninterpolated values, types and flags."""
     about = node._metadata
     results = [type(node), about.flags or {}, about.object_type, about.ref_type, about.optional]
     inner = node._content if isinstance(node, DictConfig | ListConfig) else node._value()
@@ -82,7 +82,7 @@ def test_ten_runs_of_every_sweep_are_what_hydra_composes(
     compare(random.Random(1).sample(runs, min(len(runs), 10)), loaders)
 
 
-WORDS = [
+OVERRIDES = [
     [],
     ["hydra.sweep.dir=s", "gpus=3", "hydra.job.name=other", "strategy=ddp_gloo", "+hardware.environment.A=b"],
     [
@@ -96,11 +96,11 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize("words", WORDS, ids=str)
-def test_overrides_of_any_kind_are_what_hydra_makes_of_them(
+@pytest.mark.parametrize("words", OVERRIDES, ids=str)
+def test_overrides_of_any_kind_compose_as_in_hydra(
     words: list[str], loaders: tuple[ConfigLoaderImpl, CachingLoader], recwarn: pytest.WarningsRecorder
 ) -> None:
-    compare([words, ["gpus=2"], words], loaders)  # what went before leaves no trace
+    compare([words, ["gpus=2"], words], loaders)  # earlier configs leave no trace
 
 
 def compare(runs: list[list[str]], loaders: tuple[ConfigLoaderImpl, CachingLoader]) -> None:
@@ -126,7 +126,7 @@ def compare(runs: list[list[str]], loaders: tuple[ConfigLoaderImpl, CachingLoade
     ],
     ids=str,
 )
-def test_errors_are_hydras(words: list[str], loaders: tuple[ConfigLoaderImpl, CachingLoader]) -> None:
+def test_errors_are_those_of_hydra(words: list[str], loaders: tuple[ConfigLoaderImpl, CachingLoader]) -> None:
     caught = []
     for each in loaders:
         with pytest.raises(Exception) as error:
@@ -147,14 +147,14 @@ def test_each_file_of_a_sweep_is_read_once(
     assert len(read) == len(set(read)) > 10
 
 
-def test_a_config_belongs_to_who_asked_for_it() -> None:
+def test_changes_to_a_config_do_not_reach_others() -> None:
     first = compose(["gpus=1"])
     first.hardware.environment = {"A": "b"}
     first.train.stop.epochs = 3
     assert compose(["gpus=1"]) == compose(["gpus=1"]) != first
 
 
-def test_a_file_that_has_changed_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(conf_dir(), tmp_path / "conf")
     monkeypatch.setattr(composing, "conf_dir", lambda: tmp_path / "conf")
     file = tmp_path / "conf" / "measure" / "quick.yaml"
@@ -163,7 +163,7 @@ def test_a_file_that_has_changed_is_read_anew(tmp_path: Path, monkeypatch: pytes
     assert compose_config(["measure=quick"]).measure.max_s == 123.25 != before
 
 
-def test_compose_gives_what_the_command_line_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_works_as_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     composed = compose(["strategy=simulated", "gpus=3", "measure=quick"])
     assert (composed.strategy.name, composed.gpus, composed.measure.max_s) == ("simulated", 3, 8.0)
     assert "hydra" not in composed
@@ -173,13 +173,13 @@ def test_compose_gives_what_the_command_line_would(monkeypatch: pytest.MonkeyPat
     assert os.environ["HYDRA_FULL_ERROR"] == "0"
 
 
-def test_every_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_device_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     for here, values in ((0, "[0],[1]"), (1, "[0]"), (3, "[0],[1],[2]")):
         monkeypatch.setattr(machine, "count_gpus", lambda here=here: here)
         assert list_each_device() == values
 
 
-def test_a_pair_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pair_of_each_link_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     for results, values in (([], "[0,1]"), ([(0, 1), (0, 4)], "[0,1],[0,4]")):
         monkeypatch.setattr(machine, "pair_of_each_link", lambda results=results: results)
         assert list_pair_of_each_link() == values
@@ -207,7 +207,7 @@ def test_a_sweep_is_filled_in(
     assert [line[: len(message)] for line, message in zip(lines, planned, strict=True)] == planned
 
 
-def test_the_stand_in_has_one_pair(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nvml_stand_in_has_one_pair(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library)
     assert (list_each_device(), list_pair_of_each_link()) == ("[0],[1]", "[0,1]")
     assert gpus.count_gpus() == 2
@@ -220,18 +220,18 @@ def test_variables_are_set_by_name_or_together_and_add_up() -> None:
     assert added == {"NCCL_DEBUG": "INFO", "A": "1"}
 
 
-def test_the_spine_comes_out_plain_and_resolved() -> None:
+def test_the_typed_config_is_plain_and_resolved() -> None:
     config = to_config(compose(["gpus=2"]))
     assert isinstance(config, Config) and config.train.batch_per_device == 75
     assert type(config.model.input_shape) is list
 
 
-def test_a_key_of_nobody() -> None:
+def test_an_unknown_key() -> None:
     with pytest.raises(InputError, match=r"^no key 'gpu'; did you mean 'gpus'\?$"):
         to_config(compose(["+gpu=1"]))
 
 
-def test_a_value_of_a_wrong_type_or_none_at_all() -> None:
+def test_a_value_of_a_wrong_type_or_a_missing_value() -> None:
     with pytest.raises(InputError, match=r"^gpus should be int, not str$"):
         to_config(OmegaConf.create({"gpus": "two"}))
     with pytest.raises(OmegaConfBaseException, match="Missing mandatory value"):

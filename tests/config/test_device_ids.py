@@ -10,7 +10,7 @@ import pytest
 
 from scalebench.config import resolve
 from scalebench.core.spec import HardwareSpec
-from tests.builders.configs import ALPHA, GPUS_HERE, make_config, resolve_error, make_spec, fake_machine
+from tests.builders.configs import ALPHA, GPUS_HERE, fake_machine, make_config, make_spec, resolve_error
 
 ROLES = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
 
@@ -24,14 +24,14 @@ def machine_with(monkeypatch: pytest.MonkeyPatch) -> Any:
     return functools.partial(fake_machine, monkeypatch)
 
 
-def test_devices_are_those_named_in_their_order(machine_with: Any) -> None:
+def test_devices_are_used_in_the_named_order(machine_with: Any) -> None:
     machine_with(8, cpus=16)
     spec = make_spec(gpus=None, hardware=chosen(GPUS_HERE, [5, 0]))
     assert [(p.devices, p.cpus) for p in spec.places] == [([5], [10, 11]), ([0], [0, 1])]
     assert (spec.gpus, spec.unsupported) == (2, None)  # gpus left out is their number
 
 
-def test_one_process_and_roles_have_them_too(machine_with: Any) -> None:
+def test_one_process_and_roles_use_them_too(machine_with: Any) -> None:
     machine_with(0, cpus=8)
     workers = HardwareSpec("local", devices="cpu", cpus_per_device=2, device_ids=[3, 1])
     (only,) = make_spec(gpus=2, hardware=workers, strategy__processes="one_for_all").places
@@ -45,7 +45,7 @@ def test_one_process_and_roles_have_them_too(machine_with: Any) -> None:
     ]
 
 
-def test_every_node_has_the_same_ones() -> None:
+def test_every_node_uses_the_same_ids() -> None:
     spec = make_spec(gpus=4, hardware=chosen(ALPHA, [6, 7], gpus_per_node=2))
     assert [(p.node, p.local_rank, p.devices) for p in spec.places] == [
         (0, 0, [6]),
@@ -63,7 +63,7 @@ def test_every_node_has_the_same_ones() -> None:
         ([0, 1], 4, "gpus=4 wants 4 devices a node, hardware.device_ids names 2; name more of them or lower gpus"),
     ],
 )
-def test_ids_that_make_no_sense(machine_with: Any, ids: list[int], gpus: int | None, message: str) -> None:
+def test_invalid_ids(machine_with: Any, ids: list[int], gpus: int | None, message: str) -> None:
     machine_with(8)
     for processes in ("one_per_device", "one_for_all"):
         requested = make_config(gpus=gpus, hardware=chosen(GPUS_HERE, ids), strategy__processes=processes)
@@ -79,12 +79,14 @@ def test_ids_that_make_no_sense(machine_with: Any, ids: list[int], gpus: int | N
         (2, [0, 1, 2], 3, "gpus=3 asks for more than the 2 GPUs here"),
     ],
 )
-def test_an_id_of_no_gpu_here_is_a_row(machine_with: Any, here: int, ids: list[int], gpus: int, message: str) -> None:
+def test_an_id_of_a_missing_gpu_is_unsupported(
+    machine_with: Any, here: int, ids: list[int], gpus: int, message: str
+) -> None:
     machine_with(here)
     assert make_spec(gpus=gpus, hardware=chosen(GPUS_HERE, ids)).unsupported == message
 
 
-def test_workers_whose_cores_are_the_same_are_flagged(machine_with: Any) -> None:
+def test_workers_with_the_same_cores_are_flagged(machine_with: Any) -> None:
     machine_with(0, cpus=2)
     workers = HardwareSpec("local", devices="cpu")
     assert make_spec(gpus=2, hardware=chosen(workers, [1, 0])).flags == []

@@ -16,7 +16,7 @@ from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error, exp
 from scalebench.core import plugins
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, TrainSpec
-from tests.builders.plugins import Dists
+from tests.builders.plugins import Distributions
 from tests.builders.plugins import dists as dists
 
 TRAIN = ", ".join(sorted(f"train.{key}" for key in flatten(dataclasses.asdict(TrainSpec()))))
@@ -119,7 +119,7 @@ def test_all_keys_of_the_typed_config_are_listed() -> None:
     assert "train" not in keys and len(keys) == len(set(keys))
 
 
-def test_a_file_that_is_no_yaml_is_named_with_its_line(dists: Dists) -> None:
+def test_a_file_that_is_no_yaml_is_named_with_its_line(dists: Distributions) -> None:
     root = dists.add(files={"a/conf/sweep/bad.yaml": "x: 1\ny: [\n"}, points={"configs": {"a": "a.conf"}})
     with pytest.raises(YAMLError) as caught:
         compose(["sweep=bad"])

@@ -1,4 +1,4 @@
-"""What is told of an installed Horovod: versions, parts, transports, and what is wrong with it."""
+"""The inspection of an installed Horovod: versions, frameworks, transports and problems."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture
 def requested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The processes that were started to ask."""
+    """Record the processes that import Horovod."""
     calls: list[Any] = []
     run = subprocess.run
 
@@ -45,7 +45,7 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def again(framework: str = "torch") -> HorovodBuild:
-    """As another process would find it."""
+    """Inspect Horovod as another process would."""
     inspect_horovod.cache_clear()
     build = inspect_horovod(framework)
     assert build is not None
@@ -56,7 +56,7 @@ def again(framework: str = "torch") -> HorovodBuild:
 @pytest.mark.parametrize(
     ("holds", "message"), [("mpi gloo", "MPI, Gloo (no NCCL)"), ("gloo", "Gloo (no MPI, NCCL)"), ("mpi gloo nccl", "")]
 )
-def test_what_a_build_holds(site: Site, framework: str, version: str, holds: str, message: str) -> None:
+def test_a_build_lists_its_transports(site: Site, framework: str, version: str, holds: str, message: str) -> None:
     site.horovod(BOTH, holds)
     assert inspect_horovod(framework) == HorovodBuild("0.28.1", version, tuple(holds.split()), None)
     name = horovod_build.FRAMEWORKS[framework]
@@ -98,7 +98,7 @@ def test_none_is_installed(monkeypatch: pytest.MonkeyPatch, site: Site, capsys: 
         ),
     ],
 )
-def test_a_build_for_something_else_is_seen_without_importing_it(
+def test_an_unsuitable_build_is_recognized_without_an_import(
     site: Site, requested: list[Any], framework: str, built_for: dict[str, str], message: str
 ) -> None:
     site.horovod(built_for)
@@ -110,14 +110,14 @@ def test_a_build_for_something_else_is_seen_without_importing_it(
 
 
 @pytest.mark.parametrize("lost", ["torch/mpi_lib_v2.x.so", "metadata.json"])
-def test_files_that_are_gone(site: Site, requested: list[Any], lost: str) -> None:
+def test_a_build_with_missing_files(site: Site, requested: list[Any], lost: str) -> None:
     (site.horovod(BOTH) / lost).unlink()
     assert again().problem == "Horovod 0.28.1 was built without PyTorch: make horovod builds it anew"
     assert requested == []
 
 
-def test_versions_are_those_that_the_frameworks_give_themselves(site: Site) -> None:
-    """The package index has torch 2.13.0 that calls itself 2.13.0+cu130, and TensorFlow writes 2.21.0-rc1."""
+def test_versions_are_those_that_the_frameworks_report(site: Site) -> None:
+    """The package index has torch 2.13.0 that reports 2.13.0+cu130, and TensorFlow writes 2.21.0-rc1."""
     site.torch("2.13.0+cu130")
     site.distribution("tensorflow", "2.21.0rc1")
     (site.folder / "tensorflow-2.21.0.dist-info" / "METADATA").unlink()
@@ -137,7 +137,7 @@ BROKEN: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize(("code", "message"), BROKEN.values(), ids=list(BROKEN))
-def test_one_that_does_not_import_says_why_and_is_asked_again(
+def test_a_failing_import_is_explained_and_tried_again(
     site: Site, monkeypatch: pytest.MonkeyPatch, code: str, message: str
 ) -> None:
     monkeypatch.setattr(horovod_build, "MAX_PROBE_S", 1.0 if "sleep" in code else 60.0)
@@ -151,12 +151,12 @@ def test_one_that_does_not_import_says_why_and_is_asked_again(
     assert again().problem is None
 
 
-def test_what_else_it_prints_is_no_answer(site: Site) -> None:
+def test_other_output_of_the_import_is_ignored(site: Site) -> None:
     site.horovod(BOTH, "gloo", code="print('[1]')\nimport atexit\natexit.register(print, '[2]')\n")
     assert again().transports == ("gloo",)
 
 
-def test_the_answer_is_kept_until_the_build_or_the_framework_changes(site: Site, requested: list[Any]) -> None:
+def test_the_cache_is_used_until_the_build_or_the_framework_changes(site: Site, requested: list[Any]) -> None:
     extension = site.horovod(BOTH, "gloo") / "torch" / "mpi_lib_v2.x.so"
     assert inspect_horovod("torch") == inspect_horovod("torch") == again()
     assert len(requested) == 1
@@ -186,9 +186,7 @@ def test_a_broken_file_of_the_cache_is_written_anew(
     assert len(requested) == 2 and kept.read_text() == complete
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(
-    site: Site, requested: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_cache_is_ignored(site: Site, requested: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEBENCH_CACHE", "/dev/null/cache")
     site.horovod(BOTH, "gloo")
     assert again() == again() == HorovodBuild("0.28.1", "2.13.0+cpu", ("gloo",), None)

@@ -14,7 +14,7 @@ from scalebench.config import placement as placing
 from scalebench.config import resolve
 from scalebench.core.machine import machine
 from scalebench.core.spec import HardwareSpec, RunSpec
-from tests.builders.configs import ALPHA, make_config, resolve_error, make_spec, fake_machine
+from tests.builders.configs import ALPHA, fake_machine, make_config, make_spec, resolve_error
 
 
 @pytest.fixture
@@ -247,4 +247,7 @@ def test_hosts_with_uneven_slots_are_spread_over_as_far_as_they_go() -> None:
 
 
 def test_hosts_that_cannot_be_read() -> None:
-    assert resolve_error(make_config(hardware__hosts=["a:b:c"])) == "hardware.hosts: 'a:b:c' should be NAME:SLOTS, such as node1:8"
+    assert (
+        resolve_error(make_config(hardware__hosts=["a:b:c"]))
+        == "hardware.hosts: 'a:b:c' should be NAME:SLOTS, such as node1:8"
+    )

@@ -1,4 +1,4 @@
-"""Cores of ranks on a node that is looked at when the run is there."""
+"""Cores of ranks on a remote node, which the node itself assigns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.builders.runs import simulated_spec
 
 
 def spec_of(nodes: Sequence[Sequence[int]], threads: int = 1, **changes: object) -> RunSpec:
-    """A rank for each device of each node."""
+    """Return a spec with a rank for each device of each node."""
     spec = simulated_spec(gpus=sum(map(len, nodes)), size=1000)
     fields = {"devices": "cpu", "cpus_per_device": threads, "this_machine": False, **changes}
     spec.config.hardware = HardwareSpec("cluster", **fields)  # type: ignore[arg-type]
@@ -27,25 +27,25 @@ def spec_of(nodes: Sequence[Sequence[int]], threads: int = 1, **changes: object)
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Four, and not the first ones: a job has been given a part of the node."""
+    """Four cores, and not the first ones, as in a job with a part of the node."""
     results = [4, 5, 6, 7]
     monkeypatch.setattr(machine, "usable_cpus", lambda: results)
     return results
 
 
-def test_each_node_deals_out_its_own(cores: list[int]) -> None:
+def test_each_node_assigns_its_own_cores(cores: list[int]) -> None:
     assert placement.assign_cores_on_this_node(spec_of([[0, 1], [0, 1]], threads=2)) == [[4, 5], [6, 7], [4, 5], [6, 7]]
 
 
-def test_ranks_have_cores_of_their_own_while_there_are_any(cores: list[int]) -> None:
+def test_ranks_have_their_own_cores_while_there_are_enough(cores: list[int]) -> None:
     assert placement.assign_cores_on_this_node(spec_of([[0, 4]])) == [[4], [5]], (
-        "numbers with gaps, and fewer cores than the whole node has"
+        "numbers with gaps, and fewer cores than the full node has"
     )
     assert placement.assign_cores_on_this_node(spec_of([[1, 2]])) == [[5], [6]]
     assert placement.assign_cores_on_this_node(spec_of([[0, 1, 2, 3, 4, 5]])) == [[4], [5], [6], [7], [4], [5]]
 
 
-def test_gpus_go_by_their_own_numbers(cores: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_keep_their_numbers(cores: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [0, 0, 1, 1])
     nodes = [NumaNode(0, [0, 1, 4, 5], None, {}), NumaNode(1, [2, 3, 6, 7], None, {})]
     monkeypatch.setattr(machine, "numa_nodes", lambda: nodes)
@@ -58,13 +58,13 @@ def test_one_process_has_the_cores_of_all_its_devices(cores: list[int]) -> None:
     assert placement.assign_cores_on_this_node(spec) == [[4, 5, 6]]
 
 
-def test_who_drives_no_device_is_not_pinned(cores: list[int]) -> None:
+def test_a_rank_without_a_device_is_not_pinned(cores: list[int]) -> None:
     spec = spec_of([[0, 1]])
     spec.places[0].devices = []
     assert placement.assign_cores_on_this_node(spec) == [[], [5]]
 
 
-def test_what_the_worker_is_told(cores: list[int]) -> None:
+def test_the_variable_with_the_cores_of_a_rank(cores: list[int]) -> None:
     spec = spec_of([[0, 1]], threads=2)
     message = placement.make_cpus_variable(spec, 1)
     assert message == {"SCALEBENCH_CPUS": "6,7"}
@@ -74,5 +74,5 @@ def test_what_the_worker_is_told(cores: list[int]) -> None:
     assert placement.make_cpus_variable(spec, 1) == {}
     assert placement.make_cpus_variable(spec_of([[0, 1]], bind="none"), 1) == {}
     assert placement.make_cpus_variable(spec_of([[0, 1]], this_machine=True), 1) == {}, (
-        "there the places were all that was to be had"
+        "its places already have the cores"
     )

@@ -1,4 +1,4 @@
-"""Config -> RunSpec: names, figures and batches, and every reason to refuse a run."""
+"""A config becomes a RunSpec: names, numbers and batches, and every reason to refuse a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scalebench.config import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.spec import HardwareSpec, StrategySpec
 from scalebench.strategies.base import check_values
-from tests.builders.configs import ALPHA, make_config, resolve_error, make_spec, fake_machine
+from tests.builders.configs import ALPHA, fake_machine, make_config, make_spec, resolve_error
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_batches_that_leave_a_device_without_samples(changes: dict[str, Any], me
     assert resolve_error(make_config(**changes)) == message
 
 
-def test_a_users_file_is_counted_later() -> None:
+def test_samples_of_a_user_s_file_are_counted_later() -> None:
     assert make_spec(dataset__size=1, dataset__path="/some.npz").global_batch == 10
 
 
@@ -100,7 +100,7 @@ def test_a_users_file_is_counted_later() -> None:
         ),
     ],
 )
-def test_names_and_figures_that_make_no_sense(changes: dict[str, Any], message: str) -> None:
+def test_invalid_names_and_numbers(changes: dict[str, Any], message: str) -> None:
     assert resolve_error(make_config(**changes)) == message
 
 
@@ -112,21 +112,21 @@ def test_gpus_left_out_means_all_devices(machine_with: Any, gpus_here: int, hard
     assert spec.device == ("cuda" if gpus_here and hardware == "auto" else "cpu")
 
 
-def test_gpus_left_out_and_given_have_one_fingerprint(machine_with: Any) -> None:
+def test_default_and_explicit_gpus_have_one_fingerprint(machine_with: Any) -> None:
     machine_with(0)
     hardware = HardwareSpec("local")
     assert make_spec(gpus=None, hardware=hardware).fingerprint == make_spec(gpus=2, hardware=hardware).fingerprint
     assert make_spec(gpus=1, hardware=hardware).fingerprint != make_spec(gpus=2, hardware=hardware).fingerprint
 
 
-def test_resolving_changes_nothing_of_the_config_it_is_given() -> None:
+def test_resolving_does_not_change_its_config() -> None:
     made = make_config(gpus=None)
     before = dataclasses.asdict(made)
     resolve.resolve(made)
     assert dataclasses.asdict(made) == before
 
 
-def test_a_machine_that_is_not_here_must_be_told_of() -> None:
+def test_another_machine_must_be_described_completely() -> None:
     with pytest.raises(InputError, match=r"hardware=alpha is another machine, .* set devices: "):
         make_spec(hardware=dataclasses.replace(ALPHA, devices="auto"))
     with pytest.raises(InputError, match=r"hardware.stage=data should be an absolute path"):
@@ -135,7 +135,7 @@ def test_a_machine_that_is_not_here_must_be_told_of() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, 1.0, 7])
-def test_what_a_strategy_decides_itself_or_may_be_is_let_through(value: Any) -> None:
+def test_allowed_and_undecided_options_pass(value: Any) -> None:
     stated = StrategySpec(
         "pipeline_gpipe",
         options={"micro_batches": value},
@@ -146,7 +146,7 @@ def test_what_a_strategy_decides_itself_or_may_be_is_let_through(value: Any) -> 
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), True, "many"])
-def test_what_is_no_number_or_below_the_least_is_not(value: Any) -> None:
+def test_an_option_below_its_bound_is_refused(value: Any) -> None:
     stated = StrategySpec("pipeline_gpipe", options={"micro_batches": value}, at_least={"micro_batches": 1})
     with pytest.raises(InputError, match=f"strategy.options.micro_batches={value} should be at least 1"):
         check_values(stated)

@@ -1,4 +1,4 @@
-"""Why a well-formed run cannot happen here: each reason, in one sentence with the way out."""
+"""The reasons why a well-formed run is unsupported here, each in one sentence with the way out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from scalebench.config import horovod_build
 from scalebench.core.spec import HardwareSpec, StrategySpec
 from scalebench.strategies import registry
-from tests.builders.configs import ALPHA, GPUS_HERE, make_spec, fake_machine
+from tests.builders.configs import ALPHA, GPUS_HERE, fake_machine, make_spec
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_nccl_on_the_cpu_names_a_strategy_that_there_is(machine_with: Any, reque
     assert reason == f"{requested} exchanges {NEEDS_GPUS}; use strategy={instead} on CPU"
 
 
-def test_all_reasons_are_told(machine_with: Any) -> None:
+def test_all_reasons_are_listed(machine_with: Any) -> None:
     machine_with(0)
     reasons = make_spec(gpus=2, strategy__max_gpus=1, strategy__requires=["no_such_package_x"]).unsupported
     assert str(reasons).split("; ") == ["simulated runs on 1 device only, gpus=2", NO_PACKAGE]
@@ -104,7 +104,7 @@ def horovod(backend: str, **changes: Any) -> StrategySpec:
 
 @pytest.fixture
 def inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The looks that were taken at Horovod 0.28.1, which is installed with MPI and Gloo."""
+    """Record the inspections of Horovod 0.28.1, which is installed with MPI and Gloo."""
     taken: list[str] = []
 
     def find(framework: str) -> horovod_build.HorovodBuild:
@@ -128,7 +128,7 @@ def inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (0, horovod("gloo", max_gpus=1), "horovod_gloo runs on 1 device only, gpus=2", False),
     ],
 )
-def test_what_keeps_horovod_from_running(
+def test_reasons_why_horovod_cannot_run(
     machine_with: Any, inspections: list[str], gpus_here: int, strategy: StrategySpec, message: str | None, looked: bool
 ) -> None:
     machine_with(gpus_here)
@@ -136,13 +136,13 @@ def test_what_keeps_horovod_from_running(
     assert inspections == (["torch"] if looked else [])
 
 
-def test_another_machine_has_another_horovod(machine_with: Any, inspections: list[str]) -> None:
+def test_horovod_is_not_inspected_for_another_machine(machine_with: Any, inspections: list[str]) -> None:
     machine_with(0)
     assert (make_spec(gpus=2, hardware=ALPHA, strategy=horovod("nccl")).unsupported or "").startswith(ANOTHER)
     assert inspections == []
 
 
-def test_horovod_that_is_not_installed_is_not_looked_at(
+def test_a_missing_horovod_is_not_inspected(
     machine_with: Any, inspections: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine_with(0)
@@ -151,7 +151,7 @@ def test_horovod_that_is_not_installed_is_not_looked_at(
     assert inspections == []
 
 
-def test_mpirun_that_is_there(machine_with: Any, inspections: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpirun_on_the_path_is_used(machine_with: Any, inspections: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     machine_with(0)
     monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
     assert make_spec(gpus=2, hardware=HERE, strategy=horovod("mpi")).unsupported is None
@@ -163,7 +163,7 @@ HOSTS = {"hardware__hosts": ["a:2", "b:2"], "strategy__launcher": "mpi"}
 NODES = HardwareSpec("nodes", devices="cpu", gpus_per_node=2, max_nodes=2)
 
 
-def test_what_hosts_have_is_not_what_this_machine_has(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_hosts_are_not_limited_by_this_machine(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine_with(2)
     monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
     assert make_spec(gpus=4, hardware=GPUS_HERE, **HOSTS).unsupported is None
@@ -180,7 +180,7 @@ def test_one_process_stays_on_one_host(machine_with: Any, monkeypatch: pytest.Mo
     assert make_spec(gpus=3, **changes).unsupported == message
 
 
-def test_nodes_that_nobody_reaches(machine_with: Any) -> None:
+def test_several_nodes_need_named_hosts(machine_with: Any) -> None:
     machine_with(0)
     message = "gpus=3 need 2 nodes and only this machine is here; name them in hardware.hosts"
     assert make_spec(gpus=3, hardware=NODES).unsupported == message
@@ -202,7 +202,7 @@ def test_by_hand_is_for_hosts_without_a_scheduler(machine_with: Any) -> None:
     assert make_spec(gpus=2, strategy__launcher="by_hand", hardware__hosts=["a:1", "b:1"]).unsupported is None
 
 
-def test_an_allocation_that_is_too_small(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocation_with_too_few_nodes(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine_with(0)
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")

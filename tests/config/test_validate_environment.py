@@ -1,4 +1,4 @@
-"""`hardware.environment`: what may be set for the processes of a run, and what reaches them."""
+"""`hardware.environment`: which variables may be set for the processes of a run, and which reach them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from scalebench.config import resolve
 from scalebench.runner.launchers.rank_environment import build_environment
-from tests.builders.configs import make_config, resolve_error, make_spec
+from tests.builders.configs import make_config, make_spec, resolve_error
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,11 @@ def test_names_that_are_refused(name: str, message: str) -> None:
     assert message in resolve_error(make_config(hardware__environment={name: "1"}))
 
 
-def test_a_value_that_no_variable_can_hold() -> None:
+def test_a_value_with_a_zero_byte_is_refused() -> None:
     assert "zero byte" in resolve_error(make_config(hardware__environment={"A": "1\0"}))
 
 
-def test_variables_reach_every_process_and_go_before_those_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_reach_every_process_and_override_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_P2P_LEVEL", "SYS")
     chosen = {"NCCL_P2P_LEVEL": "PIX", "GLOO_SOCKET_IFNAME": "eth1", "RANKS": "0"}
     spec = make_spec(gpus=2, hardware__environment=chosen)
@@ -42,13 +42,13 @@ def test_variables_reach_every_process_and_go_before_those_of_the_shell(monkeypa
         assert (variables["RANK"], variables["CUDA_DEVICE_ORDER"]) == (str(rank), "PCI_BUS_ID")
 
 
-def test_they_are_part_of_what_is_run_whatever_their_order() -> None:
+def test_variables_are_part_of_the_fingerprint_in_any_order() -> None:
     one, two = {"A": "1", "B": "2"}, {"B": "2", "A": "1"}
     prints = [make_spec(gpus=2, hardware__environment=chosen).fingerprint for chosen in (one, two, {"A": "1"}, {})]
     assert prints[0] == prints[1] and len(set(prints)) == 3
 
 
-def test_what_nccl_is_told_is_nothing_to_one_device() -> None:
+def test_nccl_variables_do_not_matter_on_one_device() -> None:
     made = {gpus: make_spec(gpus=gpus, hardware__environment={"NCCL_P2P_DISABLE": "1", "A": "b"}) for gpus in (1, 2)}
     assert made[2].config.hardware.environment == {"A": "b", "NCCL_P2P_DISABLE": "1"}
     assert made[1].config.hardware.environment == {"A": "b"}

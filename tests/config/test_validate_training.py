@@ -1,4 +1,4 @@
-"""What is wrong with a training before a process exists, each in one line with its way out."""
+"""Invalid settings of a training are refused before a process starts, in one line with the way out."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_settings_that_contradict_each_other(train: dict[str, Any], message: str
     assert message in line(train)
 
 
-def test_the_last_device_counts_for_its_parts() -> None:
+def test_the_smallest_shard_limits_micro_batches() -> None:
     """Of a global batch that does not divide: 11 samples on two devices are 6 and 5."""
     made = config({"batch_per_device": 1, "global_batch": 11, "accumulate": 6}, gpus=2)
     made.scaling = "strong"
@@ -70,7 +70,7 @@ def test_the_last_device_counts_for_its_parts() -> None:
     resolve(made)
 
 
-def test_a_training_wants_more_than_one_batch() -> None:
+def test_a_training_to_a_stop_needs_several_batches() -> None:
     assert "dataset.feed=fixed gives one batch again and again" in line(TO_END, feed="fixed")
     resolve(config({}, feed="fixed"))
 
@@ -83,9 +83,7 @@ def test_a_training_wants_more_than_one_batch() -> None:
         ({}, {"validation_share": 0.01}, 2, "fewer samples to validate than replicas: raise dataset.size or"),
     ],
 )
-def test_a_target_has_to_be_looked_for(
-    measure: dict[str, Any], dataset: dict[str, Any], gpus: int, message: str
-) -> None:
+def test_a_target_needs_evaluations(measure: dict[str, Any], dataset: dict[str, Any], gpus: int, message: str) -> None:
     assert message in line({"stop": {"target": 0.1}}, gpus, measure, **dataset)
     resolve(config({"stop": {"epochs": 1.0}}, gpus, measure, **dataset))
 
@@ -94,12 +92,12 @@ def test_one_sample_to_validate_is_enough_for_one_replica() -> None:
     resolve(config({"stop": {"target": 0.1}}, validation_share=0.01))
 
 
-def test_how_many_samples_a_file_has_is_known_later() -> None:
+def test_samples_of_a_file_are_counted_later() -> None:
     made = config({"stop": {"target": 0.1}}, 2, validation_share=0.01, path="/some.npz")
     resolve(made)
 
 
-def test_a_target_alone_gives_up() -> None:
+def test_a_target_alone_has_a_time_limit() -> None:
     train = TrainSpec(stop=StopSpec(target=0.1))
     assert validate.limit_training_time(train, 3600.0).stop == StopSpec(seconds=600.0, target=0.1)
     assert validate.limit_training_time(train, 100.0).stop.seconds == 50.0, "before the whole run is ended"
@@ -109,7 +107,7 @@ def test_a_target_alone_gives_up() -> None:
     assert resolve(config({"stop": {"target": 0.1}})).config.train.stop.seconds == 60.0
 
 
-def test_replicas_that_exchange_nothing_have_no_one_training() -> None:
+def test_replicas_without_sync_cannot_train_to_a_stop() -> None:
     made = config(TO_END, gpus=2)
     made.strategy = StrategySpec("simulated", baseline="simulated", lockstep=False)
     assert resolve(made).unsupported == (

@@ -13,7 +13,7 @@ from scalebench.config.resolve import resolve
 from scalebench.core import config_files
 from scalebench.core.errors import PluginError
 from scalebench.strategies import registry
-from tests.builders.plugins import Dists, forget, yaml_of
+from tests.builders.plugins import Distributions, clear_plugin_caches, strategy_yaml
 from tests.builders.plugins import dists as dists
 
 
@@ -23,7 +23,7 @@ def test_the_built_in_groups() -> None:
     assert sorted(config_files.list_options("measure")) == ["default", "max_batch", "quick", "thorough"]
 
 
-def test_without_plugins_there_is_no_other_folder(dists: Dists) -> None:
+def test_without_plugins_there_is_no_other_folder(dists: Distributions) -> None:
     files = config_files.find_config_files()
     assert (files.folders, files.problems, files.warnings) == ([], {}, [])
 
@@ -34,7 +34,7 @@ def test_option_defaults_are_those_of_the_yaml() -> None:
     assert config_files.strategy_option_defaults("hybrid")["micro_batches"] is None
 
 
-def test_a_plugins_yaml_is_found(dists: Dists) -> None:
+def test_a_plugins_yaml_is_found(dists: Distributions) -> None:
     root = dists.strategy(options={"step_s": 0.25, "mode": "fast"})
     assert config_files.plugin_folders() == [("my-plugin", root / "my_plugin" / "conf")]
     assert config_files.list_options("strategy")["mine"] == root / "my_plugin/conf/strategy/mine.yaml"
@@ -43,14 +43,14 @@ def test_a_plugins_yaml_is_found(dists: Dists) -> None:
     assert origins == ["my-plugin", "scalebench", None]
 
 
-def test_a_disabled_plugin_adds_no_yaml(dists: Dists, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disabled_plugin_adds_no_yaml(dists: Distributions, monkeypatch: pytest.MonkeyPatch) -> None:
     dists.strategy()
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
     config_files.find_config_files.cache_clear()
     assert config_files.plugin_folders() == []
 
 
-def test_folders_are_found_without_importing_anything(dists: Dists) -> None:
+def test_folders_are_found_without_importing_anything(dists: Distributions) -> None:
     """Also below packages with side effects, and in one without __init__.py."""
     deep = {"big/__init__.py": "raise SystemExit\n", "big/part/__init__.py": "raise SystemExit\n"}
     files = {**deep, "big/part/conf/sweep/s.yaml": "", "spaced/conf/sweep/t.yaml": ""}
@@ -61,7 +61,7 @@ def test_folders_are_found_without_importing_anything(dists: Dists) -> None:
 
 
 @pytest.mark.parametrize("package", ["not_there", "p.not_there", "not_there.conf", "p.code", "p..conf", "p:conf", ""])
-def test_a_plugin_without_its_folder(dists: Dists, package: str) -> None:
+def test_a_plugin_without_its_folder(dists: Distributions, package: str) -> None:
     dists.add("my-plugin", {"p/__init__.py": "", "p/code.py": "", "p/conf/x.txt": ""}, {"configs": {"p": package}})
     assert config_files.plugin_folders() == []
     assert config_files.find_config_files().warnings == [
@@ -70,9 +70,9 @@ def test_a_plugin_without_its_folder(dists: Dists, package: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["strategy/ddp", "hardware/local", "model/resnet50", "dataset/materials"])
-def test_a_built_in_yaml_cannot_be_shadowed(dists: Dists, name: str) -> None:
+def test_a_built_in_yaml_cannot_be_shadowed(dists: Distributions, name: str) -> None:
     group, _, stem = name.partition("/")
-    dists.add("a", {"a/__init__.py": "", f"a/conf/{name}.yaml": yaml_of(stem)}, {"configs": {"a": "a.conf"}})
+    dists.add("a", {"a/__init__.py": "", f"a/conf/{name}.yaml": strategy_yaml(stem)}, {"configs": {"a": "a.conf"}})
     assert config_files.find_config_files().problems == {
         (group, stem): f"{name}.yaml comes from both scalebench and a; uninstall one of them or set SCALEBENCH_PLUGINS"
     }
@@ -81,7 +81,7 @@ def test_a_built_in_yaml_cannot_be_shadowed(dists: Dists, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["config", "sweep/demo", "measure/quick", "train/default"])
-def test_shadowing_a_file_without_a_name_is_a_warning(dists: Dists, name: str) -> None:
+def test_shadowing_a_file_without_a_name_is_a_warning(dists: Distributions, name: str) -> None:
     dists.add("a", {"a/__init__.py": "", f"a/conf/{name}.yaml": ""}, {"configs": {"a": "a.conf"}})
     assert config_files.find_config_files().warnings == [
         f"{name}.yaml comes from both scalebench and a; uninstall one of them or set SCALEBENCH_PLUGINS; "
@@ -90,14 +90,14 @@ def test_shadowing_a_file_without_a_name_is_a_warning(dists: Dists, name: str) -
     assert config_files.find_config_files().problems == {}
 
 
-def test_two_plugins_with_one_yaml_are_both_named(dists: Dists) -> None:
+def test_two_plugins_with_one_yaml_are_both_named(dists: Distributions) -> None:
     for dist in ("first", "second"):
         dists.add(dist, {f"{dist}/conf/hardware/h.yaml": "# a comment\nname: h\n"}, {"configs": {dist: f"{dist}.conf"}})
     (line,) = config_files.find_config_files().problems.values()
     assert line == "hardware/h.yaml comes from both first and second; uninstall one of them or set SCALEBENCH_PLUGINS"
 
 
-def test_yaml_files_of_a_plugin_for_a_later_api(dists: Dists) -> None:
+def test_yaml_files_of_a_plugin_for_a_later_api(dists: Distributions) -> None:
     dists.add(
         "a", {"a/conf/hardware/h.yaml": "name: h", "a/conf/sweep/s.yaml": ""}, {"configs": {"a": "a.conf"}}, api=9
     )
@@ -118,13 +118,13 @@ def test_yaml_files_of_a_plugin_for_a_later_api(dists: Dists) -> None:
         ("", None),
     ],
 )
-def test_the_name_in_a_file(dists: Dists, text: str, name: str | None) -> None:
+def test_the_name_in_a_file(dists: Distributions, text: str, name: str | None) -> None:
     root = dists.add(files={"x.yaml": text})
     assert config_files.read_name(root / "x.yaml") == name
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", "\0", "a: ${"])
-def test_an_invalid_yaml_file_is_named(dists: Dists, text: str) -> None:
+def test_an_invalid_yaml_file_is_named(dists: Distributions, text: str) -> None:
     root = dists.add(files={"x.yaml": text})
     with pytest.raises(PluginError) as caught:
         config_files.read_yaml(root / "x.yaml")
@@ -136,7 +136,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_plugins_strategy_composes_and_resolves(dists: Dists) -> None:
+def test_a_plugins_strategy_composes_and_resolves(dists: Distributions) -> None:
     code = """
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
@@ -149,7 +149,7 @@ print(spec.label, spec.unsupported, spec.config.strategy.options)
     assert (done.stdout, done.stderr) == ("my_strategy gpus=2 None {'step_s': 1, 'mode': 'fast'}\n", "")
 
 
-def test_the_command_line_knows_a_plugins_strategy_and_its_options(dists: Dists) -> None:
+def test_the_command_line_knows_a_plugins_strategy_and_its_options(dists: Distributions) -> None:
     code = """
 from scalebench.__main__ import main
 print(main(["strategy=my_strategy", "gpus=1", "dry_run=true"]))
@@ -167,8 +167,8 @@ print(main(["strategy=my_strategy", "strategy.options.mode=1"]))
     assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["0", "2", "2", "2"]
 
 
-def test_a_conflict_fails_only_its_runs_and_warnings_appear_once(dists: Dists) -> None:
-    files = {"a/conf/strategy/ddp.yaml": yaml_of("ddp"), "a/conf/sweep/demo.yaml": ""}
+def test_a_conflict_fails_only_its_runs_and_warnings_appear_once(dists: Distributions) -> None:
+    files = {"a/conf/strategy/ddp.yaml": strategy_yaml("ddp"), "a/conf/sweep/demo.yaml": ""}
     dists.add("a", files, {"configs": {"a": "a.conf"}})
     code = """
 from scalebench.__main__ import main
@@ -196,7 +196,7 @@ FAULTS = {
 @pytest.mark.parametrize(("text", "reason"), FAULTS.items())
 @pytest.mark.parametrize("group", ["strategy", "model", "dataset", "hardware"])
 def test_a_file_that_hydra_cannot_compose_is_a_problem_of_its_name(
-    dists: Dists, group: str, text: str, reason: str
+    dists: Distributions, group: str, text: str, reason: str
 ) -> None:
     text = text.replace("{name}", "mine")
     dists.add("a", {f"a/conf/{group}/mine.yaml": text, f"a/conf/{group}/sound.yaml": "name: sound"}, FOLDER)
@@ -210,22 +210,22 @@ def test_a_file_that_hydra_cannot_compose_is_a_problem_of_its_name(
 FOLDER = {"configs": {"a": "a.conf"}}
 
 
-def test_a_file_with_interpolations_and_defaults_can_be_composed(dists: Dists) -> None:
+def test_a_file_with_interpolations_and_defaults_can_be_composed(dists: Distributions) -> None:
     text = "defaults: [resnet50]\nname: x\nbatch_per_device: ${oc.env:NOT_SET}\n"
     dists.add("a", {"a/conf/model/x.yaml": text, "a/conf/strategy/y.yaml": "# @package _global_\ngpus: 1\n"}, FOLDER)
     assert config_files.find_config_files().problems == {} and config_files.find_config_files().unusable == set()
 
 
 @pytest.mark.parametrize("text", ["a: [", "name: mine\nnamex: 1"])
-def test_only_runs_of_a_broken_file_fail_until_it_is_repaired(dists: Dists, text: str) -> None:
+def test_only_runs_of_a_broken_file_fail_until_it_is_repaired(dists: Distributions, text: str) -> None:
     root = dists.strategy(yaml=text)
     overrides = ["strategy=mine", "gpus=1", "hardware=cpu"]
     try:
         spec = resolve(compose_config(overrides))
         assert spec.broken is not None and spec.broken.startswith("strategy/mine.yaml of my-plugin cannot be read: ")
         assert resolve(compose_config(["strategy=simulated", *overrides[1:]])).broken is None
-        (root / "my_plugin/conf/strategy/mine.yaml").write_text(yaml_of("mine"))
-        forget()
+        (root / "my_plugin/conf/strategy/mine.yaml").write_text(strategy_yaml("mine"))
+        clear_plugin_caches()
         spec = resolve(compose_config(overrides))
         assert (spec.broken, spec.config.strategy.description) == (None, "a plugin's own")
     finally:

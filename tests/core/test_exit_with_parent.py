@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.core import exit_with_parent
-from tests.builders.runs import alive, wait_until
+from tests.builders.runs import find_running, wait_until
 
 # Starts a command that is tied to this process, prints its pid and waits.
 PARENT = """
@@ -39,11 +39,11 @@ def test_a_tied_command_gets_sigterm_when_its_parent_is_killed(tmp_path: Path) -
         wait_until((tmp_path / "up").exists)
         parent.kill()
         parent.wait()
-        wait_until(lambda: not alive([pid]), 10.0)
+        wait_until(lambda: not find_running([pid]), 10.0)
         assert (tmp_path / "terminated").exists()
     finally:
         parent.kill()
-        if alive([pid]):
+        if find_running([pid]):
             os.kill(pid, signal.SIGKILL)
         parent.communicate()
 

@@ -11,11 +11,11 @@ import pytest
 from scalebench.core import plugins
 from scalebench.core.errors import PluginError
 from scalebench.core.plugins import PluginEntry
-from tests.builders.plugins import Dists
+from tests.builders.plugins import Distributions
 from tests.builders.plugins import dists as dists
 
 
-def test_entries_of_a_kind_are_in_order_and_imported_by_none(dists: Dists) -> None:
+def test_entries_of_a_kind_are_in_order_and_imported_by_none(dists: Distributions) -> None:
     dists.add("b-dist", {"b.py": "raise SystemExit"}, {"models": {"z": "b:z", "a": "b : a [extra]"}}, version="3.1")
     dists.add("a-dist", {"a.py": "raise SystemExit"}, {"models": {"z": "a:z"}, "datasets": {"d": "a:d"}})
     assert plugins.plugin_entries("models") == (
@@ -41,7 +41,7 @@ def test_entries_of_a_kind_are_in_order_and_imported_by_none(dists: Dists) -> No
     ],
 )
 def test_the_variable_enables_plugins(
-    dists: Dists, monkeypatch: pytest.MonkeyPatch, variable: str | None, names: set[str]
+    dists: Distributions, monkeypatch: pytest.MonkeyPatch, variable: str | None, names: set[str]
 ) -> None:
     dists.add("one-plugin", points={"models": {"x": "m:x"}})
     dists.add("two-plugin", points={"models": {"y": "m:y"}})
@@ -54,7 +54,7 @@ def test_the_variable_enables_plugins(
     assert {name for origin, name in added.items() if origin not in plugins.disabled_plugins()} == names
 
 
-def test_names_in_the_variable_without_a_plugin(dists: Dists, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_in_the_variable_without_a_plugin(dists: Distributions, monkeypatch: pytest.MonkeyPatch) -> None:
     dists.add("one-plugin", points={"models": {"x": "m:x"}})
     assert plugins.missing_plugins() == []
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "one_plugin,Other.One")
@@ -62,13 +62,13 @@ def test_names_in_the_variable_without_a_plugin(dists: Dists, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("version", [None, 0, plugins.API_VERSION])
-def test_a_plugin_for_this_version_or_an_earlier_one(dists: Dists, version: int | None) -> None:
+def test_a_plugin_for_this_version_or_an_earlier_one(dists: Distributions, version: int | None) -> None:
     dists.strategy(api=version)
     assert plugins.requested_api_version("my-plugin") == (None if version is None else str(version))
     assert plugins.api_problem("my-plugin") is None
 
 
-def test_a_plugin_for_a_later_version(dists: Dists) -> None:
+def test_a_plugin_for_a_later_version(dists: Distributions) -> None:
     later = plugins.API_VERSION + 1
     dists.strategy(api=later)
     assert plugins.api_problem("my-plugin") == (
@@ -78,14 +78,14 @@ def test_a_plugin_for_a_later_version(dists: Dists) -> None:
     assert plugins.api_problem("another-plugin") is None
 
 
-def test_a_version_that_is_no_number(dists: Dists) -> None:
+def test_a_version_that_is_no_number(dists: Distributions) -> None:
     dists.add(points={"models": {"x": "m:x"}, "api": {"one": "m"}})
     assert plugins.api_problem("my-plugin") == (
         "my-plugin says that it is written for version 'one' of the plugin API, which is no number"
     )
 
 
-def load_error(dists: Dists, code: str, target: str = "mod:x") -> PluginError:
+def load_error(dists: Distributions, code: str, target: str = "mod:x") -> PluginError:
     dists.add(files={"mod.py": code})
     with pytest.raises(PluginError) as caught:
         plugins.load_object(target, "model 'x' of my-plugin")
@@ -106,26 +106,26 @@ def load_error(dists: Dists, code: str, target: str = "mod:x") -> PluginError:
         ("raise RuntimeError('long ' * 1000)", f"RuntimeError: {'long ' * 60}"),
     ],
 )
-def test_a_failed_import_is_one_line_with_its_traceback(dists: Dists, code: str, reason: str) -> None:
+def test_a_failed_import_is_one_line_with_its_traceback(dists: Distributions, code: str, reason: str) -> None:
     error = load_error(dists, code)
     assert str(error) == f"model 'x' of my-plugin cannot be loaded from mod:x: {reason}"
     assert (error.log.startswith("Traceback") and "mod.py" in error.log) or "no attribute" in reason
 
 
-def test_a_target_without_a_name(dists: Dists) -> None:
+def test_a_target_without_a_name(dists: Distributions) -> None:
     assert str(load_error(dists, "", "mod")) == (
         "model 'x' of my-plugin cannot be loaded from mod: it should be MODULE:NAME"
     )
 
 
-def test_ctrl_c_is_no_fault_of_a_plugin(dists: Dists) -> None:
+def test_ctrl_c_is_no_fault_of_a_plugin(dists: Distributions) -> None:
     dists.add(files={"mod.py": "raise KeyboardInterrupt"})
     with pytest.raises(KeyboardInterrupt):
         plugins.load_object("mod:x", "model 'x'")
 
 
 def test_output_of_an_import_goes_to_standard_error_or_elsewhere(
-    dists: Dists, capsys: pytest.CaptureFixture[str]
+    dists: Distributions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dists.add(files={"mod.py": "print('hello')\nx = 1\n"})
     assert plugins.load_object("mod:x", "model 'x'") == 1
@@ -136,7 +136,7 @@ def test_output_of_an_import_goes_to_standard_error_or_elsewhere(
     assert (output.getvalue(), capsys.readouterr()) == ("hello\n", ("", ""))
 
 
-def test_child_processes_have_the_plugins_too(dists: Dists) -> None:
+def test_child_processes_have_the_plugins_too(dists: Distributions) -> None:
     dists.strategy()
     code = "from scalebench.strategies import registry\nprint(registry.load_strategy('mine').__module__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -18,7 +18,7 @@ from scalebench.core.errors import PluginError
 from scalebench.core.spec import Config, RunSpec, StrategySpec
 from scalebench.strategies import registry
 from scalebench.workloads import datasets, networks
-from tests.builders.plugins import CODE, Dists
+from tests.builders.plugins import CODE, Distributions
 from tests.builders.plugins import dists as dists  # a fixture
 from tests.docs import plugin_page
 from tests.docs.plugin_page import ANY, answers
@@ -32,7 +32,7 @@ def resolved(*arguments: str) -> RunSpec:
 
 
 @pytest.fixture
-def page(dists: Dists) -> None:
+def page(dists: Distributions) -> None:
     """An installed plugin, of the template's files and those of the page; its pyproject.toml is added to."""
     template, reported = new.render("strategy", "mine"), plugin_page.files()
     project = tomllib.loads(template[PROJECT] + reported[PROJECT])["project"]
@@ -90,7 +90,7 @@ OTHER = (
 )
 ABSTRACT = f"{CODE}    broadcast = abstractmethod(lambda self, value: value)\n"
 # What is wrong -> how such a plugin is made: code, YAML, entry points.
-MADE: dict[str, Callable[[Dists], object]] = {
+MADE: dict[str, Callable[[Distributions], object]] = {
     "the module is not there": lambda dists: mine(dists, target="scalebench_mine.nowhere:Mine"),
     "the class is not there": lambda dists: mine(dists, target="scalebench_mine.strategy:Yours"),
     "the import fails": lambda dists: mine(dists, "1 / 0\n"),
@@ -110,7 +110,7 @@ CONFIGS = {"scalebench_mine": "scalebench_mine.conf"}
 
 
 def mine(
-    dists: Dists,
+    dists: Distributions,
     code: str = CODE,
     yaml: str | None = "name: mine\n",
     name: str = "mine",
@@ -149,7 +149,7 @@ def test_each_fault_of_the_page_is_made() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_and_their_lines(fault: str, dists: Dists) -> None:
+def test_faults_and_their_lines(fault: str, dists: Distributions) -> None:
     MADE[fault](dists)
     assert problem(FAULTS[fault]) == FAULTS[fault]
 

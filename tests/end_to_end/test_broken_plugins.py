@@ -27,7 +27,7 @@ from scalebench.sweeps import plan as jobs
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.execute import Sweep
 from scalebench.workloads import datasets
-from tests.builders.plugins import CODE, Dists, yaml_of
+from tests.builders.plugins import CODE, Distributions, strategy_yaml
 from tests.builders.plugins import dists as dists
 from tests.builders.runs import simulated_config, simulated_spec
 
@@ -83,7 +83,7 @@ OF_CODE = {
         "sys.exit(3)",
     ),
     "options": Fault(
-        {"yaml": yaml_of("options", options={"y": 1}), "code": FEWER},
+        {"yaml": strategy_yaml("options", options={"y": 1}), "code": FEWER},
         "strategy 'options' of options-dist has other options in its YAML than in its class: "
         "y only in strategy/options.yaml; x only in Mine.Options",
         "check_options_agree",
@@ -110,14 +110,14 @@ OF_METADATA = {
         "strategy 'ddp' is registered by both scalebench and ddp-dist; uninstall one of them or set SCALEBENCH_PLUGINS",
     ),
     "baseless": Fault(
-        {"yaml": yaml_of("baseless", baseline="simul")},
+        {"yaml": strategy_yaml("baseless", baseline="simul")},
         "strategy 'baseless' of baseless-dist names the baseline 'simul': "
         "no strategy 'simul'; did you mean 'simulated'?",
     ),
 }
 
 
-def install(dists: Dists, faults: dict[str, Fault]) -> None:
+def install(dists: Distributions, faults: dict[str, Fault]) -> None:
     for name, fault in faults.items():
         dists.strategy(name, f"{name.replace('_', '-')}-dist", **fault.how)  # type: ignore[arg-type]
     if "twice" in faults:
@@ -156,7 +156,7 @@ def check_rows(
 
 
 @pytest.mark.slow
-def test_what_is_wrong_before_its_code_runs_fails_its_own_runs(dists: Dists) -> None:
+def test_what_is_wrong_before_its_code_runs_fails_its_own_runs(dists: Distributions) -> None:
     install(dists, OF_METADATA)
     done = sweep(["simulated", *OF_METADATA], "measure.cool_down_s=100")
     check_rows(done, OF_METADATA)
@@ -165,7 +165,7 @@ def test_what_is_wrong_before_its_code_runs_fails_its_own_runs(dists: Dists) -> 
 
 
 @pytest.mark.slow
-def test_a_dry_run_of_a_sweep_among_them(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_of_a_sweep_among_them(dists: Distributions, capsys: pytest.CaptureFixture[str]) -> None:
     install(dists, OF_METADATA)
     try:
         arguments = [
@@ -189,7 +189,7 @@ def test_a_dry_run_of_a_sweep_among_them(dists: Dists, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_its_code_fails_its_own_runs_and_prints_do_no_harm(dists: Dists) -> None:
+def test_what_is_wrong_with_its_code_fails_its_own_runs_and_prints_do_no_harm(dists: Distributions) -> None:
     install(dists, OF_CODE)
     dists.strategy("prints", "prints-dist", code=f"print('hello from a plugin')\n{CODE}")
     done = sweep(["simulated", "prints", *OF_CODE])
@@ -279,7 +279,7 @@ def test_a_sweep_does_not_judge_the_others_by_it(tmp_path: Path) -> None:
     assert [(spec.broken, took_s) for spec, took_s in sweep._estimate._durations_s] == [(None, 7.0)]
 
 
-def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists: Dists, tmp_path: Path) -> None:
+def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists: Distributions, tmp_path: Path) -> None:
     code = "def f(network, outputs):\n    return 1 / 0\n"
     files = {"a/__init__.py": "", "a/nets.py": code, "a/conf/model/mine.yaml": "name: mine\n"}
     dists.add("a-dist", files, {"models": {"mine": "a.nets:f"}, "configs": {"a": "a.conf"}})
@@ -291,7 +291,7 @@ def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists: Dists, tmp
 
 
 @pytest.mark.parametrize("part", ["model", "dataset"])
-def test_what_is_registered_without_a_yaml_has_a_row(dists: Dists, tmp_path: Path, part: str) -> None:
+def test_what_is_registered_without_a_yaml_has_a_row(dists: Distributions, tmp_path: Path, part: str) -> None:
     dists.add("a-dist", points={f"{part}s": {"mine": "a:f"}})
     try:
         composed = compose(["strategy=simulated", "gpus=1", "hardware=cpu", f"{part}=mine"])

@@ -15,7 +15,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.runner import collect
 from scalebench.runner.collect import RunOutcome
 from scalebench.workloads.datasets import user_function
-from tests.builders.plugins import Dists
+from tests.builders.plugins import Distributions
 from tests.builders.plugins import dists as dists
 
 OWN = ["model=custom", "model.torch=mynet:build", "strategy=bare_torch", "gpus=1"]
@@ -101,13 +101,13 @@ def test_flops_of_a_network_of_ones_own_are_not_known() -> None:
 PLUGIN_YAML = "name: {name}\nloss: auto\nmetric: auto\nbatch_per_device: 8\n"
 
 
-def plugin(dists: Dists, yaml: str = PLUGIN_YAML, code: str = NETWORK) -> None:
+def plugin(dists: Distributions, yaml: str = PLUGIN_YAML, code: str = NETWORK) -> None:
     files = {"tiny_net/__init__.py": "", "tiny_net/nets.py": code, "tiny_net/conf/model/tiny.yaml": yaml}
     points = {"models": {"tiny": "tiny_net.nets:tiny"}, "configs": {"tiny_net": "tiny_net.conf"}}
     dists.add("tiny-net", {name: text.replace("{name}", "tiny") for name, text in files.items()}, points)
 
 
-def test_a_network_of_a_plugin_is_counted_as_ours_are(dists: Dists) -> None:
+def test_a_network_of_a_plugin_is_counted_as_ours_are(dists: Distributions) -> None:
     plugin(dists)
     spec = of("model=tiny", "strategy=bare_torch", "gpus=1", "dataset=cifar10_synthetic")
     assert (spec.config.model.params, spec.config.model.loss) == (32 * 32 * 3 * 10 + 10, "cross_entropy")
@@ -115,7 +115,7 @@ def test_a_network_of_a_plugin_is_counted_as_ours_are(dists: Dists) -> None:
     assert row.workload.flops_per_sample == 3 * 2 * 32 * 32 * 3 * 10
 
 
-def test_a_network_of_a_plugin_that_fails(dists: Dists) -> None:
+def test_a_network_of_a_plugin_that_fails(dists: Distributions) -> None:
     plugin(dists, code="def tiny(network, outputs):\n    1 / 0\n")
     spec = of("model=tiny", "strategy=bare_torch", "gpus=1")
     assert spec.broken == "model 'tiny' of tiny-net fails: ZeroDivisionError: division by zero"
@@ -124,13 +124,13 @@ def test_a_network_of_a_plugin_that_fails(dists: Dists) -> None:
     assert row.workload.flops_per_sample is None
 
 
-def test_a_network_of_a_plugin_has_no_function_of_a_user_beside_it(dists: Dists) -> None:
+def test_a_network_of_a_plugin_has_no_function_of_a_user_beside_it(dists: Distributions) -> None:
     plugin(dists)
     with pytest.raises(InputError, match=r"^model=tiny has its network already: model.torch is for model=custom$"):
         of("model=tiny", "model.torch=mynet:build", "strategy=bare_torch", "gpus=1")
 
 
-def test_the_network_of_a_plugin_may_be_one_of_a_framework(dists: Dists) -> None:
+def test_the_network_of_a_plugin_may_be_one_of_a_framework(dists: Distributions) -> None:
     yaml = PLUGIN_YAML + "torch: tiny_net.nets:tiny\n"
     files = {"tiny_net/__init__.py": "", "tiny_net/nets.py": NETWORK, "tiny_net/conf/model/tiny.yaml": yaml}
     dists.add(

@@ -1,4 +1,4 @@
-"""Offsets of clocks, told from broadcasts in a made-up world whose clocks and delays are known."""
+"""Clock offsets from broadcasts, in a simulation with known clocks and delays."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def two_nodes() -> RunSpec:
     return dataclasses.replace(simulated_spec(), nodes=2, places=places)
 
 
-class World:
-    """Rank 0, and one other, whose clock is `offset_s` ahead; broadcasts take what `delays_s` gives, each way."""
+class SimulatedGroup:
+    """Rank 0, and one other, whose clock is `offset_s` ahead; a message takes `delays_s()` each way."""
 
     def __init__(self, offset_s: float, delays_s: Callable[[], float], kind: Callable[[float], float] = float) -> None:
         self.true_s, self._offset_s, self._delays_s, self._kind = NOON_S, offset_s, delays_s, kind
-        self._rank_0 = self._asks()
+        self._rank_0 = self._broadcasts()
 
     def time(self) -> float:
         return self.true_s + self._offset_s
@@ -41,41 +41,43 @@ class World:
     def broadcast(self, value: float) -> float:
         return next(self._rank_0)
 
-    def _asks(self) -> Iterator[float]:
-        """Rank 0 asks for the next one as soon as it has the last; that has needed the other to come."""
-        base = NOON_S // clock_sync.BASE_STEP_S  # rank 0 may get back its own, whatever the others get
-        sent, base_s, asked_s = self._kind(base), base * clock_sync.BASE_STEP_S, self.true_s
+    def _broadcasts(self) -> Iterator[float]:
+        """Yield the broadcasts of rank 0, which starts each when the last one is over; that needs the other rank."""
+        base = NOON_S // clock_sync.BASE_STEP_S  # rank 0 may get back its exact value
+        sent, base_s, started_s = self._kind(base), base * clock_sync.BASE_STEP_S, self.true_s
         while True:
-            met_s = max(self.true_s + self._delays_s(), asked_s)  # the other's word is with rank 0
+            met_s = max(self.true_s + self._delays_s(), started_s)  # the message of the other rank has arrived
             self.true_s = met_s + self._delays_s()
             yield sent
-            asked_s = met_s + self._delays_s()
-            sent = self._kind(asked_s - base_s)
+            started_s = met_s + self._delays_s()
+            sent = self._kind(started_s - base_s)
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, world: World, number: int = 2) -> float | None:
+def measure_offset(monkeypatch: pytest.MonkeyPatch, world: SimulatedGroup, number: int = 2) -> float | None:
     monkeypatch.setattr(clock_sync, "time", SimpleNamespace(time=world.time))
     return clock_sync.measure_clock_offset_s(two_nodes(), number, world.broadcast)
 
 
 @pytest.mark.parametrize("offset_s", [0.0, 2.5, -86400.0])
 @pytest.mark.parametrize("kind", [float, lambda value: float(np.float32(value))], ids=["float64", "float32"])
-def test_the_offset_is_found(monkeypatch: pytest.MonkeyPatch, offset_s: float, kind: Callable[[float], float]) -> None:
-    world = World(offset_s, lambda: 0.001, kind)
-    assert measured(monkeypatch, world) == pytest.approx(offset_s, abs=0.0016)
+def test_the_offset_is_measured(
+    monkeypatch: pytest.MonkeyPatch, offset_s: float, kind: Callable[[float], float]
+) -> None:
+    world = SimulatedGroup(offset_s, lambda: 0.001, kind)
+    assert measure_offset(monkeypatch, world) == pytest.approx(offset_s, abs=0.0016)
 
 
 def test_the_quickest_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most rounds take a tenth of a second, one way more than the other."""
     at_random = random.Random(0)
     quiet = iter([*[0.05] * 15, *[0.001] * 8, *[0.05] * 100])
-    world = World(3.0, lambda: next(quiet) * at_random.uniform(0.2, 2.0))
-    assert measured(monkeypatch, world) == pytest.approx(3.0, abs=0.01)
+    world = SimulatedGroup(3.0, lambda: next(quiet) * at_random.uniform(0.2, 2.0))
+    assert measure_offset(monkeypatch, world) == pytest.approx(3.0, abs=0.01)
 
 
-def test_who_needs_none_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert measured(monkeypatch, World(5.0, lambda: 0.001), number=1) is None  # rank 0's host
-    assert measured(monkeypatch, World(5.0, lambda: 0.001), number=0) is None
+def test_rank_0_and_runs_on_one_node_have_no_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert measure_offset(monkeypatch, SimulatedGroup(5.0, lambda: 0.001), number=1) is None  # rank 0's host
+    assert measure_offset(monkeypatch, SimulatedGroup(5.0, lambda: 0.001), number=0) is None
     assert clock_sync.measure_clock_offset_s(two_nodes(), 2, lambda value: value) is None  # nothing comes from rank 0
 
     def not_asked(value: float) -> float:

@@ -123,7 +123,7 @@ def test_tensorflow(strategy: str, tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_what_falls_back_to_another_way_is_not_measured(tmp_path: Path) -> None:
+def test_a_transfer_that_falls_back_to_another_path_is_not_measured(tmp_path: Path) -> None:
     left = launch("mirrored_hierarchical", tmp_path / "run")
     check(left, {"all_reduce"})
     assert "leaves it to another" in left.probes[0].reasons["all_gather"]

@@ -1,4 +1,4 @@
-"""Conditions that take turns, on a clock of our step_seconds."""
+"""Interleaved variants of a step, on a clock of the test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ON, OFF, FIXED = Variant("on"), Variant("off", sync=False), Variant("fixed", syn
 
 
 class Trainer(Probes):
-    """As much of a strategy as the loop sees; the first step after a switch costs more."""
+    """The part of a strategy that the loop uses; the first step after a switch costs more."""
 
     def __init__(self, ahead: int = 0) -> None:
         self.now_s = 0.0

@@ -64,7 +64,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Result,
     return in_parallel(lambda name: (run_spec(spec_of(**RUNS[name]), top / name), top / name), RUNS, at_once=3)
 
 
-def test_what_a_training_leaves(results: dict[str, tuple[Result, Path]]) -> None:
+def test_a_training_leaves_its_curve(results: dict[str, tuple[Result, Path]]) -> None:
     result, folder = results["epochs"]
     quality = result.quality
     assert (result.status, quality.stopped_by, quality.time_to_target_s) == ("ok", "epochs", None)

@@ -1,4 +1,4 @@
-"""A run with a series of the monitor whose figures are known."""
+"""A run with a monitor series of fixed figures."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ BEGIN_S = 1_800_000_000.0  # of the measured phase; it lasts 10 s, and warm-up 5
 DIP_S = 3.35  # when the clock of GPU 1 dips, for one sample
 
 
-def monitored(folder: Path, gpus: int = 2, strategy: str = "ddp_gloo", **changes: Any) -> Result:
-    """Written into `folder`, with its series."""
+def write_monitored_run(folder: Path, gpus: int = 2, strategy: str = "ddp_gloo", **changes: Any) -> Result:
+    """Write a run with its series into `folder`."""
     monitor = MonitorRecord("monitor.parquet", devices=[DeviceMonitorRecord(index) for index in range(gpus)])
     result = run(strategy, gpus, **{"monitor": monitor, **changes})
     for rank in result.ranks:

@@ -16,7 +16,7 @@ import traceback
 import types
 from typing import Any
 
-GIVEN = {
+SETUP_CODE = {
     "torch": """
 import torch
 torch.manual_seed(0)
@@ -50,15 +50,15 @@ samples = tensorflow.data.Dataset.from_tensors((tensorflow.ones((3,)), tensorflo
 batches = samples.batch(4)
 """,
 }
-LEARNT = {
+CHECK_CODE = {
     "torch": "after = float(loss(model(torch.ones(4, 3)), torch.ones(4, 1)))\nassert after < 1e-3, after",
     "tensorflow": "after = float(loss(tensorflow.ones((4, 1)), model(tensorflow.ones((4, 3)))))\n"
     "assert after < 1e-3, after",
 }
 
 
-def unknown_names(code: str) -> list[str]:
-    """Names of modules, and keywords of what is called, that the installed frameworks do not have."""
+def list_unknown_names(code: str) -> list[str]:
+    """List the names of modules, and the keywords of calls, that the installed frameworks do not have."""
     tree, names, problems = ast.parse(code), {}, []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -72,7 +72,7 @@ def unknown_names(code: str) -> list[str]:
                 names[alias.name] = getattr(importlib.import_module(node.module or ""), alias.name)
     for node in ast.walk(tree):
         try:
-            target = _value(node.func if isinstance(node, ast.Call) else node, names)
+            target = _look_up(node.func if isinstance(node, ast.Call) else node, names)
         except AttributeError as error:
             problems.append(f"line {getattr(node, 'lineno', 0)}: {error}")
             continue
@@ -81,42 +81,42 @@ def unknown_names(code: str) -> list[str]:
     return problems
 
 
-def _value(node: ast.AST, names: dict[str, Any]) -> Any:
+def _look_up(node: ast.AST, names: dict[str, Any]) -> Any:
     if isinstance(node, ast.Name):
         return names.get(node.id)
     if not isinstance(node, ast.Attribute):
         return None
-    owner = _value(node.value, names)
+    owner = _look_up(node.value, names)
     return getattr(owner, node.attr) if isinstance(owner, (types.ModuleType, type)) else None
 
 
 def _unknown_keywords(target: Any, node: ast.Call) -> list[str]:
     try:
         parameters = inspect.signature(target).parameters
-    except ValueError:  # of something written in C, which does not tell
+    except ValueError:  # a function written in C has no signature
         return []
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return []
     return [word.arg for word in node.keywords if word.arg is not None and word.arg not in parameters]
 
 
-def ran(code: str) -> str | None:
-    """What went wrong when it ran; None: it ran, and the model learnt."""
+def run_code(code: str) -> str | None:
+    """Run the code and return its traceback; None if it ran and the model learnt."""
     kind = "tensorflow" if "tensorflow" in code else "torch"
     parts = [kind, "pytorch_lightning"] if "pytorch_lightning" in code else [kind]
     space: dict[str, Any] = {}
     # TensorFlow's devices, and its group of workers, come before anything that starts its runtime, such as data.
-    before, code = _split(code) if kind == "tensorflow" else ("", code)
+    before, code = _split_code(code) if kind == "tensorflow" else ("", code)
     try:
-        for lines in (before, *(GIVEN[part] for part in parts), code, LEARNT[kind]):
+        for lines in (before, *(SETUP_CODE[part] for part in parts), code, CHECK_CODE[kind]):
             exec(lines, space)
     except BaseException:
         return traceback.format_exc(limit=-3)
     return None
 
 
-def _split(code: str) -> tuple[str, str]:
-    """Before and from the statement that builds the model."""
+def _split_code(code: str) -> tuple[str, str]:
+    """Split the code at the statement that builds the model."""
     lines = code.split("\n")
     first = next(node.lineno - 1 for node in ast.parse(code).body if "build_model" in ast.unparse(node))
     return "\n".join(lines[:first]), "\n".join(lines[first:])
@@ -125,13 +125,13 @@ def _split(code: str) -> tuple[str, str]:
 def main() -> int:
     cases: dict[str, list[Any]] = json.load(sys.stdin)
     for name, (code, runs) in cases.items():
-        for problem_line in unknown_names(code):
+        for problem_line in list_unknown_names(code):
             print(f"{name}: {problem_line}", flush=True)
         if not runs:
             continue
         child = os.fork()
         if child == 0:
-            problem = ran(code)
+            problem = run_code(code)
             if problem is not None:
                 print(f"{name}: {problem}", flush=True)
             os._exit(0 if problem is None else 1)

@@ -1,4 +1,4 @@
-"""Sections of made-up sweeps, and what a test asks of their blocks."""
+"""Report data of synthetic sweeps, and how tests find and compare the blocks of a section."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPT = "<script>alert(1)</script>"
 
 
 def write_report_data(folder: Path, results: Sequence[Result] = (), **changes: Any) -> ReportData:
-    """Of these runs; of the usual sweep where there are none."""
+    """Write these runs, or the usual sweep if there are none, and load them as report data."""
     if results:
         sweeps.write_results(folder, list(results))
     else:
@@ -54,7 +54,7 @@ def get_series(chart: Chart, name: str) -> Series:
 
 
 def get_column(table: Table, head: str) -> dict[str, Any]:
-    """Values of a column by the words of the row's first cells, up to the devices."""
+    """Return the values of a column by the text of the row's first cells, up to the devices."""
     last = table.columns.index("gpus") if "gpus" in table.columns else 0
     names = [" ".join(cell.text for cell in row.cells[: last + 1]) for row in table.rows]
     assert len(set(names)) == len(names)
@@ -63,7 +63,8 @@ def get_column(table: Table, head: str) -> dict[str, Any]:
 
 
 def check_points(chart: Chart, pooled: pd.DataFrame, name: str, stem: str = "", x: str = "gpus") -> int:
-    """Asserts that each point of the curves, whose names are strategies', is the frame's, limits too; how many."""
+    """Assert that each point of the curves, which are named by strategy, is the frame's with its limits, and return how
+    many points there are."""
     points = 0
     for series in chart.series:
         if series.style in ("ideal", "published"):
@@ -86,7 +87,7 @@ def cell_texts(table: Table) -> list[list[str]]:
 
 
 def render_table(table: RichTable, width: int = 160) -> str:
-    """The table without colour, lines stripped at their end."""
+    """Render the table without colour, with lines stripped at their end."""
     console = Console(width=width, record=True, color_system=None, file=io.StringIO())
     console.print(table)
     return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
@@ -97,7 +98,7 @@ def to_float(value: Any) -> float | None:
 
 
 def block_text(block: Block) -> str:
-    """All that a block says."""
+    """Return all text of a block."""
     if isinstance(block, Table):
         cells = [cell.text for row in block.rows for cell in row.cells]
         return " ".join([block.title, block.caption, *block.columns, *cells])

@@ -31,25 +31,29 @@ STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]
 SLOW = [each * 1.05 for each in STEADY]
 
 
-def regression() -> Comparison:
+def make_regression() -> Comparison:
     a = [*make_runs("a", STEADY), *make_runs("a", STEADY, gpus=2)]
-    return compare(a, [*make_runs("b", SLOW, **machine_settings(driver_version="2")), *make_runs("b", STEADY, gpus=2)], threshold=0.03)
+    return compare(
+        a,
+        [*make_runs("b", SLOW, **machine_settings(driver_version="2")), *make_runs("b", STEADY, gpus=2)],
+        threshold=0.03,
+    )
 
 
 def test_the_table_has_figures_interval_test_and_verdict() -> None:
-    lines = format_comparison(regression()).splitlines()
+    lines = format_comparison(make_regression()).splitlines()
     assert lines[0] == "B over A"
     head, first, second = lines[2], lines[4], lines[5]
     for word in ("strategy", "gpus", "A samples/s", "B samples/s", "B / A (95 %)", "p (Holm)", "test", "verdict"):
         assert word in head
-    (pair, other) = regression().pairs
+    (pair, other) = make_regression().pairs
     assert f"{pair.ratio:.3f} [{pair.interval.low:.3f}, {pair.interval.high:.3f}]" in first
     assert "Welch's t, 5 and 5 repeats" in first and first.endswith("REGRESSION")
     assert f"{other.ratio:.3f} [" in second and second.endswith("no difference resolved")
 
 
 def test_sentences_end_with_the_verdict() -> None:
-    lines = list_sentences(regression())
+    lines = list_sentences(make_regression())
     assert lines[0].startswith("B over A: median of 2 pairs ")
     assert "also differs, B over A: machine.driver_version: none, 2 (1 of 2 pairs)" in lines
     assert lines[-1] == "regression: 1 of 2 pairs slower by more than 3 %, most ddp gpus=1"
@@ -64,16 +68,16 @@ def test_sentences_end_with_the_verdict() -> None:
         (STEADY[:2], None, "1 no difference resolved, at 5 % after Holm over 1 pair"),
     ],
 )
-def test_verdicts_in_words(b_s: list[float], threshold: float | None, words: str) -> None:
+def test_the_last_line_is_the_verdict(b_s: list[float], threshold: float | None, words: str) -> None:
     assert describe_verdict(compare(make_runs("a", STEADY), make_runs("b", b_s), threshold=threshold)) == words
 
 
-def test_of_the_same_runs() -> None:
+def test_the_same_runs_have_no_difference() -> None:
     runs = make_runs("a", STEADY)
     assert describe_verdict(compare(runs, runs, threshold=0.03)) == "no difference: 1 pair, both sides the same runs"
 
 
-def test_what_cannot_be_compared_says_why() -> None:
+def test_sides_that_cannot_be_compared_have_a_reason() -> None:
     comparison = compare(make_runs("a", STEADY), make_runs("b", STEADY, **train_settings(batch_per_device=20)))
     assert describe_verdict(comparison).startswith(
         "not comparable: nothing in A pairs with B: closest rows differ in train.batch"
@@ -83,13 +87,15 @@ def test_what_cannot_be_compared_says_why() -> None:
 
 def test_a_failed_run_is_named() -> None:
     comparison = compare(
-        [*make_runs("a", STEADY), *make_runs("a", STEADY, gpus=2)], [*make_runs("b", SLOW), make_failed_run("b", gpus=2)], threshold=0.0
+        [*make_runs("a", STEADY), *make_runs("a", STEADY, gpus=2)],
+        [*make_runs("b", SLOW), make_failed_run("b", gpus=2)],
+        threshold=0.0,
     )
     assert describe_verdict(comparison) == "failed run: 1 run failed, such as ddp gpus=2: failed: told to fail"
     assert "B ddp gpus=2: failed: told to fail" in list_sentences(comparison)
 
 
-def test_what_an_interval_misses_is_told_once() -> None:
+def test_the_note_about_block_intervals_appears_once() -> None:
     def notes(a: list[float], b: list[float]) -> list[str]:
         return [line for line in list_sentences(compare(make_runs("a", a), make_runs("b", b))) if "repeat" in line]
 
@@ -110,7 +116,7 @@ def test_the_median_has_range_and_interval() -> None:
     assert sentence.endswith(", sign test), from 1.250 to 2.500")
 
 
-def test_left_out_keys_are_told() -> None:
+def test_left_out_keys_are_listed() -> None:
     comparison = compare(make_runs("a", STEADY), make_runs("b", STEADY, seed=1), ignore=["seed"])
     assert "note: left out of the pairing: seed" in list_sentences(comparison)
 
@@ -123,7 +129,9 @@ def test_long_lists_are_cut() -> None:
 
 def test_nothing_of_a_record_moves_the_cursor_or_is_markup() -> None:
     evil = "\x1b[31m[red]\nx\ud800\x00"
-    comparison = compare([*make_runs("a", STEADY)], [*make_runs("b", STEADY), make_failed_run("b", gpus=2, reason=evil)], threshold=0.0)
+    comparison = compare(
+        [*make_runs("a", STEADY)], [*make_runs("b", STEADY), make_failed_run("b", gpus=2, reason=evil)], threshold=0.0
+    )
     text = format_comparison(comparison)
     assert "?[31m[red] x??" in text
     assert "\x1b" not in text and text.encode("utf-8")
@@ -131,7 +139,9 @@ def test_nothing_of_a_record_moves_the_cursor_or_is_markup() -> None:
 
 
 def test_values_of_a_key_are_no_markup_either() -> None:
-    a, b = (make_runs(side, [0.1], **train_settings(optimizer=name)) for side, name in (("a", "adam"), ("b", "[red]x\x1b")))
+    a, b = (
+        make_runs(side, [0.1], **train_settings(optimizer=name)) for side, name in (("a", "adam"), ("b", "[red]x\x1b"))
+    )
     comparison = compare_by([*a, *b], "train.optimizer", "adam")
     lines = format_comparison(comparison).splitlines()
     assert lines[0] == "[red]x? over adam" and "[red]x? samples/s" in lines[2]
@@ -150,7 +160,7 @@ def test_ratios(value: float, interval: Estimate | None, words: str) -> None:
     assert format_speed_ratio(value, interval) == words
 
 
-def test_small_words() -> None:
+def test_p_values_and_labels() -> None:
     assert [format_p(p) for p in (None, 0.0001, 0.0123, 1.0)] == ["", "< 0.001", "0.012", "1.000"]
     assert format_label({"model": "mlp", "strategy": "ddp", "gpus": "2"}) == "mlp ddp gpus=2"
 
@@ -159,7 +169,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "comparison.json"
 EVIL = "<script>alert('x')</script> & | `x` [a](http://b) \x1b[31m \x00 \ud800 ]]> \U0001f600"
 
 
-def found(reason: str = "told to fail") -> Comparison:
+def make_comparison(reason: str = "told to fail") -> Comparison:
     """A regression, a pair without a difference, a failed run, and a row without a partner."""
     a = [run for gpus in (1, 2, 4, 8) for run in make_runs("a", STEADY, gpus=gpus)]
     b = [*make_runs("b", [each * 1.05 for each in STEADY], **machine_settings(driver_version="2")), *make_runs("b", STEADY, gpus=2),
@@ -167,17 +177,17 @@ def found(reason: str = "told to fail") -> Comparison:
     return compare(a, b, threshold=0.03)
 
 
-def rounded(tree: Any) -> Any:
+def round_floats(tree: Any) -> Any:
     if isinstance(tree, dict):
-        return {key: rounded(value) for key, value in tree.items()}
+        return {key: round_floats(value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [rounded(value) for value in tree]
+        return [round_floats(value) for value in tree]
     return float(f"{tree:.6g}") if isinstance(tree, float) else tree
 
 
 def test_json_is_as_agreed() -> None:
     """Other programs read it: a change of the golden file is one of theirs."""
-    assert rounded(json.loads(make_json(found(), 5))) == json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert round_floats(json.loads(make_json(make_comparison(), 5))) == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
 def test_json_has_no_infinity() -> None:
@@ -186,13 +196,13 @@ def test_json_has_no_infinity() -> None:
     assert wide.pairs[0].interval.high == float("inf") and pair["ratio_high"] is None and pair["ratio_low"] == 0.0
 
 
-def cases(junit: str) -> dict[str, ET.Element]:
+def cases_by_name(junit: str) -> dict[str, ET.Element]:
     return {case.get("name", ""): case for case in ET.fromstring(junit).iter("testcase")}
 
 
 def test_junit_has_a_case_for_each_pair() -> None:
-    junit = make_junit(found(), 5)
-    by_name = cases(junit)
+    junit = make_junit(make_comparison(), 5)
+    by_name = cases_by_name(junit)
     assert {name: [child.tag for child in case] for name, case in by_name.items()} == {
         "ddp gpus=1: B over A": ["failure"],
         "ddp gpus=2: B over A": ["system-out"],
@@ -211,29 +221,33 @@ def test_junit_has_a_case_for_each_pair() -> None:
 def test_junit_of_nothing_to_compare() -> None:
     refused = compare(make_runs("a", STEADY), make_runs("b", STEADY, **train_settings(batch_per_device=20)))
     for code, tag in ((4, "error"), (0, "skipped")):
-        (child,) = cases(make_junit(refused, code))["pairing"]
+        (child,) = cases_by_name(make_junit(refused, code))["pairing"]
         assert child.tag == tag and "train.batch_per_device: 10 and 20" in child.get("message")
 
 
 def test_junit_without_a_threshold_fails_nothing() -> None:
     junit = make_junit(compare(make_runs("a", STEADY), [*make_runs("b", [0.2] * 3), make_failed_run("b", gpus=2)]), 0)
-    assert {child.tag for case in cases(junit).values() for child in case} == {"system-out", "skipped"}
+    assert {child.tag for case in cases_by_name(junit).values() for child in case} == {"system-out", "skipped"}
 
 
 def test_junit_holds_any_text() -> None:
-    junit = make_junit(found(EVIL), 5).encode("utf-8").decode()
-    message = cases(junit)["ddp gpus=4: B b-ddp-4-failed"].find("error").get("message")
+    junit = make_junit(make_comparison(EVIL), 5).encode("utf-8").decode()
+    message = cases_by_name(junit)["ddp gpus=4: B b-ddp-4-failed"].find("error").get("message")
     assert message == "failed: <script>alert('x')</script> & | `x` [a](http://b) ?[31m ? ? ]]> \U0001f600"
 
 
 def test_markdown_is_a_table_of_plain_text() -> None:
-    lines = make_markdown(found(EVIL)).splitlines()
+    lines = make_markdown(make_comparison(EVIL)).splitlines()
     assert lines[0].startswith("**failed run: 1 run failed")
     rows = [line for line in lines if line.startswith("|")]
     assert len(rows) == 4 and len({row.count(" | ") for row in rows}) == 1
     assert "REGRESSION" in rows[2] and "no difference resolved" in rows[3]
     (line_of_failure,) = [line for line in lines if line.startswith("- B ddp gpus=4")]
-    assert "&lt;script\\>" in line_of_failure and "\\| \\`x\\` \\[a\\](http\\://b)" in line_of_failure and "<" not in line_of_failure
+    assert (
+        "&lt;script\\>" in line_of_failure
+        and "\\| \\`x\\` \\[a\\](http\\://b)" in line_of_failure
+        and "<" not in line_of_failure
+    )
     assert line_of_failure.encode("utf-8") and "\x1b" not in line_of_failure
 
 

@@ -88,7 +88,7 @@ def test_of_many_groups_those_with_most_rows_are_kept() -> None:
     assert [group.shared["hardware"] for group in selected] == ["large"] and no_notes == []
 
 
-def test_words() -> None:
+def test_captions_and_durations() -> None:
     assert join_sentences("one", "", "Two.") == "One. Two." and join_sentences() == ""
     assert describe_curve_intervals([curve("a", row(1, interval_over=None))]) == ""
     assert (

@@ -14,24 +14,24 @@ from scalebench.report import figures
 from scalebench.report.document import Axis, Chart, Series
 from scalebench.report.figures import COLOURS, GREY
 from scalebench.report.html.plots import ChartStyles
-from tests.report.sections_by_hand import EVIL, TAGS, lines, stacked
+from tests.report.sample_sections import EVIL, TAGS, line_chart, stacked_chart
 
 COLUMN_PX, PAGE_PX = 1050, 2160
 
 
-def axes_of(chart: Chart) -> Any:
+def draw_axes(chart: Chart) -> Any:
     with figures._paper_style():
         figure = figures._make_figure(chart, ChartStyles([chart]).of(chart), figures._import_figure())
     return figure.axes[0]
 
 
-def many() -> Chart:
+def make_log_chart() -> Chart:
     series = [Series(f"s{k}", [1.0, 2.0, 8.0], [10.0 ** (k + 1)] * 3, tags={"strategy": f"s{k}"}) for k in range(6)]
     return Chart("many", "Many", Axis("devices", ticks=[1, 2, 8]), Axis("samples/s", log=True), series)
 
 
 def test_every_chart_twice_and_the_same_each_time(tmp_path: Path) -> None:
-    first, again = (figures.save_charts([lines(), stacked()], tmp_path / name) for name in ("a", "b"))
+    first, again = (figures.save_charts([line_chart(), stacked_chart()], tmp_path / name) for name in ("a", "b"))
     assert [path.name for path in first] == [
         f"{name}.{kind}" for name in ("scaling-efficiency", "parts") for kind in ("png", "svg")
     ]
@@ -44,11 +44,11 @@ def test_every_chart_twice_and_the_same_each_time(tmp_path: Path) -> None:
     assert ET.fromstring(svg).tag.endswith("svg") and "horovod_gloo" in svg and "dc:date" not in svg
     import matplotlib
 
-    assert matplotlib.rcParams["svg.hashsalt"] is None  # what a figure of somebody else's is drawn with, is as it was
+    assert matplotlib.rcParams["svg.hashsalt"] is None  # other figures are drawn as before
 
 
 def test_lines_bands_and_the_ideal() -> None:
-    axes = axes_of(lines())
+    axes = draw_axes(line_chart())
     ideal, ddp, horovod, published = axes.lines[:4]
     assert (ideal.get_color(), ideal.get_linestyle(), ideal.get_marker()) == (GREY, "--", "None")
     assert ddp.get_color() != horovod.get_color() and ddp.get_marker() != horovod.get_marker()
@@ -62,7 +62,7 @@ def test_lines_bands_and_the_ideal() -> None:
 
 
 def test_stacked_bars_have_negative_ones_below_zero() -> None:
-    bars = [(bar.get_y(), bar.get_height()) for bar in axes_of(stacked()).patches]
+    bars = [(bar.get_y(), bar.get_height()) for bar in draw_axes(stacked_chart()).patches]
     assert bars == [(0, 0.1), (0, 0.3), (0, -0.02), (0.3, 0.01)]
 
 
@@ -70,7 +70,7 @@ def test_bars_stand_beside_each_other_with_their_limits() -> None:
     chart = Chart("b", "b", Axis("x"), Axis("s"), [
         Series("a", ["1", "2"], [1.0, None], [0.8, None], [1.4, None]), Series("b", ["2", "1"], [3.0, 2.0])
     ], "bars")  # fmt: skip
-    axes = axes_of(chart)
+    axes = draw_axes(chart)
     centres = [round(bar.get_x() + bar.get_width() / 2, 6) for bar in axes.patches]
     assert centres == [-0.2, 0.8, 1.2, 0.2]
     (whisker,) = axes.lines
@@ -78,7 +78,7 @@ def test_bars_stand_beside_each_other_with_their_limits() -> None:
 
 
 def test_a_logarithm_and_a_legend_outside() -> None:
-    axes = axes_of(many())
+    axes = draw_axes(make_log_chart())
     assert axes.get_yscale() == "log" and axes.get_xscale() == "linear"
     assert axes.yaxis.get_major_formatter()(1000.0) == "1,000"
     assert axes.get_legend() is None and len(axes.figure.legends) == 1
@@ -89,15 +89,15 @@ def test_a_logarithm_and_a_legend_outside() -> None:
 
 def test_a_logarithm_of_nothing_is_left() -> None:
     chart = Chart("c", "c", Axis("x"), Axis("y", log=True), [Series("a", [1.0, 2.0], [0.0, 1.0])])
-    assert axes_of(chart).get_yscale() == "linear"
+    assert draw_axes(chart).get_yscale() == "linear"
 
 
 def test_a_strategy_has_its_colour_in_every_chart() -> None:
     other = Chart(
         "o", "o", Axis("x"), Axis("y"), [Series("else", [1.0], [1.0]), Series("ddp_gloo", [1.0], [1.0], tags=TAGS)]
     )
-    styles = ChartStyles([lines(), other])
-    slots = {style.slot for chart in (lines(), other) for series, style in zip(chart.series, styles.of(chart), strict=True)
+    styles = ChartStyles([line_chart(), other])
+    slots = {style.slot for chart in (line_chart(), other) for series, style in zip(chart.series, styles.of(chart), strict=True)
              if series.name == "ddp_gloo"}  # fmt: skip
     assert len(slots) == 1
     assert len(set(COLOURS)) == 8
@@ -108,14 +108,14 @@ def test_hostile_names_are_drawn_as_they_are(tmp_path: Path) -> None:
     chart = Chart("evil", named[0], Axis(named[1]), Axis("$"), [Series(name, [1.0, 2.0], [1, 2]) for name in named])
     _, svg = figures.save_charts([chart], tmp_path)
     assert not {"script", "image", "a"} & {node.tag.rpartition("}")[2] for node in ET.parse(svg).iter()}
-    assert len(axes_of(chart).figure.legends[0].texts) == len(named)
+    assert len(draw_axes(chart).figure.legends[0].texts) == len(named)
 
 
 @pytest.mark.parametrize("title", ["Efficiency against one device: " + "a_model on data, " * 8, "a_very_long_word" * 9])
 def test_a_long_title_stays_within_its_figure(title: str) -> None:
     chart = Chart("c", title, Axis("devices"), Axis("speedup"), [Series("a", [1, 2], [1.0, 1.9])])
     with figures._paper_style():
-        figure = axes_of(chart).figure
+        figure = draw_axes(chart).figure
         figure.draw_without_rendering()
         extent = figure.axes[0].title.get_window_extent()
     assert extent.x0 >= 0 and extent.x1 <= figure.bbox.x1 and extent.y1 <= figure.bbox.y1 + 1
@@ -128,5 +128,5 @@ def test_a_chart_without_a_figure_is_no_file(tmp_path: Path) -> None:
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(InputError, match=r"pip install 'scalebench\[figures\]'"):
-        figures.save_charts([lines()], tmp_path / "new")
+        figures.save_charts([line_chart()], tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -74,11 +74,13 @@ def test_nothing_differs_from_itself_or_from_what_is_missing(bare: Any, self_bas
         ("oversubscribed superlinear_within_noise", True, ["oversubscribed", "superlinear within noise"]),
     ],
 )
-def test_flags_are_words_and_a_series_that_is_not_steady_is_told_once(flags: Any, steady: Any, remarks: list[str]) -> None:
+def test_flags_are_plain_words_and_an_unsteady_series_appears_once(
+    flags: Any, steady: Any, remarks: list[str]
+) -> None:
     assert describe_row(row(flags=flags, steady=steady)) == remarks
 
 
-def rows(*kinds: tuple[str | None, int]) -> pd.DataFrame:
+def make_rows(*kinds: tuple[str | None, int]) -> pd.DataFrame:
     return pd.DataFrame({"interval_over": [k for k, _ in kinds], "repeats": [n for _, n in kinds], "status": "ok"})
 
 
@@ -97,7 +99,7 @@ BLOCKS = "over blocks of one repeat: they miss what differs between repeats (mea
     ],
 )
 def test_the_line_below_the_table(kinds: list[tuple[str | None, int]], line: str) -> None:
-    assert describe_intervals(rows(*kinds)) == line
+    assert describe_intervals(make_rows(*kinds)) == line
 
 
 def test_a_frame_of_single_runs_has_its_line_too() -> None:
@@ -106,19 +108,26 @@ def test_a_frame_of_single_runs_has_its_line_too() -> None:
 
 
 ROOT = Path(__file__).parents[2]
-# Where flags are given, and the functions that do; what else they hold in quotes is no flag.
-GIVING = ("analysis/throughput", "core/stats/steady_state", "config/resolve", "measure/monitor/flags", "measure/nodes", "runner/collect")
-FUNCTIONS = re.compile(r"\w*(flags|find_unsteadiness|_drift|resolve)")
+# The modules and functions that set flags; other literals in these modules are no flags.
+FLAG_MODULES = (
+    "analysis/throughput",
+    "core/stats/steady_state",
+    "config/resolve",
+    "measure/monitor/flags",
+    "measure/nodes",
+    "runner/collect",
+)
+FLAG_FUNCTIONS = re.compile(r"\w*(flags|find_unsteadiness|_drift|resolve)")
 
 
-def given() -> set[str]:
-    """Literals of lists and of keys, and what is appended, in functions that give flags."""
+def flag_literals() -> set[str]:
+    """Collect the literals of lists, keys and appended values in functions that set flags."""
     literals = set()
-    for name in GIVING:
+    for name in FLAG_MODULES:
         tree = ast.parse((ROOT / "scalebench" / f"{name}.py").read_text())
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-        functions = [function for function in functions if FUNCTIONS.fullmatch(function.name)]
-        assert functions, f"{name}: where are they now?"
+        functions = [function for function in functions if FLAG_FUNCTIONS.fullmatch(function.name)]
+        assert functions, f"{name} has no function that sets flags"
         for node in (node for function in functions for node in ast.walk(function)):
             parts: list[ast.expr | None] = []
             if isinstance(node, ast.List):
@@ -132,7 +141,7 @@ def given() -> set[str]:
 
 
 def test_every_flag_of_the_code_and_of_the_docs_has_advice() -> None:
-    in_code = given()
+    in_code = flag_literals()
     assert {"oversubscribed", "gpu_lost", "drifts", "warmup_left", "superlinear", "no_interval"} <= in_code
     assert in_code <= set(flag_text.ADVICE)
     table = (ROOT / "docs" / "record.md").read_text().partition("| flag | means |")[2].partition("\n\n")[0]

@@ -12,7 +12,7 @@ from tests.builders.runs import MACHINE, rank, record
 GPU = Gpu(0, "A100", None, 40 * 2**30, 1410, 1215, 400.0, 0, None, pcie_generation_max=4, pcie_width_max=16)
 
 
-def on(
+def result_on(
     versions: dict[str, str] | None = None, framework_versions: dict[str, str] | None = None, **changes: object
 ) -> Result:
     machine = dataclasses.replace(MACHINE, versions=versions or {}, **changes)  # type: ignore[arg-type]
@@ -20,21 +20,23 @@ def on(
 
 
 def test_runs_of_one_machine_do_not_differ() -> None:
-    assert machine_text.find_differences([("a", on()), ("b", on())]) == {}
+    assert machine_text.find_differences([("a", result_on()), ("b", result_on())]) == {}
 
 
 def test_what_an_idle_link_happened_to_be_is_no_difference() -> None:
     slow, fast = (
         dataclasses.replace(GPU, pcie_generation=now, pcie_width=16, sm_clock_mhz=100 * now) for now in (1, 4)
     )
-    assert machine_text.find_differences([("a", on(gpus=[slow])), ("b", on(gpus=[fast]))]) == {}
-    assert machine_text.list_hardware_facts(on(gpus=[slow]).machine)["GPU 0"].endswith("PCIe 4 x16")
+    assert machine_text.find_differences([("a", result_on(gpus=[slow])), ("b", result_on(gpus=[fast]))]) == {}
+    assert machine_text.list_hardware_facts(result_on(gpus=[slow]).machine)["GPU 0"].endswith("PCIe 4 x16")
 
 
 def test_hardware_variables_versions_and_commits_differ() -> None:
     limited = dataclasses.replace(GPU, power_limit_w=250.0)
-    first = on({"torch": "2.9"}, {"torch": "2.9", "nccl": "2.27"}, gpus=[GPU], git_commit="abc")
-    second = on({"torch": "2.8"}, {"torch": "2.8", "nccl": "2.26"}, gpus=[limited], environment={"NCCL_ALGO": "Ring"})
+    first = result_on({"torch": "2.9"}, {"torch": "2.9", "nccl": "2.27"}, gpus=[GPU], git_commit="abc")
+    second = result_on(
+        {"torch": "2.8"}, {"torch": "2.8", "nccl": "2.26"}, gpus=[limited], environment={"NCCL_ALGO": "Ring"}
+    )
     differences = machine_text.find_differences([("a", first), ("b", second)])
     assert set(differences) == {"GPU 0", "git commit", "package torch", "nccl, of torch", "$NCCL_ALGO"}
     assert differences["package torch"] == {"2.9": ["a"], "2.8": ["b"]}
@@ -43,5 +45,5 @@ def test_hardware_variables_versions_and_commits_differ() -> None:
 
 
 def test_a_package_that_is_not_there_is_no_other_version() -> None:
-    assert machine_text.find_differences([("a", on({"torch": "2.9"})), ("b", on())]) == {}
-    assert machine_text.find_differences([("a", on(gpus=[GPU])), ("b", on())])["GPU 0"]["none"] == ["b"]
+    assert machine_text.find_differences([("a", result_on({"torch": "2.9"})), ("b", result_on())]) == {}
+    assert machine_text.find_differences([("a", result_on(gpus=[GPU])), ("b", result_on())])["GPU 0"]["none"] == ["b"]

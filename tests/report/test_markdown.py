@@ -13,7 +13,7 @@ from scalebench.report.document import Axis, Chart, Series
 from scalebench.report.markdown import MAX_CHART_ROWS, _render_chart, escape_paragraph, fence, render_document, write
 from scalebench.report.report_data import load_report_data
 from tests.builders import sweeps
-from tests.report.sections_by_hand import EVIL, hostile, long, report
+from tests.report.sample_sections import EVIL, hostile_sections, long_chart, sample_report
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report.md"
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
@@ -40,8 +40,8 @@ class Tags(HTMLParser):
         self.text += data
 
 
-def test_the_whole_of_it() -> None:
-    text = render_document(report(), 1234, Path("/runs"), Path("/runs/out"))
+def test_a_report_with_every_block_is_the_golden_file() -> None:
+    text = render_document(sample_report(), 1234, Path("/runs"), Path("/runs/out"))
     assert text == GOLDEN.read_text(encoding="utf-8")
 
 
@@ -55,7 +55,7 @@ def test_a_text_stays_text(text: str) -> None:
 
 
 def test_results_cannot_break_the_page() -> None:
-    page = Tags(MARKDOWN.render(render_document(hostile(), 1, Path("/runs"), Path("/runs"))))
+    page = Tags(MARKDOWN.render(render_document(hostile_sections(), 1, Path("/runs"), Path("/runs"))))
     assert set(page.names) == set(
         "h1 h2 h3 p strong table thead tbody tr th td blockquote pre code a details summary".split()
     )
@@ -72,14 +72,14 @@ def test_a_fence_is_longer_than_any_within() -> None:
 
 
 def test_many_points_are_thinned() -> None:
-    text = _render_chart(long())
+    text = _render_chart(long_chart())
     lines = text.splitlines()
     assert len([line for line in lines if line.startswith("| gpu")]) <= MAX_CHART_ROWS
     assert lines[-1] == "40 of 1,000 points."
     assert "| gpu0 | 0 | 1,400 |" in lines and "| gpu1 | 499.5 | 1,398 |" in lines
 
 
-def test_gaps_are_empty_cells_and_points_above_each_other_are_both_told() -> None:
+def test_gaps_are_empty_cells_and_points_at_the_same_x_share_a_cell() -> None:
     chart = Chart(
         "c", "c", Axis("x"), Axis("y"), [Series("a", [2.0, 1.0, 2.0], [None, 1e6, 0.12345]), Series("b", [1.0], [2])]
     )

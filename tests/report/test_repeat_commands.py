@@ -1,4 +1,4 @@
-"""Lines that give a strategy: every one that is built in has them, they run, and the command composes."""
+"""The lines of a strategy: every built-in strategy has them, they run, and the command composes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.builders import sweeps
 from tests.conftest import ROOT
 
 NAMES = sorted(BUILT_IN_STRATEGIES.keys() - {"simulated"})
-# What one process without GPUs cannot run: a cluster, what talks over NCCL, what would pass all through, two stages.
-NO_CHANCE = ("parameter_server", "mirrored_hierarchical", "data_parallel", "hybrid")
-NEED_MORE = [name for name in NAMES if "nccl" in name or name in NO_CHANCE]
+# One process without GPUs cannot run them: they need a cluster, NCCL, several devices or two stages.
+NOT_RUNNABLE = ("parameter_server", "mirrored_hierarchical", "data_parallel", "hybrid")
+UNAVAILABLE = [name for name in NAMES if "nccl" in name or name in NOT_RUNNABLE]
 
 
-def code(strategy: str, gpus: int = 2, device: str = "cpu", chosen: str | None = None) -> str:
+def recipe_code(strategy: str, gpus: int = 2, device: str = "cpu", chosen: str | None = None) -> str:
     recipe = make_recipe(strategy, gpus, device, chosen)
     assert recipe is not None
     return recipe.code
@@ -49,30 +49,36 @@ def test_a_plugin_has_none() -> None:
 
 def test_lines_are_of_the_strategy_the_device_and_the_count() -> None:
     assert (
-        '"nccl"' in code("ddp", device="cuda") and '"gloo"' in code("ddp") and '"gloo"' in code("ddp_gloo", 2, "cuda")
+        '"nccl"' in recipe_code("ddp", device="cuda")
+        and '"gloo"' in recipe_code("ddp")
+        and '"gloo"' in recipe_code("ddp_gloo", 2, "cuda")
     )
-    assert 'ReductionToOneDevice("/CPU:0")' in code("mirrored_reduce_cpu")
-    assert "ReductionToOneDevice(devices[0])" in code("mirrored_reduce_device")
-    assert "MirroredStrategy(devices)" in code("mirrored") and "range(8)" in code("mirrored", 8)
-    assert 'parameter_device = "/CPU:0"' in code("kuza55_ps_cpu") and "= devices[0]" in code("kuza55_ps_gpu")
-    assert "with tf.device(device):\n            part" in code("kuza55_ps_cpu")
-    assert "CommunicationImplementation.RING" in code("multiworker_ring")
+    assert 'ReductionToOneDevice("/CPU:0")' in recipe_code("mirrored_reduce_cpu")
+    assert "ReductionToOneDevice(devices[0])" in recipe_code("mirrored_reduce_device")
+    assert "MirroredStrategy(devices)" in recipe_code("mirrored") and "range(8)" in recipe_code("mirrored", 8)
+    assert 'parameter_device = "/CPU:0"' in recipe_code("kuza55_ps_cpu") and "= devices[0]" in recipe_code(
+        "kuza55_ps_gpu"
+    )
+    assert "with tf.device(device):\n            part" in recipe_code("kuza55_ps_cpu")
+    assert "CommunicationImplementation.RING" in recipe_code("multiworker_ring")
 
 
-def test_chosen_options_are_in_the_lines_or_said_to_be_missing() -> None:
-    assert "broadcast_buffers=True, bucket_cap_mb=1.0" in code("ddp", chosen="bucket_cap_mb=1.0 broadcast_buffers=True")
-    assert "NcclAllReduce(4)" in code("mirrored_nccl", chosen="num_packs=4")
-    assert "hvd.Compression.fp16" in code("horovod_gloo", chosen="compression=fp16")
+def test_chosen_options_are_in_the_lines_or_listed_as_left_out() -> None:
+    assert "broadcast_buffers=True, bucket_cap_mb=1.0" in recipe_code(
+        "ddp", chosen="bucket_cap_mb=1.0 broadcast_buffers=True"
+    )
+    assert "NcclAllReduce(4)" in recipe_code("mirrored_nccl", chosen="num_packs=4")
+    assert "hvd.Compression.fp16" in recipe_code("horovod_gloo", chosen="compression=fp16")
     horovod = make_recipe("horovod_mpi", 4, "cpu", "cycle_time_ms=0.1 autotune=True cache_capacity=0")
     assert horovod is not None and horovod.start_command == (
         "HOROVOD_CPU_OPERATIONS=mpi horovodrun -np 4 --mpi --cycle-time-ms 0.1 --cache-capacity 0 --autotune "
         "python train.py"
     )
-    assert "ScheduleGPipe(PipelineStage(stage, rank, stages, device), 2 * stages," in code("pipeline_gpipe")
-    assert "device), 8, loss_fn=loss)" in code("pipeline_1f1b", chosen="micro_batches=8")
-    assert "Schedule1F1B(held" in code("hybrid", chosen="schedule=1f1b")
-    assert 'device("cpu"), 4\n' in code("hybrid", chosen="stages=4")
-    odd = code("multiworker_ring", chosen="bytes_per_pack=$x")  # of whatever file a report reads
+    assert "ScheduleGPipe(PipelineStage(stage, rank, stages, device), 2 * stages," in recipe_code("pipeline_gpipe")
+    assert "device), 8, loss_fn=loss)" in recipe_code("pipeline_1f1b", chosen="micro_batches=8")
+    assert "Schedule1F1B(held" in recipe_code("hybrid", chosen="schedule=1f1b")
+    assert 'device("cpu"), 4\n' in recipe_code("hybrid", chosen="stages=4")
+    odd = recipe_code("multiworker_ring", chosen="bytes_per_pack=$x")  # of whatever file a report reads
     assert "bytes_per_pack=$x" in odd
     beyond = make_recipe("mirrored", 2, "cpu", "loop=fit surprise=$x words")
     assert beyond is not None and beyond.left_out == ("loop=fit", "surprise=$x")
@@ -84,13 +90,13 @@ def row(folder: Path, **changes: Any) -> dict[str, Any]:
     return {**plain_row(pooled_row), **changes}
 
 
-def composed(text: str) -> Any:
+def compose_command(text: str) -> Any:
     arguments = shlex.split(text)
     assert arguments[:4] == ["python", "-m", "scalebench", "--multirun"]
     return compose_config(arguments[4:])
 
 
-def test_the_command_is_what_was_typed(tmp_path: Path) -> None:
+def test_the_command_repeats_the_recorded_overrides(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     overrides = ["strategy='null'", "sweep=demo", "gpus=2", "hydra.verbose=true", "hardware.device_ids=[1,0]"]
     (tmp_path / ".hydra" / "overrides.yaml").write_text("".join(f"- {json.dumps(word)}\n" for word in overrides))
@@ -105,30 +111,30 @@ def test_repeats_are_measured_again_as_often(tmp_path: Path) -> None:
     assert command == "python -m scalebench --multirun strategy=ddp_gloo gpus=2 measure.repeats=3"
 
 
-def test_without_what_was_typed_the_columns_tell(tmp_path: Path) -> None:
+def test_without_recorded_overrides_the_command_is_made_from_the_columns(tmp_path: Path) -> None:
     columns = row(
         tmp_path, model="mlp", dataset="random", hardware="local", options="bucket_cap_mb=1.0", feed="device",
         device_ids="1 0", environment="NCCL_DEBUG=INFO A=b", bind="none", precision="bfloat16",
     )  # fmt: skip
-    config = composed(make_command(columns))
+    config = compose_command(make_command(columns))
     assert (config.model.name, config.dataset.name, config.strategy.name) == ("mlp", "random", "ddp_gloo")
     assert (config.gpus, config.scaling, config.train.batch_per_device) == (2, "weak", 10)
     assert config.strategy.options["bucket_cap_mb"] == 1.0 and config.dataset.feed == "device"
     assert config.hardware.device_ids == [1, 0] and config.hardware.environment == {"NCCL_DEBUG": "INFO", "A": "b"}
     assert config.hardware.bind == "none" and config.train.precision == "bfloat16"
-    strong = composed(make_command({**columns, "scaling": "strong", "global_batch": 40}))
+    strong = compose_command(make_command({**columns, "scaling": "strong", "global_batch": 40}))
     assert (strong.scaling, strong.train.global_batch) == ("strong", 40)
 
 
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("framework", ["torch", "tensorflow", "horovod_torch", "horovod_tensorflow"])
-def test_the_lines_run_and_their_names_are_the_frameworks_own(framework: str, tmp_path: Path) -> None:
+def test_the_lines_run_and_their_names_exist_in_the_frameworks(framework: str, tmp_path: Path) -> None:
     """Where one process can: and then the model has learnt."""
-    recipes = {name: code(name, 2 if "import tensorflow" in code(name) else 1) for name in NAMES}
+    recipes = {name: recipe_code(name, 2 if "import tensorflow" in recipe_code(name) else 1) for name in NAMES}
     kind = "tensorflow" if framework.endswith("tensorflow") else "torch"
     cases = {
-        name: [lines, name not in NEED_MORE]
+        name: [lines, name not in UNAVAILABLE]
         for name, lines in recipes.items()
         if ("horovod" in lines) == framework.startswith("horovod")
         and ("import tensorflow" in lines) == (kind != "torch")

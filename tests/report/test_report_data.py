@@ -42,7 +42,7 @@ def test_rows_are_those_of_load_and_pooled(sweep: Path) -> None:
     assert data.min_efficiency == 0.8 and load_report_data([sweep], 0.5).min_efficiency == 0.5
 
 
-def test_a_file_that_cannot_be_read_is_told_of(sweep: Path) -> None:
+def test_a_file_that_cannot_be_read_is_listed(sweep: Path) -> None:
     bad = sweep / "2" / RESULT_FILE
     bad.write_text("{")
     data = load_report_data([sweep])
@@ -50,7 +50,7 @@ def test_a_file_that_cannot_be_read_is_told_of(sweep: Path) -> None:
     assert len(data.frame) == 5 and sorted(data.detailed_run_ids) == sorted(data.frame["run_id"])
 
 
-def test_without_a_result_there_is_no_evidence(sweep: Path, tmp_path: Path) -> None:
+def test_without_a_result_there_is_no_report_data(sweep: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"^no result\.json at or below "):
         load_report_data([tmp_path / "empty"])
@@ -60,7 +60,7 @@ def test_without_a_result_there_is_no_evidence(sweep: Path, tmp_path: Path) -> N
         load_report_data([sweep])
 
 
-def test_a_baseline_is_named_in_words(sweep: Path) -> None:
+def test_a_baseline_has_a_label(sweep: Path) -> None:
     data = load_report_data([sweep], baseline="bare_torch-1-0")
     assert data.baseline_name == "bare_torch gpus=1 on cpu"
     assert data.pooled["speedup_given"].equals(data.pooled["speedup_bare"])
@@ -86,7 +86,7 @@ def test_records_are_read_again(sweep: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert data.detailed_run_ids == [f"{name}-0" for name in ("bare_torch-1", "ddp_gloo-1", "ddp_gloo-2")]
 
 
-def test_names_tell_runs_apart(tmp_path: Path) -> None:
+def test_names_of_runs_are_unique(tmp_path: Path) -> None:
     write_sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2), repeats=2)
     again = run("ddp_gloo", 2, repeat=1, run_id="again")
     write_results(tmp_path, [again, run("ddp_gloo", 4, status="failed", run_id="f", reason="r")])
@@ -99,7 +99,7 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
     assert names["f"] == "ddp_gloo on 4 devices"
 
 
-def test_what_must_never_be_mixed_is_always_told(tmp_path: Path) -> None:
+def test_scaling_is_always_part_of_names_when_it_differs(tmp_path: Path) -> None:
     write_results(tmp_path, [run("ddp_gloo", 2), run("ddp_gloo", 4, run_id="s", **strong_scaling(40, 4))])
     names = report_data.name_runs(report_data.list_detailed_runs(load_report_data([tmp_path])))
     assert names == {
@@ -108,12 +108,12 @@ def test_what_must_never_be_mixed_is_always_told(tmp_path: Path) -> None:
     }
 
 
-def test_a_copied_run_is_told_once(tmp_path: Path) -> None:
+def test_a_copied_run_is_listed_once(tmp_path: Path) -> None:
     write_results(tmp_path, [run("ddp_gloo", 2), run("ddp_gloo", 2)])
     assert len(report_data.list_detailed_runs(load_report_data([tmp_path]))) == 1
 
 
-def test_of_many_runs_some_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_of_many_runs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 3)
     monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 3)
     write_sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2, 4), repeats=2)
@@ -124,13 +124,13 @@ def test_of_many_runs_some_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert report_data.describe_left_out_runs(load_report_data([tmp_path / "0"])) == ""
 
 
-def test_first_launches_come_before_repeats() -> None:
+def test_earlier_repeats_are_preferred() -> None:
     rows = [{"repeat": repeat, "run_id": f"{repeat}{name}"} for repeat in (1, 0) for name in "ab"]
     assert [row["run_id"] for row in report_data.select_first_repeats(rows, 3)] == ["1a", "0a", "0b"]
     assert [row["run_id"] for row in report_data.select_first_repeats([{"repeat": None, "run_id": "x"}], 3)] == ["x"]
 
 
-def test_what_a_record_names_stays_in_its_folder(tmp_path: Path) -> None:
+def test_files_named_by_a_record_stay_in_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (folder / "sub").mkdir(parents=True)
     (tmp_path / "secret.log").write_text("secret")
@@ -154,7 +154,7 @@ def test_what_a_record_names_stays_in_its_folder(tmp_path: Path) -> None:
         assert find_run_file(folder, name) is None, name
 
 
-def test_links_are_relative_to_what_was_given_first(tmp_path: Path) -> None:
+def test_links_are_relative_to_the_first_path(tmp_path: Path) -> None:
     write_sweep(tmp_path / "a", ["bare_torch"], gpus=(1,))
     write_sweep(tmp_path / "b", ["ddp_gloo"], gpus=(1,))
     data = load_report_data([tmp_path / "a", tmp_path / "b"])
@@ -201,7 +201,7 @@ def test_a_log_that_is_gone_is_an_error(tmp_path: Path) -> None:
         read_log_tail(tmp_path / "log")
 
 
-def begun(folder: Path, **progress: object) -> None:
+def write_progress(folder: Path, **progress: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_spec(simulated_spec(2), folder)
     content = {"rank": 0, "pid": 1, "phase": "warmup", "at_s": 1_800_000_000.0, **progress}
@@ -211,8 +211,8 @@ def begun(folder: Path, **progress: object) -> None:
 def test_the_last_sign_of_any_rank(tmp_path: Path) -> None:
     write_sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
     write_spec(simulated_spec(1), tmp_path / "0")
-    begun(tmp_path / "7")
-    begun(tmp_path / "7", rank=1, phase="measure", at_s=1_800_000_060.0)
+    write_progress(tmp_path / "7")
+    write_progress(tmp_path / "7", rank=1, phase="measure", at_s=1_800_000_060.0)
     (unfinished,) = find_unfinished_runs([tmp_path])
     assert unfinished.folder == tmp_path / "7" and (unfinished.gpus, unfinished.phase) == ("2", "measure")
     assert unfinished.tags == {"model": "materials_cnn", "strategy": "simulated", "hardware": "cpu"}
@@ -222,7 +222,7 @@ def test_the_last_sign_of_any_rank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at_s", ["soon", None, 1e300, -1e300, {}])
 def test_progress_may_say_anything(tmp_path: Path, at_s: object) -> None:
-    begun(tmp_path / "7", at_s=at_s)
+    write_progress(tmp_path / "7", at_s=at_s)
     (unfinished,) = find_unfinished_runs([tmp_path])
     assert unfinished.last_sign == ""
 

@@ -1,4 +1,4 @@
-"""The parts of a step: known figures come out, and what is missing has a reason."""
+"""The parts of a step: fixed probes give the expected figures, and missing ones have a reason."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.step_breakdown import STEP_PARTS, compute_rest, step_interval
 from tests.builders.sweeps import run, sweep, write_results
-from tests.report.probed_run import probed_run, probes, series
+from tests.report.probed_run import block_times, make_probed_run, make_probes
 from tests.report.section_blocks import cell_texts
 
 
-def rows(result: Result) -> dict[str, list[str]]:
-    """The filled cells behind the name of each row."""
+def cells_by_part(result: Result) -> dict[str, list[str]]:
+    """Return the non-empty cells of each row by its name."""
     cells = cell_texts(step_breakdown.make_run_breakdown(result))
     return {name: [text for text in texts if text] for name, *texts in cells}
 
 
-def without(**reasons: str) -> Result:
-    """A run that lacks what the reasons are given for."""
+def run_without(**reasons: str) -> Result:
+    """Make a run that lacks the figures that have a reason."""
     lists = {"forward": "forward_s", "backward": "backward_s", "optimizer": "optimizer_s", "data": "fixed_batch_s"}
     lists |= {"exposed": "sync_off_s", "isolated": "isolated_sync_s", "imbalance": "local_step_s", "copy": "copy_s"}
-    records = [probes(**{lists[name]: [] for name in reasons}, reasons=dict(reasons)) for _ in range(2)]
-    return probed_run(*records)
+    records = [make_probes(**{lists[name]: [] for name in reasons}, reasons=dict(reasons)) for _ in range(2)]
+    return make_probed_run(*records)
 
 
-def test_parts_and_the_rest_make_up_the_update() -> None:
-    result = probed_run(probes(), probes())
+def test_parts_and_the_rest_add_up_to_the_step() -> None:
+    result = make_probed_run(make_probes(), make_probes())
     parts = [row.measure(result) for row in STEP_PARTS.values()]
     left, step = compute_rest(result, step_interval(result))[0], step_interval(result)
     assert [round(part.value, 9) for part in parts if part] == [0.001, 0.002, 0.003, 0.0005, 0.0025]
@@ -46,11 +46,11 @@ def test_parts_and_the_rest_make_up_the_update() -> None:
 
 
 def test_a_rest_below_zero_is_within_noise() -> None:
-    noisy = probes(optimizer_s=series(0.0066, 5, 0.002))
-    name, cells = "not in any of these", rows(probed_run(noisy, noisy))
+    noisy = make_probes(optimizer_s=block_times(0.0066, 5, 0.002))
+    name, cells = "not in any of these", cells_by_part(make_probed_run(noisy, noisy))
     assert cells[name] == ["-0.10 ms [-1.85, 1.65]", "-1.0 %", "cannot be distinguished from 0"]
     assert cells["optimizer"][-1] == "cannot be distinguished from 0"
-    assert rows(probed_run(probes(), probes()))[name] == ["1.00 ms [0.85, 1.15]", "10.0 %"]
+    assert cells_by_part(make_probed_run(make_probes(), make_probes()))[name] == ["1.00 ms [0.85, 1.15]", "10.0 %"]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_rest_below_zero_is_within_noise() -> None:
     ],
 )
 def test_what_was_not_measured_is_a_dash_and_its_reason(missing: str, row: str, also: list[str]) -> None:
-    cells = rows(without(**{missing: "not [b]here[/b]"}))
+    cells = cells_by_part(run_without(**{missing: "not [b]here[/b]"}))
     for name in (row, *also):
         assert cells[name] == ["-", "not [b]here[/b]"], name
     others = set(cells) - {row, *also}
@@ -75,31 +75,31 @@ def test_what_was_not_measured_is_a_dash_and_its_reason(missing: str, row: str, 
 
 
 def test_the_rest_holds_what_was_not_measured() -> None:
-    cells = rows(without(forward="no", data="no"))
+    cells = cells_by_part(run_without(forward="no", data="no"))
     assert cells["not in any of these"][-1] == "contains data loading, forward, backward, not measured"
     nothing: dict[str, Any] = {"exposed": "no", "data": "no", "forward": "no", "backward": "no", "optimizer": "no"}
-    assert rows(without(**nothing))["not in any of these"] == ["-", "no part was measured"]
+    assert cells_by_part(run_without(**nothing))["not in any of these"] == ["-", "no part was measured"]
 
 
-def test_one_device_misses_no_exchange() -> None:
-    result = without(exposed="one device has nobody to exchange with")
-    assert rows(result)["not in any of these"][-1] == "contains exposed sync, not measured"
+def test_one_device_lacks_no_exposed_sync() -> None:
+    result = run_without(exposed="one device has nobody to exchange with")
+    assert cells_by_part(result)["not in any of these"][-1] == "contains exposed sync, not measured"
     result.scale.gpus = 1
-    assert "contains" not in rows(result)["not in any of these"][-1]
+    assert "contains" not in cells_by_part(result)["not in any of these"][-1]
 
 
-def test_figures_that_are_not_there_for_no_reason_of_their_own() -> None:
-    result = probed_run(probes(copy_s=[0.1]), probes(copy_s=[0.1]), sync=Sync())
-    cells = rows(result)
+def test_missing_figures_without_a_recorded_reason_have_a_general_one() -> None:
+    result = make_probed_run(make_probes(copy_s=[0.1]), make_probes(copy_s=[0.1]), sync=Sync())
+    cells = cells_by_part(result)
     assert cells["host-to-device copy"] == ["-", "too few blocks for a figure"]
     assert cells["gradient messages per epoch"] == ["-", "the gradient messages of a step are not known"]
     result.workload.steps_per_epoch = None
     for name in ("sync per epoch", "gradient messages per epoch"):
-        assert rows(result)[name] == ["-", "the steps of an epoch are not known"]
+        assert cells_by_part(result)[name] == ["-", "the steps of an epoch are not known"]
 
 
-def test_the_interval_of_an_update_is_that_of_throughput() -> None:
-    result = probed_run(None, None)
+def test_the_interval_of_a_step_is_that_of_throughput() -> None:
+    result = make_probed_run(None, None)
     step = step_interval(result)
     assert step is not None and [step.low, step.value, step.high] == pytest.approx([0.009943, 0.01, 0.010057], rel=1e-4)
     result.scale.lockstep = False
@@ -134,7 +134,7 @@ def test_figures_are_the_frame_s(tmp_path: Path) -> None:
 
 
 def test_the_rest_is_the_terminal_s(tmp_path: Path) -> None:
-    write_results(tmp_path, [probed_run(probes(), probes())])
+    write_results(tmp_path, [make_probed_run(make_probes(), make_probes())])
     report_data = load_report_data([tmp_path])
     (curve,) = make_curves(report_data.pooled)
     result = report_data.result(curve.rows[0]["run_id"])

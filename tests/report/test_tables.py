@@ -1,4 +1,4 @@
-"""The frame for people: a table whose text is known, and files that hold every column."""
+"""The table of configurations in the terminal, and files that hold every column."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 Rows = Callable[[Sequence[Result], Sequence[Path]], pd.DataFrame]
 
 
-def text(*results: Result, width: int = 160, rows: Rows = frame_of_results) -> str:
+def table_text(*results: Result, width: int = 160, rows: Rows = frame_of_results) -> str:
     return render_table(make_configurations(rows(results, [Path("x")] * len(results))), width)
 
 
@@ -48,7 +48,7 @@ def test_the_table_of_a_small_sweep() -> None:
         record("fsdp", gpus=1, ranks=[rank(0, [0.1, 0.1])]),
         record("horovod_nccl", gpus=8, status="unsupported", ranks=[], reason="needs NCCL [libnccl.so], not here"),
     ]
-    assert text(*rows) == (GOLDEN / "table.txt").read_text(encoding="utf-8")
+    assert table_text(*rows) == (GOLDEN / "table.txt").read_text(encoding="utf-8")
 
 
 def repeated(repeats: int, gpus: int, strategy: str = "ddp", block_s: float = 0.1) -> list[Result]:
@@ -60,25 +60,32 @@ def repeated(repeats: int, gpus: int, strategy: str = "ddp", block_s: float = 0.
 
 
 def test_repeats_are_one_line_with_their_number() -> None:
-    results = [*repeated(3, 1), *repeated(3, 2, block_s=0.12), *repeated(1, 4), record(gpus=8, status="oom", block_s=None)]
-    lines = text(*results, rows=pool_results).splitlines()
+    results = [
+        *repeated(3, 1),
+        *repeated(3, 2, block_s=0.12),
+        *repeated(1, 4),
+        record(gpus=8, status="oom", block_s=None),
+    ]
+    lines = table_text(*results, rows=pool_results).splitlines()
     assert "gpus  repeats  samples/s (95 %)" in lines[2]
     shown = [line.split() for line in lines if line.startswith("  ddp")]
     assert [cells[1:3] for cells in shown] == [["1", "3"], ["2", "3"], ["4", "1"], ["8", "1"]]
     assert "1.64 [1.56, 1.71]" in next(line for line in lines if line.split()[:3] == ["ddp", "2", "3"])
     assert lines[-1].startswith("intervals: 95 %, over 3 repeats; over blocks of one repeat: ")
-    assert "repeats  " not in text(*results[-2:], rows=pool_results)
+    assert "repeats  " not in table_text(*results[-2:], rows=pool_results)
 
 
 def test_brackets_are_no_markup() -> None:
     reason = "[red]no[/red] such [/thing] in [link=x]y[/link]"
-    shown = text(record(status="failed", block_s=None, reason=reason, hardware=HardwareSpec("box [b]1[/b]")), width=250)
+    shown = table_text(
+        record(status="failed", block_s=None, reason=reason, hardware=HardwareSpec("box [b]1[/b]")), width=250
+    )
     assert reason in shown
     assert "hardware box [b]1[/b]" in shown
 
 
 def test_what_differs_between_rows_is_a_column() -> None:
-    shown = text(record(), record(hardware=HardwareSpec("other")))
+    shown = table_text(record(), record(hardware=HardwareSpec("other")))
     head, columns = shown.splitlines()[0], shown.splitlines()[2]
     assert "hardware" not in head and "model materials_cnn" in head
     assert columns.split()[:2] == ["hardware", "strategy"]
@@ -89,23 +96,23 @@ def test_what_a_sweep_varies_is_a_column() -> None:
     plain, other, larger = record(), record(), record(gpus=2)
     other.workload.data_format = "nchw"
     larger.scale.batch_per_device = 5  # as in strong scaling: the number of devices says it already
-    columns = text(plain, other, larger).splitlines()[2].split()
+    columns = table_text(plain, other, larger).splitlines()[2].split()
     assert columns[:2] == ["data_format", "strategy"] and "batch_per_device" not in columns
-    assert "data_format" not in text(plain, larger)
+    assert "data_format" not in table_text(plain, larger)
 
 
-def test_what_a_batch_costs_is_told_where_feeding_differs() -> None:
+def test_the_cost_of_a_batch_is_shown_where_feeding_differs() -> None:
     probes = ProbeRecord(steps=2, sync_on_s=[0.2, 0.2], fixed_batch_s=[0.19, 0.19])  # 5 % of a step of 0.1 s
     runs = [record(block_s=0.2, run_id=feed) for feed in ("host", "device")]
     for run, feed in zip(runs, ("host", "device"), strict=True):
         run.workload.feed = feed
         run.ranks = [dataclasses.replace(rank_record, probes=probes) for rank_record in run.ranks]
-    lines = text(*runs).splitlines()
+    lines = table_text(*runs).splitlines()
     assert lines[2].split()[-3:] == ["data", "status", "remarks"] and "5.0 % [5.0, 5.0]" in lines[4]
-    assert " data " not in text(runs[0])  # nothing differs
+    assert " data " not in table_text(runs[0])  # nothing differs
     for run in runs:
         run.ranks[0].probes = None
-    assert " data " not in text(*runs)
+    assert " data " not in table_text(*runs)
     (row,) = frame_of_results(runs[:1], [Path("x")]).to_dict("records")
     assert format_data_share(row) == ""
     assert format_data_share({"data_share": 0.016, "step_s": 0.1, "data_s_low": None, "data_s_high": 0.002}) == "1.6 %"
@@ -114,18 +121,18 @@ def test_what_a_batch_costs_is_told_where_feeding_differs() -> None:
 def test_options_are_a_column_where_one_strategy_has_several() -> None:
     plain, fit = record("bare_tensorflow"), record("bare_tensorflow")
     fit.spec["strategy"]["options"] = {"loop": "fit"}
-    shown = text(plain, fit)
+    shown = table_text(plain, fit)
     assert shown.splitlines()[2].split()[:2] == ["options", "strategy"] and "loop=fit" in shown
-    assert "options" not in text(plain, record("ddp"))
+    assert "options" not in table_text(plain, record("ddp"))
 
 
-def test_the_overhead_is_said_once_and_only_where_there_is_one() -> None:
+def test_the_overhead_is_shown_once_and_only_if_there_is_one() -> None:
     bare, ddp, failed = record("bare_torch", block_s=0.09), record(), record(status="failed", block_s=None, repeat=1)
-    shown = text(bare, ddp, record(gpus=2, block_s=0.11), failed).splitlines()
+    shown = table_text(bare, ddp, record(gpus=2, block_s=0.11), failed).splitlines()
     assert "samples/s (95 %)  overhead at 1 " in shown[2]
     assert [line.split()[:2] for line in shown if "10 % [9, 11]" in line] == [["ddp", "1"]]
     for rows in ([bare], [ddp], [ddp, record(gpus=2)], [failed]):
-        assert "overhead" not in text(*rows)
+        assert "overhead" not in table_text(*rows)
 
 
 def test_the_table_fits_where_strategies_have_long_names() -> None:
@@ -133,13 +140,13 @@ def test_the_table_fits_where_strategies_have_long_names() -> None:
     strategies = ["horovod_gloo", "lightning_ddp_gloo", "bare_torch"]
     rows = [record(name, gpus=gpus, block_s=0.00123) for name in strategies for gpus in (1, 2)]
     impossible = record("horovod_nccl", gpus=2, status="unsupported", ranks=[], reason="needs GPUs " * 20)
-    lines = text(*rows, impossible).splitlines()[4:]
+    lines = table_text(*rows, impossible).splitlines()[4:]
     assert "…" not in "".join(lines)
     names = [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith(" " * 40)]
     assert names == sorted([*strategies * 2, "horovod_nccl"])
 
 
-def test_a_missing_baseline_is_said() -> None:
+def test_a_missing_baseline_is_a_remark() -> None:
     (row,) = frame_of_results([record(gpus=4)], [Path("x")]).to_dict("records")
     assert format_remarks(row) == "no bare and self baseline"
     row = frame_of_results([record(gpus=4), record()], [Path("x")] * 2).to_dict("records")[0]
@@ -165,7 +172,7 @@ def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
     assert make_baseline_commands(complete) == []
 
 
-def test_a_failed_row_shows_its_reason_and_asks_for_no_baseline() -> None:
+def test_a_failed_row_shows_its_reason_and_no_missing_baseline() -> None:
     (row,) = frame_of_results([record(status="oom", block_s=None)], [Path("x")]).to_dict("records")
     assert format_remarks(row) == "told to fail"
 
@@ -228,20 +235,20 @@ def test_repeats_leave_their_pooled_rows_too(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "pooled.csv")) == 1
 
 
-def test_placement_is_told_where_rows_differ_in_it() -> None:
+def test_placement_is_a_column_where_rows_differ_in_it() -> None:
     def placed(ids: list[int], variables: dict[str, str] | None = None) -> Result:
         hardware = HardwareSpec("cpu", device_ids=ids, environment=variables or {})
         return record("bare_torch", run_id=f"{ids}{variables}", hardware=hardware)
 
-    shown = text(placed([0]), placed([5]))
+    shown = table_text(placed([0]), placed([5]))
     assert "device_ids" in shown and "environment" not in shown and "bind" not in shown
     assert [line.split()[0] for line in shown.splitlines() if "bare_torch" in line] == ["0", "5"]
-    shown = text(placed([]), placed([], {"NCCL_P2P_DISABLE": "1"}))
+    shown = table_text(placed([]), placed([], {"NCCL_P2P_DISABLE": "1"}))
     assert "NCCL_P2P_DISABLE=1" in shown and "device_ids" not in shown
 
 
-def test_a_csv_reads_back_with_the_strategy_null(tmp_path: Path) -> None:
-    """As docs/record.md says: its name is a word that pandas takes for nothing."""
+def test_a_csv_reads_back_without_default_null_values(tmp_path: Path) -> None:
+    """docs/record.md describes these arguments of read_csv: pandas would read some words as null."""
     for number, name in enumerate(("simulated", "ddp")):
         (tmp_path / str(number)).mkdir()
         write_result(record(name, run_id=name), tmp_path / str(number))
@@ -257,4 +264,4 @@ def test_a_given_baseline_is_named_in_the_head_of_its_column() -> None:
     table[["speedup_given", "speedup_given_low", "speedup_given_high"]] = [[1.5, 1.4, 1.6], [None, None, None]]
     shown = render_table(make_configurations(table, "a[b]c gpus=1 on alpha"), 200).splitlines()
     assert "speedup over a[b]c gpus=1 on alpha" in shown[2] and "1.50 [1.40, 1.60]" in shown[4]
-    assert "speedup over" not in text(record())
+    assert "speedup over" not in table_text(record())

@@ -25,14 +25,14 @@ from scalebench.sweeps.console import Console
 from tests.builders import sweeps
 from tests.builders.runs import rank, record
 from tests.builders.sweeps import training_run
-from tests.report.probed_run import probed_run, probes
+from tests.report.probed_run import make_probed_run, make_probes
 from tests.report.sections.test_data_or_model import make_pairs
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def shown(capsys: pytest.CaptureFixture[str], result: Result) -> list[str]:
-    """Lines in a pipe, stripped at their end."""
+def show_details(capsys: pytest.CaptureFixture[str], result: Result) -> list[str]:
+    """Return the lines that a pipe receives, stripped at their end."""
     folder = Path("run")
     folder.mkdir(exist_ok=True)
     write_result(result, folder)
@@ -40,7 +40,7 @@ def shown(capsys: pytest.CaptureFixture[str], result: Result) -> list[str]:
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
-def warm_up(result: Result) -> str:
+def warm_up_line(result: Result) -> str:
     return dict(list_headline(result))["warm-up"]
 
 
@@ -48,32 +48,32 @@ def test_all_of_a_run_that_was_measured(capsys: pytest.CaptureFixture[str]) -> N
     monitor = MonitorRecord(
         "monitor.parquet", cpu_util_mean=0.9, cpu_util_ours_mean=0.85, rss_bytes_max=10**9, throttle_reasons=[]
     )
-    slower = probes(local_step_s=[[0.0066, 0.0069, 0.0066, 0.0069]])
-    lines = shown(capsys, probed_run(probes(), slower, monitor=monitor, trace="trace.json.gz"))
+    slower = make_probes(local_step_s=[[0.0066, 0.0069, 0.0066, 0.0069]])
+    lines = show_details(capsys, make_probed_run(make_probes(), slower, monitor=monitor, trace="trace.json.gz"))
     assert "\n".join(lines) + "\n" == (GOLDEN / "details.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("status", ["failed", "oom", "unsupported"])
 def test_a_run_that_is_not_ok_has_no_details(capsys: pytest.CaptureFixture[str], status: str) -> None:
-    assert shown(capsys, record(status=status, block_s=None)) == []
+    assert show_details(capsys, record(status=status, block_s=None)) == []
 
 
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [(None, "an older version wrote the record"), (False, "measure.probes=false"), (True, "a rank has no probes")],
 )
-def test_without_probes_the_rest_is_told(capsys: pytest.CaptureFixture[str], setting: bool | None, reason: str) -> None:
-    result = probed_run(probes(), None)
+def test_without_probes_the_other_details_are_shown(capsys: pytest.CaptureFixture[str], setting: bool | None, reason: str) -> None:
+    result = make_probed_run(make_probes(), None)
     result.spec["measure"]["probes"] = setting
     if setting is None:
         del result.spec["measure"]["probes"]
-    lines = shown(capsys, result)
+    lines = show_details(capsys, result)
     assert f"where the time of a step goes was not measured: {reason}" in lines
     assert any("samples/s" in line for line in lines) and not any("forward" in line for line in lines)
 
 
-def test_the_interval_says_what_it_is_over() -> None:
-    result = probed_run(None, None)
+def test_the_throughput_line_names_the_source_of_its_interval() -> None:
+    result = make_probed_run(None, None)
     assert (
         dict(list_headline(result))["throughput"] == "2,000 samples/s [1,989, 2,011], 95 % over blocks of this repeat"
     )
@@ -84,13 +84,13 @@ def test_the_interval_says_what_it_is_over() -> None:
 
 
 def test_warm_up_is_found_or_not_or_of_a_fixed_length() -> None:
-    result = probed_run(None, None)
-    assert warm_up(result) == "over after 3 steps, 800 ms; 23 steps and 1.00 s were left out"
+    result = make_probed_run(None, None)
+    assert warm_up_line(result) == "over after 3 steps, 800 ms; 23 steps and 1.00 s were left out"
     result.ranks[0].steady_after_steps = None
-    assert warm_up(result) == "its end was not found within 23 steps; 23 steps and 1.00 s were left out"
+    assert warm_up_line(result) == "its end was not found within 23 steps; 23 steps and 1.00 s were left out"
     del result.spec["measure"]["warmup_max_steps"]
     result.ranks[0].warmup_block_steps = 2
-    assert warm_up(result) == "46 steps and 1.00 s were left out"
+    assert warm_up_line(result) == "46 steps and 1.00 s were left out"
 
 
 def test_a_series_that_drifts_is_not_steady() -> None:
@@ -100,23 +100,25 @@ def test_a_series_that_drifts_is_not_steady() -> None:
 
 
 def test_a_trace_that_was_not_merged_is_where_its_rank_left_it(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = shown(capsys, probed_run(probes(), probes(trace="trace1.json.gz"), trace="trace.json.gz"))
+    lines = show_details(
+        capsys, make_probed_run(make_probes(), make_probes(trace="trace1.json.gz"), trace="trace.json.gz")
+    )
     trace_lines = [line.split() for line in lines if "trace" in line]
     assert [words[:2] for words in trace_lines] == [["trace", "run/trace.json.gz"], ["trace", "of"]]
     assert trace_lines[1] == ["trace", "of", "rank", "1", "run/trace1.json.gz,", "not", "merged"]
 
 
-def test_what_the_monitor_could_not_see_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reason_of_a_missing_monitor_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     result = dataclasses.replace(
-        probed_run(probes(), probes()), monitor=MonitorRecord(reason="[red]no[/red] NVML here")
+        make_probed_run(make_probes(), make_probes()), monitor=MonitorRecord(reason="[red]no[/red] NVML here")
     )
-    (line,) = [line for line in shown(capsys, result) if "not measured" in line]
+    (line,) = [line for line in show_details(capsys, result) if "not measured" in line]
     assert line.split(maxsplit=2)[2] == "[red]no[/red] NVML here"
 
 
 def test_lines_are_neither_broken_nor_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    none = probes(profile=None, reasons={"profile": "[b]no[/b] " * 40 + "profile"})
-    assert f"top operations: - ({'[b]no[/b] ' * 40}profile)" in shown(capsys, probed_run(none, none))
+    none = make_probes(profile=None, reasons={"profile": "[b]no[/b] " * 40 + "profile"})
+    assert f"top operations: - ({'[b]no[/b] ' * 40}profile)" in show_details(capsys, make_probed_run(none, none))
 
 
 def test_length_level_target_and_evaluation() -> None:
@@ -153,7 +155,7 @@ def test_nothing_that_was_not_evaluated() -> None:
     assert [name for name, _ in list_training_facts(result)] == ["training", "evaluation"]
 
 
-def test_a_run_of_its_throughput_has_none_of_it() -> None:
+def test_a_throughput_run_has_no_training_facts() -> None:
     assert list_training_facts(record("ddp")) == []
 
 
@@ -162,22 +164,22 @@ def test_the_details_have_it() -> None:
     assert {"throughput", "training", "target"} <= set(map(str, facts.columns[0].cells))
 
 
-def of(monitor: MonitorRecord, ranks: list[RankRecord] | None = None) -> dict[str, str]:
+def usage_facts(monitor: MonitorRecord, ranks: list[RankRecord] | None = None) -> dict[str, str]:
     return dict(list_usage(record(monitor=monitor, ranks=ranks or [rank(0, [0.1])])))
 
 
-def test_nothing_measured_is_nothing_said() -> None:
-    assert of(MonitorRecord()) == {}
+def test_without_figures_there_are_no_rows() -> None:
+    assert usage_facts(MonitorRecord()) == {}
 
 
-def test_all_figures_have_their_words_and_units() -> None:
+def test_all_figures_have_names_and_units() -> None:
     monitor = MonitorRecord(
         cpu_util_mean=0.9, cpu_util_ours_mean=0.75, cpu_cores_others_mean=0.25, rss_bytes_max=2_500_000_000,
         rss_anon_bytes_max=10**9, swap_in_bytes=0, swap_out_bytes=4096, gpu_util_mean=0.5, gpu_power_w_mean=612.3,
         energy_j=1.5, gpu_temperature_c_max=71.0, sm_clock_mhz_mean=1410.0, sm_clock_mhz_min=1395.0,
         throttle_reasons=["sw_power_cap", "hw_slowdown"], net_sent_bytes_per_s=125e6, disk_read_bytes_per_s=0.0,
     )  # fmt: skip
-    assert of(monitor) == {
+    assert usage_facts(monitor) == {
         "processor cores": "90.0 % of those the run may use were busy, 75.0 % with the run's processes, "
         "other programs took 0.25 cores' worth",
         "memory at most": "2.50 GB, all ranks together, 1.00 GB without mapped files",
@@ -190,7 +192,7 @@ def test_all_figures_have_their_words_and_units() -> None:
 
 
 def test_clocks_that_nothing_held_back() -> None:
-    assert of(MonitorRecord(throttle_reasons=[])) == {"GPU clocks": "not throttled"}
+    assert usage_facts(MonitorRecord(throttle_reasons=[])) == {"GPU clocks": "not throttled"}
 
 
 def test_every_row_names_fields_of_the_record() -> None:
@@ -207,7 +209,7 @@ def test_peaks_are_those_of_the_largest_rank_if_all_are_known(second: int | None
         rank(1, [0.1], rss_peak_bytes=6 * 10**8, rss_anon_peak_bytes=second, peak_memory_bytes=[None]),
     ]
     anonymous = "" if second is None else ", 300 MB without mapped files"
-    assert of(MonitorRecord(), ranks) == {"memory of a rank at most": f"600 MB{anonymous}"}
+    assert usage_facts(MonitorRecord(), ranks) == {"memory of a rank at most": f"600 MB{anonymous}"}
 
 
 @pytest.mark.parametrize(
@@ -218,10 +220,10 @@ def test_peaks_are_those_of_the_largest_rank_if_all_are_known(second: int | None
     ],
 )
 def test_state_is_that_of_the_fullest_device_if_all_are_known(second: int | None, expected: str | None) -> None:
-    """Of 153,441 parameters."""
+    """The model has 153,441 parameters."""
     ranks = [rank(0, [0.1], state_bytes=[1_227_528]), rank(1, [0.1], state_bytes=[second])]
-    assert of(MonitorRecord(), ranks).get("state of a device") == expected
-    assert "state of a device" not in of(MonitorRecord(), [ranks[0], rank(1, [0.1])])
+    assert usage_facts(MonitorRecord(), ranks).get("state of a device") == expected
+    assert "state of a device" not in usage_facts(MonitorRecord(), [ranks[0], rank(1, [0.1])])
 
 
 def test_text_is_no_markup_and_numbers_stand_to_the_right() -> None:

@@ -17,65 +17,69 @@ from scalebench.report.training_tables import compute_losses, make_row_table, se
 from tests.builders.runs import rank, record
 from tests.builders.sweeps import run, training_run, write_results
 from tests.report.section_blocks import cell_texts, render_table
-from tests.report.test_tables import text
+from tests.report.test_tables import table_text
 
 BARE = {"strategy": "bare_torch", "gpus": 1, "epoch_s": 4.0}
 ENDS = {"epochs": "3", "training": "6.00 s", "mse": "0.1", "gap": "0.05"}
 
 
-def rows(*results: Result) -> pd.DataFrame:
+def make_frame(*results: Result) -> pd.DataFrame:
     return frame_of_results(results, [Path("x")] * len(results))
 
 
-def shown(results: Sequence[Result], row: int = 0) -> dict[str, str]:
-    frame = rows(*results)
+def row_cells(results: Sequence[Result], row: int = 0) -> dict[str, str]:
+    frame = make_frame(*results)
     return {head: of(frame.to_dict("records")[row]) for head, of in select_figure_columns(frame).items()}
 
 
-def table(*results: Result) -> Table:
-    row_table = make_row_table(rows(*results))
+def make_table(*results: Result) -> Table:
+    row_table = make_row_table(make_frame(*results))
     assert row_table is not None
     return row_table
 
 
 def test_none_without_a_training() -> None:
-    assert make_row_table(rows(record("ddp"), run("ddp_gloo", 2), training_run(status="failed"))) is None
+    assert make_row_table(make_frame(record("ddp"), run("ddp_gloo", 2), training_run(status="failed"))) is None
 
 
 def test_a_row_for_each_that_trained() -> None:
-    trainings = table(training_run("bare_torch", 1), training_run(), run("ddp_gloo", 4), training_run("mirrored", status="failed"))
+    trainings = make_table(
+        training_run("bare_torch", 1), training_run(), run("ddp_gloo", 4), training_run("mirrored", status="failed")
+    )
     assert [row[:2] for row in cell_texts(trainings)] == [["bare_torch", "1"], ["ddp_gloo", "2"]]
     assert cell_texts(trainings)[1][-1] == "target" and trainings.columns[:3] == ["strategy", "gpus", "epochs"]
 
 
 def test_a_window_of_usual_width_holds_it() -> None:
-    trainings = [training_run("bare_torch", 1, seed) for seed in (0, 1)] + [training_run(gpus=2, seed=seed) for seed in (0, 1)]
-    assert "…" not in render_table(make_rich_table(table(*trainings)), 110)
+    trainings = [training_run("bare_torch", 1, seed) for seed in (0, 1)] + [
+        training_run(gpus=2, seed=seed) for seed in (0, 1)
+    ]
+    assert "…" not in render_table(make_rich_table(make_table(*trainings)), 110)
 
 
 def test_metric_gap_time_and_speedup() -> None:
     trainings = [training_run(**BARE), training_run(epoch_s=2.0)]  # type: ignore[arg-type]
-    cells = shown(trainings, 1)
+    cells = row_cells(trainings, 1)
     assert cells.pop("samples/s over bare").startswith("1.7")  # of which time to target knows nothing
     assert cells == {**ENDS, "time to target": "6.00 s", "to target over bare": "2.00"}
     other = training_run("ddp_gloo", 1, epoch_s=5.0)
-    assert shown([*trainings, other], 1)["to target over self"] == "2.50"
+    assert row_cells([*trainings, other], 1)["to target over self"] == "2.50"
 
 
-def test_a_target_that_was_not_reached_is_told() -> None:
+def test_a_target_that_was_not_reached_is_shown() -> None:
     trainings = [training_run(values=[0.9]), training_run("mirrored", target=None), training_run("x", status="failed")]
-    assert shown(trainings, 0)["time to target"] == "not reached"
-    assert shown(trainings, 1)["time to target"] == "" == shown(trainings, 2)["time to target"]
-    assert "to target over bare" not in shown(trainings)
+    assert row_cells(trainings, 0)["time to target"] == "not reached"
+    assert row_cells(trainings, 1)["time to target"] == "" == row_cells(trainings, 2)["time to target"]
+    assert "to target over bare" not in row_cells(trainings)
 
 
 def test_without_a_target_there_is_the_metric() -> None:
-    assert shown([training_run(target=None)]) == ENDS
+    assert row_cells([training_run(target=None)]) == ENDS
 
 
 def test_several_metrics_are_named_in_their_cells() -> None:
     trainings = [training_run(target=None), training_run("mirrored", target=None, metric="accuracy")]
-    assert [shown(trainings, row)["metric"] for row in (0, 1)] == ["mse 0.1", "accuracy 0.1"]
+    assert [row_cells(trainings, row)["metric"] for row in (0, 1)] == ["mse 0.1", "accuracy 0.1"]
 
 
 @pytest.mark.parametrize(
@@ -88,16 +92,16 @@ def test_several_metrics_are_named_in_their_cells() -> None:
         ({"accumulate": 2}, "accumulate"),
     ],
 )
-def test_the_table_tells_rows_apart_by_what_was_tried(settings: dict[str, object], column: str) -> None:
+def test_settings_that_differ_are_columns(settings: dict[str, object], column: str) -> None:
     two = training_run(), training_run(settings=settings, run_id="other")
-    assert column in table(*two).columns and column in text(*two, width=250)
+    assert column in make_table(*two).columns and column in table_text(*two, width=250)
     other = training_run(), training_run("mirrored")
-    assert column not in table(*other).columns and column not in text(*other, width=250)
+    assert column not in make_table(*other).columns and column not in table_text(*other, width=250)
 
 
-def test_seeds_are_told_apart() -> None:
-    assert text(training_run(), training_run(seed=1), width=250).splitlines()[2].split()[0] == "seed"
-    assert table(training_run(), training_run(seed=1)).columns[0] == "seed"
+def test_seeds_that_differ_are_a_column() -> None:
+    assert table_text(training_run(), training_run(seed=1), width=250).splitlines()[2].split()[0] == "seed"
+    assert make_table(training_run(), training_run(seed=1)).columns[0] == "seed"
 
 
 def test_files_of_a_sweep_have_a_row_a_training(tmp_path: Path) -> None:

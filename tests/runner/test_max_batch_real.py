@@ -12,7 +12,7 @@ import pytest
 
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, try_folders
-from tests.builders.runs import ranks_of, wait_until
+from tests.builders.runs import find_run_processes, wait_until
 
 pytestmark = pytest.mark.slow
 SEARCH = [sys.executable, "-m", "scalebench", "measure=max_batch", "gpus=2", "dataset.size=30000", "sweep.report=false"]
@@ -50,7 +50,7 @@ def test_a_framework_finds_its_largest_batch(strategy: str, start: int, limit_by
     assert all("out of memory" in str(each.reason) for each in too_large)
     assert f"{strategy} gpus=2: the largest batch is {found.batch_per_device} per device" in said
     assert all(each.rss_anon_bytes_max < limit_bytes for each in found.tried if each.rss_anon_bytes_max is not None)
-    assert all(ranks_of(each) == [] for each in try_folders(folder))
+    assert all(find_run_processes(each) == [] for each in try_folders(folder))
 
 
 @pytest.mark.real
@@ -62,18 +62,18 @@ def test_not_even_the_framework_itself_fits(strategy: str, tmp_path: Path) -> No
     assert "oom: not even one sample" in said
 
 
-def test_ctrl_c_ends_the_try_and_leaves_a_row(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_try_and_leaves_a_result(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ["strategy=simulated", "strategy.options.step_s=60", f"hydra.run.dir={folder}"]
     program = subprocess.Popen([*SEARCH, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        wait_until(lambda: ranks_of(folder / "try_75"), 120.0)
+        wait_until(lambda: find_run_processes(folder / "try_75"), 120.0)
         os.kill(program.pid, signal.SIGINT)
         assert "cancelled" in program.communicate(timeout=60)[0]
     finally:
         program.kill()
         program.wait()
-    assert ranks_of(folder / "try_75") == []
+    assert find_run_processes(folder / "try_75") == []
     assert read_result(folder / RESULT_FILE).status == "cancelled"
     assert program.returncode not in (0, 2)
 

@@ -22,7 +22,7 @@ from scalebench.runner.launchers.rank_environment import build_environment, find
 from scalebench.runner.worker import run_rank
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.simulated import Simulated
-from tests.builders.runs import alive, simulated_spec, wait_until
+from tests.builders.runs import find_running, simulated_spec, wait_until
 
 
 @pytest.fixture
@@ -218,10 +218,10 @@ def test_the_kernel_ends_a_worker_whose_parent_was_killed(tmp_path: Path) -> Non
     try:
         assert worker_process.stdout is not None
         pid = int(worker_process.stdout.readline())
-        assert alive([pid]) == [pid]
+        assert find_running([pid]) == [pid]
         worker_process.send_signal(signal.SIGKILL)
         worker_process.wait()
-        wait_until(lambda: not alive([pid]), 10.0)
+        wait_until(lambda: not find_running([pid]), 10.0)
         pid = 0
     finally:
         worker_process.kill()

@@ -12,7 +12,7 @@ from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
-from tests.builders.plugins import CODE, OPTIONS, Dists, yaml_of
+from tests.builders.plugins import CODE, OPTIONS, Distributions, strategy_yaml
 from tests.builders.plugins import dists as dists
 from tests.builders.runs import simulated_config, simulated_spec
 
@@ -63,7 +63,7 @@ def test_an_unknown_name(name: str, line: str) -> None:
     assert str(caught.value) == line
 
 
-def test_a_plugin_is_found_and_loaded(dists: Dists) -> None:
+def test_a_plugin_is_found_and_loaded(dists: Distributions) -> None:
     dists.strategy()
     assert registry.find_strategy("local") == registry.RegistryEntry("local", "my_plugin.code:Mine", "my-plugin")
     loaded = registry.load_strategy("local")
@@ -71,7 +71,9 @@ def test_a_plugin_is_found_and_loaded(dists: Dists) -> None:
 
 
 @pytest.mark.parametrize("chosen", ["", "another-plugin", "my-plugin-two,my"])
-def test_a_plugin_that_is_not_selected_is_hidden(dists: Dists, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+def test_a_plugin_that_is_not_selected_is_hidden(
+    dists: Distributions, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
     dists.strategy()
     monkeypatch.setenv("SCALEBENCH_PLUGINS", chosen)
     registry.strategy_entries.cache_clear()
@@ -96,7 +98,7 @@ BOTH = "{} is registered by both {} and {}; uninstall one of them or set SCALEBE
 
 
 @pytest.mark.parametrize("name", ["ddp", "hybrid"])
-def test_a_built_in_name_cannot_be_registered_again(dists: Dists, name: str) -> None:
+def test_a_built_in_name_cannot_be_registered_again(dists: Distributions, name: str) -> None:
     dists.strategy(name, yaml=None)
     dists.strategy("sound", "sound-plugin")
     line = BOTH.format(f"strategy '{name}'", "scalebench", "my-plugin")
@@ -108,14 +110,14 @@ def test_a_built_in_name_cannot_be_registered_again(dists: Dists, name: str) -> 
     assert registry.load_strategy("sound").__name__ == "Mine"
 
 
-def test_a_name_of_two_plugins_is_refused(dists: Dists) -> None:
+def test_a_name_of_two_plugins_is_refused(dists: Distributions) -> None:
     dists.strategy(dist="second-plugin")
     dists.strategy(dist="first-plugin", yaml=None)
     assert refusal(strategy="local") == BOTH.format("strategy 'local'", "first-plugin", "second-plugin")
 
 
 @pytest.mark.parametrize(("part", "kind"), [("model", "models"), ("dataset", "datasets")])
-def test_models_and_datasets_follow_the_same_rules(dists: Dists, part: str, kind: str) -> None:
+def test_models_and_datasets_follow_the_same_rules(dists: Distributions, part: str, kind: str) -> None:
     ours = {"model": "resnet50", "dataset": "materials"}[part]
     files = {f"p/conf/{part}/{name}.yaml": f"name: {name}\n" for name in ("fine", "twice")}
     points = {kind: dict.fromkeys(("fine", "twice", "bare", ours), "p:f"), "configs": {"p": "p.conf"}}
@@ -133,8 +135,8 @@ def test_models_and_datasets_follow_the_same_rules(dists: Dists, part: str, kind
     assert registry.names_without_yaml() == {(part, "bare"), (part, "later")}
 
 
-def test_a_yaml_without_a_registered_strategy(dists: Dists) -> None:
-    tuned = {"my/conf/strategy/tuned.yaml": "name: ddp\n", "my/conf/strategy/lost.yaml": yaml_of("lost")}
+def test_a_yaml_without_a_registered_strategy(dists: Distributions) -> None:
+    tuned = {"my/conf/strategy/tuned.yaml": "name: ddp\n", "my/conf/strategy/lost.yaml": strategy_yaml("lost")}
     dists.add("my-plugin", {"my/__init__.py": "", **tuned}, {"configs": {"my": "my.conf"}})
     line = "strategy 'lost': my-plugin brings strategy/lost.yaml and no entry point scalebench.strategies of that name"
     assert registry.find_strategy("lost").problem == refusal(strategy="lost") == line
@@ -150,7 +152,7 @@ def test_a_yaml_without_a_registered_strategy(dists: Dists) -> None:
         ("bare_torhc", "no strategy 'bare_torhc'; did you mean 'bare_torch'?"),
     ],
 )
-def test_the_baseline_of_a_plugins_strategy(dists: Dists, baseline: str | None, reason: str | None) -> None:
+def test_the_baseline_of_a_plugins_strategy(dists: Distributions, baseline: str | None, reason: str | None) -> None:
     dists.strategy()
     config = simulated_config()
     config.strategy = dataclasses.replace(config.strategy, name="local", baseline=baseline)
@@ -179,7 +181,7 @@ def test_the_baseline_of_a_plugins_strategy(dists: Dists, baseline: str | None, 
         ),
     ],
 )
-def test_entry_points_that_are_no_strategies(dists: Dists, target: str, line: str) -> None:
+def test_entry_points_that_are_no_strategies(dists: Distributions, target: str, line: str) -> None:
     more = (
         "class Stranger: ...\nname = 'x'\nfrom scalebench.strategies.base import Strategy\nclass Half(Strategy): ...\n"
     )
@@ -205,7 +207,7 @@ def spec_of(options: dict[str, Any]) -> RunSpec:
          "a, b only in strategy/local.yaml; fault only in Mine.Options"),
     ],
 )  # fmt: skip
-def test_options_of_the_class_and_of_the_yaml(dists: Dists, options: dict[str, Any], only: str | None) -> None:
+def test_options_of_the_class_and_of_the_yaml(dists: Distributions, options: dict[str, Any], only: str | None) -> None:
     dists.strategy()
     if only is None:
         assert registry.create_strategy(spec_of(options), 0).options == registry.load_strategy("local").Options(
@@ -219,7 +221,7 @@ def test_options_of_the_class_and_of_the_yaml(dists: Dists, options: dict[str, A
     )
 
 
-def test_a_plugins_yaml_may_lack_later_options(dists: Dists) -> None:
+def test_a_plugins_yaml_may_lack_later_options(dists: Distributions) -> None:
     """It would break with each newer version of scalebench; others it has to list."""
     code = (
         "from dataclasses import dataclass\nfrom scalebench.strategies import simulated\n"
@@ -230,7 +232,7 @@ def test_a_plugins_yaml_may_lack_later_options(dists: Dists) -> None:
     assert registry.create_strategy(spec_of(OPTIONS), 0).options.overlap is True
 
 
-def test_options_must_be_a_dataclass(dists: Dists) -> None:
+def test_options_must_be_a_dataclass(dists: Distributions) -> None:
     dists.strategy(code=f"{CODE}    Options = dict\n")
     with pytest.raises(PluginError) as caught:
         registry.create_strategy(spec_of({}), 0)

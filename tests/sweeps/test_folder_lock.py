@@ -1,4 +1,4 @@
-"""The lock on a sweep's folder: one program at a time, and none that was killed keeps it."""
+"""The lock on a sweep's folder: one program at a time, and a killed program loses it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_another_program_holds_it_while_it_lives(tmp_path: Path) -> None:
     assert not (tmp_path / LOCK_FILE).exists()
 
 
-def test_what_the_holder_starts_does_not_keep_it(tmp_path: Path) -> None:
+def test_child_processes_do_not_inherit_the_lock(tmp_path: Path) -> None:
     """Ranks may outlive a parent that was killed."""
     lock = FolderLock(tmp_path)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
@@ -73,7 +73,7 @@ def left_by(folder: Path, **changes: Any) -> None:
     (folder / LOCK_FILE).write_text(json.dumps({**holder, **changes}))
 
 
-def test_nobody_can_tell_of_another_host(tmp_path: Path) -> None:
+def test_a_holder_on_another_host_is_assumed_alive(tmp_path: Path) -> None:
     left_by(tmp_path, hostname="login2")
     for _ in range(2):  # being refused leaves all as it was
         with pytest.raises(InputError, match=rf"on login2 \(since yesterday\) uses .* remove {tmp_path}/{LOCK_FILE}$"):
@@ -96,7 +96,7 @@ def test_a_lock_tells_more_than_the_number_of_a_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_where_there_are_no_locks_the_process_is_looked_for(
+def test_without_kernel_locks_the_process_is_checked(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none_here(file: int, how: int) -> None:
@@ -112,7 +112,7 @@ def test_where_there_are_no_locks_the_process_is_looked_for(
     FolderLock(tmp_path).release()
 
 
-def test_trouble_with_the_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_errors_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(file: int, how: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 

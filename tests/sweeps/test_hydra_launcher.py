@@ -51,7 +51,7 @@ def rows(folder: str = "s") -> pd.DataFrame:
     return frame.iloc[frame.path.map(lambda path: int(Path(path).name)).argsort()]
 
 
-def test_a_sweep_adds_its_baselines_and_goes_on_after_a_failed_run(sweep: Sweep) -> None:
+def test_a_sweep_adds_its_baselines_and_continues_after_a_failed_run(sweep: Sweep) -> None:
     """Rank 1 fails, so that the run on two devices does, and those on one do not."""
     words = ["gpus=2,1", "seed=0,1", "strategy.options.fault=raise", "strategy.options.fault_rank=1"]
     status, out, err = sweep(*words)
@@ -71,7 +71,7 @@ def test_a_sweep_adds_its_baselines_and_goes_on_after_a_failed_run(sweep: Sweep)
 
 
 @pytest.mark.slow
-def test_resume_keeps_what_went_well_and_repeats_what_did_not(sweep: Sweep) -> None:
+def test_resume_keeps_successful_runs_and_repeats_others(sweep: Sweep) -> None:
     options = ["strategy.options.fault=raise", "strategy.options.fault_rank=1"]
     assert sweep("gpus=2", *options)[0] == 1
     first = rows()
@@ -164,7 +164,7 @@ def test_a_single_run_with_repeats_is_refused_as_a_sweep_is(capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_what_is_impossible_here_gets_its_row_among_the_others(sweep: Sweep) -> None:
+def test_an_unsupported_run_of_a_sweep_gets_its_result(sweep: Sweep) -> None:
     """And no pause before it, which heats nothing."""
     status, out, err = sweep("strategy=simulated,horovod_nccl", "gpus=1", "measure.cool_down_s=50")
     assert (status, err) == (0, "") and "cooling down" not in out
@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_made(sweep: Sweep) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_without_the_time_for_it_says_what_it_left_out(sweep: Sweep) -> None:
+def test_a_sweep_without_time_lists_the_runs_left_out(sweep: Sweep) -> None:
     status, _, err = sweep("gpus=1,2", "sweep.max_minutes=1e-6")
     assert (status, err) == (1, "scalebench: s: no report: not one run fits into sweep.max_minutes=1e-06\n")
     status, out, _ = sweep("gpus=1,2", "sweep.max_minutes=10", "resume=true")

@@ -1,4 +1,4 @@
-"""What a sweep needs: its runs in order, each once, and the baselines that they are compared with."""
+"""The plan of a sweep: its runs in order, each once, and the baselines that they are compared with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scalebench.core import result
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import write_json
 from scalebench.core.machine import machine
-from scalebench.sweeps import plan as jobs
+from scalebench.sweeps import plan as plan_module
 from scalebench.sweeps.plan import SweepRun
 from tests.builders.runs import record
 
@@ -36,16 +36,16 @@ def on_cpu(words: Sequence[str]) -> DictConfig:
 def plan(*words: str) -> list[SweepRun]:
     """Plan the full product of `key=a,b` words, the last key varying fastest, as Hydra's sweeper makes it."""
     values = [[f"{word.partition('=')[0]}={v}" for v in word.partition("=")[2].split(",")] for word in words]
-    return jobs.plan_sweep([list(line) for line in itertools.product(*values)], on_cpu)
+    return plan_module.plan_sweep([list(line) for line in itertools.product(*values)], on_cpu)
 
 
-def message(planned: Sequence[SweepRun]) -> list[str]:
-    """`+` marks a baseline that was added."""
-    return [f"{'+' if job.added else ''}{job.spec.config.strategy.name} {job.spec.gpus}" for job in planned]
+def describe(planned: Sequence[SweepRun]) -> list[str]:
+    """Return strategy and devices of each run; `+` marks an added baseline."""
+    return [f"{'+' if run.added else ''}{run.spec.config.strategy.name} {run.spec.gpus}" for run in planned]
 
 
-def test_baselines_stand_before_their_first_use() -> None:
-    assert message(plan("strategy=ddp_gloo", "gpus=2,4")) == [
+def test_baselines_come_before_their_first_use() -> None:
+    assert describe(plan("strategy=ddp_gloo", "gpus=2,4")) == [
         "+bare_torch 1",
         "+ddp_gloo 1",
         "ddp_gloo 2",
@@ -54,7 +54,7 @@ def test_baselines_stand_before_their_first_use() -> None:
 
 
 def test_each_baseline_is_added_once_for_all() -> None:
-    assert message(plan("strategy=ddp_gloo,lightning_ddp_gloo", "gpus=2")) == [
+    assert describe(plan("strategy=ddp_gloo,lightning_ddp_gloo", "gpus=2")) == [
         "+bare_torch 1",
         "+ddp_gloo 1",
         "ddp_gloo 2",
@@ -63,32 +63,32 @@ def test_each_baseline_is_added_once_for_all() -> None:
     ]
 
 
-def test_a_baseline_that_was_asked_for_stays_where_it_was() -> None:
+def test_a_requested_baseline_keeps_its_position() -> None:
     planned = plan("strategy=ddp_gloo,bare_torch", "gpus=2,1")
-    assert message(planned) == ["ddp_gloo 2", "ddp_gloo 1", "bare_torch 2", "bare_torch 1"]
+    assert describe(planned) == ["ddp_gloo 2", "ddp_gloo 1", "bare_torch 2", "bare_torch 1"]
     assert planned[2].spec.unsupported == "bare_torch runs on 1 device only, gpus=2"
 
 
 def test_a_strategy_that_is_its_own_baseline() -> None:
-    assert message(plan("strategy=simulated", "gpus=2")) == ["+simulated 1", "simulated 2"]
+    assert describe(plan("strategy=simulated", "gpus=2")) == ["+simulated 1", "simulated 2"]
 
 
 def test_none_for_a_run_that_cannot_happen_here() -> None:
-    assert message(plan("strategy=ddp_nccl", "gpus=2")) == ["ddp_nccl 2"]
+    assert describe(plan("strategy=ddp_nccl", "gpus=2")) == ["ddp_nccl 2"]
 
 
-def test_the_bare_one_alone_where_nobody_asks_for_more() -> None:
+def test_baseline_bare_adds_no_self_runs() -> None:
     planned = plan("baseline=bare", "strategy=ddp_gloo,lightning_ddp_gloo", "gpus=2")
-    assert message(planned) == ["+bare_torch 1", "ddp_gloo 2", "lightning_ddp_gloo 2"]
+    assert describe(planned) == ["+bare_torch 1", "ddp_gloo 2", "lightning_ddp_gloo 2"]
 
 
 def test_none_when_none_are_wanted() -> None:
-    assert message(plan("baseline=none", "strategy=ddp_gloo", "gpus=2,1")) == ["ddp_gloo 2", "ddp_gloo 1"]
+    assert describe(plan("baseline=none", "strategy=ddp_gloo", "gpus=2,1")) == ["ddp_gloo 2", "ddp_gloo 1"]
 
 
-def test_a_baseline_without_what_it_needs_is_left_out() -> None:
+def test_an_unsupported_baseline_is_left_out() -> None:
     planned = plan("strategy=ddp_gloo", "strategy.baseline=horovod_nccl", "gpus=2")
-    assert message(planned) == ["+ddp_gloo 1", "ddp_gloo 2"]
+    assert describe(planned) == ["+ddp_gloo 1", "ddp_gloo 2"]
 
 
 def test_baselines_keep_every_other_override() -> None:
@@ -101,21 +101,21 @@ def test_baselines_keep_every_other_override() -> None:
 
 
 def test_equal_runs_are_run_once() -> None:
-    assert message(plan("strategy=bare_torch", "gpus=1,1")) == ["bare_torch 1"]
+    assert describe(plan("strategy=bare_torch", "gpus=1,1")) == ["bare_torch 1"]
     # gpus=null means two workers here
-    assert message(plan("strategy=ddp_gloo", "baseline=none", "gpus=null,2")) == ["ddp_gloo 2"]
+    assert describe(plan("strategy=ddp_gloo", "baseline=none", "gpus=null,2")) == ["ddp_gloo 2"]
 
 
 def test_repeats_are_runs_of_their_own_in_their_order() -> None:
     planned = plan("repeat=0,1", "strategy=ddp_gloo", "gpus=1,2")
-    assert [(job.spec.config.repeat, name) for job, name in zip(planned, message(planned), strict=True)] == [
+    assert [(job.spec.config.repeat, name) for job, name in zip(planned, describe(planned), strict=True)] == [
         (repeat, name) for repeat in (0, 1) for name in ("+bare_torch 1", "ddp_gloo 1", "ddp_gloo 2")
     ]
     assert len({job.spec.fingerprint for job in planned}) == 3
 
 
 def with_repeat(planned: Sequence[SweepRun]) -> list[tuple[int, str]]:
-    return [(job.spec.config.repeat, name) for job, name in zip(planned, message(planned), strict=True)]
+    return [(job.spec.config.repeat, name) for job, name in zip(planned, describe(planned), strict=True)]
 
 
 def test_repeats_unroll_with_their_baselines_one_repeat_after_the_other() -> None:
@@ -140,7 +140,7 @@ def test_one_repeat_adds_no_override() -> None:
 
 def test_runs_may_differ_in_their_repeats() -> None:
     lines = [["strategy=bare_torch", f"seed={n}", "gpus=1", f"measure.repeats={n}"] for n in (1, 2, 3)]
-    planned = [(job.spec.config.repeat, job.spec.config.seed) for job in jobs.plan_sweep(lines, on_cpu)]
+    planned = [(job.spec.config.repeat, job.spec.config.seed) for job in plan_module.plan_sweep(lines, on_cpu)]
     assert planned == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
 
 
@@ -150,7 +150,7 @@ def test_the_same_run_with_other_repeats_is_run_as_often_as_most() -> None:
 
 
 @pytest.mark.parametrize("word", ["repeat=1", "repeat=0,1", "repeat=2"])
-def test_repeats_are_asked_for_in_one_way(word: str) -> None:
+def test_repeat_and_measure_repeats_exclude_each_other(word: str) -> None:
     repeat = word[-1]
     with pytest.raises(InputError) as caught:
         plan("gpus=1", word, "measure.repeats=3")
@@ -159,7 +159,7 @@ def test_repeats_are_asked_for_in_one_way(word: str) -> None:
 
 
 @pytest.mark.parametrize("repeats", ["measure.repeats=3", pytest.param("repeat=0,1,2", marks=pytest.mark.slow)])
-def test_random_order_is_within_each_repeat_and_alike_for_a_seed(repeats: str) -> None:
+def test_random_order_is_within_each_repeat_and_fixed_by_the_seed(repeats: str) -> None:
     words = ("strategy=ddp_gloo", "gpus=1,2,4,8", repeats)
     in_order, shuffled = with_repeat(plan(*words)), with_repeat(plan("measure.order=random", *words))
     assert [repeat for repeat, _ in shuffled] == [0] * 5 + [1] * 5 + [2] * 5
@@ -188,17 +188,17 @@ def test_earlier_results_are_the_latest_good_ones(tmp_path: Path) -> None:
     leave(tmp_path / "c" / "0", "2026-01-01T00:00:00.000+00:00", fingerprint="f" * 16)
     leave(tmp_path / "d" / "0", "2026-01-04T00:00:00.000+00:00", fingerprint="f" * 16, status="failed")
     other = leave(tmp_path / "d" / "1", "2026-01-01T00:00:00.000+00:00", fingerprint="0" * 16)
-    assert jobs.find_earlier_results(tmp_path) == {("f" * 16, 0): latest, ("0" * 16, 0): other}
+    assert plan_module.find_earlier_results(tmp_path) == {("f" * 16, 0): latest, ("0" * 16, 0): other}
 
 
-def test_earlier_results_pass_over_what_cannot_be_read(tmp_path: Path) -> None:
+def test_earlier_results_skip_unreadable_files(tmp_path: Path) -> None:
     good = leave(tmp_path / "z", "2026-01-01T00:00:00.000+00:00", fingerprint="f" * 16)
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "result.json").write_text((good / "result.json").read_text()[:500])
     (tmp_path / "later").mkdir()
     write_json(tmp_path / "later" / "result.json", dataclasses.asdict(record()) | {"schema_version": 99})
-    assert jobs.find_earlier_results(tmp_path) == {("f" * 16, 0): good}
-    assert jobs.find_earlier_results(tmp_path / "not_there") == {}
+    assert plan_module.find_earlier_results(tmp_path) == {("f" * 16, 0): good}
+    assert plan_module.find_earlier_results(tmp_path / "not_there") == {}
 
 
 @pytest.mark.parametrize(
@@ -206,4 +206,41 @@ def test_earlier_results_pass_over_what_cannot_be_read(tmp_path: Path) -> None:
     [("", 0), ("ok", 0), ("ok unsupported", 0), ("ok failed", 1), ("oom", 1), ("timeout", 1), ("ok cancelled", 1)],
 )
 def test_exit_status(statuses: str, status: int) -> None:
-    assert jobs.compute_exit_status([record(status=name) for name in statuses.split()]) == status
+    assert plan_module.compute_exit_status([record(status=name) for name in statuses.split()]) == status
+
+
+STRONG = ("scaling=strong", "train.global_batch=20", "strategy=ddp_gloo")
+
+
+def plan_batches(*words: str) -> list[tuple[str, int, int, str]]:
+    """Return (strategy, devices, batch of each, scaling) of each run."""
+    return [
+        (*describe([run])[0].split(), run.spec.batch_per_device, run.spec.config.scaling)  # type: ignore[misc]
+        for run in plan(*words)
+    ]
+
+
+def test_strong_scaling_gets_both_baselines_at_the_local_batch() -> None:
+    assert plan_batches(*STRONG, "baseline=ladder", "gpus=4") == [
+        ("+bare_torch", "1", 20, "strong"),
+        ("+ddp_gloo", "1", 20, "strong"),
+        ("+bare_torch", "1", 5, "weak"),
+        ("+ddp_gloo", "1", 5, "weak"),
+        ("ddp_gloo", "4", 5, "strong"),
+    ]
+
+
+def test_an_uneven_batch_has_no_baselines_at_the_local_batch() -> None:
+    assert [run[:3] for run in plan_batches(*STRONG, "baseline=ladder", "gpus=3")] == [
+        ("+bare_torch", "1", 20), ("+ddp_gloo", "1", 20), ("ddp_gloo", "3", 7),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [("strategy=ddp_gloo", "baseline=ladder"), (*STRONG, "baseline=auto")])
+def test_weak_scaling_and_auto_add_the_usual_baselines(words: tuple[str, ...]) -> None:
+    assert describe(plan(*words, "gpus=2")) == ["+bare_torch 1", "+ddp_gloo 1", "ddp_gloo 2"]
+
+
+def test_an_unknown_value_of_baseline_is_refused() -> None:
+    with pytest.raises(InputError, match="ladder"):
+        plan("baseline=lader", "gpus=2")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scalebench.cli.commands.check import FAILS, HOLDS, ContractCase, ContractResult, run_contracts
-from tests.builders.plugins import OPTIONS, Dists, yaml_of
+from tests.builders.plugins import OPTIONS, Distributions, strategy_yaml
 from tests.builders.plugins import dists as dists
 
 HEAD = """
@@ -37,9 +37,9 @@ FAULTS = {
     "training makes progress": "def parameters(self): return {'w': np.ones(2)}",
 }
 YAMLS: dict[str, dict[str, Any]] = {
-    "yaml says what it is": {"description": " "},
-    "yaml says what it needs": {"devices": ["tpu"]},
-    "yaml says whether it is exact": {"tolerance": 0.5},
+    "yaml has a description": {"description": " "},
+    "yaml has requirements": {"devices": ["tpu"]},
+    "yaml declares exactness": {"tolerance": 0.5},
     "yaml and class have the same options": {"options": {**OPTIONS, "step_s": 0.002}},
 }
 
@@ -47,39 +47,39 @@ YAMLS: dict[str, dict[str, Any]] = {
 def answers(folder: Path, **settings: Any) -> dict[str, ContractResult]:
     folder.mkdir()
     actual = run_contracts([ContractCase("StrategyContract", {"strategy": "mine", **settings})], folder)
-    return {answer.question: answer for answer in actual}
+    return {result.test: result for result in actual}
 
 
 @pytest.mark.slow
-def test_a_lax_yaml_fails(dists: Dists, tmp_path: Path) -> None:
+def test_a_lax_yaml_fails(dists: Distributions, tmp_path: Path) -> None:
     """Of a class that is sound, and of words alone; all that is asked of it otherwise still holds."""
-    dists.strategy(yaml=yaml_of("mine", baseline="simulated", **YAMLS["yaml says whether it is exact"]))
+    dists.strategy(yaml=strategy_yaml("mine", baseline="simulated", **YAMLS["yaml declares exactness"]))
     actual = answers(tmp_path / "asked")
-    assert [name for name, answer in actual.items() if answer.verdict == FAILS] == ["yaml says whether it is exact"]
-    assert "say in `approximate` why its steps differ" in actual["yaml says whether it is exact"].reason
+    assert [name for name, answer in actual.items() if answer.verdict == FAILS] == ["yaml declares exactness"]
+    assert "say in `approximate` why its steps differ" in actual["yaml declares exactness"].reason
     assert actual["losses equal the baselines"].verdict == HOLDS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("question", FAULTS)
-def test_a_faulty_class_fails(question: str, dists: Dists, tmp_path: Path) -> None:
-    dists.strategy(code=f"{HEAD}    {FAULTS[question]}\n", yaml=yaml_of("mine", baseline="simulated"))
+def test_a_faulty_class_fails(question: str, dists: Distributions, tmp_path: Path) -> None:
+    dists.strategy(code=f"{HEAD}    {FAULTS[question]}\n", yaml=strategy_yaml("mine", baseline="simulated"))
     answer = answers(tmp_path / "asked")[question]
     assert (answer.verdict, bool(answer.reason), bool(answer.detail)) == (FAILS, True, True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("question", YAMLS)
-def test_a_faulty_yaml_fails(question: str, dists: Dists, tmp_path: Path) -> None:
-    dists.strategy(yaml=yaml_of("mine", **YAMLS[question]))
+def test_a_faulty_yaml_fails(question: str, dists: Distributions, tmp_path: Path) -> None:
+    dists.strategy(yaml=strategy_yaml("mine", **YAMLS[question]))
     assert answers(tmp_path / "asked")[question].verdict == FAILS
 
 
 @pytest.mark.slow
-def test_inexact_updates_are_held_to_their_own_tolerance(dists: Dists, tmp_path: Path) -> None:
+def test_approximate_steps_have_their_own_tolerance(dists: Distributions, tmp_path: Path) -> None:
     off = "    def step(self, batch):\n        part = super().step(batch)\n"
     off += "        return LossPart(part.loss_sum * 1.01, part.samples)\n"
     reported = {"baseline": "simulated", "approximate": "its losses are a hundredth more"}
-    dists.strategy(code=HEAD + off, yaml=yaml_of("mine", **reported, tolerance=0.02))
+    dists.strategy(code=HEAD + off, yaml=strategy_yaml("mine", **reported, tolerance=0.02))
     assert answers(tmp_path / "wide")["losses equal the baselines"].verdict == HOLDS
     assert answers(tmp_path / "narrow", loss_rtol=0.005)["losses equal the baselines"].verdict == FAILS

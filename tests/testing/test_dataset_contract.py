@@ -13,24 +13,24 @@ from scalebench.testing import DatasetContract
 
 class TestMaterials(DatasetContract):
     dataset = "materials"
-    begins_alike = True
+    has_stable_prefix = True
 
 
 class TestCifar10Synthetic(DatasetContract):
     dataset = "cifar10_synthetic"
-    begins_alike = True
+    has_stable_prefix = True
 
 
 class TestTokensSynthetic(DatasetContract):
     dataset = "tokens_synthetic"
     overrides = ("model=gpt_small",)
-    begins_alike = True
+    has_stable_prefix = True
 
 
 class TestRandom(DatasetContract):
     dataset = "random"
     overrides = ("model=mlp",)
-    begins_alike = True
+    has_stable_prefix = True
 
 
 HEAD = """
@@ -46,7 +46,7 @@ FAULTS = {
     "other seed other samples": "    inputs = np.arange(5.0 * size).reshape(size, 5)",
     "numbers": "    inputs[:] = 1",
     "labels": "    labels[:] = 2",
-    "begins alike": "    inputs += size",
+    "prefix is stable": "    inputs += size",
 }
 
 
@@ -55,7 +55,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> dict[str,
     (folder / "mine.py").write_text(f"{HEAD}{body}\n    return inputs, labels\n")
     monkeypatch.chdir(folder)
     (folder / "asked").mkdir()
-    settings = {"dataset": "custom", "overrides": ("dataset.builder=mine:data",), "begins_alike": True}
+    settings = {"dataset": "custom", "overrides": ("dataset.builder=mine:data",), "has_stable_prefix": True}
     return {
         answer.question: answer.verdict
         for answer in run_contracts([ContractCase("DatasetContract", settings)], folder / "asked")
@@ -63,7 +63,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> dict[str,
 
 
 @pytest.mark.slow
-def test_samples_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_samples_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(asked(tmp_path, monkeypatch, "").values()) == {HOLDS}
     assert "mine" not in sys.modules
 

@@ -74,7 +74,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, code: 
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_a_network_of_ones_own_in_both_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_network_in_both_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     actual = asked(tmp_path, monkeypatch, "model.keras=mine:build_keras")
     assert {name for name, answer in actual.items() if answer.verdict != HOLDS} == {"flops"}
     assert actual["flops"].verdict == SKIPPED
@@ -90,16 +90,18 @@ def test_another_activation_is_another_network(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.slow
 @pytest.mark.real
-@pytest.mark.parametrize(("function", "arguments"), [("wide", "number 1 is 0.weight"), ("deep", "4 trained arrays")])
-def test_other_layers(function: str, arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("function", "text"), [("wide", "number 1 is 0.weight"), ("deep", "4 trained arrays")])
+def test_networks_with_other_layers_fail(
+    function: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     actual = asked(tmp_path, monkeypatch, f"model.keras=mine:{function}")
     assert (actual[COUNT].verdict, actual[SAME].verdict) == (FAILS, SKIPPED)
-    assert arguments in actual[SAME].reason
+    assert text in actual[SAME].reason
 
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_one_framework_and_weights_drawn_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unseeded_weights_fail_in_one_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was never written in Keras is not asked about."""
     drawn = OWN.partition("    return")[0] + DRAWN_ANEW
     actual = asked(tmp_path, monkeypatch, code=drawn)

@@ -25,7 +25,7 @@ WANTED = [
 ]
 
 
-def test_kernels_turn_and_the_rest_stays() -> None:
+def test_kernels_are_transposed_and_the_rest_is_copied() -> None:
     conv, bias, gamma, dense, embedding = map_torch_weights(GIVEN, WANTED)
     np.testing.assert_array_equal(conv, GIVEN["0.weight"].transpose(2, 1, 0))
     np.testing.assert_array_equal(bias, GIVEN["0.bias"])
@@ -50,6 +50,6 @@ def test_kernels_of_pictures() -> None:
         ),
     ],
 )
-def test_what_cannot_be_mapped(wanted: list[tuple[str, tuple[int, ...]]], arguments: str) -> None:
+def test_weights_that_cannot_be_mapped_are_an_error(wanted: list[tuple[str, tuple[int, ...]]], arguments: str) -> None:
     with pytest.raises(UnmappableWeights, match=arguments):
         map_torch_weights(GIVEN, wanted)

@@ -46,7 +46,7 @@ def test_contracts_need_no_conftest(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(AUTHORS)
     assert collected(tmp_path, "-m", "not contract and not faults") == ["test_of_my_own"]
     strict = collected(tmp_path, "-m", "contract")
-    assert {"test_losses_equal_the_baselines", "test_yaml_says_what_it_is"} <= set(strict)
+    assert {"test_losses_equal_the_baselines", "test_yaml_has_a_description"} <= set(strict)
     assert "test_a_failing_rank_ends_the_run[kill]" in collected(tmp_path, "-m", "faults")
 
 

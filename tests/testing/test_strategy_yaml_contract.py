@@ -17,9 +17,9 @@ from tests.strategies.contracts import test_contract_horovod, test_contract_tens
 @pytest.mark.parametrize("name", registry.BUILT_IN_STRATEGIES)
 def test_the_yaml_of_a_strategy_is_complete(name: str) -> None:
     contract = type("Stated", (YamlContract,), {"strategy": name})()
-    contract.test_yaml_says_what_it_is()
-    contract.test_yaml_says_what_it_needs()
-    contract.test_yaml_says_whether_it_is_exact()
+    contract.test_yaml_has_a_description()
+    contract.test_yaml_has_requirements()
+    contract.test_yaml_declares_exactness()
 
 
 def contracts_in(module: ModuleType) -> list[type]:

@@ -12,24 +12,24 @@ def exchange(vectors: list[Tensor], count: int) -> Tensor:
     """The mean over ranks of what each of them sends; what it sent becomes 0 in its vector."""
     messages = []
     for vector in vectors:
-        places = sparse.largest(vector, count)
-        messages.append(sparse.packed(vector, places))
+        places = sparse.select_largest(vector, count)
+        messages.append(sparse.pack(vector, places))
         vector[places] = 0
-    return sparse.averaged(messages, count, len(vectors), out=torch.empty_like(vectors[0]))
+    return sparse.average_messages(messages, count, len(vectors), out=torch.empty_like(vectors[0]))
 
 
 def test_the_share_is_rounded_up_and_never_nothing() -> None:
     counts = {(1, 0.01): 1, (100, 0.01): 1, (101, 0.01): 2, (7, 1.0): 7, (3, 1e-9): 1}
-    assert {case: sparse.kept_of(*case) for case in counts} == counts
+    assert {case: sparse.sent_count(*case) for case in counts} == counts
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_message_there_and_back(dtype: torch.dtype, count: int) -> None:
     vector = torch.tensor([1, -5, 0, 4, 3], dtype=dtype)
-    message = sparse.packed(vector, sparse.largest(vector, count))
+    message = sparse.pack(vector, sparse.select_largest(vector, count))
     assert (message.dtype, len(message)) == (torch.uint8, count * (4 + dtype.itemsize))
-    places, entries = sparse.unpacked(message, count, dtype)
+    places, entries = sparse.unpack(message, count, dtype)
     assert dict(zip(places.tolist(), entries.tolist(), strict=True)) == dict([(1, -5), (3, 4), (4, 3)][:count])
 
 

@@ -61,7 +61,7 @@ def test_which_way_is_better(name: str, metric: str, more: bool, label: str) -> 
     assert objective.objective_label(name, metric) == label
 
 
-def test_what_each_objective_needs() -> None:
+def test_requirements_of_each_objective() -> None:
     config = Config()
     config.train.stop.steps = 5
     for name in ("metric", "best_metric", "train_metric", "throughput_samples_per_s", "epoch_s"):

@@ -33,7 +33,7 @@ def test_each_of_hydras_forms(text: str, distribution: object) -> None:
     assert (results.searched, results.texts, results.fixed) == ({"a": distribution}, {"a": text}, [])
 
 
-def test_the_words_of_a_trial_are_what_hydra_reads_back() -> None:
+def test_overrides_of_a_trial_survive_hydra_s_parser() -> None:
     results = make_space("a=interval(1e-9,1)", "b=adam,sgd", "+c.d=range(0.1,0.5,0.1)", "e=int(interval(1,9))")
     values = {"a": 1.25e-7, "b": "sgd", "+c.d": 0.1 + 0.2, "e": 3}
     assert results.overrides(values) == ["a=1.25e-07", "b=sgd", "+c.d=0.3", "e=3"]
@@ -52,7 +52,7 @@ def test_corners_have_every_choice_and_both_ends() -> None:
 
 
 @pytest.mark.parametrize("word", ["repeat=0,1", "sweep.max_minutes=1,2", "baseline=none,auto", "resume=true,false"])
-def test_what_is_no_setting_of_a_trial(word: str) -> None:
+def test_settings_that_cannot_be_searched(word: str) -> None:
     with pytest.raises(InputError, match="cannot be searched"):
         make_space(word)
 
@@ -71,7 +71,7 @@ def test_what_is_no_setting_of_a_trial(word: str) -> None:
         ("seed=0,1", "seed cannot be searched: the luckiest of its values would win; give one value"),
     ],
 )
-def test_what_cannot_be_searched(word: str, line: str) -> None:
+def test_invalid_ranges_are_refused(word: str, line: str) -> None:
     with pytest.raises(InputError) as caught:
         make_space(word)
     assert line in str(caught.value)

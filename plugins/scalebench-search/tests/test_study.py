@@ -31,14 +31,14 @@ def best_values(sampler: str) -> list[float]:
     return results
 
 
-def test_tpe_learns_from_what_it_is_told() -> None:
+def test_tpe_learns_from_recorded_values() -> None:
     """Over 8 seeds. Nearer to the best than what chance finds in as many trials."""
     learnt, chance = statistics.median(best_values("tpe")), statistics.median(best_values("random"))
     assert learnt < chance / 4
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_a_search_in_pieces_proposes_what_a_whole_one_does(sampler: str) -> None:
+def test_a_resumed_search_proposes_the_same_trials(sampler: str) -> None:
     words = (RATE, "train.optimizer=adam,sgd")
     conf = {"n_trials": 9, "startup_trials": 3, "sampler": sampler}
     complete = run_trials(make_study(*words, **conf), bowl)
@@ -51,7 +51,7 @@ def test_a_search_in_pieces_proposes_what_a_whole_one_does(sampler: str) -> None
     assert not set(map(tuple, other)) & set(map(tuple, complete))
 
 
-def test_a_trial_that_nothing_was_told_of_comes_again() -> None:
+def test_a_trial_without_an_outcome_is_proposed_again() -> None:
     first = make_study(RATE, journal=JOURNAL)
     (lost,) = first.propose(1)
     first.record(lost.number, TrialOutcome("open"))
@@ -109,7 +109,7 @@ def test_a_torn_journal_is_mended(torn: bytes) -> None:
     assert [trial.value for trial in make_study(RATE, journal=JOURNAL, n_trials=4).trials()] == [1.0, 1.0, 2.0, 2.0]
 
 
-def test_a_trial_that_was_half_proposed_is_given_up() -> None:
+def test_a_half_proposed_trial_is_dropped() -> None:
     """The program was killed between two of its values."""
     made = make_study(RATE, "b=x,y", journal=JOURNAL)
     run_trials(made, lambda words: 1.0, limit=1)
@@ -150,12 +150,12 @@ def test_no_journal_needs_no_mending() -> None:
         ("cancelled", "cancelled while it ran", "open"),
     ],
 )
-def test_what_a_failed_run_says_about_a_setting(status: str, reason: str, state: str) -> None:
+def test_outcomes_of_failed_runs(status: str, reason: str, state: str) -> None:
     outcome = classify_outcome({"status": status, "reason": reason, "metric": None}, "metric")
     assert (outcome.state, outcome.value) == (state, None)
 
 
-def test_what_a_good_run_says() -> None:
+def test_outcomes_of_successful_runs() -> None:
     row = {"status": "ok", "reason": None, "metric": 0.25, "time_to_target_s": math.nan, "best_metric": None}
     assert classify_outcome(row, "metric") == TrialOutcome("complete", 0.25)
     assert classify_outcome(row, "time_to_target_s") == TrialOutcome("pruned", reason="the target was not reached")

@@ -87,12 +87,12 @@ def test_remarks_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "oom: out of [red]memory[/red]" in capsys.readouterr().out
 
 
-def test_nothing_is_told_of_a_search_without_trials(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_without_trials_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     summary.print_summary(make_study(RATE), Path("s"), ARGUMENTS, Console())
     assert capsys.readouterr().out == ""
 
 
-def test_a_heading_says_what_is_to_be_beaten() -> None:
+def test_a_heading_shows_the_best_value_so_far() -> None:
     made = make_study(RATE, n_trials=3)
     words = ["train.learning_rate=0.00123456789", "train.optimizer=sgd", "gpus=2"]
     assert summary.heading(made, 0, words) == "trial 0 (1 of 3): learning_rate=0.001235 optimizer=sgd gpus=2"

@@ -57,7 +57,7 @@ def best(folder: str = "s") -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
-def test_each_trial_is_a_row_and_the_best_one_a_command(search: Search) -> None:
+def test_each_trial_is_a_row_and_the_best_has_a_command(search: Search) -> None:
     """The second program goes on to four trials, and runs one."""
     status, out, err = search(RATE, "train.optimizer=adam,sgd")
     assert (status, err) == (0, "")
@@ -99,7 +99,7 @@ def test_trials_go_to_the_launcher_together_where_jobs_do(search: Search, monkey
 
 
 @pytest.mark.slow
-def test_what_goes_wrong_is_learnt_from_and_the_search_goes_on(search: Search) -> None:
+def test_a_search_records_failures_and_continues(search: Search) -> None:
     """One choice of four works. A failure of another kind says nothing of the setting, and so is no answer."""
     words = ["strategy.options.fault=none,oom,raise,unsupported", "train.learning_rate=1e-3", "hydra.sweeper.seed=1"]
     status, out, _ = search(*words, trials=14)
@@ -123,7 +123,7 @@ def test_a_loss_that_is_no_number_is_an_answer(search: Search) -> None:
 
 
 @pytest.mark.slow
-def test_time_to_target_is_sought_among_those_that_get_there(search: Search) -> None:
+def test_time_to_target_ranks_trials_that_reach_it(search: Search) -> None:
     """Slow updates reach the target later; a rate that is far off never does."""
     words = ["strategy.options.step_s=0.001,0.02", "train.learning_rate=3e-3,1e-5", "strategy.options.learning=0.1"]
     more = ["train.stop.steps=60", "train.stop.target=0.1", "train.evaluate_epochs=0.02", "train.batch_per_device=1"]
@@ -136,9 +136,7 @@ def test_time_to_target_is_sought_among_those_that_get_there(search: Search) -> 
 
 
 @pytest.mark.slow
-def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
-    search: Search, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_search_continues_unchanged(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in the midst of its third trial, whose settings come again."""
     words = [RATE, "train.optimizer=adam,sgd", "hydra.sweeper.startup_trials=2"]
     assert search(*words, folder="whole", trials=6)[0] == 0
@@ -167,7 +165,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
 
 
 @pytest.mark.slow
-def test_a_search_beside_an_equal_one_takes_its_rows(search: Search) -> None:
+def test_a_search_reuses_results_of_an_equal_one(search: Search) -> None:
     assert search(RATE, folder="all/a", trials=3)[0] == 0
     status, out, _ = search(RATE, "resume=true", folder="all/b", trials=4)
     assert status == 0 and out.count("done before, kept") == 3
@@ -205,7 +203,7 @@ WRONG = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "line"), WRONG, ids=[(words or ["nothing"])[-1] for words, _ in WRONG])
-def test_what_makes_no_sense_is_refused_in_one_line(search: Search, words: list[str], line: str) -> None:
+def test_bad_settings_are_refused_in_one_line(search: Search, words: list[str], line: str) -> None:
     status, out, err = search(*words)
     assert (status, out) == (2, "")
     assert line in err and err.count("\n") == 1
@@ -220,7 +218,7 @@ def test_optuna_is_named_where_it_is_missing(search: Search, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_a_dry_run_tells_what_is_searched_and_leaves_nothing(search: Search) -> None:
+def test_a_dry_run_lists_the_search_space_and_leaves_nothing(search: Search) -> None:
     status, out, err = search(RATE, "train.optimizer=adam,sgd", "dry_run=true", trials=12)
     assert (status, err) == (0, "")
     assert "train.learning_rate: tag(log,interval(1e-5,1e-1))" in out and "train.optimizer: adam,sgd" in out

@@ -36,7 +36,7 @@ def attribute_runs(results: Iterable[Result], among: Iterable[Result] = ()) -> l
     attributed = (
         (result, attribute_run(result, references.find(result))) for result in by_id.values() if result.status == "ok"
     )
-    return pool_by_configuration([(result, one) for result, one in attributed if one is not None])
+    return pool_by_configuration([(result, run) for result, run in attributed if run is not None])
 
 
 def pool_by_configuration(attributed: Sequence[tuple[Result, Attribution]]) -> list[Attribution]:
@@ -62,7 +62,7 @@ def attribution(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     results = [read_result(file) for file in find_results(paths)]
     strategies = {result.run_id: result.scale.strategy for result in results}
-    rows = [row for one in attribute_runs(results) for row in _make_rows(one, strategies[one.run_id])]
+    rows = [row for run in attribute_runs(results) for row in _make_rows(run, strategies[run.run_id])]
     kinds = dict.fromkeys(TEXT_COLUMNS, "string") | dict.fromkeys(("gpus", "repeats"), "Int64")
     types = {name: kinds.get(name, "Float64") for name in ATTRIBUTION_COLUMNS}
     return pd.DataFrame(rows, columns=ATTRIBUTION_COLUMNS).astype(types)

@@ -142,7 +142,9 @@ def _estimate_median_rank(result: Result, series: Sequence[Series]) -> Estimate 
     probes = [rank.probes for rank in result.ranks if rank.probes is not None]
     if result.status != "ok" or not probes or len(probes) < len(result.ranks) or not probes[0].steps:
         return None
-    medians = [[statistics.median(block) for block in zip(*map(one, probes), strict=False)] for one in series]
+    medians = [
+        [statistics.median(block) for block in zip(*map(get_blocks, probes), strict=False)] for get_blocks in series
+    ]
     blocks = [sum(block) / probes[0].steps for block in zip(*medians, strict=False)]
     return estimate_mean(blocks) if len(blocks) > 1 else None
 

@@ -131,9 +131,9 @@ def _runs_with_value(runs: Sequence[ComparedRun], value: KeyValue) -> list[Compa
 
 
 def _check_keys(runs: Sequence[ComparedRun], keys: Sequence[str]) -> None:
-    known = {name for run in runs for facts in (run.facts.identity, run.facts.other) for name in facts}
+    names = {name for run in runs for facts in (run.facts.identity, run.facts.other) for name in facts}
     for key in keys:
-        if (reason := explain_unknown_key(key, known)) is not None:
+        if (reason := explain_unknown_key(key, names)) is not None:
             raise InputError(reason)
 
 

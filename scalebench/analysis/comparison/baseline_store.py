@@ -112,10 +112,10 @@ def explain_missing_baseline(name: str, kinds: Iterable[MachineClass]) -> str:
     """Return the error line for a baseline that was not saved for these machine classes, with what there is instead."""
     wanted = "; ".join(dict.fromkeys(map(str, kinds)))
     stored = list_saved_baselines()
-    others = [str(one.kind) for one in stored if name in one.names]
+    others = [str(saved.kind) for saved in stored if name in saved.names]
     if others:
         return f"no baseline '{name}' for this machine ({wanted}); saved ones are for {'; '.join(others)}"
-    names = sorted({other for one in stored for other in one.names})
+    names = sorted({other for saved in stored for other in saved.names})
     return f"no baseline '{name}' in {store_folder()} ({wanted}); saved names: {', '.join(names) or 'none'}"
 
 

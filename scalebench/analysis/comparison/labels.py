@@ -189,7 +189,7 @@ def _main_value(run: ComparedRun, key: str) -> str:
 def _name_value(number: int, main_values: Sequence[str], facts: Sequence[Facts]) -> str:
     """Return the main value; if several share it, with the facts in which this one differs from them."""
     main = main_values[number]
-    same_name = [one for value, one in zip(main_values, facts, strict=True) if value == main]
+    same_name = [other for value, other in zip(main_values, facts, strict=True) if value == main]
     if len(same_name) == 1:
         return main
     keys = find_differing_keys(*same_name)

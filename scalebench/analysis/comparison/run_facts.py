@@ -123,9 +123,9 @@ def main_key(key: str) -> str:
     return f"{key}.name" if key in NAMED_GROUPS else key
 
 
-def explain_unknown_key(key: str, known: Iterable[str]) -> str | None:
+def explain_unknown_key(key: str, valid_names: Iterable[str]) -> str | None:
     """Return why a key is neither a dotted key nor a group of them; None if it is."""
-    names = set(known)
+    names = set(valid_names)
     names |= {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 1)}
     if key in names:
         return None

@@ -47,7 +47,9 @@ def find_unmatched(
     base: ComparedSide, side: ComparedSide, labels: Labels, without: Sequence[str]
 ) -> list[UnmatchedRow]:
     """Return the rows without a measured partner, and the runs that failed."""
-    unmatched = [UnmatchedRow(one.name, labels.of(row), reason) for one in (base, side) for row, reason in one.refused]
+    unmatched = [
+        UnmatchedRow(either.name, labels.of(row), reason) for either in (base, side) for row, reason in either.refused
+    ]
     searched = 0
     for this, other in ((base, side), (side, base)):
         for key, row in this.rows.items():

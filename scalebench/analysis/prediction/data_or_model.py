@@ -213,5 +213,5 @@ def _predict(kind: str, row: Row, result: Result, calibration: Calibration) -> P
 
 
 def _fastest_kind(seconds: Mapping[str, float | None]) -> str | None:
-    known = {kind: value for kind, value in seconds.items() if value is not None}
-    return min(known, key=lambda kind: known[kind]) if len(known) > 1 else None
+    measured = {kind: value for kind, value in seconds.items() if value is not None}
+    return min(measured, key=lambda kind: measured[kind]) if len(measured) > 1 else None

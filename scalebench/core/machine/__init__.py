@@ -1,1 +1,1 @@
-"""What this machine is: processors, memory, GPUs, their links, and software."""
+"""The facts of this machine: processors, memory, GPUs, their links, and software."""

@@ -57,7 +57,7 @@ class Estimate:
 
     @property
     def has_limits(self) -> bool:
-        """Whether both limits are finite."""
+        """True if both limits are finite."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     @property
@@ -67,7 +67,7 @@ class Estimate:
 
     @property
     def is_above_zero(self) -> bool:
-        """Whether the whole interval is above 0; without limits, whether the value is."""
+        """True if the complete interval is above 0; without limits, if the value is."""
         return self.value > 0 and (not self.has_limits or self.low > 0)
 
     def relative_half_width(self) -> float:

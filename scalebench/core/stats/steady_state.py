@@ -1,4 +1,4 @@
-"""Where warm-up ends, and whether what follows is steady: pure functions of a series of block times.
+"""The end of warm-up, and whether the blocks after it are steady: pure functions of a series of block times.
 
 Like those of `estimates` they are free of state and of randomness, never return nan, and raise ValueError for input
 that is no series of measurements.

@@ -189,9 +189,9 @@ def _make_band(chart: Chart, series: Series, meta: Figure) -> list[Figure]:
     for stretch in _find_stretches(chart, series):
         if len(stretch) > 1:
             gap = [None] if xs else []
-            there, back = stretch, stretch[::-1]
-            xs += [*gap, *[round_number(series.x[k]) for k in [*there, *back]]]
-            ys += [*gap, *[round_number(series.low[k]) for k in there], *[round_number(series.high[k]) for k in back]]
+            forth, back = stretch, stretch[::-1]
+            xs += [*gap, *[round_number(series.x[k]) for k in [*forth, *back]]]
+            ys += [*gap, *[round_number(series.low[k]) for k in forth], *[round_number(series.high[k]) for k in back]]
     if not xs:
         return []
     return [{"type": "scatter", "x": xs, "y": ys, "mode": "lines", "fill": "toself", "line": {"width": 0},

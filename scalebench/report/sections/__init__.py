@@ -23,6 +23,6 @@ def make_sections(report_data: ReportData) -> Iterator[Section]:
     """Yield the sections that have something to show."""
     for name in SECTIONS:
         module, function = name.split(":")
-        made = getattr(importlib.import_module(f"scalebench.report.sections.{module}"), function)(report_data)
-        if made is not None:
-            yield made
+        section = getattr(importlib.import_module(f"scalebench.report.sections.{module}"), function)(report_data)
+        if section is not None:
+            yield section

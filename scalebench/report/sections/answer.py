@@ -36,7 +36,7 @@ DOUBTS = {
     "swapping": "the machine swapped",
     "gpu_lost": "a GPU was lost",
     "no_interval": "no interval, with too few blocks or two repeats",
-    "target_missed": "the interval is wider than was asked for",
+    "target_missed": "the interval is wider than requested",
     "drifts": "its level changed while it was measured",
     "superlinear": "an efficiency above 1, which needs an explanation",
 }

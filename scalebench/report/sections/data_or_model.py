@@ -193,7 +193,9 @@ def _measured_cell(comparison: ParallelismComparison, kind: str, limits: bool) -
     way = comparison.results.get(kind)
     if way is None or not way.measured:
         return Cell("") if way is None else Cell(str(way.row["status"]))
-    taken = rate_to_seconds(way.row[RATE_COLUMN], estimate_of(way.row, RATE_COLUMN, "throughput"), comparison.global_batch)
+    taken = rate_to_seconds(
+        way.row[RATE_COLUMN], estimate_of(way.row, RATE_COLUMN, "throughput"), comparison.global_batch
+    )
     low, high = taken.limits if limits else (None, None)
     return make_cell(format_duration(taken.value, low, high), taken.value)
 

@@ -119,8 +119,10 @@ def _make_choice_blocks(pairs: Sequence[DevicesOrBatch]) -> Iterator[Block]:
     columns = ["model", "strategy", "gpus", "batch per device", "samples/s", "one device", "its batch", "its samples/s",
                "ratio (95 %)"]  # fmt: skip
     columns += ["to target", "one device to target", "time ratio (95 %)"] if targets else []
-    rows = [Row([*_throughput_cells(choice), *(_target_cells(choice) if targets else [])], get_tags(choice.many_devices))
-            for choice in pairs]  # fmt: skip
+    rows = [
+        Row([*_throughput_cells(pair), *(_target_cells(pair) if targets else [])], get_tags(pair.many_devices))
+        for pair in pairs
+    ]
     numeric = frozenset(columns) - {"model", "strategy", "one device"}
     title, caption = "N devices or N times the batch", join_sentences(*CHOICES_CAPTION[: 3 if targets else 2])
     yield Table(f"{SECTION_ID}-choices", title, columns, rows[:MAX_ROWS], numeric, caption)

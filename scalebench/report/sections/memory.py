@@ -92,7 +92,9 @@ def _make_chart(group: CurveGroup) -> Chart:
 
 def make_terminal_table(pooled: pd.DataFrame) -> Table | None:
     """Return None if every device keeps a whole model, and all runs had room for it."""
-    models = [model for model in group_by_model(pooled) if model.out_of_memory or any(map(model.keeps_less, model.rows))]
+    models = [
+        model for model in group_by_model(pooled) if model.out_of_memory or any(map(model.keeps_less, model.rows))
+    ]
     rows = [(model, row) for model in models for row in model.rows]
     return make_table(rows) if rows else None
 
@@ -121,7 +123,11 @@ def list_terminal_sentences(pooled: pd.DataFrame) -> list[str]:
 def describe(model: ModelMemory) -> Iterator[str]:
     """Yield sentences about the figures of one model."""
     for competing in model.competing_rows():
-        sentences = _describe_kept(model, competing), _describe_price(model.sharding_cost(competing)), _describe_room(competing)
+        sentences = (
+            _describe_kept(model, competing),
+            _describe_price(model.sharding_cost(competing)),
+            _describe_room(competing),
+        )
         yield from filter(None, sentences)
     yield from _describe_largest_batches(model.rows)
     if any(map(model.keeps_less, model.rows)) and not model.out_of_memory:
@@ -153,8 +159,8 @@ def _describe_price(price: ShardingCost | None) -> str | None:
         doubt = ", a difference that is not resolved"
     return (
         f"{_on_devices(price.sharded)} {format_strategy(price.sharded)}, the fastest that keeps less, has "
-        f"{format_ratio(price.ratio, low, high)} times the samples/s of {format_strategy(price.full)}, the fastest that keeps "
-        f"all{doubt}"
+        f"{format_ratio(price.ratio, low, high)} times the samples/s of {format_strategy(price.full)}, the fastest "
+        f"that keeps all{doubt}"
     )
 
 

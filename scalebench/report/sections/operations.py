@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scalebench.analysis import step_breakdown as probed
+from scalebench.analysis import step_breakdown
 from scalebench.analysis.scaling_curves import Curve, group_curves
 from scalebench.core import units
 from scalebench.core.result import Profile, Result
-from scalebench.report import step_breakdown
 from scalebench.report.document import MAX_ROWS, THROUGHPUT, Block, Cell, Paragraph, Row, Section, Table, Tags, get_tags
 from scalebench.report.report_data import (
     ReportData,
@@ -18,6 +17,7 @@ from scalebench.report.report_data import (
     name_runs,
 )
 from scalebench.report.report_data import Row as RunRow
+from scalebench.report.step_breakdown import make_blocks
 
 MAX_PROFILED_RUNS = 12
 MAX_OPERATIONS = 10
@@ -35,7 +35,7 @@ def section(report_data: ReportData) -> Section | None:
     names = name_runs(rows)
     row_of = {row["run_id"]: row for row in rows}
     wanted = [run_id for run_id in _select_best_and_largest(curves) if run_id in row_of]
-    blocks = step_breakdown.make_blocks(report_data, curves)
+    blocks = make_blocks(report_data, curves)
     without: dict[str, list[str]] = {}  # reason -> runs
     for number, run_id in enumerate(wanted[:MAX_PROFILED_RUNS]):
         result, name, tags = report_data.result(run_id), names[run_id], get_tags(row_of[run_id])
@@ -84,7 +84,7 @@ def _get_profile(result: Result) -> Profile | None:
 def _explain_missing_profile(result: Result) -> str:
     if any(rank.probes is None for rank in result.ranks):
         return "they were run without probes"
-    return probed.unmeasured_reasons(result).get("profile", "there is no profile")
+    return step_breakdown.unmeasured_reasons(result).get("profile", "there is no profile")
 
 
 def make_operations_table(profile: Profile, table_id: str, title: str, tags: Tags | None = None) -> Table:
@@ -113,7 +113,7 @@ def make_operations_table(profile: Profile, table_id: str, title: str, tags: Tag
 
 def describe_collectives(result: Result) -> str:
     """Give both shares of collectives in one sentence, since they are easily confused."""
-    of_kernels, of_steps = probed.collective_shares(result)
+    of_kernels, of_steps = step_breakdown.collective_shares(result)
     if of_kernels is None or of_steps is None:
         return "collectives: the profile shows no operation that carries data between devices"
     return (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scalebench.analysis import pipeline_stages as staged
-from scalebench.analysis import throughput as analysis
+from scalebench.analysis import pipeline_stages, throughput
 from scalebench.core import units
 from scalebench.core.result import Result, StageRecord
 from scalebench.report.document import Block, Cell, Paragraph, Row, Section, Table, get_tags
@@ -54,10 +53,10 @@ def make_run_blocks(result: Result) -> Iterator[Table | str]:
 
 def _make_cells(result: Result) -> Iterator[list[Cell]]:
     """Yield the cells of each stage, replica by replica, from the input on."""
-    for chain in staged.group_stages(result):
-        work = staged.stage_work_s(chain)
+    for pipeline in pipeline_stages.group_stages(result):
+        work = pipeline_stages.stage_work_s(pipeline)
         total_s = sum(work) if work is not None else 0.0
-        for stage in chain:
+        for stage in pipeline:
             share = stage.work_s / total_s if stage.work_s is not None and total_s else None
             operations = stage.first if stage.first == stage.last else f"{stage.first} .. {stage.last}"
             yield [
@@ -80,19 +79,19 @@ def _format_sent(stage: StageRecord) -> str:
 
 def describe_bubble(result: Result) -> str:
     """Describe the measured bubble beside the expected one."""
-    chains, step_s = staged.group_stages(result), analysis.step_s(result)
-    stages, micro_batches = staged.count_stages(chains)
-    measured = staged.mean_over_pipelines(chains, lambda work: staged.bubble_share(work, step_s))
+    pipelines, step_s = pipeline_stages.group_stages(result), throughput.step_s(result)
+    stages, micro_batches = pipeline_stages.count_stages(pipelines)
+    measured = pipeline_stages.mean_over_pipelines(pipelines, lambda work: pipeline_stages.bubble_share(work, step_s))
     parts = ["bubble: not measured"]
     if measured is not None:
         parts = [f"bubble: {units.format_percent(measured)} of the devices' time is no stage's forward or backward"]
         parts += ["below 0, since the isolated stages took longer than in training"] if measured < 0 else []
     if stages is not None and micro_batches is not None:
-        expected = units.format_percent(staged.expected_bubble_share(stages, micro_batches))
+        expected = units.format_percent(pipeline_stages.expected_bubble_share(stages, micro_batches))
         batches = f"{micro_batches} micro-batch{'' if micro_batches == 1 else 'es'}"
         text = f"{expected} is expected of {batches} through {stages} equal stage{'' if stages == 1 else 's'}"
-        unequal = staged.mean_over_pipelines(
-            chains, lambda work: staged.expected_bubble_share_of_unequal_stages(work, micro_batches)
+        unequal = pipeline_stages.mean_over_pipelines(
+            pipelines, lambda work: pipeline_stages.expected_bubble_share_of_unequal_stages(work, micro_batches)
         )
         parts.append(
             text + (f", {units.format_percent(unequal)} of stages as unequal as these" if unequal is not None else "")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis import step_breakdown as probed
+from scalebench.analysis import step_breakdown
 from scalebench.analysis.identity import OPERATION_COLUMNS
 from scalebench.analysis.repeats import MIN_REPEATS
 from scalebench.analysis.scaling_curves import Curve
@@ -147,8 +147,10 @@ def _describe_missing(row: Cells, report_data: ReportData) -> str:
     result = report_data.result(str(row["run_id"]))
     if all(rank.probes is None for rank in result.ranks):
         return NO_PROBES
-    reasons = probed.unmeasured_reasons(result)
-    return join_reasons((name, reasons.get(probed.REASON_KEYS[column], TOO_FEW_BLOCKS)) for column, name in missing)
+    reasons = step_breakdown.unmeasured_reasons(result)
+    return join_reasons(
+        (name, reasons.get(step_breakdown.REASON_KEYS[column], TOO_FEW_BLOCKS)) for column, name in missing
+    )
 
 
 def _format_count(value: int | None) -> str:

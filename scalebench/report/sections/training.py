@@ -114,7 +114,8 @@ def _make_training_blocks(
     for target in targets:
         yield from _answer_target([training for training in trainings if training.target == target], names)
     drawn = [
-        _read_curves(report_data, training, names[training.first_run["training_id"]]) for training in trainings[:MAX_CURVES]
+        _read_curves(report_data, training, names[training.first_run["training_id"]])
+        for training in trainings[:MAX_CURVES]
     ]
     yield from _make_training_charts(number, title, to_text(trainings[0].first_run["metric_name"]), drawn, targets)
     if len(drawn) < len(trainings):

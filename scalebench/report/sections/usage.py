@@ -12,8 +12,7 @@ from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
 from scalebench.core.result import Result
 from scalebench.measure.monitor.summary import measured_window
-from scalebench.measure.monitor.time_series import TimeSeries as MonitorSeries
-from scalebench.measure.monitor.time_series import TimeWindow, read_series
+from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow, read_series
 from scalebench.report.document import (
     DEVICES,
     THROUGHPUT,
@@ -233,7 +232,7 @@ def _split(points: Points) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
 
 
-def _read_series(result: Result, folder: Path) -> MonitorSeries:
+def _read_series(result: Result, folder: Path) -> TimeSeries:
     if result.monitor.file is None:
         raise NoSeries(result.monitor.reason or "it was not monitored")
     path = find_run_file(folder, result.monitor.file)
@@ -247,7 +246,7 @@ def _read_series(result: Result, folder: Path) -> MonitorSeries:
         raise NoSeries(f"{path.name} cannot be read: {' '.join(str(error).split())[:200]}") from error
 
 
-def _gpu_lines(series: MonitorSeries, shown: TimeWindow, zero_s: float, result: Result) -> Iterator[Lines]:
+def _gpu_lines(series: TimeSeries, shown: TimeWindow, zero_s: float, result: Result) -> Iterator[Lines]:
     for quantity in GPU_QUANTITIES:
         lines = {}
         for device in (device for device in result.monitor.devices if not device.node):
@@ -258,7 +257,7 @@ def _gpu_lines(series: MonitorSeries, shown: TimeWindow, zero_s: float, result: 
             yield quantity, lines, SAMPLES_NOTE
 
 
-def _process_lines(series: MonitorSeries, shown: TimeWindow, zero_s: float) -> Iterator[Lines]:
+def _process_lines(series: TimeSeries, shown: TimeWindow, zero_s: float) -> Iterator[Lines]:
     cores = {"all programs": _compute_rates(_select_points(series, "cpu", "busy_s", shown)),
              "this run": _compute_rates(_select_points(series, "ours", "cpu_s", shown))}  # fmt: skip
     if any(cores.values()):
@@ -278,7 +277,7 @@ def _process_lines(series: MonitorSeries, shown: TimeWindow, zero_s: float) -> I
         yield Quantity("memory", "resident memory", "", Axis("resident memory (GB)")), lines, note + SAMPLES_NOTE
 
 
-def _select_points(series: MonitorSeries, source: str, quantity: str, shown: TimeWindow) -> Points:
+def _select_points(series: TimeSeries, source: str, quantity: str, shown: TimeWindow) -> Points:
     times_s, values = series.times_s(source, quantity, shown), series.values(source, quantity, shown)
     return list(zip(times_s, values, strict=True))
 

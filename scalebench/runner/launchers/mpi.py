@@ -130,14 +130,14 @@ class Mpirun:
 def identify_mpirun(path: str) -> Mpirun:
     """Determine which implementation the mpirun at `path` belongs to."""
     text = _output([path, "--version"])
-    if found := re.search(r"Open ?MPI\)? v?(\d+)\.", text, re.IGNORECASE):
-        return Mpirun(path, OPEN_MPI, int(found[1]))
+    if version := re.search(r"Open ?MPI\)? v?(\d+)\.", text, re.IGNORECASE):
+        return Mpirun(path, OPEN_MPI, int(version[1]))
     return Mpirun(path, HYDRA if any(name in text for name in HYDRA_NAMES) else UNKNOWN)
 
 
 @functools.lru_cache
 def count_local_slots(mpirun: Mpirun) -> int | None:
-    """Count the processes that Open MPI starts by itself where no hosts are named; None when it is not known.
+    """Count the processes that Open MPI starts by itself where no hosts are named; None when that is unknown.
 
     It counts cores, or what a batch system has allocated.
     """

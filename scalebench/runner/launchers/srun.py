@@ -178,7 +178,7 @@ def describe_current_job(spec: RunSpec, folder: Path) -> SchedulerRecord | None:
 def _queued_s(folder: Path, job_id: str, slurm: Slurm) -> float | None:
     """Return the time from submission to start of this job, by SLURM's own clock; None where it was not submitted for
     this run only, or SLURM does not report it."""
-    with contextlib.suppress(InputError, SlurmError):  # the run goes on without this figure
+    with contextlib.suppress(InputError, SlurmError):  # an optional figure
         submission = read_submission(folder)
         if submission is None or submission.job_id != job_id:
             return None

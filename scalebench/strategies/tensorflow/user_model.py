@@ -225,7 +225,7 @@ def refuse_unsupported(config: Config) -> None:
 
 
 def build_user_model(config: Config, compute_dtype: str, rank: int, model_class: type[UserModel]) -> UserModel:
-    """Build the model of `model.keras`, with weights from the seed on every rank; call it in the scope of its variables.
+    """Build the model of `model.keras`, with weights from the seed on every rank; call it in the variables' scope.
 
     If the user's function fails, or returns a model that cannot be trained on the samples, raises PluginError with the
     name of the function and the traceback as its log.
@@ -258,8 +258,8 @@ def check_equal_weights(
     (different_ranks,) = sum_over_group([float(broadcast(float(checksum)) != checksum)])
     if different_ranks:
         raise PluginError(
-            f"{function_label(config)} gives other weights on every rank: draw them from Keras, numpy.random or random, "
-            f"which are seeded"
+            f"{function_label(config)} gives other weights on every rank: draw them from Keras, numpy.random or "
+            f"random, which are seeded"
         )
 
 

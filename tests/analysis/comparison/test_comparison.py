@@ -1,4 +1,4 @@
-"""Two sides, or the values of a key: pairs, verdicts and what becomes of them."""
+"""Comparison of two sides, or of the values of a key: pairs and verdicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.builders import sweeps
 from tests.builders.comparisons import machine_settings, make_failed_run, make_results, make_runs, train_settings
 from tests.builders.runs import rank, simulated_config
 
-STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]  # five launches within 0.5 %
+STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]  # five repeats within 0.5 %
 
 
 def slower(share: float) -> list[float]:
@@ -27,7 +27,7 @@ def only(actual: Comparison) -> Any:
     return pair
 
 
-def test_a_slow_down_is_found_and_is_a_regression_beyond_the_threshold_only() -> None:
+def test_a_slow_down_is_a_regression_only_beyond_the_threshold() -> None:
     a, b = make_runs("a", STEADY), make_runs("b", slower(0.05))
     pair = only(compare(a, b))
     assert (pair.verdict, pair.regression) == ("slower", False)
@@ -38,7 +38,7 @@ def test_a_slow_down_is_found_and_is_a_regression_beyond_the_threshold_only() ->
         assert actual.status == status and only(actual).verdict == "slower"
 
 
-def test_what_is_faster_is_no_regression() -> None:
+def test_a_faster_row_is_no_regression() -> None:
     actual = compare(make_runs("a", slower(0.05)), make_runs("b", STEADY), threshold=0.0)
     assert (actual.status, only(actual).verdict) == ("ok", "faster") and only(actual).ratio == pytest.approx(1.05)
 
@@ -49,7 +49,7 @@ def test_a_large_ratio_that_noise_explains_is_no_regression() -> None:
     assert (actual.status, only(actual).verdict) == ("ok", "no difference resolved")
 
 
-def test_the_same_runs_are_told_as_such() -> None:
+def test_the_same_runs_have_their_own_verdict() -> None:
     runs = [*make_runs("a", STEADY), *make_runs("a", [0.1], gpus=2)]
     actual = compare(runs, runs, threshold=0.0)
     assert (
@@ -58,31 +58,31 @@ def test_the_same_runs_are_told_as_such() -> None:
     )
 
 
-def test_runs_that_both_hold_are_compared_with_the_others_only() -> None:
+def test_shared_runs_are_left_out_of_one_side() -> None:
     old, new = make_runs("a", STEADY), make_runs("b", slower(0.05))
     pair = only(compare([*old, *new], new))
     assert {one.run_id for one in pair.a.measured} == {one.run_id for one in old}
     assert pair.ratio == pytest.approx(1 / 1.05) and "both sides" in pair.notes[0]
 
 
-def test_one_launch_each_goes_by_its_blocks() -> None:
+def test_single_repeats_are_compared_by_their_blocks() -> None:
     pair = only(compare(make_runs("a", [0.1]), make_runs("b", [0.105])))
     assert (pair.test, pair.verdict) == ("blocks of one repeat each", "slower")
     assert pair.interval.low < 1 / 1.05 < pair.interval.high
 
 
 @pytest.mark.parametrize(("few", "test"), [(1, "Student's t, 5 and 1 repeats"), (2, "Student's t, 5 and 2 repeats")])
-def test_few_launches_beside_many(few: int, test: str) -> None:
+def test_few_repeats_are_compared_with_many(few: int, test: str) -> None:
     pair = only(compare(make_runs("a", STEADY), make_runs("b", slower(0.05)[:few])))
     assert (pair.test, pair.verdict) == (test, "slower")
 
 
-def test_two_launches_each_give_no_verdict() -> None:
+def test_two_repeats_each_give_no_verdict() -> None:
     actual = compare(make_runs("a", STEADY[:2]), make_runs("b", slower(0.5)[:2]), threshold=0.0)
     assert (only(actual).verdict, only(actual).interval, actual.status) == ("no interval", None, "ok")
 
 
-def test_interleaved_launches_are_paired() -> None:
+def test_interleaved_repeats_are_paired() -> None:
     """Both drift by 30 %, which cancels."""
     drift = [0.1, 0.11, 0.12, 0.13]
     slower_drift = [each * 1.02 * (1 + 0.0005 * n) for n, each in enumerate(drift)]
@@ -233,9 +233,11 @@ def test_one_value_is_nothing_to_compare() -> None:
 
 
 def test_several_values_are_one_family() -> None:
-    actual = [one for n, p in enumerate(("float32", "tf32", "bfloat16"))
-             for one in make_runs("abc"[n], [each * (1 + 0.1 * n) for each in STEADY], **train_settings(precision=p))]  # fmt: skip
-    reported = compare_by(actual, "train.precision", base="float32")
+    runs = []
+    for number, precision in enumerate(("float32", "tf32", "bfloat16")):
+        block_s = [each * (1 + 0.1 * number) for each in STEADY]
+        runs += make_runs("abc"[number], block_s, **train_settings(precision=precision))
+    reported = compare_by(runs, "train.precision", base="float32")
     assert [(c.a, c.b) for c in reported.contrasts] == [("float32", "bfloat16"), ("float32", "tf32")]
     least = min(pair.p for pair in reported.pairs)
     assert min(pair.p_holm for pair in reported.pairs) == pytest.approx(2 * least)

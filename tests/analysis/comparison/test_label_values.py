@@ -24,7 +24,7 @@ STRATEGIES = [
 ]
 
 
-def test_strategies_of_one_name_are_told_apart_by_their_options() -> None:
+def test_strategies_of_one_name_differ_by_their_options() -> None:
     actual = find_key_values(STRATEGIES, "strategy", None)
     assert [value.name for value in actual] == ["ddp bucket_cap_mb=1", "ddp bucket_cap_mb=25", "horovod_gloo"]
     assert actual[2].run_ids == {"a-horovod_gloo-1-0", "a-horovod_gloo-1-1"}
@@ -36,14 +36,14 @@ def test_the_base_goes_first(base: str) -> None:
     assert sorted(names(STRATEGIES, "strategy", base)) == names(STRATEGIES, "strategy")
 
 
-def test_a_base_that_is_none_of_them() -> None:
+def test_an_unknown_base_is_an_error() -> None:
     with pytest.raises(
         InputError, match=r"^--base: no value of strategy 'horovod_glo'; did you mean 'horovod_gloo'\?$"
     ):
         find_key_values(STRATEGIES, "strategy", "horovod_glo")
 
 
-def test_numbers_in_their_order() -> None:
+def test_numbers_are_in_natural_order() -> None:
     actual = [one for gpus in (10, 2, 1) for one in make_runs("a", [0.1], gpus=gpus)]
     assert names(actual, "gpus") == ["1", "2", "10"] and names(actual, "gpus", "10") == ["10", "1", "2"]
 
@@ -53,7 +53,7 @@ def test_the_first_folder_goes_first() -> None:
     assert names([*later, *make_runs("a", [0.1])], "train.precision") == ["float32", "bfloat16"]
 
 
-def test_machines_of_one_name() -> None:
+def test_machines_of_one_name_differ_by_their_processor() -> None:
     one, other = make_runs("a", [0.1]), make_runs("b", [0.1], **machine_settings(cpu_model="another"))
     assert names([*one, *other], "hardware") == ["cpu cpu_model=a processor", "cpu cpu_model=another"]
     renamed = make_runs("b", [0.1], hardware=HardwareSpec("big", devices="cpu", gpus_per_node=2))
@@ -64,7 +64,7 @@ def test_machines_of_one_name() -> None:
     ("key", "values"), [("versions.torch", ["2.8", "2.9"]), ("versions", ["none torch=2.8", "none torch=2.9"]),
                         ("machine.cpus", ["2"]), ("strategy.options.bucket_cap_mb", ["25"])],
 )  # fmt: skip
-def test_what_may_differ_can_be_compared_too(key: str, values: list[str]) -> None:
+def test_other_facts_can_be_compared_too(key: str, values: list[str]) -> None:
     actual = [
         *make_runs("a", [0.1], **machine_settings(versions={"torch": "2.8"})),
         *make_runs("b", [0.1], **machine_settings(versions={"torch": "2.9"})),
@@ -72,6 +72,6 @@ def test_what_may_differ_can_be_compared_too(key: str, values: list[str]) -> Non
     assert names(actual, key) == values
 
 
-def test_without_the_key_a_run_has_none() -> None:
+def test_a_run_without_the_key_has_the_value_none() -> None:
     actual = [*make_runs("a", [0.1]), *make_runs("b", [0.1], "bare_torch")]
     assert names(actual, "strategy.options.bucket_cap_mb") == ["25", "none"]

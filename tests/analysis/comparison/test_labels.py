@@ -1,4 +1,4 @@
-"""How rows are called, and in what they differ."""
+"""Labels of rows, and the differences between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def labels(*actual: ComparisonRow, without: tuple[str, ...] = ()) -> list[dict[s
     return [reported.of(row) for row in actual]
 
 
-def test_the_fewest_keys_that_tell_rows_apart() -> None:
+def test_labels_have_the_fewest_keys_that_distinguish_rows() -> None:
     """What goes with the model, its shape and outputs, is not told beside its name."""
     actual = make_comparison_rows(
         [
@@ -37,12 +37,12 @@ def test_the_fewest_keys_that_tell_rows_apart() -> None:
     ]
 
 
-def test_strategy_and_devices_are_always_told() -> None:
+def test_labels_always_have_strategy_and_devices() -> None:
     assert labels(*make_comparison_rows(make_runs("a", [0.1]))) == [{"strategy": "ddp", "gpus": "1"}]
     assert Labels([], ()).keys == ["strategy.name", "gpus"]
 
 
-def test_options_are_told_where_a_strategy_has_several() -> None:
+def test_labels_have_options_that_differ() -> None:
     actual = make_comparison_rows(
         [
             *make_runs("a", [0.1], options={"bucket_cap_mb": 1.0}),
@@ -54,7 +54,7 @@ def test_options_are_told_where_a_strategy_has_several() -> None:
     assert "bucket_cap_mb" not in labels(*actual[1:])[0]
 
 
-def test_what_is_compared_names_no_row() -> None:
+def test_the_compared_key_is_part_of_no_label() -> None:
     actual = make_comparison_rows([*make_runs("a", [0.1]), *make_runs("a", [0.1], gpus=2)])
     assert labels(*actual, without=("gpus",)) == [{"strategy": "ddp"}] * 2
 
@@ -62,7 +62,7 @@ def test_what_is_compared_names_no_row() -> None:
 @pytest.mark.parametrize(
     ("key", "name"), [("strategy.name", "strategy"), ("train.precision", "precision"), ("gpus", "gpus")]
 )
-def test_short_names(key: str, name: str) -> None:
+def test_keys_are_shortened(key: str, name: str) -> None:
     assert shorten_key(key) == name
 
 
@@ -77,7 +77,7 @@ def test_differences_are_counted_over_the_pairs() -> None:
     assert find_differences(pairs, None) == [("machine.driver_version", "none", "2", 2)]
 
 
-def test_launches_of_one_side_that_differ_are_all_told() -> None:
+def test_differing_repeats_of_one_side_are_all_shown() -> None:
     (both,) = make_comparison_rows(
         [*make_runs("a", [0.1]), *make_runs("b", [0.1], **machine_settings(git_commit="abc"))]
     )
@@ -86,7 +86,7 @@ def test_launches_of_one_side_that_differ_are_all_told() -> None:
     ]
 
 
-def test_neither_the_key_itself_nor_options_of_another_strategy() -> None:
+def test_the_compared_key_and_options_of_another_strategy_are_no_differences() -> None:
     ddp, bare = row("a"), row("b", strategy="bare_torch")
     assert find_differences([(ddp, bare)], "strategy") == []
     assert find_differences([(ddp, bare)], None) == [("strategy.name", "ddp", "bare_torch", 1)]
@@ -99,7 +99,7 @@ def test_neither_the_key_itself_nor_options_of_another_strategy() -> None:
 @pytest.mark.parametrize(
     ("clock", "reported"), [(1405.0, []), (1300.0, [("sm_clock_mhz_mean", "1400", "1300", 1)]), (None, [])]
 )
-def test_clocks_that_differ_by_more_than_a_hundredth(clock: float | None, reported: list[Any]) -> None:
+def test_clocks_differ_from_one_per_cent_on(clock: float | None, reported: list[Any]) -> None:
     a, b = (
         row("a", monitor=MonitorRecord(sm_clock_mhz_mean=1400.0)),
         row("b", monitor=MonitorRecord(sm_clock_mhz_mean=clock)),

@@ -1,4 +1,4 @@
-"""Launches as rows, rows without some keys, the closest row."""
+"""Repeats as rows, rows without some keys, the closest row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def with_version(side: str, block_s: list[float], version: str, **changes: Any) 
     return [dataclasses.replace(one, scale=dataclasses.replace(one.scale, framework_version=version)) for one in plain]
 
 
-def test_launches_of_one_configuration_are_a_row() -> None:
+def test_repeats_of_one_configuration_are_a_row() -> None:
     actual = make_comparison_rows(
         [
             *make_runs("a", [0.1, 0.4]),
@@ -42,14 +42,14 @@ def test_launches_of_one_configuration_are_a_row() -> None:
     assert actual[0].rate == pytest.approx(100.0, rel=0.01), "the geometric mean"
 
 
-def test_a_copy_of_a_run_is_one_launch() -> None:
+def test_a_copy_of_a_run_counts_once() -> None:
     write_folder("a", [0.1, 0.1])
     write_results(Path("copies"), make_results("a", [0.1]))
     assert [one.run_id for one in load_compared_runs(["a", "copies"])] == ["a-ddp-1-0", "a-ddp-1-1"]
     assert all(one.record.ranks == [] and one.record.spec == {} for one in load_compared_runs(["a"]))
 
 
-def test_figures_of_the_latest_version_only() -> None:
+def test_a_row_has_only_its_latest_framework_version() -> None:
     write_results(Path("a"), with_version("a", [0.1, 0.2], "2.8"))
     write_results(Path("a"), with_version("b", [0.4], "2.9"))
     (row,) = make_comparison_rows(load_compared_runs(["a"]))
@@ -57,7 +57,7 @@ def test_figures_of_the_latest_version_only() -> None:
     assert row.notes == ["repeats of 2.8 are left out beside those of 2.9"]
 
 
-def test_rows_become_one_without_the_seed_only() -> None:
+def test_rows_are_merged_only_without_the_seed() -> None:
     seeds = [*make_runs("a", [0.1]), *make_runs("a", [0.2], seed=1, run_id="other")]
     (row,) = merge_rows(make_comparison_rows(seeds), ["seed"])[0].values()
     assert len(row.measured) == 2
@@ -72,27 +72,27 @@ def test_rows_become_one_without_the_seed_only() -> None:
     )
 
 
-def test_the_closest_row_and_in_what_it_differs() -> None:
-    (own_side,) = make_comparison_rows(make_runs("a", [0.1]))
+def test_the_closest_row_has_the_fewest_differing_keys() -> None:
+    (this_row,) = make_comparison_rows(make_runs("a", [0.1]))
     others = make_comparison_rows(
         [
             *make_runs("b", [0.1], gpus=4, **train_settings(precision="tf32")),
             *make_runs("b", [0.1], **train_settings(batch_per_device=20)),
         ]
     )
-    row, keys = find_closest_row(own_side.identity, others, [])
+    row, keys = find_closest_row(this_row.identity, others, [])
     assert keys == ["train.batch_per_device"]
-    assert describe_differences(own_side.identity, row.identity, keys) == "train.batch_per_device: 10 and 20"
-    assert find_closest_row(own_side.identity, others[:1], ["train"])[1] == ["gpus"]
-    assert find_closest_row(own_side.identity, [], []) is None
+    assert describe_differences(this_row.identity, row.identity, keys) == "train.batch_per_device: 10 and 20"
+    assert find_closest_row(this_row.identity, others[:1], ["train"])[1] == ["gpus"]
+    assert find_closest_row(this_row.identity, [], []) is None
 
 
-def test_of_another_strategy_its_name_says_enough() -> None:
-    (own_side,), others = (
+def test_only_the_name_of_another_strategy_is_shown() -> None:
+    (this_row,), others = (
         make_comparison_rows(make_runs("a", [0.1])),
         make_comparison_rows(make_runs("b", [0.1], "horovod_gloo")),
     )
-    assert find_closest_row(own_side.identity, others, [])[1] == ["strategy.name"]
+    assert find_closest_row(this_row.identity, others, [])[1] == ["strategy.name"]
 
 
 def test_many_differences_are_counted() -> None:
@@ -101,25 +101,24 @@ def test_many_differences_are_counted() -> None:
 
 
 @pytest.mark.parametrize(("value", "arguments"), [(None, "none"), (True, "true"), (1, "1"), (0.5, "0.5"), ("x", "x")])
-def test_values_in_words(value: Any, arguments: str) -> None:
+def test_facts_are_formatted(value: Any, arguments: str) -> None:
     assert format_fact(value) == arguments
 
 
 @pytest.mark.parametrize(
-    ("own_side", "other_side", "left"),
+    ("a", "b", "left"),
     [("12", "34", ("12", "34")), ("12", "12", None), ("123", "12", ("3", "12")), ("12", "123", ("12", "3")),
      ("12", "23", ("1", "23"))],
 )  # fmt: skip
-def test_runs_that_both_hold(own_side: str, other_side: str, left: tuple[str, str] | None) -> None:
+def test_shared_runs_are_dropped_from_the_row_with_others(a: str, b: str, left: tuple[str, str] | None) -> None:
     (one,), (other,) = (
-        make_comparison_rows([one for k in ids for one in make_runs("a", [0.1], run_id=k)])
-        for ids in (own_side, other_side)
+        make_comparison_rows([one for k in ids for one in make_runs("a", [0.1], run_id=k)]) for ids in (a, b)
     )
     actual = drop_shared_runs(one, other)
     kept = None if actual is None else tuple("".join(one.run_id for one in row.measured) for row in actual)
     assert kept == left
     if actual is not None:
-        shared = set(own_side) & set(other_side)
+        shared = set(a) & set(b)
         assert any("both sides" in note for row in actual for note in row.notes) == bool(shared)
 
 

@@ -1,4 +1,4 @@
-"""Ratios of launches: against scipy, by hand, and with too few of them."""
+"""Ratios of repeats: against scipy, by hand, and with too few of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def logs(values: list[float]) -> list[float]:
     return [math.log(value) for value in values]
 
 
-def test_welch_is_scipys() -> None:
+def test_welch_agrees_with_scipy() -> None:
     actual, expected = compare_independent_repeats(A, B), scipy.stats.ttest_ind(logs(B), logs(A), equal_var=False)
     assert actual.test == "Welch's t, 4 and 3 repeats"
     assert actual.ratio == pytest.approx(scipy.stats.gmean(B) / scipy.stats.gmean(A))
@@ -34,14 +34,14 @@ def test_welch_is_scipys() -> None:
 
 
 @pytest.mark.parametrize("b", [[92.0, 95.0], [92.0, 97.0]])
-def test_two_launches_beside_several_share_their_variance(b: list[float]) -> None:
+def test_two_repeats_beside_several_share_their_variance(b: list[float]) -> None:
     actual, expected = compare_independent_repeats(A, b), scipy.stats.ttest_ind(logs(b), logs(A), equal_var=True)
     assert actual.test == "Student's t, 4 and 2 repeats"
     assert actual.p == pytest.approx(expected.pvalue)
     assert actual.interval.high == pytest.approx(math.exp(expected.confidence_interval(0.95).high))
 
 
-def test_one_launch_beside_several_is_crawford_and_howells() -> None:
+def test_one_repeat_beside_several_is_crawford_and_howells_test() -> None:
     actual, spread = compare_independent_repeats(A, [92.0]), np.std(logs(A), ddof=1)
     t = (math.log(92.0) - np.mean(logs(A))) / (spread * math.sqrt(1 + 1 / 4))
     assert actual.p == pytest.approx(2 * scipy.stats.t.sf(abs(t), 3))
@@ -50,19 +50,19 @@ def test_one_launch_beside_several_is_crawford_and_howells() -> None:
 
 
 @pytest.mark.parametrize(("a", "b"), [([100.0, 101.0], [90.0]), ([100.0, 101.0], [90.0, 91.0]), ([100.0], [90.0])])
-def test_fewer_than_three_launches_say_nothing_of_how_they_vary(a: list[float], b: list[float]) -> None:
+def test_fewer_than_three_repeats_give_only_a_ratio(a: list[float], b: list[float]) -> None:
     actual = compare_independent_repeats(a, b)
     assert (actual.interval, actual.p) == (None, None) and actual.test.startswith("none")
     assert actual.ratio == pytest.approx(scipy.stats.gmean(b) / scipy.stats.gmean(a))
 
 
 @pytest.mark.parametrize(("b", "p"), [([100.0] * 3, 1.0), ([90.0] * 3, 0.0)])
-def test_launches_without_any_noise(b: list[float], p: float) -> None:
+def test_repeats_without_noise(b: list[float], p: float) -> None:
     actual = compare_independent_repeats([100.0] * 3, b)
     assert actual.p == p and actual.interval.low == actual.interval.high == actual.ratio
 
 
-def test_what_pairs_have_in_common_cancels() -> None:
+def test_shared_drift_of_pairs_cancels() -> None:
     pairs = [(100.0, 95.0), (200.0, 190.4), (50.0, 47.4), (80.0, 76.1)]
     actual = compare_interleaved_repeats(pairs)
     expected = scipy.stats.ttest_rel(logs([b for _, b in pairs]), logs([a for a, _ in pairs]))
@@ -83,7 +83,7 @@ def test_p_of_blocks_agrees_with_their_interval(value: float) -> None:
     assert actual.test == "blocks of one repeat each"
 
 
-def test_p_of_blocks_is_students() -> None:
+def test_p_of_blocks_is_students_t() -> None:
     actual = compare_blocks((100.0, Estimate(100.0, 100.0, 100.0)), blocks(98.0, 0.01))
     t = math.log(1 / 0.98) / math.log(1.01) * scipy.stats.t.ppf(0.975, BATCHES - 1)
     assert actual.p == pytest.approx(2 * scipy.stats.t.sf(t, BATCHES - 1))
@@ -98,7 +98,7 @@ def test_p_of_blocks_is_students() -> None:
         (Estimate(90.0, 90.0, 90.0), 0.0),
     ],
 )
-def test_p_at_the_ends(b: Estimate, p: float) -> None:
+def test_p_of_infinite_and_zero_intervals(b: Estimate, p: float) -> None:
     assert compare_blocks((100.0, Estimate(100.0, 100.0, 100.0)), (b.value, b)).p == p
 
 

@@ -1,4 +1,4 @@
-"""What rows must share, and what may differ."""
+"""The facts that rows must share, and those that may differ."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ def facts(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(("key", "changes"), MUST_AGREE.items(), ids=list(MUST_AGREE))
-def test_of_the_identity(key: str, changes: dict[str, Any]) -> None:
+def test_facts_of_the_identity_must_agree(key: str, changes: dict[str, Any]) -> None:
     before, after = facts().identity, facts(**changes).identity
     assert before.get(key) != after.get(key)
 
 
 @pytest.mark.parametrize(("key", "changes"), MAY_DIFFER.items(), ids=list(MAY_DIFFER))
-def test_what_differs_and_is_told(key: str, changes: dict[str, Any]) -> None:
+def test_other_facts_may_differ(key: str, changes: dict[str, Any]) -> None:
     before, after = facts(), facts(**changes)
     assert before.identity == after.identity
     assert before.other.get(key) != after.other.get(key)
 
 
-def test_descriptions_and_repeats_are_neither() -> None:
+def test_descriptions_and_repeats_are_no_facts() -> None:
     other = dataclasses.replace(MODEL, description="told better", sources=["a paper"])
     before, after = facts(), facts(model=other, repeat=3, run_id="x", resume=True)
     assert (before.identity, before.other) == (after.identity, after.other)
@@ -81,13 +81,13 @@ def test_the_processor_of_a_gpu_machine_may_differ() -> None:
     assert "machine.cpu_model" not in actual.identity and actual.other["machine.cpu_model"] == "another"
 
 
-def test_settings_of_the_gpus_are_told() -> None:
+def test_settings_of_the_gpus_are_other_facts() -> None:
     two = [GPU, dataclasses.replace(GPU, power_limit_w=100.0)]
     assert facts(**machine_settings(gpus=two)).other["machine.gpu.power_limit_w"] == "[149.0, 100.0]"
     assert facts(**machine_settings(gpus=[GPU, GPU])).other["machine.gpu.power_limit_w"] == 149
 
 
-def test_older_records_have_the_values_that_were_fixed_before() -> None:
+def test_older_records_have_the_values_that_were_fixed_then() -> None:
     complete = record("ddp")
     older = dataclasses.replace(complete, spec={**complete.spec, "train": dict(complete.spec["train"]), "strategy": {}})
     del older.spec["train"]["dropout"]
@@ -97,13 +97,13 @@ def test_older_records_have_the_values_that_were_fixed_before() -> None:
     assert collect_facts(complete).identity["strategy.options.bucket_cap_mb"] == 25
 
 
-def test_an_option_with_its_default_is_the_strategy_as_it_comes() -> None:
+def test_an_option_with_its_default_value_changes_nothing() -> None:
     (as_it_comes,), (chosen,) = make_runs("a", [0.1]), make_runs("a", [0.1], options={"bucket_cap_mb": 25.0})
     (other,) = make_runs("a", [0.1], options={"bucket_cap_mb": 1.0})
     assert chosen.facts.identity == as_it_comes.facts.identity != other.facts.identity
 
 
-def test_a_global_batch_is_one_however_it_was_asked_for() -> None:
+def test_a_global_batch_is_the_same_however_it_was_configured() -> None:
     by_total = facts(gpus=2, scaling="strong", **train_settings(global_batch=20, batch_per_device=10)).identity
     by_device = facts(gpus=2, scaling="strong", **train_settings(batch_per_device=10)).identity
     assert by_total == by_device and by_total["train.global_batch"] == 20
@@ -111,7 +111,7 @@ def test_a_global_batch_is_one_however_it_was_asked_for() -> None:
 
 @pytest.mark.parametrize(("value", "same"), [(1.0, 1), (True, True), ([1, 2], "[1, 2]"), ([], None), (0.5, 0.5),
                                              (1e300, 1e300), ("1", "1"), (None, None)])  # fmt: skip
-def test_one_value_for_one_meaning(value: Any, same: Any) -> None:
+def test_equal_meanings_have_one_value(value: Any, same: Any) -> None:
     assert canonical_value(value) == same and type(canonical_value(value)) is type(same)
 
 
@@ -135,10 +135,10 @@ def test_unknown_keys(key: str, reason: str | None) -> None:
     assert explain_unknown_key(key, ["train.precision", "gpus"]) == reason
 
 
-def test_a_last_part_alone_is_found() -> None:
+def test_the_last_part_of_a_key_is_suggested() -> None:
     assert explain_unknown_key("op", ["strategy.options.op"]) == "no key 'op'; did you mean 'strategy.options.op'?"
 
 
-def test_a_record_with_next_to_nothing_in_its_spec() -> None:
+def test_an_empty_spec_has_facts() -> None:
     actual = collect_facts(dataclasses.replace(record(), spec={}))
     assert actual.identity["gpus"] == 1 and "model.name" not in actual.identity

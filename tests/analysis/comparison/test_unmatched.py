@@ -1,4 +1,4 @@
-"""Rows without a partner, and which failures are news."""
+"""Rows without a partner, and which failures count."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ def test_a_row_of_one_side_names_the_closest_of_the_other() -> None:
     assert (other.side, other.reason) == ("B", "not in A; the closest row there differs in gpus: 2 and 8")
 
 
-def test_the_closest_one_is_looked_for_a_few_times_only() -> None:
+def test_the_closest_row_is_searched_only_a_few_times() -> None:
     many = [one for gpus in range(9, 40) for one in make_runs("a", [0.1], gpus=gpus)]
     reasons = [one.reason for one in left(many, [])]
     assert len(reasons) == 31 and reasons.count("not in B") == 11
 
 
-def test_a_failure_where_the_partner_was_ok_is_news() -> None:
+def test_a_failure_counts_if_the_partner_was_ok() -> None:
     for status in ("failed", "oom", "timeout", "cancelled", "unsupported"):
         (one,) = left(OK_2, [make_failed_run("b", status, gpus=2)])
         assert (one.failed, one.side, one.run_id) == (True, "B", f"b-ddp-2-{status}")
         assert one.reason == f"{status}: told to fail"
 
 
-def test_one_failed_launch_of_several_is_news() -> None:
+def test_one_failed_repeat_of_several_counts() -> None:
     (one,) = left(OK_2, [*make_runs("b", [0.1], gpus=2), make_failed_run("b", gpus=2)])
     assert one.failed
     (again,) = left([*OK_2, make_failed_run("a", gpus=2)], [make_failed_run("b", gpus=2)])
     assert again.failed
 
 
-def test_a_failure_of_a_new_row_is_news_unless_it_is_unsupported() -> None:
+def test_a_failure_of_a_new_row_counts_unless_it_is_unsupported() -> None:
     assert [one.failed for one in left([], [make_failed_run("b", "oom", gpus=2)])] == [True]
     assert [one.failed for one in left([], [make_failed_run("b", "unsupported", gpus=2)])] == [False]
 
 
-def test_a_failure_on_both_sides_is_no_news() -> None:
+def test_a_failure_on_both_sides_does_not_count() -> None:
     for before, after in (("failed", "failed"), ("oom", "timeout"), ("unsupported", "unsupported")):
         (one,) = left([make_failed_run("a", before, gpus=2)], [make_failed_run("b", after, gpus=2)])
         assert not one.failed and one.reason == f"{after}: told to fail (in A too)"
@@ -57,13 +57,13 @@ def test_a_failure_on_both_sides_is_no_news() -> None:
     assert one.failed
 
 
-def test_the_same_failed_run_is_no_news() -> None:
+def test_the_same_failed_run_does_not_count() -> None:
     runs = [*OK_2, make_failed_run("a", gpus=2)]
     actual = compare(runs, runs, threshold=0.0)
     assert actual.status == "ok" and [one.failed for one in actual.unmatched] == [False]
 
 
-def test_what_failed_in_the_base_only_is_told() -> None:
+def test_a_failure_in_the_base_is_listed() -> None:
     (one,) = left([make_failed_run("a", gpus=2)], make_runs("b", [0.1], gpus=2))
     assert (one.side, one.reason, one.failed) == ("A", "failed in A: told to fail", False)
 
@@ -73,7 +73,7 @@ def test_an_ok_run_without_a_figure() -> None:
     assert one.failed and one.reason == "nothing was measured"
 
 
-def test_rows_that_become_one_are_told() -> None:
+def test_rows_that_cannot_be_merged_are_listed() -> None:
     steps = [*make_runs("a", [0.1], options={"bucket_cap_mb": 1.0}), *make_runs("a", [0.2])]
     actual = compare(steps, make_runs("b", [0.1]), ignore=["strategy.options.bucket_cap_mb"])
     reported = [one.reason for one in actual.unmatched if one.side == "A"]
@@ -81,7 +81,7 @@ def test_rows_that_become_one_are_told() -> None:
     assert actual.refusal == reported[0]
 
 
-def test_a_row_is_told_once_though_it_misses_in_several_values() -> None:
+def test_a_row_that_several_values_lack_is_listed_once() -> None:
     actual = [*make_runs("a", [0.1]), *make_runs("b", [0.1], **train_settings(precision="tf32")),
              *make_runs("c", [0.1], **train_settings(precision="bfloat16")), make_failed_run("a", gpus=2)]  # fmt: skip
     reported = compare_by(actual, "train.precision", base="tf32", threshold=0.0).unmatched

@@ -10,18 +10,18 @@ from scalebench.analysis.prediction.calibration import find_micro_batches, find_
 from scalebench.analysis.prediction.cost_model import ModelStage
 from scalebench.core.errors import InputError
 from scalebench.core.spec import ModelSpec
-from tests.builders.parallelism_runs import FIRST_SHARE, MLP, SENT_BYTES, made, staged
+from tests.builders.parallelism_runs import FIRST_SHARE, MLP, SENT_BYTES, make_parallel_run, pipeline_run
 
 
 def test_where_nothing_is_recorded_operations_are_balanced() -> None:
-    first, last = find_stages(made("model_parallel", 8, None))
+    first, last = find_stages(make_parallel_run("model_parallel", 8, None))
     assert first.share == pytest.approx(FIRST_SHARE) and first.share + last.share == pytest.approx(1)
     assert (first.sent_bytes, last.sent_bytes) == (SENT_BYTES, 0)  # 2000 float32 numbers
     assert first.parameter_bytes + last.parameter_bytes == 4 * 9_237_101
 
 
 def test_a_record_is_believed() -> None:
-    run = staged("pipeline_gpipe", 8, 0.1, micro_batches=4)
+    run = pipeline_run("pipeline_gpipe", 8, 0.1, micro_batches=4)
     assert find_stages(run) == [
         ModelStage(pytest.approx(80_000 / 9_230_300), 1_000_000, 16_000.0),
         ModelStage(pytest.approx(9_150_300 / 9_230_300), 3_000_000, 0.0),
@@ -32,24 +32,24 @@ def test_a_record_is_believed() -> None:
 
 
 def test_micro_batches_are_those_asked_for() -> None:
-    run = made("pipeline_gpipe", 8, None)
+    run = make_parallel_run("pipeline_gpipe", 8, None)
     assert find_micro_batches(run) == 2
     run.spec["strategy"]["options"] = {"micro_batches": 8}
     assert find_micro_batches(run) == 8
     run.spec["strategy"]["options"] = {"micro_batches": None}
     assert find_micro_batches(run) == 4
-    assert find_micro_batches(made("model_parallel", 8, None)) == 1
+    assert find_micro_batches(make_parallel_run("model_parallel", 8, None)) == 1
 
 
-def test_what_cannot_be_known_is_said() -> None:
+def test_unknown_networks_are_errors() -> None:
     own = dataclasses.replace(MLP, torch="mine:network")
     with pytest.raises(InputError, match="only the framework knows"):
-        find_stages(made("model_parallel", 8, None, model=own))
+        find_stages(make_parallel_run("model_parallel", 8, None, model=own))
     with pytest.raises(InputError, match="did you mean 'mlp'"):
-        find_stages(made("model_parallel", 8, None, model=ModelSpec("mpl", input_shape=[20])))
+        find_stages(make_parallel_run("model_parallel", 8, None, model=ModelSpec("mpl", input_shape=[20])))
     with pytest.raises(InputError, match="at most 5 stages"):
-        find_stages(made("model_parallel", 8, None, gpus=6))
-    run = staged("model_parallel", 8, 0.1)
+        find_stages(make_parallel_run("model_parallel", 8, None, gpus=6))
+    run = pipeline_run("model_parallel", 8, 0.1)
     run.ranks[1].stages[0].last = "elsewhere"
     with pytest.raises(InputError, match="from relu_2 to elsewhere, which mlp lacks"):
         find_stages(run)

@@ -18,7 +18,7 @@ from scalebench.analysis.prediction.calibration import (
 from scalebench.analysis.prediction.cost_model import StepWork
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
-from tests.builders.parallelism_runs import ddp, made
+from tests.builders.parallelism_runs import ddp_run, make_parallel_run
 
 WORK = StepWork(1e6, 4e6, 1, 0.01)
 BARE: dict[str, Any] = {
@@ -32,7 +32,7 @@ DATA: dict[str, Any] = {
 
 
 def record(row: object) -> Result:
-    return ddp(8, 0.1, messages=4)
+    return ddp_run(8, 0.1, messages=4)
 
 
 def gone(row: object) -> Result:
@@ -78,7 +78,7 @@ def test_links_are_those_of_as_many_devices_of_a_machine() -> None:
 
 def test_nodes_choose_the_link_of_the_yaml() -> None:
     def linked(row: object) -> Result:
-        run = made("ddp_gloo", 8, None)
+        run = make_parallel_run("ddp_gloo", 8, None)
         run.spec["hardware"]["links"] = {"intra_node_bytes_per_s": 5e9, "inter_node_bytes_per_s": 1_000_000_000}
         return run
 

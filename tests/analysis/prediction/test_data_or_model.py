@@ -14,35 +14,39 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from tests.builders.parallelism_runs import (
     BYTES_PER_S,
-    EXCHANGE_S,
     FIRST_SHARE,
     FLOPS_PER_S,
     LATENCY_S,
     OPTIMIZER_S,
     SENT_BYTES,
-    bare,
-    ddp,
-    folders,
-    made,
-    staged,
+    SYNC_S,
+    bare_run,
+    ddp_run,
+    make_parallel_run,
+    pipeline_run,
+    run_folders,
     work_s,
 )
 
 
 def compared(*runs: Result) -> list[ParallelismComparison]:
     by_id = {run.run_id: run for run in runs}
-    rows = [plain_row(row) for row in pool_results(runs, folders(*runs)).to_dict("records")]
+    rows = [plain_row(row) for row in pool_results(runs, run_folders(*runs)).to_dict("records")]
     return compare_parallelism(rows, lambda row: by_id[row["run_id"]])
 
 
 def test_predictions_are_of_one_device_the_link_and_the_network() -> None:
-    others = [ddp(16, 0.11, messages=5), made("model_parallel", 8, 0.05), made("pipeline_gpipe", 8, 0.06)]
-    (actual,) = compared(bare(8), ddp(8, 0.1), *others)  # one message and five tell the latency from the bytes
+    others = [
+        ddp_run(16, 0.11, messages=5),
+        make_parallel_run("model_parallel", 8, 0.05),
+        make_parallel_run("pipeline_gpipe", 8, 0.06),
+    ]
+    (actual,) = compared(bare_run(8), ddp_run(8, 0.1), *others)  # one message and five tell the latency from the bytes
     assert actual.calibration is not None and actual.calibration.link is not None
     assert actual.calibration.rates.flops_per_s == pytest.approx(FLOPS_PER_S, rel=1e-3)
     assert actual.calibration.rates.bytes_per_s == pytest.approx(BYTES_PER_S)
     assert actual.calibration.link.latency_s == pytest.approx(LATENCY_S)
-    assert actual.predicted_s("data") == pytest.approx(work_s(8) / 2 + OPTIMIZER_S + EXCHANGE_S, rel=1e-3)
+    assert actual.predicted_s("data") == pytest.approx(work_s(8) / 2 + OPTIMIZER_S + SYNC_S, rel=1e-3)
     sent_s = 2 * (LATENCY_S + 8 * SENT_BYTES / BYTES_PER_S)
     largest = 8_086_000 / 9_237_101  # parameters, biases among them, of the stage that has most
     assert actual.predicted_s("model") == pytest.approx(work_s(8) + OPTIMIZER_S * largest + sent_s, rel=1e-3)
@@ -56,7 +60,9 @@ def test_predictions_are_of_one_device_the_link_and_the_network() -> None:
 
 def test_the_step_that_is_predicted_has_no_part_in_it() -> None:
     steps = [(0.1, 0.05), (0.02, 3.0)]
-    runs = [(bare(8), ddp(8, data_s), made("model_parallel", 8, model_s)) for data_s, model_s in steps]
+    runs = [
+        (bare_run(8), ddp_run(8, data_s), make_parallel_run("model_parallel", 8, model_s)) for data_s, model_s in steps
+    ]
     (one,), (other,) = (compared(*each) for each in runs)
     assert [one.predicted_s(kind) for kind in one.results] == [other.predicted_s(kind) for kind in other.results]
     assert (one.measured, other.measured) == ("model", "data")
@@ -64,7 +70,11 @@ def test_the_step_that_is_predicted_has_no_part_in_it() -> None:
 
 
 def test_the_winner_changes_with_the_batch() -> None:
-    runs = [run for batch in (8, 64) for run in (bare(batch), ddp(batch, 0.1), made("model_parallel", batch, 0.1))]
+    runs = [
+        run
+        for batch in (8, 64)
+        for run in (bare_run(batch), ddp_run(batch, 0.1), make_parallel_run("model_parallel", batch, 0.1))
+    ]
     small, large = compared(*runs)
     assert (small.global_batch, large.global_batch) == (8, 64)
     assert (small.predicted, large.predicted) == ("model", "data")
@@ -75,21 +85,21 @@ def test_the_winner_changes_with_the_batch() -> None:
     assert (small.tied, large.tied) == (["model"], ["model"]) and small.right and large.right  # equally fast
 
 
-def test_two_batches_tell_what_a_pass_costs() -> None:
+def test_two_batches_determine_the_cost_of_a_pass() -> None:
     """3 ms of it on top of the work of either batch."""
-    runs = [run for batch in (8, 64) for run in (bare(batch, pass_s=0.003), ddp(batch, 0.1),
-                                                 made("pipeline_gpipe", batch, 0.1))]  # fmt: skip
+    runs = [run for batch in (8, 64) for run in (bare_run(batch, pass_s=0.003), ddp_run(batch, 0.1),
+                                                 make_parallel_run("pipeline_gpipe", batch, 0.1))]  # fmt: skip
     small, large = compared(*runs)
     assert small.calibration is not None and small.calibration.work.pass_s == pytest.approx(0.003, rel=1e-2)
     assert small.calibration.rates.flops_per_s == pytest.approx(FLOPS_PER_S, rel=1e-3)
     (alone, *_) = compared(*runs[:3])
     assert alone.calibration is not None and alone.calibration.work.pass_s == 0
-    assert large.predicted_s("data") == pytest.approx(0.003 + work_s(64) / 2 + OPTIMIZER_S + EXCHANGE_S, rel=1e-2)
+    assert large.predicted_s("data") == pytest.approx(0.003 + work_s(64) / 2 + OPTIMIZER_S + SYNC_S, rel=1e-2)
 
 
 def test_a_record_tells_how_its_model_was_cut() -> None:
     """Behind the first layer, which has a hundredth of the work."""
-    (actual,) = compared(bare(8), ddp(8, 0.1), staged("pipeline_1f1b", 8, 0.1, micro_batches=4))
+    (actual,) = compared(bare_run(8), ddp_run(8, 0.1), pipeline_run("pipeline_1f1b", 8, 0.1, micro_batches=4))
     assert actual.calibration is not None and actual.results["pipeline"].micro_batches == 4
     rate, share = actual.calibration.rates.bytes_per_s, 9_150_300 / 9_230_300
     worked_s = work_s(8) / 4 * (1 + 3 * share)
@@ -98,53 +108,64 @@ def test_a_record_tells_how_its_model_was_cut() -> None:
 
 
 def test_of_several_strategies_of_a_kind_the_fastest_counts() -> None:
-    pipelines = [made("pipeline_gpipe", 8, 0.07), made("pipeline_1f1b", 8, 0.06)]
-    (actual,) = compared(bare(8), ddp(8, 0.1), *pipelines)
+    pipelines = [make_parallel_run("pipeline_gpipe", 8, 0.07), make_parallel_run("pipeline_1f1b", 8, 0.06)]
+    (actual,) = compared(bare_run(8), ddp_run(8, 0.1), *pipelines)
     assert actual.results["pipeline"].row["strategy"] == "pipeline_1f1b" and list(actual.results) == [
         "data",
         "pipeline",
     ]
 
 
-def test_what_did_not_run_is_predicted_all_the_same() -> None:
-    (actual,) = compared(bare(8), ddp(8, 0.1), made("model_parallel", 8, None))
+def test_a_failed_run_is_predicted_too() -> None:
+    (actual,) = compared(bare_run(8), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, None))
     assert (actual.predicted, actual.measured, actual.right) == ("model", None, None)
     assert not actual.results["model"].measured and actual.measured_s("model") is None
-    (actual,) = compared(bare(8), ddp(8, 0.1), made("model_parallel", 8, 0.12), made("pipeline_gpipe", 8, None))
+    (actual,) = compared(
+        bare_run(8),
+        ddp_run(8, 0.1),
+        make_parallel_run("model_parallel", 8, 0.12),
+        make_parallel_run("pipeline_gpipe", 8, None),
+    )
     assert actual.predicted == "pipeline" and actual.right is False  # of the two that ran, model should have won
 
 
-def test_without_a_figure_nothing_is_predicted_and_it_says_why() -> None:
-    split = made("model_parallel", 8, 0.05)
+def test_a_missing_measurement_is_the_reason_for_no_prediction() -> None:
+    split = make_parallel_run("model_parallel", 8, 0.05)
     cases = [
-        ([ddp(8, 0.1)], "no bare run on one device was measured: baseline=bare adds it"),
+        ([ddp_run(8, 0.1)], "no bare run on one device was measured: baseline=bare adds it"),
         (
-            [bare(8, probed=False), ddp(8, 0.1)],
+            [bare_run(8, probed=False), ddp_run(8, 0.1)],
             "the bare run was measured without the parts of its step: measure.probes",
         ),
-        ([bare(8), made("ddp_gloo", 8, 0.1)], "no link is known: the data-parallel run did not go well, or was"),
-        ([bare(8), made("ddp_gloo", 8, None)], "no link is known: the data-parallel run did not go well, or was"),
+        (
+            [bare_run(8), make_parallel_run("ddp_gloo", 8, 0.1)],
+            "no link is known: the data-parallel run did not go well, or was",
+        ),
+        (
+            [bare_run(8), make_parallel_run("ddp_gloo", 8, None)],
+            "no link is known: the data-parallel run did not go well, or was",
+        ),
     ]
     for runs, reason in cases:
         (actual,) = compared(*runs, split)
         assert actual.predicted is None and actual.calibration is None and actual.right is None
         assert all(way.cost is None and str(way.reason).startswith(reason) for way in actual.results.values())
-    unknown = [bare(8), ddp(8, 0.1), split]
+    unknown = [bare_run(8), ddp_run(8, 0.1), split]
     for run in unknown:
         run.workload.flops_per_sample = None
     (actual,) = compared(*unknown)
     assert "is not known of this model" in str(actual.results["data"].reason)
 
 
-def test_a_model_that_cannot_be_cut_so_often_says_so() -> None:
-    runs = [bare(8), made("model_parallel", 8, None, gpus=8), ddp(8, 0.1, gpus=8)]
+def test_a_model_with_too_few_layers_for_the_stages_is_an_error() -> None:
+    runs = [bare_run(8), make_parallel_run("model_parallel", 8, None, gpus=8), ddp_run(8, 0.1, gpus=8)]
     (actual,) = compared(*runs)
     assert actual.predicted is None and actual.predicted_s("data") is not None
     assert "at most 5 stages" in str(actual.results["model"].reason)
 
 
 def test_the_link_of_the_hardware_counts_where_none_was_measured() -> None:
-    runs = [bare(8), made("ddp_gloo", 8, 0.1), made("model_parallel", 8, 0.05)]
+    runs = [bare_run(8), make_parallel_run("ddp_gloo", 8, 0.1), make_parallel_run("model_parallel", 8, 0.05)]
     for run in runs:
         run.spec["hardware"]["links"] = {"intra_node_bytes_per_s": 5e7}
     (actual,) = compared(*runs)
@@ -156,18 +177,18 @@ def test_the_link_of_the_hardware_counts_where_none_was_measured() -> None:
 
 
 def test_only_the_same_work_stands_beside_each_other() -> None:
-    split = made("model_parallel", 8, 0.05)
-    assert compared(bare(8), bare(16), ddp(16, 0.1), split) == []
-    assert compared(bare(8), ddp(8, 0.1)) == [] and compared(bare(8), split) == []
+    split = make_parallel_run("model_parallel", 8, 0.05)
+    assert compared(bare_run(8), bare_run(16), ddp_run(16, 0.1), split) == []
+    assert compared(bare_run(8), ddp_run(8, 0.1)) == [] and compared(bare_run(8), split) == []
     wider = dataclasses.replace(split, spec={**split.spec, "model": {**split.spec["model"], "input_shape": [30]}})
-    assert compared(bare(8), ddp(8, 0.1), wider) == []
+    assert compared(bare_run(8), ddp_run(8, 0.1), wider) == []
     other = dataclasses.replace(split, scale=dataclasses.replace(split.scale, framework="tensorflow"))
-    assert compared(bare(8), ddp(8, 0.1), other) == []
+    assert compared(bare_run(8), ddp_run(8, 0.1), other) == []
 
 
 def test_a_record_that_has_gone_is_left_out() -> None:
-    runs = [bare(8), ddp(8, 0.1), made("model_parallel", 8, 0.05)]
-    rows = [plain_row(row) for row in pool_results(runs, folders(*runs)).to_dict("records")]
+    runs = [bare_run(8), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, 0.05)]
+    rows = [plain_row(row) for row in pool_results(runs, run_folders(*runs)).to_dict("records")]
 
     def gone(row: Row) -> Result:
         raise InputError(f"{row['path']}: gone")

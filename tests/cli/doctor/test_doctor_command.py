@@ -78,7 +78,7 @@ def test_a_machine_with_gpus(run_command: Tell) -> None:
     assert lines[-2:] == ["GPU 0 X NV18", "GPU 1 NV18 X"]
 
 
-def test_what_is_missing_comes_with_its_command(run_command: Tell) -> None:
+def test_a_missing_package_has_its_install_command(run_command: Tell) -> None:
     lines = run_command(missing=("torch", "horovod", "PIL"))
     assert [line for line in lines if line.startswith(("missing", "Horovod"))] == [
         "missing PIL: pip install 'scalebench[images]'",
@@ -88,7 +88,7 @@ def test_what_is_missing_comes_with_its_command(run_command: Tell) -> None:
     ]
 
 
-def test_horovod_is_told_for_installed_frameworks_only(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_horovod_is_described_for_installed_frameworks_only(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horovod_build, "detect_framework_version", {"torch": "1"}.get)
     assert [line for line in run_command() if "Horovod 0.28.1 with" in line] == [
         "Horovod Horovod 0.28.1 with PyTorch 2.13.0+cpu: MPI, Gloo (no NCCL)"
@@ -104,7 +104,7 @@ def test_horovod_is_told_for_installed_frameworks_only(run_command: Tell, monkey
         ("sleep 60", "mpirun does not answer: "),
     ],
 )
-def test_launchers_say_what_they_are(
+def test_launchers_show_their_version(
     run_command: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str
 ) -> None:
     monkeypatch.setattr(doctor, "MAX_ANSWER_S", 0.5 if "sleep" in script else 30.0)

@@ -1,4 +1,4 @@
-"""The hardware in words: what there is, what is limited or unusual, and how the GPUs are connected."""
+"""The description of the hardware: its facts, limits and unusual values, and how the GPUs are connected."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_processors_nodes_and_limits() -> None:
         ({"compute_mode": "exclusive_process"}, "compute mode exclusive_process"),
     ],
 )
-def test_what_is_unusual_of_a_gpu_is_told(changes: dict[str, object], message: str) -> None:
+def test_unusual_facts_of_a_gpu_are_shown(changes: dict[str, object], message: str) -> None:
     usual = ["A100", "40 GiB", "400 W", "NUMA node 0", "SM up to 1410 MHz", "memory up to 1215 MHz"]
     words = rows(gpus=[dataclasses.replace(PLAIN, **changes)])["GPU 0"].split(", ")  # type: ignore[arg-type]
     new = [word for word in words if word not in usual]

@@ -49,7 +49,7 @@ def node_results(hardware: HardwareSpec, here: Machine, in_job: bool = False) ->
     return {line.key: line for line in check_node(hardware, here, in_job)}
 
 
-def test_a_node_that_is_as_said() -> None:
+def test_a_matching_node() -> None:
     assert [dataclasses.astuple(line) for line in check_node(A100_NODE, host(gpu(0), gpu(1)))] == [
         ("gpus_per_node", "2", "2", OK),
         ("gpu_model", "A100 SXM4 40GB", "2 x NVIDIA A100-SXM4-40GB", OK),
@@ -70,12 +70,12 @@ def test_a_node_that_is_as_said() -> None:
         ("memory_bytes", host(memory_bytes=512 * 2**30), "550 GB"),
     ],
 )
-def test_what_differs(key: str, here: Machine, shown: str) -> None:
+def test_differences_are_reported(key: str, here: Machine, shown: str) -> None:
     line = node_results(A100_NODE, here)[key]
     assert (line.actual, line.verdict) == (shown, DIFFERS)
 
 
-def test_what_is_not_said_or_cannot_be_told_is_not_checked() -> None:
+def test_unknown_values_are_not_checked() -> None:
     nothing = HardwareSpec("local", devices="auto")
     assert {line.verdict for line in check_node(nothing, host(gpu(0), gpu(1)))} == {UNCHECKED}
     assert {line.expected for line in check_node(nothing, host())} == {"null"}
@@ -83,12 +83,12 @@ def test_what_is_not_said_or_cannot_be_told_is_not_checked() -> None:
     assert (results["memory_bytes"].actual, results["memory_bytes"].verdict) == ("unknown", UNCHECKED)
 
 
-def test_workers_of_a_cpu_are_no_gpus() -> None:
+def test_cpu_workers_are_not_checked_as_gpus() -> None:
     results = node_results(HardwareSpec("cpu", devices="cpu", gpus_per_node=2, cpus_per_node=48), host())
     assert list(results) == ["cpus_per_node", "memory_bytes"]
 
 
-def test_a_job_may_have_been_given_a_part_of_the_gpus() -> None:
+def test_a_job_may_have_a_part_of_the_gpus() -> None:
     line = node_results(A100_NODE, host(gpu(0)), in_job=True)["gpus_per_node"]
     assert (line.actual, line.verdict) == ("1, as this job was given", UNCHECKED)
     more = node_results(A100_NODE, host(gpu(0), gpu(1), gpu(2)), in_job=True)["gpus_per_node"]
@@ -125,7 +125,7 @@ def test_sizes_are_compared_loosely(here: int, same: bool) -> None:
     assert is_near(64 * 10**9, here) == same
 
 
-def test_lines_of_another_host_are_told_and_not_judged() -> None:
+def test_lines_of_another_host_are_not_judged() -> None:
     (line,) = mark_unchecked([CheckResult("gpus_per_node", "8", "0", DIFFERS)], "not a node")
     assert line == CheckResult("gpus_per_node", "8", "0 (not a node)", UNCHECKED)
 
@@ -174,7 +174,7 @@ def test_the_file_system_of_a_path(path: str, kind: str) -> None:
     assert find_file_system(Path(path), []) is None
 
 
-def test_folders_that_all_nodes_have_to_see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_shared_folders_are_on_a_network_file_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCALEBENCH_CACHE", "/elsewhere/cache")
     parts = [SimpleNamespace(mountpoint=at, fstype=kind) for at, kind in (("/", "ext4"), (str(tmp_path), "nfs4"))]
@@ -246,10 +246,10 @@ def test_a_node_that_does_not(run_command: Tell) -> None:
     assert (status, lines["gpus_per_node"]) == (1, ["8", "4", "differs"])
 
 
-def test_a_login_node_is_told_from_a_node(run_command: Tell) -> None:
+def test_a_login_node_is_recognized(run_command: Tell) -> None:
     login = dataclasses.replace(NODE, hostname="login1", gpus=[])
     status, lines, last = run_command(here=login)
-    assert status == 0  # the partition is as said, and this host need not be
+    assert status == 0  # the partition matches, and this host need not
     assert lines["this host"] == ["a node of alpha", "login1, no node of it: a login node?", "not checked"]
     assert lines["gpus_per_node"] == ["8", "0 (not a node)", "not checked"]
     assert lines["slurm.gres"][-1] == "ok"
@@ -265,7 +265,7 @@ def test_a_salloc_shell_on_a_login_node(run_command: Tell, monkeypatch: pytest.M
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     _, lines, last = run_command(here=dataclasses.replace(NODE, hostname="login1"))
     assert lines["this host"][1] == "login1, no node of it: a login node?, in job 12"
-    assert "srun --nodes=1 --ntasks=1 python -m" in last  # the allocation has said the rest
+    assert "srun --nodes=1 --ntasks=1 python -m" in last  # the allocation has the rest
 
 
 def test_within_a_job(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,10 +293,10 @@ def test_a_machine_without_a_scheduler_is_this_host(run_command: Tell) -> None:
     assert lines["gpus_per_node"] == ["8", "8", "ok"]
     assert lines["gpu_model"][-1] == "differs"
     assert last.endswith(" not checked")
-    assert run_command("hardware=local")[0] == 0  # says nothing that could be wrong
+    assert run_command("hardware=local")[0] == 0  # has no values to compare
 
 
-def test_a_folder_of_ones_own(run_command: Tell, tmp_path: Path) -> None:
+def test_a_folder_with_yaml_files_of_the_user(run_command: Tell, tmp_path: Path) -> None:
     own = tmp_path / "conf" / "hardware"
     own.mkdir(parents=True)
     (own / "mine.yaml").write_text("defaults:\n  - alpha\n  - _self_\nname: mine\ngpus_per_node: 4\n")
@@ -318,7 +318,7 @@ def test_a_folder_of_ones_own(run_command: Tell, tmp_path: Path) -> None:
         ("--config-dir /not/there hardware=alpha", "--config-dir: /not/there is no folder"),
     ],
 )
-def test_what_cannot_be_read_is_one_line_and_status_2(
+def test_bad_input_of_doctor_is_one_line_and_status_2(
     words: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", *words.split()]) == 2
@@ -326,7 +326,7 @@ def test_what_cannot_be_read_is_one_line_and_status_2(
     assert answer.out == "" and answer.err.startswith(f"scalebench: {line}") and answer.err.count("\n") == 1
 
 
-def test_the_command_names_whom_to_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_srun_command_names_account_and_qos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     config = compose_hardware(
         ["hardware=alpha", "hardware.slurm.account=p_a", "hardware.devices=cpu", "hardware.slurm.exclusive=false"]

@@ -1,4 +1,4 @@
-"""SLURM's answers, from sinfo's lines and made-up commands, checked against what a YAML asks of it."""
+"""SLURM's answers, from sinfo's lines and made-up commands, checked against a YAML."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_gpus_of_a_node(gres: str, kind: str | None, count: int) -> None:
     assert count_gpus(gres, kind) == count
 
 
-def test_a_partition_that_is_as_said() -> None:
+def test_a_matching_partition() -> None:
     assert [dataclasses.astuple(line) for line in partition_results().values()] == [
         ("slurm.partition", "alpha", "2 of 3 nodes up", OK),
         ("max_nodes", "3", "3 nodes", OK),
@@ -103,7 +103,7 @@ def test_a_job_without_gpus_asks_for_none() -> None:
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("a100", OK), ("A100", OK), ("v100", DIFFERS)])
-def test_the_kind_of_gpu_that_is_asked_for(kind: str, verdict: str) -> None:
+def test_the_requested_kind_of_gpu_is_checked(kind: str, verdict: str) -> None:
     line = partition_results({"gpus_per_node": 2}, partition="main", gres=f"gpu:{kind}:{{gpus}}")["slurm.gres"]
     assert (line.expected, line.verdict) == (f"gpu:{kind}:2", verdict)
 
@@ -217,7 +217,7 @@ def test_accounts(account: str, verdict: str) -> None:
     assert slurm_results(FakeSlurm(), account=account)["slurm.account"] == ("partition alpha takes p_a, p_b", verdict)
 
 
-def test_a_partition_that_takes_all_says_nothing_of_the_user() -> None:
+def test_a_partition_that_takes_all_does_not_decide_about_the_user() -> None:
     assert slurm_results(FakeSlurm(), qos="normal")["slurm.qos"] == (
         "partition alpha takes all; sbatch decides whether you may",
         UNCHECKED,
@@ -233,7 +233,7 @@ def test_reservations(name: str, verdict: str) -> None:
 
 
 @pytest.mark.parametrize(("mpi", "verdict"), [("pmix", OK), ("pmi2", OK), ("openmpi", DIFFERS), ("available", DIFFERS)])
-def test_what_starts_ranks_of_mpi(mpi: str, verdict: str) -> None:
+def test_the_program_that_starts_mpi_ranks(mpi: str, verdict: str) -> None:
     assert slurm_results(FakeSlurm(), mpi=mpi)["slurm.mpi"] == ("srun has pmix, none, pmi2", verdict)
     assert slurm_results(FakeSlurm({"srun --mpi": ""}), mpi=mpi)["slurm.mpi"] == ("srun does not list any", UNCHECKED)
 
@@ -245,7 +245,7 @@ def test_mpirun_is_looked_for_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert slurm_results(FakeSlurm())["slurm.mpi"] == (str(tmp_path / "mpirun"), OK)
 
 
-def test_what_opens_the_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_program_that_runs_the_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     pyxis = {"container": "x.sqsh", "container_runtime": "pyxis"}
     assert slurm_results(FakeSlurm(), **pyxis)["slurm.container_runtime"] == ("srun has no --container-image", DIFFERS)

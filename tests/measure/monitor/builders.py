@@ -14,7 +14,8 @@ Curve = float | Callable[[float], float]
 
 
 def series(columns: dict[str, Curve], begin_s: float = 0.0, end_s: float = 30.0, every_s: float = 0.1) -> TimeSeries:
-    """Return a series: `source/quantity` -> a constant, or a function of the seconds since BEGIN_S, sampled in [begin_s, end_s]."""
+    """Return a series sampled in [begin_s, end_s]: `source/quantity` -> a constant, or a function of the seconds since
+    BEGIN_S."""
     at_s = np.arange(round((end_s - begin_s) / every_s) + 1) * every_s + begin_s
     by_name = {}
     for name, curve in columns.items():

@@ -69,7 +69,7 @@ def test_the_energy_counter_and_the_power_agree(
     assert last_j - first_j == pytest.approx(250.0 * gone_s, abs=250.0 * 0.05 + 0.01)
 
 
-def test_a_lost_gpu_is_noted_once_and_its_rows_stop(
+def test_a_lost_gpu_is_recorded_once_and_its_rows_stop(
     nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = tmp_path / "lost"

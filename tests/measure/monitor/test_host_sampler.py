@@ -43,7 +43,7 @@ def test_the_cores_that_we_may_use(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "cpu1 0 0 0 0 0 0 0 0\ncpu2 0 0 0 0 0 0 0 0\n", "cpu1 a b c\n"])
-def test_cores_that_are_not_told_have_no_row(text: str, root: Path, tmp_path: Path) -> None:
+def test_cores_without_times_have_no_row(text: str, root: Path, tmp_path: Path) -> None:
     (root / "proc/stat").write_text(text)
     found = sampled(tmp_path)
     assert [quantity for source, quantity in found.names if source == "cpu"] == ["cores"]

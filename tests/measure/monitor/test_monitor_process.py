@@ -17,7 +17,7 @@ from scalebench.core.spec import write_spec
 from scalebench.measure.monitor import monitor_process
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.measure.monitor.time_series import read_series
-from tests.builders.runs import alive, simulated_spec, wait_until
+from tests.builders.runs import find_running, simulated_spec, wait_until
 from tests.nvml_stand_in import put_in
 
 SPEC = simulated_spec(measure={"monitor": True})
@@ -83,15 +83,15 @@ def test_a_monitor_ends_with_a_parent_that_is_killed(folder: Path) -> None:
     pid = 0
     try:
         pid = int(parent.stdout.readline())
-        assert alive([pid]) == [pid]
+        assert find_running([pid]) == [pid]
         parent.kill()
         parent.wait()
-        wait_until(lambda: not alive([pid]), 10.0)
+        wait_until(lambda: not find_running([pid]), 10.0)
     finally:
         parent.kill()
         parent.wait()
         parent.stdout.close()
-        if pid and alive([pid]):  # it is no child of this process any more
+        if pid and find_running([pid]):  # it is no child of this process any more
             os.kill(pid, signal.SIGKILL)
     assert not (folder / MONITOR_FILE).exists()
 
@@ -108,7 +108,7 @@ def test_a_monitor_ends_with_a_parent_that_is_killed(folder: Path) -> None:
 def test_a_monitor_that_crashes_is_a_reason(code: str, reason: str, folder: Path) -> None:
     with MonitorProcess(SPEC, folder, stand_in(folder, code)) as monitor:
         assert monitor._process is not None
-        wait_until(lambda: not alive([monitor._process.pid]))
+        wait_until(lambda: not find_running([monitor._process.pid]))
     assert monitor.reason == reason
 
 
@@ -118,7 +118,7 @@ def test_a_monitor_that_hangs_is_killed(folder: Path, monkeypatch: pytest.Monkey
     with MonitorProcess(SPEC, folder, stand_in(folder, "import time; time.sleep(600)")) as monitor:
         assert monitor._process is not None
         pid = monitor._process.pid
-    assert monitor.reason == "the monitor did not end within 0.3 s" and not alive([pid])
+    assert monitor.reason == "the monitor did not end within 0.3 s" and not find_running([pid])
 
 
 def test_ctrl_c_while_a_monitor_ends_kills_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_ctrl_c_while_a_monitor_ends_kills_it(folder: Path, monkeypatch: pytest.
     ):
         assert k._process is not None
         monkeypatch.setattr(k._process, "communicate", interrupted)
-    assert not alive([k._process.pid])
+    assert not find_running([k._process.pid])
 
 
 def test_a_monitor_that_cannot_start_is_a_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,8 @@ def test_the_figures_of_cores_and_memory() -> None:
             series({"cpu/cores": 4.0}, end_s=0.0),
             series(
                 {
-                    "cpu/busy_s": counter(3.0, 1.0), "cpu/programs_s": counter(2.9, 1.0), "ours/cpu_s": counter(2.4, 0.0),
+                    "cpu/busy_s": counter(3.0, 1.0), "cpu/programs_s": counter(2.9, 1.0),
+                    "ours/cpu_s": counter(2.4, 0.0),
                     "process:0/cpu_s": counter(1.0, 0.0), "process:1/cpu_s": counter(1.2, 0.0),
                     "process:0/rss_bytes": within(5e8, 9e9), "process:1/rss_bytes": within(6e8, 9e9),
                     "process:0/rss_anon_bytes": within(1e8, 9e9), "process:1/rss_anon_bytes": lambda t: 1e7 * t,

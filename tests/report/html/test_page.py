@@ -18,7 +18,7 @@ from scalebench.report.html.page import write
 from scalebench.report.html.render import dump_json
 from scalebench.report.report_data import ReportData, load_report_data
 from tests.builders import sweeps
-from tests.report.html.made_up import sections
+from tests.report.html.frame_sections import sections
 
 NASTY = (
     "\"'><img src=x onerror=alert(1)></script></style></pre><script>window.ran=1</script> javascript:alert(1) "
@@ -57,7 +57,7 @@ def nasty_sections(text: str = NASTY) -> list[Section]:
     return [Section("s", text, [chart, table, Paragraph(text, tags=tags), Code(text, "log", text, tags)])]
 
 
-def test_a_page_asks_nobody_for_anything(report_data: ReportData, tmp_path: Path) -> None:
+def test_a_page_requests_nothing_from_elsewhere(report_data: ReportData, tmp_path: Path) -> None:
     page = write(report_data, tmp_path / "report.html", sections(report_data.frame))
     text = page.read_text(encoding="utf-8")
     tags = Tags(text)
@@ -101,12 +101,12 @@ def test_figures_of_the_tables_are_the_frames(report_data: ReportData, tmp_path:
     assert set(map(float, frame["throughput_samples_per_s"])) <= set(values)
 
 
-def test_words_without_a_chart_need_no_plotly(report_data: ReportData, tmp_path: Path) -> None:
+def test_a_page_without_charts_has_no_plotly(report_data: ReportData, tmp_path: Path) -> None:
     page = write(report_data, tmp_path / "report.html", [Section("s", "S", [Paragraph("nothing more")])])
     assert page.stat().st_size < 100_000
 
 
-def test_only_failed_runs_and_files_that_nobody_can_read(tmp_path: Path) -> None:
+def test_failed_runs_and_unreadable_files_are_counted(tmp_path: Path) -> None:
     sweeps.write_results(tmp_path / "sweep", [sweeps.failed_run(reason=NASTY)])
     report_data = load_report_data([tmp_path / "sweep"])
     report_data.unreadable.append((tmp_path / "x", "half a file"))
@@ -114,7 +114,9 @@ def test_only_failed_runs_and_files_that_nobody_can_read(tmp_path: Path) -> None
     assert "<b>1</b> failed" in text and "<b>1</b> not readable" in text and "<img" not in text
 
 
-def test_a_page_is_replaced_as_a_whole(report_data: ReportData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_replaced_only_when_it_is_complete(
+    report_data: ReportData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = tmp_path / "new" / "report.html"
     write(report_data, page, [])
     before = page.read_bytes()
@@ -145,12 +147,12 @@ def test_links_lead_to_the_runs_wherever_the_page_is(report_data: ReportData, tm
 SCRIPT_ENDS = "</script><script>alert(1)</script><!-- &amp; \u2028 \u2029 ü \ud800"
 
 
-def test_json_in_a_script_has_no_sign_that_html_knows_and_reads_back() -> None:
+def test_json_in_a_script_has_no_html_characters_and_reads_back() -> None:
     text = dump_json({"name": SCRIPT_ENDS, "y": [None, 0.5]})
     assert not set("<>&\u2028\u2029") & set(text)
     assert json.loads(text) == {"name": SCRIPT_ENDS, "y": [None, 0.5]}
 
 
-def test_what_is_no_number_is_no_json() -> None:
+def test_nan_cannot_be_written_as_json() -> None:
     with pytest.raises(ValueError):
         dump_json([float("nan")])

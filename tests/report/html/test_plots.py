@@ -121,7 +121,7 @@ def chart(*names: str, tagged: bool = True) -> Chart:
     return Chart("c", "C", Axis("x"), Axis("y"), series)
 
 
-def test_a_strategy_keeps_its_look_over_all_charts() -> None:
+def test_a_strategy_keeps_its_style_over_all_charts() -> None:
     first, second = chart("a", "b", "c"), chart("c", "a")
     styles = ChartStyles([first, second])
     a, b, c = styles.of(first)
@@ -132,10 +132,15 @@ def test_a_strategy_keeps_its_look_over_all_charts() -> None:
 def test_lines_of_one_strategy_share_a_colour_and_nothing_else() -> None:
     twice = chart("a", "a", "b")
     first, second, _ = ChartStyles([twice]).of(twice)
-    assert first.slot == second.slot and first.dash != second.dash and first.symbol != second.symbol and first.pattern != second.pattern
+    assert (
+        first.slot == second.slot
+        and first.dash != second.dash
+        and first.symbol != second.symbol
+        and first.pattern != second.pattern
+    )
 
 
-def test_more_strategies_than_colours_can_be_told_apart() -> None:
+def test_more_strategies_than_colours_stay_distinguishable() -> None:
     many = chart(*map(str, range(24)))
     styles = ChartStyles([many]).of(many)
     assert {style.slot for style in styles} == set(range(COLOUR_COUNT))
@@ -209,7 +214,7 @@ def test_lines_can_be_seen(theme: dict[str, str]) -> None:
     assert {name: round(value, 2) for name, value in contrasts.items() if value < 3} == {}
 
 
-def test_no_two_colours_are_one_to_those_who_do_not_see_green(theme: dict[str, str]) -> None:
+def test_colours_stay_distinguishable_without_green_vision(theme: dict[str, str]) -> None:
     perceived = {}
     for number in range(COLOUR_COUNT):
         colour = linear(theme[f"c{number}"])

@@ -1,4 +1,4 @@
-"""The first thing people read: the strategy, how sure, how far, what is lost; and nothing that figures do not say."""
+"""The answer section: strategy, certainty, number of devices, loss, and nothing that the figures do not support."""
 
 from __future__ import annotations
 
@@ -104,7 +104,10 @@ def test_a_tie_is_no_winner(tmp_path: Path) -> None:
 def test_without_intervals_it_is_not_sure(tmp_path: Path) -> None:
     blocks = answer_runs(tmp_path, *make_runs(["ddp_gloo", "horovod_gloo"], blocks=3))
     assert "ddp_gloo was the fastest, which is not sure." in get_paragraphs(blocks)[0]
-    assert "with certainty at none" in get_paragraphs(blocks)[0] and DOUBTS["no_interval"] in get_paragraphs(blocks, "warning")[0]
+    assert (
+        "with certainty at none" in get_paragraphs(blocks)[0]
+        and DOUBTS["no_interval"] in get_paragraphs(blocks, "warning")[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,10 +120,15 @@ def test_without_intervals_it_is_not_sure(tmp_path: Path) -> None:
 )
 def test_how_far_it_goes(tmp_path: Path, min_efficiency: float, sentence: str) -> None:
     runs = make_runs(["ddp_gloo"], noise=0.1 if min_efficiency == 0.7695 else 0.01)
-    assert sentence in get_paragraphs(answer_runs(tmp_path, *runs, min_efficiency=min_efficiency if min_efficiency != 0.7695 else 0.765))[0]
+    assert (
+        sentence
+        in get_paragraphs(
+            answer_runs(tmp_path, *runs, min_efficiency=min_efficiency if min_efficiency != 0.7695 else 0.765)
+        )[0]
+    )
 
 
-def test_more_devices_that_train_slower_are_said_not_to_pay(tmp_path: Path) -> None:
+def test_more_devices_that_train_slower_do_not_pay(tmp_path: Path) -> None:
     slow = dataclasses.replace(sweeps.run("ddp_gloo", 4), ranks=[])
     for number in range(4):
         rank = sweeps.run("ddp_gloo", 4).ranks[number]

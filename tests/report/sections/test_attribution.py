@@ -35,7 +35,9 @@ def test_bars_and_cells_are_the_figures_of_the_frame(tmp_path: Path) -> None:
     frame = scalebench.attribution(tmp_path).set_index(["strategy", "gpus", "part"]).sort_index()
     assert chart.kind == "stacked" and chart.y.percent
     for series in chart.series:  # so that a reader's filter takes single bars
-        assert all(str(x).startswith(f"{tags['strategy']} x") for x, tags in zip(series.x, series.point_tags, strict=True))
+        assert all(
+            str(x).startswith(f"{tags['strategy']} x") for x, tags in zip(series.x, series.point_tags, strict=True)
+        )
     for series in chart.series:
         for name, value in zip(series.x, series.y, strict=True):
             strategy, gpus = str(name).split(" x ")
@@ -67,7 +69,7 @@ def test_weak_and_strong_scaling_have_charts_of_their_own(tmp_path: Path) -> Non
     assert [block.name for block in charts[1].series][:2] == ["kept", "batch"]
 
 
-def test_merged_parts_are_named_and_told_why(tmp_path: Path) -> None:
+def test_merged_parts_are_named_with_their_reason(tmp_path: Path) -> None:
     result, full, bare, _ = strong_scaling_runs()
     sweeps.write_results(tmp_path, [result, full, bare])
     (chart,), (table,), sentences = split_blocks(make_section(tmp_path))
@@ -77,7 +79,7 @@ def test_merged_parts_are_named_and_told_why(tmp_path: Path) -> None:
     assert any("overhead of ddp x 2: no good run of ddp on one device" in text for text in sentences)
 
 
-def test_causes_are_told_once_a_curve(tmp_path: Path) -> None:
+def test_causes_are_listed_once_for_each_curve(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path, strategies=("bare_torch", "horovod_gloo"), gpus=(1, 2, 4, 8), noise=0.001)
     _, _, sentences = split_blocks(make_section(tmp_path))
     causes = [text for text in sentences if "costs more within training" in text]
@@ -85,17 +87,17 @@ def test_causes_are_told_once_a_curve(tmp_path: Path) -> None:
     assert len(causes) == 1
 
 
-def test_a_sweep_without_causes_says_nothing_of_them(tmp_path: Path) -> None:
+def test_a_sweep_without_causes_has_no_sentence_about_them(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path, strategies=("bare_torch", "ddp_gloo"), gpus=(1,))
     assert split_blocks(make_section(tmp_path))[2] == []
 
 
-def test_nothing_to_tell(tmp_path: Path) -> None:
+def test_without_a_baseline_there_is_no_section(tmp_path: Path) -> None:
     sweeps.write_results(tmp_path, [two_device_run(), sweeps.failed_run()])
     assert attribution.section(report_data.load_report_data([tmp_path])) is None
 
 
-def test_many_runs_are_told_by_the_first_launch_and_the_most_devices(
+def test_many_runs_are_reduced_to_the_first_repeat_of_each_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 6)
@@ -121,7 +123,7 @@ def show_details(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
     return capsys.readouterr().out
 
 
-def test_show_tells_where_the_lost_efficiency_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_where_the_lost_efficiency_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweeps.write_results(tmp_path, list(weak_scaling_runs(flags=["unequal_clocks"])))
     out = show_details(capsys, tmp_path)
     assert out.count("where the lost efficiency went") == 2  # of the run and of the strategy alone, not of bare
@@ -141,7 +143,7 @@ def test_a_local_batch_is_looked_up_among_all_rows(tmp_path: Path, capsys: pytes
     assert "batch + overhead + contention" in out and "no good run of bare_torch on one device" in out
 
 
-def test_a_run_without_a_baseline_has_no_ladder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_baseline_has_no_attribution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweeps.write_results(tmp_path, [weak_scaling_runs()[0], sweeps.failed_run()])
     assert "lost efficiency" not in show_details(capsys, tmp_path)
 

@@ -25,7 +25,16 @@ from scalebench.report.sections.batch_size import (
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
-from tests.report.section_blocks import SCRIPT, get_column, write_report_data, list_ids, get_series, select_blocks, get_block, block_text
+from tests.report.section_blocks import (
+    SCRIPT,
+    block_text,
+    get_block,
+    get_column,
+    get_series,
+    list_ids,
+    select_blocks,
+    write_report_data,
+)
 
 
 def make_run(batch: int, gpus: int = 1, strategy: str = "ddp_gloo", bucket: float = 25.0, **changes: Any) -> Result:
@@ -62,8 +71,10 @@ def test_curves_are_the_frames_figures(tmp_path: Path) -> None:
     assert "more is better" in chart.caption and "over blocks of one repeat" in chart.caption
 
 
-def test_the_table_says_what_a_larger_batch_gives(tmp_path: Path) -> None:
-    table = get_block(batch_size.section(write_report_data(tmp_path, [make_run(10), make_run(100)])), Table, "batch-size-table")
+def test_the_table_has_the_gain_of_a_larger_batch(tmp_path: Path) -> None:
+    table = get_block(
+        batch_size.section(write_report_data(tmp_path, [make_run(10), make_run(100)])), Table, "batch-size-table"
+    )
     rows = [[cell.text for cell in row.cells] for row in table.rows]
     assert [row[:3] for row in rows] == [["ddp_gloo, 1 device", "10", "10"], ["ddp_gloo, 1 device", "100", "100"]]
     assert rows[0][4] == "1.00" and rows[1][4].startswith("10.0") and rows[1][4].endswith("]")
@@ -80,11 +91,14 @@ def make_saturating_runs(batch: int, gpus: int = 1) -> list[Result]:
     return runs
 
 
-def test_the_knee_is_marked_and_named(tmp_path: Path) -> None:
+def test_the_saturating_batch_is_marked_and_named(tmp_path: Path) -> None:
     report_data = write_report_data(tmp_path, [*make_saturating_runs(100), *make_saturating_runs(1000, gpus=2)])
     section = batch_size.section(report_data)
     chart = get_block(section, Chart, "batch-size-throughput")
-    marks, rates = get_series(chart, "saturating batch"), report_data.pooled.set_index("run_id")["throughput_samples_per_s"]
+    marks, rates = (
+        get_series(chart, "saturating batch"),
+        report_data.pooled.set_index("run_id")["throughput_samples_per_s"],
+    )
     assert marks.style == "points" and list(marks.x) == [100, 1000]
     assert list(marks.y) == [rates["ddp_gloo-1-100-25"], rates["ddp_gloo-2-1000-25"]]
     assert list(marks.notes) == ["ddp_gloo, 1 device", "ddp_gloo, 2 devices"] and len(marks.point_tags) == 2
@@ -96,13 +110,17 @@ def test_the_knee_is_marked_and_named(tmp_path: Path) -> None:
     assert get_column(table, "saturating batch") == {"ddp_gloo, 1 device": 100, "ddp_gloo, 2 devices": 1000}
     assert get_column(table, "of the highest")["ddp_gloo, 1 device"] > 0.99
     half = get_column(table, "n_1/2 (95 %)")["ddp_gloo, 1 device"]
-    line = fit_step_time(batch_and_step_s([row for curve in report_data.curves for row in curve.rows if row["gpus"] == 1]))
+    line = fit_step_time(
+        batch_and_step_s([row for curve in report_data.curves for row in curve.rows if row["gpus"] == 1])
+    )
     assert line is not None and half == line.half_batch
 
 
 def test_a_curve_that_still_rises_has_no_mark(tmp_path: Path) -> None:
     section = batch_size.section(write_report_data(tmp_path, [make_run(10), make_run(100)]))
-    assert [series.name for series in get_block(section, Chart, "batch-size-throughput").series] == ["ddp_gloo, 1 device"]
+    assert [series.name for series in get_block(section, Chart, "batch-size-throughput").series] == [
+        "ddp_gloo, 1 device"
+    ]
     assert get_block(section, Table, "batch-size-saturation").rows[0].cells[1].text == "100 or more"
     assert select_blocks(section, Paragraph)[0].text.startswith(
         "No saturating batch up to 100 per device (ddp_gloo, 1 device): 10 has less"
@@ -114,7 +132,10 @@ def test_one_batch_is_no_curve(tmp_path: Path) -> None:
     assert batch_size.section(write_report_data(tmp_path / "failed", [sweeps.failed_run()])) is None
     # Strong scaling gives each number of devices a batch of its own, and another strategy is another configuration.
     runs = [sweeps.run("ddp_gloo", n, **sweeps.strong_scaling(40, n)) for n in (1, 2, 4)]
-    assert batch_size.section(write_report_data(tmp_path / "strong", [*runs, make_run(50, strategy="horovod_gloo")])) is None
+    assert (
+        batch_size.section(write_report_data(tmp_path / "strong", [*runs, make_run(50, strategy="horovod_gloo")]))
+        is None
+    )
 
 
 def test_options_hardware_and_scaling_are_never_mixed(tmp_path: Path) -> None:
@@ -125,12 +146,21 @@ def test_options_hardware_and_scaling_are_never_mixed(tmp_path: Path) -> None:
     chart = get_block(batch_size.section(write_report_data(tmp_path / "y", runs)), Chart, "batch-size-throughput")
     assert [series.name for series in chart.series] == ["ddp_gloo, 1 device", "ddp_gloo bucket_cap_mb=1.0, 1 device"]
     other = [make_run(100, hardware=HardwareSpec("other")), make_run(1000, hardware=HardwareSpec("other"))]
-    charts = select_blocks(batch_size.section(write_report_data(tmp_path / "z", [make_run(10), make_run(100), *other])), Chart, "batch-size-thr")
+    charts = select_blocks(
+        batch_size.section(write_report_data(tmp_path / "z", [make_run(10), make_run(100), *other])),
+        Chart,
+        "batch-size-thr",
+    )
     assert [[list(series.x) for series in chart.series] for chart in charts] == [[[10, 100]], [[100, 1000]]]
-    assert batch_size.section(write_report_data(tmp_path / "w", [make_run(10), sweeps.run("ddp_gloo", 1, **sweeps.strong_scaling(40, 1))])) is None
+    assert (
+        batch_size.section(
+            write_report_data(tmp_path / "w", [make_run(10), sweeps.run("ddp_gloo", 1, **sweeps.strong_scaling(40, 1))])
+        )
+        is None
+    )
 
 
-def test_rows_that_nothing_tells_apart_are_curves_of_their_own(tmp_path: Path) -> None:
+def test_rows_without_a_distinguishing_column_form_separate_curves(tmp_path: Path) -> None:
     rate = {"train": dataclasses.replace(simulated_config().train, batch_per_device=100, learning_rate=0.5)}
     runs = [make_run(10), make_run(100), sweeps.run("ddp_gloo", 1, run_id="again", **rate)]
     chart = get_block(batch_size.section(write_report_data(tmp_path, runs)), Chart, "batch-size-throughput")
@@ -142,7 +172,9 @@ def test_text_stays_text(tmp_path: Path) -> None:
     assert section is not None and all(SCRIPT in block_text(block) for block in section.blocks)
 
 
-def make_curve(rates: dict[int, float], width: float | None = 0.01, gpus: int = 1, start_s: float | None = None) -> Curve:
+def make_curve(
+    rates: dict[int, float], width: float | None = 0.01, gpus: int = 1, start_s: float | None = None
+) -> Curve:
     """Limits lie off by the share `width`; without `start_s` its steps are not known."""
     rows = [
         {"batch_per_device": batch, "throughput_samples_per_s": rate, "gpus": gpus,
@@ -179,13 +211,13 @@ def make_curve(rates: dict[int, float], width: float | None = 0.01, gpus: int = 
         ),
     ],
 )
-def test_a_knee(rates: dict[int, float], sentence: str) -> None:
+def test_the_sentence_about_the_saturating_batch(rates: dict[int, float], sentence: str) -> None:
     assert describe_curve(make_curve(rates)) == sentence
     assert str(describe_curve(make_curve(rates, width=None))).endswith(", with no interval to tell neighbours from it")
     assert str(describe_curve(make_curve(rates), "mlp")).count("(mlp with ddp, 1 devices)") == 1
 
 
-def test_the_line_of_its_updates_is_told_behind() -> None:
+def test_the_step_time_fit_follows_the_saturating_batch() -> None:
     rates = {b: b / (0.01 + 1e-5 * b) for b in (100, 1000, 3000, 4000)}  # n_1/2 1,000, and 100,000 samples/s at most
     sentence = str(describe_curve(make_curve(rates, start_s=0.01)))
     assert "; n_1/2 1,000" in sentence and sentence.endswith(
@@ -194,7 +226,7 @@ def test_the_line_of_its_updates_is_told_behind() -> None:
     assert "n_1/2" not in str(describe_curve(make_curve({10: 10.0, 20: 18.0, 40: 30.0, 80: 40.0})))
 
 
-def test_one_batch_says_nothing() -> None:
+def test_one_batch_has_no_sentence() -> None:
     assert describe_curve(make_curve({75: 50})) is None
 
 

@@ -10,11 +10,11 @@ from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import Result
 from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections import data_or_model
-from tests.builders.parallelism_runs import bare, ddp, folders, made
-from tests.report.section_blocks import SCRIPT, write_report_data, list_ids, select_blocks, get_block, block_text
+from tests.builders.parallelism_runs import bare_run, ddp_run, make_parallel_run, run_folders
+from tests.report.section_blocks import SCRIPT, block_text, get_block, list_ids, select_blocks, write_report_data
 
 
-def test_it_answers_then_shows_what_that_stands_on(tmp_path: Path) -> None:
+def test_the_answer_comes_before_its_tables(tmp_path: Path) -> None:
     section = data_or_model.section(write_report_data(tmp_path, make_pairs()))
     answer, verdict = select_blocks(section, Paragraph)
     assert answer.kind == "answer" and answer.text.startswith("mlp on 2 devices: pipeline should win at 8")
@@ -39,15 +39,19 @@ def test_figures_are_the_frames(tmp_path: Path) -> None:
         assert values["model took"] == batch / rate["model_parallel", batch]
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    section = data_or_model.section(write_report_data(tmp_path, [bare(8, probed=False), ddp(8, 0.1), made("model_parallel", 8, 0.05)]))
+def test_missing_predictions_have_their_reason(tmp_path: Path) -> None:
+    section = data_or_model.section(
+        write_report_data(
+            tmp_path, [bare_run(8, probed=False), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, 0.05)]
+        )
+    )
     sentences = [paragraph.text for paragraph in select_blocks(section, Paragraph)]
     assert f"mlp: data, model not predicted: the bare run was {NO_PROBES_REASON}." in sentences
 
 
 def test_nothing_to_say(tmp_path: Path) -> None:
     assert data_or_model.section(write_report_data(tmp_path / "usual")) is None
-    assert data_or_model.section(write_report_data(tmp_path / "one", [bare(8), ddp(8, 0.1)])) is None
+    assert data_or_model.section(write_report_data(tmp_path / "one", [bare_run(8), ddp_run(8, 0.1)])) is None
 
 
 def test_text_stays_text(tmp_path: Path) -> None:
@@ -60,7 +64,7 @@ def test_text_stays_text(tmp_path: Path) -> None:
 
 def compare(*runs: Result) -> list[ParallelismComparison]:
     by_id = {run.run_id: run for run in runs}
-    return data_or_model.compare_kinds(pool_results(runs, folders(*runs)), lambda row: by_id[row["run_id"]])
+    return data_or_model.compare_kinds(pool_results(runs, run_folders(*runs)), lambda row: by_id[row["run_id"]])
 
 
 def make_pairs() -> list[Result]:
@@ -69,8 +73,8 @@ def make_pairs() -> list[Result]:
     return [
         run
         for batch, (data_s, model_s) in steps.items()
-        for run in (bare(batch), ddp(batch, data_s, messages=batch // 14 + 1), made("model_parallel", batch, model_s),
-                    made("pipeline_gpipe", batch, None))
+        for run in (bare_run(batch), ddp_run(batch, data_s, messages=batch // 14 + 1), make_parallel_run("model_parallel", batch, model_s),
+                    make_parallel_run("pipeline_gpipe", batch, None))
     ]  # fmt: skip
 
 
@@ -101,7 +105,7 @@ def test_bytes_and_operations_for_each() -> None:
     ]
 
 
-def test_in_words() -> None:
+def test_answers_are_sentences() -> None:
     comparisons = compare(*make_pairs())
     (answer,) = [text for text, _ in data_or_model.make_answers(comparisons)]
     assert answer == (
@@ -113,7 +117,7 @@ def test_in_words() -> None:
 
 
 def test_a_reason_stands_for_what_is_not_predicted() -> None:
-    comparisons = compare(bare(8, probed=False), ddp(8, 0.1), made("model_parallel", 8, 0.05))
+    comparisons = compare(bare_run(8, probed=False), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, 0.05))
     reason = f"not predicted: the bare run was {NO_PROBES_REASON}"
     assert data_or_model.list_unpredicted(comparisons) == [f"mlp: data, model {reason}"]
     assert row_texts(data_or_model.make_winners_table(comparisons, limits=False)) == [
@@ -121,12 +125,16 @@ def test_a_reason_stands_for_what_is_not_predicted() -> None:
     ]
     assert row_texts(data_or_model.make_traffic_table(comparisons)) == ["mlp | 2 | 8 |  |  |  |  |  |  | "]
     assert data_or_model.describe_accuracy(comparisons) == ""
-    unmeasured = compare(bare(8, probed=False), ddp(8, 0.1), made("model_parallel", 8, None))
+    unmeasured = compare(bare_run(8, probed=False), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, None))
     assert [text for text, _ in data_or_model.make_answers(unmeasured)] == [
         "mlp on 2 devices: neither predicted nor measured both ways"
     ]
 
 
-def test_who_is_tied_is_said() -> None:
-    (row,) = row_texts(data_or_model.make_winners_table(compare(bare(8), ddp(8, 0.1), made("model_parallel", 8, 0.1))))
+def test_a_tie_is_shown() -> None:
+    (row,) = row_texts(
+        data_or_model.make_winners_table(
+            compare(bare_run(8), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, 0.1))
+        )
+    )
     assert "(ddp_gloo), tied: model | yes" in row or "(model_parallel), tied: data | yes" in row

@@ -10,7 +10,7 @@ from scalebench.core.result import Result
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.sections import devices_or_batch
 from tests.analysis.test_devices_or_batch import STEP_S, aimed, batched
-from tests.report.section_blocks import SCRIPT, write_report_data, list_ids, select_blocks, get_block, block_text
+from tests.report.section_blocks import SCRIPT, block_text, get_block, list_ids, select_blocks, write_report_data
 
 
 def make_runs() -> list[Result]:
@@ -43,14 +43,14 @@ def test_pairs_are_the_frames_figures(tmp_path: Path) -> None:
     assert len(set(list_ids(section))) == len(list_ids(section))
 
 
-def test_the_largest_pair_is_told_in_words(tmp_path: Path) -> None:
+def test_the_largest_pair_is_answered_in_a_sentence(tmp_path: Path) -> None:
     (answer,) = select_blocks(devices_or_batch.section(write_report_data(tmp_path, make_runs())), Paragraph)
     assert answer.kind == "answer" and answer.text == (
         "2 devices of 20 samples (ddp_gloo) have 0.90 times the throughput of one of 40 (ddp_gloo)."
     )
 
 
-def test_an_undecided_pair_is_said_to_be_one(tmp_path: Path) -> None:
+def test_an_unresolved_pair_is_reported_as_such(tmp_path: Path) -> None:
     pair = [batched("ddp_gloo", 1, 20), batched("ddp_gloo", 2, 10)]
     for run in pair:
         for rank in run.ranks:
@@ -66,11 +66,13 @@ def test_times_to_the_target_have_columns_where_there_is_one(tmp_path: Path) -> 
     assert [cell.text for cell in row.cells[-3:-1]] == ["6.95 s (3 seeds)", "3.91 s (3 seeds)"][::-1]
     assert row.cells[-1].value == pytest.approx((6 * 7 * 8 / (3 * 4 * 5)) ** (1 / 3))
     missed = [aimed(1, 20, 0, 6.0, reached=False), aimed(2, 10, 0, 3.0)]
-    (row,) = get_block(devices_or_batch.section(write_report_data(tmp_path / "b", missed)), Table, "devices-or-batch-choices").rows
+    (row,) = get_block(
+        devices_or_batch.section(write_report_data(tmp_path / "b", missed)), Table, "devices-or-batch-choices"
+    ).rows
     assert [cell.text for cell in row.cells[-3:]] == ["3 s", "never", ""]
 
 
-def test_fewer_exchanges(tmp_path: Path) -> None:
+def test_gains_from_fewer_synchronizations(tmp_path: Path) -> None:
     report_data = write_report_data(tmp_path, [batched("ddp_gloo", 2, batch) for batch in (10, 20, 50)])
     section = devices_or_batch.section(report_data)
     (table,) = select_blocks(section, Table)
@@ -89,7 +91,12 @@ def test_fewer_exchanges(tmp_path: Path) -> None:
 
 def test_nothing_to_say(tmp_path: Path) -> None:
     assert devices_or_batch.section(write_report_data(tmp_path / "usual")) is None
-    assert devices_or_batch.section(write_report_data(tmp_path / "one", [batched("ddp_gloo", 1, batch) for batch in (10, 20)])) is None
+    assert (
+        devices_or_batch.section(
+            write_report_data(tmp_path / "one", [batched("ddp_gloo", 1, batch) for batch in (10, 20)])
+        )
+        is None
+    )
 
 
 def test_text_stays_text(tmp_path: Path) -> None:

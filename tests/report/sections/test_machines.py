@@ -59,7 +59,9 @@ def test_one_machine_has_one_page_and_no_warning(tmp_path: Path) -> None:
 
 def test_differences_stand_first_and_warn(tmp_path: Path) -> None:
     other = dataclasses.replace(WITH_GPUS, hostname="other", driver_version="535.1", environment={})
-    write_results(tmp_path, [run("ddp_gloo", 1, machine=WITH_GPUS), run("ddp_gloo", 2, machine=other), failed_run(machine=other)])
+    write_results(
+        tmp_path, [run("ddp_gloo", 1, machine=WITH_GPUS), run("ddp_gloo", 2, machine=other), failed_run(machine=other)]
+    )
     section = make_section(tmp_path)
     warning, table = section.blocks[:2]
     assert isinstance(warning, Paragraph) and warning.kind == "warning" and "2 machines" in warning.text
@@ -107,7 +109,9 @@ def test_a_matrix_that_is_none_is_shown_as_far_as_it_goes(tmp_path: Path, topolo
 
 def test_many_machines_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines, "MAX_MACHINES", 1)
-    write_results(tmp_path, [run("ddp_gloo", n, machine=dataclasses.replace(MACHINE, hostname=f"n{n}")) for n in (1, 2)])
+    write_results(
+        tmp_path, [run("ddp_gloo", n, machine=dataclasses.replace(MACHINE, hostname=f"n{n}")) for n in (1, 2)]
+    )
     section = make_section(tmp_path)
     assert list(tables_by_id(section)) == ["machine-0"]
     assert section.blocks[-1] == Paragraph("1 of 2 machines are shown.")

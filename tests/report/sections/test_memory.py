@@ -19,11 +19,20 @@ from scalebench.report.sections.memory import (
 )
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
-from tests.builders.sweeps import FULL_STATE_BYTES, run_with_memory, out_of_memory, run_with_batch_search
-from tests.report.section_blocks import SCRIPT, cell_texts, get_column, write_report_data, check_points, select_blocks, get_block, block_text
+from tests.builders.sweeps import FULL_STATE_BYTES, out_of_memory, run_with_batch_search, run_with_memory
+from tests.report.section_blocks import (
+    SCRIPT,
+    block_text,
+    cell_texts,
+    check_points,
+    get_block,
+    get_column,
+    select_blocks,
+    write_report_data,
+)
 
 
-def test_table_words_and_bars(tmp_path: Path) -> None:
+def test_table_sentences_and_bars(tmp_path: Path) -> None:
     report_data = write_report_data(
         tmp_path,
         [
@@ -45,17 +54,28 @@ def test_table_words_and_bars(tmp_path: Path) -> None:
     assert list(get_column(table, "status").values()) == ["ok"] * 4 + ["oom"]
     assert "16 bytes" in table.caption and "status" not in table.numeric
     sentences = [block_text(paragraph) for paragraph in select_blocks(section, Paragraph)]
-    assert f"50 % under {SCRIPT}." in sentences[0] and "On 4 devices out of memory: ddp_gloo; none had room." in sentences
+    assert (
+        f"50 % under {SCRIPT}." in sentences[0] and "On 4 devices out of memory: ddp_gloo; none had room." in sentences
+    )
     chart = get_block(section, Chart, "memory-state")
     assert chart.kind == "bars" and check_points(chart, report_data.pooled, "state_bytes") == 3
 
 
 def test_bars_of_one_height_are_no_chart(tmp_path: Path) -> None:
-    section = memory.section(write_report_data(tmp_path, [run_with_memory("bare_torch", 1, FULL_STATE_BYTES), run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)]))
-    assert select_blocks(section, Chart) == [] and select_blocks(section, Paragraph) == [] and len(select_blocks(section, Table)) == 1
+    section = memory.section(
+        write_report_data(
+            tmp_path,
+            [run_with_memory("bare_torch", 1, FULL_STATE_BYTES), run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)],
+        )
+    )
+    assert (
+        select_blocks(section, Chart) == []
+        and select_blocks(section, Paragraph) == []
+        and len(select_blocks(section, Table)) == 1
+    )
 
 
-def test_no_section_where_nobody_tells(tmp_path: Path) -> None:
+def test_without_recorded_state_there_is_no_section(tmp_path: Path) -> None:
     assert memory.section(write_report_data(tmp_path / "1")) is None
     assert memory.section(write_report_data(tmp_path / "2", [sweeps.failed_run()])) is None
 
@@ -69,7 +89,10 @@ def test_no_more_rows_than_a_table_holds(tmp_path: Path) -> None:
 
 
 BARE = run_with_memory("bare_torch", 1, FULL_STATE_BYTES)
-ZERO, SHARDED = run_with_memory("zero1", 2, 3 * FULL_STATE_BYTES // 4), run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2, peak=20_000)
+ZERO, SHARDED = (
+    run_with_memory("zero1", 2, 3 * FULL_STATE_BYTES // 4),
+    run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2, peak=20_000),
+)
 ALL = run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)
 
 
@@ -92,7 +115,9 @@ def test_no_table_where_it_would_say_nothing(results: Sequence[Result]) -> None:
 
 
 def test_a_row_for_each_with_what_is_known() -> None:
-    table = make_terminal_table(pool(BARE, SHARDED, run_with_memory("horovod_gloo", 2, None), out_of_memory("ddp_gloo", 2)))
+    table = make_terminal_table(
+        pool(BARE, SHARDED, run_with_memory("horovod_gloo", 2, None), out_of_memory("ddp_gloo", 2))
+    )
     assert table is not None and table.columns == [
         "strategy", "gpus", "batch per device", "samples/s (95 %)", "state of a device", "of a whole model",
         "of a parameter", "peak of a device", "all processes", "status",
@@ -106,7 +131,7 @@ def test_a_row_for_each_with_what_is_known() -> None:
     }
 
 
-def test_who_keeps_less_and_what_it_costs() -> None:
+def test_strategies_that_keep_less_are_listed_with_their_price() -> None:
     kept_less, price, room = list_terminal_sentences(pool(BARE, ALL, ZERO, SHARDED))
     assert kept_less == (
         "on 2 devices a device keeps of weights, gradients and optimizer's state, of the 16.0 kB of bare_torch: "
@@ -126,20 +151,28 @@ def test_who_keeps_less_and_what_it_costs() -> None:
         (2, 0.01, ", without an interval to tell it from noise"),
     ],
 )
-def test_how_sure_the_price_is(blocks: int, noise: float, ending: str) -> None:
+def test_the_price_has_its_uncertainty(blocks: int, noise: float, ending: str) -> None:
     """0.85 / 0.9."""
-    two = [run_with_memory(name, 2, state, blocks=blocks, noise=noise) for name, state in (("ddp_gloo", FULL_STATE_BYTES), ("zero1", 100))]
+    two = [
+        run_with_memory(name, 2, state, blocks=blocks, noise=noise)
+        for name, state in (("ddp_gloo", FULL_STATE_BYTES), ("zero1", 100))
+    ]
     assert list_terminal_sentences(pool(BARE, *two))[1].endswith(ending)
 
 
-def test_who_had_no_room() -> None:
-    sentences = list_terminal_sentences(pool(SHARDED, run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES), out_of_memory("ddp_gloo", 2)))
+def test_out_of_memory_runs_are_listed() -> None:
+    sentences = list_terminal_sentences(
+        pool(SHARDED, run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES), out_of_memory("ddp_gloo", 2))
+    )
     assert sentences[-1] == "on 2 devices out of memory: ddp_gloo; had room: fsdp_gloo"
     assert not [sentence for sentence in sentences if "no run" in sentence]
 
 
 def test_the_largest_batches_within_one_limit() -> None:
-    results = [run_with_batch_search(name, 2, batch, 1_500_000_000, None) for name, batch in (("ddp_gloo", 400), ("fsdp_gloo", 1500))]
+    results = [
+        run_with_batch_search(name, 2, batch, 1_500_000_000, None)
+        for name, batch in (("ddp_gloo", 400), ("fsdp_gloo", 1500))
+    ]
     assert list_terminal_sentences(pool(*results, run_with_batch_search("ddp_gloo", 1, 90, None, None))) == [
         "largest batch per device on 2 devices, within 1.50 GB a process: 1,500 under fsdp_gloo, 400 under ddp_gloo",
         "largest batch per device on 1 device: 90 under ddp_gloo",
@@ -149,13 +182,18 @@ def test_the_largest_batches_within_one_limit() -> None:
 def test_models_are_named_where_there_are_several() -> None:
     other = run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 4)
     other.workload.model, other.run_id, other.fingerprint = "mlp", "other", "other"
-    assert {sentence.partition(",")[0] for sentence in list_terminal_sentences(pool(BARE, SHARDED, other))} == {"materials_cnn"}
+    assert {sentence.partition(",")[0] for sentence in list_terminal_sentences(pool(BARE, SHARDED, other))} == {
+        "materials_cnn"
+    }
 
 
 def test_no_more_sentences_than_a_window_holds() -> None:
     results = []
     for number in range(MAX_TERMINAL_SENTENCES + 5):
-        pair = [run_with_memory("bare_torch", 1, FULL_STATE_BYTES), run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2)]
+        pair = [
+            run_with_memory("bare_torch", 1, FULL_STATE_BYTES),
+            run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2),
+        ]
         for run in pair:
             run.workload.model = f"m{number}"
             run.run_id = run.fingerprint = f"{run.run_id}-{number}"

@@ -18,7 +18,7 @@ from scalebench.report.sections.operations import (
     make_run_blocks,
 )
 from tests.builders.sweeps import failed_run, run, sweep, write_results
-from tests.report.probed_run import probed_run, probes
+from tests.report.probed_run import make_probed_run, make_probes
 from tests.report.section_blocks import cell_texts
 
 
@@ -57,7 +57,9 @@ def test_the_largest_operations_of_the_best_and_the_largest_runs(tmp_path: Path)
     assert "on rank 0" in table.caption
     shares = load_report_data([tmp_path]).frame.set_index("run_id").loc["ddp_gloo-4-0"]
     assert f"collectives: {100 * shares['collective_kernel_share']:.1f} % of the own time" in paragraph_text(section)
-    assert f"as long as {100 * shares['collective_step_share']:.1f} % of the wall time of a step" in paragraph_text(section)
+    assert f"as long as {100 * shares['collective_step_share']:.1f} % of the wall time of a step" in paragraph_text(
+        section
+    )
     assert "No operations of bare_torch on 1 device: there is no profile." in paragraph_text(section)
 
 
@@ -124,8 +126,8 @@ def test_runs_that_failed_have_no_operations(tmp_path: Path) -> None:
     assert operations.section(load_report_data([tmp_path])) is None
 
 
-def test_calls_and_own_time_of_an_update() -> None:
-    profile = probes().profile
+def test_calls_and_own_time_of_a_step() -> None:
+    profile = make_probes().profile
     assert profile is not None
     first, second, third = cell_texts(make_operations_table(profile, "operations", ""))
     assert first == ["gloo:all_reduce", "cpu", "1", "4.00 ms", "40.0 %", "collective"]
@@ -149,15 +151,17 @@ def test_only_the_largest_and_no_share_of_what_is_not_known() -> None:
 
 
 def test_both_shares_of_collectives() -> None:
-    line = describe_collectives(probed_run(probes(), probes()))
+    line = describe_collectives(make_probed_run(make_probes(), make_probes()))
     assert (
         "collectives: 40.0 % of the own time of all operations, and as long as 20.0 % of the wall time of a step"
         in line
     )
-    other = probes(profile=Profile(3, 0.02, 0.01, None))
-    assert describe_collectives(probed_run(other, other)).endswith("no operation that carries data between devices")
+    other = make_probes(profile=Profile(3, 0.02, 0.01, None))
+    assert describe_collectives(make_probed_run(other, other)).endswith(
+        "no operation that carries data between devices"
+    )
 
 
 def test_without_a_profile_there_is_its_reason() -> None:
-    none = probes(profile=None, reasons={"profile": "it has [b]none[/b]"})
-    assert list(make_run_blocks(probed_run(none, none))) == ["top operations: - (it has [b]none[/b])"]
+    none = make_probes(profile=None, reasons={"profile": "it has [b]none[/b]"})
+    assert list(make_run_blocks(make_probed_run(none, none))) == ["top operations: - (it has [b]none[/b])"]

@@ -13,7 +13,7 @@ from scalebench.report.sections.pipeline_stages import describe_bubble, make_run
 from scalebench.sweeps.console import Console
 from tests.analysis.test_pipeline_stages import chain, run
 from tests.builders.runs import record
-from tests.report.section_blocks import write_report_data, select_blocks, get_block
+from tests.report.section_blocks import get_block, select_blocks, write_report_data
 
 
 def test_a_row_for_each_stage_and_a_sentence_for_each_run(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_row_for_each_stage_and_a_sentence_for_each_run(tmp_path: Path) -> Non
     assert sentence.text.startswith("pipeline_gpipe on 2 devices: bubble: 55.0 % of the devices' time")
 
 
-def test_many_runs_are_told_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_of_many_runs_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_stages, "MAX_STAGED_RUNS", 1)
     results = [run(chain(0.006, 0.003), run_id="a"), run(chain(0.006, 0.003, 0.003), run_id="b")]
     section = pipeline_stages.section(write_report_data(tmp_path, results))
@@ -37,9 +37,11 @@ def test_many_runs_are_told_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert select_blocks(section, Paragraph)[-1].text == "Shown are 1 of the 2 runs whose model was cut into stages."
 
 
-def test_none_where_every_device_has_the_whole_model_or_nothing_went_well(tmp_path: Path) -> None:
+def test_without_stages_or_successful_runs_there_is_no_section(tmp_path: Path) -> None:
     assert pipeline_stages.section(write_report_data(tmp_path / "a", [record()])) is None
-    assert pipeline_stages.section(write_report_data(tmp_path / "b", [run(chain(0.006, 0.003), status="failed")])) is None
+    assert (
+        pipeline_stages.section(write_report_data(tmp_path / "b", [run(chain(0.006, 0.003), status="failed")])) is None
+    )
 
 
 EXPECTED = "20.0 % is expected of 4 micro-batches through 2 equal stages"
@@ -64,7 +66,7 @@ def test_a_row_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[5][:3] == ["bubble:", "55.0", "%"]
 
 
-def test_of_a_hybrid_each_replica(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hybrid_strategy_shows_each_replica(capsys: pytest.CaptureFixture[str]) -> None:
     lines = show_details(capsys, chain(0.006, 0.003), chain(0.003, 0.003, replica=1))
     assert lines[1][:2] == ["replica", "stage"]
     assert [(words[0], words[1], words[-2]) for words in lines[3:7]] == [
@@ -81,7 +83,7 @@ def test_what_was_not_measured_is_a_dash(capsys: pytest.CaptureFixture[str]) -> 
     assert " ".join(lines[5]) == f"bubble: not measured; {EXPECTED}"
 
 
-def test_the_bubble_beside_theory() -> None:
+def test_the_measured_bubble_stands_beside_the_expected_one() -> None:
     measured = "of the devices' time is no stage's forward or backward"
     assert describe_bubble(run(chain(0.006, 0.006))) == (
         f"bubble: 40.0 % {measured}; {EXPECTED}, 20.0 % of stages as unequal as these"
@@ -93,10 +95,10 @@ def test_the_bubble_beside_theory() -> None:
     assert "of 1 micro-batch through 1 equal stage," in describe_bubble(run(chain(0.01, micro_batches=1)))
 
 
-def test_a_run_without_stages_tells_nothing() -> None:
+def test_a_run_without_stages_has_no_blocks() -> None:
     assert list(make_run_blocks(record(gpus=2))) == []
 
 
-def test_replicas_that_are_not_alike_have_no_theory() -> None:
+def test_unequal_replicas_have_no_expected_bubble() -> None:
     unlike = run(chain(0.006, 0.003), chain(0.003, 0.003, 0.003, replica=1))
     assert describe_bubble(unlike).endswith("is no stage's forward or backward")

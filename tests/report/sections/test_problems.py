@@ -19,13 +19,13 @@ from tests.builders.sweeps import failed_run, run, sweep, write_results
 SCRIPT = "<script>alert(1)</script>"
 
 
-def told(folder: Path) -> Section:
+def make_section(folder: Path) -> Section:
     section = problems.section(load_report_data([folder]))
     assert section is not None and not section.folded
     return section
 
 
-def tables(section: Section) -> dict[str, Table]:
+def get_tables(section: Section) -> dict[str, Table]:
     return {block.id: block for block in section.blocks if isinstance(block, Table)}
 
 
@@ -40,14 +40,14 @@ def logs(section: Section) -> list[Code]:
 def test_without_problems_there_is_no_such_section(tmp_path: Path) -> None:
     write_results(tmp_path, [run("ddp_gloo", 2, noise=0.0001)])
     section = problems.section(load_report_data([tmp_path]))
-    assert section is None or set(tables(section)) <= {"warnings", "flagged"}
+    assert section is None or set(get_tables(section)) <= {"warnings", "flagged"}
 
 
 def test_failed_runs_with_reason_and_the_end_of_their_log(tmp_path: Path) -> None:
     write_results(tmp_path, [failed_run(reason=SCRIPT), failed_run(gpus=4, status="oom", reason="out of memory")])
     (tmp_path / "0" / "rank0.log").write_text("".join(f"line {n}\n" for n in range(100)) + SCRIPT)
-    section = told(tmp_path)
-    assert texts(tables(section)["failed"]) == [
+    section = make_section(tmp_path)
+    assert texts(get_tables(section)["failed"]) == [
         ["ddp_gloo on 8 devices", "failed", SCRIPT, "0"], ["ddp_gloo on 4 devices", "oom", "out of memory", "1"],
     ]  # fmt: skip
     (log,) = logs(section)
@@ -61,7 +61,7 @@ def test_no_log_outside_of_the_run_is_read(tmp_path: Path, name: str) -> None:
     write_results(tmp_path / "s", [failed_run(log=name)])
     (tmp_path / "s" / "secret").write_text("secret")
     (tmp_path / "s" / "0" / "secret-link").symlink_to(tmp_path / "s" / "secret")
-    section = told(tmp_path / "s")
+    section = make_section(tmp_path / "s")
     assert logs(section) == [] and f"its folder has no log {name}." in str(section.blocks)
 
 
@@ -69,9 +69,12 @@ def test_logs_that_say_nothing(tmp_path: Path) -> None:
     write_results(tmp_path, [failed_run(), failed_run(gpus=4, log=None), failed_run(gpus=2)])
     (tmp_path / "0" / "rank0.log").write_text("\n \n")
     (tmp_path / "2" / "rank0.log").write_bytes(bytes(range(256)))
-    section = told(tmp_path)
+    section = make_section(tmp_path)
     sentences = [block.text for block in section.blocks if isinstance(block, Paragraph)]
-    assert sentences == ["ddp_gloo on 8 devices: rank0.log is empty.", "ddp_gloo on 4 devices: its record names no log."]
+    assert sentences == [
+        "ddp_gloo on 8 devices: rank0.log is empty.",
+        "ddp_gloo on 4 devices: its record names no log.",
+    ]
     assert "ABC" in logs(section)[0].text and "\0" not in logs(section)[0].text
 
 
@@ -80,17 +83,17 @@ def test_of_many_logs_those_of_different_reasons(tmp_path: Path, monkeypatch: py
     write_results(tmp_path, [failed_run(gpus=gpus, reason="one" if gpus < 4 else "two") for gpus in (1, 2, 3, 4)])
     for number in range(4):
         (tmp_path / str(number) / "rank0.log").write_text("said")
-    section = told(tmp_path)
+    section = make_section(tmp_path)
     assert [log.title.partition(":")[0] for log in logs(section)] == ["ddp_gloo on 1 device", "ddp_gloo on 4 devices"]
     assert "The ends of 2 of 4 logs" in str(section.blocks)
-    assert len(tables(section)["failed"].rows) == 4
+    assert len(get_tables(section)["failed"].rows) == 4
 
 
 def test_unsupported_runs_are_no_failures(tmp_path: Path) -> None:
     write_results(tmp_path, [failed_run(status="unsupported", reason="needs GPUs")])
-    section = told(tmp_path)
-    assert list(tables(section)) == ["unsupported"] and not logs(section)
-    assert texts(tables(section)["unsupported"]) == [["ddp_gloo on 8 devices", "needs GPUs"]]
+    section = make_section(tmp_path)
+    assert list(get_tables(section)) == ["unsupported"] and not logs(section)
+    assert texts(get_tables(section)["unsupported"]) == [["ddp_gloo on 8 devices", "needs GPUs"]]
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -99,7 +102,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     report_data.unreadable = [(Path("1/result.json"), f"no JSON {SCRIPT}")]
     section = problems.section(report_data)
     assert section is not None
-    assert texts(tables(section)["unreadable"]) == [["1/result.json", f"no JSON {SCRIPT}"]]
+    assert texts(get_tables(section)["unreadable"]) == [["1/result.json", f"no JSON {SCRIPT}"]]
 
 
 def test_runs_without_a_row(tmp_path: Path) -> None:
@@ -108,7 +111,7 @@ def test_runs_without_a_row(tmp_path: Path) -> None:
     write_spec(simulated_spec(2), tmp_path / "7")
     progress = {"rank": 0, "pid": 1, "phase": "measure", "at_s": 1_800_000_000.0}
     (tmp_path / "7" / "progress0.json").write_text(json.dumps(progress))
-    table = tables(told(tmp_path))["running"]
+    table = get_tables(make_section(tmp_path))["running"]
     assert texts(table) == [[str(tmp_path / "7"), "simulated", "2", "measure", "2027-01-15 08:00:00"]]
     assert table.rows[0].tags["strategy"] == "simulated"
 
@@ -119,41 +122,43 @@ def test_flags_with_what_to_do_and_the_rows_that_have_them(tmp_path: Path) -> No
         run("ddp_gloo", 2, flags=["throttled"]),
         run("horovod_gloo", 1, flags=["oversubscribed"]),
     ])  # fmt: skip
-    section = told(tmp_path)
-    warnings = {row[0]: row[1:] for row in texts(tables(section)["warnings"])}
+    section = make_section(tmp_path)
+    warnings = {row[0]: row[1:] for row in texts(get_tables(section)["warnings"])}
     assert list(warnings)[:2] == ["oversubscribed", "throttled"] and list(warnings)[-1] == "of tomorrow"
     assert warnings["throttled"][0] == "2" and "power limit" in warnings["throttled"][1]
     assert "does not know this flag" in warnings["of tomorrow"][1]
-    rows = dict(texts(tables(section)["flagged"]))
+    rows = dict(texts(get_tables(section)["flagged"]))
     assert rows["ddp_gloo on 1 device"] == "throttled, of tomorrow"
     assert rows["horovod_gloo on 1 device"] == "oversubscribed"
-    assert tables(section)["flagged"].rows[2].tags["strategy"] == "horovod_gloo"
+    assert get_tables(section)["flagged"].rows[2].tags["strategy"] == "horovod_gloo"
 
 
-def test_a_row_that_is_not_steady_is_a_warning_of_its_own(tmp_path: Path) -> None:
+def test_an_unsteady_row_without_a_flag_is_a_warning(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1, 2))
     report_data = load_report_data([tmp_path])
     report_data.pooled["flags"], report_data.pooled["steady"] = ["busy_machine drifts", None], False
     section = problems.section(report_data)
     assert section is not None
-    assert texts(tables(section)["flagged"]) == [
+    assert texts(get_tables(section)["flagged"]) == [
         ["ddp_gloo on 1 device", "busy machine, drifts"], ["ddp_gloo on 2 devices", "not steady"],
     ]  # fmt: skip
 
 
 def test_long_tables_say_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(problems, "MAX_ROWS", 1)
-    write_results(tmp_path, [failed_run(gpus=gpus) for gpus in (1, 2)] + [run("ddp_gloo", n, flags=["swapping"]) for n in (1, 2)])
+    write_results(
+        tmp_path, [failed_run(gpus=gpus) for gpus in (1, 2)] + [run("ddp_gloo", n, flags=["swapping"]) for n in (1, 2)]
+    )
     for number in (7, 8):
         (tmp_path / str(number)).mkdir()
         write_spec(simulated_spec(2), tmp_path / str(number))
-    tables_by_id = tables(told(tmp_path))
+    tables_by_id = get_tables(make_section(tmp_path))
     for name in ("failed", "flagged", "running"):
         assert len(tables_by_id[name].rows) == 1 and "The first 1 of 2." in tables_by_id[name].caption, name
     assert tables_by_id["warnings"].rows[0].cells[1].value == 2
 
 
-def made(folder: Path, runs: int = 6, **changes: object) -> SweepRecord:
+def write_unfinished_sweep(folder: Path, runs: int = 6, **changes: object) -> SweepRecord:
     """Two strategies at 1 and 2 devices, and a bare one: five of `runs` rows."""
     sweep(folder, gpus=(1, 2))
     record = new_sweep_record(["--multirun", "strategy=a b", "resume=true"], "", platform.node(), None)
@@ -164,51 +169,53 @@ def made(folder: Path, runs: int = 6, **changes: object) -> SweepRecord:
     return record
 
 
-def sweep_texts(folder: Path) -> list[str]:
+def unfinished_texts(folder: Path) -> list[str]:
     section = problems.unfinished_section(load_report_data([folder]))
     return [block.text for block in section.blocks if isinstance(block, Paragraph | Code)] if section else []
 
 
-def test_a_whole_sweep_and_single_runs_have_no_such_section(tmp_path: Path) -> None:
-    made(tmp_path / "s", runs=5)
-    assert sweep_texts(tmp_path / "s") == []
+def test_complete_sweeps_and_single_runs_have_no_unfinished_section(tmp_path: Path) -> None:
+    write_unfinished_sweep(tmp_path / "s", runs=5)
+    assert unfinished_texts(tmp_path / "s") == []
     sweep(tmp_path / "t", gpus=(1,))
-    assert sweep_texts(tmp_path / "t") == []
-    made(tmp_path / "u", ended=True)
-    assert sweep_texts(tmp_path / "u") == [], "a run that left no row at all is told as a failure when it happens"
+    assert unfinished_texts(tmp_path / "t") == []
+    write_unfinished_sweep(tmp_path / "u", ended=True)
+    assert unfinished_texts(tmp_path / "u") == [], "a run that left no row at all is told as a failure when it happens"
 
 
-def test_one_that_goes_on_says_so_and_needs_no_command(tmp_path: Path) -> None:
-    made(tmp_path)
-    assert sweep_texts(tmp_path) == [
+def test_a_running_sweep_is_reported_without_a_command(tmp_path: Path) -> None:
+    write_unfinished_sweep(tmp_path)
+    assert unfinished_texts(tmp_path) == [
         f"{tmp_path}: this sweep is still going on: 5 of 6 runs have ended. To come: run 5."
     ]
 
 
-def test_one_that_was_cut_short_tells_how_to_go_on(tmp_path: Path) -> None:
-    made(tmp_path / "s", pid=2**22 + 1)
-    first, command = sweep_texts(tmp_path)  # also from the folder above
+def test_an_interrupted_sweep_has_the_command_that_continues_it(tmp_path: Path) -> None:
+    write_unfinished_sweep(tmp_path / "s", pid=2**22 + 1)
+    first, command = unfinished_texts(tmp_path)  # also from the folder above
     assert "this sweep was cut short: 5 of 6 runs have ended" in first
     assert command == "python -m scalebench --multirun 'strategy=a b' resume=true"
 
 
-def test_one_of_another_machine_may_go_on(tmp_path: Path) -> None:
-    made(tmp_path, hostname="elsewhere")
-    assert "may still go on (elsewhere would know)" in sweep_texts(tmp_path)[0]
+def test_a_sweep_of_another_machine_may_still_run(tmp_path: Path) -> None:
+    write_unfinished_sweep(tmp_path, hostname="elsewhere")
+    assert "may still go on (elsewhere would know)" in unfinished_texts(tmp_path)[0]
 
 
 def test_what_was_left_out_is_named(tmp_path: Path) -> None:
-    record = made(tmp_path, runs=40, ended=True, max_minutes=2.5, words=["sweep=demo", "sweep.max_minutes=2.5"])
+    record = write_unfinished_sweep(
+        tmp_path, runs=40, ended=True, max_minutes=2.5, words=["sweep=demo", "sweep.max_minutes=2.5"]
+    )
     for planned in record.runs[5:]:
         planned.left_out = True
     write_sweep(record, tmp_path)
-    first, command = sweep_texts(tmp_path)
+    first, command = unfinished_texts(tmp_path)
     assert "sweep.max_minutes=2.5 left out 35 of 40 runs, the least informative ones: run 5, run 6" in first
     assert first.endswith("run 24 and 15 more.")
     assert command == "python -m scalebench sweep=demo resume=true"
 
 
 def test_a_record_that_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
-    made(tmp_path)
+    write_unfinished_sweep(tmp_path)
     (tmp_path / SWEEP_FILE).write_text("{")
-    assert "is no record of a sweep" in sweep_texts(tmp_path)[0]
+    assert "is no record of a sweep" in unfinished_texts(tmp_path)[0]

@@ -59,7 +59,7 @@ def charts(section: Section) -> list[Chart]:
     return [block for block in section.blocks if isinstance(block, Chart)]
 
 
-def test_nothing_where_no_study_was_asked_for(tmp_path: Path) -> None:
+def test_without_a_requested_study_there_is_no_section(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path)
     report_data: ReportData = load_report_data([tmp_path])
     assert published_section.section(report_data) is None
@@ -111,7 +111,11 @@ def test_weak_scaling_is_no_curve_beside_strong(tmp_path: Path) -> None:
 def test_another_model_or_strategy_is_not_compared(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path)
     section = make_section(tmp_path, "keras_multi_gpu", "parallel_strategies", "on_node")
-    assert list(cells_by_table(section)) == ["published-keras-multi-gpu", "published-parallel-strategies", "published-on-node"]
+    assert list(cells_by_table(section)) == [
+        "published-keras-multi-gpu",
+        "published-parallel-strategies",
+        "published-on-node",
+    ]
     assert charts(section) == []
 
 
@@ -144,7 +148,7 @@ def test_slopes_of_the_thesis(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("study", [name for name, _ in published.list_studies()])
-def test_all_of_a_study_is_told_with_where_it_stands(tmp_path: Path, study: str) -> None:
+def test_all_rows_of_a_study_are_shown_with_their_source(tmp_path: Path, study: str) -> None:
     sweeps.sweep(tmp_path)
     section = make_section(tmp_path, study)
     (block,) = [
@@ -159,7 +163,7 @@ def test_all_of_a_study_is_told_with_where_it_stands(tmp_path: Path, study: str)
     assert published.load_study(study).source.rstrip(".") in sentences
 
 
-def test_no_measured_figure_knows_of_them(tmp_path: Path) -> None:
+def test_published_rows_do_not_change_measured_figures(tmp_path: Path) -> None:
     write_runs(tmp_path, "resnet50_v2", ["mirrored_nccl"])
     report_data = load_report_data([tmp_path])
     before = report_data.pooled.copy()

@@ -12,7 +12,17 @@ from scalebench.report.document import Chart, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import scaling
 from tests.builders import sweeps
-from tests.report.section_blocks import SCRIPT, get_column, write_report_data, check_points, list_ids, get_series, select_blocks, get_block, block_text
+from tests.report.section_blocks import (
+    SCRIPT,
+    block_text,
+    check_points,
+    get_block,
+    get_column,
+    get_series,
+    list_ids,
+    select_blocks,
+    write_report_data,
+)
 
 
 def test_curves_are_the_frames_figures(tmp_path: Path) -> None:
@@ -50,7 +60,7 @@ def test_self_is_drawn_only_where_it_differs_much(tmp_path: Path) -> None:
     assert "slope, self" not in get_block(scaling.section(report_data), Table, "scaling-slopes").columns
 
 
-def test_over_launches_the_caption_says_so(tmp_path: Path) -> None:
+def test_the_caption_names_intervals_over_repeats(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "x", repeats=3)
     report_data = load_report_data([tmp_path])
     chart = get_block(scaling.section(report_data), Chart, "scaling-speedup-bare")
@@ -130,7 +140,9 @@ def test_a_baseline_of_two_devices_is_half_of_what_it_might_be(tmp_path: Path) -
     chart = get_block(scaling.section(report_data), Chart, "scaling-efficiency-given")
     assert check_points(chart, report_data.pooled, "efficiency_given") == 7
     assert str(report_data.baseline_name) in chart.title and get_series(chart, "ddp_gloo").y[1] == 1
-    assert get_series(get_block(scaling.section(report_data), Chart, "scaling-speedup-given"), "ideal").y == pytest.approx([0.5, 1, 2])
+    assert get_series(
+        get_block(scaling.section(report_data), Chart, "scaling-speedup-given"), "ideal"
+    ).y == pytest.approx([0.5, 1, 2])
 
 
 def test_no_baseline_leaves_throughput_alone(tmp_path: Path) -> None:

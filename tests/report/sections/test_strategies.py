@@ -12,7 +12,15 @@ from scalebench.report.document import MAX_ROWS, Code, Paragraph, Table
 from scalebench.report.report_data import ReportData, load_report_data
 from scalebench.report.sections import strategies
 from tests.builders import sweeps
-from tests.report.section_blocks import SCRIPT, get_column, write_report_data, to_float, select_blocks, get_block, block_text
+from tests.report.section_blocks import (
+    SCRIPT,
+    block_text,
+    get_block,
+    get_column,
+    select_blocks,
+    to_float,
+    write_report_data,
+)
 
 FIGURES = {
     "samples/s (95 %)": "throughput_samples_per_s",
@@ -89,7 +97,11 @@ def test_failed_rows_are_rows(tmp_path: Path) -> None:
     table = get_block(section, Table)
     assert [row.cells[-2].text for row in table.rows] == ["failed", "oom"]
     assert [row.cells[-1].text for row in table.rows] == ["told to fail"] * 2
-    assert set(get_column(get_block(strategies.section(write_report_data(tmp_path / "lone", [sweeps.failed_run()])), Table), "epoch").values()) == {None}
+    assert set(
+        get_column(
+            get_block(strategies.section(write_report_data(tmp_path / "lone", [sweeps.failed_run()])), Table), "epoch"
+        ).values()
+    ) == {None}
     assert select_blocks(section, Code) == []
 
 
@@ -103,7 +115,9 @@ def test_beyond_a_table_the_best_of_each_kind_are_kept(tmp_path: Path) -> None:
     (table,) = select_blocks(section, Table)
     place = table.columns.index("samples/s (95 %)")
     assert sorted(float(row.cells[place].value or 0) for row in table.rows) == list(range(2, MAX_ROWS + 2))
-    assert select_blocks(section, Paragraph)[0].text.startswith(f"{MAX_ROWS + 2} configurations are more than a table can show")
+    assert select_blocks(section, Paragraph)[0].text.startswith(
+        f"{MAX_ROWS + 2} configurations are more than a table can show"
+    )
 
 
 def test_nothing_at_all(tmp_path: Path) -> None:

@@ -13,7 +13,18 @@ from scalebench.report.sections import sync
 from scalebench.report.sections.sync import make_bandwidth_table, make_collective_tables
 from tests.builders import sweeps
 from tests.builders.runs import rank, record
-from tests.report.section_blocks import SCRIPT, cell_texts, get_column, write_report_data, check_points, list_ids, get_series, select_blocks, get_block, block_text
+from tests.report.section_blocks import (
+    SCRIPT,
+    block_text,
+    cell_texts,
+    check_points,
+    get_block,
+    get_column,
+    get_series,
+    list_ids,
+    select_blocks,
+    write_report_data,
+)
 
 
 def test_bars_are_the_frames_figures(tmp_path: Path) -> None:
@@ -21,7 +32,9 @@ def test_bars_are_the_frames_figures(tmp_path: Path) -> None:
     section = sync.section(report_data)
     for name, *_ in sync.FIGURES:
         chart = get_block(section, Chart, f"sync-{name.replace('_', '-')}")
-        assert chart.kind == "bars" and check_points(chart, report_data.pooled, name) == 4  # one device exchanges nothing
+        assert (
+            chart.kind == "bars" and check_points(chart, report_data.pooled, name) == 4
+        )  # one device exchanges nothing
         assert "less is better" in chart.caption and "over blocks of the probes of one repeat" in chart.caption
     for name in sync.PROFILE_SHARES:
         assert check_points(get_block(section, Chart, f"sync-{name.replace('_', '-')}"), report_data.pooled, name) == 4
@@ -30,7 +43,7 @@ def test_bars_are_the_frames_figures(tmp_path: Path) -> None:
     assert len(set(list_ids(section))) == len(list_ids(section)) == 7
 
 
-def test_sync_of_an_epoch_over_its_updates(tmp_path: Path) -> None:
+def test_sync_of_an_epoch_over_its_steps(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n) for n in (2, 4)]
     for result, steps in zip(runs, (50, 25), strict=True):
         result.workload.steps_per_epoch = steps
@@ -53,14 +66,14 @@ def test_the_table_has_all_figures(tmp_path: Path) -> None:
     assert shown.cells[2].text == "585 us [574, 595]"
 
 
-def test_launches_are_what_intervals_are_over(tmp_path: Path) -> None:
+def test_the_caption_names_intervals_over_repeats(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path, repeats=3)
     chart = get_block(sync.section(load_report_data([tmp_path])), Chart, "sync-sync-exposed")
     assert chart.caption.endswith("Intervals: 95 %, over 3 repeats.")
 
 
 def change_probes(result: Result, **changes: object) -> Result:
-    """Whose ranks have these probes instead."""
+    """Return the run with these fields of its probes changed on all ranks."""
     for rank_record in result.ranks:
         assert rank_record.probes is not None
         rank_record.probes = dataclasses.replace(rank_record.probes, **changes)  # type: ignore[arg-type]
@@ -93,7 +106,7 @@ def test_weak_and_strong_are_charts_of_their_own(tmp_path: Path) -> None:
     assert [(len(chart.series), list(chart.series[0].x)) for chart in charts] == [(1, [2]), (1, [4])]
 
 
-def test_nobody_to_exchange_with(tmp_path: Path) -> None:
+def test_one_device_has_no_section(tmp_path: Path) -> None:
     assert sync.section(write_report_data(tmp_path / "1", [sweeps.run("ddp_gloo", 1)])) is None
     assert sync.section(write_report_data(tmp_path / "2", [sweeps.failed_run()])) is None
 
@@ -102,7 +115,7 @@ KIBIBYTE = 2**10
 
 
 def collective_run(strategy: str, **times_s: dict[int, float]) -> Result:
-    """One operation took so long by size, within 1 %."""
+    """Make a run whose operations took these seconds by size, within 1 %."""
     measured = [
         CollectiveRecord(name, size, 1, [0.99 * taken_s, 1.01 * taken_s, taken_s])
         for name, by_size in times_s.items()
@@ -134,7 +147,9 @@ def test_bandwidth() -> None:
         TransferRecord("memcpy_all", None, None, 10**9, 1, [0.1, 1.0]),
     ]
     result = record("ddp_gloo", 2, ranks=[rank(k, probes=ProbeRecord(bandwidth=measured)) for k in range(2)])
-    rows = [[row[2], row[3], row[5]] for row in cell_texts(make_bandwidth_table(collectives.make_bandwidth_table([result])))]
+    rows = [
+        [row[2], row[3], row[5]] for row in cell_texts(make_bandwidth_table(collectives.make_bandwidth_table([result])))
+    ]
     assert rows == [
         ["send_both_ways", "0 <-> 1", "2 [2, 2]"],
         ["send_one_way", "1 -> 0", "2 [2, 2]"],

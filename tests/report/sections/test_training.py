@@ -21,7 +21,17 @@ from scalebench.report.sections.training import epochs_section
 from tests.builders import sweeps
 from tests.builders.sweeps import failed_run, falling_metrics, run, sweep, write_results
 from tests.builders.sweeps import training_run as trained
-from tests.report.section_blocks import SCRIPT, get_column, write_report_data, check_points, list_ids, get_series, select_blocks, get_block, block_text
+from tests.report.section_blocks import (
+    SCRIPT,
+    block_text,
+    check_points,
+    get_block,
+    get_column,
+    get_series,
+    list_ids,
+    select_blocks,
+    write_report_data,
+)
 
 
 def make_section(folder: Path, *results: Result) -> Section:
@@ -62,7 +72,7 @@ def test_charts_are_means_over_seeds_of_the_records_points(tmp_path: Path) -> No
     assert "lower is better" in charts["training-1-epochs"].caption and "over seeds" in charts["training-1-gap"].caption
 
 
-def test_the_table_and_the_words(tmp_path: Path) -> None:
+def test_the_table_and_the_sentences(tmp_path: Path) -> None:
     shown = make_pair_section(tmp_path)
     table = get_block(shown, Table)
     bare, ddp = ({head: row.cells[i] for i, head in enumerate(table.columns)} for row in table.rows)
@@ -128,10 +138,12 @@ def test_an_accuracy_rises(tmp_path: Path) -> None:
     assert "higher is better" in chart.caption and not chart.y.log
     gap = select_blocks(shown, Chart, "training-1-gap")[0].series[0]
     assert gap.y == pytest.approx([-0.01, -0.3, -0.45])  # better than on what it was trained on
-    assert get_block(shown, Table).rows[0].cells[get_block(shown, Table).columns.index("reached")].text == "3 of 3 seeds"
+    assert (
+        get_block(shown, Table).rows[0].cells[get_block(shown, Table).columns.index("reached")].text == "3 of 3 seeds"
+    )
 
 
-def test_without_validation_what_is_known_is_told(tmp_path: Path) -> None:
+def test_without_validation_the_table_still_has_the_rest(tmp_path: Path) -> None:
     bare = trained(target=None)
     for point in bare.quality.curve:
         point.metrics, point.train_metrics = {}, {}
@@ -197,7 +209,7 @@ def test_epochs_are_the_frames_figures_with_throughputs_limits_turned_round(tmp_
     assert set(get_column(table, "steps per epoch").values()) == {100}
 
 
-def test_costs_are_told_where_they_are_known(tmp_path: Path) -> None:
+def test_costs_are_shown_where_they_are_measured(tmp_path: Path) -> None:
     report_data = write_report_data(tmp_path)
     bare = report_data.pooled.drop(columns=COSTS, errors="ignore")
     for name in COSTS:
@@ -220,7 +232,7 @@ def test_costs_are_told_where_they_are_known(tmp_path: Path) -> None:
     assert len(set(list_ids(epochs))) == len(list_ids(epochs))
 
 
-def test_machines_share_the_chart_and_are_told_apart(tmp_path: Path) -> None:
+def test_machines_share_the_chart_under_different_names(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n) for n in (1, 2)]
     runs += [sweeps.run("ddp_gloo", n, run_id=f"other-{n}", hardware=HardwareSpec(SCRIPT)) for n in (1, 2)]
     report_data = write_report_data(tmp_path, runs)
@@ -298,7 +310,7 @@ def test_losses_of_the_warm_up_come_first(tmp_path: Path) -> None:
     assert (series.x[0], series.y[0]) == (1, 7.0) and len(series.x) == 16 + 32
 
 
-def test_without_the_size_of_the_data_set_samples_are_told(tmp_path: Path) -> None:
+def test_without_the_size_of_the_data_set_samples_are_shown(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
     result = read_result(tmp_path / "0" / "result.json")
     result.workload.train_samples = None
@@ -315,7 +327,7 @@ def test_long_series_keep_their_spikes(tmp_path: Path) -> None:
         assert len(chart.series[0].x) <= training.MAX_CURVE_POINTS and 55.0 in chart.series[0].y
 
 
-def test_no_more_lines_than_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_lines_than_are_distinguishable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "MAX_CURVES", 2)
     sweep(tmp_path, ["ddp_gloo", "horovod_gloo", "lightning_ddp_gloo"], gpus=(1,), repeats=2)
     section = make_losses_section(tmp_path)
@@ -335,10 +347,14 @@ def losses_caption(folder: Path) -> str:
     return table.caption
 
 
-def test_how_long_runs_are_is_said_of_trainings_too(tmp_path: Path) -> None:
+def test_the_caption_describes_how_long_runs_and_trainings_are(tmp_path: Path) -> None:
     write_results(tmp_path / "measured", [run("ddp_gloo", 1)])
     write_results(tmp_path / "trained", [trained()])
     assert "not as long as training would be" in losses_caption(tmp_path / "measured")
     assert "train.stop" not in losses_caption(tmp_path / "measured")
-    assert "train.stop" in losses_caption(tmp_path / "trained") and "would be" not in losses_caption(tmp_path / "trained")
-    assert "train.stop" in losses_caption(tmp_path) and "The others are as long as their figures" in losses_caption(tmp_path)
+    assert "train.stop" in losses_caption(tmp_path / "trained") and "would be" not in losses_caption(
+        tmp_path / "trained"
+    )
+    assert "train.stop" in losses_caption(tmp_path) and "The others are as long as their figures" in losses_caption(
+        tmp_path
+    )

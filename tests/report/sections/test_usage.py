@@ -14,15 +14,17 @@ from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import usage
 from tests.builders import sweeps
 from tests.builders.sweeps import failed_run, sweep, write_results
-from tests.report.monitored_run import BEGIN_S, DIP_S, monitored
-from tests.report.section_blocks import SCRIPT, write_report_data, check_points, list_ids, select_blocks, get_block
+from tests.report.monitored_run import BEGIN_S, DIP_S, write_monitored_run
+from tests.report.section_blocks import SCRIPT, check_points, get_block, list_ids, select_blocks, write_report_data
 
 
-def test_bars_are_the_frames_figures_and_what_nobody_measured_is_no_chart(tmp_path: Path) -> None:
+def test_bars_are_the_frames_figures_and_unmeasured_columns_have_no_chart(tmp_path: Path) -> None:
     report_data = write_report_data(tmp_path)
     section = usage.section(report_data)
     columns = ("gpu_util_mean", "gpu_power_w_mean", "sm_clock_mhz_min", "cpu_util_mean", "rss_peak_bytes")
-    assert [one.id.split("-1-")[0] for one in select_blocks(section, Chart)] == [f"usage-{n.replace('_', '-')}" for n in columns]
+    assert [one.id.split("-1-")[0] for one in select_blocks(section, Chart)] == [
+        f"usage-{n.replace('_', '-')}" for n in columns
+    ]
     for name in columns:
         chart = get_block(section, Chart, f"usage-{name.replace('_', '-')}")
         assert chart.kind == "bars" and check_points(chart, report_data.pooled, name) == 7
@@ -31,7 +33,9 @@ def test_bars_are_the_frames_figures_and_what_nobody_measured_is_no_chart(tmp_pa
     assert len(set(list_ids(section))) == len(list_ids(section))
 
 
-def busy(gpus: int, share: float | None, seconds: float, noise: float = 0.001, strategy: str = "ddp_gloo") -> Result:
+def busy_run(
+    gpus: int, share: float | None, seconds: float, noise: float = 0.001, strategy: str = "ddp_gloo"
+) -> Result:
     """A run whose steps take `seconds`."""
     monitor = MonitorRecord(gpu_util_mean=share, gpu_power_w_mean=50.0 * gpus)
     result = sweeps.run(strategy, gpus, noise=noise, monitor=monitor)
@@ -41,8 +45,8 @@ def busy(gpus: int, share: float | None, seconds: float, noise: float = 0.001, s
     return result
 
 
-def test_busier_but_not_faster_is_said_with_its_figures(tmp_path: Path) -> None:
-    runs = [busy(1, 0.3, 0.01), busy(2, 0.9, 0.02, strategy=SCRIPT), busy(1, 0.3, 0.01, strategy=SCRIPT)]
+def test_busier_but_not_faster_is_a_warning_with_figures(tmp_path: Path) -> None:
+    runs = [busy_run(1, 0.3, 0.01), busy_run(2, 0.9, 0.02, strategy=SCRIPT), busy_run(1, 0.3, 0.01, strategy=SCRIPT)]
     (warning,) = select_blocks(usage.section(write_report_data(tmp_path, runs)), Paragraph)
     assert warning.text.startswith(
         f"{SCRIPT}: from 1 to 2 devices GPU utilisation rises from 30.0 % to 90.0 %, but throughput does not: from 1,0"
@@ -64,20 +68,22 @@ def test_busier_but_not_faster_is_said_with_its_figures(tmp_path: Path) -> None:
         (None, 0.02, 0.001, False),
     ],
 )
-def test_when_it_is_said(share: float | None, seconds: float, noise: float, expected: bool, tmp_path: Path) -> None:
-    runs = [busy(1, 0.3, 0.01, noise), busy(2, share, seconds, noise)]
+def test_when_the_warning_is_shown(share: float | None, seconds: float, noise: float, expected: bool, tmp_path: Path) -> None:
+    runs = [busy_run(1, 0.3, 0.01, noise), busy_run(2, share, seconds, noise)]
     assert bool(select_blocks(usage.section(write_report_data(tmp_path, runs)), Paragraph)) == expected
 
 
 def test_a_bar_is_missing_where_a_figure_is(tmp_path: Path) -> None:
-    runs = [busy(1, 0.3, 0.01), busy(2, None, 0.01), busy(4, 0.4, 0.01)]
+    runs = [busy_run(1, 0.3, 0.01), busy_run(2, None, 0.01), busy_run(4, 0.4, 0.01)]
     chart = get_block(usage.section(write_report_data(tmp_path, runs)), Chart, "usage-gpu-util")
     assert (chart.series[0].x, chart.series[0].y) == ([1, 4], [0.3, 0.4])
 
 
 def test_no_monitor(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n, monitor=MonitorRecord()) for n in (1, 2)]
-    assert [one.id.split("-1-")[0] for one in select_blocks(usage.section(write_report_data(tmp_path / "1", runs)), Chart)] == [
+    assert [
+        one.id.split("-1-")[0] for one in select_blocks(usage.section(write_report_data(tmp_path / "1", runs)), Chart)
+    ] == [
         "usage-rss-peak-bytes"  # which ranks say of themselves
     ]
     for rank in (rank for result in runs for rank in result.ranks):
@@ -94,7 +100,7 @@ def test_bars_that_are_all_0_are_no_chart(sent: tuple[float, float], expected: b
     assert any("net-sent" in name for name in chart_ids) == expected and "gpu-util" in chart_ids[0]
 
 
-def told(folder: Path) -> Section:
+def make_section(folder: Path) -> Section:
     section = usage.clocks_section(load_report_data([folder]))
     assert section is not None and section.folded
     ids = [block.id for block in section.blocks if isinstance(block, Chart)]
@@ -108,8 +114,8 @@ def headings(section: Section) -> list[str]:
 
 def test_the_largest_of_each_curve_and_those_with_flags(tmp_path: Path) -> None:
     for number, (gpus, flags) in enumerate([(1, []), (2, ["busy_machine"]), (4, ["swapping"]), (3, ["throttled"])]):
-        monitored(tmp_path / str(number), gpus, flags=flags)
-    section = told(tmp_path)
+        write_monitored_run(tmp_path / str(number), gpus, flags=flags)
+    section = make_section(tmp_path)
     assert headings(section) == [
         "ddp_gloo on 3 devices: throttled", "ddp_gloo on 2 devices: busy machine", "ddp_gloo on 4 devices",
     ]  # fmt: skip
@@ -118,20 +124,20 @@ def test_the_largest_of_each_curve_and_those_with_flags(tmp_path: Path) -> None:
     assert first.series[0].tags == {"model": "materials_cnn", "strategy": "ddp_gloo", "hardware": "cpu"}
 
 
-def test_what_is_not_drawn_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_runs_that_are_not_drawn_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "MAX_MONITORED_RUNS", 2)
     for gpus in (1, 2, 3):
-        monitored(tmp_path / str(gpus), gpus, flags=["throttled"])
-    assert headings(told(tmp_path))[2:] == [
+        write_monitored_run(tmp_path / str(gpus), gpus, flags=["throttled"])
+    assert headings(make_section(tmp_path))[2:] == [
         "1 more runs with a flag, or of the most devices of a curve, are not drawn here."
     ]
 
 
 def test_runs_without_a_series_have_a_reason(tmp_path: Path) -> None:
     sweep(tmp_path, ["horovod_gloo", "lightning_ddp_gloo"], gpus=(2,))
-    monitored(tmp_path / "broken", 1)
+    write_monitored_run(tmp_path / "broken", 1)
     (tmp_path / "broken" / "monitor.parquet").write_bytes(b"half")
-    first, second = headings(told(tmp_path))
+    first, second = headings(make_section(tmp_path))
     assert first == "No series of horovod_gloo on 2 devices; lightning_ddp_gloo on 2 devices: it was not monitored."
     assert second.startswith("No series of ddp_gloo on 1 device: monitor.parquet cannot be read: ")
 
@@ -141,14 +147,14 @@ def test_runs_that_failed_have_no_clocks(tmp_path: Path) -> None:
     assert usage.clocks_section(load_report_data([tmp_path])) is None
 
 
-def charts(result: Result, folder: Path) -> dict[str, Chart]:
+def make_charts(result: Result, folder: Path) -> dict[str, Chart]:
     drawn = usage.make_monitor_charts(result, folder, "clocks-0", "a run", {"strategy": "ddp_gloo"})
     return {chart.id.removeprefix("clocks-0-"): chart for chart in drawn}
 
 
 def test_each_gpu_over_the_seconds_of_the_measured_phase(tmp_path: Path) -> None:
-    result = monitored(tmp_path / "run")
-    charts_by_name = charts(result, tmp_path / "run")
+    result = write_monitored_run(tmp_path / "run")
+    charts_by_name = make_charts(result, tmp_path / "run")
     assert list(charts_by_name) == ["sm-clock", "utilisation", "cores", "memory"]  # what was not sampled has no chart
     clock = charts_by_name["sm-clock"]
     assert [series.name for series in clock.series] == ["GPU 0", "GPU 1"]
@@ -161,24 +167,24 @@ def test_each_gpu_over_the_seconds_of_the_measured_phase(tmp_path: Path) -> None
 
 def test_of_several_nodes_the_first_is_drawn(tmp_path: Path) -> None:
     """Another node's GPUs are not those of the same number in this series."""
-    result = monitored(tmp_path / "run")
+    result = write_monitored_run(tmp_path / "run")
     for node, device in enumerate(result.monitor.devices):
         device.node = node
     result.scale.nodes = 2
-    clock = charts(result, tmp_path / "run")["sm-clock"]
+    clock = make_charts(result, tmp_path / "run")["sm-clock"]
     assert [series.name for series in clock.series] == ["GPU 0"]
     assert clock.caption.endswith(" Of node 0; there are 2 nodes.")
 
 
 def test_a_dip_of_one_sample_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "MAX_MONITOR_POINTS", 20)
-    dipped = charts(monitored(tmp_path / "run"), tmp_path / "run")["sm-clock"].series[1]
+    dipped = make_charts(write_monitored_run(tmp_path / "run"), tmp_path / "run")["sm-clock"].series[1]
     assert len(dipped.x) <= 20
     assert dict(zip(dipped.y, dipped.x, strict=True))[210.0] == pytest.approx(DIP_S)
 
 
 def test_counters_are_shown_as_rates(tmp_path: Path) -> None:
-    charts_by_name = charts(monitored(tmp_path / "run"), tmp_path / "run")
+    charts_by_name = make_charts(write_monitored_run(tmp_path / "run"), tmp_path / "run")
     every, ours = charts_by_name["cores"].series
     assert (every.name, ours.name) == ("all programs", "this run")
     assert every.y == pytest.approx([3.0] * len(every.y)) and ours.y == pytest.approx([2.0] * len(ours.y))
@@ -187,12 +193,12 @@ def test_counters_are_shown_as_rates(tmp_path: Path) -> None:
 
 
 def test_of_gpus_that_were_hot_before_all_is_shown(tmp_path: Path) -> None:
-    result = monitored(tmp_path / "run", flags=["hot_at_start"])
-    assert charts(result, tmp_path / "run")["sm-clock"].series[0].x[0] < -7.9
+    result = write_monitored_run(tmp_path / "run", flags=["hot_at_start"])
+    assert make_charts(result, tmp_path / "run")["sm-clock"].series[0].x[0] < -7.9
 
 
 def test_many_ranks_are_too_many(tmp_path: Path) -> None:
-    memory = charts(monitored(tmp_path / "run", 20), tmp_path / "run")["memory"]
+    memory = make_charts(write_monitored_run(tmp_path / "run", 20), tmp_path / "run")["memory"]
     assert [series.name for series in memory.series] == [f"rank {number}" for number in range(16)]
     assert "16 of 20 ranks" in memory.caption
 
@@ -205,8 +211,8 @@ def test_a_series_that_was_set_back_has_no_negative_rate() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1half", b"PAR1" * 1000, "none", "folder", "elsewhere", "other"])
-def test_what_cannot_be_read_is_said(tmp_path: Path, content: bytes | str) -> None:
-    result = monitored(tmp_path / "run")
+def test_an_unreadable_series_has_its_reason(tmp_path: Path, content: bytes | str) -> None:
+    result = write_monitored_run(tmp_path / "run")
     path = tmp_path / "run" / "monitor.parquet"
     path.rename(tmp_path / "kept.parquet")
     if content == "folder":
@@ -220,16 +226,16 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, content: bytes | str) -> No
     elif isinstance(content, bytes):
         path.write_bytes(content)
     with pytest.raises(usage.NoSeries, match=r"monitor\.parquet"):
-        charts(result, tmp_path / "run")
+        make_charts(result, tmp_path / "run")
 
 
-def test_reasons_of_the_record_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = monitored(tmp_path / "run")
+def test_reasons_of_the_record_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = write_monitored_run(tmp_path / "run")
 
     def raised_reason(**changes: object) -> str:
         changed = dataclasses.replace(result, monitor=dataclasses.replace(result.monitor, **changes))  # type: ignore[arg-type]
         with pytest.raises(usage.NoSeries) as error:
-            charts(changed, tmp_path / "run")
+            make_charts(changed, tmp_path / "run")
         return str(error.value)
 
     assert raised_reason(file=None) == "it was not monitored"
@@ -240,11 +246,11 @@ def test_reasons_of_the_record_are_given(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_run_without_a_measured_phase_has_none(tmp_path: Path) -> None:
-    result = monitored(tmp_path / "run")
+    result = write_monitored_run(tmp_path / "run")
     for marks in ({}, {"measure": BEGIN_S}):
         result.ranks[0].marks_s = marks
         with pytest.raises(usage.NoSeries, match="measured phase"):
-            charts(result, tmp_path / "run")
+            make_charts(result, tmp_path / "run")
     result.ranks[0].marks_s = {"measure": BEGIN_S + 100, "probes": BEGIN_S + 101}
     with pytest.raises(usage.NoSeries, match="nothing of the measured phase"):
-        charts(result, tmp_path / "run")
+        make_charts(result, tmp_path / "run")

@@ -17,7 +17,7 @@ from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
 from scalebench.core.spec import write_spec
 from scalebench.runner.jobs import job_main
-from tests.builders.runs import alive, ranks_of, record, simulated_spec, wait_until
+from tests.builders.runs import find_run_processes, find_running, record, simulated_spec, wait_until
 
 BATCH = "import sys; from scalebench.runner.jobs.job_main import run_job; run_job(sys.argv[1])"
 
@@ -82,7 +82,7 @@ def test_a_cancelled_job_leaves_a_result_and_no_process(tmp_path: Path) -> None:
     write_spec(spec, tmp_path)
     job = subprocess.Popen([sys.executable, "-c", BATCH, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
-        pids = wait_until(lambda: found if len(found := ranks_of(tmp_path)) == 2 else [])
+        pids = wait_until(lambda: found if len(found := find_run_processes(tmp_path)) == 2 else [])
         wait_until(lambda: len(list(tmp_path.glob("progress*.json"))) == 2)
         job.terminate()
         line = job.communicate(timeout=60)[0]
@@ -91,4 +91,4 @@ def test_a_cancelled_job_leaves_a_result_and_no_process(tmp_path: Path) -> None:
         job.wait()
     assert (job.returncode, line) == (0, "scalebench: cancelled\n")
     assert read_result(tmp_path / RESULT_FILE).status == "cancelled"
-    assert not alive(pids)
+    assert not find_running(pids)

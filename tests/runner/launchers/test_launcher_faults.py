@@ -28,7 +28,7 @@ from scalebench.runner.launchers.supervise import LaunchRequest
 from scalebench.runner.parent import run_spec
 from scalebench.testing import FaultContract
 from tests.builders.launching import NEEDS_MPIRUN
-from tests.builders.runs import alive, in_parallel, ranks_of, simulated_spec, wait_until
+from tests.builders.runs import find_run_processes, find_running, in_parallel, simulated_spec, wait_until
 
 PHASES = ("setup", "step", "evaluate", "close")
 FAULTS = ("raise", "exit", "kill", "stop", "hang", "oom", "unsupported")
@@ -114,7 +114,9 @@ def test_a_rank_that_goes_wrong(cases: list[Case], tmp_path: Path, monkeypatch: 
         wanted[str(case)] = status, reason, log or result.log
         assert read_result(folder / RESULT_FILE) == result
         assert result.log is not None and (folder / result.log).is_file(), case
-        assert not [name for pattern in TRANSIENT_FILES for name in folder.glob(pattern)] and not ranks_of(folder), case
+        assert not [name for pattern in TRANSIENT_FILES for name in folder.glob(pattern)] and not find_run_processes(
+            folder
+        ), case
         assert took_s < LIMIT_S, case
         if case.fault in ("raise", "oom", "unsupported"):
             text = (folder / result.log).read_text()
@@ -204,10 +206,10 @@ def test_the_parent_is_ended(endings: list[Ended], tmp_path: Path) -> None:
         folder = folders[ending]
         assert len(pids) == (0 if ending.phase == "launch" else 2), (str(ending), out)
         if ending.sign == signal.SIGKILL:
-            wait_until(lambda pids=pids, folder=folder: not alive(pids) and not ranks_of(folder), 10.0)
+            wait_until(lambda pids=pids, folder=folder: not find_running(pids) and not find_run_processes(folder), 10.0)
             assert code == -signal.SIGKILL and not (folder / RESULT_FILE).exists(), ending
             continue
-        assert not alive(pids) and not ranks_of(folder), ending
+        assert not find_running(pids) and not find_run_processes(folder), ending
         assert code == 1, (str(ending), out)
         assert out.splitlines()[-1] == "scalebench: cancelled" and "Traceback" not in out, (str(ending), out)
         result = read_result(folder / RESULT_FILE)
@@ -234,7 +236,7 @@ def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
             local.launch(LaunchRequest(spec, tmp_path, "an id", on_look))
     finally:
         process.cancelled.clear()
-    assert pids and not alive(pids)
+    assert pids and not find_running(pids)
 
 
 @NEEDS_MPIRUN

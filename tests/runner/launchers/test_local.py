@@ -18,13 +18,13 @@ from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_log_name, rank_record_path
 from scalebench.runner.launchers import local, supervise
 from scalebench.runner.parent import run_spec
-from tests.builders.launching import FOREVER, Interrupted, launched
-from tests.builders.runs import alive, ranks_of, simulated_spec, wait_until
+from tests.builders.launching import FOREVER, FakeInterrupt, launch_run
+from tests.builders.runs import find_run_processes, find_running, simulated_spec, wait_until
 
 
 def test_the_variables_of_this_process_do_not_change(tmp_path: Path) -> None:
     before = dict(os.environ)
-    launched(simulated_spec(), tmp_path)
+    launch_run(simulated_spec(), tmp_path)
     assert dict(os.environ) == before
 
 
@@ -34,19 +34,19 @@ def test_ranks_run_according_to_their_placement(tmp_path: Path) -> None:
     for place, core in zip(spec.places, (cores[-1], cores[0]), strict=True):
         place.cpus, place.threads = [core], 5
     begin_s = time.time()
-    ended = launched(spec, tmp_path)
+    ended = launch_run(spec, tmp_path)
     assert (ended.exit_codes, ended.died_first, ended.timeout, ended.stopped) == ([0, 0], [], None, [])
     assert begin_s <= ended.started_at_s <= time.time() and ended.wall_s > 0
     records = [read_record(rank_record_path(tmp_path, rank), RankRecord) for rank in range(2)]
     assert [r.affinity for r in records] == [[cores[-1]], [cores[0]]]
     assert [r.threads for r in records] == [5, 5]
     assert [r.pid for r in records] == ended.pids
-    assert not alive(ended.pids)
+    assert not find_running(ended.pids)
 
 
 def test_output_goes_to_the_log_of_the_rank(tmp_path: Path, program: Callable[[str], str]) -> None:
     module = program("print('out of', rank); print('error of', rank, file=sys.stderr)")
-    launched(simulated_spec(gpus=2), tmp_path, module=module)
+    launch_run(simulated_spec(gpus=2), tmp_path, module=module)
     for rank in range(2):
         assert (tmp_path / rank_log_name(rank)).read_text() == f"out of {rank}\nerror of {rank}\n"
 
@@ -64,8 +64,8 @@ def test_a_start_that_fails_half_way_ends_those_that_started(tmp_path: Path, mon
 
     monkeypatch.setattr(local, "_start", two_only)
     with pytest.raises(OSError, match="no more processes"):
-        launched(simulated_spec(gpus=3, **FOREVER), tmp_path)
-    assert len(started) == 2 and not alive(started)
+        launch_run(simulated_spec(gpus=3, **FOREVER), tmp_path)
+    assert len(started) == 2 and not find_running(started)
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
@@ -82,17 +82,17 @@ def test_a_signal_during_a_start_does_not_lose_the_process(
         return started[-1]
 
     def handler(number: int, frame: Any) -> None:
-        raise Interrupted
+        raise FakeInterrupt
 
     monkeypatch.setattr(local, "_start", interrupted)
     before = signal.signal(sign, handler)
     try:
-        with pytest.raises(Interrupted):
-            launched(simulated_spec(gpus=2, **FOREVER), tmp_path)
+        with pytest.raises(FakeInterrupt):
+            launch_run(simulated_spec(gpus=2, **FOREVER), tmp_path)
         assert signal.getsignal(sign) is handler
     finally:
         signal.signal(sign, before)
-    assert len(started) == 1 and not alive([started[0].pid])
+    assert len(started) == 1 and not find_running([started[0].pid])
 
 
 def test_processes_of_workers_end_with_them(tmp_path: Path, program: Callable[[str], str]) -> None:
@@ -105,10 +105,10 @@ def test_processes_of_workers_end_with_them(tmp_path: Path, program: Callable[[s
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
     """)
-    ended = launched(simulated_spec(gpus=2), tmp_path, module=module)
+    ended = launch_run(simulated_spec(gpus=2), tmp_path, module=module)
     assert ended.exit_codes[1] == -signal.SIGKILL
     children = [int((tmp_path / f"child{rank}").read_text()) for rank in range(2)]
-    wait_until(lambda: not alive(children), 5.0)
+    wait_until(lambda: not find_running(children), 5.0)
 
 
 def test_debugging_knows_no_limits_and_keeps_rank_0_in_the_foreground(
@@ -116,14 +116,14 @@ def test_debugging_knows_no_limits_and_keeps_rank_0_in_the_foreground(
 ) -> None:
     spec = simulated_spec(gpus=2, measure={"hang_s": 0.1, "timeout_s": 0.1}, debug=True)
     module = program("print('this is', rank, os.getpgid(os.getppid()) == os.getpgid(0)); time.sleep(1)")
-    ended = launched(spec, tmp_path, module=module)
+    ended = launch_run(spec, tmp_path, module=module)
     assert (ended.timeout, ended.exit_codes) == (None, [0, 0])
     assert capfd.readouterr().out == "this is 0 True\n"
     assert not (tmp_path / rank_log_name(0)).exists()
     assert (tmp_path / rank_log_name(1)).read_text() == "this is 1 False\n"
 
 
-def test_a_port_in_use_is_a_failed_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -133,4 +133,4 @@ def test_a_port_in_use_is_a_failed_row_with_its_reason(tmp_path: Path, monkeypat
     words = f"cannot listen on port {port} of 127.0.0.1 (Address already in use); run it again"
     assert result.reason == f"rank 0: OSError: {words}"
     assert words in (tmp_path / "run" / "rank0.log").read_text()
-    assert not ranks_of(tmp_path / "run")
+    assert not find_run_processes(tmp_path / "run")

@@ -22,7 +22,7 @@ from scalebench.runner.launchers import mpi
 from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.runner.parent import run_spec
 from tests.builders.launching import NEEDS_MPIRUN
-from tests.builders.runs import alive, in_parallel, simulated_config
+from tests.builders.runs import find_running, in_parallel, simulated_config
 
 LONG = {"min_s": 600.0, "max_s": 600.0}
 LIMIT_S = 45.0
@@ -52,7 +52,7 @@ def test_ranks_run_according_to_their_placement(
     for k in range(3):
         assert (tmp_path / rank_log_name(k)).read_text() == f"{k} {k} 3 3 {k} 127.0.0.1 an id\nerror\n"
         assert json.loads((tmp_path / f"pid{k}.json").read_text())["worker"] == ended.pids[k]
-    assert not alive(ended.pids)
+    assert not find_running(ended.pids)
     assert not (tmp_path / MPIRUN_LOG).exists(), "it is empty"
 
 
@@ -144,7 +144,7 @@ def test_a_killed_process_is_the_reason_and_no_process_is_left(tmp_path: Path) -
         result = run_spec(spec_of(measure=LONG), folder, on_progress)
         assert len(pids) == 5, "mpirun, two agents, two workers"
         assert result.status == "failed" and not list(folder.glob("pid*")) and not list(folder.glob("exit*"))
-        return str(result.reason), time.monotonic() - begin_s, alive(pids)
+        return str(result.reason), time.monotonic() - begin_s, find_running(pids)
 
     for (name, sign, expected), (reason, took_s, left) in in_parallel(killed, VICTIMS).items():
         assert expected in reason and took_s < LIMIT_S and not left, (name, sign, reason, took_s, left)

@@ -18,7 +18,7 @@ from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner.launchers import rank_agent
 from scalebench.runner.launchers.rank_agent import read_torchrun_rank
-from tests.builders.runs import alive, simulated_spec, wait_until
+from tests.builders.runs import find_running, simulated_spec, wait_until
 
 # An agent that stays for a shorter time after a failure, where a test needs that.
 AGENT = (
@@ -124,14 +124,14 @@ def test_a_request_for_stacks_is_forwarded(agent: Any, program: Callable[[str], 
 def test_children_that_outlive_the_worker_are_ended(agent: Any, program: Callable[[str], str], tmp_path: Path) -> None:
     text = "child = os.fork()\nif child == 0:\n    time.sleep(600)\n(folder / 'child').write_text(str(child))"
     assert agent(program(text)).wait(60) == 0
-    wait_until(lambda: not alive([int((tmp_path / "child").read_text())]), 5.0)
+    wait_until(lambda: not find_running([int((tmp_path / "child").read_text())]), 5.0)
 
 
 def test_a_worker_ends_with_its_agent(agent: Any, program: Callable[[str], str], tmp_path: Path) -> None:
     process = agent(program(WITH_PARENT))
     wait_until((tmp_path / "up").exists)
     process.kill()
-    wait_until(lambda: not alive([read_when_written(tmp_path / "pid1.json")["worker"]]), 10.0)
+    wait_until(lambda: not find_running([read_when_written(tmp_path / "pid1.json")["worker"]]), 10.0)
     assert not (tmp_path / "exit1.json").exists()
 
 
@@ -145,7 +145,7 @@ def test_in_a_step_the_worker_may_get_sigterm_first(
         first += f"; os.environ['SLURM_STEP_ID'] = '{step}'"
     process = agent(program("os.kill(os.getpid(), signal.SIGTERM)"), stay_s=0.1, first=first)
     wait_until((tmp_path / "pid1.json").exists)
-    wait_until(lambda: not alive([read_when_written(tmp_path / "pid1.json")["worker"]]))
+    wait_until(lambda: not find_running([read_when_written(tmp_path / "pid1.json")["worker"]]))
     if terminated:
         process.terminate()
     process.wait(60)
@@ -167,9 +167,9 @@ def test_an_agent_ends_with_the_program_that_started_it(tmp_path: Path, program:
     pids = read_when_written(tmp_path / "pid0.json")
     both = [pids["agent"], pids["worker"]]
     try:
-        wait_until(lambda: not alive(both), 10.0)
+        wait_until(lambda: not find_running(both), 10.0)
     finally:
-        for pid in alive(both):
+        for pid in find_running(both):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -204,7 +204,7 @@ def by_hand_spec() -> RunSpec:
 
 @pytest.fixture
 def by_hand(tmp_path: Path) -> Iterator[Any]:
-    """Start `python -m scalebench.runner.worker FOLDER`, as torchrun does for rank 1 of 2; a launcher may wait or not."""
+    """Start `python -m scalebench.runner.worker FOLDER`, as torchrun does for rank 1 of 2."""
     started: list[subprocess.Popen[str]] = []
 
     def start(module: str | None, **changes: str) -> subprocess.Popen[str]:

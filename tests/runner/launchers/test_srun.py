@@ -35,7 +35,7 @@ from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.runner.parent import run_spec
 from scalebench.slurm.commands import SlurmError
 from scalebench.slurm.submit import Submission, write_submission
-from tests.builders.runs import alive, simulated_spec, wait_until
+from tests.builders.runs import find_running, simulated_spec, wait_until
 from tests.runner.launchers import fake_srun
 from tests.runner.launchers.fake_srun import StandIn
 from tests.runner.launchers.fake_srun import job as job  # a fixture
@@ -59,7 +59,7 @@ def test_ranks_run_on_the_nodes_of_their_placement(job: StandIn, tmp_path: Path,
     assert [log[0] for log in logs] == ["0 3 0 2 0 n1 n1", "1 3 1 2 0 n1 n1", "2 3 0 1 1 n1 n2"]
     assert {log[1] for log in logs} == {logs[0][1]}
     assert [address.partition(":")[0] for address in logs[0][1].split(",")] == ["n1", "n1", "n2"]
-    assert not alive(ended.pids) and len(ended.pids) == 3
+    assert not find_running(ended.pids) and len(ended.pids) == 3
     assert "--distribution=arbitrary" in job.srun_arguments(), "the nodes have different numbers of ranks"
     assert not {SRUN_LOG, SRUN_HOSTS_FILE} & set(os.listdir(tmp_path)), "they are removed where srun reported nothing"
 
@@ -174,7 +174,7 @@ def test_a_rank_on_the_wrong_node_is_a_failure(
     job.script("srun", all_on_one.replace("SLURM_PROCID=", "{ SLURM_PROCID=").replace('"$@" &', report))
     ended = launched(job.spec(3), tmp_path, module=program("time.sleep(600)"))
     assert ended.broken == "SLURM started rank 2 on n1 and not on n2; ask for as many tasks on each node"
-    assert not alive(ended.pids)
+    assert not find_running(ended.pids)
 
 
 @pytest.mark.slow
@@ -206,7 +206,7 @@ def test_after_a_kill_no_process_is_left(victim: str, job: StandIn, tmp_path: Pa
 
     result = run_spec(job.spec(2, measure=LONG), folder, on_progress)
     assert len(pids) >= 5, "srun, two agents, two workers"
-    wait_until(lambda: not alive(pids), 10.0)
+    wait_until(lambda: not find_running(pids), 10.0)
     assert (result.status, result.reason) == (
         "failed", "srun was killed by SIGKILL" if "srun" in victim else "rank 1 was killed by SIGKILL"
     )  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import HardwareSpec, RunSpec, SlurmSpec, write_spec
-from tests.builders.runs import alive, simulated_spec, wait_until
+from tests.builders.runs import find_running, simulated_spec, wait_until
 from tests.cluster.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -120,4 +120,4 @@ def test_nothing_is_left_of_an_allocation_whose_shell_is_killed(cluster: Cluster
         shell.kill()
         shell.communicate()
     # Nodes of the test cluster share the numbers of processes with this machine.
-    wait_until(lambda: not alive(pids), 30.0)
+    wait_until(lambda: not find_running(pids), 30.0)

@@ -13,14 +13,14 @@ from scalebench.core import process
 from scalebench.core.run_folder import rank_log_name
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers import supervise
-from tests.builders.launching import FOREVER, launched
-from tests.builders.runs import alive, simulated_spec
+from tests.builders.launching import FOREVER, launch_run
+from tests.builders.runs import find_running, simulated_spec
 
 
 def test_progress_is_read_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.02)
     reported: list[tuple[int, str]] = []
-    launched(
+    launch_run(
         simulated_spec(gpus=2),
         tmp_path,
         on_progress=lambda progress: reported.extend((p.rank, p.phase) for p in progress),
@@ -38,8 +38,8 @@ def test_an_exception_while_watching_ends_the_group(error: BaseException, tmp_pa
             raise error
 
     with pytest.raises(type(error)):
-        launched(simulated_spec(gpus=2, **FOREVER), tmp_path, on_progress=on_progress)
-    assert len(pids) == 2 and not alive(pids)
+        launch_run(simulated_spec(gpus=2, **FOREVER), tmp_path, on_progress=on_progress)
+    assert len(pids) == 2 and not find_running(pids)
 
 
 def test_a_worker_that_ignores_sigterm_is_killed(
@@ -58,11 +58,11 @@ def test_a_worker_that_ignores_sigterm_is_killed(
         sys.exit(3)
     """)
     begin_s = time.monotonic()
-    ended = launched(simulated_spec(gpus=2), tmp_path, module=module)
+    ended = launch_run(simulated_spec(gpus=2), tmp_path, module=module)
     assert time.monotonic() - begin_s < 30
     assert (ended.exit_codes, ended.died_first) == ([None, 3], [1])
     assert "got SIGTERM" in (tmp_path / rank_log_name(0)).read_text()
-    assert not alive(ended.pids)
+    assert not find_running(ended.pids)
 
 
 def test_a_second_ctrl_c_kills_at_once(
@@ -89,25 +89,25 @@ def test_a_second_ctrl_c_kills_at_once(
     monkeypatch.setattr(supervise, "wait_until", interrupted)
     begin_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        launched(simulated_spec(), tmp_path, module=module, on_progress=on_progress)
+        launch_run(simulated_spec(), tmp_path, module=module, on_progress=on_progress)
     assert time.monotonic() - begin_s < 30
-    assert not alive([int((tmp_path / "ready").read_text())])
+    assert not find_running([int((tmp_path / "ready").read_text())])
 
 
 @pytest.mark.slow
 def test_no_progress_for_hang_s_ends_the_run(tmp_path: Path) -> None:
     spec = simulated_spec(gpus=2, options={"fault": "hang", "fault_rank": 1}, measure={"hang_s": 2.0})
-    ended = launched(spec, tmp_path)
+    ended = launch_run(spec, tmp_path)
     assert ended.timeout == "no rank made progress for 2 s (measure.hang_s)"
     assert (ended.exit_codes, ended.died_first, ended.stopped) == ([None, None], [], [])
-    assert 2.0 <= ended.wall_s < 60 and not alive(ended.pids)
+    assert 2.0 <= ended.wall_s < 60 and not find_running(ended.pids)
 
 
 @pytest.mark.slow
 def test_progress_postpones_hang_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.05)
     spec = simulated_spec(measure={"hang_s": 2.5, "min_s": 3.5, "max_s": 3.5})
-    ended = launched(spec, tmp_path)
+    ended = launch_run(spec, tmp_path)
     assert ended.timeout is None and ended.exit_codes == [0]
     assert ended.wall_s > 3.5
 
@@ -115,9 +115,9 @@ def test_progress_postpones_hang_s(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 def test_timeout_s_ends_the_run_in_spite_of_progress(tmp_path: Path) -> None:
     spec = simulated_spec(gpus=2, measure={"min_s": 600.0, "max_s": 600.0, "timeout_s": 1.5})
-    ended = launched(spec, tmp_path)
+    ended = launch_run(spec, tmp_path)
     assert ended.timeout == "not over after 1.5 s (measure.timeout_s)"
-    assert ended.wall_s >= 1.5 and not alive(ended.pids)
+    assert ended.wall_s >= 1.5 and not find_running(ended.pids)
 
 
 def with_services(spec: RunSpec) -> RunSpec:
@@ -138,10 +138,10 @@ def test_services_end_with_the_chief(tmp_path: Path, program: Callable[[str], st
             time.sleep(0.01)
     """)
     begin_s = time.monotonic()
-    ended = launched(with_services(simulated_spec(gpus=3)), tmp_path, module=module)
+    ended = launch_run(with_services(simulated_spec(gpus=3)), tmp_path, module=module)
     assert time.monotonic() - begin_s < 20
     assert (ended.exit_codes, ended.died_first, ended.timeout) == ([0, None, None], [], None)
-    assert ended.services == {1: "ps", 2: "worker"} and not alive(ended.pids)
+    assert ended.services == {1: "ps", 2: "worker"} and not find_running(ended.pids)
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -156,7 +156,7 @@ def test_a_service_that_ends_before_the_chief_ends_the_run(
         time.sleep(600 if rank == 1 else 1)
     """)
     begin_s = time.monotonic()
-    ended = launched(with_services(simulated_spec(gpus=3)), tmp_path, module=module)
+    ended = launch_run(with_services(simulated_spec(gpus=3)), tmp_path, module=module)
     assert time.monotonic() - begin_s < supervise.FOLLOW_LIMIT_S
     assert (ended.exit_codes[1:], ended.died_first) == ([None, code], [2])
-    assert not alive(ended.pids)
+    assert not find_running(ended.pids)

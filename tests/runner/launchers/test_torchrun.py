@@ -19,8 +19,8 @@ from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner import launchers
 from scalebench.runner.launchers import torchrun
 from scalebench.runner.parent import run_spec
-from tests.builders.launching import Hands
-from tests.builders.runs import ranks_of, simulated_config, simulated_spec, wait_until
+from tests.builders.launching import TorchrunUser
+from tests.builders.runs import find_run_processes, simulated_config, simulated_spec, wait_until
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -67,7 +67,7 @@ def test_addresses_of_ranks_and_one_for_torchrun() -> None:
     assert len(set(here)) == 3 and {address.rpartition(":")[0] for address in here} == {"127.0.0.1"}
 
 
-def test_nobody_starts_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_nobody_starts_are_a_failed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_spec(spec_of(2, ["a:1", "b:1"], timeout_s=0.2), tmp_path / "run")
     reason = "the processes could not be started: nobody started one within 0.2 s (measure.timeout_s)"
     assert (result.status, result.reason, result.log) == ("failed", reason, None)
@@ -77,7 +77,7 @@ def test_nobody_starts_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert [line.partition(": ")[0] for line in rest] == ["a", "b"]
 
 
-def test_whoever_starts_a_rank_later_finds_that_nobody_waits(tmp_path: Path) -> None:
+def test_a_rank_started_later_is_refused(tmp_path: Path) -> None:
     spec = spec_of(2, ["a:1", "b:1"], timeout_s=0.2)
     write_spec(spec, tmp_path)
     with pytest.raises(StartError):
@@ -96,7 +96,7 @@ WORDS = (
 @pytest.mark.parametrize("strategy", ["ddp_gloo", "multiworker_ring", "parameter_server"])
 def test_torchrun_starts_the_ranks_of_every_framework(strategy: str, tmp_path: Path) -> None:
     """Two nodes, which are one here, with ranks that measure and ranks that serve them."""
-    with Hands([f"strategy={strategy}", *WORDS], tmp_path) as hands:
+    with TorchrunUser([f"strategy={strategy}", *WORDS], tmp_path) as hands:
         assert hands.end() == (0, [0, 0]), hands.said
     result = read_result(tmp_path / "run" / "result.json")
     assert (result.status, result.reason, result.scale.nodes) == ("ok", None, 2)
@@ -112,18 +112,18 @@ def test_torchrun_starts_the_ranks_of_every_framework(strategy: str, tmp_path: P
 def test_a_rank_that_fails_ends_all(fault: str, reason: str, tmp_path: Path) -> None:
     """torchrun, too, which would wait for minutes for one on another node whose ranks ended otherwise."""
     options = [f"strategy.options.fault={fault}", "strategy.options.fault_rank=2"]
-    with Hands(["strategy=simulated", *WORDS, *options], tmp_path) as hands:
+    with TorchrunUser(["strategy=simulated", *WORDS, *options], tmp_path) as hands:
         assert hands.end() == (1, [1, 1]), hands.said
     result = read_result(tmp_path / "run" / "result.json")
     assert (result.status, result.reason, result.log) == ("failed", reason, "rank2.log")
-    assert not ranks_of(tmp_path / "run")
+    assert not find_run_processes(tmp_path / "run")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["program", "torchrun"])
-def test_what_is_ended_takes_the_others_along(victim: str, tmp_path: Path) -> None:
+def test_the_end_of_one_process_ends_the_others(victim: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with Hands(["strategy=simulated", *WORDS, "measure.min_s=60", "measure.max_s=60"], tmp_path) as hands:
+    with TorchrunUser(["strategy=simulated", *WORDS, "measure.min_s=60", "measure.max_s=60"], tmp_path) as hands:
         wait_until(lambda: [_phase(folder, rank) for rank in range(3)] == ["measure"] * 3, 60.0)
         process = hands.program if victim == "program" else hands.started[1]
         process.send_signal(signal.SIGINT if victim == "program" else signal.SIGTERM)
@@ -132,7 +132,7 @@ def test_what_is_ended_takes_the_others_along(victim: str, tmp_path: Path) -> No
     reason = "rank 2 was terminated on its own host; was its torchrun ended?"
     expected = ("cancelled", "cancelled while it ran") if victim == "program" else ("failed", reason)
     assert (result.status, result.reason) == expected
-    assert not ranks_of(folder)
+    assert not find_run_processes(folder)
 
 
 def _phase(folder: Path, rank: int) -> str | None:
@@ -141,8 +141,8 @@ def _phase(folder: Path, rank: int) -> str | None:
 
 
 @pytest.mark.slow
-def test_nobody_is_waited_for_after_ctrl_c(tmp_path: Path) -> None:
-    with Hands(["strategy=simulated", *WORDS], tmp_path, willing=False) as hands:
+def test_ctrl_c_ends_the_wait_for_ranks(tmp_path: Path) -> None:
+    with TorchrunUser(["strategy=simulated", *WORDS], tmp_path, willing=False) as hands:
         wait_until((tmp_path / "run" / TORCHRUN_FILE).exists, 60.0)
         hands.program.send_signal(signal.SIGINT)
         assert hands.end() == (1, [])

@@ -29,7 +29,7 @@ from scalebench.testing.launch import UNEVEN_WORKLOAD
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.source import Source
-from tests.builders.runs import alive, simulated_spec
+from tests.builders.runs import find_running, simulated_spec
 
 
 def spec_of(*words: str) -> RunSpec:
@@ -80,7 +80,7 @@ def test_services_end_with_the_chief_and_leave_no_record(tmp_path: Path) -> None
     assert (result.status, result.reason) == ("ok", None)
     assert [rank.rank for rank in result.ranks] == [0] and (result.scale.processes, result.scale.gpus) == (5, 2)
     assert (result.scale.backend_used, result.ranks[0].peak_memory_bytes) == ("grpc", [])
-    assert len(set(pids)) == 5 and not alive(pids)
+    assert len(set(pids)) == 5 and not find_running(pids)
     assert not list((tmp_path / "run").glob("rank[1-9].json")) and (tmp_path / "run" / "rank4.log").exists()
 
 

@@ -13,8 +13,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.strategies.tensorflow import batches
-from scalebench.strategies.tensorflow import batches as feeding
+from scalebench.strategies.tensorflow import batches as tf_batches
 from scalebench.workloads.source import Source
 from tests.strategies.tensorflow.conftest import DEVICES
 
@@ -22,14 +21,14 @@ STEPS = 14  # over two ends of epochs; 101 samples in batches of 20 end with one
 WAYS = [("device", "none"), ("host", "queue"), ("host", "device")]
 
 
-def first_batches(source: Source, feed: str, ahead: str = "none", devices: Any = DEVICES) -> list[feeding.TfBatch]:
-    return list(islice(feeding.feed_batches(source, devices, feed, ahead), STEPS))
+def first_batches(source: Source, feed: str, ahead: str = "none", devices: Any = DEVICES) -> list[tf_batches.TfBatch]:
+    return list(islice(tf_batches.feed_batches(source, devices, feed, ahead), STEPS))
 
 
 @given(samples=st.integers(0, 1000), devices=st.integers(1, 17))
 def test_spans(samples: int, devices: int) -> None:
     """One for each device; together they are the samples in order; they differ by at most one."""
-    spans = feeding.split_evenly(samples, devices)
+    spans = tf_batches.split_evenly(samples, devices)
     assert len(spans) == devices
     assert [row for span in spans for row in range(samples)[span]] == list(range(samples))
     sizes = [span.stop - span.start for span in spans]
@@ -87,7 +86,7 @@ def test_device_copies_the_training_set_once(source: Callable[..., Source], monk
 
 @pytest.mark.parametrize("ahead", ["queue", "device"])
 def test_prefetches_in_a_thread_that_closing_ends(source: Callable[..., Source], ahead: str) -> None:
-    batches = feeding.feed_batches(source(), DEVICES, "host", ahead)
+    batches = tf_batches.feed_batches(source(), DEVICES, "host", ahead)
     next(batches)
     assert any(thread.name == "prefetch" for thread in threading.enumerate())
     batches.close()
@@ -99,14 +98,14 @@ def test_only_prefetching_to_the_device_copies_in_the_thread(
     source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch, ahead: str, in_thread: bool
 ) -> None:
     names: list[str] = []
-    place = feeding.place_batch
+    place = tf_batches.place_batch
 
-    def noting(*args: Any) -> feeding.TfBatch:
+    def noting(*args: Any) -> tf_batches.TfBatch:
         names.append(threading.current_thread().name)
         return place(*args)
 
-    monkeypatch.setattr(feeding, "place_batch", noting)
-    batches = feeding.feed_batches(source(), DEVICES, "host", ahead)
+    monkeypatch.setattr(tf_batches, "place_batch", noting)
+    batches = tf_batches.feed_batches(source(), DEVICES, "host", ahead)
     list(islice(batches, 3))
     batches.close()
     assert {name == "prefetch" for name in names} == {in_thread}
@@ -114,10 +113,10 @@ def test_only_prefetching_to_the_device_copies_in_the_thread(
 
 def test_copies_in_host_memory(source: Callable[..., Source]) -> None:
     """Copies of their own, which put back on the devices are the parts again."""
-    (batch,) = islice(feeding.feed_batches(source(first=1), DEVICES, "host", "none"), 1)
-    on_host = feeding.copy_to_host(batch)
+    (batch,) = islice(tf_batches.feed_batches(source(first=1), DEVICES, "host", "none"), 1)
+    on_host = tf_batches.copy_to_host(batch)
     for device, part, arrays in zip(DEVICES, batch.parts, on_host, strict=True):
-        again = feeding.copy_to_device(arrays, device)
+        again = tf_batches.copy_to_device(arrays, device)
         for tensor, array, other in zip(part, arrays, again, strict=True):
             assert isinstance(array, np.ndarray) and array.flags.owndata
             assert other.device == tensor.device and other.device.endswith(device.removeprefix("/"))
@@ -159,9 +158,9 @@ def test_mean_squared_errors() -> None:
     targets = RNG.normal(size=(SAMPLES, 3)).astype(np.float32)
     squares = np.square(OUTPUTS - targets, dtype=np.float64)
     wanted = {"mse": squares.mean(), **{f"mse_{name}": squares[:, i].mean() for i, name in enumerate("abc")}}
-    found = batches.regression_metrics(forward, validation_source(targets), list("abc"), alone)
+    found = tf_batches.regression_metrics(forward, validation_source(targets), list("abc"), alone)
     assert found == pytest.approx(wanted, rel=1e-6)
-    for one in of_group(batches.regression_metrics, targets, list("abc")):
+    for one in of_group(tf_batches.regression_metrics, targets, list("abc")):
         assert one == pytest.approx(wanted, rel=1e-6)
 
 
@@ -170,7 +169,7 @@ def test_classification() -> None:
     labels[:9] = (labels[:9] + 1) % 3  # nine are wrong
     entropies = np.log(np.exp(OUTPUTS).sum(1)) - OUTPUTS[np.arange(SAMPLES), labels]
     wanted = {"cross_entropy": entropies.mean(), "accuracy": 14 / 23}
-    found = batches.classification_metrics(forward, validation_source(labels), alone)
+    found = tf_batches.classification_metrics(forward, validation_source(labels), alone)
     assert found == pytest.approx(wanted, rel=1e-5)
-    for one in of_group(batches.classification_metrics, labels):
+    for one in of_group(tf_batches.classification_metrics, labels):
         assert one == pytest.approx(wanted, rel=1e-5)

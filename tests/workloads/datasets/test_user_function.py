@@ -22,7 +22,7 @@ from scalebench.core.spec import Config, DatasetSpec, MeasureSpec, ModelSpec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache, user_function, user_function_worker
 from scalebench.workloads.datasets.user_function import FunctionCall
-from tests.builders.plugins import Dists
+from tests.builders.plugins import Distributions
 from tests.builders.plugins import dists as dists
 from tests.builders.runs import wait_until
 
@@ -168,7 +168,7 @@ def test_the_label_is_the_function_unless_the_dataset_has_a_name(tmp_path: Path)
     assert datasets.label(config(tmp_path, name="theirs")) == "theirs"
 
 
-def test_a_dataset_of_a_plugin(tmp_path: Path, calls: list[Any], dists: Dists) -> None:
+def test_a_dataset_of_a_plugin(tmp_path: Path, calls: list[Any], dists: Distributions) -> None:
     functions = {"more": "more_data:build", "broken": "more_data:missing"}
     dists.add("more-data", {"more_data.py": CODE}, {"datasets": functions})
     full = datasets.fill_from_samples(config(tmp_path, name="more", builder=None))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from scalebench.workloads.datasets import cache, user_function_worker
 from scalebench.workloads.datasets.user_function_worker import UnusableSamples
-from tests.builders.plugins import Dists
+from tests.builders.plugins import Distributions
 from tests.builders.plugins import dists as dists
 
 CODE = """\
@@ -55,7 +55,7 @@ def test_the_function_is_called_with_size_seed_and_options(tmp_path: Path) -> No
     assert np.array_equal(inputs, np.full((5, 3), 7.5, np.float32)) and np.array_equal(inputs, targets)
 
 
-def test_the_function_of_a_plugin(tmp_path: Path, dists: Dists) -> None:
+def test_the_function_of_a_plugin(tmp_path: Path, dists: Distributions) -> None:
     dists.add("more-data", {"more_data.py": CODE}, {"datasets": {"more": "more_data:build"}})
     label = "data set 'more' of more-data"
     request = {"reference": "more_data:build", "label": label, "from_user": False, "size": 2, "seed": 0}

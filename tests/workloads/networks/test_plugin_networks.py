@@ -9,7 +9,7 @@ import pytest
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
-from tests.builders.plugins import Dists
+from tests.builders.plugins import Distributions
 from tests.builders.plugins import dists as dists
 
 CODE = """\
@@ -26,13 +26,13 @@ END = 'network.dense(x, "out", outputs)'
 
 
 def add(
-    dists: Dists, body: str = "pass", end: str = END, more: str = "deep=False", target: str = "tiny_net:tiny"
+    dists: Distributions, body: str = "pass", end: str = END, more: str = "deep=False", target: str = "tiny_net:tiny"
 ) -> None:
     code = CODE.format(body=body, end=end, more=more)
     dists.add("tiny-net", {"tiny_net.py": code}, {"models": {"tiny": target}})
 
 
-def test_a_network_of_a_plugin_is_built_like_a_built_in_one(dists: Dists) -> None:
+def test_a_network_of_a_plugin_is_built_like_a_built_in_one(dists: Distributions) -> None:
     add(dists)
     network = networks.build_by_name("tiny", (3, 2), 5, {"width": 7})
     assert network.parameters == 6 * 7 + 7 + 7 * 5 + 5
@@ -43,7 +43,7 @@ def test_a_network_of_a_plugin_is_built_like_a_built_in_one(dists: Dists) -> Non
     assert networks.build_by_name("tiny", (4, 4, 3), 2).output.shape == (2,)  # any axes
 
 
-def test_unknown_names_look_at_plugins_too(dists: Dists) -> None:
+def test_unknown_names_look_at_plugins_too(dists: Distributions) -> None:
     add(dists)
     with pytest.raises(InputError, match=r"^no model 'tinny'; did you mean 'tiny'\?$"):
         networks.build_by_name("tinny", (3,), 1)
@@ -57,7 +57,7 @@ WRONG_OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG_OPTIONS)
-def test_wrong_options_are_the_users_mistake(dists: Dists, case: str) -> None:
+def test_wrong_options_are_the_users_mistake(dists: Distributions, case: str) -> None:
     more, options, message = WRONG_OPTIONS[case]
     add(dists, more=more)
     with pytest.raises(InputError, match=message) as caught:
@@ -68,12 +68,12 @@ def test_wrong_options_are_the_users_mistake(dists: Dists, case: str) -> None:
 @pytest.mark.parametrize(
     ("more", "options"), [("depth=None", {"depth": 3}), ("*, depth", {"depth": 3}), ("**more", {"a": 1})]
 )
-def test_options_without_a_known_type_are_accepted(dists: Dists, more: str, options: dict[str, int]) -> None:
+def test_options_without_a_known_type_are_accepted(dists: Distributions, more: str, options: dict[str, int]) -> None:
     add(dists, more=more)
     assert networks.build_by_name("tiny", (3, 2), 5, options).output.shape == (5,)
 
 
-def test_an_input_error_of_its_own_passes(dists: Dists) -> None:
+def test_an_input_error_of_its_own_passes(dists: Distributions) -> None:
     add(dists, "raise InputError('width should be even')")
     with pytest.raises(InputError, match=r"^width should be even$") as caught:
         networks.build_by_name("tiny", (3, 2), 5)
@@ -104,7 +104,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("case", FAULTS)
-def test_a_fault_of_a_plugin_is_one_line(dists: Dists, case: str) -> None:
+def test_a_fault_of_a_plugin_is_one_line(dists: Distributions, case: str) -> None:
     wrong, message = FAULTS[case]
     add(dists, **wrong)
     with pytest.raises(PluginError, match=message) as caught:
@@ -114,7 +114,7 @@ def test_a_fault_of_a_plugin_is_one_line(dists: Dists, case: str) -> None:
         assert 'tiny_net.py", line' in caught.value.log
 
 
-def test_its_output_is_not_printed(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_output_is_not_printed(dists: Distributions, capsys: pytest.CaptureFixture[str]) -> None:
     add(dists, "print('hello')")
     networks.build_by_name("tiny", (3, 2), 5)
     assert capsys.readouterr().out == ""

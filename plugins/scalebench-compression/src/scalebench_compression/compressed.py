@@ -1,4 +1,4 @@
-"""DistributedDataParallel whose buckets go through a communication hook, which keeps account of what it sends."""
+"""DistributedDataParallel with a communication hook that compresses buckets and records the bytes that it sends."""
 
 from __future__ import annotations
 
@@ -19,57 +19,57 @@ DISTRIBUTION = "scalebench-compression"
 Buffers = tuple[Tensor, ...]
 
 
-class Account:
-    """Bytes of the messages of one update, bucket by bucket, as they were sent."""
+class MessageLog:
+    """The bytes of the messages of one step, bucket by bucket, as they were sent."""
 
     def __init__(self) -> None:
-        self.of_update: list[int] = []  # of the last whole one
-        self._so_far: list[int] = []
+        self.step_bytes: list[int] = []  # of the last complete step
+        self._current: list[int] = []
 
-    def note(self, sizes_bytes: list[int], last: bool) -> None:
-        """Of a bucket; `last`: the last one of an update. Nothing is no message."""
-        self._so_far += [size for size in sizes_bytes if size]
-        if last:
-            self.of_update, self._so_far = self._so_far, []
+    def record(self, sizes_bytes: list[int], is_last: bool) -> None:
+        """Record the messages of a bucket, `is_last` for the last one of a step. A size of 0 is no message."""
+        self._current += [size for size in sizes_bytes if size]
+        if is_last:
+            self.step_bytes, self._current = self._current, []
 
 
 class CompressedDdp(Ddp):
-    """What the three ways of compressing share; each says what becomes of a bucket, and how to send without one."""
+    """The base of the three compressions, which define how to send a bucket, and how to send without a bucket."""
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        self.account = Account()
+        self.messages = MessageLog()
         self._buffers: dict[tuple[int, ...], list[Buffers]] = {}
 
     @abstractmethod
     def send_bucket(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """The mean of a bucket's gradients over the ranks, or what compression leaves of it, in the bucket's own
-        buffer; notes in `account` what this rank hands over."""
+        """Compute the mean of a bucket's gradients over the ranks, as far as compression keeps it, in the bucket's own
+        buffer; record in `messages` the bytes that this rank sends."""
 
     @abstractmethod
     def empty_message(self, size_bytes: int) -> Buffers:
-        """What `replay` sends of that size, and receives into: zeros."""
+        """Return buffers of zeros for `replay` to send a message of that size, and to receive into."""
 
     @abstractmethod
     def replay(self, buffers: Buffers) -> dist.Work | None:
-        """Begin to send a message as `send` does; None: it is over."""
+        """Start to send a message in the way of `send_bucket`; None: it is finished."""
 
     def register_hook(self, net: DistributedDataParallel) -> None:
         if not self.options.overlap:
             return super().register_hook(net)
-        # Without annotations: torch compares them with its own classes, and here they are text.
+        # Without annotations: torch compares them with its own classes, and here they are strings.
         net.register_comm_hook(None, lambda _, bucket: self.send_bucket(bucket))
 
     def ddp_arguments(self) -> dict[str, Any]:
-        """Without the options that are not DistributedDataParallel's."""
-        own = vars(self.options).keys() - vars(DdpOptions()).keys()
-        return {key: value for key, value in super().ddp_arguments().items() if key not in own}
+        """Return the arguments without the options of the compression."""
+        added = vars(self.options).keys() - vars(DdpOptions()).keys()
+        return {key: value for key, value in super().ddp_arguments().items() if key not in added}
 
     def message_sizes(self) -> list[int]:
-        return list(self.account.of_update)
+        return list(self.messages.step_bytes)
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        """All messages under way at once, as far as the strategy itself has them so."""
+        """Send all messages concurrently, as far as the strategy itself does."""
         key = tuple(sizes)
         if key not in self._buffers:
             self._buffers[key] = [self.empty_message(size) for size in sizes]
@@ -91,10 +91,10 @@ class CompressedDdp(Ddp):
         super().close()
 
     def refuse_scaled_loss(self) -> None:
-        """What is kept back of one update and sent with a later one would be of another scale by then, and no number
-        at all after gradients that overflowed."""
+        """Raise Unsupported for float16: what one step keeps back and a later one sends would have another scale then,
+        and would be NaN or infinite after an overflow."""
         if self.spec.config.train.precision == "float16":
             raise Unsupported(
-                "error feedback adds what an update kept back to a later one, and train.precision=float16 scales "
+                "error feedback adds what a step kept back to a later one, and train.precision=float16 scales "
                 "each loss differently: take bfloat16 or float32, or strategy.options.error_feedback=false"
             )

@@ -1,4 +1,4 @@
-"""Gradients travel as float16: half the bytes, rounded to 11 bits."""
+"""Gradients sent as float16: half the bytes, rounded to 11 bits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from scalebench_compression.compressed import Buffers, CompressedDdp
 
 
 class DdpFp16(CompressedDdp):
-    """torch's hook: each rank rounds a bucket, divides it by the ranks, and the all-reduce adds up in float16.
+    """DistributedDataParallel with torch's fp16 hook: each rank rounds a bucket and divides it by the number of ranks,
+    and the all-reduce sums in float16.
 
-    Gradients beyond 65504 become infinite and those below 6e-8 nothing, on each rank.
+    Gradients above 65504 become infinite, and those below 6e-8 become 0, on each rank.
     """
 
     def send_bucket(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        self.account.note([bucket.buffer().numel() * torch.float16.itemsize], bucket.is_last())
+        self.messages.record([bucket.buffer().numel() * torch.float16.itemsize], bucket.is_last())
         return fp16_compress_hook(dist.group.WORLD, bucket)
 
     def empty_message(self, size_bytes: int) -> Buffers:

@@ -1,4 +1,4 @@
-"""PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019): each gradient matrix travels as two factors of low rank."""
+"""PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019): each gradient matrix is sent as two factors of low rank."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from scalebench.plugin_api import InputError, Unsupported
 from scalebench.strategies.torch import DdpOptions
 from scalebench_compression.compressed import Buffers, CompressedDdp
 
-FIRST = 2  # update that may be compressed: DistributedDataParallel makes its buckets anew after the first one
-# Added to the length of each column before it is divided by it: a layer that is dead has gradients of nothing but 0.
-TINY = 1e-12
+MIN_START_ITER = 2  # DistributedDataParallel rebuilds its buckets after the first step
+# Added to the norm of each column before the division by it: a dead layer has only gradients of 0.
+ORTHOGONALIZATION_EPSILON = 1e-12
 
 
 @dataclass
 class PowerSgdOptions(DdpOptions):
-    """Those of torch.distributed's PowerSGDState, beside DistributedDataParallel's."""
+    """Options of torch.distributed's PowerSGDState and of DistributedDataParallel."""
 
-    rank: int = 4  # of the two factors: columns of P and of Q
-    start_iter: int = FIRST  # updates before the first compressed one
-    min_compression_rate: float = 2.0  # matrices whose factors save less than this travel whole
-    error_feedback: bool = True  # what the factors leave out is added to the next update's gradients
-    warm_start: bool = True  # each update begins with the factors of the one before
+    rank: int = 4  # of the two factors: number of columns of P and of Q
+    start_iter: int = MIN_START_ITER  # number of steps before the first compressed one
+    min_compression_rate: float = 2.0  # matrices whose factors save less than this are sent uncompressed
+    error_feedback: bool = True  # adds what the factors leave out to the gradients of the next step
+    warm_start: bool = True  # each step starts with the factors of the previous one
 
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise InputError(f"strategy.options.rank={self.rank} should be at least 1: a factor has so many columns")
-        least = FIRST if self.error_feedback or self.warm_start else 0
-        if self.start_iter < least:
+        minimum = MIN_START_ITER if self.error_feedback or self.warm_start else 0
+        if self.start_iter < minimum:
             raise InputError(
-                f"strategy.options.start_iter={self.start_iter} should be at least {least}: "
-                f"buckets are made anew after the first update, and what was kept of them would not fit"
-                if least
+                f"strategy.options.start_iter={self.start_iter} should be at least {minimum}: "
+                f"buckets are made anew after the first step, and what was kept of them would not fit"
+                if minimum
                 else f"strategy.options.start_iter={self.start_iter} should not be negative"
             )
         if self.min_compression_rate < 0:
@@ -46,21 +46,22 @@ class PowerSgdOptions(DdpOptions):
             )
 
 
-class OfMatrices:
-    """A bucket for torch's hook, which takes the first axis of each gradient for the rows of a matrix, and fails where
-    a parameter is a single number and has none."""
+class MatrixBucket:
+    """A bucket for torch's hook, which uses the first axis of each gradient as rows of a matrix, and fails for a scalar
+    parameter, which has no axis."""
 
     def __init__(self, bucket: dist.GradBucket) -> None:
         self._bucket = bucket
         self.index, self.is_last, self.buffer = bucket.index, bucket.is_last, bucket.buffer
 
     def gradients(self) -> list[Tensor]:
-        """In the order in which they lie in memory, also of kernels that lie channels last: columns change places."""
-        return [one if one.dim() else one.view(1) for one in self._bucket.gradients()]
+        """Return the gradients in memory order, also for kernels in channels-last layout, which permutes columns."""
+        return [gradient if gradient.dim() else gradient.view(1) for gradient in self._bucket.gradients()]
 
 
 class DdpPowerSgd(CompressedDdp):
-    """torch's hook: of each bucket first what is not compressed, then all Ps, then all Qs are all-reduced."""
+    """DistributedDataParallel with torch's PowerSGD hook, which all-reduces for each bucket first the uncompressed
+    gradients, then all Ps, then all Qs."""
 
     Options = PowerSgdOptions
 
@@ -80,18 +81,18 @@ class DdpPowerSgd(CompressedDdp):
             min_compression_rate=options.min_compression_rate,
             use_error_feedback=options.error_feedback,
             warm_start=options.warm_start,
-            orthogonalization_epsilon=TINY,
+            orthogonalization_epsilon=ORTHOGONALIZATION_EPSILON,
             random_seed=self.spec.config.seed,
         )
         super().setup()
 
     def send_bucket(self, bucket: dist.GradBucket) -> Future[Tensor]:
         compresses = self.state.iter >= self.state.start_powerSGD_iter
-        self.account.note(self._sizes(bucket) if compresses else [_bytes(bucket.buffer())], bucket.is_last())
-        done = powerSGD_hook(self.state, OfMatrices(bucket))
+        self.messages.record(self._sizes(bucket) if compresses else [_bytes(bucket.buffer())], bucket.is_last())
+        done = powerSGD_hook(self.state, MatrixBucket(bucket))
         if self.group is not None and self.group.backend == "gloo":
-            # The Ps and Qs are sent when what went before has arrived, by a thread of Gloo that waits for them. With
-            # several buckets under way all threads wait at once, and ranks would send in different orders.
+            # A thread of Gloo sends Ps and Qs when the previous message has arrived. With several buckets in flight,
+            # all threads would wait at the same time, and ranks would send in different orders.
             done.wait()
         return done
 
@@ -99,22 +100,22 @@ class DdpPowerSgd(CompressedDdp):
         return (self.zeros(size_bytes, torch.float32),)
 
     def replay(self, buffers: Buffers) -> dist.Work | None:
-        """One after the other: Q is computed from the sum of P."""
+        """Send and wait, since Q is computed from the sum of P."""
         dist.all_reduce(*buffers)
         return None
 
     def _sizes(self, bucket: dist.GradBucket) -> list[int]:
-        """Bytes of [what is not compressed, Ps, Qs] of a bucket."""
+        """Return the bytes of [uncompressed gradients, Ps, Qs] of a bucket."""
         element_bytes = bucket.buffer().element_size()
-        whole = p = q = 0
-        for gradient in OfMatrices(bucket).gradients():
+        uncompressed = p = q = 0
+        for gradient in MatrixBucket(bucket).gradients():
             rows, columns = gradient.shape[0], gradient[0].numel()
             rank = min(rows, columns, self.options.rank)
             if (rows + columns) * rank * self.options.min_compression_rate < rows * columns:
                 p, q = p + rows * rank, q + columns * rank
             else:
-                whole += rows * columns
-        return [count * element_bytes for count in (whole, p, q)]
+                uncompressed += rows * columns
+        return [count * element_bytes for count in (uncompressed, p, q)]
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Top-k sparsification with error feedback: the largest entries of a vector travel, the others wait.
+"""Top-k sparsification with error feedback: the largest entries of a vector are sent, the others are kept for later.
 
 Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
 """
@@ -14,43 +14,43 @@ from torch import Tensor
 INDEX = torch.int32  # a bucket of 2^31 entries would be 8 GiB
 
 
-def kept_of(entries: int, share: float) -> int:
-    """How many of so many entries travel: at least one."""
+def sent_count(entries: int, share: float) -> int:
+    """Return the number of entries to send, at least one."""
     return max(1, math.ceil(share * entries))
 
 
-def largest(vector: Tensor, count: int) -> Tensor:
-    """Places of the entries of largest size, NaN first, as INDEX; in no particular order."""
+def select_largest(vector: Tensor, count: int) -> Tensor:
+    """Return the indices (INDEX) of the entries of largest magnitude, NaN first, in no particular order."""
     return torch.topk(vector.abs(), count, sorted=False).indices.to(INDEX)
 
 
-def packed(vector: Tensor, places: Tensor) -> Tensor:
-    """One message: the places and then the entries there, as bytes."""
+def pack(vector: Tensor, places: Tensor) -> Tensor:
+    """Pack the indices and then their entries into one message of bytes."""
     return torch.cat([places.view(torch.uint8), vector[places].view(torch.uint8)])
 
 
-def unpacked(message: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(places, entries). Copies: a part of a message may begin where no number can lie."""
+def unpack(message: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return (indices, entries) as copies, since a part of a message may not be aligned."""
     border = count * INDEX.itemsize
     return message[:border].clone().view(INDEX), message[border:].clone().view(dtype)
 
 
-def averaged(messages: Iterable[Tensor], count: int, ranks: int, out: Tensor) -> Tensor:
-    """The mean over the ranks of what their messages say, and 0 where none says anything, in `out`.
+def average_messages(messages: Iterable[Tensor], count: int, ranks: int, out: Tensor) -> Tensor:
+    """Write the mean of the ranks' messages to `out`, 0 for entries that no rank sent.
 
-    Rank by rank, so that the sums are the same to the last bit on every rank, also on GPUs.
+    Messages are added rank by rank, so that the sums are bitwise equal on every rank, also on GPUs.
     """
     out.zero_()
     for message in messages:
-        places, entries = unpacked(message, count, out.dtype)
+        places, entries = unpack(message, count, out.dtype)
         out.index_add_(0, places, entries)
     return out.div_(ranks)
 
 
 class Residual:
-    """What has not been sent yet of each parameter's gradient.
+    """The parts of each parameter's gradient that are not sent yet.
 
-    Kept by parameter and not by bucket: buckets are made anew after the first update, in another order.
+    They are kept by parameter and not by bucket, since buckets are rebuilt in another order after the first step.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,8 @@ class Residual:
         self._of: dict[int, Tensor] = {}  # part of a flat one, by parameter
 
     def of(self, index: int, parameters: Sequence[Tensor], like: Tensor) -> Tensor:
-        """That of a bucket, to be changed in place; zeros at first. `parameters` lie in `like` one after the other."""
+        """Return the residual of a bucket, to be changed in place; initially zeros. `like` is the bucket's buffer, with
+        `parameters` one after the other."""
         owners = tuple(map(id, parameters))
         if self._owners.get(index) != owners:
             sizes = [one.numel() for one in parameters]

@@ -1,4 +1,4 @@
-"""Of each bucket the largest gradients travel, with their places; the others are kept for later updates."""
+"""Top-k compression: the largest gradients of each bucket are sent with their indices, the others kept for later."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BACKENDS = {"gloo:": "gloo", "nccl:": "nccl", "ncclDevKernel": "nccl", "ncclKern
 
 @dataclass
 class TopKOptions(DdpOptions):
-    """Beside DistributedDataParallel's."""
+    """Options of top-k compression and of DistributedDataParallel."""
 
-    share: float = 0.1  # of a bucket's gradients that travel with each update
-    error_feedback: bool = True  # the others are added to the next update's gradients; false: they are lost
+    share: float = 0.1  # of a bucket's gradients that are sent in each step
+    error_feedback: bool = True  # adds the others to the gradients of the next step; false: they are lost
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -36,7 +36,8 @@ class TopKOptions(DdpOptions):
 
 
 class DdpTopK(CompressedDdp):
-    """A hook of our own: each rank hands its largest entries and their places to all, in one all-gather a bucket."""
+    """DistributedDataParallel with a hook in which each rank sends its largest entries and their indices to all, by one
+    all-gather per bucket."""
 
     Options = TopKOptions
 
@@ -53,18 +54,18 @@ class DdpTopK(CompressedDdp):
             residual.add_(buffer)
         else:
             residual = buffer
-        count, ranks = sparse.kept_of(len(buffer), self.options.share), dist.get_world_size()
-        places = sparse.largest(residual, count)
-        message = sparse.packed(residual, places)
+        count, ranks = sparse.sent_count(len(buffer), self.options.share), dist.get_world_size()
+        places = sparse.select_largest(residual, count)
+        message = sparse.pack(residual, places)
         residual[places] = 0
-        self.account.note([len(message)], bucket.is_last())
+        self.messages.record([len(message)], bucket.is_last())
         gathered = message.new_empty(ranks * len(message))
 
         def add_up(done: Future[list[Tensor]]) -> Tensor:
-            done.value()  # raises what the exchange raised
-            if gathered.is_cuda:  # a stream of its own, of which the allocator does not know
+            done.value()  # raises the errors of the all-gather
+            if gathered.is_cuda:  # on a separate stream, which the allocator does not know of
                 gathered.record_stream(torch.cuda.current_stream(gathered.device))
-            return sparse.averaged(gathered.chunk(ranks), count, ranks, out=buffer)
+            return sparse.average_messages(gathered.chunk(ranks), count, ranks, out=buffer)
 
         return _all_gather(gathered, message, async_op=True).get_future().then(add_up)
 
@@ -75,16 +76,16 @@ class DdpTopK(CompressedDdp):
         return _all_gather(*buffers, async_op=True)
 
     def backend_used(self) -> str | None:
-        """Two more updates under the profiler, which spoil the weights: whose all-gather they did."""
+        """Train two more steps under the profiler, which spoil the weights; return the backend of their all-gather."""
         if self.last_batch is None:
             raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
         replay = ProfiledReplay(self.last_batch, OBSERVED_STEPS)
         self.train(replay)
-        return gatherer(replay.event_names())
+        return all_gather_backend(replay.event_names())
 
 
-def gatherer(names: set[str]) -> str | None:
-    """The backend whose all-gather is among these names of events."""
+def all_gather_backend(names: set[str]) -> str | None:
+    """Return the backend whose all-gather is among these event names."""
     gathers = [name for name in names if any(word in name for word in GATHERS)]
-    found = {backend for name in gathers for sign, backend in BACKENDS.items() if name.startswith(sign)}
-    return "+".join(sorted(found)) or None
+    backends = {backend for name in gathers for prefix, backend in BACKENDS.items() if name.startswith(prefix)}
+    return "+".join(sorted(backends)) or None

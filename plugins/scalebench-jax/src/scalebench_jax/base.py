@@ -164,8 +164,8 @@ class JaxStrategy(Strategy, Probes):
         return precision.observed_settings(self.programs.lowered(STEP, *arguments).as_text())
 
     def evaluate(self, source: Source) -> dict[str, float]:
-        weights = {name: one.addressable_data(0)[0] for name, one in self.state.weights.items()}
-        means = {name: np.asarray(one).mean(0) for name, one in self.state.moving.items()}
+        weights = {name: array.addressable_data(0)[0] for name, array in self.state.weights.items()}
+        means = {name: np.asarray(array).mean(0) for name, array in self.state.moving.items()}
         moving = jax.device_put(means, self.devices[0])
 
         def forward(inputs: Any) -> Any:
@@ -177,10 +177,10 @@ class JaxStrategy(Strategy, Probes):
         return evaluation.evaluate_model(forward, self.spec.config.model, source)
 
     def num_params(self) -> int:
-        return sum(one.size // len(self.devices) for one in self.state.weights.values())
+        return sum(array.size // len(self.devices) for array in self.state.weights.values())
 
     def parameters(self) -> dict[str, Any]:
-        return {name: np.array(one.addressable_data(0)[0]) for name, one in self.state.weights.items()}
+        return {name: np.array(array.addressable_data(0)[0]) for name, array in self.state.weights.items()}
 
     def peak_memory_bytes(self) -> list[int | None]:
         return [devices.peak_memory_bytes(device) for device in self.devices]

@@ -55,13 +55,13 @@ class BatchFeeder:
     def like(self, samples: int, inputs: NDArray[Any], targets: NDArray[Any]) -> JaxBatch:
         """Return the shapes of a batch of that many samples such as these, to compile for it in advance."""
         rows = split_batch(samples, self._devices, self._pieces).rows
-        one, other = (
+        input_shapes, target_shapes = (
             jax.ShapeDtypeStruct(
                 rows.shape + array.shape[1:], jax.dtypes.canonicalize_dtype(array.dtype), sharding=self._split
             )
             for array in (inputs, targets)
         )
-        return self._create_batch(one, other, samples, samples)
+        return self._create_batch(input_shapes, target_shapes, samples, samples)
 
     def _create_batch(self, inputs: Any, targets: Any, samples: int, global_samples: int) -> JaxBatch:
         if samples not in self._counts:

@@ -11,13 +11,13 @@ from jax import Array
 
 from scalebench_jax.replica import DevicePart, Replica, State
 
-STEP, STEP_WITHOUT_SYNC, FORWARD, BACKWARD = "update", "alone", "forward", "backward"  # alone: without the exchange
+STEP, STEP_WITHOUT_SYNC, FORWARD, BACKWARD = "step", "step_without_sync", "forward", "backward"
 
 
 class CompiledPrograms:
-    """Compiled once for each name and size of batch, of which an epoch has two at the most.
+    """Programs that are compiled once per name and batch size, of which an epoch has at most two.
 
-    Each takes (state, part, after, samples, rate). `after` is not looked at: the program begins when it is there.
+    Each takes (state, part, after, samples, rate). `after` is unused except that the program starts when it is ready.
     """
 
     def __init__(

@@ -63,13 +63,13 @@ class NetworkFunction:
         self, weights: Arrays, moving: Arrays, inputs: Array, counts: Array | None, key: Array
     ) -> tuple[Array, Arrays]:
         """Return (outputs, moving statistics after this pass) in training mode."""
-        one = ForwardPass(weights, moving, dict(moving), self.dtype, counts, key if self.dropout else None, True)
-        return self._run(one, inputs), one.moved
+        forward = ForwardPass(weights, moving, dict(moving), self.dtype, counts, key if self.dropout else None, True)
+        return self._run(forward, inputs), forward.moved
 
-    def _run(self, one: ForwardPass, inputs: Array) -> Array:
+    def _run(self, forward: ForwardPass, inputs: Array) -> Array:
         outputs = {"input": self._prepared(inputs)}
         for number, node in enumerate(self.network.nodes[1:]):
-            at_node = one if one.key is None else replace(one, key=jax.random.fold_in(one.key, number))
+            at_node = forward if forward.key is None else replace(forward, key=jax.random.fold_in(forward.key, number))
             outputs[node.name] = OPERATIONS[node.op](at_node, node, *(outputs[name] for name in node.inputs))
         return outputs[self.network.output.name].astype(jnp.float32)
 
@@ -79,8 +79,8 @@ class NetworkFunction:
         return x.astype(self.dtype)
 
 
-def _conv(one: ForwardPass, node: Node, x: Array) -> Array:
-    kernel, bias = one.weight(node, "kernel"), one.weight(node, "bias")
+def _conv(forward: ForwardPass, node: Node, x: Array) -> Array:
+    kernel, bias = forward.weight(node, "kernel"), forward.weight(node, "bias")
     axes = len(node.shape) - 1
     x = lax.conv_general_dilated(
         x, kernel, (node.settings["strides"],) * axes, node.settings["pads"], dimension_numbers=LAYOUTS[axes]
@@ -88,35 +88,35 @@ def _conv(one: ForwardPass, node: Node, x: Array) -> Array:
     return x if bias is None else x + bias
 
 
-def _dense(one: ForwardPass, node: Node, x: Array) -> Array:
-    kernel, bias = one.weight(node, "kernel"), one.weight(node, "bias")
+def _dense(forward: ForwardPass, node: Node, x: Array) -> Array:
+    kernel, bias = forward.weight(node, "kernel"), forward.weight(node, "bias")
     return x @ kernel if bias is None else x @ kernel + bias
 
 
-def _batch_norm(one: ForwardPass, node: Node, x: Array) -> Array:
+def _batch_norm(forward: ForwardPass, node: Node, x: Array) -> Array:
     """Normalize in float32; the moving variance is the unbiased one."""
-    mean, variance = (one.moving[f"{node.name}/moving_{name}"] for name in ("mean", "variance"))
+    mean, variance = (forward.moving[f"{node.name}/moving_{name}"] for name in ("mean", "variance"))
     floats = x.astype(jnp.float32)
-    if one.training:
-        mean, variance = _batch_statistics(one, node, floats)
+    if forward.training:
+        mean, variance = _batch_statistics(forward, node, floats)
     factor = lax.rsqrt(variance + node.settings["epsilon"])
-    gamma, beta = one.weights.get(f"{node.name}/gamma"), one.weights[f"{node.name}/beta"]
+    gamma, beta = forward.weights.get(f"{node.name}/gamma"), forward.weights[f"{node.name}/beta"]
     factor = factor if gamma is None else factor * gamma
     return ((floats - mean) * factor + beta).astype(x.dtype)
 
 
-def _batch_statistics(one: ForwardPass, node: Node, x: Array) -> tuple[Array, Array]:
+def _batch_statistics(forward: ForwardPass, node: Node, x: Array) -> tuple[Array, Array]:
     """Return mean and biased variance over the samples, and update the moving statistics with them. Moving statistics
     of a channel with a single value, which has no variance, stay as they are."""
     axes = tuple(range(x.ndim - 1))
     positions = math.prod(x.shape[1:-1])
-    if one.counts is None:
+    if forward.counts is None:
         values: Any = float(x.shape[0] * positions)
         mean = jnp.mean(x, axes)
         variance = jnp.mean(jnp.square(x - mean), axes)
     else:
-        counts = one.counts.reshape(-1, *(1 for _ in x.shape[1:]))
-        values = jnp.sum(one.counts) * positions
+        counts = forward.counts.reshape(-1, *(1 for _ in x.shape[1:]))
+        values = jnp.sum(forward.counts) * positions
         mean = jnp.sum(x * counts, axes) / jnp.maximum(values, 1)
         variance = jnp.sum(jnp.square(x - mean) * counts, axes) / jnp.maximum(values, 1)
         # A part of padding only: with a variance of 0, each layer would scale it up until 0 times it is NaN.
@@ -125,30 +125,30 @@ def _batch_statistics(one: ForwardPass, node: Node, x: Array) -> tuple[Array, Ar
     unbiased = lax.stop_gradient(variance) * (values / jnp.maximum(values - 1, 1))
     for statistic, new in (("mean", lax.stop_gradient(mean)), ("variance", unbiased)):
         name = f"{node.name}/moving_{statistic}"
-        old = one.moving[name]
-        one.moved[name] = jnp.where(values > 1, momentum * old + (1 - momentum) * new, old)
+        old = forward.moving[name]
+        forward.moved[name] = jnp.where(values > 1, momentum * old + (1 - momentum) * new, old)
     return mean, variance
 
 
-def _dropout(one: ForwardPass, node: Node, x: Array) -> Array:
-    if one.key is None:
+def _dropout(forward: ForwardPass, node: Node, x: Array) -> Array:
+    if forward.key is None:
         return x
     kept = 1 - node.settings["rate"]
-    return jnp.where(jax.random.bernoulli(one.key, kept, x.shape), x / kept, 0).astype(x.dtype)
+    return jnp.where(jax.random.bernoulli(forward.key, kept, x.shape), x / kept, 0).astype(x.dtype)
 
 
-def _lrn(one: ForwardPass, node: Node, x: Array) -> Array:
+def _lrn(forward: ForwardPass, node: Node, x: Array) -> Array:
     s, floats = node.settings, x.astype(jnp.float32)
     window = (*(1 for _ in x.shape[:-1]), 2 * s["radius"] + 1)
     squares = lax.reduce_window(jnp.square(floats), 0.0, lax.add, window, (1,) * x.ndim, "SAME")
     return (floats / (s["bias"] + s["alpha"] * squares) ** s["beta"]).astype(x.dtype)
 
 
-def _max_pool(one: ForwardPass, node: Node, x: Array) -> Array:
+def _max_pool(forward: ForwardPass, node: Node, x: Array) -> Array:
     return lax.reduce_window(x, -jnp.inf, lax.max, *_window_arguments(node))
 
 
-def _avg_pool(one: ForwardPass, node: Node, x: Array) -> Array:
+def _avg_pool(forward: ForwardPass, node: Node, x: Array) -> Array:
     """Return the mean over the part of each window that is within the picture, without padding."""
     sums = lax.reduce_window(x, 0.0, lax.add, *_window_arguments(node))
     counts = np.ones((), np.float32)
@@ -165,11 +165,11 @@ def _window_arguments(node: Node) -> tuple[Any, Any, Any]:
     return (1, *s["window"], 1), (1, *(s["strides"],) * axes, 1), ((0, 0), *s["pads"], (0, 0))
 
 
-def _zero_pad(one: ForwardPass, node: Node, x: Array) -> Array:
+def _zero_pad(forward: ForwardPass, node: Node, x: Array) -> Array:
     return jnp.pad(x, ((0, 0), *node.settings["pads"], (0, 0)))
 
 
-def _pad_channels(one: ForwardPass, node: Node, x: Array) -> Array:
+def _pad_channels(forward: ForwardPass, node: Node, x: Array) -> Array:
     return jnp.pad(x, (*((0, 0) for _ in x.shape[:-1]), node.settings["pads"]))
 
 
@@ -177,15 +177,15 @@ OPERATIONS: dict[str, Callable[..., Array]] = {
     "conv": _conv,
     "dense": _dense,
     "batch_norm": _batch_norm,
-    "relu": lambda one, node, x: jax.nn.relu(x),
+    "relu": lambda forward, node, x: jax.nn.relu(x),
     "dropout": _dropout,
     "lrn": _lrn,
     "max_pool": _max_pool,
     "avg_pool": _avg_pool,
     "zero_pad": _zero_pad,
     "pad_channels": _pad_channels,
-    "global_avg_pool": lambda one, node, x: jnp.mean(x, tuple(range(1, x.ndim - 1))),
-    "flatten": lambda one, node, x: x.reshape(x.shape[0], -1),
-    "add": lambda one, node, *xs: sum(xs[1:], start=xs[0]),
-    "concat": lambda one, node, *xs: jnp.concatenate(xs, -1),
+    "global_avg_pool": lambda forward, node, x: jnp.mean(x, tuple(range(1, x.ndim - 1))),
+    "flatten": lambda forward, node, x: x.reshape(x.shape[0], -1),
+    "add": lambda forward, node, *xs: sum(xs[1:], start=xs[0]),
+    "concat": lambda forward, node, *xs: jnp.concatenate(xs, -1),
 }

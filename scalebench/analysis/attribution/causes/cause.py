@@ -16,7 +16,7 @@ MIN_SHARE = 0.02  # points of efficiency; smaller parts need no cause
 
 @dataclass(frozen=True)
 class Cause:
-    """What usually makes a part large, what to try, and the figures that support it in this run."""
+    """The usual reason for a large part, a remedy, and the figures that support it in this run."""
 
     part: str  # of components.LOSS_PARTS
     cause: str

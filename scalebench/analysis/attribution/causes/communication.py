@@ -140,7 +140,7 @@ def check_waiting_kernels(run: AttributedRun) -> Cause | None:
         return None
     fewer = [other for other in run.similar_rows(*SHARED_COLUMNS, "strategy", "options") if other["gpus"] < row["gpus"]]
     for before in sorted(fewer, key=lambda other: -int(other["gpus"])):
-        values = [one.get(name) for one in (row, before) for name in USAGE_COLUMNS]
+        values = [either.get(name) for either in (row, before) for name in USAGE_COLUMNS]
         if any(value is None for value in values):
             continue
         util, watts, speedup, util0, watts0, speedup0 = (float(value or 0) for value in values)

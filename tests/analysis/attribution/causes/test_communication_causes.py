@@ -98,16 +98,16 @@ def test_small_and_large_messages() -> None:
 
 
 def nccl(
-    topology: Any = PCIE, peers: Any = None, backend: str = "nccl", cpu: float = 3000.0, **row: Any
+    topology: Any = PCIE, peers: Any = None, backend: str = "nccl", cpu: float = 3000.0, **changes: Any
 ) -> AttributedRun:
     def on_gpus(result: Result) -> Result:
         machine = dataclasses.replace(MACHINE, topology=topology, peer_access=peers)
         scale = dataclasses.replace(result.scale, backend_used=backend)
         return dataclasses.replace(result, machine=machine, scale=scale)
 
-    row_of_run = {**ROW, "run_id": "ddp-2-10-weak-0", "throughput_samples_per_s": 2000.0, "throughput_high": 2010.0}
+    row = {**ROW, "run_id": "ddp-2-10-weak-0", "throughput_samples_per_s": 2000.0, "throughput_high": 2010.0}
     other = {**ROW, "run_id": "cpu", "strategy": "mirrored_reduce_cpu", "throughput_samples_per_s": cpu}
-    return attributed(rows=[row_of_run, {**other, "throughput_low": 0.99 * cpu, **row}], change=on_gpus)
+    return attributed(rows=[row, {**other, "throughput_low": 0.99 * cpu, **changes}], change=on_gpus)
 
 
 def test_nccl_without_direct_links() -> None:
@@ -137,10 +137,10 @@ def test_nccl_is_no_cause_without_all_its_evidence(changes: dict[str, Any]) -> N
 
 
 def waiting(**changes: Any) -> AttributedRun:
-    row_of_run = {**ROW, "run_id": "ddp-2-10-weak-0", "gpu_util_mean": 0.9, "gpu_power_w_mean": 210.0, "speedup_self": 1.5,
+    row = {**ROW, "run_id": "ddp-2-10-weak-0", "gpu_util_mean": 0.9, "gpu_power_w_mean": 210.0, "speedup_self": 1.5,
             "collective_kernel_share": 0.87}  # fmt: skip
     before = {**ROW, "run_id": "one", "gpus": 1, "gpu_util_mean": 0.4, "gpu_power_w_mean": 105.0, "speedup_self": 1.0}
-    return attributed(rows=[{**row_of_run, **changes}, before])
+    return attributed(rows=[{**row, **changes}, before])
 
 
 def test_kernels_that_wait_for_other_devices() -> None:

@@ -138,8 +138,8 @@ def test_cpu_workers_share_memory_bandwidth() -> None:
 
 def test_clocks_are_lower_together() -> None:
     own = one_device_run("ddp", SELF_S, monitor=MonitorRecord(sm_clock_mhz_mean=1400.0))
-    row_of_run = MonitorRecord(sm_clock_mhz_mean=1300.0, throttle_reasons=["sw_power_cap"])
-    cause = require_cause(checks.check_lower_clocks, attributed(contended(monitor=row_of_run), own=own))
+    monitor = MonitorRecord(sm_clock_mhz_mean=1300.0, throttle_reasons=["sw_power_cap"])
+    cause = require_cause(checks.check_lower_clocks, attributed(contended(monitor=monitor), own=own))
     assert cause.evidence == "1300 MHz here, 1400 MHz on one device; throttle reasons: sw_power_cap"
     assert (
         checks.check_lower_clocks(attributed(contended(monitor=MonitorRecord(sm_clock_mhz_mean=1390.0)), own=own))

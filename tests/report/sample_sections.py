@@ -28,7 +28,7 @@ EVIL = [
 ]
 
 
-def lines() -> Chart:
+def line_chart() -> Chart:
     gpus = [1.0, 2.0, 4.0]
     return Chart(
         "scaling-efficiency",
@@ -45,7 +45,7 @@ def lines() -> Chart:
     )
 
 
-def stacked() -> Chart:
+def stacked_chart() -> Chart:
     parts = [
         Series("transfer", ["1", "2"], [0.1, 0.3]),
         Series("drift", ["1", "2"], [-0.02, 0.01], [-0.05, 0], [0, 0.02]),
@@ -53,13 +53,13 @@ def stacked() -> Chart:
     return Chart("parts", "Lost efficiency", Axis("devices"), Axis("share", percent=True), parts, "stacked")
 
 
-def long() -> Chart:
+def long_chart() -> Chart:
     """Two clocks with times of their own, hundreds of points."""
     clocks = [Series(f"gpu{k}", [i + k / 2 for i in range(500)], [1400.0 - i % 7 for i in range(500)]) for k in (0, 1)]
     return Chart("clocks", "Clocks", Axis("s"), Axis("MHz", from_zero=False), clocks)
 
 
-def report() -> list[Section]:
+def sample_report() -> list[Section]:
     rows = [
         Row([Cell("ddp_gloo"), Cell("12,345 ± 0.8 %", 12345.0), Cell("log", link="1/rank 0 (b).log")], TAGS),
         Row([Cell("horovod_gloo"), Cell("", None), Cell("no <NCCL> | here")]),
@@ -71,17 +71,17 @@ def report() -> list[Section]:
     answer = [Paragraph("ddp_gloo, tied with [nobody].", "answer"), Paragraph("Plain."), Paragraph("", "plain")]
     return [
         Section("answer", "Answer", answer),
-        Section("scaling", "Scaling", [lines(), table, stacked()]),
+        Section("scaling", "Scaling", [line_chart(), table, stacked_chart()]),
         Section("clocks", "Clocks & more", [Paragraph("A machine that throttles.", "warning")]),
         Section("problems", "Problems", codes, folded=True),
     ]
 
 
-def bars(text: str) -> list[Series]:
+def make_bars(text: str) -> list[Series]:
     return [Series(text, [text], [1.0]), Series(text, ["2"], [2.0])]
 
 
-def hostile() -> list[Section]:
+def hostile_sections() -> list[Section]:
     """EVIL in every text that may come from results."""
     blocks = []
     for text in EVIL:
@@ -89,6 +89,6 @@ def hostile() -> list[Section]:
             Paragraph(text), Paragraph(text, "answer"), Paragraph(text, "warning"),
             Code(text, "log", text), Code(text, "sh", text),
             Table("t", text, [text, "b"], [Row([Cell(text, link=text), Cell(text)])], caption=text),
-            Chart("c", text, Axis(text), Axis(text), bars(text), "bars", text),
+            Chart("c", text, Axis(text), Axis(text), make_bars(text), "bars", text),
         ]  # fmt: skip
     return [Section("problems", text, blocks) for text in EVIL[:2]]

@@ -1,4 +1,4 @@
-"""Sections made by hand from a frame: every kind of block, for tests of the page alone."""
+"""Sections built directly from a frame, with every kind of block, for tests of the page alone."""
 
 from __future__ import annotations
 
