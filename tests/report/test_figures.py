@@ -97,8 +97,12 @@ def test_a_strategy_has_its_colour_in_every_chart() -> None:
         "o", "o", Axis("x"), Axis("y"), [Series("else", [1.0], [1.0]), Series("ddp_gloo", [1.0], [1.0], tags=TAGS)]
     )
     styles = ChartStyles([line_chart(), other])
-    slots = {style.slot for chart in (line_chart(), other) for series, style in zip(chart.series, styles.of(chart), strict=True)
-             if series.name == "ddp_gloo"}  # fmt: skip
+    slots = {
+        style.slot
+        for chart in (line_chart(), other)
+        for series, style in zip(chart.series, styles.of(chart), strict=True)
+        if series.name == "ddp_gloo"
+    }
     assert len(slots) == 1
     assert len(set(COLOURS)) == 8
 

@@ -74,9 +74,7 @@ def test_nothing_differs_from_itself_or_from_what_is_missing(bare: Any, self_bas
         ("oversubscribed superlinear_within_noise", True, ["oversubscribed", "superlinear within noise"]),
     ],
 )
-def test_flags_are_plain_words_and_an_unsteady_series_appears_once(
-    flags: Any, steady: Any, remarks: list[str]
-) -> None:
+def test_flags_are_plain_words_and_an_unsteady_series_appears_once(flags: Any, steady: Any, remarks: list[str]) -> None:
     assert describe_row(row(flags=flags, steady=steady)) == remarks
 
 

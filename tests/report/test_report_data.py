@@ -115,7 +115,6 @@ def test_a_copied_run_is_listed_once(tmp_path: Path) -> None:
 
 def test_only_some_of_many_runs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 3)
-    monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 3)
     write_sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2, 4), repeats=2)
     data = load_report_data([tmp_path])
     rows = report_data.list_detailed_runs(data)

@@ -62,7 +62,9 @@ def test_a_run_that_is_not_ok_has_no_details(capsys: pytest.CaptureFixture[str],
     ("setting", "reason"),
     [(None, "an older version wrote the record"), (False, "measure.probes=false"), (True, "a rank has no probes")],
 )
-def test_without_probes_the_other_details_are_shown(capsys: pytest.CaptureFixture[str], setting: bool | None, reason: str) -> None:
+def test_without_probes_the_other_details_are_shown(
+    capsys: pytest.CaptureFixture[str], setting: bool | None, reason: str
+) -> None:
     result = make_probed_run(make_probes(), None)
     result.spec["measure"]["probes"] = setting
     if setting is None:
@@ -104,7 +106,7 @@ def test_a_trace_that_was_not_merged_is_where_its_rank_left_it(capsys: pytest.Ca
         capsys, make_probed_run(make_probes(), make_probes(trace="trace1.json.gz"), trace="trace.json.gz")
     )
     trace_lines = [line.split() for line in lines if "trace" in line]
-    assert [words[:2] for words in trace_lines] == [["trace", "run/trace.json.gz"], ["trace", "of"]]
+    assert [cells[:2] for cells in trace_lines] == [["trace", "run/trace.json.gz"], ["trace", "of"]]
     assert trace_lines[1] == ["trace", "of", "rank", "1", "run/trace1.json.gz,", "not", "merged"]
 
 

@@ -73,9 +73,13 @@ def make_pairs() -> list[Result]:
     return [
         run
         for batch, (data_s, model_s) in steps.items()
-        for run in (bare_run(batch), ddp_run(batch, data_s, messages=batch // 14 + 1), make_parallel_run("model_parallel", batch, model_s),
-                    make_parallel_run("pipeline_gpipe", batch, None))
-    ]  # fmt: skip
+        for run in (
+            bare_run(batch),
+            ddp_run(batch, data_s, messages=batch // 14 + 1),
+            make_parallel_run("model_parallel", batch, model_s),
+            make_parallel_run("pipeline_gpipe", batch, None),
+        )
+    ]
 
 
 def row_texts(table: Table) -> list[str]:

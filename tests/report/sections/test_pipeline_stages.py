@@ -55,7 +55,7 @@ def show_details(capsys: pytest.CaptureFixture[str], *chains: object) -> list[li
     Console().print_details(folder)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     start = lines.index(["stages", "of", "the", "model"])
-    return [words for words in lines[start:] if words]
+    return [line for line in lines[start:] if line]
 
 
 def test_a_row_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +69,7 @@ def test_a_row_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_hybrid_strategy_shows_each_replica(capsys: pytest.CaptureFixture[str]) -> None:
     lines = show_details(capsys, chain(0.006, 0.003), chain(0.003, 0.003, replica=1))
     assert lines[1][:2] == ["replica", "stage"]
-    assert [(words[0], words[1], words[-2]) for words in lines[3:7]] == [
+    assert [(line[0], line[1], line[-2]) for line in lines[3:7]] == [
         ("0", "0", "66.7"),
         ("0", "1", "33.3"),
         ("1", "0", "50.0"),

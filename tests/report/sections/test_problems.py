@@ -15,8 +15,7 @@ from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import problems
 from tests.builders.runs import simulated_spec
 from tests.builders.sweeps import failed_run, run, sweep, write_results
-
-SCRIPT = "<script>alert(1)</script>"
+from tests.report.section_blocks import SCRIPT, cell_texts
 
 
 def make_section(folder: Path) -> Section:
@@ -27,10 +26,6 @@ def make_section(folder: Path) -> Section:
 
 def get_tables(section: Section) -> dict[str, Table]:
     return {block.id: block for block in section.blocks if isinstance(block, Table)}
-
-
-def texts(table: Table) -> list[list[str]]:
-    return [[cell.text for cell in row.cells] for row in table.rows]
 
 
 def logs(section: Section) -> list[Code]:
@@ -47,7 +42,7 @@ def test_failed_runs_with_reason_and_the_end_of_their_log(tmp_path: Path) -> Non
     write_results(tmp_path, [failed_run(reason=SCRIPT), failed_run(gpus=4, status="oom", reason="out of memory")])
     (tmp_path / "0" / "rank0.log").write_text("".join(f"line {n}\n" for n in range(100)) + SCRIPT)
     section = make_section(tmp_path)
-    assert texts(get_tables(section)["failed"]) == [
+    assert cell_texts(get_tables(section)["failed"]) == [
         ["ddp_gloo on 8 devices", "failed", SCRIPT, "0"], ["ddp_gloo on 4 devices", "oom", "out of memory", "1"],
     ]  # fmt: skip
     (log,) = logs(section)
@@ -93,7 +88,7 @@ def test_unsupported_runs_are_no_failures(tmp_path: Path) -> None:
     write_results(tmp_path, [failed_run(status="unsupported", reason="needs GPUs")])
     section = make_section(tmp_path)
     assert list(get_tables(section)) == ["unsupported"] and not logs(section)
-    assert texts(get_tables(section)["unsupported"]) == [["ddp_gloo on 8 devices", "needs GPUs"]]
+    assert cell_texts(get_tables(section)["unsupported"]) == [["ddp_gloo on 8 devices", "needs GPUs"]]
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -102,7 +97,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     report_data.unreadable = [(Path("1/result.json"), f"no JSON {SCRIPT}")]
     section = problems.section(report_data)
     assert section is not None
-    assert texts(get_tables(section)["unreadable"]) == [["1/result.json", f"no JSON {SCRIPT}"]]
+    assert cell_texts(get_tables(section)["unreadable"]) == [["1/result.json", f"no JSON {SCRIPT}"]]
 
 
 def test_runs_without_a_row(tmp_path: Path) -> None:
@@ -112,7 +107,7 @@ def test_runs_without_a_row(tmp_path: Path) -> None:
     progress = {"rank": 0, "pid": 1, "phase": "measure", "at_s": 1_800_000_000.0}
     (tmp_path / "7" / "progress0.json").write_text(json.dumps(progress))
     table = get_tables(make_section(tmp_path))["running"]
-    assert texts(table) == [[str(tmp_path / "7"), "simulated", "2", "measure", "2027-01-15 08:00:00"]]
+    assert cell_texts(table) == [[str(tmp_path / "7"), "simulated", "2", "measure", "2027-01-15 08:00:00"]]
     assert table.rows[0].tags["strategy"] == "simulated"
 
 
@@ -123,11 +118,11 @@ def test_flags_with_what_to_do_and_the_rows_that_have_them(tmp_path: Path) -> No
         run("horovod_gloo", 1, flags=["oversubscribed"]),
     ])  # fmt: skip
     section = make_section(tmp_path)
-    warnings = {row[0]: row[1:] for row in texts(get_tables(section)["warnings"])}
+    warnings = {row[0]: row[1:] for row in cell_texts(get_tables(section)["warnings"])}
     assert list(warnings)[:2] == ["oversubscribed", "throttled"] and list(warnings)[-1] == "of tomorrow"
     assert warnings["throttled"][0] == "2" and "power limit" in warnings["throttled"][1]
     assert "does not know this flag" in warnings["of tomorrow"][1]
-    rows = dict(texts(get_tables(section)["flagged"]))
+    rows = dict(cell_texts(get_tables(section)["flagged"]))
     assert rows["ddp_gloo on 1 device"] == "throttled, of tomorrow"
     assert rows["horovod_gloo on 1 device"] == "oversubscribed"
     assert get_tables(section)["flagged"].rows[2].tags["strategy"] == "horovod_gloo"
@@ -139,7 +134,7 @@ def test_an_unsteady_row_without_a_flag_is_a_warning(tmp_path: Path) -> None:
     report_data.pooled["flags"], report_data.pooled["steady"] = ["busy_machine drifts", None], False
     section = problems.section(report_data)
     assert section is not None
-    assert texts(get_tables(section)["flagged"]) == [
+    assert cell_texts(get_tables(section)["flagged"]) == [
         ["ddp_gloo on 1 device", "busy machine, drifts"], ["ddp_gloo on 2 devices", "not steady"],
     ]  # fmt: skip
 

@@ -22,7 +22,7 @@ def test_bars_are_the_frames_figures_and_unmeasured_columns_have_no_chart(tmp_pa
     report_data = write_report_data(tmp_path)
     section = usage.section(report_data)
     columns = ("gpu_util_mean", "gpu_power_w_mean", "sm_clock_mhz_min", "cpu_util_mean", "rss_peak_bytes")
-    assert [one.id.split("-1-")[0] for one in select_blocks(section, Chart)] == [
+    assert [chart.id.split("-1-")[0] for chart in select_blocks(section, Chart)] == [
         f"usage-{n.replace('_', '-')}" for n in columns
     ]
     for name in columns:
@@ -68,7 +68,9 @@ def test_busier_but_not_faster_is_a_warning_with_figures(tmp_path: Path) -> None
         (None, 0.02, 0.001, False),
     ],
 )
-def test_when_the_warning_is_shown(share: float | None, seconds: float, noise: float, expected: bool, tmp_path: Path) -> None:
+def test_when_the_warning_is_shown(
+    share: float | None, seconds: float, noise: float, expected: bool, tmp_path: Path
+) -> None:
     runs = [busy_run(1, 0.3, 0.01, noise), busy_run(2, share, seconds, noise)]
     assert bool(select_blocks(usage.section(write_report_data(tmp_path, runs)), Paragraph)) == expected
 
