@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scalebench.analysis.load import Survey, survey
 from scalebench.analysis.time_to_target import make_training_table as make_training_frame
 from scalebench.report.document import THROUGHPUT, Cell, Row, Table, get_tags, join_sentences, make_cell
-from scalebench.report.flag_text import (
-    describe_intervals,
-    describe_row,
-    get_repeat_counts,
-    to_number,
-    to_text,
-)
+from scalebench.report.flag_text import describe_intervals, describe_row, get_repeat_counts, to_number, to_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -282,10 +282,7 @@ USAGE_ROWS: dict[str, list[FieldFormat]] = {
         ("rss_anon_bytes_max", _fill("{} without mapped files", format_bytes)),
         ("memory_available_bytes_min", _fill("{} of the machine were left", format_bytes)),
     ],
-    "swapped": [
-        ("swap_in_bytes", _fill("{} in", format_bytes)),
-        ("swap_out_bytes", _fill("{} out", format_bytes)),
-    ],
+    "swapped": [("swap_in_bytes", _fill("{} in", format_bytes)), ("swap_out_bytes", _fill("{} out", format_bytes))],
     "GPUs": [
         ("gpu_util_mean", _fill("busy {} of the time", format_percent)),
         ("gpu_power_w_mean", _fill("{} W, all together", format_number)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -30,6 +31,12 @@ def write_report_data(folder: Path, results: Sequence[Result] = (), **changes: A
     for name, value in changes.items():
         setattr(report_data, name, value)
     return report_data
+
+
+def build_section(module: ModuleType, folder: Path, results: Sequence[Result] = ()) -> Section | None:
+    """Write these runs, or the usual sweep, and make the section of this module from them."""
+    section: Section | None = module.section(write_report_data(folder, results))
+    return section
 
 
 def select_blocks(section: Section | None, kind: type[BlockType], id_begins: str = "") -> list[BlockType]:

@@ -125,10 +125,7 @@ def test_lines_are_neither_broken_nor_markup(capsys: pytest.CaptureFixture[str])
 
 def test_length_level_target_and_evaluation() -> None:
     assert list_training_facts(training_run()) == [
-        (
-            "training",
-            "3 epochs, 150 steps, 6.00 s and 700 ms for the first step, which compiles; stopped by target",
-        ),
+        ("training", "3 epochs, 150 steps, 6.00 s and 700 ms for the first step, which compiles; stopped by target"),
         ("validation", "mse 0.1, 0.05 worse than on training samples"),
         ("target", "mse 0.15 after 6.00 s of training, 3 epochs"),
         ("evaluation", "3 points, 750 ms, outside the training's seconds"),
@@ -216,10 +213,7 @@ def test_peaks_are_those_of_the_largest_rank_if_all_are_known(second: int | None
 
 @pytest.mark.parametrize(
     ("second", "expected"),
-    [
-        (306_882, "1.23 MB of weights, gradients and optimizer's state, 8.0 B a parameter"),
-        (None, None),
-    ],
+    [(306_882, "1.23 MB of weights, gradients and optimizer's state, 8.0 B a parameter"), (None, None)],
 )
 def test_state_is_that_of_the_fullest_device_if_all_are_known(second: int | None, expected: str | None) -> None:
     """The model has 153,441 parameters."""

@@ -65,8 +65,8 @@ def test_an_unknown_name(name: str, line: str) -> None:
 
 def test_a_plugin_is_found_and_loaded(dists: Distributions) -> None:
     dists.strategy()
-    assert registry.find_strategy("local") == registry.RegistryEntry("local", "my_plugin.code:Mine", "my-plugin")
-    loaded = registry.load_strategy("local")
+    assert registry.find_strategy("mine") == registry.RegistryEntry("mine", "my_plugin.code:Mine", "my-plugin")
+    loaded = registry.load_strategy("mine")
     assert issubclass(loaded, Strategy) and loaded.__module__ == "my_plugin.code"
 
 
@@ -77,8 +77,8 @@ def test_a_plugin_that_is_not_selected_is_hidden(
     dists.strategy()
     monkeypatch.setenv("SCALEBENCH_PLUGINS", chosen)
     registry.strategy_entries.cache_clear()
-    with pytest.raises(InputError, match="no strategy 'local'"):
-        registry.find_strategy("local")
+    with pytest.raises(InputError, match="no strategy 'mine'"):
+        registry.find_strategy("mine")
 
 
 def refusal(**changes: Any) -> str | None:
@@ -113,7 +113,7 @@ def test_a_built_in_name_cannot_be_registered_again(dists: Distributions, name: 
 def test_a_name_of_two_plugins_is_refused(dists: Distributions) -> None:
     dists.strategy(dist="second-plugin")
     dists.strategy(dist="first-plugin", yaml=None)
-    assert refusal(strategy="local") == BOTH.format("strategy 'local'", "first-plugin", "second-plugin")
+    assert refusal(strategy="mine") == BOTH.format("strategy 'mine'", "first-plugin", "second-plugin")
 
 
 @pytest.mark.parametrize(("part", "kind"), [("model", "models"), ("dataset", "datasets")])
@@ -147,7 +147,7 @@ def test_a_yaml_without_a_registered_strategy(dists: Distributions) -> None:
     ("baseline", "reason"),
     [
         ("simulated", None),
-        ("local", None),
+        ("mine", None),
         (None, None),
         ("bare_torhc", "no strategy 'bare_torhc'; did you mean 'bare_torch'?"),
     ],
@@ -155,12 +155,12 @@ def test_a_yaml_without_a_registered_strategy(dists: Distributions) -> None:
 def test_the_baseline_of_a_plugins_strategy(dists: Distributions, baseline: str | None, reason: str | None) -> None:
     dists.strategy()
     config = simulated_config()
-    config.strategy = dataclasses.replace(config.strategy, name="local", baseline=baseline)
+    config.strategy = dataclasses.replace(config.strategy, name="mine", baseline=baseline)
     if reason is None:
         return registry.refuse_broken_plugins(config)
     with pytest.raises(PluginError) as caught:
         registry.refuse_broken_plugins(config)
-    assert str(caught.value).startswith(f"strategy 'local' of my-plugin names the baseline '{baseline}': {reason}")
+    assert str(caught.value).startswith(f"strategy 'mine' of my-plugin names the baseline '{baseline}': {reason}")
 
 
 @pytest.mark.parametrize(
@@ -187,13 +187,13 @@ def test_entry_points_that_are_no_strategies(dists: Distributions, target: str, 
     )
     dists.strategy(target=target, code=f"{CODE}\n{more}")
     with pytest.raises(PluginError) as caught:
-        registry.load_strategy("local")
-    assert str(caught.value).startswith(f"strategy 'local' of my-plugin{line}")
+        registry.load_strategy("mine")
+    assert str(caught.value).startswith(f"strategy 'mine' of my-plugin{line}")
 
 
 def spec_of(options: dict[str, Any]) -> RunSpec:
     spec = simulated_spec()
-    strategy = dataclasses.replace(spec.config.strategy, name="local", options=options)
+    strategy = dataclasses.replace(spec.config.strategy, name="mine", options=options)
     return dataclasses.replace(spec, config=dataclasses.replace(spec.config, strategy=strategy))
 
 
@@ -201,23 +201,23 @@ def spec_of(options: dict[str, Any]) -> RunSpec:
     ("options", "only"),
     [
         (OPTIONS, None),
-        ({**OPTIONS, "step": 1}, "step only in strategy/local.yaml"),
+        ({**OPTIONS, "step": 1}, "step only in strategy/mine.yaml"),
         ({k: v for k, v in OPTIONS.items() if k not in ("fault", "copy_s")}, "copy_s, fault only in Mine.Options"),
         ({k: v for k, v in OPTIONS.items() if k != "fault"} | {"b": 1, "a": 1},
-         "a, b only in strategy/local.yaml; fault only in Mine.Options"),
+         "a, b only in strategy/mine.yaml; fault only in Mine.Options"),
     ],
 )  # fmt: skip
 def test_options_of_the_class_and_of_the_yaml(dists: Distributions, options: dict[str, Any], only: str | None) -> None:
     dists.strategy()
     if only is None:
-        assert registry.create_strategy(spec_of(options), 0).options == registry.load_strategy("local").Options(
+        assert registry.create_strategy(spec_of(options), 0).options == registry.load_strategy("mine").Options(
             **options
         )
         return
     with pytest.raises(PluginError) as caught:
         registry.create_strategy(spec_of(options), 0)
     assert str(caught.value) == (
-        f"strategy 'local' of my-plugin has other options in its YAML than in its class: {only}"
+        f"strategy 'mine' of my-plugin has other options in its YAML than in its class: {only}"
     )
 
 
@@ -237,7 +237,7 @@ def test_options_must_be_a_dataclass(dists: Distributions) -> None:
     with pytest.raises(PluginError) as caught:
         registry.create_strategy(spec_of({}), 0)
     assert str(caught.value) == (
-        "strategy 'local' of my-plugin: Mine.Options should be a dataclass, with a default for each field"
+        "strategy 'mine' of my-plugin: Mine.Options should be a dataclass, with a default for each field"
     )
 
 

@@ -9,13 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.memory import (
-    ModelMemory,
-    ShardingCost,
-    bytes_per_parameter,
-    format_strategy,
-    group_by_model,
-)
+from scalebench.analysis.memory import ModelMemory, ShardingCost, bytes_per_parameter, format_strategy, group_by_model
 from scalebench.analysis.memory import Row as MemoryRow
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units

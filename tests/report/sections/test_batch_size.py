@@ -28,6 +28,7 @@ from tests.builders.runs import simulated_config
 from tests.report.section_blocks import (
     SCRIPT,
     block_text,
+    build_section,
     get_block,
     get_column,
     get_series,
@@ -72,9 +73,7 @@ def test_curves_are_the_frames_figures(tmp_path: Path) -> None:
 
 
 def test_the_table_has_the_gain_of_a_larger_batch(tmp_path: Path) -> None:
-    table = get_block(
-        batch_size.section(write_report_data(tmp_path, [make_run(10), make_run(100)])), Table, "batch-size-table"
-    )
+    table = get_block(build_section(batch_size, tmp_path, [make_run(10), make_run(100)]), Table, "batch-size-table")
     rows = [[cell.text for cell in row.cells] for row in table.rows]
     assert [row[:3] for row in rows] == [["ddp_gloo, 1 device", "10", "10"], ["ddp_gloo, 1 device", "100", "100"]]
     assert rows[0][4] == "1.00" and rows[1][4].startswith("10.0") and rows[1][4].endswith("]")
@@ -117,7 +116,7 @@ def test_the_saturating_batch_is_marked_and_named(tmp_path: Path) -> None:
 
 
 def test_a_curve_that_still_rises_has_no_mark(tmp_path: Path) -> None:
-    section = batch_size.section(write_report_data(tmp_path, [make_run(10), make_run(100)]))
+    section = build_section(batch_size, tmp_path, [make_run(10), make_run(100)])
     assert [series.name for series in get_block(section, Chart, "batch-size-throughput").series] == [
         "ddp_gloo, 1 device"
     ]
@@ -128,33 +127,28 @@ def test_a_curve_that_still_rises_has_no_mark(tmp_path: Path) -> None:
 
 
 def test_one_batch_is_no_curve(tmp_path: Path) -> None:
-    assert batch_size.section(write_report_data(tmp_path / "usual")) is None
-    assert batch_size.section(write_report_data(tmp_path / "failed", [sweeps.failed_run()])) is None
+    assert build_section(batch_size, tmp_path / "usual") is None
+    assert build_section(batch_size, tmp_path / "failed", [sweeps.failed_run()]) is None
     # Strong scaling gives each number of devices a batch of its own, and another strategy is another configuration.
     runs = [sweeps.run("ddp_gloo", n, **sweeps.strong_scaling(40, n)) for n in (1, 2, 4)]
-    assert (
-        batch_size.section(write_report_data(tmp_path / "strong", [*runs, make_run(50, strategy="horovod_gloo")]))
-        is None
-    )
+    assert build_section(batch_size, tmp_path / "strong", [*runs, make_run(50, strategy="horovod_gloo")]) is None
 
 
 def test_options_hardware_and_scaling_are_never_mixed(tmp_path: Path) -> None:
     """Alone in its chart over devices, each of the two buckets would be named `ddp_gloo`."""
-    section = batch_size.section(write_report_data(tmp_path / "x", [make_run(10), make_run(100, bucket=1.0)]))
+    section = build_section(batch_size, tmp_path / "x", [make_run(10), make_run(100, bucket=1.0)])
     assert section is None
     runs = [make_run(batch, bucket=bucket) for batch in (10, 100) for bucket in (25.0, 1.0)]
-    chart = get_block(batch_size.section(write_report_data(tmp_path / "y", runs)), Chart, "batch-size-throughput")
+    chart = get_block(build_section(batch_size, tmp_path / "y", runs), Chart, "batch-size-throughput")
     assert [series.name for series in chart.series] == ["ddp_gloo, 1 device", "ddp_gloo bucket_cap_mb=1.0, 1 device"]
     other = [make_run(100, hardware=HardwareSpec("other")), make_run(1000, hardware=HardwareSpec("other"))]
     charts = select_blocks(
-        batch_size.section(write_report_data(tmp_path / "z", [make_run(10), make_run(100), *other])),
-        Chart,
-        "batch-size-thr",
+        build_section(batch_size, tmp_path / "z", [make_run(10), make_run(100), *other]), Chart, "batch-size-thr"
     )
     assert [[list(series.x) for series in chart.series] for chart in charts] == [[[10, 100]], [[100, 1000]]]
     assert (
-        batch_size.section(
-            write_report_data(tmp_path / "w", [make_run(10), sweeps.run("ddp_gloo", 1, **sweeps.strong_scaling(40, 1))])
+        build_section(
+            batch_size, tmp_path / "w", [make_run(10), sweeps.run("ddp_gloo", 1, **sweeps.strong_scaling(40, 1))]
         )
         is None
     )
@@ -163,12 +157,12 @@ def test_options_hardware_and_scaling_are_never_mixed(tmp_path: Path) -> None:
 def test_rows_without_a_distinguishing_column_form_separate_curves(tmp_path: Path) -> None:
     rate = {"train": dataclasses.replace(simulated_config().train, batch_per_device=100, learning_rate=0.5)}
     runs = [make_run(10), make_run(100), sweeps.run("ddp_gloo", 1, run_id="again", **rate)]
-    chart = get_block(batch_size.section(write_report_data(tmp_path, runs)), Chart, "batch-size-throughput")
+    chart = get_block(build_section(batch_size, tmp_path, runs), Chart, "batch-size-throughput")
     assert [list(series.x) for series in chart.series] == [[10, 100]]
 
 
 def test_text_stays_text(tmp_path: Path) -> None:
-    section = batch_size.section(write_report_data(tmp_path, [make_run(batch, strategy=SCRIPT) for batch in (10, 100)]))
+    section = build_section(batch_size, tmp_path, [make_run(batch, strategy=SCRIPT) for batch in (10, 100)])
     assert section is not None and all(SCRIPT in block_text(block) for block in section.blocks)
 
 

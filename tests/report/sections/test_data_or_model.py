@@ -11,11 +11,19 @@ from scalebench.core.result import Result
 from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections import data_or_model
 from tests.builders.parallelism_runs import bare_run, ddp_run, make_parallel_run, run_folders
-from tests.report.section_blocks import SCRIPT, block_text, get_block, list_ids, select_blocks, write_report_data
+from tests.report.section_blocks import (
+    SCRIPT,
+    block_text,
+    build_section,
+    get_block,
+    list_ids,
+    select_blocks,
+    write_report_data,
+)
 
 
 def test_the_answer_comes_before_its_tables(tmp_path: Path) -> None:
-    section = data_or_model.section(write_report_data(tmp_path, make_pairs()))
+    section = build_section(data_or_model, tmp_path, make_pairs())
     answer, verdict = select_blocks(section, Paragraph)
     assert answer.kind == "answer" and answer.text.startswith("mlp on 2 devices: pipeline should win at 8")
     assert answer.text.endswith(".") and answer.tags == {"model": "mlp", "hardware": "cpu"}
@@ -40,25 +48,25 @@ def test_figures_are_the_frames(tmp_path: Path) -> None:
 
 
 def test_missing_predictions_have_their_reason(tmp_path: Path) -> None:
-    section = data_or_model.section(
-        write_report_data(
-            tmp_path, [bare_run(8, probed=False), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, 0.05)]
-        )
+    section = build_section(
+        data_or_model,
+        tmp_path,
+        [bare_run(8, probed=False), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, 0.05)],
     )
     sentences = [paragraph.text for paragraph in select_blocks(section, Paragraph)]
     assert f"mlp: data, model not predicted: the bare run was {NO_PROBES_REASON}." in sentences
 
 
 def test_nothing_to_say(tmp_path: Path) -> None:
-    assert data_or_model.section(write_report_data(tmp_path / "usual")) is None
-    assert data_or_model.section(write_report_data(tmp_path / "one", [bare_run(8), ddp_run(8, 0.1)])) is None
+    assert build_section(data_or_model, tmp_path / "usual") is None
+    assert build_section(data_or_model, tmp_path / "one", [bare_run(8), ddp_run(8, 0.1)]) is None
 
 
 def test_text_stays_text(tmp_path: Path) -> None:
     changed = make_pairs()
     for run in changed:
         run.workload.model = SCRIPT
-    section = data_or_model.section(write_report_data(tmp_path, changed))
+    section = build_section(data_or_model, tmp_path, changed)
     assert section is not None and all(SCRIPT in block_text(block) for block in select_blocks(section, Table))
 
 

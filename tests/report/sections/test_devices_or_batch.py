@@ -10,7 +10,15 @@ from scalebench.core.result import Result
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.sections import devices_or_batch
 from tests.analysis.test_devices_or_batch import STEP_S, aimed, batched
-from tests.report.section_blocks import SCRIPT, block_text, get_block, list_ids, select_blocks, write_report_data
+from tests.report.section_blocks import (
+    SCRIPT,
+    block_text,
+    build_section,
+    get_block,
+    list_ids,
+    select_blocks,
+    write_report_data,
+)
 
 
 def make_runs() -> list[Result]:
@@ -44,7 +52,7 @@ def test_pairs_are_the_frames_figures(tmp_path: Path) -> None:
 
 
 def test_the_largest_pair_is_answered_in_a_sentence(tmp_path: Path) -> None:
-    (answer,) = select_blocks(devices_or_batch.section(write_report_data(tmp_path, make_runs())), Paragraph)
+    (answer,) = select_blocks(build_section(devices_or_batch, tmp_path, make_runs()), Paragraph)
     assert answer.kind == "answer" and answer.text == (
         "2 devices of 20 samples (ddp_gloo) have 0.90 times the throughput of one of 40 (ddp_gloo)."
     )
@@ -55,20 +63,18 @@ def test_an_unresolved_pair_is_reported_as_such(tmp_path: Path) -> None:
     for run in pair:
         for rank in run.ranks:
             rank.block_s = [0.64 * seconds / sum(rank.block_s) for seconds in rank.block_s]
-    (answer, *_) = select_blocks(devices_or_batch.section(write_report_data(tmp_path, pair)), Paragraph)
+    (answer, *_) = select_blocks(build_section(devices_or_batch, tmp_path, pair), Paragraph)
     assert answer.text.endswith(": no difference in throughput is resolved.")
 
 
 def test_times_to_the_target_have_columns_where_there_is_one(tmp_path: Path) -> None:
     pair = [aimed(1, 20, seed, 6.0 + seed) for seed in range(3)] + [aimed(2, 10, seed, 3.0 + seed) for seed in range(3)]
-    section = devices_or_batch.section(write_report_data(tmp_path / "a", pair))
+    section = build_section(devices_or_batch, tmp_path / "a", pair)
     (row,) = get_block(section, Table, "devices-or-batch-choices").rows
     assert [cell.text for cell in row.cells[-3:-1]] == ["6.95 s (3 seeds)", "3.91 s (3 seeds)"][::-1]
     assert row.cells[-1].value == pytest.approx((6 * 7 * 8 / (3 * 4 * 5)) ** (1 / 3))
     missed = [aimed(1, 20, 0, 6.0, reached=False), aimed(2, 10, 0, 3.0)]
-    (row,) = get_block(
-        devices_or_batch.section(write_report_data(tmp_path / "b", missed)), Table, "devices-or-batch-choices"
-    ).rows
+    (row,) = get_block(build_section(devices_or_batch, tmp_path / "b", missed), Table, "devices-or-batch-choices").rows
     assert [cell.text for cell in row.cells[-3:]] == ["3 s", "never", ""]
 
 
@@ -90,12 +96,9 @@ def test_gains_from_fewer_synchronizations(tmp_path: Path) -> None:
 
 
 def test_nothing_to_say(tmp_path: Path) -> None:
-    assert devices_or_batch.section(write_report_data(tmp_path / "usual")) is None
+    assert build_section(devices_or_batch, tmp_path / "usual") is None
     assert (
-        devices_or_batch.section(
-            write_report_data(tmp_path / "one", [batched("ddp_gloo", 1, batch) for batch in (10, 20)])
-        )
-        is None
+        build_section(devices_or_batch, tmp_path / "one", [batched("ddp_gloo", 1, batch) for batch in (10, 20)]) is None
     )
 
 
@@ -103,6 +106,6 @@ def test_text_stays_text(tmp_path: Path) -> None:
     changed = make_runs()
     for run in changed:
         run.workload.model = SCRIPT
-    section = devices_or_batch.section(write_report_data(tmp_path, changed))
+    section = build_section(devices_or_batch, tmp_path, changed)
     assert section is not None and any(SCRIPT in block_text(block) for block in section.blocks)
     assert {row.cells[0].text for row in get_block(section, Table, "devices-or-batch-choices").rows} == {SCRIPT}

@@ -12,17 +12,14 @@ from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import Result
 from scalebench.report.document import MAX_ROWS, Chart, Paragraph, Table
 from scalebench.report.sections import memory
-from scalebench.report.sections.memory import (
-    MAX_TERMINAL_SENTENCES,
-    list_terminal_sentences,
-    make_terminal_table,
-)
+from scalebench.report.sections.memory import MAX_TERMINAL_SENTENCES, list_terminal_sentences, make_terminal_table
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
 from tests.builders.sweeps import FULL_STATE_BYTES, out_of_memory, run_with_batch_search, run_with_memory
 from tests.report.section_blocks import (
     SCRIPT,
     block_text,
+    build_section,
     cell_texts,
     check_points,
     get_block,
@@ -62,11 +59,10 @@ def test_table_sentences_and_bars(tmp_path: Path) -> None:
 
 
 def test_bars_of_one_height_are_no_chart(tmp_path: Path) -> None:
-    section = memory.section(
-        write_report_data(
-            tmp_path,
-            [run_with_memory("bare_torch", 1, FULL_STATE_BYTES), run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)],
-        )
+    section = build_section(
+        memory,
+        tmp_path,
+        [run_with_memory("bare_torch", 1, FULL_STATE_BYTES), run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)],
     )
     assert (
         select_blocks(section, Chart) == []
@@ -76,15 +72,15 @@ def test_bars_of_one_height_are_no_chart(tmp_path: Path) -> None:
 
 
 def test_without_recorded_state_there_is_no_section(tmp_path: Path) -> None:
-    assert memory.section(write_report_data(tmp_path / "1")) is None
-    assert memory.section(write_report_data(tmp_path / "2", [sweeps.failed_run()])) is None
+    assert build_section(memory, tmp_path / "1") is None
+    assert build_section(memory, tmp_path / "2", [sweeps.failed_run()]) is None
 
 
 def test_no_more_rows_than_a_table_holds(tmp_path: Path) -> None:
     many = [run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES) for _ in range(MAX_ROWS + 3)]
     for number, run in enumerate(many):
         run.run_id = run.fingerprint = str(number)
-    table = get_block(memory.section(write_report_data(tmp_path, many)), Table)
+    table = get_block(build_section(memory, tmp_path, many), Table)
     assert len(table.rows) == MAX_ROWS and "3 more rows" in table.caption
 
 

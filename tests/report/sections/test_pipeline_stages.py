@@ -13,12 +13,12 @@ from scalebench.report.sections.pipeline_stages import describe_bubble, make_run
 from scalebench.sweeps.console import Console
 from tests.analysis.test_pipeline_stages import chain, run
 from tests.builders.runs import record
-from tests.report.section_blocks import get_block, select_blocks, write_report_data
+from tests.report.section_blocks import build_section, get_block, select_blocks
 
 
 def test_a_row_for_each_stage_and_a_sentence_for_each_run(tmp_path: Path) -> None:
     results = [run(chain(0.006, 0.003), run_id="a"), record(run_id="b")]
-    section = pipeline_stages.section(write_report_data(tmp_path, results))
+    section = build_section(pipeline_stages, tmp_path, results)
     table = get_block(section, Table)
     assert [[cell.value for cell in row.cells] for row in table.rows] == [
         ["pipeline_gpipe on 2 devices", 0, 0, "dense0", 1000, 4096, 0.006, pytest.approx(2 / 3)],
@@ -32,16 +32,14 @@ def test_a_row_for_each_stage_and_a_sentence_for_each_run(tmp_path: Path) -> Non
 def test_only_some_of_many_runs_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_stages, "MAX_STAGED_RUNS", 1)
     results = [run(chain(0.006, 0.003), run_id="a"), run(chain(0.006, 0.003, 0.003), run_id="b")]
-    section = pipeline_stages.section(write_report_data(tmp_path, results))
+    section = build_section(pipeline_stages, tmp_path, results)
     assert len(get_block(section, Table).rows) == 2
     assert select_blocks(section, Paragraph)[-1].text == "Shown are 1 of the 2 runs whose model was cut into stages."
 
 
 def test_without_stages_or_successful_runs_there_is_no_section(tmp_path: Path) -> None:
-    assert pipeline_stages.section(write_report_data(tmp_path / "a", [record()])) is None
-    assert (
-        pipeline_stages.section(write_report_data(tmp_path / "b", [run(chain(0.006, 0.003), status="failed")])) is None
-    )
+    assert build_section(pipeline_stages, tmp_path / "a", [record()]) is None
+    assert build_section(pipeline_stages, tmp_path / "b", [run(chain(0.006, 0.003), status="failed")]) is None
 
 
 EXPECTED = "20.0 % is expected of 4 micro-batches through 2 equal stages"

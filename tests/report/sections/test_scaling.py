@@ -15,6 +15,7 @@ from tests.builders import sweeps
 from tests.report.section_blocks import (
     SCRIPT,
     block_text,
+    build_section,
     check_points,
     get_block,
     get_column,
@@ -100,7 +101,7 @@ def test_the_table_of_slopes(tmp_path: Path) -> None:
 
 def test_jumps_where_another_node_begins(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n) for n in (1, 2, 4)]
-    assert not select_blocks(scaling.section(write_report_data(tmp_path / "one", runs)), Table, "scaling-nodes")
+    assert not select_blocks(build_section(scaling, tmp_path / "one", runs), Table, "scaling-nodes")
     runs[2].scale.nodes = 2
     report_data = write_report_data(tmp_path / "two", [*runs, sweeps.run("bare_torch", 1)])
     table = get_block(scaling.section(report_data), Table, "scaling-nodes")
@@ -146,20 +147,20 @@ def test_a_baseline_of_two_devices_is_half_of_what_it_might_be(tmp_path: Path) -
 
 
 def test_no_baseline_leaves_throughput_alone(tmp_path: Path) -> None:
-    section = scaling.section(write_report_data(tmp_path, [sweeps.run("ddp_gloo", 4)]))
+    section = build_section(scaling, tmp_path, [sweeps.run("ddp_gloo", 4)])
     assert [name.split("-1-")[0] for name in list_ids(section)] == ["scaling-throughput"]
     assert [series.style for series in get_block(section, Chart).series] == ["points"]
     assert "Ideal" not in get_block(section, Chart).caption
 
 
 def test_nothing_to_scale(tmp_path: Path) -> None:
-    assert scaling.section(write_report_data(tmp_path / "one", [sweeps.run("bare_torch", 1)])) is None
-    assert scaling.section(write_report_data(tmp_path / "failed", [sweeps.failed_run()])) is None
+    assert build_section(scaling, tmp_path / "one", [sweeps.run("bare_torch", 1)]) is None
+    assert build_section(scaling, tmp_path / "failed", [sweeps.failed_run()]) is None
 
 
 def test_text_stays_text(tmp_path: Path) -> None:
     runs = [sweeps.run(SCRIPT, n, hardware=HardwareSpec(SCRIPT)) for n in (1, 2)]
-    section = scaling.section(write_report_data(tmp_path, runs))
+    section = build_section(scaling, tmp_path, runs)
     assert section is not None and all(SCRIPT in block_text(block) for block in section.blocks)
     assert get_block(section, Chart, "scaling-throughput").series[0].tags["hardware"] == SCRIPT
     assert not any("<" in name for name in list_ids(section))

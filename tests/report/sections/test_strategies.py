@@ -15,6 +15,7 @@ from tests.builders import sweeps
 from tests.report.section_blocks import (
     SCRIPT,
     block_text,
+    build_section,
     get_block,
     get_column,
     select_blocks,
@@ -63,7 +64,7 @@ def test_repeats_are_counted(tmp_path: Path) -> None:
 
 def test_what_rows_differ_in_is_a_column(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", 2), sweeps.run("ddp_gloo", 2, run_id="s", **sweeps.strong_scaling(40, 2))]
-    table = get_block(strategies.section(write_report_data(tmp_path, runs)), Table)
+    table = get_block(build_section(strategies, tmp_path, runs), Table)
     assert table.columns[0] == "scaling" and {row.cells[0].text for row in table.rows} == {"weak", "strong"}
 
 
@@ -82,24 +83,24 @@ def test_the_given_baseline_is_in_the_head(tmp_path: Path) -> None:
 
 
 def test_a_missing_baseline_comes_with_its_command(tmp_path: Path) -> None:
-    section = strategies.section(write_report_data(tmp_path, [sweeps.run("ddp_gloo", 4)]))
+    section = build_section(strategies, tmp_path, [sweeps.run("ddp_gloo", 4)])
     assert get_block(section, Code).text == "python -m scalebench --multirun strategy=ddp_gloo gpus=4"
     (warning,) = select_blocks(section, Paragraph)
     assert warning.kind == "warning" and warning.text.startswith("1 row lacks a baseline")
     table = get_block(section, Table)
     assert table.rows[0].cells[-1].text == "no bare and self baseline"
     assert get_column(table, "speedup bare") == {"ddp_gloo 4": None}
-    assert select_blocks(strategies.section(write_report_data(tmp_path / "whole")), Code) == []
+    assert select_blocks(build_section(strategies, tmp_path / "whole"), Code) == []
 
 
 def test_failed_rows_are_rows(tmp_path: Path) -> None:
-    section = strategies.section(write_report_data(tmp_path, [sweeps.failed_run(), sweeps.failed_run(status="oom")]))
+    section = build_section(strategies, tmp_path, [sweeps.failed_run(), sweeps.failed_run(status="oom")])
     table = get_block(section, Table)
     assert [row.cells[-2].text for row in table.rows] == ["failed", "oom"]
     assert [row.cells[-1].text for row in table.rows] == ["told to fail"] * 2
     assert set(
         get_column(
-            get_block(strategies.section(write_report_data(tmp_path / "lone", [sweeps.failed_run()])), Table), "epoch"
+            get_block(build_section(strategies, tmp_path / "lone", [sweeps.failed_run()]), Table), "epoch"
         ).values()
     ) == {None}
     assert select_blocks(section, Code) == []
@@ -127,6 +128,6 @@ def test_nothing_at_all(tmp_path: Path) -> None:
 
 def test_text_stays_text(tmp_path: Path) -> None:
     runs = [sweeps.run("bare_torch", 1), sweeps.failed_run(SCRIPT, reason=SCRIPT, hardware=HardwareSpec(SCRIPT))]
-    table = get_block(strategies.section(write_report_data(tmp_path, runs)), Table)
+    table = get_block(build_section(strategies, tmp_path, runs), Table)
     assert block_text(table).count(SCRIPT) == 3
     assert any(row.tags["strategy"] == SCRIPT for row in table.rows)

@@ -16,6 +16,7 @@ from tests.builders.runs import rank, record
 from tests.report.section_blocks import (
     SCRIPT,
     block_text,
+    build_section,
     cell_texts,
     check_points,
     get_block,
@@ -102,13 +103,13 @@ def test_what_is_missing_has_its_reason(tmp_path: Path) -> None:
 
 def test_weak_and_strong_are_charts_of_their_own(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", 2), sweeps.run("ddp_gloo", 4, run_id="s", **sweeps.strong_scaling(40, 4))]
-    charts = select_blocks(sync.section(write_report_data(tmp_path, runs)), Chart, "sync-sync-exposed")
+    charts = select_blocks(build_section(sync, tmp_path, runs), Chart, "sync-sync-exposed")
     assert [(len(chart.series), list(chart.series[0].x)) for chart in charts] == [(1, [2]), (1, [4])]
 
 
 def test_one_device_has_no_section(tmp_path: Path) -> None:
-    assert sync.section(write_report_data(tmp_path / "1", [sweeps.run("ddp_gloo", 1)])) is None
-    assert sync.section(write_report_data(tmp_path / "2", [sweeps.failed_run()])) is None
+    assert build_section(sync, tmp_path / "1", [sweeps.run("ddp_gloo", 1)]) is None
+    assert build_section(sync, tmp_path / "2", [sweeps.failed_run()]) is None
 
 
 KIBIBYTE = 2**10

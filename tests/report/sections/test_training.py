@@ -24,6 +24,7 @@ from tests.builders.sweeps import training_run as trained
 from tests.report.section_blocks import (
     SCRIPT,
     block_text,
+    build_section,
     check_points,
     get_block,
     get_column,
@@ -35,7 +36,7 @@ from tests.report.section_blocks import (
 
 
 def make_section(folder: Path, *results: Result) -> Section:
-    made_section = training.section(write_report_data(folder, results))
+    made_section = build_section(training, folder, results)
     assert made_section is not None
     return made_section
 
@@ -168,7 +169,7 @@ def test_of_many_some_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_runs_of_their_throughput_are_no_trainings(tmp_path: Path) -> None:
-    assert training.section(write_report_data(tmp_path, [run("ddp_gloo", 2), trained(status="failed")])) is None
+    assert build_section(training, tmp_path, [run("ddp_gloo", 2), trained(status="failed")]) is None
 
 
 def test_it_comes_after_the_epochs_and_is_escaped(tmp_path: Path) -> None:

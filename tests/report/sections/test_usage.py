@@ -15,7 +15,15 @@ from scalebench.report.sections import usage
 from tests.builders import sweeps
 from tests.builders.sweeps import failed_run, sweep, write_results
 from tests.report.monitored_run import BEGIN_S, DIP_S, write_monitored_run
-from tests.report.section_blocks import SCRIPT, check_points, get_block, list_ids, select_blocks, write_report_data
+from tests.report.section_blocks import (
+    SCRIPT,
+    build_section,
+    check_points,
+    get_block,
+    list_ids,
+    select_blocks,
+    write_report_data,
+)
 
 
 def test_bars_are_the_frames_figures_and_unmeasured_columns_have_no_chart(tmp_path: Path) -> None:
@@ -47,7 +55,7 @@ def busy_run(
 
 def test_busier_but_not_faster_is_a_warning_with_figures(tmp_path: Path) -> None:
     runs = [busy_run(1, 0.3, 0.01), busy_run(2, 0.9, 0.02, strategy=SCRIPT), busy_run(1, 0.3, 0.01, strategy=SCRIPT)]
-    (warning,) = select_blocks(usage.section(write_report_data(tmp_path, runs)), Paragraph)
+    (warning,) = select_blocks(build_section(usage, tmp_path, runs), Paragraph)
     assert warning.text.startswith(
         f"{SCRIPT}: from 1 to 2 devices GPU utilisation rises from 30.0 % to 90.0 %, but throughput does not: from 1,0"
     )
@@ -72,33 +80,31 @@ def test_when_the_warning_is_shown(
     share: float | None, seconds: float, noise: float, expected: bool, tmp_path: Path
 ) -> None:
     runs = [busy_run(1, 0.3, 0.01, noise), busy_run(2, share, seconds, noise)]
-    assert bool(select_blocks(usage.section(write_report_data(tmp_path, runs)), Paragraph)) == expected
+    assert bool(select_blocks(build_section(usage, tmp_path, runs), Paragraph)) == expected
 
 
 def test_a_bar_is_missing_where_a_figure_is(tmp_path: Path) -> None:
     runs = [busy_run(1, 0.3, 0.01), busy_run(2, None, 0.01), busy_run(4, 0.4, 0.01)]
-    chart = get_block(usage.section(write_report_data(tmp_path, runs)), Chart, "usage-gpu-util")
+    chart = get_block(build_section(usage, tmp_path, runs), Chart, "usage-gpu-util")
     assert (chart.series[0].x, chart.series[0].y) == ([1, 4], [0.3, 0.4])
 
 
 def test_no_monitor(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n, monitor=MonitorRecord()) for n in (1, 2)]
-    assert [
-        one.id.split("-1-")[0] for one in select_blocks(usage.section(write_report_data(tmp_path / "1", runs)), Chart)
-    ] == [
+    assert [one.id.split("-1-")[0] for one in select_blocks(build_section(usage, tmp_path / "1", runs), Chart)] == [
         "usage-rss-peak-bytes"  # which ranks say of themselves
     ]
     for rank in (rank for result in runs for rank in result.ranks):
         rank.rss_peak_bytes = None
-    assert usage.section(write_report_data(tmp_path / "2", runs)) is None
-    assert usage.section(write_report_data(tmp_path / "3", [sweeps.failed_run()])) is None
+    assert build_section(usage, tmp_path / "2", runs) is None
+    assert build_section(usage, tmp_path / "3", [sweeps.failed_run()]) is None
 
 
 @pytest.mark.parametrize(("sent", "expected"), [((0.0, 0.0), False), ((0.0, 5.0), True)])
 def test_bars_that_are_all_0_are_no_chart(sent: tuple[float, float], expected: bool, tmp_path: Path) -> None:
     monitors = [MonitorRecord(gpu_util_mean=0.5, net_sent_bytes_per_s=sent_per_s) for sent_per_s in sent]
     runs = [sweeps.run("ddp_gloo", gpus, monitor=monitor) for gpus, monitor in zip((1, 2), monitors, strict=True)]
-    chart_ids = [chart.id for chart in select_blocks(usage.section(write_report_data(tmp_path, runs)), Chart)]
+    chart_ids = [chart.id for chart in select_blocks(build_section(usage, tmp_path, runs), Chart)]
     assert any("net-sent" in name for name in chart_ids) == expected and "gpu-util" in chart_ids[0]
 
 
