@@ -19,7 +19,7 @@ from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report.flag_text import to_number, to_text
 
-MAX_CURVES = 24  # of a chart; more cannot be told apart
+MAX_CURVES = 24  # of a chart; more are not distinguishable
 MAX_CURVE_GROUPS = 12  # of a section
 MAX_ROWS = 200  # of a table
 MAX_ID_LENGTH = 60

@@ -1,4 +1,4 @@
-"""How to repeat a row: the scalebench command, and for a built-in strategy its lines in a program of one's own."""
+"""The scalebench command that repeats a row, and the lines of a built-in strategy for a program of the user's own."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def make_command(row: Mapping[str, Any]) -> str:
     It is made from what was typed, if Hydra's record of it is in the run's folder, else from the row's columns, which
     do not hold everything.
     """
-    overrides = _overrides_file(row)
-    words = _read_overrides(overrides) if overrides.is_file() else _make_overrides(row)
-    words = _add_missing(words, row)
+    path = _overrides_file(row)
+    overrides = _read_overrides(path) if path.is_file() else _make_overrides(row)
+    overrides = _add_missing(overrides, row)
     if (row.get("repeats") or 1) > 1:
-        words = [word for word in words if not word.startswith(("repeat=", "measure.repeats="))]
-        words.append(f"measure.repeats={row['repeats']}")
-    return f"python -m scalebench --multirun {shlex.join(words)}"
+        overrides = [override for override in overrides if not override.startswith(("repeat=", "measure.repeats="))]
+        overrides.append(f"measure.repeats={row['repeats']}")
+    return f"python -m scalebench --multirun {shlex.join(overrides)}"
 
 
 def make_baseline_commands(frame: pd.DataFrame) -> list[str]:
@@ -61,21 +61,21 @@ def make_baseline_commands(frame: pd.DataFrame) -> list[str]:
 
 
 def _make_baseline_command(row: dict[str, Any]) -> str:
-    overrides, words = _overrides_file(row), []
-    if overrides.is_file():
-        repeats = _uses_measure_repeats(overrides.with_name("config.yaml"))
-        words = [word for word in _read_overrides(overrides) if not (repeats and word.startswith("repeat="))]
-    return f"python -m scalebench --multirun {shlex.join(_add_missing(words, row))}"
+    path, overrides = _overrides_file(row), []
+    if path.is_file():
+        repeats = _uses_measure_repeats(path.with_name("config.yaml"))
+        overrides = [override for override in _read_overrides(path) if not (repeats and override.startswith("repeat="))]
+    return f"python -m scalebench --multirun {shlex.join(_add_missing(overrides, row))}"
 
 
 def _overrides_file(row: Mapping[str, Any]) -> Path:
     return Path(str(row["path"])) / ".hydra" / "overrides.yaml"
 
 
-def _read_overrides(overrides: Path) -> list[str]:
+def _read_overrides(path: Path) -> list[str]:
     """Return what the user typed, without Hydra's own keys."""
-    words = [str(word).replace("'null'", "null") for word in OmegaConf.load(overrides)]
-    return [word for word in words if not word.startswith("hydra.")]
+    overrides = map(str, OmegaConf.load(path))
+    return [override for override in overrides if not override.startswith("hydra.")]
 
 
 def _uses_measure_repeats(config: Path) -> bool:
@@ -83,23 +83,23 @@ def _uses_measure_repeats(config: Path) -> bool:
     return config.is_file() and (OmegaConf.select(OmegaConf.load(config), "measure.repeats") or 1) > 1
 
 
-def _add_missing(words: list[str], row: Mapping[str, Any]) -> list[str]:
+def _add_missing(overrides: list[str], row: Mapping[str, Any]) -> list[str]:
     """Add the strategy and the device count unless they were typed."""
-    keys = {word.partition("=")[0].lstrip("+") for word in words}
-    return words + [f"{name}={row[name]}" for name in ("strategy", "gpus") if name not in keys]
+    keys = {override.partition("=")[0].lstrip("+") for override in overrides}
+    return overrides + [f"{name}={row[name]}" for name in ("strategy", "gpus") if name not in keys]
 
 
 def _make_overrides(row: Mapping[str, Any]) -> list[str]:
-    words = [f"{name}={row[name]}" for name in ("model", "dataset", "hardware", "strategy", "scaling", "gpus")]
+    overrides = [f"{name}={row[name]}" for name in ("model", "dataset", "hardware", "strategy", "scaling", "gpus")]
     batch = "global_batch" if row["scaling"] == "strong" else "batch_per_device"
-    words.append(f"train.{batch}={row[batch]}")
-    words += [f"strategy.options.{word}" for word in (row["options"] or "").split()]
-    words += [f"{key}={row[column]}" for column, key, default in SETTINGS if row[column] not in (None, default)]
+    overrides.append(f"train.{batch}={row[batch]}")
+    overrides += [f"strategy.options.{word}" for word in (row["options"] or "").split()]
+    overrides += [f"{key}={row[column]}" for column, key, default in SETTINGS if row[column] not in (None, default)]
     if row["device_ids"] is not None:
-        words.append(f"hardware.device_ids=[{row['device_ids'].replace(' ', ',')}]")
+        overrides.append(f"hardware.device_ids=[{row['device_ids'].replace(' ', ',')}]")
     if row["environment"] is not None:
-        words.append(f"hardware.environment={{{row['environment'].replace('=', ':').replace(' ', ',')}}}")
-    return words
+        overrides.append(f"hardware.environment={{{row['environment'].replace('=', ':').replace(' ', ',')}}}")
+    return overrides
 
 
 def make_recipe(strategy: str, gpus: int, device: str, row_options: str | None = None) -> Recipe | None:

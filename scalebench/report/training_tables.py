@@ -1,4 +1,4 @@
-"""What trainings reached: tables and sentences over seeds and rows, metric curves over seeds, losses of one run."""
+"""Results of trainings: tables and sentences over seeds and rows, metric curves over seeds, losses of one run."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def line_chart() -> Chart:
             Series("horovod_gloo", [1.0, 4.0], [0.9, 0.701], tags={**TAGS, "strategy": "horovod_gloo"}),
             Series("the study's", [2.0], [0.5], style="published"),
         ],
-        caption="Bands are 95 % intervals over 3 launches.",
+        caption="Bands are 95 % intervals over 3 repeats.",
     )
 
 

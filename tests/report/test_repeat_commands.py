@@ -98,10 +98,10 @@ def compose_command(text: str) -> Any:
 
 def test_the_command_repeats_the_recorded_overrides(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
-    overrides = ["strategy='null'", "sweep=demo", "gpus=2", "hydra.verbose=true", "hardware.device_ids=[1,0]"]
+    overrides = ["strategy=simulated", "sweep=demo", "gpus=2", "hydra.verbose=true", "hardware.device_ids=[1,0]"]
     (tmp_path / ".hydra" / "overrides.yaml").write_text("".join(f"- {json.dumps(word)}\n" for word in overrides))
     command = make_command(row(tmp_path))
-    assert command == "python -m scalebench --multirun strategy=null sweep=demo gpus=2 'hardware.device_ids=[1,0]'"
+    assert command == "python -m scalebench --multirun strategy=simulated sweep=demo gpus=2 'hardware.device_ids=[1,0]'"
 
 
 def test_repeats_are_measured_again_as_often(tmp_path: Path) -> None:

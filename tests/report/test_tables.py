@@ -92,7 +92,7 @@ def test_what_differs_between_rows_is_a_column() -> None:
 
 
 def test_what_a_sweep_varies_is_a_column() -> None:
-    """Rows of the same model and number of devices would look alike without it."""
+    """Rows of the same model and number of devices would look the same without it."""
     plain, other, larger = record(), record(), record(gpus=2)
     other.workload.data_format = "nchw"
     larger.scale.batch_per_device = 5  # as in strong scaling: the number of devices says it already
@@ -160,8 +160,8 @@ def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
     assert make_baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4"]
     kept = tmp_path / ".hydra" / "overrides.yaml"
     kept.parent.mkdir()
-    kept.write_text("- strategy='null'\n- measure=quick\n- hydra.run.dir=with space\n")
-    arguments = "strategy=null measure=quick gpus=4"
+    kept.write_text("- strategy=simulated\n- measure=quick\n- hydra.run.dir=with space\n")
+    arguments = "strategy=simulated measure=quick gpus=4"
     assert make_baseline_commands(lone) == [f"python -m scalebench --multirun {arguments}"]
     kept.write_text("- strategy=ddp\n- gpus=4\n- measure.repeats=3\n- repeat=1\n")
     kept.with_name("config.yaml").write_text("measure:\n  repeats: 3\n")  # which makes the number of the repeat anew

@@ -140,7 +140,7 @@ def test_older_records_have_no_losses_of_the_warm_up_and_yet_its_time() -> None:
     ranks = [rank(0, [0.1], [30], warmup_block_s=[0.5, 0.2], warmup_block_steps=3)]
     assert compute_losses(record("ddp", 1, ranks=ranks)).losses == [None, None, 0.5]
     assert compute_losses(record("ddp", 1, ranks=ranks)).seconds == pytest.approx([0.5, 0.7, 0.8])
-    ranks = [rank(0, [0.1], [30], warmup_block_s=[0.5])]  # of how many steps nobody knows
+    ranks = [rank(0, [0.1], [30], warmup_block_s=[0.5])]  # its number of steps is not recorded
     assert compute_losses(record("ddp", 1, ranks=ranks)).steps == [2]
 
 

@@ -1,4 +1,4 @@
-"""The page as a file: whole, safe, small, and nothing half-written."""
+"""The page as a file: complete, safe, small, and never half-written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More devices or a larger batch in the report: the pairs, and what fewer exchanges save."""
+"""More devices or a larger batch in the report: the pairs, and what fewer synchronizations save."""
 
 from __future__ import annotations
 

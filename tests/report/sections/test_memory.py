@@ -104,7 +104,7 @@ def pool(*results: Result) -> pd.DataFrame:
         [BARE, run_with_memory("ddp_gloo", 2, None, peak=10**6)],
         [out_of_memory("ddp_gloo", 2)],
     ],
-    ids=["nobody told", "all keep a whole model", "a peak alone", "nothing had room"],
+    ids=["nothing recorded", "all keep a whole model", "a peak alone", "nothing had room"],
 )
 def test_no_table_where_it_would_say_nothing(results: Sequence[Result]) -> None:
     assert make_terminal_table(pool(*results)) is None
@@ -122,7 +122,7 @@ def test_a_row_for_each_with_what_is_known() -> None:
     assert cells == {
         "bare_torch": ["bare_torch", "1", "10", "16.0 kB", "100 %", "16.0 B", "1.00 MB", "ok"],
         "fsdp_gloo": ["fsdp_gloo", "2", "10", "8.00 kB", "50 %", "8.0 B", "20.0 kB", "2.00 MB", "ok"],
-        "horovod_gloo": ["horovod_gloo", "2", "10", "2.00 MB", "ok"],  # nothing told is nothing shown
+        "horovod_gloo": ["horovod_gloo", "2", "10", "2.00 MB", "ok"],  # what was not recorded is not shown
         "ddp_gloo": ["ddp_gloo", "2", "10", "oom"],
     }
 

@@ -77,7 +77,7 @@ def test_of_many_logs_those_of_different_reasons(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(problems, "MAX_LOGS", 2)
     write_results(tmp_path, [failed_run(gpus=gpus, reason="one" if gpus < 4 else "two") for gpus in (1, 2, 3, 4)])
     for number in range(4):
-        (tmp_path / str(number) / "rank0.log").write_text("said")
+        (tmp_path / str(number) / "rank0.log").write_text("text")
     section = make_section(tmp_path)
     assert [log.title.partition(":")[0] for log in logs(section)] == ["ddp_gloo on 1 device", "ddp_gloo on 4 devices"]
     assert "The ends of 2 of 4 logs" in str(section.blocks)
@@ -175,7 +175,9 @@ def test_complete_sweeps_and_single_runs_have_no_unfinished_section(tmp_path: Pa
     sweep(tmp_path / "t", gpus=(1,))
     assert unfinished_texts(tmp_path / "t") == []
     write_unfinished_sweep(tmp_path / "u", ended=True)
-    assert unfinished_texts(tmp_path / "u") == [], "a run that left no row at all is told as a failure when it happens"
+    assert unfinished_texts(tmp_path / "u") == [], (
+        "a run that left no row at all is reported as a failure when it happens"
+    )
 
 
 def test_a_running_sweep_is_reported_without_a_command(tmp_path: Path) -> None:

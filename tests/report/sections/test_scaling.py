@@ -123,7 +123,7 @@ def add_given_columns(pooled: pd.DataFrame) -> None:
 def test_the_given_baseline_is_named_and_its_ideal_is_its_own(tmp_path: Path) -> None:
     report_data = write_report_data(tmp_path)
     add_given_columns(report_data.pooled)
-    assert not select_blocks(scaling.section(report_data), Chart, "scaling-speedup-given")  # nobody named it
+    assert not select_blocks(scaling.section(report_data), Chart, "scaling-speedup-given")  # it has no name
     report_data.baseline_name = "ddp on alpha"
     chart = get_block(scaling.section(report_data), Chart, "scaling-speedup-given")
     assert "against ddp on alpha" in chart.title and check_points(chart, report_data.pooled, "speedup_given") == 7

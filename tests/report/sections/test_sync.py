@@ -35,7 +35,7 @@ def test_bars_are_the_frames_figures(tmp_path: Path) -> None:
         chart = get_block(section, Chart, f"sync-{name.replace('_', '-')}")
         assert (
             chart.kind == "bars" and check_points(chart, report_data.pooled, name) == 4
-        )  # one device exchanges nothing
+        )  # one device synchronizes nothing
         assert "less is better" in chart.caption and "over blocks of the probes of one repeat" in chart.caption
     for name in sync.PROFILE_SHARES:
         assert check_points(get_block(section, Chart, f"sync-{name.replace('_', '-')}"), report_data.pooled, name) == 4

@@ -91,7 +91,7 @@ def test_a_bar_is_missing_where_a_figure_is(tmp_path: Path) -> None:
 
 def test_no_monitor(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n, monitor=MonitorRecord()) for n in (1, 2)]
-    assert [one.id.split("-1-")[0] for one in select_blocks(build_section(usage, tmp_path / "1", runs), Chart)] == [
+    assert [chart.id.split("-1-")[0] for chart in select_blocks(build_section(usage, tmp_path / "1", runs), Chart)] == [
         "usage-rss-peak-bytes"  # which ranks say of themselves
     ]
     for rank in (rank for result in runs for rank in result.ranks):
