@@ -91,7 +91,7 @@ OVERRIDES = [
         "++strategy.options.bucket_cap_mb=1",
         "hardware.slurm={partition: p}",
     ],
-    ["hydra/sweeper=search", "measure=quick", "sweep=transport", "train.stop={epochs: 2}"],
+    ["hydra/sweeper=basic", "measure=quick", "sweep=transport", "train.stop={epochs: 2}"],
     ["dataset=cifar10", "hydra.searchpath=[file:///none]"],
 ]
 
