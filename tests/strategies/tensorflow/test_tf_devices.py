@@ -18,9 +18,9 @@ from tests.strategies.tensorflow.conftest import DEVICES
 CODE = """
 import json, sys
 from scalebench.strategies.tensorflow import devices
-from scalebench.core.spec import Place
+from scalebench.core.spec import RankPlacement
 import tensorflow as tf
-found = devices.configure(sys.argv[1], Place(0, 0, 0, json.loads(sys.argv[2]), [], 3))
+found = devices.configure_devices(sys.argv[1], RankPlacement(0, 0, 0, json.loads(sys.argv[2]), [], 3))
 there = []
 for name in found:
     with tf.device(name):
