@@ -1,4 +1,4 @@
-"""How much of a model's state a device keeps under each strategy, and which runs were out of memory.
+"""Compare how much of a model's state a device keeps under each strategy, and which runs were out of memory.
 
 A device that keeps a full model has, in float32, 4 bytes of weights and 4 of gradients for each parameter, and the
 optimizer's state, 8 with Adam: 16 bytes (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion

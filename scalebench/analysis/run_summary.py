@@ -1,4 +1,4 @@
-"""What is kept of a record once its own figures are computed: no raw series, so that ten thousand fit into memory."""
+"""RunSummary: a record after its own figures were computed, without raw series, so that ten thousand fit into memory."""
 
 from __future__ import annotations
 

@@ -214,9 +214,11 @@ class NodeBoundary:
 
 @dataclass(frozen=True)
 class ScalingLimit:
-    """How many devices keep an efficiency: `gpus` by the figures, `certain_gpus` by their lower limits; None if not
-    even the fewest do. `regained_gpus`: larger numbers that have it again. `largest_measured`: the most devices with a
-    figure, None if there is no figure at all."""
+    """The number of devices that keep an efficiency: `gpus` by the figures, `certain_gpus` by their lower limits.
+
+    Both are None if not even the fewest devices keep it. `regained_gpus` are larger numbers that have it again;
+    `largest_measured` is the most devices with a figure, None if there is no figure at all.
+    """
 
     efficiency: float
     gpus: int | None

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: figures computed on load from the series that probes recorded.
+"""The breakdown of a step into parts: figures computed on load from the series that probes recorded.
 
 Each is a mean over blocks with its 95 % interval, in seconds of one step. Unless stated otherwise it is that of the
 median rank. A figure that was not measured is None, and `unmeasured_reasons` has the reason.

@@ -38,7 +38,7 @@ class CountedBlocks:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What the measured blocks of one run give, computed from one pass over them."""
+    """The figures of one run's measured blocks, computed from one pass over them."""
 
     throughput: Figure
     step_s: float | None

@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 @dataclass
-class RankGroup:
+class ContractRanks:
     """The records of all ranks of one launch."""
 
     spec: RunSpec
@@ -56,7 +56,7 @@ class RankGroup:
         return self.spec.config.model.params or self.ranks[0].params
 
 
-def launch_checks(overrides: list[str], folder: Path) -> RankGroup:
+def launch_checks(overrides: list[str], folder: Path) -> ContractRanks:
     """Run the checks of every rank. Errors as in run_worker_module."""
     spec = run_worker_module(overrides, folder, "scalebench.testing.strategy_worker")
     measuring_ranks = [rank for rank in range(spec.processes) if rank not in spec.services]
@@ -64,7 +64,7 @@ def launch_checks(overrides: list[str], folder: Path) -> RankGroup:
     stems = ("start", "weights", "unsynchronized")
     paths = [[folder / f"{stem}{k}.npz" for k in measuring_ranks] for stem in stems]
     start, weights, unsynchronized = ([load_weights(path) for path in some if path.exists()] for some in paths)
-    return RankGroup(spec, ranks, start, weights, unsynchronized)
+    return ContractRanks(spec, ranks, start, weights, unsynchronized)
 
 
 def run_worker_module(overrides: list[str], folder: Path, module: str) -> RunSpec:
@@ -86,7 +86,7 @@ def run_worker_module(overrides: list[str], folder: Path, module: str) -> RunSpe
     return spec
 
 
-def launch_checks_on_any_workload(overrides: list[str], folder: Path) -> RankGroup:
+def launch_checks_on_any_workload(overrides: list[str], folder: Path) -> ContractRanks:
     """Run the checks on uneven parts, or on even ones if the strategy refuses those."""
     try:
         return launch_checks([*UNEVEN_WORKLOAD, *overrides], folder / "run")

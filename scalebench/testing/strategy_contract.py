@@ -22,7 +22,7 @@ from scalebench.core.spec import StrategySpec
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_options, check_values
 from scalebench.testing.launch import UNEVEN_WORKLOAD as UNEVEN_WORKLOAD
-from scalebench.testing.launch import RankGroup, Weights, launch_checks, launch_checks_on_any_workload
+from scalebench.testing.launch import ContractRanks, Weights, launch_checks, launch_checks_on_any_workload
 from scalebench.testing.strategy_worker import BROADCAST_VALUE, EPOCHS
 
 ROUNDING_RTOL = 1e-4  # float32 rounding in the losses of two epochs
@@ -68,7 +68,7 @@ class YamlContract:
             assert "\n" not in stated.approximate.strip(), "`approximate` should be one clause"
         assert stated.tolerance is None or 0 < stated.tolerance < 1, "tolerance is relative, and above 0"
 
-    def test_yaml_and_class_have_the_same_options(self, group: RankGroup) -> None:
+    def test_yaml_and_class_have_the_same_options(self, group: ContractRanks) -> None:
         """Names and types agree, and also the defaults if no other strategy shares the class."""
         stated, defaults = self.stated().options, group.ranks[0].options
         only_yaml, only_class = sorted(stated.keys() - defaults.keys()), sorted(defaults.keys() - stated.keys())
@@ -88,7 +88,7 @@ class YamlContract:
 
 # For steps in no fixed order: each epoch has the same samples, and plain SGD lowers their loss steadily.
 PLAIN_SGD = ("train.optimizer=sgd", "train.learning_rate=0.01")
-_baselines: dict[tuple[str, ...], RankGroup] = {}
+_baselines: dict[tuple[str, ...], ContractRanks] = {}
 
 
 class StrategyContract(YamlContract):
@@ -104,7 +104,7 @@ class StrategyContract(YamlContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def group(cls, tmp_path_factory: pytest.TempPathFactory) -> RankGroup:
+    def group(cls, tmp_path_factory: pytest.TempPathFactory) -> ContractRanks:
         """Launch all checks of the strategy once."""
         cache = tmp_path_factory.getbasetemp() / "contract_data"
         overrides = [f"strategy={cls.strategy}", f"gpus={cls.gpus}"]
@@ -116,7 +116,7 @@ class StrategyContract(YamlContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def bare(cls, group: RankGroup, tmp_path_factory: pytest.TempPathFactory) -> RankGroup:
+    def bare(cls, group: ContractRanks, tmp_path_factory: pytest.TempPathFactory) -> ContractRanks:
         """Launch the same steps of the baseline on one device."""
         name = cls.baseline or group.spec.config.strategy.baseline
         if name is None:
@@ -128,7 +128,7 @@ class StrategyContract(YamlContract):
             _baselines[overrides] = launch_checks(list(overrides), tmp_path_factory.mktemp("baseline"))
         return _baselines[overrides]
 
-    def test_losses_equal_the_baselines(self, group: RankGroup, bare: RankGroup) -> None:
+    def test_losses_equal_the_baselines(self, group: ContractRanks, bare: ContractRanks) -> None:
         """The same global batches give the same losses, uneven parts and uneven last batch included."""
         self.skip_unless_comparable(group)
         rtol = self.rtol(group)
@@ -137,7 +137,7 @@ class StrategyContract(YamlContract):
         assert len(group.losses()) == EPOCHS * group.ranks[0].steps_per_epoch
         np.testing.assert_allclose(group.losses(), bare.losses(), rtol=rtol)
 
-    def test_one_optimizer_step_per_batch(self, group: RankGroup, bare: RankGroup) -> None:
+    def test_one_optimizer_step_per_batch(self, group: ContractRanks, bare: ContractRanks) -> None:
         """It makes as many steps as the baseline, and the same ones: the final weights agree."""
         self.skip_unless_comparable(group)
         approximate = group.spec.config.strategy.approximate
@@ -149,7 +149,7 @@ class StrategyContract(YamlContract):
             atol = ROUNDING_RTOL if self.weight_atol is None else self.weight_atol
             np.testing.assert_allclose(group.weights[0][name], array, atol=atol, err_msg=name)
 
-    def test_training_makes_progress(self, group: RankGroup) -> None:
+    def test_training_makes_progress(self, group: ContractRanks) -> None:
         """Every step has a loss, and every weight is trained; losses that cannot be compared fall."""
         losses, per_epoch = group.losses(), group.ranks[0].steps_per_epoch
         assert len(losses) == EPOCHS * per_epoch
@@ -159,23 +159,23 @@ class StrategyContract(YamlContract):
         for name, array in group.weights[0].items() if group.weights else ():
             assert np.abs(array - group.start[0][name]).max() > 0, f"{name} was not trained"
 
-    def test_uneven_parts(self, group: RankGroup) -> None:
+    def test_uneven_parts(self, group: ContractRanks) -> None:
         """A global batch, and the last of an epoch, need not divide by the devices."""
         if group.refused is not None:
             pytest.skip(group.refused)
 
-    def test_parameter_count(self, group: RankGroup, bare: RankGroup) -> None:
+    def test_parameter_count(self, group: ContractRanks, bare: ContractRanks) -> None:
         """It equals that of the network's description and of the baseline."""
         counted = {rank.params for rank in group.ranks} - {None}
         assert counted <= {group.params}
         assert group.params == bare.params
 
-    def test_all_ranks_start_with_the_same_weights(self, group: RankGroup) -> None:
+    def test_all_ranks_start_with_the_same_weights(self, group: ContractRanks) -> None:
         for other in group.start[1:]:
             for name, array in group.start[0].items():
                 np.testing.assert_array_equal(other[name], array, err_msg=name)
 
-    def test_weights_are_the_same_on_all_ranks(self, group: RankGroup) -> None:
+    def test_weights_are_the_same_on_all_ranks(self, group: ContractRanks) -> None:
         """They are equal after synchronized steps, and differ for independent replicas."""
         for other in group.weights[1:]:
             if self.has_independent_replicas(group):
@@ -184,14 +184,14 @@ class StrategyContract(YamlContract):
                 if not self.has_independent_replicas(group):
                     np.testing.assert_allclose(other[name], array, atol=1e-6, err_msg=name)
 
-    def test_every_sample_once_per_epoch(self, group: RankGroup) -> None:
+    def test_every_sample_once_per_epoch(self, group: ContractRanks) -> None:
         replicas = {tuple(r.shard): r for r in group.ranks}
         rows = [r.epoch_rows for r in replicas.values()]
         for epoch in range(EPOCHS):
             seen = sorted(row for part in rows for row in part[epoch])
             assert seen == list(range(group.ranks[0].train_samples))
 
-    def test_samples_of_each_step(self, group: RankGroup) -> None:
+    def test_samples_of_each_step(self, group: ContractRanks) -> None:
         """No sample is lost or counted twice, and the parts of replicas differ by at most one."""
         replicas = [tuple(r.shard) for r in group.ranks]
         for step in zip(*(r.samples for r in group.ranks), strict=True):
@@ -199,10 +199,10 @@ class StrategyContract(YamlContract):
             assert max(parts) - min(parts) <= 1
         assert sum(map(sum, (r.samples for r in group.ranks))) == EPOCHS * group.ranks[0].train_samples
 
-    def test_broadcast(self, group: RankGroup) -> None:
+    def test_broadcast(self, group: ContractRanks) -> None:
         assert {r.broadcast for r in group.ranks} == {BROADCAST_VALUE}
 
-    def test_evaluation(self, group: RankGroup, bare: RankGroup) -> None:
+    def test_evaluation(self, group: ContractRanks, bare: ContractRanks) -> None:
         """Metrics are the same on every rank, and those of the baseline with the same weights."""
         metrics = [r.metrics for r in group.ranks]
         assert all(m == pytest.approx(metrics[0], rel=1e-6) for m in metrics)
@@ -212,7 +212,7 @@ class StrategyContract(YamlContract):
         if rtol is not None and self.why_incomparable(group) is None:
             assert metrics[0] == pytest.approx(bare.ranks[0].metrics, rel=max(1e-3, rtol))
 
-    def test_backend_is_the_requested_one(self, group: RankGroup) -> None:
+    def test_backend_is_the_requested_one(self, group: ContractRanks) -> None:
         backend = group.spec.config.strategy.backend
         used = {r.backend_used for r in group.ranks}
         if backend is None or (group.spec.gpus == 1 and used == {None}):
@@ -223,7 +223,7 @@ class StrategyContract(YamlContract):
         else:
             assert used == {backend}
 
-    def test_sync_off_synchronizes_nothing(self, group: RankGroup) -> None:
+    def test_sync_off_synchronizes_nothing(self, group: ContractRanks) -> None:
         """Steps without gradient synchronization make the ranks differ."""
         outcomes = {r.sync_off for r in group.ranks}
         assert len(outcomes) == 1
@@ -234,7 +234,7 @@ class StrategyContract(YamlContract):
         elif len(group.unsynchronized) > 1:
             assert all(_differ(other, group.unsynchronized[0]) for other in group.unsynchronized[1:])
 
-    def test_messages_carry_the_gradients(self, group: RankGroup) -> None:
+    def test_messages_carry_the_gradients(self, group: ContractRanks) -> None:
         """If several devices synchronize, their messages add up to at least the bytes of the gradients."""
         params = group.params
         if group.spec.config.strategy.backend is None or group.spec.gpus == 1 or params is None:
@@ -248,7 +248,7 @@ class StrategyContract(YamlContract):
             assert rank.run_isolated_sync is not None
             assert rank.run_isolated_sync == "done" or len(rank.run_isolated_sync) > len("not measured: ") + 10
 
-    def test_parts_of_a_step(self, group: RankGroup) -> None:
+    def test_parts_of_a_step(self, group: ContractRanks) -> None:
         """Forward and backward keep the weights; only the optimizer changes them."""
         expected = {"forward": ("kept", "done"), "backward": ("kept", "done"), "optimizer": ("changed", "done")}
         for rank in group.ranks:
@@ -259,22 +259,22 @@ class StrategyContract(YamlContract):
                 else:
                     assert outcome in expected[part], f"{part} {outcome} the weights"
 
-    def test_peak_memory(self, group: RankGroup) -> None:
+    def test_peak_memory(self, group: ContractRanks) -> None:
         for rank in group.ranks:
             assert len(rank.peak_memory_bytes) == rank.devices
             assert all(peak is None or peak > 0 for peak in rank.peak_memory_bytes)
 
-    def test_closes_twice(self, group: RankGroup) -> None:
+    def test_closes_twice(self, group: ContractRanks) -> None:
         assert all(r.closed_twice for r in group.ranks)
 
-    def has_independent_replicas(self, group: RankGroup) -> bool:
+    def has_independent_replicas(self, group: ContractRanks) -> bool:
         return not group.spec.config.strategy.lockstep and group.spec.processes > 1
 
-    def rtol(self, group: RankGroup) -> float | None:
+    def rtol(self, group: ContractRanks) -> float | None:
         """Return the tolerance of losses against the baseline's; None: they only have to fall."""
         return group.spec.config.strategy.tolerance if self.loss_rtol is None else self.loss_rtol
 
-    def why_incomparable(self, group: RankGroup) -> str | None:
+    def why_incomparable(self, group: ContractRanks) -> str | None:
         """Return why a correct strategy trains differently from its baseline here."""
         if self.has_independent_replicas(group):
             return "independent replicas train on their own parts"
@@ -282,7 +282,7 @@ class StrategyContract(YamlContract):
             return "each device normalizes over its own part of a batch; gpus=1 compares"
         return None
 
-    def skip_unless_comparable(self, group: RankGroup) -> None:
+    def skip_unless_comparable(self, group: ContractRanks) -> None:
         reason = self.why_incomparable(group)
         if reason is not None:
             pytest.skip(reason)

@@ -1,1 +1,1 @@
-"""What is trained, without any framework: datasets, seeded batches, networks as data, weights, learning rates."""
+"""Workloads: what is trained, framework-free: datasets, seeded batches, networks as data, weights, learning rates."""

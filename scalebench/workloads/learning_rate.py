@@ -30,7 +30,7 @@ class LearningRateSchedule:
 
     @cached_property
     def is_constant(self) -> bool:
-        """Whether all steps have the same learning rate."""
+        """Return whether all steps have the same learning rate."""
         return self.train.schedule == "constant" and self._warmup_steps == 0
 
     def at_step(self, step: int) -> float:

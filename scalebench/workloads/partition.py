@@ -1,4 +1,4 @@
-"""How work is cut up for pipelines: a network into consecutive stages, and batches into micro-batches."""
+"""Cut work up for pipelines: a network into consecutive stages, and batches into micro-batches."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _find_file(reference: str, key: str) -> Path | None:
 
 
 def is_user_model(model: ModelSpec) -> bool:
-    """Whether functions of the user build the network, not a description of scalebench or of a plugin."""
+    """Return whether functions of the user build the network, not a description of scalebench or of a plugin."""
     return model.torch is not None or model.keras is not None
 
 
@@ -126,7 +126,7 @@ def identify_model(model: ModelSpec) -> ModelSpec:
 
 
 def has_open_shapes(model: ModelSpec) -> bool:
-    """Whether the network takes samples of any shape, unless the config sets the shapes."""
+    """Return whether the network takes samples of any shape, unless the config sets the shapes."""
     return is_user_model(model) or not model.input_shape
 
 

@@ -44,7 +44,7 @@ _TEMPORARY = re.compile(r"\.(.+-[0-9a-f]{16})\.tmp-[0-9a-f]{8}")  # group 1: the
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """How messages name a cache, which config key sets its folder, and how long to wait for another process there."""
+    """A cache as messages name it, which config key sets its folder, and how long to wait for another process there."""
 
     label: str = "dataset cache"
     config_key: str = "dataset.cache"
@@ -114,7 +114,7 @@ def cache_key(name: str, identity: Mapping[str, Any]) -> str:
 
 
 def is_complete(folder: Path, key: str) -> bool:
-    """Whether the folder holds the complete dataset with this cache key."""
+    """Return whether the folder holds the complete dataset with this cache key."""
     try:
         meta = json.loads((folder / META).read_text())
         return bool(

@@ -47,7 +47,7 @@ class UserFunction(NamedTuple):
 
 
 class SampleFacts(NamedTuple):
-    """What is read from the arrays that a function has made."""
+    """The facts that are read from the arrays that a function has made."""
 
     samples: int
     input_shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class FunctionCall:
 
 
 def has_function(dataset: DatasetSpec) -> bool:
-    """Whether a function of the user or of a plugin makes the dataset."""
+    """Return whether a function of the user or of a plugin makes the dataset."""
     return dataset.builder is not None or dataset.name in plugin_datasets()
 
 

@@ -20,7 +20,7 @@ TOKENS = ("tokens",)  # integers, for each of which the network looks up a vecto
 
 
 class NetworkEntry(NamedTuple):
-    """Which function builds a network, and the inputs that it takes."""
+    """The function that builds a network, and the inputs that it takes."""
 
     function: str  # "module:function", called as function(network, outputs, **options) with an empty network
     axes: tuple[str, ...] = IMAGE  # of its inputs
@@ -102,15 +102,17 @@ def resolve_target_shape(model: ModelSpec) -> list[int]:
 
 
 def takes_tokens(model: ModelSpec) -> bool:
-    """Whether samples are integers that the network looks up; False for an unknown network."""
+    """Return whether samples are integers that the network looks up; False for an unknown network."""
     if _plugin_point(model.name) is not None and model.input_shape:
         return any(node.op == "embedding" for node in build_network(model).nodes)
     return model.name in NETWORKS and NETWORKS[model.name].axes == TOKENS
 
 
 def has_changed_options(model: ModelSpec) -> bool:
-    """Whether options that determine the number of parameters differ from their defaults, so that `model.params` of the
-    YAML does not hold."""
+    """Return whether options that determine the number of parameters differ from their defaults.
+
+    Then `model.params` of the YAML does not hold.
+    """
     entry = NETWORKS.get(model.name)
     defaults = option_defaults(model.name) if entry is not None and entry.input_shape is not None else {}
     return any(defaults.get(key, value) != value for key, value in model.options.items())
@@ -127,7 +129,7 @@ def option_defaults(name: str) -> dict[str, Any]:
 
 
 def is_known(name: str) -> bool:
-    """Whether scalebench or a plugin has a network of that name."""
+    """Return whether scalebench or a plugin has a network of that name."""
     return name in NETWORKS or _plugin_point(name) is not None
 
 
