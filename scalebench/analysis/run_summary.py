@@ -1,4 +1,4 @@
-"""RunSummary: a record after its own figures were computed, without raw series: ten thousand of them fit into memory."""
+"""RunSummary: a record after its own figures were computed, without raw series, so that ten thousand fit in memory."""
 
 from __future__ import annotations
 
