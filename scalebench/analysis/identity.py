@@ -174,7 +174,7 @@ COLUMN_DEFAULTS = {
     "accumulate": 1,
 }
 TRAINED_COLUMNS = tuple(name for name in CURVE_COLUMNS if name != "seed")
-# Which devices, and how they are spread over nodes, cannot be equal for unequal numbers of devices.
+# Device ids and the layout over nodes cannot be equal for unequal numbers of devices.
 DEVICES_OR_BATCH_COLUMNS = tuple(name for name in TRAINED_COLUMNS if name not in ("device_ids", "layout"))
 # A bare baseline has options of its own, and may have been measured with another version of the framework.
 BARE_BASELINE_COLUMNS = tuple(
@@ -226,7 +226,7 @@ IGNORED_FACTS = (
     *("model.params", "strategy.max_gpus", "strategy.baseline", "hardware.this_machine", "hardware.hosts"),
     *("hardware.scheduler", "hardware.memory_bytes", "hardware.gpu_memory_bytes"),
 )
-# Of these the ones that a comparison does not show either, where they differ.
+# The ignored facts whose differences a comparison does not show either.
 HIDDEN_FACTS = (*PROGRAM_KEYS, *_DESCRIPTIVE_FACTS)
 # Facts that change together with a key by which runs are compared: another machine has another processor.
 BOUND_FACTS = {

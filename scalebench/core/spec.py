@@ -122,7 +122,7 @@ class SlurmSpec:
     lines: list[str] = field(default_factory=list)  # further options of sbatch, such as --mail-type=END
     setup: list[str] = field(default_factory=list)  # shell lines before the run: module load, source
     srun: list[str] = field(default_factory=list)  # further options of the srun that starts the ranks
-    # What starts MPI ranks: mpirun, or srun with this value of --mpi.
+    # The program that starts MPI ranks: mpirun, or srun with this value of --mpi.
     mpi: str = choice_field(
         "mpirun", "pmix", "pmix_v2", "pmix_v3", "pmix_v4", "pmix_v5", "pmi2", "openmpi", "cray_shasta"
     )

@@ -30,7 +30,7 @@ from scalebench.core.units import format_number
 
 VERSION = 1
 SUITE = "scalebench.compare"
-# What XML 1.0 cannot hold, escaped or not; lone surrogates represent bytes that were no text.
+# Characters that XML 1.0 cannot hold, escaped or not; lone surrogates represent bytes that were no text.
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 MARKUP = re.compile(r"([\\`*_\[\]#|~>$@]|:(?=//|\w+:)|^[-+])")
 EXIT_STATUS = {OK: 0, REGRESSION: 3, NOT_COMPARABLE: 4, FAILED_RUN: 5}

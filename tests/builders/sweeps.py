@@ -45,7 +45,7 @@ OPERATIONS = [
 ]
 
 
-def series(step_s: float, steps: int, wobble_s: float = 0.0) -> list[float]:
+def block_times(step_s: float, steps: int, wobble_s: float = 0.0) -> list[float]:
     """Return eight blocks of `steps` steps, which take alternately `wobble_s` more and less."""
     return [steps * (step_s + wobble_s * (-1) ** block) for block in range(8)]
 
@@ -53,24 +53,24 @@ def series(step_s: float, steps: int, wobble_s: float = 0.0) -> list[float]:
 def make_probes(**changes: Any) -> ProbeRecord:
     found = {
         "steps": 4,
-        "sync_on_s": series(0.0095, 4),
-        "sync_off_s": series(0.007, 4, 0.0001),
-        "fixed_batch_s": series(0.006, 4),
+        "sync_on_s": block_times(0.0095, 4),
+        "sync_off_s": block_times(0.007, 4, 0.0001),
+        "fixed_batch_s": block_times(0.006, 4),
         "local_step_s": [[0.006, 0.0061, 0.006, 0.0061]],
         "isolated_sync_repeats": 10,
-        "isolated_sync_s": series(0.002, 10, 0.00002),
+        "isolated_sync_s": block_times(0.002, 10, 0.00002),
         "part_steps": 5,
-        "forward_s": series(0.002, 5),
-        "backward_s": series(0.005, 5, 0.00005),
-        "optimizer_s": series(0.0055, 5, 0.00005),
+        "forward_s": block_times(0.002, 5),
+        "backward_s": block_times(0.005, 5, 0.00005),
+        "optimizer_s": block_times(0.0055, 5, 0.00005),
         "copy_repeats": 100,
-        "copy_s": series(0.00000123, 100),
+        "copy_s": block_times(0.00000123, 100),
         "profile": Profile(3, 0.02, 0.01, 0.004, OPERATIONS),
     }
     return ProbeRecord(**{**found, **changes})
 
 
-def probed_run(first: ProbeRecord | None, second: ProbeRecord | None, **changes: Any) -> Result:
+def make_probed_run(first: ProbeRecord | None, second: ProbeRecord | None, **changes: Any) -> Result:
     """Make a run of blocks of two steps, after a warm-up of single steps of which the first three were slow."""
     blocks = [2 * STEP_S * (1 + 0.01 * (-1) ** (block // 2)) for block in range(32)]
     warmup = {"steady_after_steps": 3, "warmup_block_steps": 1, "warmup_block_s": [0.5, 0.2, 0.1] + [0.01] * 20}

@@ -15,8 +15,7 @@ from scalebench.report import step_breakdown
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.step_breakdown import STEP_PARTS, compute_rest, step_interval
-from tests.builders.sweeps import run, sweep, write_results
-from tests.report.probed_run import block_times, make_probed_run, make_probes
+from tests.builders.sweeps import block_times, make_probed_run, make_probes, run, sweep, write_results
 from tests.report.section_blocks import cell_texts
 
 

@@ -24,8 +24,7 @@ from scalebench.report.terminal import (
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
 from tests.builders.runs import rank, record
-from tests.builders.sweeps import training_run
-from tests.report.probed_run import make_probed_run, make_probes
+from tests.builders.sweeps import make_probed_run, make_probes, training_run
 from tests.report.sections.test_data_or_model import make_pairs
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -17,8 +17,7 @@ from scalebench.report.sections.operations import (
     make_operations_table,
     make_run_blocks,
 )
-from tests.builders.sweeps import failed_run, run, sweep, write_results
-from tests.report.probed_run import make_probed_run, make_probes
+from tests.builders.sweeps import failed_run, make_probed_run, make_probes, run, sweep, write_results
 from tests.report.section_blocks import cell_texts
 
 

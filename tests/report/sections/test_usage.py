@@ -13,8 +13,7 @@ from scalebench.report.document import Chart, Paragraph, Section
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import usage
 from tests.builders import sweeps
-from tests.builders.sweeps import failed_run, sweep, write_results
-from tests.report.monitored_run import BEGIN_S, DIP_S, write_monitored_run
+from tests.builders.sweeps import BEGIN_S, DIP_S, failed_run, sweep, write_monitored_run, write_results
 from tests.report.section_blocks import (
     SCRIPT,
     build_section,
