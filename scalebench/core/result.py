@@ -228,6 +228,8 @@ class RankRecord:
     block_s: list[float] = field(default_factory=list)  # measured blocks, steady state
     block_samples: list[int] = field(default_factory=list)  # of this process
     block_losses: list[float | None] = field(default_factory=list)  # mean per sample; null: no loss here
+    block_started_at_s: list[float] = field(default_factory=list)  # seconds since the epoch
+    block_rounds: list[int] = field(default_factory=list)  # round of the cohort; empty: measured by itself
     steady_after_steps: int | None = None  # null: no steady state within the bounds
     warmup_block_steps: int | None = None
     warmup_block_s: list[float] = field(default_factory=list)
@@ -398,6 +400,7 @@ class Result:
     flags: list[str]
     scheduler: SchedulerRecord | None = None
     other_machines: list[Machine] | None = None  # of node 1 and the next ones; null: one node, or not reported
+    cohort: str | None = None  # equal for runs that took turns; null: measured by itself
     trace: str | None = None  # of all ranks, in the run's folder, but for ranks that name a trace of their own
 
 

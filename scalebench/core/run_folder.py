@@ -22,6 +22,7 @@ JOB_LOG = "job.log"  # output of the job, besides the logs of its ranks
 JOB_SCRIPT = "job.sh"
 SUBMITIT_FOLDER = "slurm"
 TORCHRUN_FILE = "by_hand.json"  # exists while the launcher `by_hand` waits for the ranks
+TURN_FILE = "turn.json"  # the turn that a run of a cohort has, or had last
 STOP_FILE = "stop.json"  # exists when the ranks under torchrun must end; says whether the run succeeded
 SRUN_HOSTS_FILE = "srun_hosts.txt"  # the node of each rank, where nodes have different numbers of ranks
 TRY_SPEC_FILE = "try.json"  # the spec of one try of a batch search: as spec.json it would look like an unfinished run
@@ -29,7 +30,7 @@ TRY_SPEC_FILE = "try.json"  # the spec of one try of a batch search: as spec.jso
 _RANK_TRACE = re.compile(r"trace(\d+)\.json\.gz")
 _TRY_FOLDER = re.compile(r"try_\d+(_again)?")
 # By these the parent and its ranks communicate; they are removed once result.json is written.
-TRANSIENT_FILES = ("progress*.json", "pid*.json", "exit*.json", "machine*.json", TORCHRUN_FILE, STOP_FILE)
+TRANSIENT_FILES = ("progress*.json", "pid*.json", "exit*.json", "machine*.json", TURN_FILE, TORCHRUN_FILE, STOP_FILE)
 OUTPUT_FILES = (
     "rank*.json", "rank*.log", "trace*.json.gz", f"{Path(MONITOR_FILE).stem}*", MPIRUN_LOG, SRUN_LOG, PLUGIN_LOG
 )  # fmt: skip
@@ -55,6 +56,11 @@ class WorkerExit:
 def rank_record_path(folder: Path, rank: int) -> Path:
     """Return the path of the record of a rank."""
     return folder / f"rank{rank}.json"
+
+
+def turn_path(folder: Path) -> Path:
+    """Return the path of the turn of a run that takes turns with others."""
+    return folder / TURN_FILE
 
 
 def rank_log_name(rank: int) -> str:

@@ -182,7 +182,9 @@ class MeasureSpec:
     hang_s: float = number_field(300.0, positive=True)  # a run without progress for so long is ended
     timeout_s: float = number_field(3600.0, positive=True)  # of the whole run
     repeats: int = number_field(1, at_least=1, at_most=1000)  # starts of each run; three or more give intervals
-    order: str = choice_field("listed", "random")  # of the runs of a sweep, within each repeat
+    # Of the runs of a sweep, within each repeat. auto: rounds where runs can take turns, else given.
+    order: str = choice_field("auto", "rounds", "given", "random")
+    slot_s: float = number_field(0.5, positive=True)  # of order=rounds: how long a run measures in each round
     cool_down_s: float = number_field(0.0, at_least=0, at_most=86_400)  # pause before each run of a sweep but the first
     monitor: bool = True  # sample devices, processes and the machine while it runs
     probes: bool = True  # after measuring throughput: where the time of a step goes
@@ -296,6 +298,7 @@ class RunSpec:
     unsupported: str | None = None  # why this well-formed run cannot happen here
     broken: str | None = None  # why it fails before any of its processes exists: the fault of a plugin
     broken_log: str = ""  # the traceback of that
+    cohort: str | None = None  # the runs that it takes turns with; its ranks park between slots
 
     @property
     def processes(self) -> int:

@@ -11,6 +11,7 @@ from scalebench.core.json_files import read_json, write_json
 from scalebench.core.run_folder import progress_path
 
 WRITE_INTERVAL_S = 0.5
+PARKED = "parked"  # the phase of a rank that waits for its turn
 
 
 @dataclass
@@ -27,6 +28,7 @@ class RankProgress:
     limit_s: float | None = None  # the most that this phase may take
     epoch: float | None = None  # of a training with a stop of its own: passes over its samples so far
     metric: str | None = None  # at the last point of its curve: `mse 0.0012`
+    turn: int | None = None  # number of the turn that is over, of a rank that is parked
 
 
 class ProgressFile:
@@ -42,6 +44,13 @@ class ProgressFile:
     def enter_phase(self, name: str, limit_s: float | None = None) -> None:
         """Write that a phase begins, which may take at most `limit_s`."""
         self._state = RankProgress(self._state.rank, self._state.pid, name, time.time(), limit_s=limit_s)
+        self._write()
+
+    def park(self, turn: int, steps: int, seconds: float) -> None:
+        """Write that this rank waits for its next turn, and how many steps it made in how many seconds in this one."""
+        self._state = RankProgress(
+            self._state.rank, self._state.pid, PARKED, time.time(), steps, elapsed_s=seconds, turn=turn
+        )
         self._write()
 
     def update(

@@ -21,6 +21,7 @@ from scalebench.measure.stopping_rule import Warmup, create_measure_phase, creat
 from scalebench.measure.timed_loop import BlockSeries, LoopPhase, TimedLoop, closable_iterator
 from scalebench.measure.timing import Clock
 from scalebench.measure.train_to_target import DivergenceCheck, TrainingRun
+from scalebench.measure.turns import Gate, SlotPhase
 from scalebench.strategies.base import NotMeasured, Strategy, probes_of
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
@@ -45,6 +46,7 @@ class Session:
     ) -> None:
         self.spec, self.strategy, self.record, self.progress = spec, strategy, record, progress
         self.probes = probes_of(strategy)
+        self._gate = Gate(progress.folder, progress) if spec.cohort is not None else None
         self._clock = clock  # for measurements; phases are marked by the time of day
 
     def run(self) -> None:
@@ -83,6 +85,9 @@ class Session:
         synchronous = self.spec.config.strategy.lockstep
         warmup = Warmup(self.strategy, settings, synchronous, self._report, self._clock)
         measure = create_measure_phase(self.strategy, settings, synchronous, self._report, self._clock)
+        if self._gate is not None:
+            slots = SlotPhase(self.strategy, settings, synchronous, self._gate, self._report, self._clock)
+            measure = slots.phase
         if training is not None:  # it ends at its stop, and not when throughput is precise enough
             measure = create_training_phase(
                 self.strategy, settings, training.steps_between_points, training.stop.seconds
@@ -105,6 +110,8 @@ class Session:
         self.record.block_s = measure.series.seconds
         self.record.block_samples = measure.series.samples
         self.record.block_losses = measure.series.losses
+        self.record.block_started_at_s = measure.series.started_at_s
+        self.record.block_rounds = measure.series.rounds
 
     def _on_phase(self, phase: LoopPhase) -> None:
         self._enter(phase.name, phase.limit_s)

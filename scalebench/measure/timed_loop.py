@@ -23,6 +23,8 @@ class BlockSeries:
     samples: list[int] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)  # mean per sample of each block
     step_losses: list[float | None] = field(default_factory=list)  # only with keep_step_losses
+    started_at_s: list[float] = field(default_factory=list)  # of each block, seconds since the epoch
+    rounds: list[int] = field(default_factory=list)  # of each block, where runs take turns
 
 
 class StepBlock(NamedTuple):
@@ -67,6 +69,8 @@ class LoopPhase:
     decide: Callable[[BlockSeries], bool]  # called after each block: True when the phase is over
     limit_s: float | None = None  # the most that it may take, for the progress line
     series: BlockSeries = field(default_factory=BlockSeries)
+    round: int | None = None  # of the cohort, where runs take turns
+    discarded_blocks: int = 0  # how many of the next blocks are not kept
 
 
 class TimedLoop:
@@ -93,7 +97,7 @@ class TimedLoop:
         self._keep_step_losses, self._clock, self._observer = keep_step_losses, clock, observer
         self._parts: list[LossPart | None] = []
         self._phase: LoopPhase | None = None
-        self._block_start_s = 0.0
+        self._block_start_s = self._started_at_s = 0.0
         self._block_steps = 0  # of the block that has begun
 
     def __iter__(self) -> Iterator[Any]:
@@ -119,6 +123,7 @@ class TimedLoop:
         limit = None if self._observer is None else self._observer.steps_left()
         self._block_steps = phase.series.steps if limit is None else min(phase.series.steps, limit)
         self._strategy.synchronize()
+        self._started_at_s = time.time()
         self._block_start_s = self._clock()
 
     def _end_block(self, phase: LoopPhase) -> None:
@@ -126,12 +131,14 @@ class TimedLoop:
         block = self._fetch_block(self._clock() - self._block_start_s)
         if self._observer is not None:
             self._observer.on_block(block)
-        is_full = block.steps == phase.series.steps  # figures are over blocks of equal length
-        if is_full:
-            self._keep_block(phase.series, block)
+        is_kept = block.steps == phase.series.steps  # figures are over blocks of equal length
+        if is_kept and phase.discarded_blocks:
+            phase.discarded_blocks, is_kept = phase.discarded_blocks - 1, False
+        if is_kept:
+            self._keep_block(phase, block)
         if self._observer is not None and self._observer.over:
             self._phase = None
-        elif is_full and phase.decide(phase.series):
+        elif is_kept and phase.decide(phase.series):
             self._next_phase()
         if self._phase is not None:
             self._start_block(self._phase)
@@ -149,7 +156,10 @@ class TimedLoop:
         self._parts = []
         return block
 
-    def _keep_block(self, series: BlockSeries, block: StepBlock) -> None:
+    def _keep_block(self, phase: LoopPhase, block: StepBlock) -> None:
+        series = phase.series
+        series.started_at_s.append(self._started_at_s)
+        series.rounds += [] if phase.round is None else [phase.round]
         series.seconds.append(block.seconds)
         series.samples.append(block.samples)
         series.losses.append(block.loss)

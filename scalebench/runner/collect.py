@@ -110,6 +110,7 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
         flags=[*spec.flags, *training, *parts.machines.flags, *parts.monitor.flags],
         scheduler=parts.scheduler,
         other_machines=parts.machines.others,
+        cohort=spec.cohort,
         trace=MERGED_TRACE_FILE if parts.merged_traces else None,
     )
 

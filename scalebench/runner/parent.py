@@ -31,12 +31,17 @@ from scalebench.runner import launchers, max_batch, trace_merge
 from scalebench.runner.collect import ResultParts, RunId, RunOutcome, assemble_result, classify_exit, read_ranks
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.supervise import WORKER, OnProgress
+from scalebench.runner.turns import Turns
 
 
 def run_spec(
-    spec: RunSpec, folder: Path, on_progress: OnProgress = lambda progress: None, module: str = WORKER
+    spec: RunSpec,
+    folder: Path,
+    on_progress: OnProgress = lambda progress: None,
+    module: str = WORKER,
+    turns: Turns | None = None,
 ) -> Result:
-    """Run `spec` in `folder` and leave its result.json there.
+    """Run `spec` in `folder` and leave its result.json there; with `turns`, beside the other runs of its cohort.
 
     Raises InputError when the folder already holds a result, OSError when it cannot be written, and
     KeyboardInterrupt, after the result is written, when it was cancelled.
@@ -52,7 +57,7 @@ def run_spec(
         return started.finish(RunOutcome("unsupported", reason))
     remove_leftovers(folder)
     try:
-        outcome = started.launch(on_progress, module)
+        outcome = started.launch(on_progress, module, turns)
     except KeyboardInterrupt:
         started.finish(RunOutcome("cancelled", "cancelled while it ran"))
         raise
@@ -74,14 +79,16 @@ class StartedRun:
     monitor: MonitorProcess | None = None
     search: max_batch.BatchSearch | None = None
 
-    def launch(self, on_progress: OnProgress, module: str) -> RunOutcome:
+    def launch(self, on_progress: OnProgress, module: str, turns: Turns | None = None) -> RunOutcome:
         """Run the ranks, once or for each try of a batch search."""
         if self.spec.config.measure.search == max_batch.MAX_BATCH_SEARCH:
             self.search = max_batch.BatchSearch(self.spec, self.folder)
             return self.search.run(lambda *trial: _launch_once(self.id.id, module, *trial), on_progress)
         self.monitor = MonitorProcess(self.spec, self.folder, local=not nodes.has_node_reports(self.spec))
+        if turns is not None:
+            turns.monitor = self.monitor
         with self.monitor:
-            return _launch_once(self.id.id, module, self.spec, self.folder, on_progress)
+            return _launch_once(self.id.id, module, self.spec, self.folder, on_progress, turns)
 
     def finish(self, outcome: RunOutcome) -> Result:
         """Write result.json, which Ctrl-C and SIGTERM do not interrupt, and return it."""
@@ -116,11 +123,13 @@ class StartedRun:
         )
 
 
-def _launch_once(run_id: str, module: str, spec: RunSpec, folder: Path, on_progress: OnProgress) -> RunOutcome:
+def _launch_once(
+    run_id: str, module: str, spec: RunSpec, folder: Path, on_progress: OnProgress, turns: Turns | None = None
+) -> RunOutcome:
     """Launch the ranks once, and return how that ended."""
     kills_before = machine.oom_kills()
     try:
-        ended = launchers.launch(spec, folder, run_id, on_progress, module)
+        ended = launchers.launch(spec, folder, run_id, on_progress, module, turns)
     except StartError as error:
         return RunOutcome("failed", f"the processes could not be started: {error.strerror or error}")
     ranks = read_ranks(folder, spec.processes)

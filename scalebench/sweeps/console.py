@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from scalebench.analysis.load import Survey
     from scalebench.report.sections.attribution import AttributionRecords
     from scalebench.runner.jobs import QueueState
+    from scalebench.sweeps.cohort import CohortProgress
 
 MAX_BASELINE_COMMANDS = 3  # below a table
 MAX_UNREADABLE_LINES = 10  # files named one by one
@@ -78,6 +79,21 @@ class Console:
         with self.rich.status(escape_markup(head)) as status:
             yield lambda ranks: status.update(
                 escape_markup(f"{head}  {describe_progress(ranks)}{_parenthesize(time_left())}")
+            )
+
+    @contextlib.contextmanager
+    def show_cohort(
+        self, number: int, runs: int, planned: int, time_left: Callable[[], str] = lambda: ""
+    ) -> Iterator[Callable[[CohortProgress], None]]:
+        """Show the progress line of `runs` runs that take turns; the yielded function updates it."""
+        head = f"[{number}-{number + runs - 1}/{planned}] {runs} runs in turns"
+        if not self.rich.is_terminal:
+            self.print_line(f"{head} ...{_parenthesize(time_left())}")
+            yield lambda progress: None
+            return
+        with self.rich.status(escape_markup(head)) as status:
+            yield lambda progress: status.update(
+                escape_markup(f"{head}  {describe_cohort(progress)}{_parenthesize(time_left())}")
             )
 
     @contextlib.contextmanager
@@ -267,6 +283,17 @@ def describe_progress(ranks: list[RankProgress]) -> str:
     if first.limit_s is not None:
         parts.append(f"at most {max(0.0, first.limit_s - first.elapsed_s):.0f} s left")
     return ", ".join(parts)
+
+
+def describe_cohort(progress: CohortProgress) -> str:
+    """Return a line such as `round 12, ddp_gloo gpus=2 leads: 1.43 [1.40, 1.46], at most 35 s left`."""
+    if not progress.round or progress.seconds_left is None:
+        return f"{progress.label}: {describe_progress(progress.ranks)}"
+    parts = [f"round {progress.round}"]
+    if progress.leader is not None and progress.ratio is not None:
+        ratio = progress.ratio
+        parts.append(f"{progress.leader} leads: {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]")
+    return ", ".join([*parts, f"at most {progress.seconds_left:.0f} s left"])
 
 
 def describe_queue_counts(queue: QueueState) -> str:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from scalebench.core.sweep_file import PlannedRun, SweepRecord, new_sweep_record, write_sweep
 from scalebench.sweeps.console import format_repeat
-from scalebench.sweeps.plan import SweepRun
+from scalebench.sweeps.plan import SweepRun, cohort_key
 from scalebench.sweeps.time_budget import select_affordable
 from scalebench.sweeps.time_estimate import TimeEstimate, format_about
+
+MAX_COHORT_RUNS = 16  # a round should be short beside the changes of the machine
 
 
 class Sweep:
@@ -32,6 +34,7 @@ class Sweep:
         self.folder, self.report, self._clock, self._started_s = folder, report, clock, clock()
         self._limit_s = math.inf if max_minutes is None else 60 * max_minutes
         self._estimate = TimeEstimate()
+        self._by_itself: set[int] = set()  # positions of runs that could not take turns
         self._remaining: list[SweepRun] = []  # runs after the current one that fit into the time
         self._current: tuple[float, float] | None = None  # (start, expected seconds) of the current run
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -43,12 +46,14 @@ class Sweep:
         first: int,
         jobs: Sequence[int] = (),
         follow: Callable[[Sequence[int]], Iterator[int]] = iter,
+        take_turns: Callable[[Sequence[int]], Iterator[int]] = iter,
     ) -> Iterator[tuple[int, SweepRun]]:
         """Yield (number, run) for each run to be done, in order, numbered from `first`. Runs that do not fit into the
         time wait for the end and are then left out. A run that has begun is finished.
 
         `jobs` are the positions in `planned` of runs that a scheduler does: `follow` yields each as it ends, and the
-        others begin when all of them have ended.
+        others begin when all of them have ended. Runs with the same cohort_key are given to `take_turns`, which yields
+        those that have ended; the others get another chance, and are then done by themselves.
         """
         plan = [
             PlannedRun(n, run.spec.label + format_repeat(run.spec), *run.key) for n, run in enumerate(planned, first)
@@ -65,13 +70,34 @@ class Sweep:
             affordable = select_affordable([specs[position] for position in rest], specs, costs_s, left_s)
             if not affordable:
                 break
-            self._remaining = [planned[rest[number]] for number in affordable[1:]]
-            position = rest.pop(affordable[0])
-            with self._record_duration(planned[position]):
-                yield first + position, planned[position]
+            unit = self._next_unit([rest[number] for number in affordable], planned)
+            self._remaining = [planned[rest[number]] for number in affordable if rest[number] not in unit]
+            if len(unit) > 1:
+                with self._record_duration([planned[position] for position in unit]):
+                    done = list(take_turns(unit))
+                self._by_itself.update(unit if not done else ())
+                rest = [position for position in rest if position not in done]
+                yield from ((first + position, planned[position]) for position in done)
+                continue
+            rest.remove(unit[0])
+            with self._record_duration([planned[unit[0]]]):
+                yield first + unit[0], planned[unit[0]]
         for position in rest:
             plan[position].left_out = True
         self._write()
+
+    def _next_unit(self, affordable: Sequence[int], planned: Sequence[SweepRun]) -> list[int]:
+        """Return the positions of the next run and of those that take turns with it, the reference first."""
+        first = affordable[0]
+        key = self._cohort_key(first, planned)
+        if key is None:
+            return [first]
+        unit = [position for position in affordable if self._cohort_key(position, planned) == key]
+        return sorted(unit, key=lambda position: not planned[position].is_bare)[:MAX_COHORT_RUNS]
+
+    def _cohort_key(self, position: int, planned: Sequence[SweepRun]) -> object:
+        run = planned[position]
+        return None if run.earlier is not None or position in self._by_itself else cohort_key(run.spec)
 
     def format_time_left(self) -> str:
         """Format the time that the sweep will take from now on; empty for its last run."""
@@ -95,13 +121,14 @@ class Sweep:
         self._write()
 
     @contextlib.contextmanager
-    def _record_duration(self, run: SweepRun) -> Iterator[None]:
+    def _record_duration(self, runs: Sequence[SweepRun]) -> Iterator[None]:
         started_s = self._clock()
-        self._current = (started_s, self._cost_s(run))
+        self._current = (started_s, sum(map(self._cost_s, runs)))
         yield
         self._current = None
-        if run.earlier is None and run.spec.starts:
-            self._estimate.record_duration(run.spec, self._clock() - started_s)
+        for run in runs:
+            if run.earlier is None and run.spec.starts:
+                self._estimate.record_duration(run.spec, (self._clock() - started_s) / len(runs))
 
     def _cost_s(self, run: SweepRun) -> float:
         return 0.0 if run.earlier is not None else self._estimate.total_s([run.spec])

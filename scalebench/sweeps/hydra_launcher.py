@@ -58,7 +58,8 @@ class SweepLauncher(Launcher):
         settings = self._config.sweep
         sweep = self.session.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report)
         follow = partial(self._follow_jobs, planned, initial_job_idx, sweep_dir)
-        runs = sweep.iterate(planned, initial_job_idx, jobs, follow)
+        take_turns = partial(self._take_turns, planned, initial_job_idx, sweep_dir)
+        runs = sweep.iterate(planned, initial_job_idx, jobs, follow, take_turns)
         return [self._run(run, number, sweep_dir) for number, run in runs]
 
     def resolve_run(self, overrides: Sequence[str]) -> RunSpec:
@@ -85,6 +86,21 @@ class SweepLauncher(Launcher):
                 _copy_earlier_run(run.folder, folders[run.number])
                 self.session.collected[folders[run.number]] = result
             yield run.number
+
+    def _take_turns(
+        self, planned: Sequence[plan.SweepRun], first: int, sweep_dir: Path, positions: Sequence[int]
+    ) -> Iterator[int]:
+        """Do these runs side by side. Yield the position of each that has ended; the others have left nothing."""
+        folders = {n: self._configure(planned[n], first + n, sweep_dir)[1] for n in positions}
+        if self._config.resume:
+            for folder in folders.values():
+                shutil.rmtree(folder, ignore_errors=True)  # of a run that was not successful
+        if self._is_warm:
+            self.session.cool_down(max(planned[n].spec.config.measure.cool_down_s for n in positions))
+        self._is_warm = True
+        for position, result in self.session.run_cohort([(n, planned[n].spec, folders[n]) for n in positions]):
+            self.session.collected[folders[position]] = result
+            yield position
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
         return self._context.config_loader.load_sweep_config(self._config, list(overrides))

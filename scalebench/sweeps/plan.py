@@ -18,7 +18,9 @@ from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.core.spec import RunSpec
+from scalebench.core.spec import RunSpec, has_stop
+
+TURN_LAUNCHERS = ("local", "mpi")
 
 
 @dataclass
@@ -33,6 +35,12 @@ class SweepRun:
 
     def __post_init__(self) -> None:
         self.key = (self.spec.fingerprint, self.spec.config.repeat)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is a baseline without a wrapper, on one device."""
+        strategy = self.spec.config.strategy
+        return strategy.baseline == strategy.name and self.spec.gpus == 1
 
     @property
     def repeats(self) -> int:
@@ -78,7 +86,9 @@ def plan_sweep(overrides: Sequence[Sequence[str]], compose: Compose) -> list[Swe
             missing = [baseline for baseline in repeated if baseline.key not in requested_keys]
             for each in (*missing, run.with_repeat(repeat)):
                 planned.setdefault(each.key, each)
-    return _order_runs(list(planned.values()))
+    runs = _order_runs(list(planned.values()))
+    check_rounds(runs)
+    return runs
 
 
 def _check_repeat(run: SweepRun) -> None:
@@ -96,6 +106,48 @@ def _order_runs(runs: list[SweepRun]) -> list[SweepRun]:
     shuffled = list(runs)
     random.Random(runs[0].spec.config.seed).shuffle(shuffled)
     return sorted(shuffled, key=lambda run: run.spec.config.repeat)
+
+
+def cohort_key(spec: RunSpec) -> tuple[int, str, str] | None:
+    """Return a key that is equal for runs of a sweep that take turns with each other; None for one that takes none."""
+    settings = spec.config.measure
+    if not spec.starts or spec.config.debug or settings.order not in ("auto", "rounds") or turns_reason(spec):
+        return None
+    return spec.config.repeat, spec.config.model.name, spec.config.hardware.name
+
+
+def turns_reason(spec: RunSpec) -> str | None:
+    """Return why a run is always measured by itself; None where it can take turns with others."""
+    config = spec.config
+    if has_stop(config.train.stop):
+        return "it trains to a stop"
+    if config.measure.search != "none":
+        return "it searches for a batch size"
+    if config.strategy.launcher not in TURN_LAUNCHERS:
+        return f"its ranks are started {config.strategy.launcher.replace('_', ' ')}"
+    if config.hardware.scheduler == "slurm" and not config.hardware.this_machine:
+        return "each run is a job of its own"
+    if config.hardware.hosts:
+        return "its ranks are on several hosts"
+    return None
+
+
+def check_rounds(planned: Sequence[SweepRun]) -> None:
+    """Raise InputError where measure.order=rounds cannot be what happens."""
+    requested = [run.spec for run in planned if run.spec.config.measure.order == "rounds" and run.spec.starts]
+    for spec in requested:
+        settings, reason = spec.config.measure, turns_reason(spec)
+        if reason is not None:
+            raise InputError(f"measure.order=rounds: {spec.label} cannot take turns, since {reason}; leave it out")
+        if settings.slot_s > settings.max_s:
+            raise InputError(
+                f"measure.slot_s={settings.slot_s:g} is longer than measure.max_s={settings.max_s:g}, the time that "
+                "each run has in all rounds"
+            )
+    keys = [cohort_key(run.spec) for run in planned]
+    for spec in requested:
+        if keys.count(cohort_key(spec)) == 1:
+            raise InputError(f"measure.order=rounds: {spec.label} has no other run to take turns with; leave it out")
 
 
 def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> list[SweepRun]:

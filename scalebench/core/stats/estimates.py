@@ -274,6 +274,20 @@ def precise_enough(seconds: npt.ArrayLike, samples: npt.ArrayLike, target: float
     return throughput is not None and throughput.relative_half_width() < target
 
 
+def estimate_ratio_over_rounds(rates: npt.ArrayLike, reference_rates: npt.ArrayLike) -> Estimate | None:
+    """Estimate the ratio of two throughputs that were measured in the same rounds; None for fewer than 2 rounds.
+
+    The value is the geometric mean of the ratios within rounds, so that a change of the machine that lasts for a round
+    cancels. The interval is over these rounds: it holds for the two processes that were measured, and says nothing
+    about another start of them. Rates are positive, in any unit.
+
+    Source: Box, Hunter and Hunter 2005, "Statistics for Experimenters", chapter 3 (paired comparisons in blocks).
+    """
+    differences = np.log(as_series(rates)) - np.log(as_series(reference_rates))
+    mean = estimate_mean(differences)
+    return None if mean is None else Estimate(*(math.exp(part) for part in (mean.value, mean.low, mean.high)))
+
+
 def divide_estimates(a: Estimate, b: Estimate) -> Estimate:
     """Return a / b for independent estimates at the same confidence.
 

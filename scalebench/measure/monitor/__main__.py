@@ -1,5 +1,5 @@
 """The process that samples: `python -m scalebench.measure.monitor FOLDER [NODE]`. On SIGTERM it writes its series and
-ends.
+ends. While its run is parked it takes no samples: from SIGUSR1 to SIGUSR2.
 
 With the number of a node it is that node's monitor, where the agents of other ranks run beside its parent.
 
@@ -28,6 +28,7 @@ SLOW_INTERVAL_S = 1.0  # the same, for what NVML takes long to count
 NICENESS = 10  # of 19: behind the ranks, yet not so far that it would miss entire seconds
 ROWS_BEFORE_SLOWING = 1_000_000  # 24 MB, a quarter of an hour of eight GPUs; after each as many, half as often
 END_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+PAUSE, RESUME = signal.SIGUSR1, signal.SIGUSR2
 
 
 class Sampler:
@@ -95,7 +96,7 @@ class Sampler:
 def main(argv: list[str]) -> int:
     """Sample until a signal to end, then write the series. Return 1, with the reason as last line on stderr, when it
     could not be written."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*END_SIGNALS, PAUSE, RESUME})
     folder, node = Path(argv[0]), int(argv[1]) if len(argv) > 1 else None
     parent = int(os.environ.get("SCALEBENCH_PARENT_PID", os.getppid()))
     exit_with_parent.tie_to_parent(parent, signal.SIGKILL)
@@ -103,9 +104,13 @@ def main(argv: list[str]) -> int:
     sampler = Sampler(folder, parent, node)
     while True:
         sampler.sample()
-        if signal.sigtimedwait(END_SIGNALS, sampler.seconds_to_next()) is not None:
+        received = signal.sigtimedwait({*END_SIGNALS, PAUSE}, sampler.seconds_to_next())
+        if received is None:
+            continue
+        sampler.sample_all()  # counters reach to the end of the slot, and begin anew with the next one
+        if received.si_signo in END_SIGNALS or signal.sigwait({*END_SIGNALS, RESUME}) in END_SIGNALS:
             break
-    sampler.sample_all()
+        sampler.sample_all()
     try:
         sampler.rows.write(monitor_path(folder, node or 0))
     except Exception as error:

@@ -42,6 +42,17 @@ class MonitorProcess:
         """Return the process id of the monitor; None where there is none."""
         return None if self._process is None else self._process.pid
 
+    def pause(self) -> None:
+        """Take no samples until `resume`."""
+        self._signal(signal.SIGUSR1)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGUSR2)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
     def __enter__(self) -> MonitorProcess:
         if self._enabled:
             try:
@@ -67,7 +78,7 @@ class MonitorProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         env = {**os.environ, "SCALEBENCH_PARENT_PID": str(os.getpid())}
         # The child inherits blocked signals, and waits for them: none can end it before it is ready.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
         try:
             return subprocess.Popen(
                 self._command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,

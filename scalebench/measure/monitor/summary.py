@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,13 +16,22 @@ IDLE_REASON = "gpu_idle"
 
 def measured_window(rank: RankRecord | None) -> TimeWindow | None:
     """Return the window from the start of the measured phase to that of the next one, by this rank's marks, without the
-    evaluations during a training; None where nothing was measured."""
+    evaluations during a training; of a run that took turns its slots. None where nothing was measured."""
     begin_s = rank.marks_s.get("measure") if rank is not None else None
     if rank is None or begin_s is None:
         return None
     end_s = min((mark_s for mark_s in rank.marks_s.values() if mark_s > begin_s), default=None)
+    if slots := _slots(rank):
+        return TimeWindow(slots[0][0], slots[-1][1], tuple((a[1], b[0]) for a, b in itertools.pairwise(slots)))
     evaluations = tuple((point.at_s, point.at_s + point.evaluate_s) for point in rank.curve)
     return None if end_s is None else TimeWindow(begin_s, end_s, evaluations)
+
+
+def _slots(rank: RankRecord) -> list[tuple[float, float]]:
+    """Return (begin, end) of what each slot measured, in seconds since the epoch; an empty list without turns."""
+    blocks = zip(rank.block_rounds, rank.block_started_at_s, rank.block_s, strict=False)
+    slots = [list(slot) for _, slot in itertools.groupby(blocks, key=lambda block: block[0])]
+    return [(slot[0][1], slot[-1][1] + slot[-1][2]) for slot in slots]
 
 
 def summarize_monitor(

@@ -65,6 +65,9 @@ class Child:
     def alive(self) -> bool:
         return self.process.poll() is None
 
+    def signal_worker(self, sign: signal.Signals) -> None:
+        self.signal(sign)
+
     def signal(self, sign: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getpgid(0) == _process_group(self.process):

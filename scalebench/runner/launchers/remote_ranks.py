@@ -77,14 +77,19 @@ class RemoteRank:
         local = self._local
         return local is not None and (_process_runs(local.worker) or _process_runs(local.agent))
 
+    def signal_worker(self, sign: signal.Signals) -> None:
+        local = self._local
+        if local is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(local.worker, sign)
+
     def signal(self, sign: signal.Signals) -> None:
         """Signal the worker with its children at once, whatever state its agent is in."""
         self._update()
         local = self._local
         if local is None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(local.worker, sign)
+        self.signal_worker(sign)
         if sign != signal.SIGUSR1:  # which the agent would forward a second time
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(local.agent, sign)

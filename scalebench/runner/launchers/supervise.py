@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from scalebench.core.process import POLL_INTERVAL_S, cancelled, wait_until
 from scalebench.core.spec import RunSpec
 from scalebench.measure.progress import RankProgress, read_progress
+from scalebench.runner.turns import Turns
 
 PROGRESS_INTERVAL_S = 0.5  # between two reads of the progress files
 STACK_LIMIT_S = 0.3  # for a rank to write its stack
@@ -32,6 +33,7 @@ class LaunchRequest:
     run_id: str
     on_progress: OnProgress = lambda progress: None  # called regularly while they run
     module: str = WORKER  # run by each rank, with the folder as its argument
+    turns: Turns | None = None  # of a run that takes turns with others
 
 
 class Launcher(Protocol):
@@ -76,7 +78,9 @@ class RankProcess(Protocol):
 
     def alive(self) -> bool: ...
 
-    def signal(self, sign: signal.Signals) -> None: ...  # to it and to the processes that it started
+    def signal_worker(self, sign: signal.Signals) -> None: ...  # to it and to the processes that it started
+
+    def signal(self, sign: signal.Signals) -> None: ...  # likewise, and to the agent that started it
 
 
 P = TypeVar("P", bound=RankProcess)
@@ -132,6 +136,8 @@ def supervise(
     start_s = time.monotonic() - (time.time() - started_at_s)
     try:
         start()
+        if request.turns is not None:
+            request.turns.attach(group.members)
         died_first, timeout, broken = _watch(request, group)
         timeout_at_s = None if timeout is None else time.time()
         stopped = [] if timeout is None else _stopped(group.members)
@@ -175,10 +181,15 @@ def _watch(request: LaunchRequest, group: RankGroup[P]) -> tuple[list[int], str 
         if failed:
             wait_until(lambda: all(member.poll() is not None for member in measuring), FOLLOW_LIMIT_S)
             return group.first_failed(failed), None, None
+        if request.turns is not None and request.turns.refused:
+            return [], None, "its processes could not be stopped, and so cannot take turns"
         timeout = limits.exceeded()
         if timeout is not None:
             return [], timeout, None
-        time.sleep(POLL_INTERVAL_S)
+        if request.turns is None:
+            time.sleep(POLL_INTERVAL_S)
+        else:
+            request.turns.sleep()
 
 
 class _Limits:
@@ -187,12 +198,13 @@ class _Limits:
     def __init__(self, request: LaunchRequest) -> None:
         self._request, self._settings = request, request.spec.config.measure
         self._limited = not request.spec.config.debug
-        self._begin_s = self._changed_s = self._read_s = time.monotonic()
+        self._clock = time.monotonic if request.turns is None else request.turns.awake_s
+        self._begin_s = self._changed_s = self._read_s = self._clock()
         self._last_progress: list[tuple[int, float]] = []
 
     def exceeded(self) -> str | None:
         """Return why the group must be ended, if it must."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s - self._read_s >= PROGRESS_INTERVAL_S:
             self._read_s = now_s
             ranks = [read_progress(self._request.folder, rank) for rank in range(self._request.spec.processes)]

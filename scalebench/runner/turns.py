@@ -1,0 +1,166 @@
+"""The turns of one run among others that are alive at the same time: its processes are parked and continued."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalebench.core.process import POLL_INTERVAL_S, cancelled
+from scalebench.core.spec import RunSpec
+from scalebench.measure.monitor.monitor_process import MonitorProcess
+from scalebench.measure.progress import PARKED, RankProgress, read_progress
+from scalebench.measure.turns import Turn, grant_turn
+
+if TYPE_CHECKING:
+    from scalebench.runner.launchers.supervise import RankProcess
+
+GATE_INTERVAL_S = 0.002  # between two looks for the end of a slot, from its planned end on
+STOP_LIMIT_S = 2.0  # for the kernel to stop the processes of a run
+PARKED_INTERVAL_S = 0.2  # between two looks at processes that are parked
+
+
+class Turns:
+    """The turns of one run. The thread that supervises its processes and the one that conducts the cohort share it.
+
+    The conductor waits for the gate (`await_gate`), parks the run there (`park`) and grants its turns (`grant`). A run
+    that ended, however that came, is `over` for it.
+    """
+
+    def __init__(self, spec: RunSpec, folder: Path) -> None:
+        self._folder = folder
+        self._measuring = [place.rank for place in spec.places if place.rank not in spec.services]
+        self._members: Sequence[RankProcess] = ()
+        self.monitor: MonitorProcess | None = None  # of this host, which is parked with the run
+        self._turn = Turn(0)
+        self._granted_at_s = 0.0
+        self._changed = threading.Condition()
+        self._parked_since_s: float | None = None
+        self._parked_s = 0.0  # in earlier pauses
+        self.over = False
+        self.refused = False  # its processes did not stop
+
+    # For the supervisor.
+
+    def attach(self, members: Sequence[RankProcess]) -> None:
+        """Register the processes of the run when they have been started."""
+        self._members = members
+
+    def awake_s(self) -> float:
+        """Return the time of a clock that stands still while the run is parked, in seconds."""
+        with self._changed:
+            now_s = time.monotonic()
+            return now_s - self._parked_s - (0.0 if self._parked_since_s is None else now_s - self._parked_since_s)
+
+    def sleep(self) -> None:
+        """Sleep until the next look at the processes, which is sooner when the run is not parked."""
+        with self._changed:
+            self._changed.wait(POLL_INTERVAL_S if self._parked_since_s is None else PARKED_INTERVAL_S)
+
+    def end(self) -> None:
+        """Register that the run has ended."""
+        with self._changed:
+            self.over = True
+            self._changed.notify_all()
+
+    # For the conductor.
+
+    def await_gate(self) -> list[RankProgress]:
+        """Wait until all ranks that measure are at their gate, and return what they report; an empty list when the run
+        is over. Raises KeyboardInterrupt when the program is cancelled."""
+        while not self.over:
+            if cancelled.is_set():
+                raise KeyboardInterrupt
+            reports = self._read_reports()
+            if reports:
+                return reports
+            slot_s = self._turn.slot_s
+            until_end_s = 0.0 if slot_s is None else self._granted_at_s + slot_s - time.monotonic()
+            in_slot = slot_s is not None
+            self._wait(
+                min(until_end_s, PARKED_INTERVAL_S)
+                if until_end_s > 0
+                else (GATE_INTERVAL_S if in_slot else POLL_INTERVAL_S)
+            )
+        return []
+
+    def park(self) -> bool:
+        """Stop all processes of the run, which wait at the gate. Return False if they have not stopped in time."""
+        with self._changed:
+            for member in self._members:
+                member.signal_worker(signal.SIGSTOP)
+            if self.monitor is not None:
+                self.monitor.pause()
+            self._parked_since_s = time.monotonic()
+        deadline_s = time.monotonic() + STOP_LIMIT_S
+        while not all(map(_is_stopped, self._members)):
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(GATE_INTERVAL_S)
+        return True
+
+    def refuse(self) -> None:
+        """Have the supervisor end the run, whose processes did not stop."""
+        with self._changed:
+            self.refused = True
+            self._parked_since_s = None
+            self._changed.notify_all()
+
+    def await_end(self) -> None:
+        """Wait until the run has ended. Raises KeyboardInterrupt when the program is cancelled."""
+        while not self.over:
+            if cancelled.is_set():
+                raise KeyboardInterrupt
+            self._wait(PARKED_INTERVAL_S)
+
+    def resident_bytes(self) -> int | None:
+        """Return the anonymous memory of its largest process on this host; None where it cannot be read."""
+        import psutil
+
+        sizes = []
+        for member in self._members:
+            with contextlib.suppress(psutil.Error):
+                if member.pid is not None:
+                    memory = psutil.Process(member.pid).memory_info()
+                    sizes.append(memory.rss - memory.shared)
+        return max(sizes, default=None)
+
+    def grant(self, slot_s: float | None, round: int = 0) -> None:
+        """Continue the parked run for a slot of so many seconds, or to its end."""
+        self._turn = Turn(self._turn.number + 1, slot_s, round)
+        grant_turn(self._folder, self._turn)
+        with self._changed:
+            if self._parked_since_s is not None:
+                self._parked_s += time.monotonic() - self._parked_since_s
+                self._parked_since_s = None
+            self._granted_at_s = time.monotonic()
+            if self.monitor is not None:
+                self.monitor.resume()
+            for member in self._members:
+                member.signal_worker(signal.SIGCONT)
+            self._changed.notify_all()
+
+    def _wait(self, seconds: float) -> None:
+        with self._changed:
+            if not self.over:
+                self._changed.wait(seconds)
+
+    def _read_reports(self) -> list[RankProgress]:
+        reports = []
+        for rank in self._measuring:
+            report = read_progress(self._folder, rank)
+            if report is None or report.phase != PARKED or report.turn != self._turn.number:
+                return []
+            reports.append(report)
+        return reports
+
+
+def _is_stopped(member: RankProcess) -> bool:
+    """Return whether a process is stopped, or has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{member.pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t", b"Z", b"X")
+    return True

@@ -1,0 +1,217 @@
+"""A cohort: runs of a sweep that are alive at once and take turns, so that the machine's changes cancel between them.
+
+Each run is started, set up and warmed up while the others are parked. Then come rounds, in which each has one slot, in
+random order. Evaluation and probes follow, one run after the other.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psutil
+
+from scalebench.core.process import cancelled
+from scalebench.core.result import Result
+from scalebench.core.spec import RunSpec
+from scalebench.core.stats.estimates import Estimate, estimate_ratio_over_rounds
+from scalebench.measure.progress import RankProgress
+from scalebench.runner.parent import run_spec
+from scalebench.runner.turns import Turns
+
+FIRST_LOOK_ROUNDS = 8  # at the precision of the ratios; then at each doubling, since every look is another chance
+FREE_MEMORY_SHARE = 0.1  # of the host's memory, left free when a cohort grows
+# Rough anonymous memory of one process by framework, before any run of the cohort has shown its own.
+PROCESS_BYTES = {"none": 50 << 20, "torch": 500 << 20, "tensorflow": 900 << 20}
+
+
+@dataclass
+class CohortProgress:
+    """The state of a cohort between two slots, for the progress line."""
+
+    runs: int
+    round: int = 0
+    label: str = ""  # of the run that is awake
+    ranks: list[RankProgress] = field(default_factory=list)  # its progress while it starts or ends
+    leader: str | None = None  # the run with the highest ratio to the reference so far
+    ratio: Estimate | None = None
+    seconds_left: float | None = None  # at most, of the rounds
+
+
+OnProgress = Callable[[CohortProgress], None]
+
+
+class Member:
+    """One run of a cohort. A thread of its own supervises it, since a rank ends with the thread that started it."""
+
+    def __init__(self, number: int, spec: RunSpec, folder: Path, cohort: str) -> None:
+        self.number, self.folder = number, folder
+        self.spec = replace(spec, cohort=cohort)
+        self.turns = Turns(self.spec, folder)
+        self.rates: dict[int, float] = {}  # samples/s by round
+        self.measured_s = 0.0
+        self.result: Result | None = None
+        self.error: BaseException | None = None
+        self.refused = False  # its processes did not stop
+        self._thread = threading.Thread(target=self._run, name=f"run {number}")
+        self.on_progress: Callable[[list[RankProgress]], None] = lambda ranks: None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the run has ended and its result is written."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self.result = run_spec(self.spec, self.folder, lambda ranks: self.on_progress(ranks), turns=self.turns)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.turns.end()
+
+    def record_slot(self, round: int, reports: Sequence[RankProgress]) -> None:
+        """Record the throughput of a slot from what its ranks report."""
+        if self.spec.config.strategy.lockstep:
+            reports = [reports[0]]
+        steps_per_s = [report.steps / report.elapsed_s for report in reports if report.elapsed_s > 0]
+        if steps_per_s:
+            self.rates[round] = sum(steps_per_s) / len(reports) * self.spec.global_batch
+        self.measured_s += max(report.elapsed_s for report in reports)
+
+
+class Cohort:
+    """Conducts the runs of a cohort from their start to their end."""
+
+    def __init__(self, runs: Sequence[tuple[int, RunSpec, Path]], on_progress: OnProgress) -> None:
+        """`runs` are (number, spec, folder) of each; the first of them is the reference of the ratios."""
+        self.id = uuid.uuid4().hex[:12]
+        self.members = [Member(number, spec, folder, self.id) for number, spec, folder in runs]
+        self.alone: list[int] = []  # numbers of runs that cannot take turns, and have left no result
+        self._settings = self.members[0].spec.config.measure
+        self._random = random.Random(self.members[0].spec.config.seed)
+        self._progress, self._on_progress = CohortProgress(len(runs)), on_progress
+
+    def run(self) -> Iterator[tuple[int, Result]]:
+        """Yield (number, result) of each run that has ended, when all have. Those that were not started, for lack of
+        memory, are left out. Raises KeyboardInterrupt, after the results are written, when it was cancelled."""
+        started: list[Member] = []
+        try:
+            self._start(started)
+            self._do_rounds([member for member in started if not member.turns.over])
+            self._finish([member for member in started if not member.turns.over])
+        except BaseException:
+            cancelled_here = not cancelled.is_set()
+            cancelled.set()  # each thread ends its run
+            for member in started:
+                member.join()
+            if cancelled_here:
+                cancelled.clear()
+            raise
+        for member in started:
+            member.join()
+            if member.error is not None:
+                raise member.error
+            if member.result is not None and not member.refused:
+                yield member.number, member.result
+
+    def _start(self, started: list[Member]) -> None:
+        """Start the runs one by one, as many as fit beside each other, each up to its gate."""
+        for member in self.members:
+            if started and not self._fits(member, started):
+                return
+            member.on_progress = self._show_ranks
+            self._show(label=member.spec.label)
+            started.append(member)
+            member.start()
+            if member.turns.await_gate():
+                self._park(member)
+            elif len(started) > 1 and _ran_out_of_memory(member):
+                started.pop()
+                return
+
+    def _do_rounds(self, members: list[Member]) -> None:
+        limit_s = sum(member.spec.config.measure.max_s for member in members)
+        begin_s, number, look = time.monotonic(), 0, FIRST_LOOK_ROUNDS
+        while members:
+            elapsed_s = time.monotonic() - begin_s
+            if number and elapsed_s + elapsed_s / number > limit_s:  # one more would be too long
+                return
+            if number == look:
+                look *= 2
+                if self._are_ratios_precise(members):
+                    return
+            number += 1
+            for member in self._random.sample(members, len(members)):
+                self._show(round=number, label=member.spec.label, seconds_left=max(0.0, limit_s - elapsed_s))
+                member.turns.grant(member.spec.config.measure.slot_s, number)
+                reports = member.turns.await_gate()
+                if reports:
+                    member.record_slot(number, reports)
+                    self._park(member)
+            members = [member for member in members if not member.turns.over]
+            self._find_leader(members)
+
+    def _finish(self, members: list[Member]) -> None:
+        for member in members:
+            member.on_progress = self._show_ranks
+            self._show(label=member.spec.label, seconds_left=None)
+            member.turns.grant(None)
+            member.turns.await_end()
+
+    def _park(self, member: Member) -> None:
+        member.on_progress = lambda ranks: None
+        if not member.turns.park():
+            member.refused = True
+            member.turns.refuse()
+            member.turns.await_end()
+            self.alone.append(member.number)
+
+    def _fits(self, member: Member, started: Sequence[Member]) -> bool:
+        """Return whether there is memory for one more run: as much as a similar one has, or a rough figure."""
+        framework = member.spec.config.strategy.framework
+        similar = [other for other in started if other.spec.config.strategy.framework == framework]
+        sizes = [size for other in similar if (size := other.turns.resident_bytes()) is not None]
+        processes = max(1, member.spec.processes)
+        need = processes * max([PROCESS_BYTES.get(framework, 500 << 20), *sizes])
+        memory = psutil.virtual_memory()
+        return bool(memory.available - need > FREE_MEMORY_SHARE * memory.total)
+
+    def _are_ratios_precise(self, members: Sequence[Member]) -> bool:
+        if min(member.measured_s for member in members) < self._settings.min_s:
+            return False
+        ratios = [ratio_to(members[0], member) for member in members[1:]]
+        return all(r is not None and r.relative_half_width() <= self._settings.target for r in ratios)
+
+    def _find_leader(self, members: Sequence[Member]) -> None:
+        ratios = [(ratio, member) for member in members[1:] if (ratio := ratio_to(members[0], member)) is not None]
+        if ratios:
+            ratio, leader = max(ratios, key=lambda pair: pair[0].value)
+            self._progress.leader, self._progress.ratio = leader.spec.label, ratio
+
+    def _show_ranks(self, ranks: list[RankProgress]) -> None:
+        self._show(ranks=ranks)
+
+    def _show(self, ranks: Sequence[RankProgress] = (), **fields: object) -> None:
+        self._progress = replace(self._progress, ranks=list(ranks), **fields)  # type: ignore[arg-type]
+        self._on_progress(self._progress)
+
+
+def ratio_to(reference: Member, member: Member) -> Estimate | None:
+    """Return the throughput of a run over that of the reference, from the rounds that both were in."""
+    rounds = sorted(reference.rates.keys() & member.rates.keys())
+    return estimate_ratio_over_rounds(
+        [member.rates[number] for number in rounds], [reference.rates[number] for number in rounds]
+    )
+
+
+def _ran_out_of_memory(member: Member) -> bool:
+    member.join()
+    return member.result is not None and member.result.status == "oom"
