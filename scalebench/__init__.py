@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "attribution", "bandwidth", "collectives", "load", "pooled"]
+__all__ = ["__version__", "attribution", "bandwidth", "collectives", "load", "load_rounds", "pooled"]
 
 if TYPE_CHECKING:
     from scalebench.analysis.attribution import attribution
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from scalebench.analysis.collectives import load_collectives as collectives
     from scalebench.analysis.load import load
     from scalebench.analysis.repeats import pooled
+    from scalebench.analysis.rounds import load_rounds
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from scalebench.analysis.repeats import pooled
 
         return pooled
+    if name == "load_rounds":
+        from scalebench.analysis.rounds import load_rounds
+
+        return load_rounds
     if name == "attribution":
         from scalebench.analysis.attribution import attribution
 

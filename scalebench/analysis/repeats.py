@@ -147,7 +147,7 @@ def pooled_speedup(configuration: Configuration, base: Configuration) -> tuple[f
         return None, None
     pairs = pair_interleaved(configuration.repeats, base.repeats)
     if len(pairs) >= MIN_REPEATS:
-        return geometric_mean_over_repeats([configuration.rates[a.run_id] / base.rates[b.run_id] for a, b in pairs])
+        return geometric_mean_over_repeats([ratio for a, b in pairs if (ratio := throughput.speedup(a, b)[0])])
     value, interval = geometric_mean_over_repeats([*configuration.rates.values()])
     base_value, base_interval = geometric_mean_over_repeats([*base.rates.values()])
     has_interval = interval is not None and base_interval is not None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from scalebench.analysis import identity, pipeline_stages, step_breakdown, throughput, training_columns
 from scalebench.analysis.baselines import Baselines
 from scalebench.analysis.columns import FRAME_COLUMNS, TEXT_COLUMNS
+from scalebench.analysis.rounds import round_rates
 from scalebench.analysis.run_summary import RunSummary, start_time, uses_default_options
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
@@ -63,7 +64,7 @@ def _summarize(result: Result, folder: Path) -> RunSummary:
         result.run_id, result.started_at, result.status, result.reason, result.fingerprint, result.scale,
         start_time(result), identity.comparison_keys(result), identity.placement_of(result),
         uses_default_options(result), measurement.throughput, identity.sample_key(result), cells,
-        any(record.collectives or record.bandwidth for record in probes),
+        any(record.collectives or record.bandwidth for record in probes), result.cohort, round_rates(result),
     )  # fmt: skip
 
 

@@ -31,6 +31,8 @@ class RunSummary:
     sample_key: str
     cells: dict[str, Any]  # of its row in the frame, without those that compare it with other runs
     has_requested_probes: bool  # collective operations or bandwidths, which are measured on request
+    cohort: str | None  # of the runs that it took turns with
+    round_rates: dict[int, float]  # samples/s by round of the cohort
 
 
 Run = Result | RunSummary

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalebench.analysis.identity import comparison_key
+from scalebench.analysis.rounds import ratio_in_rounds
 from scalebench.analysis.run_summary import Run, RunSummary
 from scalebench.core.result import RankRecord, Result
 from scalebench.core.stats.estimates import (
@@ -181,11 +182,18 @@ def superlinear_flags(efficiency: Estimate | None) -> list[str]:
 
 
 def speedup(run: Run, baseline: Run | None) -> Figure:
-    """Return throughput over the baseline's, with the interval of the ratio; 1 without an interval against itself."""
+    """Return throughput over the baseline's, with the interval of the ratio; 1 without an interval against itself.
+
+    Of two runs that took turns it is formed within rounds.
+    """
     if baseline is None:
         return None, None
     if baseline.run_id == run.run_id:
         return 1.0, None
+    if isinstance(run, RunSummary) and isinstance(baseline, RunSummary):
+        paired = ratio_in_rounds(run, baseline)
+        if paired is not None:
+            return paired.value, paired
     value, interval = throughput(run)
     base, base_interval = throughput(baseline)
     if value is None or base is None:

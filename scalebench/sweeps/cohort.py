@@ -21,6 +21,7 @@ from scalebench.core.result import Result
 from scalebench.core.spec import RunSpec
 from scalebench.core.stats.estimates import Estimate, estimate_ratio_over_rounds
 from scalebench.measure.progress import RankProgress
+from scalebench.runner.launchers.supervise import WORKER
 from scalebench.runner.parent import run_spec
 from scalebench.runner.turns import Turns
 
@@ -49,8 +50,8 @@ OnProgress = Callable[[CohortProgress], None]
 class Member:
     """One run of a cohort. A thread of its own supervises it, since a rank ends with the thread that started it."""
 
-    def __init__(self, number: int, spec: RunSpec, folder: Path, cohort: str) -> None:
-        self.number, self.folder = number, folder
+    def __init__(self, number: int, spec: RunSpec, folder: Path, cohort: str, module: str = WORKER) -> None:
+        self.number, self.folder, self._module = number, folder, module
         self.spec = replace(spec, cohort=cohort)
         self.turns = Turns(self.spec, folder)
         self.rates: dict[int, float] = {}  # samples/s by round
@@ -71,7 +72,9 @@ class Member:
 
     def _run(self) -> None:
         try:
-            self.result = run_spec(self.spec, self.folder, lambda ranks: self.on_progress(ranks), turns=self.turns)
+            self.result = run_spec(
+                self.spec, self.folder, lambda ranks: self.on_progress(ranks), self._module, self.turns
+            )
         except BaseException as error:
             self.error = error
         finally:
@@ -90,10 +93,12 @@ class Member:
 class Cohort:
     """Conducts the runs of a cohort from their start to their end."""
 
-    def __init__(self, runs: Sequence[tuple[int, RunSpec, Path]], on_progress: OnProgress) -> None:
-        """`runs` are (number, spec, folder) of each; the first of them is the reference of the ratios."""
+    def __init__(
+        self, runs: Sequence[tuple[int, RunSpec, Path]], on_progress: OnProgress, module: str = WORKER
+    ) -> None:
+        """`runs` are (number, spec, folder) of each. The first is the reference of those without their own baseline."""
         self.id = uuid.uuid4().hex[:12]
-        self.members = [Member(number, spec, folder, self.id) for number, spec, folder in runs]
+        self.members = [Member(number, spec, folder, self.id, module) for number, spec, folder in runs]
         self.alone: list[int] = []  # numbers of runs that cannot take turns, and have left no result
         self._settings = self.members[0].spec.config.measure
         self._random = random.Random(self.members[0].spec.config.seed)
@@ -187,11 +192,26 @@ class Cohort:
     def _are_ratios_precise(self, members: Sequence[Member]) -> bool:
         if min(member.measured_s for member in members) < self._settings.min_s:
             return False
-        ratios = [ratio_to(members[0], member) for member in members[1:]]
+        ratios = [self._ratio(member) for member in members if self._reference(member) is not member]
         return all(r is not None and r.relative_half_width() <= self._settings.target for r in ratios)
 
+    def _reference(self, member: Member) -> Member:
+        """Return its baseline without a wrapper, if that is in the cohort, else the first run."""
+        name = member.spec.config.strategy.baseline
+        bare = (m for m in self.members if m.spec.config.strategy.name == name and m.spec.gpus == 1)
+        return next(bare, self.members[0])
+
+    def _ratio(self, member: Member) -> Estimate | None:
+        """Return its throughput over that of its reference, from the rounds that both were in."""
+        reference = self._reference(member)
+        rounds = sorted(reference.rates.keys() & member.rates.keys())
+        return estimate_ratio_over_rounds(
+            [member.rates[number] for number in rounds], [reference.rates[number] for number in rounds]
+        )
+
     def _find_leader(self, members: Sequence[Member]) -> None:
-        ratios = [(ratio, member) for member in members[1:] if (ratio := ratio_to(members[0], member)) is not None]
+        wrapped = (member for member in members if self._reference(member) is not member)
+        ratios = [(ratio, member) for member in wrapped if (ratio := self._ratio(member)) is not None]
         if ratios:
             ratio, leader = max(ratios, key=lambda pair: pair[0].value)
             self._progress.leader, self._progress.ratio = leader.spec.label, ratio
@@ -202,14 +222,6 @@ class Cohort:
     def _show(self, ranks: Sequence[RankProgress] = (), **fields: object) -> None:
         self._progress = replace(self._progress, ranks=list(ranks), **fields)  # type: ignore[arg-type]
         self._on_progress(self._progress)
-
-
-def ratio_to(reference: Member, member: Member) -> Estimate | None:
-    """Return the throughput of a run over that of the reference, from the rounds that both were in."""
-    rounds = sorted(reference.rates.keys() & member.rates.keys())
-    return estimate_ratio_over_rounds(
-        [member.rates[number] for number in rounds], [reference.rates[number] for number in rounds]
-    )
 
 
 def _ran_out_of_memory(member: Member) -> bool:

@@ -1,0 +1,90 @@
+"""Runs that took turns: their throughput in each round, and ratios in which the changes of the machine cancel."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from scalebench.analysis.read_runs import PathLike, find_results, list_paths
+from scalebench.core.result import RankRecord, Result, read_result
+from scalebench.core.stats.estimates import Estimate, estimate_ratio_over_rounds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from scalebench.analysis.run_summary import RunSummary
+
+ROUND_COLUMNS = (
+    "cohort", "round", "repeat", "run_id", "path", "strategy", "gpus", "global_batch", "started_at_s", "step_s",
+    "throughput_samples_per_s",
+)  # fmt: skip
+
+
+def round_rates(result: Result) -> dict[int, float]:
+    """Return the throughput in each round, in samples/s over all devices; empty for a run measured by itself.
+
+    The time of a block of a synchronous group is that of its slowest rank; independent replicas add up.
+    """
+    if result.status != "ok" or not result.ranks or not result.ranks[0].block_rounds:
+        return {}
+    if result.scale.lockstep:
+        return _rates(result.ranks)
+    of_ranks = [_rates([rank]) for rank in result.ranks]
+    shared = set.intersection(*(set(rates) for rates in of_ranks))
+    return {number: sum(rates[number] for rates in of_ranks) for number in sorted(shared)}
+
+
+def _rates(ranks: Sequence[RankRecord]) -> dict[int, float]:
+    rounds = ranks[0].block_rounds
+    if any(rank.block_rounds != rounds for rank in ranks):
+        return {}
+    slowest_s = list(map(max, zip(*(rank.block_s for rank in ranks), strict=True)))
+    samples = list(map(sum, zip(*(rank.block_samples for rank in ranks), strict=True)))
+    rates = {}
+    for number, blocks in itertools.groupby(zip(rounds, slowest_s, samples, strict=True), key=lambda block: block[0]):
+        _, seconds, counts = zip(*blocks, strict=True)
+        if sum(seconds) > 0 and sum(counts) > 0:
+            rates[number] = sum(counts) / sum(seconds)
+    return rates
+
+
+def ratio_in_rounds(run: RunSummary, base: RunSummary) -> Estimate | None:
+    """Return the throughput of a run over that of another of its cohort; None unless they shared two rounds."""
+    if run.cohort is None or run.cohort != base.cohort:
+        return None
+    shared = [number for number in run.round_rates if number in base.round_rates]
+    rates, base_rates = ([each.round_rates[number] for number in shared] for each in (run, base))
+    return estimate_ratio_over_rounds(rates, base_rates) if len(shared) > 1 else None
+
+
+def load_rounds(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
+    """Return one row per round of each run at or below `path` that took turns with others.
+
+    `throughput_samples_per_s` is over all devices, `started_at_s` the start of the slot's first measured block in
+    seconds since the epoch, `step_s` the mean seconds of a step of rank 0 in it. Runs of one `cohort` were alive
+    at the same time; ratios between them belong within rounds. Raises InputError for a file that cannot be read.
+    """
+    import pandas as pd
+
+    rows = [row for file in find_results(list_paths(path)) for row in _rows(read_result(file), str(file.parent))]
+    return pd.DataFrame(rows, columns=list(ROUND_COLUMNS))
+
+
+def _rows(result: Result, folder: str) -> list[tuple[object, ...]]:
+    rates, scale = round_rates(result), result.scale
+    if not rates:
+        return []
+    first = result.ranks[0]
+    slots: dict[int, list[int]] = {}
+    for at, number in enumerate(first.block_rounds):
+        slots.setdefault(number, []).append(at)
+    return [
+        (
+            result.cohort, number, scale.repeat, result.run_id, folder, scale.strategy, scale.gpus, scale.global_batch,
+            first.block_started_at_s[slots[number][0]],
+            sum(first.block_s[at] for at in slots[number]) / (len(slots[number]) * (first.block_steps or 1)),
+            rate,
+        )
+        for number, rate in rates.items()
+    ]  # fmt: skip

@@ -1,0 +1,175 @@
+"""Cohorts of real processes: rounds, faults of single members, and their end with the program."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from scalebench.core import process
+from scalebench.core.json_files import read_json
+from scalebench.core.result import Result, read_result
+from scalebench.core.spec import RunSpec
+from scalebench.runner.turns import Turns
+from scalebench.sweeps.cohort import Cohort, CohortProgress
+from scalebench.workloads import datasets
+from tests.builders.runs import find_run_processes, simulated_spec, wait_until
+
+SETTINGS: dict[str, Any] = {
+    "slot_s": 0.05, "min_s": 0.4, "max_s": 0.6, "block_s": 0.004, "warmup_steps": 5, "probes": False, "target": 0.5,
+    "hang_s": 3.0,
+}  # fmt: skip
+
+
+def simulated(gpus: int = 1, measure: dict[str, Any] | None = None, **options: Any) -> RunSpec:
+    spec = simulated_spec(gpus, measure=SETTINGS | (measure or {}), options={"step_s": 0.001} | options)
+    datasets.prepare(spec.config)
+    return spec
+
+
+def run_cohort(specs: list[RunSpec], folder: Path, on_progress: Any = lambda progress: None) -> dict[int, Result]:
+    cohort = Cohort([(n, spec, folder / str(n)) for n, spec in enumerate(specs)], on_progress)
+    return dict(cohort.run())
+
+
+def turn_number(folder: Path) -> int:
+    try:
+        return int(read_json(folder / "turn.json")["number"])
+    except (OSError, ValueError):
+        return 0
+
+
+def test_runs_take_turns_and_measure_what_they_measure_by_themselves(tmp_path: Path) -> None:
+    seen: list[CohortProgress] = []
+    specs = [simulated(1), simulated(2), simulated(2, step_s=0.002, setup_s=0.1), simulated(1, warmup_steps=3)]
+    results = run_cohort(specs, tmp_path, seen.append)
+    assert [result.status for result in results.values()] == ["ok"] * 4
+    assert len({result.cohort for result in results.values()}) == 1
+    spans: list[tuple[float, float, int]] = []
+    for number, result in results.items():
+        first, *others = result.ranks
+        assert all(rank.block_rounds == first.block_rounds for rank in others), "ranks parked at different steps"
+        rounds = set(first.block_rounds)
+        assert rounds == set(range(1, max(rounds) + 1))
+        assert len(first.block_rounds) == len(first.block_s) == len(first.block_started_at_s)
+        assert result.phases.measure_s > 4 * sum(first.block_s) * 0.5
+        for _, slot in itertools.groupby(
+            zip(first.block_rounds, first.block_started_at_s, first.block_s, strict=True), lambda block: block[0]
+        ):
+            blocks = list(slot)
+            spans.append((blocks[0][1], blocks[-1][1] + blocks[-1][2], number))
+    spans.sort()
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans)), "two runs measured at the same time"
+    orders = {tuple(number for *_, number in spans[at : at + 4]) for at in range(0, len(spans), 4)}
+    assert len(orders) > 1, "the order within a round is random"
+    step_s = {n: sum(r.ranks[0].block_s) / len(r.ranks[0].block_s) / r.ranks[0].block_steps for n, r in results.items()}
+    assert 1.4 < step_s[2] / step_s[1] < 2.2
+    assert any(progress.leader and progress.ratio for progress in seen)
+
+
+@pytest.mark.parametrize("fault", ["raise", "exit", "kill", "stop", "oom"])
+def test_a_fault_ends_its_run_alone(fault: str, tmp_path: Path) -> None:
+    expected = {"stop": "timeout", "oom": "oom"}.get(fault, "failed")
+    faulty = simulated(2, fault=fault, fault_rank=1, fault_step=60)
+    results = run_cohort([simulated(1), faulty, simulated(2)], tmp_path)
+    assert {n: result.status for n, result in results.items()} == {0: "ok", 1: expected, 2: "ok"}, results[1].reason
+    assert "rank 1" in (results[1].reason or "")
+
+
+def test_a_rank_that_is_killed_while_it_is_parked_ends_its_run_alone(tmp_path: Path) -> None:
+    def kill() -> None:
+        wait_until(lambda: turn_number(tmp_path / "1") >= 2)
+        pids = find_run_processes(tmp_path / "1")
+        wait_until(lambda: all(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids))
+        os.kill(pids[-1], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    results = run_cohort([simulated(1), simulated(2), simulated(2)], tmp_path)
+    killer.join()
+    assert {n: result.status for n, result in results.items()} == {0: "ok", 1: "failed", 2: "ok"}
+    assert "was killed by SIGKILL" in (results[1].reason or "")
+
+
+def test_a_run_that_cannot_be_stopped_is_left_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    park = Turns.park
+    monkeypatch.setattr(Turns, "park", lambda self: park(self) and self._folder.name != "1")
+    specs = [simulated(1), simulated(2), simulated(2)]
+    cohort = Cohort([(n, spec, tmp_path / str(n)) for n, spec in enumerate(specs)], lambda progress: None)
+    results = dict(cohort.run())
+    assert {n: result.status for n, result in results.items()} == {0: "ok", 2: "ok"}
+    assert cohort.alone == [1]
+    assert not find_run_processes(tmp_path / "1")
+
+
+def test_a_cohort_grows_only_as_far_as_there_is_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cohort, "_fits", lambda self, member, started: len(started) < 2)
+    assert list(run_cohort([simulated(1), simulated(2), simulated(2)], tmp_path)) == [0, 1]
+    assert not (tmp_path / "2").exists()
+
+
+def test_cancelling_ends_all_runs_with_a_result(tmp_path: Path) -> None:
+    def cancel() -> None:
+        wait_until(lambda: turn_number(tmp_path / "1") >= 2)
+        process.cancelled.set()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_cohort([simulated(1, {"max_s": 60.0}), simulated(2, {"max_s": 60.0})], tmp_path)
+    finally:
+        canceller.join()
+        process.cancelled.clear()
+    assert {read_result(tmp_path / name / "result.json").status for name in "01"} == {"cancelled"}
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_survives_the_program(sign: signal.Signals, tmp_path: Path) -> None:
+    """Parked processes do not hear SIGTERM; those of a killed program are killed by the kernel, also while stopped."""
+    overrides = [f"measure.{key}={str(value).lower()}" for key, value in (SETTINGS | {"max_s": 60.0}).items()]
+    command = [
+        sys.executable, "-m", "scalebench", "--multirun", "strategy=simulated", "gpus=1,2", *overrides,
+        "sweep.report=false", f"hydra.sweep.dir={tmp_path / 'sweep'}",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as program:
+        wait_until(lambda: min(turn_number(tmp_path / "sweep" / name) for name in "01") >= 2)
+        processes = psutil.Process(program.pid).children(recursive=True)
+        assert len(processes) >= 3
+        program.send_signal(sign)
+        program.wait(30)
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+    statuses = [read_result(path).status for path in (tmp_path / "sweep").glob("*/result.json")]
+    assert statuses == ([] if sign == signal.SIGKILL else ["cancelled"] * 2)
+
+
+def test_parked_processes_use_no_cpu_time(tmp_path: Path) -> None:
+    used_s: list[float] = []
+
+    def look() -> None:
+        wait_until(lambda: turn_number(tmp_path / "0") >= 2)
+        pids = find_run_processes(tmp_path / "1")
+        wait_until(lambda: turn_number(tmp_path / "1") >= 2)
+        for _ in range(3):  # turns are short, and a look may fall into one
+            before = [psutil.Process(pid).cpu_times() for pid in pids]
+            statuses = [psutil.Process(pid).status() for pid in pids]
+            time.sleep(0.02)
+            after = [psutil.Process(pid).cpu_times() for pid in pids]
+            if all(status == psutil.STATUS_STOPPED for status in statuses):
+                used_s.append(sum(b.user + b.system - a.user - a.system for a, b in zip(before, after, strict=True)))
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    run_cohort([simulated(1, {"slot_s": 0.2, "max_s": 2.0}), simulated(2, {"slot_s": 0.2})], tmp_path)
+    looker.join()
+    assert not used_s or min(used_s) == 0.0
