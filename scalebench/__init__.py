@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from scalebench.analysis.attribution import attribution
     from scalebench.analysis.collectives import load_bandwidth as bandwidth
     from scalebench.analysis.collectives import load_collectives as collectives
-    from scalebench.analysis.load import load
+    from scalebench.analysis.load import load, load_rounds
     from scalebench.analysis.repeats import pooled
-    from scalebench.analysis.rounds import load_rounds
 
 
 def __getattr__(name: str) -> Any:
@@ -27,7 +26,7 @@ def __getattr__(name: str) -> Any:
 
         return pooled
     if name == "load_rounds":
-        from scalebench.analysis.rounds import load_rounds
+        from scalebench.analysis.load import load_rounds
 
         return load_rounds
     if name == "attribution":

@@ -19,9 +19,10 @@ from scalebench.analysis.read_runs import (
     summarize_readable,
 )
 from scalebench.analysis.repeats import pool_runs
+from scalebench.analysis.rounds import ROUND_COLUMNS, make_round_rows
 from scalebench.analysis.rows import compare_runs, summarize_run
 from scalebench.core.errors import InputError
-from scalebench.core.result import Result
+from scalebench.core.result import Result, read_result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +50,21 @@ def load(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) 
     runs = summarize_files(find_results(list_paths(path)))
     named_baseline = None if baseline is None else resolve_named_baseline(baseline, runs)
     return make_frame(compare_runs(runs, named_baseline).rows, FRAME_COLUMNS)
+
+
+def load_rounds(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
+    """Return one row per round of each run at or below `path` that took turns with others.
+
+    `throughput_samples_per_s` is over all devices, `started_at_s` the start of the slot's first measured block in
+    seconds since the epoch, `step_s` the mean seconds of a step of rank 0 in it. Runs of one `cohort` were alive
+    at the same time; ratios between them belong within rounds. Raises InputError for a file that cannot be read.
+    """
+    import pandas as pd
+
+    rows = [
+        row for file in find_results(list_paths(path)) for row in make_round_rows(read_result(file), str(file.parent))
+    ]
+    return pd.DataFrame(rows, columns=list(ROUND_COLUMNS))
 
 
 def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> Survey:

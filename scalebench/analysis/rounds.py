@@ -6,13 +6,10 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from scalebench.analysis.read_runs import PathLike, find_results, list_paths
-from scalebench.core.result import RankRecord, Result, read_result
+from scalebench.core.result import RankRecord, Result
 from scalebench.core.stats.estimates import Estimate, estimate_ratio_over_rounds
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from scalebench.analysis.run_summary import RunSummary
 
 ROUND_COLUMNS = (
@@ -58,20 +55,8 @@ def ratio_in_rounds(run: RunSummary, base: RunSummary) -> Estimate | None:
     return estimate_ratio_over_rounds(rates, base_rates) if len(shared) > 1 else None
 
 
-def load_rounds(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
-    """Return one row per round of each run at or below `path` that took turns with others.
-
-    `throughput_samples_per_s` is over all devices, `started_at_s` the start of the slot's first measured block in
-    seconds since the epoch, `step_s` the mean seconds of a step of rank 0 in it. Runs of one `cohort` were alive
-    at the same time; ratios between them belong within rounds. Raises InputError for a file that cannot be read.
-    """
-    import pandas as pd
-
-    rows = [row for file in find_results(list_paths(path)) for row in _rows(read_result(file), str(file.parent))]
-    return pd.DataFrame(rows, columns=list(ROUND_COLUMNS))
-
-
-def _rows(result: Result, folder: str) -> list[tuple[object, ...]]:
+def make_round_rows(result: Result, folder: str) -> list[tuple[object, ...]]:
+    """Return the values of ROUND_COLUMNS for each round of a run in `folder`."""
     rates, scale = round_rates(result), result.scale
     if not rates:
         return []
