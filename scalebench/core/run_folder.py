@@ -30,7 +30,16 @@ TRY_SPEC_FILE = "try.json"  # the spec of one try of a batch search: as spec.jso
 _RANK_TRACE = re.compile(r"trace(\d+)\.json\.gz")
 _TRY_FOLDER = re.compile(r"try_\d+(_again)?")
 # By these the parent and its ranks communicate; they are removed once result.json is written.
-TRANSIENT_FILES = ("progress*.json", "pid*.json", "exit*.json", "machine*.json", TURN_FILE, TORCHRUN_FILE, STOP_FILE)
+TRANSIENT_FILES = (
+    "progress*.json",
+    "pid*.json",
+    "exit*.json",
+    "paused*.json",
+    "machine*.json",
+    TURN_FILE,
+    TORCHRUN_FILE,
+    STOP_FILE,
+)
 OUTPUT_FILES = (
     "rank*.json", "rank*.log", "trace*.json.gz", f"{Path(MONITOR_FILE).stem}*", MPIRUN_LOG, SRUN_LOG, PLUGIN_LOG
 )  # fmt: skip
@@ -51,6 +60,18 @@ class WorkerExit:
 
     code: int  # negative: the signal
     terminated_by_launcher: bool  # SIGTERM came before its end
+
+
+@dataclass
+class PausedWorker:
+    """The state of a rank that its agent on another host has parked, as paused<k>.json holds it."""
+
+    turn: int  # number of the turn that is over
+
+
+def paused_worker_path(folder: Path, rank: int) -> Path:
+    """Return the path of the file that says that a rank on another host is parked."""
+    return folder / f"paused{rank}.json"
 
 
 def rank_record_path(folder: Path, rank: int) -> Path:

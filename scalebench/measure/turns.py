@@ -37,9 +37,10 @@ class Turn:
     number: int  # of the turn, from 1 on
     slot_s: float | None = None  # how long it lasts; None: measuring is over
     round: int = 0  # of the cohort
+    over: bool = False  # the ranks are to be stopped; read by agents on other hosts
 
 
-def grant_turn(folder: Path, turn: Turn) -> None:
+def write_turn(folder: Path, turn: Turn) -> None:
     """Write turn.json, which the ranks read when they are continued."""
     write_json(turn_path(folder), turn)
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalebench.core.process import POLL_INTERVAL_S, cancelled
 from scalebench.core.spec import RunSpec
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.measure.progress import PARKED, RankProgress, read_progress
-from scalebench.measure.turns import Turn, grant_turn
+from scalebench.measure.turns import Turn, write_turn
 
 if TYPE_CHECKING:
-    from scalebench.runner.launchers.supervise import RankProcess
+    from scalebench.runner.launchers.supervise import RankGroup
 
 GATE_INTERVAL_S = 0.002  # between two looks for the end of a slot, from its planned end on
 STOP_LIMIT_S = 2.0  # for the kernel to stop the processes of a run
@@ -34,7 +32,7 @@ class Turns:
     def __init__(self, spec: RunSpec, folder: Path) -> None:
         self._folder = folder
         self._measuring = [place.rank for place in spec.places if place.rank not in spec.services]
-        self._members: Sequence[RankProcess] = ()
+        self._group: RankGroup[Any] | None = None
         self.monitor: MonitorProcess | None = None  # of this host, which is parked with the run
         self._turn = Turn(0)
         self._granted_at_s = 0.0
@@ -46,9 +44,9 @@ class Turns:
 
     # For the supervisor.
 
-    def attach(self, members: Sequence[RankProcess]) -> None:
+    def attach(self, group: RankGroup[Any]) -> None:
         """Register the processes of the run when they have been started."""
-        self._members = members
+        self._group = group
 
     def awake_s(self) -> float:
         """Return the time of a clock that stands still while the run is parked, in seconds."""
@@ -78,26 +76,22 @@ class Turns:
             reports = self._read_reports()
             if reports:
                 return reports
-            slot_s = self._turn.slot_s
-            until_end_s = 0.0 if slot_s is None else self._granted_at_s + slot_s - time.monotonic()
-            in_slot = slot_s is not None
-            self._wait(
-                min(until_end_s, PARKED_INTERVAL_S)
-                if until_end_s > 0
-                else (GATE_INTERVAL_S if in_slot else POLL_INTERVAL_S)
-            )
+            self._wait(self._look_interval_s())
         return []
 
     def park(self) -> bool:
         """Stop all processes of the run, which wait at the gate. Return False if they have not stopped in time."""
+        group = self._group
+        assert group is not None, "a run without processes is not at its gate"
+        self._turn.over = True
+        write_turn(self._folder, self._turn)
         with self._changed:
-            for member in self._members:
-                member.signal_worker(signal.SIGSTOP)
+            group.pause()
             if self.monitor is not None:
                 self.monitor.pause()
             self._parked_since_s = time.monotonic()
         deadline_s = time.monotonic() + STOP_LIMIT_S
-        while not all(map(_is_stopped, self._members)):
+        while not group.is_paused():
             if time.monotonic() > deadline_s:
                 return False
             time.sleep(GATE_INTERVAL_S)
@@ -122,7 +116,7 @@ class Turns:
         import psutil
 
         sizes = []
-        for member in self._members:
+        for member in self._group.members if self._group is not None else ():
             with contextlib.suppress(psutil.Error):
                 if member.pid is not None:
                     memory = psutil.Process(member.pid).memory_info()
@@ -132,7 +126,7 @@ class Turns:
     def grant(self, slot_s: float | None, round: int = 0) -> None:
         """Continue the parked run for a slot of so many seconds, or to its end."""
         self._turn = Turn(self._turn.number + 1, slot_s, round)
-        grant_turn(self._folder, self._turn)
+        write_turn(self._folder, self._turn)
         with self._changed:
             if self._parked_since_s is not None:
                 self._parked_s += time.monotonic() - self._parked_since_s
@@ -140,9 +134,16 @@ class Turns:
             self._granted_at_s = time.monotonic()
             if self.monitor is not None:
                 self.monitor.resume()
-            for member in self._members:
-                member.signal_worker(signal.SIGCONT)
+            if self._group is not None:
+                self._group.resume()
             self._changed.notify_all()
+
+    def _look_interval_s(self) -> float:
+        """Return the seconds until the next look for the gate: short ones only from the planned end of a slot on."""
+        if self._turn.slot_s is None:
+            return POLL_INTERVAL_S
+        slot_left_s = self._granted_at_s + self._turn.slot_s - time.monotonic()
+        return max(GATE_INTERVAL_S, min(slot_left_s, PARKED_INTERVAL_S))
 
     def _wait(self, seconds: float) -> None:
         with self._changed:
@@ -157,10 +158,3 @@ class Turns:
                 return []
             reports.append(report)
         return reports
-
-
-def _is_stopped(member: RankProcess) -> bool:
-    """Return whether a process is stopped, or has ended."""
-    with contextlib.suppress(OSError), open(f"/proc/{member.pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t", b"Z", b"X")
-    return True

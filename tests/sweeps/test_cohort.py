@@ -26,7 +26,7 @@ from tests.builders.runs import find_run_processes, simulated_spec, wait_until
 
 SETTINGS: dict[str, Any] = {
     "slot_s": 0.05, "min_s": 0.4, "max_s": 0.6, "block_s": 0.004, "warmup_steps": 5, "probes": False, "target": 0.5,
-    "hang_s": 3.0,
+    "hang_s": 20.0, "monitor": False,
 }  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def test_runs_take_turns_and_measure_what_they_measure_by_themselves(tmp_path: P
 @pytest.mark.parametrize("fault", ["raise", "exit", "kill", "stop", "oom"])
 def test_a_fault_ends_its_run_alone(fault: str, tmp_path: Path) -> None:
     expected = {"stop": "timeout", "oom": "oom"}.get(fault, "failed")
-    faulty = simulated(2, fault=fault, fault_rank=1, fault_step=60)
+    faulty = simulated(2, {"hang_s": 5.0}, fault=fault, fault_rank=1, fault_step=60)
     results = run_cohort([simulated(1), faulty, simulated(2)], tmp_path)
     assert {n: result.status for n, result in results.items()} == {0: "ok", 1: expected, 2: "ok"}, results[1].reason
     assert "rank 1" in (results[1].reason or "")

@@ -35,16 +35,20 @@ from scalebench.core.run_folder import (
     SPEC_FILE,
     STOP_FILE,
     TORCHRUN_FILE,
+    PausedWorker,
     RankProcesses,
     WorkerExit,
+    paused_worker_path,
     rank_log_name,
     rank_processes_path,
+    turn_path,
     worker_exit_path,
 )
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.measure.nodes import record_node
+from scalebench.measure.turns import Turn
 from scalebench.runner.launchers.rank_environment import ADDRESSES, RUN_ID, build_environment
-from scalebench.runner.launchers.supervise import FOLLOW_LIMIT_S, GRACE_PERIOD_S
+from scalebench.runner.launchers.supervise import FOLLOW_LIMIT_S, GRACE_PERIOD_S, TURN_SIGNAL, is_stopped
 
 # SLURM_PROCID last: it is also set for the process that runs mpirun in a job, and for all that follow from it.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -79,6 +83,7 @@ class RankAgent:
         self._terminated = False
         for sign in FORWARDED:
             signal.signal(sign, self._forward)
+        signal.signal(TURN_SIGNAL, self._follow_turn)
 
     def run(self, spec: RunSpec, module: str) -> int:
         """Run the worker to its end. Return the exit status of the agent for the program that started it."""
@@ -121,6 +126,13 @@ class RankAgent:
     def _forward(self, number: int, frame: Any) -> None:
         self._terminated |= number == signal.SIGTERM
         self._send(signal.Signals(number))
+
+    def _follow_turn(self, number: int, frame: Any) -> None:
+        """Park the worker when its turn is over, and continue it when it has a new one."""
+        turn, worker = read_record(turn_path(self._folder), Turn), self._worker
+        self._send(signal.SIGSTOP if turn.over else signal.SIGCONT)
+        if turn.over and worker is not None and wait_until(lambda: is_stopped(worker.pid), GRACE_PERIOD_S):
+            write_json(paused_worker_path(self._folder, self._rank), PausedWorker(turn.number))
 
     def _send(self, sign: signal.Signals) -> None:
         if self._worker is not None:

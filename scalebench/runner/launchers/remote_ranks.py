@@ -16,9 +16,18 @@ from typing import TypeVar
 
 from scalebench.core.json_files import read_record
 from scalebench.core.process import wait_until
-from scalebench.core.run_folder import RankProcesses, WorkerExit, rank_processes_path, worker_exit_path
+from scalebench.core.run_folder import (
+    PausedWorker,
+    RankProcesses,
+    WorkerExit,
+    paused_worker_path,
+    rank_processes_path,
+    turn_path,
+    worker_exit_path,
+)
+from scalebench.measure.turns import Turn
 from scalebench.runner.launchers.local import Child
-from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, RankGroup
+from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, TURN_SIGNAL, RankGroup, is_stopped
 
 FS_DELAY_S = 2.0  # for a shared file system to show a file that a rank wrote
 
@@ -99,6 +108,18 @@ class RemoteRank:
         processes = self._processes
         return processes if processes is not None and processes.host == socket.gethostname() else None
 
+    @property
+    def is_here(self) -> bool:
+        """Whether its processes are on this host."""
+        self._update()
+        return self._local is not None
+
+    def is_paused_there(self) -> bool:
+        """Return whether its agent on another host has stopped it for the turn that is over, or it has ended."""
+        paused = _read(PausedWorker, paused_worker_path(self._folder, self._rank))
+        turn = _read(Turn, turn_path(self._folder))
+        return self.over or (paused is not None and turn is not None and paused.turn == turn.number)
+
     def _update(self) -> None:
         if self._exit is not None:
             return
@@ -141,6 +162,23 @@ class RemoteRanks(RankGroup[RemoteRank]):
         if all(member.poll() is not None for member in self.members):
             return None
         return self._reason(self._log) or f"{self._name} ended with exit status {code} and without a reason"
+
+    def pause(self) -> None:
+        """Stop the workers on this host, and by their agents those on others, which read that from turn.json."""
+        super().pause()
+        self._signal_agents()
+
+    def resume(self) -> None:
+        super().resume()
+        self._signal_agents()
+
+    def is_paused(self) -> bool:
+        return all(is_stopped(member.pid) if member.is_here else member.is_paused_there() for member in self.members)
+
+    def _signal_agents(self) -> None:
+        """Have the program that started them forward a signal to all agents, if some are on other hosts."""
+        if self.starter is not None and not all(member.is_here for member in self.members):
+            self.starter.signal(TURN_SIGNAL)
 
     def end(self, grace_s: float) -> None:
         """End the ranks on this host, then the program, which ends those on other hosts and those that have just

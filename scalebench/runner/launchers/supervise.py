@@ -20,6 +20,7 @@ STACK_LIMIT_S = 0.3  # for a rank to write its stack
 GRACE_PERIOD_S = 5.0  # between SIGTERM and SIGKILL
 FOLLOW_LIMIT_S = 5.0  # for the other ranks to notice a dead one and to record why they fail
 WORKER = "scalebench.runner.worker"
+TURN_SIGNAL = signal.SIGUSR2  # has the agents of other hosts park or continue their worker; mpirun and srun forward it
 
 OnProgress = Callable[[list[RankProgress]], None]
 
@@ -104,6 +105,20 @@ class RankGroup(Generic[P]):
         """Return status and reason where a batch system ended the ranks; called before and after they are ended."""
         return None
 
+    def pause(self) -> None:
+        """Stop the workers and the processes that they started; agents and the program that started them go on."""
+        for member in self.members:
+            member.signal_worker(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Continue workers that `pause` has stopped."""
+        for member in self.members:
+            member.signal_worker(signal.SIGCONT)
+
+    def is_paused(self) -> bool:
+        """Return whether all workers are stopped, or have ended."""
+        return all(is_stopped(member.pid) for member in self.members)
+
     def request_stacks(self) -> None:
         """Have ranks that hang write their stacks into their logs; worker.py handles SIGUSR1."""
         for member in self.members:
@@ -137,7 +152,7 @@ def supervise(
     try:
         start()
         if request.turns is not None:
-            request.turns.attach(group.members)
+            request.turns.attach(group)
         died_first, timeout, broken = _watch(request, group)
         timeout_at_s = None if timeout is None else time.time()
         stopped = [] if timeout is None else _stopped(group.members)
@@ -218,6 +233,13 @@ class _Limits:
         if self._limited and now_s - self._begin_s > self._settings.timeout_s:
             return f"not over after {self._settings.timeout_s:g} s (measure.timeout_s)"
         return None
+
+
+def is_stopped(pid: int | None) -> bool:
+    """Return whether a process of this host is stopped, or has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t", b"Z", b"X")
+    return True
 
 
 def _stopped(members: Sequence[RankProcess]) -> list[int]:
