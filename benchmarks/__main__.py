@@ -12,6 +12,7 @@ NAMES = (
     "ddp_loop",
     "start_up",
     "parent_cpu",
+    "turns",
     "following",
     "submitting",
     "monitor_cost",

@@ -47,19 +47,29 @@ class CohortProgress:
 OnProgress = Callable[[CohortProgress], None]
 
 
+@dataclass(frozen=True)
+class CohortRun:
+    """A run that is to take turns with others."""
+
+    number: int  # of the run in its sweep
+    spec: RunSpec
+    folder: Path
+    bare: str | None = None  # fingerprint of its baseline without a wrapper
+
+
 class Member:
     """One run of a cohort. A thread of its own supervises it, since a rank ends with the thread that started it."""
 
-    def __init__(self, number: int, spec: RunSpec, folder: Path, cohort: str, module: str = WORKER) -> None:
-        self.number, self.folder, self._module = number, folder, module
-        self.spec = replace(spec, cohort=cohort)
-        self.turns = Turns(self.spec, folder)
+    def __init__(self, run: CohortRun, cohort: str, module: str = WORKER) -> None:
+        self.number, self.folder, self.bare, self._module = run.number, run.folder, run.bare, module
+        self.spec = replace(run.spec, cohort=cohort)
+        self.turns = Turns(self.spec, self.folder)
         self.rates: dict[int, float] = {}  # samples/s by round
         self.measured_s = 0.0
         self.result: Result | None = None
         self.error: BaseException | None = None
         self.refused = False  # its processes did not stop
-        self._thread = threading.Thread(target=self._run, name=f"run {number}")
+        self._thread = threading.Thread(target=self._run, name=f"run {self.number}")
         self.on_progress: Callable[[list[RankProgress]], None] = lambda ranks: None
 
     def start(self) -> None:
@@ -93,12 +103,10 @@ class Member:
 class Cohort:
     """Conducts the runs of a cohort from their start to their end."""
 
-    def __init__(
-        self, runs: Sequence[tuple[int, RunSpec, Path]], on_progress: OnProgress, module: str = WORKER
-    ) -> None:
-        """`runs` are (number, spec, folder) of each. The first is the reference of those without their own baseline."""
+    def __init__(self, runs: Sequence[CohortRun], on_progress: OnProgress, module: str = WORKER) -> None:
+        """The first run is the reference of those whose own baseline is not among `runs`."""
         self.id = uuid.uuid4().hex[:12]
-        self.members = [Member(number, spec, folder, self.id, module) for number, spec, folder in runs]
+        self.members = [Member(run, self.id, module) for run in runs]
         self.alone: list[int] = []  # numbers of runs that cannot take turns, and have left no result
         self._settings = self.members[0].spec.config.measure
         self._random = random.Random(self.members[0].spec.config.seed)
@@ -197,8 +205,7 @@ class Cohort:
 
     def _reference(self, member: Member) -> Member:
         """Return its baseline without a wrapper, if that is in the cohort, else the first run."""
-        name = member.spec.config.strategy.baseline
-        bare = (m for m in self.members if m.spec.config.strategy.name == name and m.spec.gpus == 1)
+        bare = (other for other in self.members if other.spec.fingerprint == member.bare)
         return next(bare, self.members[0])
 
     def _ratio(self, member: Member) -> Estimate | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import platform
 import time
@@ -34,6 +35,7 @@ class Sweep:
         self.folder, self.report, self._clock, self._started_s = folder, report, clock, clock()
         self._limit_s = math.inf if max_minutes is None else 60 * max_minutes
         self._estimate = TimeEstimate()
+        self._first = 0  # number of the first planned run
         self._by_itself: set[int] = set()  # positions of runs that could not take turns
         self._remaining: list[SweepRun] = []  # runs after the current one that fit into the time
         self._current: tuple[float, float] | None = None  # (start, expected seconds) of the current run
@@ -42,7 +44,7 @@ class Sweep:
 
     def iterate(
         self,
-        planned: Sequence[SweepRun],
+        planned: list[SweepRun],
         first: int,
         jobs: Sequence[int] = (),
         follow: Callable[[Sequence[int]], Iterator[int]] = iter,
@@ -55,10 +57,8 @@ class Sweep:
         others begin when all of them have ended. Runs with the same cohort_key are given to `take_turns`, which yields
         those that have ended; the others get another chance, and are then done by themselves.
         """
-        plan = [
-            PlannedRun(n, run.spec.label + format_repeat(run.spec), *run.key) for n, run in enumerate(planned, first)
-        ]
-        self.record.runs += plan
+        self._first, begin = first, len(self.record.runs)
+        self.record.runs += [self._plan_record(number, run) for number, run in enumerate(planned, first)]
         self._write()
         for position in follow(jobs):
             yield first + position, planned[position]
@@ -77,23 +77,45 @@ class Sweep:
                     done = list(take_turns(unit))
                 self._by_itself.update(unit if not done else ())
                 rest = [position for position in rest if position not in done]
+                for position in set(unit) - set(done) - set(rest):  # a baseline that was to be repeated
+                    self.record.runs[begin + position].left_out = True
                 yield from ((first + position, planned[position]) for position in done)
                 continue
             rest.remove(unit[0])
             with self._record_duration([planned[unit[0]]]):
                 yield first + unit[0], planned[unit[0]]
         for position in rest:
-            plan[position].left_out = True
+            self.record.runs[begin + position].left_out = True
         self._write()
 
-    def _next_unit(self, affordable: Sequence[int], planned: Sequence[SweepRun]) -> list[int]:
+    def _next_unit(self, affordable: Sequence[int], planned: list[SweepRun]) -> list[int]:
         """Return the positions of the next run and of those that take turns with it, the reference first."""
         first = affordable[0]
         key = self._cohort_key(first, planned)
         if key is None:
             return [first]
         unit = [position for position in affordable if self._cohort_key(position, planned) == key]
-        return sorted(unit, key=lambda position: not planned[position].is_bare)[:MAX_COHORT_RUNS]
+        bares = {run.bare for run in planned}
+        unit = sorted(unit, key=lambda position: planned[position].spec.fingerprint not in bares)[:MAX_COHORT_RUNS]
+        return unit if len(unit) == 1 else [*self._repeat_baselines(unit, planned), *unit]
+
+    def _repeat_baselines(self, unit: Sequence[int], planned: list[SweepRun]) -> list[int]:
+        """Plan the bare baselines of these runs once more, where others have taken turns with them: ratios between the
+        runs of different cohorts rest on baselines in each. Return their positions."""
+        present = {planned[position].spec.fingerprint for position in unit}
+        key = cohort_key(planned[unit[0]].spec)
+        added = []
+        for bare in dict.fromkeys(planned[position].bare for position in unit):
+            same = (run for run in planned if run.spec.fingerprint == bare and cohort_key(run.spec) == key)
+            if bare not in present and (run := next(same, None)) is not None:
+                added.append(len(planned))
+                planned.append(dataclasses.replace(run, added=True, earlier=None))
+                self.record.runs.append(self._plan_record(self._first + added[-1], planned[-1]))
+        return added
+
+    @staticmethod
+    def _plan_record(number: int, run: SweepRun) -> PlannedRun:
+        return PlannedRun(number, run.spec.label + format_repeat(run.spec), *run.key)
 
     def _cohort_key(self, position: int, planned: Sequence[SweepRun]) -> object:
         run = planned[position]

@@ -19,6 +19,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.spec import RunSpec
 from scalebench.runner.parent import refuse_folder_with_result
 from scalebench.sweeps import cluster_runs, plan
+from scalebench.sweeps.cohort import CohortRun
 from scalebench.sweeps.task import get_session, prepare_datasets
 
 NO_MAX_MINUTES = (
@@ -98,7 +99,9 @@ class SweepLauncher(Launcher):
         if self._is_warm:
             self.session.cool_down(max(planned[n].spec.config.measure.cool_down_s for n in positions))
         self._is_warm = True
-        for position, result in self.session.run_cohort([(n, planned[n].spec, folders[n]) for n in positions]):
+        for position, result in self.session.run_cohort(
+            [CohortRun(n, planned[n].spec, folders[n], planned[n].bare) for n in positions]
+        ):
             self.session.collected[folders[position]] = result
             yield position
 

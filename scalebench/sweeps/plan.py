@@ -31,16 +31,11 @@ class SweepRun:
     spec: RunSpec
     added: bool = False  # a baseline that the user has not named
     earlier: Path | None = None  # folder of an equal run that was successful (resume)
+    bare: str | None = None  # fingerprint of its baseline without a wrapper
     key: tuple[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.key = (self.spec.fingerprint, self.spec.config.repeat)
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether it is a baseline without a wrapper, on one device."""
-        strategy = self.spec.config.strategy
-        return strategy.baseline == strategy.name and self.spec.gpus == 1
 
     @property
     def repeats(self) -> int:
@@ -52,7 +47,8 @@ class SweepRun:
             return self
         config = dataclasses.replace(self.spec.config, repeat=repeat)
         others = [override for override in self.overrides if not override.startswith("repeat=")]
-        return SweepRun([*others, f"repeat={repeat}"], dataclasses.replace(self.spec, config=config), self.added)
+        spec = dataclasses.replace(self.spec, config=config)
+        return SweepRun([*others, f"repeat={repeat}"], spec, self.added, bare=self.bare)
 
 
 Compose = Callable[[Sequence[str]], DictConfig]
@@ -177,6 +173,9 @@ def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> li
         batch_keys = tuple(override.partition("=")[0] + "=" for override in batch)
         baselines += [[word for word in baseline if not word.startswith(batch_keys)] + batch for baseline in baselines]
     runs = [SweepRun(baseline, resolve_cached(*baseline), added=True) for baseline in baselines]
+    bare = next((baseline.spec.fingerprint for baseline in runs if baseline.spec.config.strategy.name == name), None)
+    for each in (run, *runs):
+        each.bare = bare
     return [baseline for baseline in runs if baseline.spec.starts]
 
 

@@ -24,7 +24,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.report.tables import write_tables
 from scalebench.runner.parent import refuse_folder_with_result, run_spec
 from scalebench.sweeps import cluster_runs
-from scalebench.sweeps.cohort import Cohort
+from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.execute import Sweep
 from scalebench.sweeps.folder_lock import FolderLock
@@ -99,7 +99,7 @@ class SweepSession:
         with self.console.show_progress(spec, len(self.done) + 1, self.planned, time_left) as on_look:
             return run_spec(spec, folder, on_look)
 
-    def run_cohort(self, runs: Sequence[tuple[int, RunSpec, Path]]) -> Iterator[tuple[int, Result]]:
+    def run_cohort(self, runs: Sequence[CohortRun]) -> Iterator[tuple[int, Result]]:
         """Yield (number, result) of each of these runs that could be done side by side."""
         time_left = self.sweep.format_time_left if self.sweep is not None else str
         with self.console.show_cohort(len(self.done) + 1, len(runs), self.planned, time_left) as on_progress:

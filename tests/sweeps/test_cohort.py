@@ -20,7 +20,7 @@ from scalebench.core.json_files import read_json
 from scalebench.core.result import Result, read_result
 from scalebench.core.spec import RunSpec
 from scalebench.runner.turns import Turns
-from scalebench.sweeps.cohort import Cohort, CohortProgress
+from scalebench.sweeps.cohort import Cohort, CohortProgress, CohortRun
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, simulated_spec, wait_until
 
@@ -37,7 +37,7 @@ def simulated(gpus: int = 1, measure: dict[str, Any] | None = None, **options: A
 
 
 def run_cohort(specs: list[RunSpec], folder: Path, on_progress: Any = lambda progress: None) -> dict[int, Result]:
-    cohort = Cohort([(n, spec, folder / str(n)) for n, spec in enumerate(specs)], on_progress)
+    cohort = Cohort([CohortRun(n, spec, folder / str(n)) for n, spec in enumerate(specs)], on_progress)
     return dict(cohort.run())
 
 
@@ -104,7 +104,7 @@ def test_a_run_that_cannot_be_stopped_is_left_for_later(tmp_path: Path, monkeypa
     park = Turns.park
     monkeypatch.setattr(Turns, "park", lambda self: park(self) and self._folder.name != "1")
     specs = [simulated(1), simulated(2), simulated(2)]
-    cohort = Cohort([(n, spec, tmp_path / str(n)) for n, spec in enumerate(specs)], lambda progress: None)
+    cohort = Cohort([CohortRun(n, spec, tmp_path / str(n)) for n, spec in enumerate(specs)], lambda progress: None)
     results = dict(cohort.run())
     assert {n: result.status for n, result in results.items()} == {0: "ok", 2: "ok"}
     assert cohort.alone == [1]

@@ -21,7 +21,7 @@ from scalebench.core.result import RankRecord, Result, read_result
 from scalebench.core.run_folder import turn_path
 from scalebench.core.spec import RunSpec
 from scalebench.runner.parent import run_spec
-from scalebench.sweeps.cohort import Cohort
+from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.testing.fault_contract import EXPECTED_OUTCOMES
 from scalebench.testing.fault_worker import FAULT_FILE
 from scalebench.workloads import datasets
@@ -39,8 +39,8 @@ FAMILIES = (
 # One step a block, so that each loss belongs to a step whose number is known.
 SETTINGS = (
     "dataset.size=400", "train.batch_per_device=10", "train.dropout=false", "measure.probes=false",
-    "measure.monitor=false", "measure.warmup_steps=5", "measure.warmup_max_s=2",
-    "measure.block_s=0.000001", "measure.slot_s=0.1", "measure.min_s=1", "measure.max_s=1.5", "measure.hang_s=20", "measure.target=0.5",
+    "measure.monitor=false", "measure.warmup_steps=5", "measure.warmup_max_s=2", "measure.block_s=0.000001",
+    "measure.slot_s=0.1", "measure.min_s=1", "measure.max_s=1.5", "measure.hang_s=20", "measure.target=0.5",
 )  # fmt: skip
 MIN_COMPARED_STEPS = 15
 RANK_0_FAILS = {"parameter_server": 0, "mirrored": 0}  # the rank that fails, where it is not rank 1
@@ -54,7 +54,9 @@ def make_spec(strategy: str, gpus: int, tmp_path: Path, *overrides: str) -> RunS
 
 
 def run_cohort(specs: list[RunSpec], folder: Path, **options: Any) -> list[Result]:
-    cohort = Cohort([(n, spec, folder / str(n)) for n, spec in enumerate(specs)], lambda progress: None, **options)
+    cohort = Cohort(
+        [CohortRun(n, spec, folder / str(n)) for n, spec in enumerate(specs)], lambda progress: None, **options
+    )
     return [result for _, result in cohort.run()]
 
 
