@@ -1,4 +1,4 @@
-"""Taking turns: how long the machine is idle between two slots, what parked processes and the parent use of the cores."""
+"""Taking turns: the idle time between two slots, and what parked processes and the parent use of the cores."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _spec(strategy: str) -> RunSpec:
 
 
 def _describe(strategy: str, folder: Path) -> str:
-    runs = [CohortRun(number, _spec(name), folder / name) for number, name in enumerate(("simulated", strategy))]
+    runs = [CohortRun(number, _spec(name), folder / str(number)) for number, name in enumerate(("simulated", strategy))]
     cohort = ParkedCohort(runs, lambda progress: None)
     results = [result for _, result in cohort.run()]
     if {result.status for result in results} != {"ok"}:

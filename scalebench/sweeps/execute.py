@@ -75,7 +75,7 @@ class Sweep:
             if len(unit) > 1:
                 with self._record_duration([planned[position] for position in unit]):
                     done = list(take_turns(unit))
-                self._by_itself.update(unit if not done else ())
+                self._by_itself.update(() if set(done) & set(rest) else unit)
                 rest = [position for position in rest if position not in done]
                 for position in set(unit) - set(done) - set(rest):  # a baseline that was to be repeated
                     self.record.runs[begin + position].left_out = True

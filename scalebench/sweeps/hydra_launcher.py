@@ -93,6 +93,7 @@ class SweepLauncher(Launcher):
     ) -> Iterator[int]:
         """Do these runs side by side. Yield the position of each that has ended; the others have left nothing."""
         folders = {n: self._configure(planned[n], first + n, sweep_dir)[1] for n in positions}
+        self.session.not_in_turns.update(folders.values())  # until each has
         if self._config.resume:
             for folder in folders.values():
                 shutil.rmtree(folder, ignore_errors=True)  # of a run that was not successful
@@ -103,6 +104,7 @@ class SweepLauncher(Launcher):
             [CohortRun(n, planned[n].spec, folders[n], planned[n].bare) for n in positions]
         ):
             self.session.collected[folders[position]] = result
+            self.session.not_in_turns.discard(folders[position])
             yield position
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:

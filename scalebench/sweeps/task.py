@@ -51,6 +51,7 @@ class SweepSession:
         self.planned = 1
         self.sweep: Sweep | None = None  # from begin_sweep to end_sweep
         self.collected: dict[Path, Result] = {}  # by folder: results of runs that a scheduler has done
+        self.not_in_turns: set[Path] = set()  # folders of runs that could not take turns with the others
         self.at_end: list[Callable[[], None]] = []  # called below the table of the sweep
         self._refused_status = 0  # exit status of runs that left no result
         self._lock: FolderLock | None = None  # on the folder of the sweep
@@ -82,6 +83,8 @@ class SweepSession:
             self.console.print_skipped(result, len(self.done) + 1, self.planned)
         else:
             spec = resolve(to_config(composed))
+            if folder.absolute() in self.not_in_turns:
+                spec.flags.append("not_in_turns")
             if single and spec.config.dry_run:
                 self.show_plan([SweepRun([], spec)], several=False)
                 return

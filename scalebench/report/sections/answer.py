@@ -28,6 +28,7 @@ from scalebench.report.tables import format_percent_column, format_ratio, format
 DOUBTS = {
     "oversubscribed": "more threads than cores",
     "approximate": "its steps are not the baseline's, so its speed is that of a different training",
+    "not_in_turns": "it was measured by itself, while the others of its sweep took turns",
     "foreign_process": "a program outside the run computed on one of its devices",
     "busy_machine": "other programs kept the processors busy",
     "hot_at_start": "a GPU was close to throttling before it began",
