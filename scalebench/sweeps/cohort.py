@@ -7,6 +7,7 @@ random order. Evaluation and probes follow, one run after the other.
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
 import uuid
@@ -68,7 +69,7 @@ class Member:
         self.measured_s = 0.0
         self.result: Result | None = None
         self.error: BaseException | None = None
-        self.refused = False  # its processes did not stop
+        self.dropped = False  # it cannot take turns, or not beside these runs
         self._thread = threading.Thread(target=self._run, name=f"run {self.number}")
         self.on_progress: Callable[[list[RankProgress]], None] = lambda ranks: None
 
@@ -107,14 +108,13 @@ class Cohort:
         """The first run is the reference of those whose own baseline is not among `runs`."""
         self.id = uuid.uuid4().hex[:12]
         self.members = [Member(run, self.id, module) for run in runs]
-        self.alone: list[int] = []  # numbers of runs that cannot take turns, and have left no result
         self._settings = self.members[0].spec.config.measure
         self._random = random.Random(self.members[0].spec.config.seed)
         self._progress, self._on_progress = CohortProgress(len(runs)), on_progress
 
     def run(self) -> Iterator[tuple[int, Result]]:
-        """Yield (number, result) of each run that has ended, when all have. Those that were not started, for lack of
-        memory, are left out. Raises KeyboardInterrupt, after the results are written, when it was cancelled."""
+        """Yield (number, result) of each run that has ended, when all have. Those that did not fit into the memory, or
+        could not be stopped, are left out, and leave no folder. Raises KeyboardInterrupt, after the results are written, when it was cancelled."""
         started: list[Member] = []
         try:
             self._start(started)
@@ -132,7 +132,9 @@ class Cohort:
             member.join()
             if member.error is not None:
                 raise member.error
-            if member.result is not None and not member.refused:
+            if member.dropped:
+                shutil.rmtree(member.folder, ignore_errors=True)
+            elif member.result is not None:
                 yield member.number, member.result
 
     def _start(self, started: list[Member]) -> None:
@@ -147,7 +149,7 @@ class Cohort:
             if member.turns.await_gate():
                 self._park(member)
             elif len(started) > 1 and _ran_out_of_memory(member):
-                started.pop()
+                member.dropped = True
                 return
 
     def _do_rounds(self, members: list[Member]) -> None:
@@ -182,10 +184,9 @@ class Cohort:
     def _park(self, member: Member) -> None:
         member.on_progress = lambda ranks: None
         if not member.turns.park():
-            member.refused = True
+            member.dropped = True
             member.turns.refuse()
             member.turns.await_end()
-            self.alone.append(member.number)
 
     def _fits(self, member: Member, started: Sequence[Member]) -> bool:
         """Return whether there is memory for one more run: as much as a similar one has, or a rough figure."""
