@@ -113,8 +113,11 @@ class Cohort:
         self._progress, self._on_progress = CohortProgress(len(runs)), on_progress
 
     def run(self) -> Iterator[tuple[int, Result]]:
-        """Yield (number, result) of each run that has ended, when all have. Those that did not fit into the memory, or
-        could not be stopped, are left out, and leave no folder. Raises KeyboardInterrupt, after the results are written, when it was cancelled."""
+        """Yield (number, result) of each run that has ended, when all have.
+
+        Those that did not fit into the memory, or could not be stopped, are left out, and leave no folder. Raises
+        KeyboardInterrupt, after the results are written, when it was cancelled.
+        """
         started: list[Member] = []
         try:
             self._start(started)
