@@ -80,7 +80,7 @@ class Session:
 
     def _measure(self, train: Source, training: TrainingRun | None) -> None:
         settings = self.spec.config.measure
-        synchronous = self.spec.config.strategy.lockstep
+        synchronous = not self.spec.config.strategy.independent
         warmup = Warmup(self.strategy, settings, synchronous, self._report, self._clock)
         measure = create_measure_phase(self.strategy, settings, synchronous, self._report, self._clock)
         if training is not None:  # it ends at its stop, and not when throughput is precise enough

@@ -100,7 +100,7 @@ class Sweep:
         self._current = (started_s, self._cost_s(run))
         yield
         self._current = None
-        if run.earlier is None and run.spec.starts:
+        if run.earlier is None and run.spec.can_start:
             self._estimate.record_duration(run.spec, self._clock() - started_s)
 
     def _cost_s(self, run: SweepRun) -> float:

@@ -101,11 +101,11 @@ def _order_runs(runs: list[SweepRun]) -> list[SweepRun]:
 def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> list[SweepRun]:
     """Return the bare and self runs that `run` is compared with; none for a run that cannot happen here.
 
-    With baseline=bare there are no self runs. With baseline=ladder, strong scaling also gets both at the batch that
-    each device has, where that is a whole number.
+    With baseline=bare there are no self runs. With baseline=attribution, strong scaling also gets both at the batch
+    that each device has, where that is a whole number.
     """
     spec = run.spec
-    if spec.config.baseline == "none" or not spec.starts:
+    if spec.config.baseline == "none" or not spec.can_start:
         return []
     others = [override for override in run.overrides if not override.startswith("gpus=")]
     baselines = []
@@ -120,12 +120,12 @@ def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> li
     if spec.gpus > 1 and spec.config.baseline != "bare":
         baselines.append([*others, "gpus=1"])
     batch_per_device, remainder = divmod(spec.global_batch, spec.gpus)
-    if spec.config.baseline == "ladder" and spec.config.scaling == "strong" and spec.gpus > 1 and not remainder:
+    if spec.config.baseline == "attribution" and spec.config.scaling == "strong" and spec.gpus > 1 and not remainder:
         batch = ["scaling=weak", "train.global_batch=null", f"train.batch_per_device={batch_per_device}"]
         batch_keys = tuple(override.partition("=")[0] + "=" for override in batch)
         baselines += [[word for word in baseline if not word.startswith(batch_keys)] + batch for baseline in baselines]
     runs = [SweepRun(baseline, resolve_cached(*baseline), added=True) for baseline in baselines]
-    return [baseline for baseline in runs if baseline.spec.starts]
+    return [baseline for baseline in runs if baseline.spec.can_start]
 
 
 def find_earlier_results(root: Path) -> dict[tuple[str, int], Path]:
