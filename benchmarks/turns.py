@@ -29,7 +29,7 @@ SETTINGS = (
 
 
 def main() -> None:
-    strategies = [name for name in STRATEGIES if (spec := _spec(name)).starts and datasets.prepare(spec.config)]
+    strategies = [name for name in STRATEGIES if (spec := _spec(name)).can_start and datasets.prepare(spec.config)]
     print(f"CPU time of a parked run of two ranks over {PARKED_S:g} s, and its handing over to a simulated run")
     for name in strategies:
         with tempfile.TemporaryDirectory() as folder:

@@ -45,7 +45,7 @@ scalebench {__version__}: how does my training scale under each parallel strateg
 Choose:    model=  dataset=  strategy=  hardware=  measure=  train=  sweep=   (names are files in conf/)
 Set:       gpus=2  scaling=weak|strong  seed=0  measure.repeats=3  train.batch_per_device=75  strategy.options.KEY=...
 Also:      dry_run=true lists the runs and starts nothing; resume=true skips what earlier sweeps ended well;
-           baseline=none adds no one-device runs, baseline=ladder also those that attribute the loss of strong scaling;
+           baseline=none adds no one-device runs, baseline=attribution also those that split the loss of strong scaling;
            sweep.max_minutes=30 leaves out the least informative runs; debug=true keeps rank 0 in the foreground
 See:       --cfg job prints the composed config; --hydra-help lists Hydra's own options"""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster.fixture import cluster as cluster  # for tests with the marker `cluster`
+from tests.cluster.cluster import cluster as cluster  # for tests with the marker `cluster`
 from tests.nvml_stand_in import nvml_library as nvml_library  # a fixture for every test
 
 ROOT = Path(__file__).resolve().parents[1]

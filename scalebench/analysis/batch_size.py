@@ -52,7 +52,7 @@ def _split_by_batch(points: Sequence[Curve]) -> list[list[dict[str, Any]]]:
     are in separate lists."""
     parts: list[list[dict[str, Any]]] = []
     for row in sorted((point.rows[0] for point in points), key=lambda row: row[BATCH]):
-        free = next((part for part in parts if all(other[BATCH] != row[BATCH] for other in part)), None)
+        free = next((part for part in parts if part[-1][BATCH] != row[BATCH]), None)  # each is in ascending order
         if free is None:
             parts.append(free := [])
         free.append(row)

@@ -44,7 +44,7 @@ _ENCODER = msgspec.json.Encoder(order="deterministic")
 UNTRAINED_KEYS = (*PROGRAM_KEYS, "measure")
 # Keys of groups that say where files lie and how a run waits for its devices.
 DATASET_PATH_KEYS = ("cache",)
-QUEUE_KEYS = ("max_jobs", "slurm", "stage")
+QUEUE_KEYS = ("max_jobs", "slurm", "node_copy")
 # Keys of `hardware` that say which devices ranks get and how these reach each other.
 PLACEMENT_KEYS = ("device_ids", "bind", "environment", "layout", "interface")
 

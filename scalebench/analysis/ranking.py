@@ -161,7 +161,7 @@ def is_control(strategy: str) -> bool:
 
     path = config_files.list_options("strategy").get(strategy)
     tree: Any = {} if path is None else OmegaConf.to_container(OmegaConf.load(path))
-    return tree.get("framework") == "none" or tree.get("lockstep") is False
+    return tree.get("framework") == "none" or bool(tree.get("independent"))
 
 
 def rank_rows(group: dict[str, str], gpus: int, rows: Sequence[tuple[str, dict[str, Any]]]) -> Ranking:

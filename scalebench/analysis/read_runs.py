@@ -46,31 +46,36 @@ def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> list[Pa
     files: dict[str, Path] = {}
     for start in map(Path, paths):
         unreadable_before = len(unreadable)
-        below = [str(start)] if start.is_file() else list(_walk(str(start), unreadable))
+        below = [(str(start), True)] if start.is_file() else list(walk_folders(str(start), RESULT_FILE, unreadable))
         root = os.path.realpath(start)
         if not below and len(unreadable) == unreadable_before:
             raise InputError(f"no {RESULT_FILE} at or below {start}; give the folder of a run or a sweep")
-        for path in below:
+        for path, may_be_link in below:
             # No folder below is a link, since links to folders are not followed; the file itself may be one.
-            is_plain = path != str(start) and not os.path.islink(path)
             real_path = (
-                os.path.join(root, path[len(str(start)) :].lstrip(os.sep)) if is_plain else os.path.realpath(path)
+                os.path.realpath(path) if may_be_link else os.path.join(root, path[len(str(start)) :].lstrip(os.sep))
             )
             files.setdefault(real_path, Path(path))
-    return sorted(files.values())
+    return sorted(files.values(), key=lambda path: path.parts)
 
 
-def _walk(folder: str, unreadable: Unreadable) -> Iterator[str]:
-    """Yield everything named like a result. Links to folders are not followed, since they may form a circle."""
-
-    def on_error(error: OSError) -> None:
-        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-            unreadable.append((Path(error.filename), f"{error.filename}: {error.strerror}"))
-
-    for where, folders, files in os.walk(folder, onerror=on_error):
-        folders.sort()
-        if RESULT_FILE in files or RESULT_FILE in folders:
-            yield os.path.join(where, RESULT_FILE)
+def walk_folders(folder: str, name: str, unreadable: Unreadable) -> Iterator[tuple[str, bool]]:
+    """Yield the path of everything called `name`, and whether it is a link. Links to folders are not followed, since
+    they may form a circle. Only lists each folder, where os.walk and rglob also look at each of its entries."""
+    folders = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name == name:
+                    yield entry.path, entry.is_symlink()
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        unreadable.append((Path(folder), f"{folder}: {error.strerror}"))
+    for below in sorted(folders):
+        yield from walk_folders(below, name, unreadable)
 
 
 def summarize_files(files: Sequence[Path]) -> list[RunSummary]:

@@ -31,12 +31,12 @@ from scalebench.analysis.rows import (
 )
 from scalebench.analysis.run_summary import Run, RunSummary, start_time
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import CONFIDENCE, Estimate, divide_estimates, student_t
+from scalebench.core.stats.estimate_arithmetic import MIN_REPEATS_FOR_LIMITS, mean_over_repeats
+from scalebench.core.stats.estimates import Estimate, divide_estimates
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MIN_REPEATS = 3  # that give an interval
 SINGLE_RUN_FLAGS = ("no_interval", "superlinear", "superlinear_within_noise")  # decided anew for pooled figures
 UNION_COLUMNS = ("flags", "throttle_reasons")
 FIRST_RUN_COLUMNS = ("run_id", "started_at", "path", "reason")  # of the first repeat, in time
@@ -116,15 +116,12 @@ def geometric_mean_over_repeats(values: Sequence[float]) -> tuple[float, Estimat
     Sources: Fleming and Wallace 1986, "How not to lie with statistics: the correct way to summarize benchmark
     results" (geometric mean); Bland and Altman 1996, "Transformations, means, and confidence intervals".
     """
-    logs = [math.log(value) for value in values]
-    mean, repeats = math.fsum(logs) / len(logs), len(logs)
-    value = math.exp(mean)
-    if repeats < MIN_REPEATS:
+    mean = mean_over_repeats([math.log(value) for value in values])
+    value = math.exp(mean.value)
+    if not mean.has_limits:
         return value, None
-    variance = math.fsum((log - mean) ** 2 for log in logs) / (repeats - 1)
-    reach = student_t(repeats - 1, CONFIDENCE) * math.sqrt(variance / repeats)
     # Beyond 700, exp would overflow; nothing measured has such a limit.
-    return value, Estimate(value, value * math.exp(-reach), value * math.exp(reach) if reach < 700 else math.inf)
+    return value, Estimate(value, math.exp(mean.low), math.exp(mean.high) if mean.high < 700 else math.inf)
 
 
 def pooled_speedup(configuration: Configuration, base: Configuration) -> tuple[float | None, Estimate | None]:
@@ -146,7 +143,7 @@ def pooled_speedup(configuration: Configuration, base: Configuration) -> tuple[f
     if not (configuration.rates and base.rates):
         return None, None
     pairs = pair_interleaved(configuration.repeats, base.repeats)
-    if len(pairs) >= MIN_REPEATS:
+    if len(pairs) >= MIN_REPEATS_FOR_LIMITS:
         return geometric_mean_over_repeats([ratio for a, b in pairs if (ratio := throughput.speedup(a, b)[0])])
     value, interval = geometric_mean_over_repeats([*configuration.rates.values()])
     base_value, base_interval = geometric_mean_over_repeats([*base.rates.values()])
@@ -226,21 +223,14 @@ def _merge_rows(rows: Sequence[Cells]) -> Cells:
         is_equal = values.count(values[0]) == count and name not in UNION_COLUMNS
         cells[name] = values[0] if is_equal else _merge_values(name, values)
     for name in COLUMNS_WITH_LIMITS:
-        if len(present := _present_values(rows, name)) >= MIN_REPEATS:
-            cells.update(interval_cells(name, name, *_mean_with_interval(present)))
+        if len(present := _present_values(rows, name)) >= MIN_REPEATS_FOR_LIMITS:
+            mean = mean_over_repeats(present)
+            cells.update(interval_cells(name, name, mean.value, mean))
     return cells
 
 
 def _present_values(rows: Sequence[Cells], name: str) -> list[Any]:
     return [cells[name] for cells in rows if cells.get(name) is not None]
-
-
-def _mean_with_interval(values: Sequence[float]) -> tuple[float, Estimate]:
-    """Return mean and Student's t of figures that may be negative, such as exposed sync."""
-    mean = math.fsum(values) / len(values)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    reach = student_t(len(values) - 1, CONFIDENCE) * math.sqrt(variance / len(values))
-    return mean, Estimate(mean, mean - reach, mean + reach)
 
 
 def _merge_values(name: str, values: Sequence[Any]) -> Any:

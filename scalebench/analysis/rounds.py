@@ -25,7 +25,7 @@ def round_rates(result: Result) -> dict[int, float]:
     """
     if result.status != "ok" or not result.ranks or not result.ranks[0].block_rounds:
         return {}
-    if result.scale.lockstep:
+    if not result.scale.independent:
         return _rates(result.ranks)
     of_ranks = [_rates([rank]) for rank in result.ranks]
     shared = set.intersection(*(set(rates) for rates in of_ranks))

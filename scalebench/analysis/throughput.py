@@ -121,14 +121,14 @@ def _count_all_blocks(result: Result, target: Any) -> list[CountedBlocks]:
     """Count the blocks of a synchronous group, or of each rank by itself; none of a run that is not ok."""
     if result.status != "ok" or not result.ranks:
         return []
-    groups = [result.ranks] if result.scale.lockstep else [[rank] for rank in result.ranks]
+    groups = [[rank] for rank in result.ranks] if result.scale.independent else [result.ranks]
     return [count_blocks(ranks, target) for ranks in groups]
 
 
 def _throughput(result: Result, groups: Sequence[CountedBlocks]) -> Figure:
     if not groups:
         return None, None
-    if result.scale.lockstep:
+    if not result.scale.independent:
         return _throughput_of_blocks(groups[0].seconds, groups[0].samples)
     figures = [_throughput_of_blocks(group.seconds[:-1], group.samples[:-1]) for group in groups]
     values, intervals = zip(*figures, strict=True)
@@ -147,7 +147,7 @@ def _throughput_of_blocks(seconds: list[float], samples: list[int]) -> Figure:
 def _step_s(result: Result, groups: Sequence[CountedBlocks]) -> float | None:
     if not groups or not result.ranks[0].block_steps:
         return None
-    group = groups[0] if result.scale.lockstep else count_blocks(result.ranks, wanted_half_width(result))
+    group = groups[0] if not result.scale.independent else count_blocks(result.ranks, wanted_half_width(result))
     return sum(group.seconds) / (len(group.seconds) * result.ranks[0].block_steps) if group.seconds else None
 
 

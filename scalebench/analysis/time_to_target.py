@@ -11,15 +11,15 @@ never reached are those of the lucky ones.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis.repeats import MIN_REPEATS, geometric_mean_over_repeats
+from scalebench.analysis.repeats import geometric_mean_over_repeats
 from scalebench.analysis.rows import interval_cells
 from scalebench.analysis.scaling_curves import plain_rows
-from scalebench.core.stats.estimates import CONFIDENCE, Estimate, student_t
+from scalebench.core.stats.estimate_arithmetic import mean_over_repeats
+from scalebench.core.stats.estimates import Estimate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,7 @@ TRAINING_COLUMNS = (
 ).split()
 TRAINING_TABLE_COLUMNS = [
     *TRAINING_COLUMNS,
-    *("seeds", "launches", "reached", "failed", "stopped_by"),
+    *("seeds", "starts", "reached", "failed", "stopped_by"),
     *(f"{name}{end}" for name in (*FACTOR_COLUMNS, *LEVEL_COLUMNS, *SPEEDUP_COLUMNS) for end in ("", "_low", "_high")),
 ]
 
@@ -92,7 +92,7 @@ def make_training_table(frame: pd.DataFrame) -> pd.DataFrame:
     for outcome in summarize_trainings(frame):
         row = {name: outcome.first_run.get(name) for name in TRAINING_COLUMNS}
         counts = (outcome.seeds, len(outcome.runs), outcome.reached, outcome.failed)
-        row |= dict(zip(("seeds", "launches", "reached", "failed"), counts, strict=True))
+        row |= dict(zip(("seeds", "starts", "reached", "failed"), counts, strict=True))
         row["stopped_by"] = " ".join(outcome.stopped_by) or None
         for name, figure in outcome.figures.items():
             row |= interval_cells(name, name, *figure)
@@ -105,25 +105,27 @@ def _summarize_training(rows: list[Row]) -> TrainingOutcome:
     by_seed: dict[Any, list[Row]] = {}
     for row in ended:
         by_seed.setdefault(row["seed"], []).append({**row, "epochs_to_target": _epochs_to_target(row)})
-    seeds, tried = list(by_seed.values()), len({row["seed"] for row in rows})
-    figures = {name: _over_seeds(name, seeds, tried, mean_of_factors) for name in FACTOR_COLUMNS}
-    figures |= {name: _over_seeds(name, seeds, tried, mean_of_levels) for name in LEVEL_COLUMNS}
+    seeds, seed_count = list(by_seed.values()), len({row["seed"] for row in rows})
+    figures = {name: _over_seeds(name, seeds, seed_count, mean_of_factors) for name in FACTOR_COLUMNS}
+    figures |= {name: _over_seeds(name, seeds, seed_count, mean_of_levels) for name in LEVEL_COLUMNS}
     for name in SPEEDUP_COLUMNS:
         is_own = ended and all(row[f"baseline_{name.rpartition('_')[2]}_id"] == row["run_id"] for row in ended)
-        value, interval = _over_seeds(name, seeds, tried, mean_of_factors)
+        value, interval = _over_seeds(name, seeds, seed_count, mean_of_factors)
         figures[name] = (value, None if is_own else interval)  # against itself it is 1, which has no interval
     reached = sum(all(row["time_to_target_s"] is not None for row in runs) for runs in seeds)
-    return TrainingOutcome((ended or rows)[0], ended, tried, reached, tried - len(seeds), figures)
+    return TrainingOutcome((ended or rows)[0], ended, seed_count, reached, seed_count - len(seeds), figures)
 
 
-def _over_seeds(name: str, seeds: list[list[Row]], tried: int, mean: Callable[[Sequence[float]], Figure]) -> Figure:
+def _over_seeds(
+    name: str, seeds: list[list[Row]], seed_count: int, mean: Callable[[Sequence[float]], Figure]
+) -> Figure:
     """Return the mean over the seeds that have this figure, each with the mean of its runs."""
     values_of_seeds = [[row[name] for row in runs if row[name] is not None] for runs in seeds]
     means = [seed_mean for values in values_of_seeds if values and (seed_mean := mean(values)[0]) is not None]
     if not means:
         return None, None
     value, interval = mean(means)
-    return value, interval if len(means) == tried else None
+    return value, interval if len(means) == seed_count else None
 
 
 def mean_of_factors(values: Sequence[float]) -> Figure:
@@ -134,12 +136,8 @@ def mean_of_factors(values: Sequence[float]) -> Figure:
 
 def mean_of_levels(values: Sequence[float]) -> Figure:
     """Return (mean, 95 % interval by Student's t) of figures that may be negative; no interval of fewer than three."""
-    count, mean = len(values), math.fsum(values) / len(values)
-    if count < MIN_REPEATS:
-        return mean, None
-    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
-    reach = student_t(count - 1, CONFIDENCE) * math.sqrt(variance / count)
-    return mean, Estimate(mean, mean - reach, mean + reach)
+    mean = mean_over_repeats(values)
+    return mean.value, mean if mean.has_limits else None
 
 
 def _epochs_to_target(row: Row) -> float | None:

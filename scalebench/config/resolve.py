@@ -28,7 +28,7 @@ class Draft:
     """A run that is being resolved. Each step takes a draft and returns the next one, with more decided."""
 
     config: Config
-    broken: PluginError | None = None  # the error of a plugin that the run needs
+    plugin_error: PluginError | None = None  # the error of a plugin that the run needs
     gpus: int = 0
     batch_per_device: int = 0
     global_batch: int = 0
@@ -55,8 +55,8 @@ def resolve(config: Config) -> RunSpec:
         fingerprint=compute_fingerprint(config, draft.gpus, config.hardware.devices),
         flags=[flag for flag, raised in flags.items() if raised],
         unsupported="; ".join(find_unsupported_reasons(config, draft.gpus, placement)) or None,
-        broken=None if draft.broken is None else str(draft.broken),
-        broken_log="" if draft.broken is None else draft.broken.log,
+        plugin_error=None if draft.plugin_error is None else str(draft.plugin_error),
+        plugin_traceback="" if draft.plugin_error is None else draft.plugin_error.log,
     )
 
 
@@ -78,8 +78,10 @@ def check_config(config: Config) -> None:
 
 def _check_remote_hardware(hardware: HardwareSpec) -> None:
     """Raise InputError where the YAML of another machine, which cannot be inspected, leaves something open."""
-    if hardware.stage is not None and not hardware.stage.startswith(("/", "$")):
-        raise InputError(f"hardware.stage={hardware.stage} should be an absolute path, since each node has its own")
+    if hardware.node_copy is not None and not hardware.node_copy.startswith(("/", "$")):
+        raise InputError(
+            f"hardware.node_copy={hardware.node_copy} should be an absolute path, since each node has its own"
+        )
     if not hardware.this_machine and hardware.devices == "auto":
         raise InputError(f"hardware={hardware.name} is another machine, which cannot be inspected; set devices: cuda")
 
@@ -92,12 +94,12 @@ def fill_dataset(draft: Draft) -> Draft:
         registry.refuse_broken_plugins(draft.config)
         return replace(draft, config=datasets.fill_from_samples(config))
     except PluginError as error:
-        return replace(draft, config=config, broken=error)
+        return replace(draft, config=config, plugin_error=error)
 
 
 def size_model(draft: Draft) -> Draft:
     """Give the model the shapes of the samples. Raise InputError where the two do not fit together."""
-    if draft.broken is not None:
+    if draft.plugin_error is not None:
         return draft
     config = draft.config
     if config.dataset.feed in ("device", "fixed"):  # nothing to prefetch: runs that differ only in that are one run
@@ -106,7 +108,7 @@ def size_model(draft: Draft) -> Draft:
         config = replace(config, model=_resolve_model(config))
         datasets.check(config)
     except PluginError as error:
-        return replace(draft, config=config, broken=error)
+        return replace(draft, config=config, plugin_error=error)
     return replace(draft, config=config)
 
 
@@ -157,7 +159,7 @@ def set_batches(draft: Draft) -> Draft:
     """Set the batches and the end of the training. Raise InputError where a device would be left without samples."""
     config = draft.config
     train = validate.limit_training_time(config.train, config.measure.timeout_s)
-    batch_per_device, global_batch = _compute_batches(config, draft.gpus, has_samples=draft.broken is None)
+    batch_per_device, global_batch = _compute_batches(config, draft.gpus, has_samples=draft.plugin_error is None)
     config = replace(config, train=train)
     return replace(draft, config=config, batch_per_device=batch_per_device, global_batch=global_batch)
 
@@ -193,7 +195,7 @@ def place_processes(draft: Draft) -> Draft:
     """Place the processes on nodes, devices and cores. Raise InputError where each has too few samples."""
     config, gpus = draft.config, draft.gpus
     placement = compute_placement(config, gpus)
-    if draft.broken is None:
+    if draft.plugin_error is None:
         replicas = sum(place.role in ("", CHIEF) for place in placement.places)
         validate.check_samples(config, gpus, draft.global_batch, replicas)
     config = replace(config, hardware=_drop_unused_settings(config.hardware, gpus, placement))

@@ -109,7 +109,7 @@ def _check_strategy(config: Config, gpus: int, nodes: int) -> list[str]:
         reasons.append(_describe_wrong_device(strategy.name, hardware.devices))
     if strategy.max_gpus is not None and gpus > strategy.max_gpus:
         reasons.append(f"{strategy.name} runs on {strategy.max_gpus} device only, gpus={gpus}")
-    if has_stop(config.train.stop) and not strategy.lockstep:
+    if has_stop(config.train.stop) and strategy.independent:
         reasons.append(
             f"replicas of {strategy.name} exchange nothing, and each trains a model of its own: there is no one "
             f"training to stop, so leave out train.stop"

@@ -19,7 +19,7 @@ LATER_KEYS: tuple[tuple[str, str, Any], ...] = (
     *(("dataset", key, None) for key in ("builder", "code_digest", "requested_size")),
     ("dataset", "options", {}),
     ("hardware", "layout", "sequence"),
-    *(("hardware", key, None) for key in ("interface", "stage")),
+    *(("hardware", key, None) for key in ("interface", "node_copy")),
 )
 # The same for options of strategies.
 LATER_OPTIONS: dict[str, Any] = {"overlap": True}

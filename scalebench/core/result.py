@@ -297,7 +297,7 @@ class Scale:
     scaling: str
     batch_per_device: int
     global_batch: int
-    lockstep: bool
+    independent: bool  # replicas that never synchronize
     repeat: int
     seed: int
     baseline_bare: str | None
@@ -345,7 +345,7 @@ class MaxBatch:
     batch_per_device: int | None  # null: not even one sample fits
     limit_bytes: int | None  # limit of each process; null: the device's memory
     bounded_by: str  # memory | data: the data set allows no larger batch
-    tried: list[BatchTrial]  # in chronological order
+    trials: list[BatchTrial]  # in chronological order
 
 
 @dataclass

@@ -98,7 +98,7 @@ class StrategySpec:
     backend: str | None = None  # requested backend of gradient synchronization; null: there is none
     devices: list[str] = field(default_factory=lambda: ["cpu", "cuda"])
     max_gpus: int | None = None
-    lockstep: bool = True  # false: replicas that never synchronize and stop at a common deadline
+    independent: bool = False  # true: replicas that never synchronize and stop at a common deadline
     approximate: str | None = None  # why its steps differ from the baseline's on the same samples; null: they do not
     tolerance: float | None = 1e-4  # relative difference of losses from the baseline's; null: losses only have to fall
     options: dict[str, Any] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class HardwareSpec:
     hosts: list[str] = field(default_factory=list)  # name:slots of each, in order; empty: this machine
     layout: str = choice_field("sequence", "spread")  # fill one node after the other, or spread devices evenly
     interface: str | None = None  # network interface between nodes; null: the one that routes there
-    stage: str | None = None  # folder on each node's disk that the data set is copied to; null: no copy
+    node_copy: str | None = None  # folder on each node's disk that the data set is copied to; null: no copy
     scheduler: str = choice_field("none", "slurm")
     max_jobs: int | None = number_field(None, at_least=1)  # jobs of a sweep in the queue at a time; null: all
     slurm: SlurmSpec = field(default_factory=SlurmSpec)
@@ -264,7 +264,7 @@ class Config:
     seed: int = number_field(0, at_least=0)
     repeat: int = number_field(0, at_least=0)
     resume: bool = False
-    baseline: str = choice_field("auto", "bare", "none", "ladder")  # which missing one-device runs a sweep adds
+    baseline: str = choice_field("auto", "bare", "none", "attribution")  # which missing one-device runs a sweep adds
     dry_run: bool = False
     debug: bool = False
 
@@ -296,8 +296,8 @@ class RunSpec:
     fingerprint: str
     flags: list[str] = field(default_factory=list)
     unsupported: str | None = None  # why this well-formed run cannot happen here
-    broken: str | None = None  # why it fails before any of its processes exists: the fault of a plugin
-    broken_log: str = ""  # the traceback of that
+    plugin_error: str | None = None  # of a plugin or user code; the run fails before it has a process
+    plugin_traceback: str = ""
     cohort: str | None = None  # the runs that it takes turns with; its ranks park between slots
 
     @property
@@ -306,9 +306,9 @@ class RunSpec:
         return len(self.places)
 
     @property
-    def starts(self) -> bool:
+    def can_start(self) -> bool:
         """True if its processes can be started; otherwise its result is written at once and costs no time."""
-        return self.unsupported is None and self.broken is None
+        return self.unsupported is None and self.plugin_error is None
 
     @property
     def services(self) -> dict[int, str]:

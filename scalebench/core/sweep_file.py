@@ -31,7 +31,7 @@ class SweepRecord:
     """The record of a sweep in sweep.json: its program, its planned runs and how it ended."""
 
     started_at: str  # ISO 8601, UTC
-    words: list[str]  # arguments of the command line
+    arguments: list[str]  # of the command line
     hostname: str
     pid: int  # of the program
     pid_started_s: float  # seconds since the epoch: process numbers are used again

@@ -178,7 +178,7 @@ class ProbeRunner:
     def _try_sync_switch(self) -> None:
         if self.spec.gpus == 1:
             raise NotMeasured(ONE_DEVICE)
-        if not self.spec.config.strategy.lockstep:
+        if self.spec.config.strategy.independent:
             raise NotMeasured(NO_SYNC)
         self.probes.set_gradient_sync(False)
         self.probes.set_gradient_sync(True)

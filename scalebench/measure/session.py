@@ -82,7 +82,7 @@ class Session:
 
     def _measure(self, train: Source, training: TrainingRun | None) -> None:
         settings = self.spec.config.measure
-        synchronous = self.spec.config.strategy.lockstep
+        synchronous = not self.spec.config.strategy.independent
         warmup = Warmup(self.strategy, settings, synchronous, self._report, self._clock)
         measure = create_measure_phase(self.strategy, settings, synchronous, self._report, self._clock)
         if self._gate is not None:

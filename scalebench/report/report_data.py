@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import load, scaling_curves
 from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS
+from scalebench.analysis.read_runs import walk_folders
 from scalebench.analysis.scaling_curves import plain_row
 from scalebench.core.json_files import read_json
 from scalebench.core.result import Result, read_result
@@ -46,6 +47,7 @@ DETAIL_COLUMNS = (
     "run_id strategy gpus path reason flags steady step_s throughput_samples_per_s final_loss metric metric_name "
     "started_at global_batch stopped_by"
 ).split()
+RUN_COLUMNS = tuple(dict.fromkeys([*DETAIL_COLUMNS, *GLOBAL_NAME_COLUMNS, *NAME_COLUMNS]))
 
 
 @dataclass
@@ -134,14 +136,14 @@ def list_detailed_runs(report_data: ReportData) -> list[Row]:
     """Return the rows of the runs shown in detail, each run once, in the order of `detailed_run_ids`."""
     position = {run_id: number for number, run_id in enumerate(report_data.detailed_run_ids)}
     frame = report_data.frame
-    rows = select_run_columns(frame[frame["run_id"].isin(position)].drop_duplicates("run_id").to_dict("records"))
+    columns = [name for name in RUN_COLUMNS if name in frame]
+    rows = scaling_curves.plain_rows(frame.loc[frame["run_id"].isin(position), columns].drop_duplicates("run_id"))
     return sorted(rows, key=lambda row: position[row["run_id"]])
 
 
 def select_run_columns(rows: Iterable[dict[Any, Any]]) -> list[Row]:
     """Reduce rows of the frame, which has many more columns, to those that describe a single run."""
-    kept = (*DETAIL_COLUMNS, *GLOBAL_NAME_COLUMNS, *NAME_COLUMNS)
-    return [plain_row({name: row[name] for name in kept if name in row}) for row in rows]
+    return [plain_row({name: row[name] for name in RUN_COLUMNS if name in row}) for row in rows]
 
 
 def name_runs(rows: Sequence[Row]) -> dict[str, str]:
@@ -232,7 +234,7 @@ class UnfinishedRun:
 
 def find_unfinished_runs(paths: Sequence[Path]) -> Iterator[UnfinishedRun]:
     """Yield the runs at or below `paths` that have a spec and no result, in the order of their folders."""
-    folders = {spec.parent for path in paths if path.is_dir() for spec in path.rglob(SPEC_FILE)}
+    folders = {Path(spec).parent for path in paths for spec, _ in walk_folders(str(path), SPEC_FILE, [])}
     for folder in sorted(folders):
         if not (folder / RESULT_FILE).exists():
             last = _read_last_progress(folder)

@@ -108,7 +108,7 @@ def step_interval(result: Result) -> Estimate | None:
     step_s, (_, interval) = throughput.step_s(result), throughput.throughput(result)
     if step_s is None:
         return None
-    if interval is None or not result.scale.lockstep or not interval.low > 0:
+    if interval is None or result.scale.independent or not interval.low > 0:
         return Estimate(step_s, step_s, step_s)
     return Estimate(step_s, step_s * interval.value / interval.high, step_s * interval.value / interval.low)
 
@@ -120,7 +120,7 @@ def compute_rest(result: Result, step: Estimate | None) -> tuple[Estimate | None
     negated = [Estimate(-figure.value, -figure.high, -figure.low) for figure in figures.values() if figure is not None]
     if step is None or not negated:
         return None, "no part was measured"
-    synchronizes = result.scale.gpus > 1 and result.scale.lockstep
+    synchronizes = result.scale.gpus > 1 and not result.scale.independent
     missing = [name for name, figure in figures.items() if figure is None]
     missing = [name for name in missing if synchronizes or name != EXPOSED_SYNC.name]
     rest = sum_estimates([step, *negated])

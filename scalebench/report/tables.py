@@ -79,7 +79,7 @@ def _figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: str 
     if frame["overhead_share"].notna().any():  # a bare strategy alone has none
         columns["overhead at 1"] = _make_figure_column(lambda row, name: format_overhead(row), "overhead_share")
     baselines = {"bare": "bare", "self": "self"}
-    if baseline_name is not None and "speedup_given" in frame:
+    if baseline_name is not None and frame["speedup_given"].notna().any():
         baselines["given"] = f"over {baseline_name}"
     columns |= {f"speedup {text}": _make_figure_column(format_ratio_column, f"speedup_{kind}")
                 for kind, text in baselines.items()}  # fmt: skip
@@ -188,6 +188,9 @@ def format_remarks(row: dict[str, Any]) -> str:
     if missing := find_missing_baselines(row):
         remarks.append(f"no {' and '.join(missing)} baseline")
     return ", ".join(remarks)
+
+
+BASELINE_COLUMNS = ["status", "max_batch_per_device", "baseline_bare_id", "baseline_self_id"]
 
 
 def find_missing_baselines(row: dict[str, Any]) -> list[str]:

@@ -113,13 +113,13 @@ def describe_largest_batch(result: Result) -> str:
     if search is None or search.batch_per_device is None:
         raise ValueError(f"{result.run_id} found no largest batch")
     batch, gpus = search.batch_per_device, result.scale.gpus
-    tries = f"{len(search.tried)} {'try' if len(search.tried) == 1 else 'tries'}"
+    tries = f"{len(search.trials)} {'try' if len(search.trials) == 1 else 'tries'}"
     within = "" if search.limit_bytes is None else f" within {format_bytes(search.limit_bytes)} a process"
     if search.bounded_by == "data":
         samples = f"{batch * gpus} of the {result.workload.train_samples} training samples"
         reason = f"it fits{within}, and the data set has no larger one ({samples}; {tries}): raise dataset.size"
     else:
-        smallest = min(tried.batch_per_device for tried in search.tried if tried.status != "ok")
+        smallest = min(trial.batch_per_device for trial in search.trials if trial.status != "ok")
         reason = f"{smallest} does not fit{within or ' into memory'} ({tries})"
     batches = f"the largest batch is {batch} per device, {batch * gpus} global"
     return f"{result.scale.strategy} gpus={gpus}: {batches}; {reason}"

@@ -232,7 +232,7 @@ def _sync(first: RankRecord | None, transports: dict[str, str] | None) -> Sync:
 def _training_flops(spec: RunSpec) -> float | None:
     """Return the FLOPs of training on one sample; None for a user's own network, and for one that fails."""
     model = spec.config.model
-    if spec.broken is not None or user_code.is_user_model(model):
+    if spec.plugin_error is not None or user_code.is_user_model(model):
         return None
     return networks.build_network(model).training_flops
 
@@ -253,7 +253,7 @@ def _scale(spec: RunSpec, first: RankRecord | None) -> Scale:
         scaling=spec.config.scaling,
         batch_per_device=spec.batch_per_device,
         global_batch=spec.global_batch,
-        lockstep=strategy.lockstep,
+        independent=strategy.independent,
         repeat=spec.config.repeat,
         seed=spec.config.seed,
         baseline_bare=strategy.baseline,

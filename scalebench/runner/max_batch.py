@@ -107,7 +107,7 @@ class BatchSearch:
             raise _SearchEnded(dataclasses.replace(outcome, reason=f"batch {batch} per device: {outcome.reason}"))
         self._outcomes[batch] = outcome
         ranks = [rank for rank in read_ranks(self.rank_folder, self._requested.processes) if rank is not None]
-        self.answer.tried.append(_describe_try(batch, outcome, ranks))
+        self.answer.trials.append(_describe_try(batch, outcome, ranks))
         return outcome.status == "ok"
 
     def _with_more_memory(
@@ -197,12 +197,12 @@ class BatchSearch:
 
     def _timeout(self, when: str) -> RunOutcome:
         limit_s = self._requested.config.measure.timeout_s
-        fits = max((each.batch_per_device for each in self.answer.tried if each.status == "ok"), default=None)
+        fits = max((each.batch_per_device for each in self.answer.trials if each.status == "ok"), default=None)
         answer = "" if fits is None else f"; {fits} per device fits"
         return RunOutcome("timeout", f"the search was not over after {limit_s:g} s (measure.timeout_s), {when}{answer}")
 
     def _label_progress(self, batch: int, on_progress: OnProgress) -> OnProgress:
-        head = f"try {len(self.answer.tried) + 1}: batch {batch} per device"
+        head = f"try {len(self.answer.trials) + 1}: batch {batch} per device"
         return lambda ranks: on_progress([dataclasses.replace(p, phase=f"{head}, {p.phase}") for p in ranks])
 
 

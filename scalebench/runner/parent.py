@@ -50,8 +50,8 @@ def run_spec(
     folder.mkdir(parents=True, exist_ok=True)
     started = StartedRun(spec, folder)
     write_spec(spec, folder)
-    if spec.broken is not None:
-        return started.finish(RunOutcome("failed", spec.broken, log=_write_plugin_log(spec, folder)))
+    if spec.plugin_error is not None:
+        return started.finish(RunOutcome("failed", spec.plugin_error, log=_write_plugin_log(spec, folder)))
     reason = spec.unsupported or max_batch.search_unsupported_reason(spec)
     if reason is not None:
         return started.finish(RunOutcome("unsupported", reason))
@@ -149,9 +149,9 @@ def refuse_folder_with_result(folder: Path) -> None:
 
 def _write_plugin_log(spec: RunSpec, folder: Path) -> str | None:
     """Write the traceback of a plugin's error, and return the name of the file; None where its code raised nothing."""
-    if not spec.broken_log:
+    if not spec.plugin_traceback:
         return None
-    (folder / PLUGIN_LOG).write_text(spec.broken_log)
+    (folder / PLUGIN_LOG).write_text(spec.plugin_traceback)
     return PLUGIN_LOG
 
 

@@ -112,8 +112,8 @@ def python_command(spec: RunSpec, folder: Path) -> list[str]:
 
 def rank_folders(spec: RunSpec, folder: Path) -> list[Path]:
     """Return the folders that a rank reads and writes: of the run, of the data set, and of the copy on the node."""
-    dataset, stage = spec.config.dataset, spec.config.hardware.stage
-    folders = [folder, dataset.cache or machine.cache_folder(), dataset.path, stage]
+    dataset, node_copy = spec.config.dataset, spec.config.hardware.node_copy
+    folders = [folder, dataset.cache or machine.cache_folder(), dataset.path, node_copy]
     absolute = [Path(os.path.abspath(Path(path).expanduser())) for path in folders if path is not None]
     return list(dict.fromkeys(absolute))
 

@@ -45,6 +45,22 @@ class Loop(Protocol):
         """Count one step that was issued. True when the loop is over."""
 
 
+class BatchReplay:
+    """A Loop that yields one batch for a number of steps and collects their losses in `parts`."""
+
+    def __init__(self, batch: Any, steps: int) -> None:
+        self.parts: list[LossPart | None] = []
+        self._batch, self._steps = batch, steps
+
+    def __iter__(self) -> Iterator[Any]:
+        while len(self.parts) < self._steps:
+            yield self._batch
+
+    def done(self, part: LossPart | None) -> bool:
+        self.parts.append(part)
+        return len(self.parts) >= self._steps
+
+
 @dataclass
 class NoOptions:
     """The options of a strategy without options."""

@@ -62,7 +62,7 @@ class Simulated(Strategy, Probes):
         self._steps = 0
         self.rates: list[float] = []  # in the order in which they were set, for tests
         self._memory = b""
-        self._syncs_gradients = spec.config.strategy.lockstep
+        self._syncs_gradients = not spec.config.strategy.independent
 
     def setup(self) -> None:
         self._fault("setup")
@@ -177,9 +177,9 @@ def _allocate(size_bytes: int) -> bytes:
 def raise_fault(fault: str) -> None:
     """Fail in the named way."""
     if fault == "raise":
-        raise RuntimeError("told to fail")
+        raise RuntimeError("failed as configured")
     if fault == "unsupported":
-        raise Unsupported("told to be unsupported")
+        raise Unsupported("unsupported as configured")
     if fault == "exit":
         os._exit(7)
     if fault == "kill":

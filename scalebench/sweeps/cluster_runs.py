@@ -30,7 +30,7 @@ class UserDetached(KeyboardInterrupt):
 def is_submitted(spec: RunSpec) -> bool:
     """Return whether this run becomes a job. Within an allocation, and where it is unsupported, it does not."""
     hardware = spec.config.hardware
-    return hardware.scheduler == "slurm" and not hardware.this_machine and spec.starts and not in_allocation()
+    return hardware.scheduler == "slurm" and not hardware.this_machine and spec.can_start and not in_allocation()
 
 
 def run_single(spec: RunSpec, folder: Path, console: Console, resume: bool) -> Result:

@@ -93,7 +93,7 @@ class Member:
 
     def record_slot(self, round: int, reports: Sequence[RankProgress]) -> None:
         """Record the throughput of a slot from what its ranks report."""
-        if self.spec.config.strategy.lockstep:
+        if not self.spec.config.strategy.independent:
             reports = [reports[0]]
         steps_per_s = [report.steps / report.elapsed_s for report in reports if report.elapsed_s > 0]
         if steps_per_s:

@@ -177,8 +177,9 @@ class Console:
             note = format_repeat(spec) + (f" model={spec.config.model.name}" if has_several_models else "")
             note += " (baseline, added)" if added else ""
             note += " [oversubscribed]" if "oversubscribed" in spec.flags else ""
-            if not spec.starts:
-                reason = f"unsupported: {spec.unsupported}" if spec.broken is None else f"will fail: {spec.broken}"
+            if not spec.can_start:
+                error = spec.plugin_error
+                reason = f"unsupported: {spec.unsupported}" if error is None else f"will fail: {error}"
                 self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {reason}")
                 continue
             low, high = estimate_s(spec)

@@ -149,7 +149,7 @@ class Sweep:
         yield
         self._current = None
         for run in runs:
-            if run.earlier is None and run.spec.starts:
+            if run.earlier is None and run.spec.can_start:
                 self._estimate.record_duration(run.spec, (self._clock() - started_s) / len(runs))
 
     def _cost_s(self, run: SweepRun) -> float:

@@ -125,7 +125,7 @@ class SweepLauncher(Launcher):
             _copy_earlier_run(run.earlier, folder)
         elif self._config.resume and not is_collected:
             shutil.rmtree(folder, ignore_errors=True)  # of a run that was not successful
-        if run.earlier is None and run.spec.starts and not is_collected:
+        if run.earlier is None and run.spec.can_start and not is_collected:
             if self._is_warm:
                 self.session.cool_down(run.spec.config.measure.cool_down_s)
             self._is_warm = True

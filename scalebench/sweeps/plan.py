@@ -107,7 +107,7 @@ def _order_runs(runs: list[SweepRun]) -> list[SweepRun]:
 def cohort_key(spec: RunSpec) -> tuple[int, str, str] | None:
     """Return a key that is equal for runs of a sweep that take turns with each other; None for one that takes none."""
     settings = spec.config.measure
-    if not spec.starts or spec.config.debug or settings.order not in ("auto", "rounds") or turns_reason(spec):
+    if not spec.can_start or spec.config.debug or settings.order not in ("auto", "rounds") or turns_reason(spec):
         return None
     return spec.config.repeat, spec.config.model.name, spec.config.hardware.name
 
@@ -130,7 +130,7 @@ def turns_reason(spec: RunSpec) -> str | None:
 
 def check_rounds(planned: Sequence[SweepRun]) -> None:
     """Raise InputError where measure.order=rounds cannot be what happens."""
-    requested = [run.spec for run in planned if run.spec.config.measure.order == "rounds" and run.spec.starts]
+    requested = [run.spec for run in planned if run.spec.config.measure.order == "rounds" and run.spec.can_start]
     for spec in requested:
         settings, reason = spec.config.measure, turns_reason(spec)
         if reason is not None:
@@ -149,11 +149,11 @@ def check_rounds(planned: Sequence[SweepRun]) -> None:
 def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> list[SweepRun]:
     """Return the bare and self runs that `run` is compared with; none for a run that cannot happen here.
 
-    With baseline=bare there are no self runs. With baseline=ladder, strong scaling also gets both at the batch that
-    each device has, where that is a whole number.
+    With baseline=bare there are no self runs. With baseline=attribution, strong scaling also gets both at the batch
+    that each device has, where that is a whole number.
     """
     spec = run.spec
-    if spec.config.baseline == "none" or not spec.starts:
+    if spec.config.baseline == "none" or not spec.can_start:
         return []
     others = [override for override in run.overrides if not override.startswith("gpus=")]
     baselines = []
@@ -168,7 +168,7 @@ def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> li
     if spec.gpus > 1 and spec.config.baseline != "bare":
         baselines.append([*others, "gpus=1"])
     batch_per_device, remainder = divmod(spec.global_batch, spec.gpus)
-    if spec.config.baseline == "ladder" and spec.config.scaling == "strong" and spec.gpus > 1 and not remainder:
+    if spec.config.baseline == "attribution" and spec.config.scaling == "strong" and spec.gpus > 1 and not remainder:
         batch = ["scaling=weak", "train.global_batch=null", f"train.batch_per_device={batch_per_device}"]
         batch_keys = tuple(override.partition("=")[0] + "=" for override in batch)
         baselines += [[word for word in baseline if not word.startswith(batch_keys)] + batch for baseline in baselines]
@@ -176,7 +176,7 @@ def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> li
     bare = next((baseline.spec.fingerprint for baseline in runs if baseline.spec.config.strategy.name == name), None)
     for each in (run, *runs):
         each.bare = bare
-    return [baseline for baseline in runs if baseline.spec.starts]
+    return [baseline for baseline in runs if baseline.spec.can_start]
 
 
 def find_earlier_results(root: Path) -> dict[tuple[str, int], Path]:

@@ -50,5 +50,5 @@ def _find_curve_ends(planned: Sequence[RunSpec]) -> dict[str, tuple[int, int]]:
     """Return the fewest and the most devices of each curve; (0, 0) where none of its runs can happen here."""
     counts: dict[str, list[int]] = {}
     for spec in planned:
-        counts.setdefault(planned_curve_key(spec.config), []).extend([spec.gpus] if spec.starts else [])
+        counts.setdefault(planned_curve_key(spec.config), []).extend([spec.gpus] if spec.can_start else [])
     return {curve: (min(gpus), max(gpus)) if gpus else (0, 0) for curve, gpus in counts.items()}

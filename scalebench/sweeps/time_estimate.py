@@ -56,7 +56,7 @@ class TimeEstimate:
         any), trainings to a stop in proportion to their length; else the a-priori estimate, scaled by how far earlier
         estimates were off.
         """
-        if not spec.starts:
+        if not spec.can_start:
             return 0.0
         similar = [
             (other, _scale_to_length(spec, other, duration_s))
@@ -74,11 +74,11 @@ class TimeEstimate:
         """Return whether expected_s is more than a guess, as it is for a training by epochs before a similar one has
         ended."""
         similar = (_duration_key(other) == _duration_key(spec) for other, _ in self._durations_s)
-        return not spec.starts or _is_bounded(spec) or any(similar)
+        return not spec.can_start or _is_bounded(spec) or any(similar)
 
     def total_s(self, specs: Iterable[RunSpec]) -> float:
         """Return the expected seconds of all these runs and of the pauses before them."""
-        return sum(self.expected_s(spec) + spec.config.measure.cool_down_s * spec.starts for spec in specs)
+        return sum(self.expected_s(spec) + spec.config.measure.cool_down_s * spec.can_start for spec in specs)
 
 
 def format_about(seconds: float) -> str:

@@ -53,8 +53,8 @@ class MadeSamples:
 
 def make_samples(overrides: list[str], folder: Path) -> MadeSamples:
     spec = resolve(compose_config([*overrides, f"dataset.cache={folder}"]))
-    if spec.broken is not None:
-        pytest.fail(f"{spec.broken}\n{spec.broken_log}", pytrace=False)
+    if spec.plugin_error is not None:
+        pytest.fail(f"{spec.plugin_error}\n{spec.plugin_traceback}", pytrace=False)
     return MadeSamples(spec.config, *cache.open_arrays(datasets.prepare(spec.config)))
 
 

@@ -28,7 +28,7 @@ from scalebench.workloads import datasets
 
 # fault -> (status, part of the reason)
 EXPECTED_OUTCOMES = {
-    "raise": ("failed", "rank {}: RuntimeError: told to fail"),
+    "raise": ("failed", "rank {}: RuntimeError: failed as configured"),
     "exit": ("failed", "rank {} ended with exit status 7"),
     "kill": ("failed", "rank {} was killed by SIGKILL"),
     "stop": ("timeout", "no rank made progress"),

@@ -73,8 +73,8 @@ def run_worker_module(overrides: list[str], folder: Path, module: str) -> RunSpe
     Refused if the strategy raises Unsupported; a run that is impossible here skips the test.
     """
     spec = resolve(compose_config(overrides))
-    if spec.broken is not None:
-        pytest.fail(f"{spec.broken}\n{spec.broken_log}", pytrace=False)
+    if spec.plugin_error is not None:
+        pytest.fail(f"{spec.plugin_error}\n{spec.plugin_traceback}", pytrace=False)
     if spec.unsupported is not None:
         pytest.skip(spec.unsupported)
     folder.mkdir(parents=True, exist_ok=True)

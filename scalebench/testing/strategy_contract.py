@@ -268,7 +268,7 @@ class StrategyContract(YamlContract):
         assert all(r.closed_twice for r in group.ranks)
 
     def has_independent_replicas(self, group: ContractRanks) -> bool:
-        return not group.spec.config.strategy.lockstep and group.spec.processes > 1
+        return group.spec.config.strategy.independent and group.spec.processes > 1
 
     def rtol(self, group: ContractRanks) -> float | None:
         """Return the tolerance of losses against the baseline's; None: they only have to fall."""

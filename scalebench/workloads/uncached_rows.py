@@ -60,7 +60,7 @@ def _check_droppable(path: Path) -> None:
     if (kind := _file_system(path)) in IN_MEMORY_FILE_SYSTEMS:
         raise InputError(
             f"dataset.feed=disk cannot read {path} from a disk, since it is in memory ({kind}): "
-            "set dataset.cache (or hardware.stage, if it is used) to a folder on a disk, or dataset.feed=host"
+            "set dataset.cache (or hardware.node_copy, if it is used) to a folder on a disk, or dataset.feed=host"
         )
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import rich.console
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +23,7 @@ from scalebench.core.result import Result
 from scalebench.core.spec import HardwareSpec
 from scalebench.report.terminal import make_configurations
 from tests.builders.runs import record
+from tests.report.section_blocks import render_table
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LATER_TO_TRAIN = (
@@ -66,7 +65,7 @@ def nearest(result: Result, candidates: list[Result], bare: bool) -> Result | No
     return min(candidates, key=distance, default=None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=12), RUNS, st.booleans())
 def test_the_nearest_candidate_has_the_least_distance(rows: list[Result], asking_run: Result, bare: bool) -> None:
     index: Candidates[Result] = Candidates()
@@ -84,7 +83,7 @@ def old_key(result: Result, strategy: bool) -> str:
     for key in ("gpus", "repeat", "resume", "baseline", "dry_run", "debug", "measure", "sweep"):
         tree.pop(key, None)
     tree.get("dataset", {}).pop("cache", None)
-    for key in ("device_ids", "bind", "environment", "layout", "interface", "stage", "max_jobs", "slurm"):
+    for key in ("device_ids", "bind", "environment", "layout", "interface", "node_copy", "max_jobs", "slurm"):
         tree.get("hardware", {}).pop(key, None)
     for key in LATER_TO_TRAIN:
         tree.get("train", {}).pop(key, None)
@@ -118,11 +117,6 @@ def test_trainings_are_compared_only_with_trainings() -> None:
     assert comparison_key(later, False) == keys[0], "it has no points"
 
 
-def test_a_run_without_candidates_has_no_baseline() -> None:
-    nothing: Baselines[Result] = Baselines.among([])
-    assert nothing.find_self(record()) is None and nothing.find_bare(record()) is None
-
-
 def placed(strategy: str, ids: list[int], block_s: float = 0.1, **changes: Any) -> Result:
     made = HardwareSpec("cpu", devices="cpu", gpus_per_node=2, device_ids=ids, **changes)
     run_id = f"{strategy} {ids} {changes}"
@@ -136,47 +130,6 @@ def test_each_single_device_is_compared_with_the_first_one() -> None:
     assert list(index["speedup_self"]) == [1.0, 1.0, 1.0]
     assert index["overhead_share"].isna().all()  # a bare strategy has none
     assert list(index["device_ids"]) == ["0", "1", "2"]
-
-
-def test_without_the_first_device_the_lowest_is_the_baseline() -> None:
-    rows = [placed("bare_torch", [3]), placed("bare_torch", [1])]
-    assert all(Baselines.among(rows).find_bare(row) is rows[1] for row in rows)
-
-
-def test_a_strategy_that_is_its_own_bare_baseline_prefers_the_first_device() -> None:
-    rows = [
-        record(
-            "simulated", run_id=f"simulated {ids}", baseline="simulated", hardware=HardwareSpec("cpu", device_ids=ids)
-        )
-        for ids in ([0], [1])
-    ]
-    for row in rows:
-        row.scale.framework = "none"
-    assert [Baselines.among(rows).find_bare(row) for row in rows] == [rows[0], rows[0]]
-    assert [Baselines.among(rows).find_self(row) for row in rows] == rows
-
-
-def test_two_devices_are_compared_with_their_first_device_if_it_was_measured() -> None:
-    near, far = placed("bare_torch", [0]), placed("bare_torch", [4])
-    pair = placed("ddp", [4, 5])
-    assert Baselines.among([near, pair]).find_bare(pair) is near
-    assert Baselines.among([near, far, pair]).find_bare(pair) is far
-    own = [placed("ddp", [0]), placed("ddp", [4])]
-    assert Baselines.among([*own, pair]).find_self(pair) is own[1]
-    assert Baselines.among([own[0], pair]).find_self(pair) is own[0]
-
-
-def test_binding_and_variables_count_as_devices_do() -> None:
-    usual, far = placed("bare_torch", []), placed("bare_torch", [], bind="far")
-    without = {"NCCL_P2P_DISABLE": "1"}
-    pairs = [placed("ddp", [0, 1], bind=bind) for bind in ("numa", "none", "far")]
-    index = Baselines.among([far, usual, *pairs])
-    assert [index.find_bare(pair) for pair in pairs] == [usual, usual, far]
-    assert index.find_bare(far) is usual  # one device alone: how much the far cores cost
-    assert index.find_bare(placed("ddp", [0, 1], environment=without)) is usual
-    other = placed("bare_torch", [], environment=without)
-    assert Baselines.among([usual, other]).find_bare(placed("ddp", [0, 1], environment=without)) is other
-    assert Baselines.among([usual, other]).find_bare(placed("ddp", [0, 1])) is usual
 
 
 def test_older_records_have_the_default_placement() -> None:
@@ -206,35 +159,26 @@ def with_layout(layout: str, gpus: int = 4, block_s: float = 0.1, strategy: str 
     return made
 
 
-def test_layouts_are_separate_rows_with_a_column() -> None:
+def test_layouts_are_separate_rows_and_curves_with_a_column() -> None:
     results = [with_layout("sequence"), with_layout("spread"), with_layout("spread", block_s=0.11)]
     frame = pool_results(results, [Path(str(number)) for number in range(3)])
-    assert sorted(zip(frame["layout"], frame["repeats"], frame["nodes"], strict=True)) == [
-        ("sequence", 1, 1),
-        ("spread", 2, 2),
-    ]
-    console = rich.console.Console(file=io.StringIO(), width=250)
-    console.print(make_configurations(frame))
-    shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    rows = zip(frame["layout"], frame["repeats"], frame["nodes"], strict=True)
+    assert sorted(rows) == [("sequence", 1, 1), ("spread", 2, 2)]
+    assert [curve.name for curve in make_curves(frame)] == ["ddp layout=sequence", "ddp layout=spread"]
+    shown = render_table(make_configurations(frame), 250).splitlines()
     assert [line.split()[0] for line in shown if "ddp" in line] == ["sequence", "spread"]
-    console = rich.console.Console(file=io.StringIO(), width=250)
-    console.print(make_configurations(frame[frame["layout"] == "spread"]))
-    assert "layout" not in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "layout" not in render_table(make_configurations(frame[frame["layout"] == "spread"]), 250)
 
 
 def test_layouts_share_the_baseline_of_one_device() -> None:
-    """That run has the default layout, since one device has no other."""
-    is_bare_itself, bare = with_layout("sequence", 1), with_layout("sequence", 1, strategy="bare_torch")
-    index = Baselines.among([is_bare_itself, bare])
+    """That run has the default layout, since one device has no other; older records have none."""
+    own, bare, older = with_layout("sequence", 1), with_layout("sequence", 1, strategy="bare_torch"), with_layout("", 1)
+    for key in ("layout", "interface", "node_copy", "max_jobs", "slurm"):
+        del older.spec["hardware"][key]
     for layout in ("sequence", "spread"):
-        assert index.find_self(with_layout(layout)) is is_bare_itself and index.find_bare(with_layout(layout)) is bare
-
-
-def test_a_record_without_a_layout_is_comparable() -> None:
-    is_bare_itself = with_layout("sequence", 1)
-    for key in ("layout", "interface", "stage", "max_jobs", "slurm"):
-        del is_bare_itself.spec["hardware"][key]
-    assert Baselines.among([is_bare_itself]).find_self(with_layout("spread")) is is_bare_itself
+        for one in (own, older):
+            index = Baselines.among([one, bare])
+            assert index.find_self(with_layout(layout)) is one and index.find_bare(with_layout(layout)) is bare
 
 
 def test_layouts_are_compared_by_the_key_hardware_layout() -> None:
@@ -245,12 +189,3 @@ def test_layouts_are_compared_by_the_key_hardware_layout() -> None:
     assert pair.ratio == 1.0 and "layout" not in str(pair.label)
     scaled = [make_compared_run(with_layout("sequence", 1)), *other]
     assert len(compare_by(scaled, "gpus").pairs) == 1
-
-
-def test_layouts_are_separate_curves() -> None:
-    results = [with_layout(layout, gpus) for layout in ("sequence", "spread") for gpus in (2, 4)]
-    frame = pool_results(results, [Path(str(number)) for number in range(4)])
-    assert [(curve.name, curve.gpus) for curve in make_curves(frame)] == [
-        ("ddp layout=sequence", [2, 4]),
-        ("ddp layout=spread", [2, 4]),
-    ]

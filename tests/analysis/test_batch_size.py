@@ -41,7 +41,7 @@ def line(start_s: float, sample_s: float, batches: Sequence[int] = BATCHES) -> l
 
 def test_the_smallest_batch_with_nine_tenths_of_the_throughput_saturates() -> None:
     saturation = find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95]))
-    assert saturation is not None and (saturation.batch, saturation.share, saturation.rate) == (1000, 0.9, 90)
+    assert (saturation.batch, saturation.share, saturation.rate) == (1000, 0.9, 90)
     assert (saturation.highest, saturation.highest_rate, saturation.first, saturation.last) == (2000, 100, False, False)
     assert find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95]), share=0.5).batch == 700  # type: ignore[union-attr]
 
@@ -49,21 +49,21 @@ def test_the_smallest_batch_with_nine_tenths_of_the_throughput_saturates() -> No
 def test_candidates_are_chosen_by_their_intervals() -> None:
     # Ratios to the highest have limits of 2 % * sqrt(2), 2.8 %: 0.89 reaches 0.9, and 0.90 is not surely there.
     saturation = find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95]))
-    assert saturation is not None and saturation.candidates == (700, 1000, 2000)
+    assert saturation.candidates == (700, 1000, 2000)
     surely = find_saturating_batch(rows([10, 20, 40, 80, 95, 100, 99]))
-    assert surely is not None and surely.candidates == (1000,)
+    assert surely.candidates == (1000,)
     below = find_saturating_batch(rows([10, 20, 40, 89, 95, 100, 99]))
-    assert below is not None and (below.batch, below.candidates) == (1000, (700, 1000))
+    assert (below.batch, below.candidates) == (1000, (700, 1000))
     noisy = find_saturating_batch(rows([100, 99], width=0.3))  # not even the highest one is surely it
-    assert noisy is not None and (noisy.batch, noisy.candidates) == (75, (75, 150))
+    assert (noisy.batch, noisy.candidates) == (75, (75, 150))
     untold = find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95], width=None))
-    assert untold is not None and (untold.batch, untold.candidates) == (1000, None)
+    assert (untold.batch, untold.candidates) == (1000, None)
 
 
 def test_a_saturating_batch_at_an_end_of_the_range_is_marked() -> None:
     rising, flat = find_saturating_batch(rows([10, 20, 40, 80])), find_saturating_batch(rows([100, 99, 98, 60]))
-    assert rising is not None and (rising.batch, rising.first, rising.last) == (700, False, True)
-    assert flat is not None and (flat.batch, flat.first, flat.last) == (75, True, False)
+    assert (rising.batch, rising.first, rising.last) == (700, False, True)
+    assert (flat.batch, flat.first, flat.last) == (75, True, False)
     assert find_saturating_batch(rows([10])) is None and find_saturating_batch([]) is None
 
 
@@ -74,11 +74,11 @@ def test_a_saturating_batch_at_an_end_of_the_range_is_marked() -> None:
 )
 def test_the_saturating_batch_is_a_candidate_in_any_unit(rates: list[float], power: int, width: float) -> None:
     saturation = find_saturating_batch(rows(rates, width=width))
-    assert saturation is not None and saturation.candidates is not None and saturation.batch in saturation.candidates
+    assert saturation.candidates is not None and saturation.batch in saturation.candidates
     assert saturation.share >= 0.9 and saturation.highest_rate == max(rates)
     assert all(rate < 0.9 * max(rates) for rate in rates[: BATCHES.index(saturation.batch)])
     scaled = find_saturating_batch(rows([2.0**power * rate for rate in rates], width=width))
-    assert scaled is not None and scaled.candidates == saturation.candidates
+    assert scaled.candidates == saturation.candidates
     assert (scaled.batch, scaled.share, scaled.highest) == (saturation.batch, saturation.share, saturation.highest)
 
 
@@ -86,7 +86,6 @@ def test_the_saturating_batch_is_a_candidate_in_any_unit(rates: list[float], pow
 @given(start_s=st.floats(1e-5, 10.0), sample_s=st.floats(1e-8, 1e-2))
 def test_the_fit_of_an_exact_line_is_exact(start_s: float, sample_s: float) -> None:
     saturation = fit_step_time([(batch, start_s + sample_s * batch) for batch in BATCHES])
-    assert saturation is not None and saturation.limit is not None and saturation.half_batch is not None
     share = sample_s * max(BATCHES) / (start_s + sample_s * max(BATCHES))  # of what rounding is a share of
     assert saturation.alpha_s == pytest.approx(start_s, rel=1e-6)
     assert saturation.beta_s == pytest.approx(sample_s, rel=1e-9 / share)
@@ -100,12 +99,9 @@ def test_the_fit_is_weighted_least_squares() -> None:
     times = [0.011, 0.013, 0.021, 0.029, 0.043, 0.078, 0.2]
     saturation = fit_step_time(list(zip(BATCHES, times, strict=True)))
     expected, _ = curve_fit(lambda b, one, two: one + two * b, BATCHES, times, p0=[0.01, 1e-5], sigma=times)
-    assert saturation is not None and (saturation.alpha_s, saturation.beta_s) == pytest.approx(
-        tuple(expected), rel=1e-5
-    )
+    assert (saturation.alpha_s, saturation.beta_s) == pytest.approx(tuple(expected), rel=1e-5)
     off = [1 - (expected[0] + expected[1] * b) / t for b, t in zip(BATCHES, times, strict=True)]
     assert saturation.worst == pytest.approx(max(map(abs, off)), rel=1e-4) and 0.9 < saturation.r_squared < 1
-    assert saturation.low is not None and saturation.high is not None and saturation.half_batch is not None
     assert saturation.low < saturation.half_batch < saturation.high
 
 
@@ -115,7 +111,7 @@ def test_the_limits_follow_fieller() -> None:
 
     times = [0.012, 0.009, 0.018, 0.021, 0.04, 0.06, 0.2]  # scatters widely, so that no term is small
     saturation = fit_step_time(list(zip(BATCHES, times, strict=True)))
-    assert saturation is not None and saturation.low and saturation.high is not None
+    assert saturation.low and saturation.high is not None
     design = np.array([[1 / time, batch / time] for batch, time in zip(BATCHES, times, strict=True)])
     line, around, _, _ = np.linalg.lstsq(design, np.ones(7), rcond=None)
     covariance = around[0] / 5 * np.linalg.inv(design.T @ design)
@@ -130,7 +126,6 @@ def test_the_limits_cover_the_truth_as_often_as_promised() -> None:
     for _ in range(trials):
         off = chance.normal(1.0, 0.03, len(BATCHES))
         saturation = fit_step_time([(b, (0.004 + 1e-5 * b) * one) for b, one in zip(BATCHES, off, strict=True)])
-        assert saturation is not None and saturation.low is not None and saturation.high is not None
         held += saturation.low <= 400 <= saturation.high
     assert 0.935 < held / trials < 0.965
 
@@ -138,10 +133,10 @@ def test_the_limits_cover_the_truth_as_often_as_promised() -> None:
 def test_a_line_without_a_half_batch_has_none() -> None:
     """Caches: a step of twice the samples takes three times as long. A device that is not full: no longer at all."""
     steeper, flat = fit_step_time([(1, 1.0), (2, 3.0), (4, 7.0)]), fit_step_time([(1, 2.0), (2, 1.5), (4, 1.4)])
-    assert steeper is not None and steeper.half_batch is None and steeper.limit is not None
-    assert flat is not None and (flat.half_batch, flat.limit, flat.low) == (None, None, None)
+    assert steeper.half_batch is None and steeper.limit is not None
+    assert (flat.half_batch, flat.limit, flat.low) == (None, None, None)
     two = fit_step_time([(10, 0.02), (20, 0.03)])
-    assert two is not None and two.half_batch == pytest.approx(10) and two.low is two.high is None
+    assert two.half_batch == pytest.approx(10) and two.low is two.high is None
     assert (
         fit_step_time([(10, 0.02)]) is None
         and fit_step_time([(10, 0.02), (10, 0.03)]) is None
@@ -169,8 +164,8 @@ def test_simulated_runs_have_their_true_saturating_batch(tmp_path: Path) -> None
         assert run_spec(spec, tmp_path / str(batch)).status == "ok"
     (curve,) = make_batch_curves(make_curves(scalebench.pooled(tmp_path)))
     saturation, made = find_saturating_batch(curve.rows), fit_step_time(batch_and_step_s(curve.rows))
-    assert saturation is not None and (saturation.batch, saturation.highest) == (3200, 6400)
-    assert made is not None and made.half_batch == pytest.approx(200, rel=0.2) and made.r_squared > 0.99
+    assert (saturation.batch, saturation.highest) == (3200, 6400)
+    assert made.half_batch == pytest.approx(200, rel=0.2) and made.r_squared > 0.99
 
 
 def batched(batch: int, gpus: int = 1, **settings: Any) -> Result:

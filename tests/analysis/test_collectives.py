@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,11 +18,9 @@ from scalebench.analysis.collectives import (
     bus_factor,
     compare_operations,
     count_moved_bytes,
-    interpolate_crossover_bytes,
     make_bandwidth_table,
     make_collective_table,
 )
-from scalebench.core.errors import InputError
 from scalebench.core.result import COLLECTIVES, CollectiveRecord, ProbeRecord, Result, TransferRecord, write_result
 from scalebench.core.units import format_binary_bytes
 from scalebench.measure.collectives import MESSAGE_SIZES
@@ -89,6 +86,8 @@ def test_runs_without_collectives_have_no_row() -> None:
     frame = make_collective_table([record(gpus=2), run("ddp", []), record(status="failed", block_s=None)])
     assert len(frame) == 0 and list(frame.columns) == COLLECTIVE_COLUMNS
     assert compare_operations(frame) == []
+    frame = make_bandwidth_table([record(gpus=2), record(status="failed", block_s=None)])
+    assert len(frame) == 0 and list(frame.columns) == BANDWIDTH_COLUMNS
 
 
 def test_a_known_crossover() -> None:
@@ -175,7 +174,7 @@ def test_several_runs_of_a_strategy_count_with_their_mean() -> None:
     assert compared(runs_of_a[0], run("b", series(1.1e-4, 1e12))).resolved == len(MESSAGE_SIZES)
 
 
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)  # two tables each
 @given(
     latencies=st.tuples(*[st.floats(1e-6, 1e-2)] * 2), rates=st.tuples(*[st.floats(1e7, 1e11)] * 2)
 )  # fmt: skip
@@ -192,23 +191,6 @@ def test_a_crossover_is_between_resolved_sizes(latencies: tuple[float, float], r
         assert crossover.low_bytes <= crossover.size_bytes <= crossover.high_bytes
         first = comparison.fastest[0]
         assert (first == "a") == (latencies[0] < latencies[1])
-
-
-def test_crossovers_are_interpolated_linearly_in_the_logarithms() -> None:
-    assert interpolate_crossover_bytes([2**10, 2**12], [0.5, 2.0]) == pytest.approx(2**11)
-    assert interpolate_crossover_bytes([2**10, 2**16], [2.0, 0.25]) == pytest.approx(2**12)
-    assert np.isclose(interpolate_crossover_bytes([4, 16, 64], [0.5, 1.0, 2.0]), 16)
-
-
-def test_collectives_are_read_from_files(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        write_result(run(name, series(1e-4, 1e9)), tmp_path / name)
-    frame = scalebench.collectives(tmp_path)
-    assert len(frame) == 2 * len(MESSAGE_SIZES) and set(frame["strategy"]) == {"a", "b"}
-    assert len(scalebench.collectives([tmp_path / "a"])) == len(MESSAGE_SIZES)
-    with pytest.raises(InputError, match=r"no result\.json"):
-        scalebench.collectives(tmp_path / "nowhere")
 
 
 MEBIBYTE = 2**20
@@ -238,11 +220,6 @@ def test_a_transfer_of_known_time_has_its_bandwidth() -> None:
 )  # fmt: skip
 def test_all_bytes_that_move_at_once_count(kind: str, source: int | None, moved: int) -> None:
     assert count_moved_bytes(transfer(kind, source, source, []), 3) == moved * MEBIBYTE
-
-
-def test_runs_without_transfers_have_no_row() -> None:
-    frame = make_bandwidth_table([record(gpus=2), record(status="failed", block_s=None)])
-    assert len(frame) == 0 and list(frame.columns) == BANDWIDTH_COLUMNS
 
 
 def test_transfers_of_all_ranks_have_no_source_and_unknown_limits_are_null(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_the_time_ratio_is_that_of_all_seeds() -> None:
     two = [aimed(2, 10, seed, seconds) for seed, seconds in enumerate((3.0, 3.3, 2.7))]
     (comparisons,) = chosen(*one, *two)  # of three seeds: one pair, and not three
     assert comparisons.trainings is not None and [part.seeds for part in comparisons.trainings] == [3, 3]
-    assert comparisons.time_ratio is not None and comparisons.time_ratio.value == pytest.approx(2.0)
+    assert comparisons.time_ratio.value == pytest.approx(2.0)
     # The logarithms of either scatter alike, so the limits lie off by the root of 2 of one's reach.
     logs = [math.log(seconds) for seconds in (3.0, 3.3, 2.7)]
     mean = math.fsum(logs) / 3
@@ -128,7 +128,6 @@ def test_the_predicted_gain_is_the_saved_exposed_sync() -> None:
     ]
     exposed_s = (STEP_S["ddp_gloo", 2] - STEP_S["ddp_gloo", 1]) / 2  # as tests.builders.sweeps makes its probes
     for one, steps in zip(comparisons, (50 - 25, 25 - 10), strict=True):
-        assert one.predicted is not None and one.measured is not None
         assert one.predicted.value == pytest.approx(exposed_s * steps, rel=0.02)
         assert one.measured.value == pytest.approx(STEP_S["ddp_gloo", 2] * steps, rel=0.02)
         assert one.predicted.low is not None and one.measured.low is not None

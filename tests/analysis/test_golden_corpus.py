@@ -27,7 +27,7 @@ Row = dict[str, Any]
 Tables = dict[str, list[Row]]
 CORPUS = Path(__file__).parents[1] / "golden" / "corpus"
 EXPECTED_FILE = "expected.json"
-SWEEPS = ("repeats", "failures", "ladder", "target", "two_nodes")
+SWEEPS = ("repeats", "failures", "attribution", "target", "two_nodes")
 COMPARED_KEYS = ("strategy", "gpus", "seed", "train.learning_rate", "train.batch_per_device")
 THRESHOLD = 0.03  # of throughput, for the verdict of a comparison
 KEPT_EFFICIENCY = 0.8
@@ -200,7 +200,7 @@ def test_a_recorded_sweep_reads_as_it_did(sweep: str) -> None:
         ("repeats", "ranking"),
         ("failures", "collectives"),
         ("failures", "bandwidth"),
-        ("ladder", "attribution"),
+        ("attribution", "attribution"),
         ("target", "time_to_target"),
         ("two_nodes", "node_boundaries"),
         ("two_nodes", "attribution"),

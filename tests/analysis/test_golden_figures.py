@@ -42,8 +42,8 @@ def records() -> list[Result]:
     series = [uneven(16), uneven(31), uneven(64, 0.2), uneven(100, 0.0, 12), uneven(257, -0.1, 5), uneven(15), []]
     made += [
         record("simulated", 2, ranks=[rank(0, times), rank(1, times[::-1])], run_id=f"blocks-{len(times)}",
-               baseline="simulated", lockstep=lockstep, repeat=number, measure=MeasureSpec(target=0.01))
-        for lockstep in (True, False)
+               baseline="simulated", independent=independent, repeat=number, measure=MeasureSpec(target=0.01))
+        for independent in (False, True)
         for number, times in enumerate(series)
     ]  # fmt: skip
     return [

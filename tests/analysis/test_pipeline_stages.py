@@ -64,10 +64,6 @@ def test_a_hybrid_has_the_mean_over_its_replicas() -> None:
     assert (pipelines["stages"], pipelines["bubble_share_expected"]) == (2, pytest.approx(1 / 5))
 
 
-def test_a_negative_bubble_is_kept() -> None:
-    assert pipeline_stages.stage_cells(run(chain(0.012, 0.01)), STEP_S)["bubble_share"] == pytest.approx(-0.1)
-
-
 @pytest.mark.parametrize(
     "ranks",
     [

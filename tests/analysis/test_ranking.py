@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,7 @@ from scipy.stats import t, ttest_ind
 
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.ranking import Ranking, log_standard_error, rank, rank_rows, throughput_ratio
-from scalebench.analysis.repeats import geometric_mean_over_repeats, pool_results
-from tests.builders import sweeps
+from scalebench.analysis.repeats import geometric_mean_over_repeats
 
 BASE = {
     "status": "ok", "model": "mlp", "dataset": "random", "hardware": "local", "scaling": "weak", "framework": "torch",
@@ -37,7 +35,6 @@ def cells(strategy: str, rate: float, width: float | None = 0.01, **changes: Any
 def repeats_row(strategy: str, rates: list[float], **changes: Any) -> dict[str, Any]:
     """Return repeats as one row of the pooled frame."""
     value, interval = geometric_mean_over_repeats(rates)
-    assert interval is not None
     limits = {"throughput_low": interval.low, "throughput_high": interval.high, "repeats": len(rates)}
     return cells(strategy, value, None, **{"interval_over": "repeats", **limits, **changes})
 
@@ -106,11 +103,6 @@ def test_incomparable_curves_are_ranked_separately(apart: dict[str, Any]) -> Non
     assert all(one.certainty == "alone" for one in ranking_found)
 
 
-def test_feed_and_precision_are_named_if_they_differ() -> None:
-    first, second = ranked(cells("ddp", 1000.0), cells("ddp", 3000.0, feed="device"))
-    assert (first.group["feed"], second.group["feed"]) == ("host", "device") and "precision" not in first.group
-
-
 def test_frameworks_are_rivals_and_options_too() -> None:
     rows = [cells("ddp", 1000.0), cells("ddp", 1500.0, options="bucket_cap_mb=1")]
     assert only(*rows, cells("mirrored", 1200.0, framework="tensorflow")).best == "ddp bucket_cap_mb=1"
@@ -146,16 +138,6 @@ def test_standard_errors_come_from_limits_and_their_degrees_of_freedom() -> None
     for spoilt in ({"throughput_high": None}, {"throughput_low": 0.0}, {"interval_over": None}):
         assert log_standard_error({**row, **spoilt}) is None
     assert log_standard_error({**row, "interval_over": "repeats", "repeats": None}) is None
-
-
-def test_the_true_order_of_a_sweep_is_recovered() -> None:
-    results = [sweeps.run("bare_torch", 1, repeat) for repeat in range(3)]
-    results += [sweeps.run(name, n, r) for r in range(3) for name in sweeps.EFFICIENCY for n in (1, 2, 4)]
-    ranking_found = rank(pool_results(results, [Path("run")] * len(results)))
-    assert [(one.gpus, one.best, one.certainty) for one in ranking_found] == [
-        (1, "bare_torch", "best"), (2, "ddp_gloo", "best"), (4, "ddp_gloo", "best"),
-    ]  # fmt: skip
-    assert ranking_found[2].rivals[0].ratio == pytest.approx((0.9 / 0.8) ** 2, rel=0.01)
 
 
 drawn_rows = st.lists(st.tuples(st.floats(1, 1e6), st.none() | st.floats(0, 0.5)), min_size=1, max_size=6).map(

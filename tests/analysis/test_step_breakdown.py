@@ -46,7 +46,6 @@ def group(*of_ranks: ProbeRecord | None, **changes: Any) -> Result:
 )
 def test_seconds_of_one_step(figure: Callable[[Result], Estimate | None], expected: float) -> None:
     estimate = figure(group(probes(), probes()))
-    assert estimate is not None
     assert (estimate.low, estimate.value, estimate.high) == pytest.approx((expected, expected, expected), abs=1e-12)
 
 
@@ -55,32 +54,32 @@ def test_the_median_rank_waits_for_the_slowest() -> None:
     own = [0.004, 0.005, 0.011]
     ranks = [probes(local_step_s=[[s] * BLOCKS], sync_off_s=[2 * s] * BLOCKS, sync_on_s=[0.026] * BLOCKS) for s in own]
     wait, exposed = step_breakdown.imbalance(group(*ranks)), step_breakdown.exposed_sync(group(*ranks))
-    assert wait is not None and wait.value == pytest.approx(0.011 - 0.005)
-    assert exposed is not None and exposed.value == pytest.approx(0.013 - 0.005)
+    assert wait.value == pytest.approx(0.011 - 0.005)
+    assert exposed.value == pytest.approx(0.013 - 0.005)
 
 
 def test_each_step_has_its_own_slowest_rank() -> None:
     """Ranks that are slow in turn wait as long as one that always is, though their means are equal."""
     turns = [probes(local_step_s=[[0.01, 0.03] * 4]), probes(local_step_s=[[0.03, 0.01] * 4])]
     wait = step_breakdown.imbalance(group(*turns))
-    assert wait is not None and wait.value == pytest.approx(0.01)
+    assert wait.value == pytest.approx(0.01)
 
 
 def test_devices_of_one_process_have_imbalance_too() -> None:
     wait = step_breakdown.imbalance(group(probes(local_step_s=[[0.01] * BLOCKS, [0.03] * BLOCKS])))
-    assert wait is not None and wait.value == pytest.approx(0.01)
+    assert wait.value == pytest.approx(0.01)
 
 
 def test_isolated_sync_lasts_until_the_last_rank_has_it() -> None:
     estimate = step_breakdown.isolated_sync(group(probes(), probes(isolated_sync_s=[0.016] * BLOCKS)))
-    assert estimate is not None and estimate.value == pytest.approx(0.004)
+    assert estimate.value == pytest.approx(0.004)
 
 
 def test_data_loading_without_a_switch_for_synchronization() -> None:
     estimate = step_breakdown.data_loading(
         group(probes(sync_off_s=[], sync_on_s=[0.020] * BLOCKS, fixed_batch_s=[0.018] * BLOCKS))
     )
-    assert estimate is not None and estimate.value == pytest.approx(0.001)
+    assert estimate.value == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize("empty", [ProbeRecord(), None])

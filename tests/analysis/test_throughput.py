@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scalebench.analysis import throughput
 from scalebench.analysis.baselines import Baselines
 from scalebench.core.result import Result
-from scalebench.core.spec import DatasetSpec, HardwareSpec, MeasureSpec, StrategySpec, TrainSpec
+from scalebench.core.spec import DatasetSpec, HardwareSpec, TrainSpec
 from scalebench.core.stats.estimates import (
     Estimate,
     divide_estimates,
@@ -20,32 +20,24 @@ from scalebench.core.stats.estimates import (
     scale_estimate,
     sum_estimates,
 )
-from tests.builders.runs import MACHINE, rank, record, simulated_config
+from tests.builders.runs import MACHINE, rank, record
 
 
-def two_ranks(lockstep: bool = True) -> Result:
+def two_ranks(independent: bool = False) -> Result:
     fast = rank(0, [1.0, 2.0, 1.0, 9.0], [10, 10, 10, 10])
     slow = rank(1, [2.0, 1.0, 2.0], [9, 10, 11])
-    return record(gpus=2, ranks=[fast, slow], lockstep=lockstep)
+    return record(gpus=2, ranks=[fast, slow], independent=independent)
 
 
 def test_a_group_is_as_slow_as_its_slowest_rank_in_each_block() -> None:
     assert throughput.merge_rank_blocks(two_ranks().ranks) == ([2.0, 2.0, 2.0], [19, 20, 21])
-    assert throughput.merge_rank_blocks([]) == ([], [])
-
-
-def test_throughput_of_a_group() -> None:
     assert throughput.throughput(two_ranks()) == (60 / 6.0, None)
 
 
 def test_throughput_of_replicas_adds_up_without_their_last_blocks() -> None:
-    value, interval = throughput.throughput(two_ranks(lockstep=False))
+    value, interval = throughput.throughput(two_ranks(independent=True))
     assert value == pytest.approx(30 / 4.0 + 19 / 3.0)
     assert interval is None
-
-
-def test_replicas_of_one_block_have_no_throughput() -> None:
-    assert throughput.throughput(record(lockstep=False, ranks=[rank(0, [1.0, 1.0]), rank(1, [1.0])])) == (None, None)
 
 
 def test_the_interval_is_of_batch_means() -> None:
@@ -54,13 +46,12 @@ def test_the_interval_is_of_batch_means() -> None:
     value, interval = throughput.throughput(result)
     assert value == pytest.approx(40 / 0.1)
     assert interval == estimate_throughput(seconds, [40] * len(seconds))
-    assert interval is not None and 0 < interval.relative_half_width() < 0.02
+    assert 0 < interval.relative_half_width() < 0.02
 
 
 def test_the_interval_of_replicas_is_of_the_sum() -> None:
-    result = record(gpus=2, lockstep=False)
+    result = record(gpus=2, independent=True)
     one = estimate_throughput(result.ranks[0].block_s[:-1], [20] * 31)
-    assert one is not None
     assert throughput.throughput(result)[1] == sum_estimates([one, one])
 
 
@@ -102,23 +93,12 @@ def test_speedup_carries_the_interval_of_the_ratio() -> None:
     two, one = pair()
     value, interval = throughput.speedup(two, one)
     mine, theirs = throughput.throughput(two)[1], throughput.throughput(one)[1]
-    assert mine is not None and theirs is not None
     assert value == pytest.approx(1.6)
     assert interval == divide_estimates(mine, theirs)
     assert throughput.scale_to_efficiency(interval, 2) == scale_estimate(interval, 0.5)
-    assert throughput.scale_to_efficiency(None, 2) is None
-
-
-def test_no_speedup_without_a_baseline_or_its_figure() -> None:
-    two, _ = pair()
-    assert throughput.speedup(two, None) == (None, None)
-    assert throughput.speedup(two, record(block_s=None)) == (None, None)
-
-
-def test_a_baseline_of_few_blocks_gives_a_speedup_without_interval() -> None:
-    two, _ = pair()
-    value, interval = throughput.speedup(two, record(ranks=[rank(0, [0.1, 0.1])]))
-    assert value == pytest.approx(1.6) and interval is None
+    few = record(ranks=[rank(0, [0.1, 0.1])])
+    assert throughput.speedup(two, few) == (pytest.approx(1.6), None), "too few blocks for an interval"
+    assert throughput.speedup(two, None) == throughput.speedup(two, record(block_s=None)) == (None, None)
 
 
 def test_self_and_bare_are_found() -> None:
@@ -128,20 +108,6 @@ def test_self_and_bare_are_found() -> None:
     assert available.find_self(two) is own and available.find_self(own) is own
     assert available.find_bare(two) is bare and available.find_bare(own) is bare and available.find_bare(bare) is bare
     assert Baselines.among([own]).find_bare(record(gpus=2, baseline=None)) is None
-
-
-def test_the_baseline_of_the_same_repeat_is_preferred_then_the_closest_in_time() -> None:
-    early, late, same = (
-        record(run_id="early", repeat=0, started_at="2026-01-01"),
-        record(run_id="late", repeat=1, started_at="2026-01-08"),
-        record(run_id="same", repeat=2, started_at="2026-02-02"),
-    )
-    run = record(run_id="asking", gpus=2, repeat=2, started_at="2026-01-03")
-    for order in ([early, late, same], [same, late, early]):
-        assert Baselines.among(order).find_self(run) is same
-        assert Baselines.among([r for r in order if r is not same]).find_self(run) is early
-        for own in order:
-            assert Baselines.among(order).find_self(own) is own, "whatever else there is"
 
 
 @pytest.mark.parametrize("bad", [record(status="failed"), record(gpus=2, run_id="x"), record(status="cancelled")])
@@ -175,18 +141,14 @@ def with_options(gpus: int, name: str, **options: Any) -> Result:
     return made
 
 
-def test_other_options_have_another_self_but_the_same_bare_baseline() -> None:
-    available = Baselines.among([with_options(1, "ddp", bucket_cap_mb=1.0), with_options(1, "simulated")])
-    run = with_options(2, "ddp", bucket_cap_mb=25.0)
-    assert available.find_self(run) is None
-    assert available.find_bare(run) is not None
-
-
 def test_records_without_an_option_are_compared_with_its_default() -> None:
-    older = with_options(1, "ddp", bucket_cap_mb=25.0)
-    available = Baselines.among([older, with_options(1, "simulated")])
+    """Other options have another self, and the same bare baseline."""
+    older, bare = with_options(1, "ddp", bucket_cap_mb=25.0), with_options(1, "simulated")
+    available = Baselines.among([older, bare])
     assert available.find_self(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=True)) is older
-    assert available.find_self(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=False)) is None
+    for other in ({"bucket_cap_mb": 25.0, "overlap": False}, {"bucket_cap_mb": 1.0}):
+        run = with_options(2, "ddp", **other)
+        assert available.find_self(run) is None and available.find_bare(run) is bare
 
 
 def test_a_strategy_that_is_its_own_bare_baseline_must_have_the_same_options() -> None:
@@ -213,20 +175,6 @@ def test_the_bare_baseline_is_the_one_with_its_default_options() -> None:
     assert available.find_bare(of_tensorflow("fit", "mirrored", 2)) is plain
     alone = Baselines.among([fit])
     assert alone.find_bare(fit) is fit and alone.find_bare(of_tensorflow("custom", "mirrored", 2)) is None
-
-
-def test_keys_that_do_not_change_the_work_are_not_compared() -> None:
-    measured = {"measure": MeasureSpec(min_s=1.0), "repeat": 3, "resume": True, "debug": True}
-    cached = {"dataset": DatasetSpec("materials", size=64, cache="/elsewhere")}
-    available = Baselines.among([record(**measured, **cached)])
-    assert available.find_self(record(gpus=2)) is not None
-
-
-def test_the_comparison_key_does_not_change_the_record() -> None:
-    result = record()
-    before = repr(result)
-    throughput.comparison_key(result, True)
-    assert repr(result) == before
 
 
 NARROW, WIDE, ENDLESS = Estimate(100, 99.5, 100.5), Estimate(100, 90, 110), Estimate(100, 10, math.inf)
@@ -265,9 +213,4 @@ def test_throughput_is_samples_over_time_whatever_the_blocks(seconds: list[float
     value, interval = throughput.throughput(record(gpus=devices, ranks=ranks))
     samples = devices * len(seconds) * (len(seconds) + 1) / 2
     assert value == pytest.approx(samples / sum(seconds))
-    assert interval is not None and interval.low <= value * (1 + 1e-12) and interval.high >= value * (1 - 1e-12)
-
-
-def test_the_config_of_these_records_is_a_real_one() -> None:
-    assert set(record().spec) == set(vars(simulated_config()))
-    assert isinstance(simulated_config().strategy, StrategySpec)
+    assert interval.low <= value * (1 + 1e-12) and interval.high >= value * (1 - 1e-12)

@@ -10,19 +10,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-import scalebench
 from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.time_to_target import (
-    TRAINING_TABLE_COLUMNS,
     TrainingOutcome,
-    make_training_table,
     mean_of_levels,
     summarize_trainings,
 )
 from scalebench.core.result import Result
 from scalebench.core.stats.estimates import T_QUANTILES
 from tests.builders.runs import record
-from tests.builders.sweeps import failed_run, falling_metrics, training_run, write_results
+from tests.builders.sweeps import failed_run, falling_metrics, training_run
 
 T2 = T_QUANTILES[1]  # two degrees of freedom, 95 %
 
@@ -52,15 +49,13 @@ def test_seeds_are_the_observations() -> None:
     assert (outcome.seeds, outcome.reached, outcome.failed, len(outcome.runs)) == (3, 3, 0, 3)
     value, interval = outcome.figures["time_to_target_s"]
     expected = geometric([2 * 2.0, 3 * 3.0, 4 * 4.0])
-    assert interval is not None and (value, interval.low, interval.high) == pytest.approx(expected)
+    assert (value, interval.low, interval.high) == pytest.approx(expected)
     value, interval = outcome.figures["epochs_to_target"]
-    assert interval is not None and (value, interval.low, interval.high) == pytest.approx(geometric(epochs))
+    assert (value, interval.low, interval.high) == pytest.approx(geometric(epochs))
     value, interval = outcome.figures["metric"]
     reach = T2 * statistics.stdev(lasts) / math.sqrt(3)
     mean = statistics.fmean(lasts)
-    assert interval is not None and (value, interval.low, interval.high) == pytest.approx(
-        (mean, mean - reach, mean + reach)
-    )
+    assert (value, interval.low, interval.high) == pytest.approx((mean, mean - reach, mean + reach))
     assert outcome.figures["generalisation_gap"][0] == pytest.approx(mean / 2)
     assert outcome.figures["trained_epochs"][0] == pytest.approx(geometric(epochs)[0]) and outcome.stopped_by == [
         "target"
@@ -105,7 +100,7 @@ def test_speedups_to_the_target_are_of_pairs_of_seeds() -> None:
     outcomes = {(outcome.first_run["strategy"], outcome.first_run["gpus"]): outcome for outcome in of(*made)}
     value, interval = outcomes["ddp_gloo", 2].figures["speedup_target_bare"]
     expected = geometric([2.0, 2.0 / 1.01, 2.0 / 1.02])
-    assert interval is not None and (value, interval.low, interval.high) == pytest.approx(expected)
+    assert (value, interval.low, interval.high) == pytest.approx(expected)
     own = outcomes["ddp_gloo", 2].figures["speedup_target_self"][0]
     assert own is not None and value is not None and own == pytest.approx(value * 4.5 / 4.0)
     throughput = outcomes["ddp_gloo", 2].figures["speedup_bare"]
@@ -141,29 +136,7 @@ def test_without_a_target_there_are_only_metrics() -> None:
     assert outcome.figures["metric"] == (pytest.approx(math.exp(-2.1)), None)
 
 
-def test_the_table_has_a_row_for_each_training(tmp_path: Path) -> None:
-    made = [
-        training_run(strategy, seed=seed, epoch_s=2 + seed)
-        for strategy in ("ddp_gloo", "mirrored")
-        for seed in range(3)
-    ]
-    write_results(tmp_path, made)
-    outcomes = make_training_table(scalebench.load(tmp_path))
-    assert list(outcomes.columns) == TRAINING_TABLE_COLUMNS and list(outcomes["strategy"]) == ["ddp_gloo", "mirrored"]
-    assert (
-        list(outcomes["reached"]) == [3, 3] and (outcomes["time_to_target_s_low"] < outcomes["time_to_target_s"]).all()
-    )
-    assert (
-        list(make_training_table(rows(record("ddp"))).columns) == TRAINING_TABLE_COLUMNS
-        and make_training_table(rows(record("ddp"))).empty
-    )
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_no_interval_of_fewer_than_three(count: int) -> None:
-    assert mean_of_levels([0.5] * count) == (0.5, None)
-
-
-def test_levels_may_be_negative() -> None:
+def test_levels_may_be_negative_and_two_have_no_interval() -> None:
     value, interval = mean_of_levels([-1.0, 0.0, 1.0])
+    assert mean_of_levels([0.5] * 2) == (0.5, None)
     assert value == 0 and interval is not None and interval.high == pytest.approx(T2 / math.sqrt(3)) == -interval.low

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from omegaconf import OmegaConf
 from scalebench.config import compose, resolve
 from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
-from scalebench.core.spec import Config, HardwareSpec, RunSpec
+from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, ModelSpec, RunSpec
 from tests.builders.runs import simulated_config
 
 
@@ -26,15 +27,9 @@ def sweep_choices(values: object) -> list[str]:
 
 
 ALPHA = HardwareSpec(
-    "alpha",
-    devices="cuda",
-    gpus_per_node=8,
-    cpus_per_node=48,
-    max_nodes=34,
-    gpu_model="A100",
-    this_machine=False,
+    "alpha", devices="cuda", gpus_per_node=8, cpus_per_node=48, max_nodes=34, gpu_model="A100", this_machine=False,
     scheduler="slurm",
-)
+)  # fmt: skip
 GPUS_HERE = HardwareSpec("local", devices="cuda")
 
 
@@ -44,6 +39,13 @@ def make_config(**changes: Any) -> Config:
     for key, value in changes.items():
         set_key(result, key.replace("__", "."), value)
     return result
+
+
+def image_config(name: str, cache_dir: Path, side: int = 8, **changes: Any) -> Config:
+    """Make the config of a model of ten classes on images of `side` pixels, and of a data set with these `changes`."""
+    model = ModelSpec("net", input_shape=[side, side, 3], target_shape=[], outputs=10)
+    fields = {"name": name, "size": 100, "classes": 10, "dtype": "uint8", "cache": str(cache_dir), **changes}
+    return Config(model=model, dataset=DatasetSpec(**fields))
 
 
 def set_key(config: Config, key: str, value: Any) -> None:

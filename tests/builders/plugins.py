@@ -32,13 +32,8 @@ OPTIONS = dataclasses.asdict(Simulated.Options())
 
 def strategy_yaml(name: str, **keys: Any) -> str:
     """Return strategy/<name>.yaml for a class like that of CODE, with further keys of StrategySpec. (JSON is YAML.)"""
-    defaults = {
-        "name": name,
-        "description": "a plugin's own",
-        "framework": "none",
-        "baseline": name,
-        "options": OPTIONS,
-    }
+    defaults = {"name": name, "description": "a plugin's own", "framework": "none", "baseline": name}
+    defaults |= {"options": OPTIONS}
     return json.dumps({**defaults, **keys}, indent=1)
 
 

@@ -133,7 +133,7 @@ def record(
     status: str = "ok",
     ranks: list[RankRecord] | None = None,
     baseline: str | None = "bare_torch",
-    lockstep: bool = True,
+    independent: bool = False,
     **changes: Any,
 ) -> Result:
     """Make a complete result whose blocks of two steps of 10 samples per device take `block_s`, within 1 %.
@@ -142,7 +142,7 @@ def record(
     """
     fields = {f.name for f in dataclasses.fields(Config)}
     config = simulated_config(gpus=gpus)
-    config.strategy = StrategySpec(strategy, framework="torch", baseline=baseline, lockstep=lockstep)
+    config.strategy = StrategySpec(strategy, framework="torch", baseline=baseline, independent=independent)
     config = dataclasses.replace(config, **{k: v for k, v in changes.items() if k in fields})
     if ranks is None:
         seconds = [] if block_s is None else [block_s * (1 + 0.01 * (-1) ** (i // 2)) for i in range(32)]
@@ -154,7 +154,7 @@ def record(
         "run_id": run_id or f"{strategy}-{gpus}-{config.repeat}",
         "started_at": "2026-01-01T00:00:00.000+00:00",
         "status": status,
-        "reason": None if status == "ok" else "told to fail",
+        "reason": None if status == "ok" else "failed as configured",
         "log": None if status == "ok" else "rank0.log",
         "fingerprint": compute_fingerprint(config, gpus, "cpu"),
         "spec": dataclasses.asdict(config),
@@ -164,7 +164,7 @@ def record(
         ),
         "scale": result.Scale(
             strategy, "torch", "2.9", "gloo", "gloo", config.hardware.name, "cpu", gpus, 1, gpus, config.scaling,
-            batch, batch * gpus, lockstep, config.repeat, config.seed, baseline,
+            batch, batch * gpus, independent, config.repeat, config.seed, baseline,
         ),
         "phases": result.Phases(launch_s=0.5, measure_s=3.2, wall_s=5.0),
         "ranks": ranks,

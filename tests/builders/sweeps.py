@@ -52,21 +52,13 @@ def block_times(step_s: float, steps: int, wobble_s: float = 0.0) -> list[float]
 
 def make_probes(**changes: Any) -> ProbeRecord:
     found = {
-        "steps": 4,
-        "sync_on_s": block_times(0.0095, 4),
-        "sync_off_s": block_times(0.007, 4, 0.0001),
-        "fixed_batch_s": block_times(0.006, 4),
-        "local_step_s": [[0.006, 0.0061, 0.006, 0.0061]],
-        "isolated_sync_repeats": 10,
-        "isolated_sync_s": block_times(0.002, 10, 0.00002),
-        "part_steps": 5,
-        "forward_s": block_times(0.002, 5),
-        "backward_s": block_times(0.005, 5, 0.00005),
-        "optimizer_s": block_times(0.0055, 5, 0.00005),
-        "copy_repeats": 100,
-        "copy_s": block_times(0.00000123, 100),
+        "steps": 4, "sync_on_s": block_times(0.0095, 4), "sync_off_s": block_times(0.007, 4, 0.0001),
+        "fixed_batch_s": block_times(0.006, 4), "local_step_s": [[0.006, 0.0061, 0.006, 0.0061]],
+        "isolated_sync_repeats": 10, "isolated_sync_s": block_times(0.002, 10, 0.00002),
+        "part_steps": 5, "forward_s": block_times(0.002, 5), "backward_s": block_times(0.005, 5, 0.00005),
+        "optimizer_s": block_times(0.0055, 5, 0.00005), "copy_repeats": 100, "copy_s": block_times(0.00000123, 100),
         "profile": Profile(3, 0.02, 0.01, 0.004, OPERATIONS),
-    }
+    }  # fmt: skip
     return ProbeRecord(**{**found, **changes})
 
 
@@ -167,15 +159,12 @@ def _probes(strategy: str, gpus: int) -> ProbeRecord:
     sync_on_s, one_s = step_s(strategy, gpus), step_s(strategy, 1)
     sync_off_s = sync_on_s - (sync_on_s - one_s) / 2
     wobble = [1 + 0.001 * (-1) ** number for number in range(8)]
-    return dataclasses.replace(
-        make_probes(),
+    return make_probes(
         steps=2,
         sync_on_s=[2 * sync_on_s * w for w in wobble],
         sync_off_s=[2 * sync_off_s for _ in wobble],
         fixed_batch_s=[2 * (sync_off_s - BARE_S / 10) for _ in wobble],
-        profile=dataclasses.replace(make_probes().profile, operations=OPERATIONS[:2])
-        if make_probes().profile
-        else None,
+        profile=Profile(3, 0.02, 0.01, 0.004, OPERATIONS[:2]),
     )
 
 

@@ -62,6 +62,8 @@ def test_the_subject_is_read_from_arguments() -> None:
     assert (faults.settings["measuring"], faults.settings["rank"]) == (1, 0)
     (_, faults) = list_contracts(CheckSubject("strategy", "ddp_gloo", (), True))
     assert (faults.settings["measuring"], faults.settings["rank"]) == (2, 1)
+    with pytest.raises(InputError, match="gpus=0"):
+        list_contracts(CheckSubject("strategy", "simulated", ("gpus=0",), False))
 
 
 def test_a_strategy_that_holds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +94,6 @@ def test_nothing_could_be_run(dists: Distributions, capsys: pytest.CaptureFixtur
     assert main(["check", "mine"]) == 1
     out = capsys.readouterr().out
     assert "skipped" in out and "frobnicate" in out and " 0 do not hold" in out
-
-
-def test_words_that_make_no_run() -> None:
-    with pytest.raises(InputError, match="gpus=0"):
-        list_contracts(CheckSubject("strategy", "simulated", ("gpus=0",), False))
-    assert set(check.SUBJECT_KINDS) == {"strategy", "model", "dataset"}
 
 
 def test_pytest_is_named_where_it_is_missing(

@@ -67,10 +67,8 @@ def test_not_comparable_is_4(call: Call) -> None:
     write_folder("a", STEADY)
     write_folder("b", STEADY, **train_settings(batch_per_device=20))
     status, out, _ = call("a", "b", "--threshold", "3%")
-    assert (
-        status == 4
-        and "closest rows differ in train.batch_per_device: 10 and 20; --ignore train.batch_per_device" in out
-    )
+    line = "closest rows differ in train.batch_per_device: 10 and 20; --ignore train.batch_per_device"
+    assert status == 4 and line in out
     assert call("a", "b", "--ignore", "train.batch_per_device")[0] == 0
 
 
@@ -80,7 +78,7 @@ def test_a_failed_run_is_5_with_a_threshold(call: Call) -> None:
     failed_run("b", 2)
     assert call("a", "b")[0] == 0
     status, out, _ = call("a", "b", "--threshold", "3%")
-    assert status == 5 and "B ddp gpus=2: failed: told to fail" in out
+    assert status == 5 and "B ddp gpus=2: failed: failed as configured" in out
 
 
 def test_only_failed_runs(call: Call) -> None:
@@ -142,15 +140,11 @@ def test_another_machine_has_no_baseline(call: Call) -> None:
     assert status == 4 and out.startswith(line + "saved ones are for cpu a processor, 2 cores")
     assert call("--against", "main", "b", "--missing", "ok")[0] == 0
     status, out, _ = call("--against", "main", "b", "--missing", "ok", "--format", "junit")
-    assert status == 0 and "<skipped" in out and json.loads(
-        call("--against", "main", "b", "--missing", "ok", "--format", "json")[1])["exit_code"] == 0  # fmt: skip
-
-
-def test_missing_ok_accepts_a_missing_baseline(call: Call) -> None:
-    write_folder("a", STEADY)
-    write_folder("b", STEADY, **train_settings(batch_per_device=20))
-    call("--save", "main", "a")
-    assert call("--against", "main", "b", "--missing", "ok")[0] == 4
+    assert status == 0 and "<skipped" in out
+    _, out, _ = call("--against", "main", "b", "--missing", "ok", "--format", "json")
+    assert json.loads(out)["exit_code"] == 0
+    write_folder("c", STEADY, **train_settings(batch_per_device=20))
+    assert call("--against", "main", "c", "--missing", "ok")[0] == 4, "there is one for this machine"
 
 
 REFUSED = {
@@ -162,16 +156,12 @@ REFUSED = {
     "a nowhere": "no result.json at or below nowhere; ",
     "a empty": "no result.json at or below empty; ",
     "a --by train.precison": "no key 'train.precison'; did you mean 'train.precision'?",
-    "a --by precision": "no key 'precision'; did you mean 'train.precision'?",
     "a a --ignore sed": "no key 'sed'; did you mean 'seed'?",
     "a --by gpus --base 3": "--base: no value of gpus '3'; known: 1",
     "a a --base 3": "compare: --base names a value of the key of --by KEY",
     "a a --threshold x": "--threshold x: write a share of throughput from 0 to below 1, such as 3% or 0.03",
     "a a --threshold 3": "--threshold 3: write a share",
-    "a a --threshold nan": "--threshold nan: write a share",
     "a a --threshold=-1%": "--threshold -1%: write a share",
-    "a a --threshold 100%": "--threshold 100%: write a share",
-    "a a --threshold %": "--threshold %: write a share",
     "a a --threshold": "compare: argument --threshold: expected one argument; usage: ",
     "a a --format xml": "compare: argument --format: invalid choice: 'xml'",
     "a a --nope": "compare: no option '--nope'; did you mean '--ignore'?",

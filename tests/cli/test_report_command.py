@@ -50,6 +50,7 @@ def lines(capsys: pytest.CaptureFixture[str], status: int, *words: str) -> list[
         (["a/0/result.json"], "a/0/report.html"),
         (["a", "--out", "c/new.html", "b"], "c/new.html"),
         (["a", "--efficiency=0.9", "--out=x.html"], "x.html"),
+        (["a", "--baseline", "a/0"], "a/report.html"),
     ],
 )
 def test_the_path_of_the_page_is_printed(capsys: pytest.CaptureFixture[str], words: list[str], page: str) -> None:
@@ -63,17 +64,10 @@ def test_csv_markdown_and_figures_are_beside_the_page(capsys: pytest.CaptureFixt
     ]
     assert Path("a/report.md").stat().st_size > 0
     assert Path("a/figures").is_dir()
-    frame = scalebench.load("a")
-    assert list(pd.read_csv("a/report.csv")["run_id"]) == list(frame["run_id"])
-
-
-def test_named_files_are_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines(capsys, 0, "a", "--csv", "new/rows.csv") == ["a/report.html", "new/rows.csv"]
     assert Path("new/rows.csv").exists()
-
-
-def test_a_named_baseline_is_used(capsys: pytest.CaptureFixture[str]) -> None:
-    assert lines(capsys, 0, "a", "--baseline", "a/0") == ["a/report.html"]
+    frame = scalebench.load("a")
+    assert list(pd.read_csv("a/report.csv")["run_id"]) == list(frame["run_id"])
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,11 @@ def listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 def test_every_registered_strategy_has_one_line_in_order(listed: dict[str, str]) -> None:
     assert list(listed) == sorted(registry.strategy_entries())
-    assert len({len(line.splitlines()) for line in listed.values()}) == 1
+    assert "no framework: sleeps and fails as its options say" in listed["simulated"]
+    assert all(" scalebench " in line for line in listed.values())
+
+
+NO_HOROVOD = "no: horovod is not installed (make horovod in a checkout of scalebench; see docs/horovod.md)"
 
 
 @pytest.mark.parametrize(
@@ -40,12 +44,8 @@ def test_every_registered_strategy_has_one_line_in_order(listed: dict[str, str])
         ("simulated", "yes"),
         ("ddp_gloo", "yes"),
         ("ddp_nccl", "no: needs cuda"),
-        (
-            "horovod_nccl",
-            "no: horovod is not installed (make horovod in a checkout of scalebench; see docs/horovod.md)",
-        ),
+        ("horovod_nccl", NO_HOROVOD),
         ("mirrored", "no: tensorflow is not installed (pip install 'scalebench[tensorflow]')"),
-        ("data_parallel", "no: needs cuda"),
     ],
 )
 def test_whether_it_can_run_here(listed: dict[str, str], name: str, here: str) -> None:
@@ -74,11 +74,6 @@ def test_broken_plugins_have_their_line_and_hide_no_other(
         assert "  no: " in lines[name] and f"{name}.yaml" in lines[name] and reason in lines[name]
 
 
-def test_a_strategy_has_its_description_and_origin(listed: dict[str, str]) -> None:
-    assert "no framework: sleeps and fails as its options say" in listed["simulated"]
-    assert all(" scalebench " in line for line in listed.values())
-
-
 NO_TENSORFLOW = "Horovod 0.28.1 was built without TensorFlow"
 NO_NCCL = (
     "no: Horovod 0.28.1 was built without NCCL: "
@@ -105,12 +100,11 @@ def test_a_missing_package_comes_with_the_command_that_installs_it(
     monkeypatch.setattr(registry, "missing_packages", lambda names: [name for name in names if name == "torch"])
     assert main(["strategies"]) == 0
     out = capsys.readouterr().out
-    assert "no: torch is not installed (pip install 'scalebench[torch]')" in out
-    need_it = [
-        name for name, path in config_files.list_options("strategy").items() if "torch" in OmegaConf.load(path).requires
-    ]
+    files = config_files.list_options("strategy")
+    need_it = [name for name, path in files.items() if "torch" in OmegaConf.load(path).requires]
     assert len(need_it) > 8
-    assert [line.split()[0] for line in out.splitlines() if "torch is not installed" in line] == sorted(need_it)
+    line = "no: torch is not installed (pip install 'scalebench[torch]')"
+    assert [each.split()[0] for each in out.splitlines() if line in each] == sorted(need_it)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,27 @@
-"""The interface of the test cluster for tests."""
+"""The interface of the test cluster for tests; and `cluster`, one of the session's own, for tests with the marker
+`cluster`."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster import clocks, hosts, links
-from tests.cluster.settings import FOLDER_VARIABLE, ClusterError, Settings, read_settings
+import psutil
+import pytest
+
+from tests.cluster import hosts, links
+from tests.cluster.down import down
+from tests.cluster.settings import FOLDER_VARIABLE, ClusterError, Settings, obstacle, read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 180.0
+PREFIX = "scalebench-testcluster-of-"
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,7 @@ class Cluster:
 
     def clock(self, node: str, offset_s: float) -> None:
         """Have the tasks that start on a node from now on see a clock that is ahead by so much; 0 puts it right."""
-        clocks.shift(self.folder, node, offset_s)
+        hosts.shift_clock(self.folder, node, offset_s)
 
 
 def _call(module: str, folder: Path, variables: dict[str, str]) -> None:
@@ -96,3 +105,27 @@ def _call(module: str, folder: Path, variables: dict[str, str]) -> None:
     )
     if done.returncode != 0:
         raise ClusterError(done.stderr.strip() or f"{module} ends with {done.returncode}")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes, in a folder outside of pytest's: sockets want short names. Skips where there can be none."""
+    reason = obstacle()
+    if reason is not None:
+        pytest.skip(reason)
+    clear_left()
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")).resolve()
+    try:
+        yield Cluster.start(folder, NODES="2", RATE="1gbit", ACCOUNTING="yes")
+    finally:
+        down(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_left() -> None:
+    """Stop clusters of sessions that were killed: their folders carry the number of a process that is gone."""
+    for folder in Path(tempfile.gettempdir()).resolve().glob(f"{PREFIX}*"):
+        owner = folder.name.removeprefix(PREFIX).split("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            down(folder)
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,10 +1,12 @@
 """Hosts of a test cluster: namespaces for network, name, mounts and shared memory, and on a node for processes, too.
 
 Nothing names these namespaces but the process that holds them: they are gone with it, and clusters do not meet.
+The clock of a node can be wrong: libfaketime in the environment of its tasks.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import subprocess
 from pathlib import Path
@@ -16,6 +18,7 @@ from tests.cluster.settings import HEAD, SWITCH, ClusterError, Settings
 
 HOST_SCRIPT = Path(__file__).with_name("host.sh")
 LIMIT_S = 30.0
+FAKETIME_LIBRARIES = "/usr/lib/*/faketime/libfaketime.so.1"
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount")
 # What enters a mount namespace stands at its root.
 STAY = 'cd "$0" && exec "$@"'
@@ -97,3 +100,20 @@ def daemon(settings: Settings, host: str, words: list[str], **variables: str) ->
         )
     if done.returncode != 0:
         raise ClusterError(f"{words[0]} on {host} does not start: {' '.join(log.read_text().split())[-400:]}")
+
+
+def faketime_library() -> str | None:
+    """libfaketime of the distribution; None where it is not installed."""
+    return next(iter(sorted(glob.glob(FAKETIME_LIBRARIES))), None)
+
+
+def shift_clock(folder: Path, node: str, offset_s: float) -> None:
+    """Tasks that start on the node from now on see a clock ahead by `offset_s`; what counts seconds stays right."""
+    path, preload = folder / "clock" / node, faketime_library()
+    if offset_s == 0:
+        path.unlink(missing_ok=True)
+        return
+    if preload is None:
+        raise ClusterError("a wrong clock needs libfaketime: scripts/install_slurm.sh (or make test-all) brings it")
+    variables = {"LD_PRELOAD": preload, "FAKETIME": f"{offset_s:+g}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    path.write_text("".join(f"export {name}={value}\n" for name, value in variables.items()))

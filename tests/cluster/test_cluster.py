@@ -1,9 +1,11 @@
-"""The test cluster behaves like a real one, and leaves nothing behind."""
+"""The test cluster behaves like a real one, its links have their stated rates, and it leaves nothing behind."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster import clocks, processes
-from tests.cluster.cluster import Cluster
-from tests.cluster.fixture import PREFIX, clear_left
+from tests.cluster import hosts, processes
+from tests.cluster.cluster import PREFIX, Cluster, clear_left
+from tests.cluster.fault_cases import state_of
 from tests.cluster.settings import HEAD, ClusterError
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
@@ -30,10 +32,6 @@ def own(cluster: Cluster) -> Iterator[Cluster]:
             yield another
         finally:
             another.stop()
-
-
-def state_of(cluster: Cluster, job: str) -> str:
-    return cluster.slurm("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T").strip()
 
 
 def wait_for(cluster: Cluster, job: str, *states: str) -> str:
@@ -71,9 +69,8 @@ def test_nothing_of_it_is_on_an_address_of_the_machine(cluster: Cluster) -> None
     ours = {process.pid for process in processes.everything(cluster.folder)}
     assert len(ours) > 10
     assert not {found.pid for found in psutil.net_connections("inet")} & ours
-    assert not any(
-        address.address.startswith("10.77.0.") for each in psutil.net_if_addrs().values() for address in each
-    )
+    addresses = [address.address for each in psutil.net_if_addrs().values() for address in each]
+    assert not any(address.startswith("10.77.0.") for address in addresses)
     assert not any(cluster.folder.name in str(path) for path in Path("/etc").glob("netns/*"))
 
 
@@ -103,7 +100,7 @@ def test_a_task_with_more_memory_than_requested_is_killed(cluster: Cluster, tmp_
     assert "exceeded memory limit" in (tmp_path / "job.log").read_text()
 
 
-@pytest.mark.skipif(clocks.library() is None, reason="needs libfaketime: scripts/install_slurm.sh")
+@pytest.mark.skipif(hosts.faketime_library() is None, reason="needs libfaketime: scripts/install_slurm.sh")
 def test_the_clock_of_one_node_is_wrong(cluster: Cluster) -> None:
     words = ("srun", "--nodes=2", "--label", "python3", "-c", "import time; print(time.time())")
     cluster.clock("node2", 120.0)
@@ -167,3 +164,56 @@ def test_a_second_up_changes_nothing(cluster: Cluster) -> None:
     assert time.monotonic() - begin < LIMIT_S
     with pytest.raises(ClusterError, match="other settings"):
         Cluster.start(cluster.folder, NODES="3")
+
+
+# Of two ranks in an all-reduce each sends half of the values for the other to add up, and the other half's sums back:
+# all of the bytes go over each link, each way. A packet of Ethernet carries 1448 bytes of them in 1514. A link at rest
+# lets the first 128 KiB through at once, and the rest at its rate. Besides, the ranks wait for each other about once:
+# what an all-reduce of 4 bytes takes.
+PROGRAM = Path(__file__).with_name("all_reduce.py")
+LARGE_BYTES, SMALL_BYTES = 100_000_000, 610_000  # the small ones are the gradients of the materials CNN
+RATE_BITS_PER_S = 1e9
+PACKET = 1514 / 1448
+BURST_BYTES = 128 * 1024
+TOLERANCE = 0.10
+ATTEMPTS = 4
+
+
+def wire_s(gradient_bytes: float, burst_bytes: float) -> float:
+    """Seconds of a link for so many bytes of values, with so much of its bucket full."""
+    return (gradient_bytes * PACKET - burst_bytes) * 8 / RATE_BITS_PER_S
+
+
+def measured(cluster: Cluster, large_bytes: int = LARGE_BYTES) -> dict[str, float]:
+    node = cluster.nodes[0]
+    variables = f"ALL,GLOO_SOCKET_IFNAME=eth0,MASTER_ADDR={node},MASTER_PORT=29400"
+    ranks = [f"--nodelist={','.join(cluster.nodes[:2])}", "--ntasks-per-node=1", f"--export={variables}"]
+    program = [sys.executable, str(PROGRAM), str(large_bytes), str(SMALL_BYTES)]
+    found: dict[str, float] = json.loads(cluster.slurm("srun", *ranks, *program, limit_s=120))
+    return found
+
+
+def test_all_reduces_take_the_time_of_the_link(cluster: Cluster) -> None:
+    best: dict[str, float] = {}
+    for _ in range(ATTEMPTS):  # whatever else runs here makes them slower; nothing makes them faster than the wire
+        for name, seconds in measured(cluster).items():
+            best[name] = min(seconds, best.get(name, seconds))
+        theory = {
+            "large_s": wire_s(LARGE_BYTES, BURST_BYTES) + best["empty_s"],
+            "small_s": wire_s(SMALL_BYTES, BURST_BYTES) + best["empty_s"],
+            "small_in_a_row_s": wire_s(SMALL_BYTES, 0),
+        }
+        found = {name: best[name] / theory[name] for name in theory}
+        if all(abs(ratio - 1) <= TOLERANCE for ratio in found.values()):
+            return
+    raise AssertionError(f"measured over theory: {found}, {best}")
+
+
+def test_a_tenth_of_the_rate_takes_ten_times_as_long(cluster: Cluster) -> None:
+    node = cluster.nodes[1]
+    try:
+        cluster.rate(node, "100mbit")
+        slow = measured(cluster, SMALL_BYTES)["small_in_a_row_s"]
+    finally:
+        cluster.rate(node, "1gbit")
+    assert slow == pytest.approx(10 * wire_s(SMALL_BYTES, 0), rel=TOLERANCE)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import clocks, down, requirements, shape, slurm_files, up
-from tests.cluster.settings import FOLDER_VARIABLE, ClusterError, Settings, from_environment, read_settings
+from tests.cluster import down, hosts, links, slurm_files, up
+from tests.cluster.settings import FOLDER_VARIABLE, ClusterError, Settings, from_environment, obstacle, read_settings
 
 
 def test_settings_come_back(tmp_path: Path) -> None:
@@ -33,13 +33,8 @@ def test_settings_of_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_hosts_have_addresses_of_their_own(tmp_path: Path) -> None:
     settings = Settings(tmp_path, nodes=3)
-    assert slurm_files.hosts(settings).splitlines() == [
-        "127.0.0.1 localhost",
-        "10.77.0.10 head",
-        "10.77.0.11 node1",
-        "10.77.0.12 node2",
-        "10.77.0.13 node3",
-    ]
+    addresses = slurm_files.hosts(settings).splitlines()
+    assert addresses[:2] + addresses[-1:] == ["127.0.0.1 localhost", "10.77.0.10 head", "10.77.0.13 node3"]
     conf = slurm_files.slurm_conf(settings).splitlines()
     assert len([line for line in conf if line.startswith("NodeName=")]) == 3
     assert "NodeName=node3 NodeAddr=10.77.0.13" in slurm_files.slurm_conf(settings)
@@ -54,24 +49,20 @@ def test_without_accounting_nothing_of_it_is_configured(tmp_path: Path) -> None:
 
 def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None if name in ("slurmctld", "mariadbd") else f"/bin/{name}")
-    reason = requirements.obstacle()
+    reason = obstacle()
     assert reason is not None
     assert "needs slurmctld, mariadbd: make test-all (scripts/install_slurm.sh)" in reason
-    assert "mariadbd" not in str(requirements.obstacle(accounting=False))
+    assert "mariadbd" not in str(obstacle(accounting=False))
 
 
-def test_other_users_than_root_get_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "root" in str(requirements.obstacle())
-
-
-def test_where_namespaces_are_refused_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_users_than_root_and_refused_namespaces_are_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = subprocess.CompletedProcess([], 1, "", "unshare: unshare failed: Operation not permitted\n")
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "root" in str(obstacle())
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(subprocess, "run", lambda *words, **options: refused)
-    assert str(requirements.obstacle()).endswith("not allowed here: unshare: unshare failed: Operation not permitted")
+    assert str(obstacle()).endswith("not allowed here: unshare: unshare failed: Operation not permitted")
 
 
 @pytest.mark.parametrize("folder", ["with space", "a" * 100, "100%"])
@@ -82,7 +73,9 @@ def test_folders_that_cannot_be(folder: str, tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / folder).exists()
 
 
-def test_a_folder_with_other_files_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_with_other_files_or_a_cluster_of_other_settings_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(up, "obstacle", lambda accounting: None)
     monkeypatch.setattr(up, "LONGEST_FOLDER", 1000)
     (tmp_path / "mine").touch()
@@ -90,33 +83,28 @@ def test_a_folder_with_other_files_is_not_touched(tmp_path: Path, monkeypatch: p
         up.up(Settings(tmp_path))
     assert not down.down(tmp_path)
     assert (tmp_path / "mine").exists()
-
-
-def test_a_cluster_of_other_settings_is_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(up, "obstacle", lambda accounting: None)
-    monkeypatch.setattr(up, "LONGEST_FOLDER", 1000)
     settings = Settings(tmp_path, nodes=2)
     settings.write()
     with pytest.raises(ClusterError, match="make cluster-down first"):
         up.up(dataclasses.replace(settings, nodes=3))
 
 
-def test_shape_names_invalid_arguments(
+def test_links_names_invalid_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    assert shape.main(["node1", "cut"]) == 1
+    assert links.main(["node1", "cut"]) == 1
     assert "there is no test cluster in" in capsys.readouterr().err
     Settings(tmp_path).write()
     for words in (["node1"], ["node9", "cut"], ["node1", "cut"]):
-        assert shape.main(words) == 1
+        assert links.main(words) == 1
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_wrong_clock_is_in_the_environment_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "clock").mkdir()
-    monkeypatch.setattr(clocks, "library", lambda: "/lib/faketime.so")
-    clocks.shift(tmp_path, "node1", -2.5)
+    monkeypatch.setattr(hosts, "faketime_library", lambda: "/lib/faketime.so")
+    hosts.shift_clock(tmp_path, "node1", -2.5)
     prolog = tmp_path / "prolog"
     prolog.write_text(slurm_files.task_prolog(Settings(tmp_path)))
     for node, lines in (("node1", 3), ("node2", 0)):
@@ -124,5 +112,5 @@ def test_a_wrong_clock_is_in_the_environment_of_tasks(tmp_path: Path, monkeypatc
                               capture_output=True, text=True, check=True, timeout=20)  # fmt: skip
         assert len(done.stdout.splitlines()) == lines
         assert lines == 0 or "export FAKETIME=-2.5s" in done.stdout
-    clocks.shift(tmp_path, "node1", 0)
+    hosts.shift_clock(tmp_path, "node1", 0)
     assert list((tmp_path / "clock").iterdir()) == []

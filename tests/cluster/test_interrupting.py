@@ -1,7 +1,9 @@
-"""Ctrl-C, SIGTERM and nohup while jobs run: the question, the fate of the jobs, and the messages."""
+"""Ctrl-C, SIGTERM and nohup while jobs run: the question, the fate of the jobs, and the messages;
+and sweeps whose program was killed or whose runs failed, continued by a second command."""
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -13,6 +15,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from scalebench.core.result import Result
+from scalebench.slurm.submit import read_submission
+from tests.cluster.processes import until
 from tests.cluster.program import ENDLESS, PATIENCE_S, Program
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
@@ -107,21 +112,12 @@ def test_ctrl_c_asks_and_no_lets_the_jobs_go_on(program: Program) -> None:
     assert program.rows() == {} and not program.calls("scancel")
 
 
-def test_ctrl_c_and_yes_cancels_them(program: Program) -> None:
+@pytest.mark.parametrize("answer", [b"y\r", CTRL_C], ids=["yes", "a second Ctrl-C"])
+def test_ctrl_c_and_yes_cancels_them(answer: bytes, program: Program) -> None:
     with terminal(program) as window:
         window.press(CTRL_C)
         window.wait_for("[Y/n]")
-        window.press(b"y\r")
-        assert window.end() == 1
-    cancelled(program)
-    assert window.said.count("[Y/n]") == 1 and table_of(window.said) == ALL_CANCELLED, window.said
-
-
-def test_a_second_ctrl_c_is_an_answer(program: Program) -> None:
-    with terminal(program) as window:
-        window.press(CTRL_C)
-        window.wait_for("[Y/n]")
-        window.press(CTRL_C)
+        window.press(answer)
         assert window.end() == 1
     cancelled(program)
     assert window.said.count("[Y/n]") == 1 and table_of(window.said) == ALL_CANCELLED, window.said
@@ -137,14 +133,6 @@ def test_jobs_are_cancelled_without_a_terminal_to_ask(sign: signal.Signals, prog
     assert (process.returncode, err) == (1, "scalebench: cancelled\n")
     cancelled(program)
     assert "[Y/n]" not in out and table_of(out) == ALL_CANCELLED
-
-
-def test_sigterm_at_a_terminal_does_not_ask(program: Program) -> None:
-    with terminal(program) as window:
-        window.process.send_signal(signal.SIGTERM)
-        assert window.end() == 1
-    cancelled(program)
-    assert "[Y/n]" not in window.said
 
 
 def test_the_terminal_is_closed(program: Program) -> None:
@@ -166,3 +154,54 @@ def test_the_terminal_is_closed(program: Program) -> None:
         process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1 and len(program.calls("sbatch")) == 3
     assert {row.status for row in program.rows().values()} == {"cancelled"}
+
+
+def job_of(program: Program, number: int) -> str:
+    found = read_submission(program.sweep / str(number))
+    assert found is not None
+    return found.job_id
+
+
+def ok(rows: dict[int, Result]) -> dict[int, bool]:
+    return {number: row.status == "ok" for number, row in rows.items()}
+
+
+def test_a_killed_program_leaves_its_jobs_to_the_next(program: Program) -> None:
+    """Of four runs one is over, two go on, and one has not been submitted; then one of the two ends by itself."""
+    words = (
+        "strategy=simulated gpus=1,2,3,4 hardware.max_jobs=2 baseline=none measure.min_s=8 measure.max_s=8 "
+        "strategy.options.step_s=0.01"
+    )
+    with program.started(words) as process:
+        until(lambda: len(program.rows()) == 1, PATIENCE_S, "the first row")
+        until(lambda: len(program.ids()) == 3, PATIENCE_S, "the third job")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    first = {number: job_of(program, number) for number in range(3)}
+    assert not (program.sweep / "3" / "job.json").exists()
+    whole = (program.sweep / "0" / "result.json").read_bytes()
+    done = program.run(words, "resume=true")
+    assert (done.status, done.err) == (0, ""), done.out
+    assert {number: job_of(program, number) for number in range(3)} == first
+    assert len(program.calls("sbatch")) == 4, "each run once"
+    assert ok(program.rows()) == dict.fromkeys(range(4), True)
+    assert (program.sweep / "0" / "result.json").read_bytes() == whole
+    assert [row.scheduler.job_id for row in program.rows().values() if row.scheduler][:3] == list(first.values())
+
+
+def test_a_single_run_is_resumed_as_well(program: Program) -> None:
+    """Its folder is named by whoever comes back."""
+    words = ["strategy=simulated", "gpus=2", *ENDLESS]
+    folder = program.folder / "run"
+    with program.started(f"hydra.run.dir={folder}", *words, several=False) as process:
+        until((folder / "job.json").exists, PATIENCE_S, "the job")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    submission = json.loads((folder / "job.json").read_text())
+    with program.started(f"hydra.run.dir={folder}", *words, "resume=true", several=False) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("0 of 1 run over, 1 ")
+        program.cluster.slurm("scancel", submission["job_id"])
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1 and len(program.calls("sbatch")) == 1
+    assert f"SLURM job {submission['job_id']} was cancelled" in " ".join(out.split()), err

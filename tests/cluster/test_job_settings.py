@@ -84,19 +84,3 @@ def test_ranks_run_in_an_image(program: Program) -> None:
     assert set(calls) == {
         f"exec --bind {mounts} {image} {sys.executable} -m {RANK_AGENT} {folder} scalebench.runner.worker"
     }
-
-
-@pytest.mark.real
-def test_facts_and_use_of_both_nodes(program: Program) -> None:
-    """And the data set is copied to a disk of each node before it is read from there."""
-    stage = program.cluster.unshared / "stage"
-    found = row(
-        program,
-        f"strategy=ddp_gloo gpus=4 measure.monitor=true measure.min_s=2 measure.max_s=2 hardware.stage={stage}",
-    )
-    assert (found.status, found.reason) == ("ok", None)
-    assert [found.machine.hostname, *(each.hostname for each in found.other_machines or [])] == program.cluster.nodes
-    monitor = found.monitor
-    assert monitor.reason is None and monitor.cpu_util_ours_mean is not None and monitor.cpu_util_ours_mean > 0
-    assert monitor.net_sent_bytes_per_s is not None and monitor.net_sent_bytes_per_s > 0
-    assert all(program.cluster.on(node, "ls", str(stage)) for node in program.cluster.nodes)

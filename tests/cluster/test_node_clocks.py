@@ -12,7 +12,7 @@ import pytest
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import monitor_path
 from scalebench.measure.monitor.time_series import read_series
-from tests.cluster import clocks
+from tests.cluster import hosts
 from tests.cluster.cluster import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
@@ -28,7 +28,7 @@ AHEAD = f"import time; real = time.time; time.time = lambda: real() + {AHEAD_S}"
 @pytest.fixture
 def skewed(cluster: Cluster) -> Iterator[Cluster]:
     """The second node's clock is ahead."""
-    if clocks.library() is None:
+    if hosts.faketime_library() is None:
         pytest.skip("a wrong clock needs libfaketime: make test-all installs it")
     cluster.clock(cluster.nodes[1], AHEAD_S)
     yield cluster
@@ -84,15 +84,10 @@ def test_the_first_failure_is_reported_despite_different_clocks(skewed_python: C
 def test_the_data_set_is_copied_once_per_node(cluster: Cluster, tmp_path: Path) -> None:
     """To a folder that is another one on each node."""
     stage = cluster.unshared / "stage"
-    result = run(cluster, tmp_path / "run", "simulated", f"hardware.stage={stage}")
+    result = run(cluster, tmp_path / "run", "simulated", f"hardware.node_copy={stage}")
     assert result.status == "ok", result.reason
     for node in cluster.nodes:
         (copy,) = [name for name in cluster.on(node, "ls", str(stage)).split() if not name.endswith(".lock")]
         assert copy.startswith("materials-")
         assert set(cluster.on(node, "ls", f"{stage}/{copy}").split()) == {"inputs.npy", "targets.npy", "meta.json"}
     assert not stage.exists()
-
-
-def test_a_stage_that_cannot_be_is_a_reason(cluster: Cluster, tmp_path: Path) -> None:
-    result = run(cluster, tmp_path / "run", "simulated", "hardware.stage=/proc/stage")
-    assert result.status == "failed" and "stage /proc/stage cannot be written" in (result.reason or ""), result.reason

@@ -14,7 +14,6 @@ FULL = {
     "independent_torch": None, "simulated": None, "parameter_server": "grpc",
 }  # fmt: skip
 UNEVEN = ["ddp_gloo", "horovod_mpi", "horovod_tensorflow_gloo", "multiworker_ring", "simulated", "parameter_server"]
-ALONE = ("mirrored", "central_storage_cpu", "multi_gpu_model")
 
 
 def rows(program: Program, text: str) -> list[Result]:
@@ -55,17 +54,6 @@ def test_nodes_that_are_not_full(program: Program) -> None:
     lightning = found["lightning_ddp_gloo"]
     assert lightning.status == "unsupported"
     assert "Lightning wants as many processes on every node, and here are [2, 1]" in (lightning.reason or "")
-
-
-def test_one_process_for_all_devices_stays_on_its_node(program: Program) -> None:
-    found = {(row.scale.strategy, row.scale.gpus): row for row in rows(program, f"strategy={','.join(ALONE)} gpus=2,4")}
-    for name in ALONE:
-        (rank,) = found[name, 2].ranks
-        assert (found[name, 2].status, found[name, 2].scale.nodes) == ("ok", 1)
-        assert rank.hostname in program.cluster.nodes
-        reason = f"{name} has one process for all devices, which are on 2 nodes with gpus=4"
-        assert (found[name, 4].status, found[name, 4].reason) == ("unsupported", reason)
-    assert len(program.calls("sbatch")) == len(ALONE)
 
 
 def test_layouts_are_rows_of_their_own(program: Program) -> None:

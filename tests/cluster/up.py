@@ -6,9 +6,8 @@ import dataclasses
 import sys
 import time
 
-from tests.cluster import daemons, hosts, links, shell_commands
+from tests.cluster import daemons, hosts, links, slurm_files
 from tests.cluster.down import down
-from tests.cluster.requirements import obstacle
 from tests.cluster.settings import (
     FOLDER_VARIABLE,
     HEAD,
@@ -18,6 +17,7 @@ from tests.cluster.settings import (
     Settings,
     chosen_folder,
     from_environment,
+    obstacle,
     read_settings,
     usual_folder,
 )
@@ -44,7 +44,7 @@ def up(settings: Settings) -> None:
     for node in settings.node_names:
         links.mend(settings, node)
         links.shape(settings, node, settings.rate)
-    shell_commands.write(settings.folder)
+    slurm_files.write_commands(settings.folder)
     daemons.start(settings)
     daemons.wait_for_nodes(settings)
 
@@ -80,7 +80,7 @@ def main() -> int:
     elsewhere = f"{FOLDER_VARIABLE}={folder} " if folder != usual_folder() else ""
     print(f"{', '.join(settings.node_names)} are up after {time.monotonic() - begin:.0f} s; {folder}/bin has sbatch")
     print(f"  {elsewhere}python -m scalebench hardware=testcluster strategy=ddp_gloo gpus=4")
-    print(f"  {elsewhere}python -m tests.cluster.shape node1 100mbit | cut | mend")
+    print(f"  {elsewhere}python -m tests.cluster.links node1 100mbit | cut | mend")
     print(f"  {elsewhere}make cluster-down")
     return 0
 

@@ -64,16 +64,12 @@ def test_the_sizes_on_disk_that_the_files_tell(name: str, model: str, megabytes:
 
 @pytest.mark.parametrize("name", REAL)
 def test_the_files_of_a_real_one_are_found_through_the_environment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=rf"read from files: .*https://.* or \${REAL[name]}$"):
+        datasets.check(config(f"dataset={name}", "model=resnet50"))
     assert config(f"dataset={name}").dataset.path is None
     monkeypatch.setenv(REAL[name], "/data/it")
     assert config(f"dataset={name}").dataset.path == "/data/it"
     assert config(f"dataset={name}", "dataset.path=/mine").dataset.path == "/mine"
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_a_real_one_without_files_says_where_they_come_from(name: str) -> None:
-    with pytest.raises(InputError, match=rf"read from files: .*https://.* or \${REAL[name]}$"):
-        datasets.check(config(f"dataset={name}", "model=resnet50"))
 
 
 def test_the_real_or_synthetic_sweep_differs_in_the_data_set_alone(monkeypatch: pytest.MonkeyPatch) -> None:

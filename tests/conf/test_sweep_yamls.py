@@ -1,4 +1,4 @@
-"""Sweeps that repeat the studies have the studies' settings, on any machine."""
+"""Sweeps that repeat the studies have the studies' settings, and others what their questions need, on any machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.machine import machine
 from scalebench.core.spec import RunSpec
-from scalebench.workloads import datasets
+from scalebench.workloads import datasets, networks
+from scalebench.workloads.partition import max_stages
 from tests.builders.configs import sweep_choices
 from tests.conf.test_yaml_files import STRATEGIES, SWEEPS, load
 
@@ -69,9 +70,8 @@ def test_cross_device_ops_goes_without_the_archive() -> None:
 def test_keras_multi_gpu_is_what_the_study_ran_and_what_it_meant(gpus: int, strong: int) -> None:
     results = runs("keras_multi_gpu", f"gpus={gpus}", scaling=["strong", "weak"], strategy=["avolkov1_ps_gpu"])
     assert [(s.batch_per_device, s.global_batch) for s in results] == [(strong, 32), (32, 32 * gpus)]
-    assert {(s.config.model.name, s.config.dataset.name, s.config.train.optimizer) for s in results} == {
-        ("resnet50", "imagenet_synthetic", "sgd")
-    }
+    studied = {(s.config.model.name, s.config.dataset.name, s.config.train.optimizer) for s in results}
+    assert studied == {("resnet50", "imagenet_synthetic", "sgd")}
 
 
 @pytest.mark.parametrize("data", ["imagenet_synthetic", "cifar10_synthetic"])
@@ -136,14 +136,8 @@ def test_a_cpu_explains_missing_nccl_and_defaults_to_two_workers() -> None:
 )
 def test_nodes_of_the_thesis_fill_in_sequence(hardware: str, gpus: int, nodes: list[int]) -> None:
     """And what is too much for the machine at hand is a row, not an error."""
-    words = [
-        "sweep=thesis_scaling",
-        f"hardware={hardware}",
-        "strategy=horovod_mpi",
-        f"gpus={gpus}",
-        "hardware.slurm.bin=/none",
-    ]
-    spec = resolve(compose_config(words))
+    words = ["sweep=thesis_scaling", "strategy=horovod_mpi", "hardware.slurm.bin=/none"]
+    spec = resolve(compose_config([*words, f"hardware={hardware}", f"gpus={gpus}"]))
     assert [sum(place.node == node for place in spec.places) for node in range(spec.nodes)] == nodes
     assert f"hardware={hardware} is another machine" in str(spec.unsupported)
     assert ("InfiniBand did not work with MPI" in str(spec.unsupported)) == (hardware == "gpu2")
@@ -164,9 +158,7 @@ def test_backends_has_ddp_lightning_and_horovod_over_each_transport() -> None:
 
 def test_strategies_has_every_way_of_training_with_pytorch() -> None:
     known_names = {name: load(f"strategy/{name}.yaml") for name in STRATEGIES}
-    several = {
-        name for name, message in known_names.items() if message["framework"] == "torch" and message["max_gpus"] is None
-    }
+    several = {name for name, tree in known_names.items() if tree["framework"] == "torch" and tree["max_gpus"] is None}
     assert set(values("strategies")["strategy"]) == several - {"ddp", "lightning_ddp"}  # which choose one of the others
 
 
@@ -198,3 +190,87 @@ def test_each_device_is_a_bare_run_on_every_one(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(machine, "count_gpus", lambda: 3)
     results = [(s.config.strategy.name, s.places[0].devices, s.gpus) for s in runs("each_device")]
     assert results == [("bare_torch", [device], 1) for device in range(3)]
+
+
+def test_batch_size_goes_from_75_to_5000_on_one_device() -> None:
+    results = runs("batch_size")
+    assert [spec.batch_per_device for spec in results] == [75, 150, 350, 700, 1000, 2000, 5000]
+    studied = {(s.config.strategy.name, s.gpus, s.config.model.name) for s in results}
+    assert studied == {("bare_torch", 1, "materials_cnn")}
+    assert not any(spec.unsupported for spec in results)
+
+
+def test_batch_size_takes_any_model_strategy_and_batches() -> None:
+    chosen = {"train.batch_per_device": ["8", "16"], "gpus": ["2"]}
+    results = runs("batch_size", "model=cifar10_cnn", "strategy=ddp_gloo", **chosen)
+    message = {(s.config.model.name, s.config.dataset.name, s.config.strategy.name) for s in results}
+    assert message == {("cifar10_cnn", "cifar10_synthetic", "ddp_gloo")}
+    assert [(spec.batch_per_device, spec.global_batch) for spec in results] == [(8, 16), (16, 32)]
+
+
+@pytest.mark.slow
+def test_devices_or_batch_has_both_sides_of_a_pair() -> None:
+    for gpus in ([1, 2], [1, 2, 4, 8], [1, 10]):
+        results = runs("devices_or_batch", gpus=[str(count) for count in gpus])
+        alone = {spec.batch_per_device for spec in results if spec.gpus == 1}
+        for count in gpus[1:]:
+            assert any(spec.global_batch in alone for spec in results if spec.gpus == count)
+    assert list(values("devices_or_batch")) == ["repeat", "train.batch_per_device", "gpus"]
+
+
+def test_devices_or_batch_scales_both_learning_rates_equally() -> None:
+    results = runs("devices_or_batch", "train.learning_rate_rule=linear", "train.base_batch=75")
+    rates: dict[int, set[float]] = {}
+    for spec in results:
+        rates.setdefault(spec.global_batch, set()).add(spec.learning_rate)
+    assert all(len(results) == 1 for results in rates.values()) and len(rates) > 5
+    pairs = itertools.pairwise(sorted(rates))
+    assert all(rates[small].pop() * large / small - min(rates[large]) < 1e-9 for small, large in pairs)
+
+
+def test_data_or_model_tries_each_kind_on_the_same_work() -> None:
+    results = runs("data_or_model", model=["materials_cnn"])
+    message = {(spec.config.strategy.name, spec.global_batch, spec.gpus, spec.config.scaling) for spec in results}
+    strategies, batches = (values("data_or_model")[key] for key in ("strategy", "train.global_batch"))
+    assert message == {(name, int(batch), 2, "strong") for name, batch in itertools.product(strategies, batches)}
+    assert {spec.config.baseline for spec in results} == {"bare"} and not any(spec.unsupported for spec in results)
+    assert all(spec.config.measure.probes for spec in results)  # of which the predictions are made
+
+
+@pytest.mark.parametrize("model", ["mlp", "resnet20_cifar10", "materials_cnn"])
+def test_its_models_can_be_cut(model: str) -> None:
+    assert model in values("data_or_model")["model"]
+    (spec, *_) = runs("data_or_model", model=[model], strategy=["ddp_gloo"])
+    assert max_stages(networks.build_network(spec.config.model)) >= 2
+
+
+def test_thesis_batch_size_sweeps_devices_and_batches() -> None:
+    results = runs("thesis_batch_size")
+    assert {spec.config.model.name for spec in results} == {"materials_cnn"}
+    assert not any(spec.unsupported for spec in results)
+    of_one = {spec.batch_per_device for spec in results if spec.gpus == 1}
+    assert min(of_one) == 75 and max(of_one) == 5000 and {700, 1000} < of_one
+    assert {150, 300} < of_one & {spec.global_batch for spec in results if spec.gpus == 2}  # the same work on one
+
+
+@pytest.mark.parametrize(
+    "rule, k, batch", [("none", 1, 700), ("sqrt", (700 / 75) ** 0.5, 700), ("linear", 700 / 75, 700), ("linear", 1, 75)]
+)
+def test_thesis_accuracy_scales_the_rate_of_a_batch_of_75(rule: str, k: float, batch: int) -> None:
+    chosen = {"train.learning_rate_rule": [rule], "train.batch_per_device": [str(batch)]}
+    (spec,) = runs("thesis_accuracy", **chosen)
+    assert spec.learning_rate == pytest.approx(4.7331e-4 * k)
+    assert (spec.gpus, spec.config.train.stop.seconds, spec.config.train.stop.epochs) == (1, 30, None)
+    assert {"75", "700"} == set(values("thesis_accuracy")["train.batch_per_device"])
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 6])
+def test_cifar_scaling_is_what_the_study_ran(gpus: int) -> None:
+    """cifar10_cnn_mgpu.py: RMSprop at 1e-4 times the GPUs, and a batch times the GPUs."""
+    results = runs("cifar_scaling", gpus=[str(gpus)])
+    assert [spec.batch_per_device for spec in results] == [4096, 512, 32]
+    for spec in results:
+        assert spec.learning_rate == pytest.approx(1e-4 * gpus)
+        assert (spec.config.train.optimizer, spec.global_batch) == ("rmsprop", gpus * spec.batch_per_device)
+        options = spec.config.strategy.options
+        assert (options["variable_device"], options["slice_device"], options["merge_device"]) == ("first", "cpu", "cpu")

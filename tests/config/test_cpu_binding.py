@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from scalebench.config import placement as placing
 from scalebench.core.machine import cpus as system_files
 from scalebench.core.machine import machine
 from scalebench.core.machine.cpus import NumaNode
-from scalebench.core.spec import HardwareSpec
+from scalebench.core.spec import HardwareSpec, RankPlacement, RunSpec
 from tests.builders.configs import ALPHA, make_config, make_spec
+from tests.builders.runs import simulated_spec
 
 Nodes = list[int | None]
 
@@ -65,11 +67,8 @@ def test_two_nodes_of_four_cores(
 
 def test_near_and_far_follow_the_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, [2, 2, 0, 2], [0, 2, 3])
-    assert placement.assign_cores(hardware(3, 1), [0, 1, 2]) == [
-        [0],
-        [2],
-        [4],
-    ]  # node 2 has no cores, node 1 is as near as 3
+    # Node 2 has no cores, node 1 is as near as 3.
+    assert placement.assign_cores(hardware(3, 1), [0, 1, 2]) == [[0], [2], [4]]
     assert placement.assign_cores(hardware(3, 1, "far"), [0, 1, 2]) == [[4], [0], [1]]
     twisted = nodes_of([2, 2, 2])
     twisted[0].distances.update({"1": 40, "2": 20})
@@ -166,3 +165,56 @@ def test_no_core_is_given_twice_unless_that_is_told(
         in_order = list(ids) == list(range(len(ids)))
         if bind == "numa" and len(gpus) * threads <= made.cpus_per_node and (in_order or None not in gpus):
             assert len(set(taken)) == len(ids) * threads
+
+
+def spec_of(nodes: Sequence[Sequence[int]], threads: int = 1, **changes: object) -> RunSpec:
+    """Return a spec with a rank for each device of each node."""
+    spec = simulated_spec(gpus=sum(map(len, nodes)), size=1000)
+    fields = {"devices": "cpu", "cpus_per_device": threads, "this_machine": False, **changes}
+    spec.config.hardware = HardwareSpec("cluster", **fields)  # type: ignore[arg-type]
+    placed = [(node, devices, k) for node, devices in enumerate(nodes) for k in range(len(devices))]
+    spec.places = [
+        RankPlacement(rank, k, node, [devices[k]], [], threads) for rank, (node, devices, k) in enumerate(placed)
+    ]
+    return spec
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Four cores, and not the first ones, as in a job with a part of the node."""
+    results = [4, 5, 6, 7]
+    monkeypatch.setattr(machine, "usable_cpus", lambda: results)
+    return results
+
+
+def test_a_remote_node_assigns_its_own_cores(cores: list[int]) -> None:
+    """Its ranks have cores of their own while there are enough; one without a device is not pinned."""
+    on_node = placement.assign_cores_on_this_node
+    assert on_node(spec_of([[0, 1], [0, 1]], threads=2)) == [[4, 5], [6, 7], [4, 5], [6, 7]]
+    assert on_node(spec_of([[0, 4]])) == [[4], [5]], "numbers with gaps, and fewer cores than the full node has"
+    assert on_node(spec_of([[1, 2]])) == [[5], [6]]
+    assert on_node(spec_of([[0, 1, 2, 3, 4, 5]])) == [[4], [5], [6], [7], [4], [5]]
+    for ranks, changed, expected in (([0], [0, 1, 2], [[4, 5, 6]]), ([0, 1], [], [[], [5]])):
+        spec = spec_of([ranks])
+        spec.places[0].devices = changed
+        assert on_node(spec) == expected
+
+
+def test_gpus_of_a_remote_node_keep_their_numbers(cores: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [0, 0, 1, 1])
+    nodes = [NumaNode(0, [0, 1, 4, 5], None, {}), NumaNode(1, [2, 3, 6, 7], None, {})]
+    monkeypatch.setattr(machine, "numa_nodes", lambda: nodes)
+    assert placement.assign_cores_on_this_node(spec_of([[0, 2]], devices="cuda")) == [[4], [6]]
+
+
+def test_the_variable_with_the_cores_of_a_rank(cores: list[int]) -> None:
+    spec = spec_of([[0, 1]], threads=2)
+    message = placement.make_cpus_variable(spec, 1)
+    assert message == {"SCALEBENCH_CPUS": "6,7"}
+    assert placement.read_cpus_variable(message) == [6, 7]
+    assert placement.read_cpus_variable({}) == []
+    spec.places[1].cpus = [3]
+    assert placement.make_cpus_variable(spec, 1) == {}
+    assert placement.make_cpus_variable(spec_of([[0, 1]], bind="none"), 1) == {}
+    here = spec_of([[0, 1]], this_machine=True)
+    assert placement.make_cpus_variable(here, 1) == {}, "its places already have the cores"

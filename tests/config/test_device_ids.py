@@ -38,21 +38,14 @@ def test_one_process_and_roles_use_them_too(machine_with: Any) -> None:
     assert (only.devices, only.cpus) == ([3, 1], [2, 3, 6, 7])
     served = make_spec(gpus=2, hardware=workers, strategy__processes=ROLES).places
     assert [(p.role, p.devices, p.cpus) for p in served] == [
-        ("chief", [], []),
-        ("ps", [], []),
-        ("worker", [3], [6, 7]),
-        ("worker", [1], [2, 3]),
-    ]
+        ("chief", [], []), ("ps", [], []), ("worker", [3], [6, 7]), ("worker", [1], [2, 3]),
+    ]  # fmt: skip
 
 
 def test_every_node_uses_the_same_ids() -> None:
     spec = make_spec(gpus=4, hardware=chosen(ALPHA, [6, 7], gpus_per_node=2))
-    assert [(p.node, p.local_rank, p.devices) for p in spec.places] == [
-        (0, 0, [6]),
-        (0, 1, [7]),
-        (1, 0, [6]),
-        (1, 1, [7]),
-    ]
+    places = [(p.node, p.local_rank, p.devices) for p in spec.places]
+    assert places == [(0, 0, [6]), (0, 1, [7]), (1, 0, [6]), (1, 1, [7])]
 
 
 @pytest.mark.parametrize(

@@ -62,11 +62,7 @@ def test_each_kind_of_error(words: list[str], line: str) -> None:
     [
         ([], "bucket_cap", "no option of strategy 'ddp' 'bucket_cap'; did you mean 'bucket_cap_mb'?"),
         (["strategy=simulated"], "step", "no option of strategy 'simulated' 'step'; did you mean 'step_s'?"),
-        (
-            ["strategy=ddp", "strategy=simulated"],
-            "step",
-            "no option of strategy 'simulated' 'step'; did you mean 'step_s'?",
-        ),
+        (["strategy=ddp", "strategy=simulated"], "step", "no option of strategy 'simulated' 'step'; did you mean "),
         (["sweep=thesis_scaling"], "op", "no option of strategy 'bare_torch' 'op'; known: none"),
         (["sweep=gpus"], "bucket_cap", "no option of strategy 'ddp' 'bucket_cap'; did you mean 'bucket_cap_mb'?"),
         (["strategy=bare_torch"], "step", "no option of strategy 'bare_torch' 'step'; known: none"),
@@ -78,33 +74,31 @@ def test_an_option_is_looked_up_in_the_chosen_strategys_yaml(words: list[str], k
     assert explain_unknown_key(f"strategy.options.{key}", words).startswith(line)
 
 
-def test_several_values_without_multirun() -> None:
-    """Only the command line itself finds this out; the text is Hydra's."""
-    error = ConfigCompositionException(
-        "Ambiguous value for argument 'gpus=1,2'\n1. To use it as a list, use key=[value1,value2]\n2. ..."
-    )
-    line = "gpus=1,2 names several values: add --multirun for a sweep over them, or quote the value"
+BEGIN, END = "the overrides cannot be composed: ", " (SCALEBENCH_TRACEBACK=1 shows where)"
+# Only the command line itself finds out that there are several values; the text is Hydra's.
+SEVERAL = "Ambiguous value for argument 'gpus=1,2'\n1. To use it as a list, use key=[value1,value2]\n2. ..."
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            ConfigCompositionException(SEVERAL),
+            "gpus=1,2 names several values: add --multirun for a sweep over them, or quote the value",
+        ),
+        (HydraException(""), "HydraException"),
+        (HydraException("\n\n  what it is \nand more"), "what it is"),
+        (
+            OverrideParseException("a=[", "no viable alternative at input '['\nSee https://hydra.cc"),
+            "cannot read the override 'a=[': no viable alternative at input '['",
+        ),
+        (AssertionError(), f"{BEGIN}AssertionError{END}"),
+        (TypeError("no name"), f"{BEGIN}TypeError: no name{END}"),
+        (InputError("gpus=0 should be at least 1"), "gpus=0 should be at least 1"),
+    ],
+)
+def test_an_error_is_explained_in_one_line(error: Exception, line: str) -> None:
     assert explain_error(error, ["gpus=1,2"]) == line
-
-
-def test_an_error_without_text_is_named_by_its_type() -> None:
-    assert explain_error(HydraException(""), []) == "HydraException"
-    assert explain_error(HydraException("\n\n  what it is \nand more"), []) == "what it is"
-
-
-def test_an_unreadable_override_is_quoted() -> None:
-    error = OverrideParseException("a=[", "no viable alternative at input '['\nSee https://hydra.cc")
-    assert explain_error(error, []) == "cannot read the override 'a=[': no viable alternative at input '['"
-
-
-def test_an_unexpected_error_is_reported_with_its_type() -> None:
-    begin, end = "the overrides cannot be composed: ", " (SCALEBENCH_TRACEBACK=1 shows where)"
-    assert explain_error(AssertionError(), []) == f"{begin}AssertionError{end}"
-    assert explain_error(TypeError("no name"), []) == f"{begin}TypeError: no name{end}"
-
-
-def test_an_input_error_keeps_its_text() -> None:
-    assert explain_error(InputError("gpus=0 should be at least 1"), []) == "gpus=0 should be at least 1"
 
 
 def test_errors_of_both_libraries_are_caught() -> None:

@@ -26,17 +26,12 @@ def test_processes_are_pinned_in_sequence(machine_with: Any) -> None:
     machine_with(0, cpus=8)
     spec = make_spec(gpus=2, hardware=HardwareSpec("local", devices="cpu"))
     assert [p.cpus for p in spec.places] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert [(p.rank, p.local_rank, p.node, p.devices, p.threads) for p in spec.places] == [
-        (0, 0, 0, [0], 4),
-        (1, 1, 0, [1], 4),
-    ]
-    assert spec.flags == []
-
-
-def test_cores_are_those_that_this_process_may_use(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "usable_cpus", lambda: [3, 5])
-    spec = make_spec(gpus=2, hardware=HardwareSpec("local", devices="cpu"))
-    assert [p.cpus for p in spec.places] == [[3], [5]]
+    places = [(p.rank, p.local_rank, p.node, p.devices, p.threads) for p in spec.places]
+    assert places == [(0, 0, 0, [0], 4), (1, 1, 0, [1], 4)] and spec.flags == []
+    made = make_config(gpus=3, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
+    made.strategy.processes = "one_for_all"
+    (only,) = resolve.resolve(made).places
+    assert (only.devices, only.cpus, only.threads) == ([0, 1, 2], list(range(6)), 2)
 
 
 @pytest.mark.parametrize(("gpus", "flags"), [(2, []), (3, ["oversubscribed"]), (8, ["oversubscribed"])])
@@ -47,14 +42,6 @@ def test_more_workers_than_cores_are_allowed_and_flagged(machine_with: Any, gpus
     assert [p.cpus for p in spec.places] == [[rank % 2] for rank in range(gpus)]
 
 
-def test_one_process_for_all_devices(machine_with: Any) -> None:
-    machine_with(0, cpus=8)
-    made = make_config(gpus=3, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
-    made.strategy.processes = "one_for_all"
-    (only,) = resolve.resolve(made).places
-    assert (only.devices, only.cpus, only.threads) == ([0, 1, 2], list(range(6)), 2)
-
-
 ROLES = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
 
 
@@ -63,25 +50,12 @@ def test_roles_stand_before_the_workers_and_take_no_device(machine_with: Any) ->
     made = make_config(gpus=2, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
     made.strategy.processes = {"roles": {**ROLES["roles"], "ps": 2}}
     spec = resolve.resolve(made)
-    assert [(p.rank, p.local_rank, p.role, p.devices, p.cpus) for p in spec.places] == [
-        (0, 0, "chief", [], []),
-        (1, 1, "ps", [], []),
-        (2, 2, "ps", [], []),
-        (3, 3, "worker", [0], [0, 1]),
-        (4, 4, "worker", [1], [2, 3]),
-    ]
+    services = [(0, 0, "chief", [], []), (1, 1, "ps", [], []), (2, 2, "ps", [], [])]
+    workers = [(3, 3, "worker", [0], [0, 1]), (4, 4, "worker", [1], [2, 3])]
+    assert [(p.rank, p.local_rank, p.role, p.devices, p.cpus) for p in spec.places] == services + workers
     assert (spec.gpus, spec.processes, spec.flags) == (2, 5, [])
     assert spec.services == {1: "ps", 2: "ps", 3: "worker", 4: "worker"}
     assert make_spec(gpus=2).services == {}
-
-
-def test_roles_over_several_nodes() -> None:
-    spec = make_spec(gpus=10, hardware=ALPHA, strategy__processes=ROLES)
-    workers = [p for p in spec.places if p.role == "worker"]
-    assert [(p.node, p.devices) for p in workers] == [(0, [k]) for k in range(8)] + [(1, [0]), (1, [1])]
-    for node in (0, 1):
-        local_ranks = [p.local_rank for p in spec.places if p.node == node]
-        assert local_ranks == list(range(len(local_ranks)))
 
 
 def test_processes_without_a_core_of_their_own_are_flagged(machine_with: Any) -> None:
@@ -121,16 +95,6 @@ NODES = HardwareSpec("nodes", devices="cuda", gpus_per_node=8, max_nodes=4, this
 
 def counts_of(spec: RunSpec) -> list[int]:
     return [sum(p.node == node for p in spec.places) for node in range(spec.nodes)]
-
-
-@pytest.mark.parametrize(
-    ("gpus", "per_node"), [(1, [1]), (2, [1, 1]), (4, [1, 1, 1, 1]), (10, [3, 3, 2, 2]), (32, [8, 8, 8, 8])]
-)
-def test_spread_over_all_nodes_that_there_may_be(gpus: int, per_node: list[int]) -> None:
-    spec = make_spec(gpus=gpus, hardware=dataclasses.replace(NODES, layout="spread"))
-    assert counts_of(spec) == per_node
-    assert [p.node for p in spec.places] == sorted(p.node for p in spec.places), "ranks in the order of the nodes"
-    assert [p.devices for p in spec.places] == [[k] for count in per_node for k in range(count)]
 
 
 @given(data=st.data(), layout=st.sampled_from(["sequence", "spread"]), others=st.integers(0, 3))
@@ -230,24 +194,7 @@ def test_no_two_processes_share_a_core_while_there_are_enough(gpus: int, threads
 def test_named_hosts_are_filled_in_their_order() -> None:
     """Whatever gpus_per_node says: their slots count."""
     spec = make_spec(gpus=5, hardware__hosts=["a:2", "b", "c:4"], strategy__launcher="mpi")
-    assert [(p.node, p.local_rank, p.devices) for p in spec.places] == [
-        (0, 0, [0]),
-        (0, 1, [1]),
-        (1, 0, [0]),
-        (2, 0, [0]),
-        (2, 1, [1]),
-    ]
-    assert spec.nodes == 3
-
-
-def test_hosts_with_uneven_slots_are_spread_over_as_far_as_they_go() -> None:
-    changes = {"hardware__hosts": ["a:1", "b:9", "c:2"], "strategy__launcher": "mpi", "hardware__layout": "spread"}
-    for gpus, counts in ((2, [1, 1]), (3, [1, 1, 1]), (5, [1, 2, 2]), (9, [1, 6, 2]), (12, [1, 9, 2])):
-        assert counts_of(make_spec(gpus=gpus, **changes)) == counts
-
-
-def test_hosts_that_cannot_be_read() -> None:
-    assert (
-        resolve_error(make_config(hardware__hosts=["a:b:c"]))
-        == "hardware.hosts: 'a:b:c' should be NAME:SLOTS, such as node1:8"
-    )
+    places = [(p.node, p.local_rank, p.devices) for p in spec.places]
+    assert places == [(0, 0, [0]), (0, 1, [1]), (1, 0, [0]), (2, 0, [0]), (2, 1, [1])] and spec.nodes == 3
+    message = "hardware.hosts: 'a:b:c' should be NAME:SLOTS, such as node1:8"
+    assert resolve_error(make_config(hardware__hosts=["a:b:c"])) == message

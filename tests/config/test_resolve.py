@@ -42,6 +42,7 @@ def test_strong_scaling_keeps_the_global_batch_and_shards_differ_by_one(gpus: in
 def test_strong_scaling_falls_back_on_the_batch_of_one_device() -> None:
     spec = make_spec(gpus=2, scaling="strong", train__batch_per_device=75)
     assert (spec.batch_per_device, spec.global_batch) == (38, 75)
+    assert make_spec(dataset__size=1, dataset__path="/some.npz").global_batch == 10, "a file is counted later"
 
 
 @pytest.mark.parametrize(
@@ -66,10 +67,6 @@ def test_batches_that_leave_a_device_without_samples(changes: dict[str, Any], me
     assert resolve_error(make_config(**changes)) == message
 
 
-def test_samples_of_a_user_s_file_are_counted_later() -> None:
-    assert make_spec(dataset__size=1, dataset__path="/some.npz").global_batch == 10
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -78,10 +75,7 @@ def test_samples_of_a_user_s_file_are_counted_later() -> None:
             {"strategy__options": {"stepp_s": 1.0}},
             "no option of strategy 'simulated' 'stepp_s'; did you mean 'step_s'?",
         ),
-        (
-            {"strategy__options": {"step_s": "x"}},
-            "strategy.options.step_s='x' should be float, as its default 0.001",
-        ),
+        ({"strategy__options": {"step_s": "x"}}, "strategy.options.step_s='x' should be float, as its default 0.001"),
         (
             {"strategy__options": {"fault": "kil"}, "strategy__choices": {"fault": ["none", "kill"]}},
             "no strategy.options.fault 'kil'; did you mean 'kill'?",
@@ -110,17 +104,10 @@ def test_gpus_left_out_means_all_devices(machine_with: Any, gpus_here: int, hard
     spec = make_spec(gpus=None, hardware=HardwareSpec("local", devices=hardware))
     assert spec.gpus == spec.config.gpus == want
     assert spec.device == ("cuda" if gpus_here and hardware == "auto" else "cpu")
-
-
-def test_default_and_explicit_gpus_have_one_fingerprint(machine_with: Any) -> None:
-    machine_with(0)
-    hardware = HardwareSpec("local")
-    assert make_spec(gpus=None, hardware=hardware).fingerprint == make_spec(gpus=2, hardware=hardware).fingerprint
-    assert make_spec(gpus=1, hardware=hardware).fingerprint != make_spec(gpus=2, hardware=hardware).fingerprint
-
-
-def test_resolving_does_not_change_its_config() -> None:
-    made = make_config(gpus=None)
+    # One fingerprint, whether gpus was left out or not; and the config itself stays.
+    made = make_config(gpus=want, hardware=HardwareSpec("local", devices=hardware))
+    assert resolve.resolve(made).fingerprint == spec.fingerprint
+    made.gpus = None
     before = dataclasses.asdict(made)
     resolve.resolve(made)
     assert dataclasses.asdict(made) == before
@@ -129,24 +116,17 @@ def test_resolving_does_not_change_its_config() -> None:
 def test_another_machine_must_be_described_completely() -> None:
     with pytest.raises(InputError, match=r"hardware=alpha is another machine, .* set devices: "):
         make_spec(hardware=dataclasses.replace(ALPHA, devices="auto"))
-    with pytest.raises(InputError, match=r"hardware.stage=data should be an absolute path"):
-        make_spec(hardware=dataclasses.replace(ALPHA, stage="data"))
-    make_spec(hardware=dataclasses.replace(ALPHA, stage="$TMPDIR/data"))
-
-
-@pytest.mark.parametrize("value", [None, 1, 1.0, 7])
-def test_allowed_and_undecided_options_pass(value: Any) -> None:
-    stated = StrategySpec(
-        "pipeline_gpipe",
-        options={"micro_batches": value},
-        choices={"micro_batches": [1, 7]},
-        at_least={"micro_batches": 1},
-    )
-    check_values(stated)
+    with pytest.raises(InputError, match=r"hardware.node_copy=data should be an absolute path"):
+        make_spec(hardware=dataclasses.replace(ALPHA, node_copy="data"))
+    make_spec(hardware=dataclasses.replace(ALPHA, node_copy="$TMPDIR/data"))
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), True, "many"])
 def test_an_option_below_its_bound_is_refused(value: Any) -> None:
     stated = StrategySpec("pipeline_gpipe", options={"micro_batches": value}, at_least={"micro_batches": 1})
     with pytest.raises(InputError, match=f"strategy.options.micro_batches={value} should be at least 1"):
+        check_values(stated)
+    stated.choices = {"micro_batches": [1, 7]}
+    for allowed in (None, 1, 1.0, 7):
+        stated.options = {"micro_batches": allowed}
         check_values(stated)

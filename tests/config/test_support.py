@@ -136,16 +136,12 @@ def test_reasons_why_horovod_cannot_run(
     assert inspections == (["torch"] if looked else [])
 
 
-def test_horovod_is_not_inspected_for_another_machine(machine_with: Any, inspections: list[str]) -> None:
-    machine_with(0)
-    assert (make_spec(gpus=2, hardware=ALPHA, strategy=horovod("nccl")).unsupported or "").startswith(ANOTHER)
-    assert inspections == []
-
-
-def test_a_missing_horovod_is_not_inspected(
+def test_horovod_is_not_inspected_in_vain(
     machine_with: Any, inspections: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Neither for another machine nor where it is missing."""
     machine_with(0)
+    assert (make_spec(gpus=2, hardware=ALPHA, strategy=horovod("nccl")).unsupported or "").startswith(ANOTHER)
     monkeypatch.setattr(registry, "missing_packages", lambda names: ["horovod"])
     assert make_spec(gpus=2, hardware=HERE, strategy=horovod("gloo")).unsupported == NO_HOROVOD
     assert inspections == []

@@ -16,35 +16,27 @@ from scalebench.strategies import registry
 from tests.builders.plugins import Distributions, clear_plugin_caches, strategy_yaml
 from tests.builders.plugins import dists as dists
 
+FOLDER = {"configs": {"a": "a.conf"}}
+
 
 def test_the_built_in_groups() -> None:
     assert config_files.list_groups() == ["dataset", "hardware", "measure", "model", "strategy", "sweep", "train"]
     assert (config_files.conf_dir() / "config.yaml").is_file()
     assert sorted(config_files.list_options("measure")) == ["default", "max_batch", "quick", "thorough"]
-
-
-def test_without_plugins_there_is_no_other_folder(dists: Distributions) -> None:
-    files = config_files.find_config_files()
-    assert (files.folders, files.problems, files.warnings) == ([], {}, [])
-
-
-def test_option_defaults_are_those_of_the_yaml() -> None:
     assert config_files.strategy_option_defaults("simulated")["step_s"] == 0.001
     assert config_files.strategy_option_defaults("bare_torch") == {}
     assert config_files.strategy_option_defaults("hybrid")["micro_batches"] is None
 
 
-def test_a_plugins_yaml_is_found(dists: Distributions) -> None:
+def test_the_yaml_of_an_enabled_plugin_is_found(dists: Distributions, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = config_files.find_config_files()
+    assert (files.folders, files.problems, files.warnings) == ([], {}, [])
     root = dists.strategy(options={"step_s": 0.25, "mode": "fast"})
     assert config_files.plugin_folders() == [("my-plugin", root / "my_plugin" / "conf")]
     assert config_files.list_options("strategy")["mine"] == root / "my_plugin/conf/strategy/mine.yaml"
     assert config_files.strategy_option_defaults("mine") == {"step_s": 0.25, "mode": "fast"}
     origins = [config_files.file_origin("strategy", name) for name in ("mine", "ddp", "other")]
     assert origins == ["my-plugin", "scalebench", None]
-
-
-def test_a_disabled_plugin_adds_no_yaml(dists: Distributions, monkeypatch: pytest.MonkeyPatch) -> None:
-    dists.strategy()
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
     config_files.find_config_files.cache_clear()
     assert config_files.plugin_folders() == []
@@ -72,7 +64,7 @@ def test_a_plugin_without_its_folder(dists: Distributions, package: str) -> None
 @pytest.mark.parametrize("name", ["strategy/ddp", "hardware/local", "model/resnet50", "dataset/materials"])
 def test_a_built_in_yaml_cannot_be_shadowed(dists: Distributions, name: str) -> None:
     group, _, stem = name.partition("/")
-    dists.add("a", {"a/__init__.py": "", f"a/conf/{name}.yaml": strategy_yaml(stem)}, {"configs": {"a": "a.conf"}})
+    dists.add("a", {"a/__init__.py": "", f"a/conf/{name}.yaml": strategy_yaml(stem)}, FOLDER)
     assert config_files.find_config_files().problems == {
         (group, stem): f"{name}.yaml comes from both scalebench and a; uninstall one of them or set SCALEBENCH_PLUGINS"
     }
@@ -80,12 +72,13 @@ def test_a_built_in_yaml_cannot_be_shadowed(dists: Distributions, name: str) -> 
     assert config_files.list_options(group)[stem] == config_files.conf_dir() / f"{name}.yaml"
 
 
-@pytest.mark.parametrize("name", ["config", "sweep/demo", "measure/quick", "train/default"])
-def test_shadowing_a_file_without_a_name_is_a_warning(dists: Distributions, name: str) -> None:
-    dists.add("a", {"a/__init__.py": "", f"a/conf/{name}.yaml": ""}, {"configs": {"a": "a.conf"}})
-    assert config_files.find_config_files().warnings == [
+def test_shadowing_files_without_a_name_is_a_warning(dists: Distributions) -> None:
+    names = ["config", "measure/quick", "sweep/demo", "train/default"]
+    dists.add("a", {"a/__init__.py": "", **{f"a/conf/{name}.yaml": "" for name in names}}, FOLDER)
+    assert sorted(config_files.find_config_files().warnings) == [
         f"{name}.yaml comes from both scalebench and a; uninstall one of them or set SCALEBENCH_PLUGINS; "
         "until then the one of scalebench counts"
+        for name in names
     ]
     assert config_files.find_config_files().problems == {}
 
@@ -98,9 +91,7 @@ def test_two_plugins_with_one_yaml_are_both_named(dists: Distributions) -> None:
 
 
 def test_yaml_files_of_a_plugin_for_a_later_api(dists: Distributions) -> None:
-    dists.add(
-        "a", {"a/conf/hardware/h.yaml": "name: h", "a/conf/sweep/s.yaml": ""}, {"configs": {"a": "a.conf"}}, api=9
-    )
+    dists.add("a", {"a/conf/hardware/h.yaml": "name: h", "a/conf/sweep/s.yaml": ""}, FOLDER, api=9)
     reason = "of a is written for version 9 of the plugin API, and this scalebench has 1: "
     files = config_files.find_config_files()
     assert files.problems["hardware", "h"].startswith(f"hardware/h.yaml {reason}")
@@ -136,19 +127,6 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_plugins_strategy_composes_and_resolves(dists: Distributions) -> None:
-    code = """
-from scalebench.config import resolve
-from scalebench.config.compose import compose_config
-overrides = ["strategy=my_strategy", "strategy.options.step_s=1", "gpus=2"]
-spec = resolve.resolve(compose_config(overrides))
-print(spec.label, spec.unsupported, spec.config.strategy.options)
-"""
-    dists.strategy("my_strategy", options={"step_s": 0.25, "mode": "fast"})
-    done = python(code)
-    assert (done.stdout, done.stderr) == ("my_strategy gpus=2 None {'step_s': 1, 'mode': 'fast'}\n", "")
-
-
 def test_the_command_line_knows_a_plugins_strategy_and_its_options(dists: Distributions) -> None:
     code = """
 from scalebench.__main__ import main
@@ -168,8 +146,7 @@ print(main(["strategy=my_strategy", "strategy.options.mode=1"]))
 
 
 def test_a_conflict_fails_only_its_runs_and_warnings_appear_once(dists: Distributions) -> None:
-    files = {"a/conf/strategy/ddp.yaml": strategy_yaml("ddp"), "a/conf/sweep/demo.yaml": ""}
-    dists.add("a", files, {"configs": {"a": "a.conf"}})
+    dists.add("a", {"a/conf/strategy/ddp.yaml": strategy_yaml("ddp"), "a/conf/sweep/demo.yaml": ""}, FOLDER)
     code = """
 from scalebench.__main__ import main
 print(main(["strategy=simulated", "gpus=1", "dry_run=true"]), main(["strategy=ddp", "gpus=1", "dry_run=true"]))
@@ -207,9 +184,6 @@ def test_a_file_that_hydra_cannot_compose_is_a_problem_of_its_name(
     assert group != "strategy" or registry.find_strategy("mine").problem == line
 
 
-FOLDER = {"configs": {"a": "a.conf"}}
-
-
 def test_a_file_with_interpolations_and_defaults_can_be_composed(dists: Distributions) -> None:
     text = "defaults: [resnet50]\nname: x\nbatch_per_device: ${oc.env:NOT_SET}\n"
     dists.add("a", {"a/conf/model/x.yaml": text, "a/conf/strategy/y.yaml": "# @package _global_\ngpus: 1\n"}, FOLDER)
@@ -222,11 +196,11 @@ def test_only_runs_of_a_broken_file_fail_until_it_is_repaired(dists: Distributio
     overrides = ["strategy=mine", "gpus=1", "hardware=cpu"]
     try:
         spec = resolve(compose_config(overrides))
-        assert spec.broken is not None and spec.broken.startswith("strategy/mine.yaml of my-plugin cannot be read: ")
-        assert resolve(compose_config(["strategy=simulated", *overrides[1:]])).broken is None
+        assert (spec.plugin_error or "").startswith("strategy/mine.yaml of my-plugin cannot be read: ")
+        assert resolve(compose_config(["strategy=simulated", *overrides[1:]])).plugin_error is None
         (root / "my_plugin/conf/strategy/mine.yaml").write_text(strategy_yaml("mine"))
         clear_plugin_caches()
         spec = resolve(compose_config(overrides))
-        assert (spec.broken, spec.config.strategy.description) == (None, "a plugin's own")
+        assert (spec.plugin_error, spec.config.strategy.description) == (None, "a plugin's own")
     finally:
         GlobalHydra.instance().clear()

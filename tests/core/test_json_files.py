@@ -1,17 +1,23 @@
-"""JSON files: written completely or not at all, and read back with their types checked."""
+"""JSON files: written completely or not at all, and read back with their types checked. The names of the files of
+a run, and what is removed when; and sweep.json: missing runs, and whether its program still runs."""
 
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from scalebench.core import run_folder
+from scalebench.core.errors import InputError
 from scalebench.core.json_files import build_record, read_json, read_record, write_json
+from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, read_sweep, write_sweep
 
 
 @dataclass
@@ -35,13 +41,6 @@ class Outer:
 GOOD: dict[str, Any] = {"inner": {"number": 1}, "names": ["a"]}
 
 
-def test_a_written_file_reads_back(tmp_path: Path) -> None:
-    content = {"a": [1, 2.5, None, "é\u2028"], "b": {}}
-    write_json(tmp_path / "x.json", content)
-    assert read_json(tmp_path / "x.json") == content
-    assert os.listdir(tmp_path) == ["x.json"]
-
-
 @pytest.mark.parametrize("figure", [float("nan"), float("inf")])
 def test_nan_is_refused_and_the_old_file_stays(tmp_path: Path, figure: float) -> None:
     write_json(tmp_path / "x.json", [1])
@@ -56,23 +55,15 @@ def test_a_failed_rename_leaves_no_temporary_file(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         write_json(tmp_path / "x.json", 1)
     assert os.listdir(tmp_path) == ["x.json"]
-
-
-def test_a_file_cut_short_is_a_value_error(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text('{"a": [1, ')
+    (tmp_path / "y.json").write_text('{"a": [1, ')  # cut short
     with pytest.raises(ValueError):
-        read_json(tmp_path / "x.json")
+        read_json(tmp_path / "y.json")
 
 
 def test_defaults_fill_missing_fields() -> None:
     outer = build_record(Outer, GOOD)
     assert outer == Outer(Inner(1, 0.5), ["a"])
     assert outer.parts is not build_record(Outer, GOOD).parts
-
-
-def test_an_integer_becomes_a_float_in_a_float_field() -> None:
-    inner = build_record(Inner, {"number": 1, "share": 2})
-    assert inner.share == 2.0 and type(inner.share) is float
 
 
 @pytest.mark.parametrize(
@@ -112,12 +103,9 @@ def test_integers_and_nulls_among_floats() -> None:
     assert outer.losses == [1.0, None, 0.5]
     assert type(outer.losses[0]) is type(outer.nested["k"][0][0]) is float
     assert outer.names is not tree["names"], "the input does not change with the record"
-
-
-@pytest.mark.parametrize("tree", [None, [], "x", 3])
-def test_only_an_object_is_a_record(tree: Any) -> None:
-    with pytest.raises(ValueError, match=r"^Outer should be an object, not "):
-        build_record(Outer, tree)
+    for other in (None, [], "x", 3):
+        with pytest.raises(ValueError, match=r"^Outer should be an object, not "):
+            build_record(Outer, other)
 
 
 def test_unknown_fields_can_be_ignored_at_any_depth(tmp_path: Path) -> None:
@@ -127,12 +115,6 @@ def test_unknown_fields_can_be_ignored_at_any_depth(tmp_path: Path) -> None:
     assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True).parts == [Inner(1)]
     with pytest.raises(ValueError, match=r"^Outer has an unknown field 'later'$"):
         read_record(tmp_path / "x.json", Outer)
-
-
-def test_a_lone_surrogate_reads_back(tmp_path: Path) -> None:
-    """Python uses one for each byte in the environment that is no text."""
-    write_json(tmp_path / "x.json", Outer(Inner(1), ["\udcff"]))
-    assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True).names == ["\udcff"]
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -148,8 +130,84 @@ anything = st.recursive(
         st.dictionaries(st.text(), numbers), anything,
     )
 )  # fmt: skip
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(Outer(Inner(1), ["\udcff"]))  # Python uses one for each byte in the environment that is no text
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_every_record_reads_back(tmp_path: Path, record: Outer) -> None:
     write_json(tmp_path / "x.json", record)
     assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True) == record
     assert read_record(tmp_path / "x.json", Outer) == record
+
+
+KEPT = ("spec.json", "result.json", "job.json", "job.log", "report.html")
+OUTPUT = ("rank0.json", "rank11.log", "monitor.parquet", "monitor1.parquet", "trace0.json.gz", "plugin.log", "srun.log")
+TRANSIENT = ("progress0.json", "pid0.json", "exit0.json", "machine1.json", "by_hand.json", "stop.json")
+
+
+def fill(folder: Path) -> list[str]:
+    for name in (*KEPT, *OUTPUT, *TRANSIENT):
+        (folder / name).touch()
+    for name in ("try_8", "try_8_again", "try_me"):
+        (folder / name).mkdir()
+        (folder / name / "progress0.json").touch()
+    return sorted(os.listdir(folder))
+
+
+def test_transient_files_are_removed_also_in_tries(tmp_path: Path) -> None:
+    before = fill(tmp_path)
+    run_folder.remove_transient_files(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted(set(before) - set(TRANSIENT))
+    assert {path.parent.name for path in tmp_path.glob("*/progress0.json")} == {"try_me"}
+
+
+def test_leftovers_are_removed_and_other_files_stay(tmp_path: Path) -> None:
+    fill(tmp_path)
+    run_folder.remove_leftovers(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted((*KEPT, "try_me"))
+
+
+def test_names_by_rank_node_and_batch(tmp_path: Path) -> None:
+    nodes = [run_folder.monitor_path(tmp_path, node).name for node in (0, 1)]
+    tries = [run_folder.try_folder(tmp_path, 8, more_memory).name for more_memory in (False, True)]
+    assert (nodes, tries) == (["monitor.parquet", "monitor1.parquet"], ["try_8", "try_8_again"])
+    for rank in (10, 2):
+        (tmp_path / run_folder.rank_trace_name(rank)).touch()
+    (tmp_path / run_folder.MERGED_TRACE_FILE).touch()
+    assert list(run_folder.rank_traces(tmp_path)) == [2, 10]
+
+
+def test_a_record_is_read_back(tmp_path: Path) -> None:
+    record = new_sweep_record(["sweep=demo"], "2026-01-01T00:00:00+00:00", "node", 5.0)
+    record.runs = [PlannedRun(0, "ddp gpus=1", "abc", 0), PlannedRun(1, "ddp gpus=2", "def", 0, left_out=True)]
+    write_sweep(record, tmp_path)
+    again = read_sweep(tmp_path)
+    assert again == record and again.left_out == record.runs[1:]
+    assert not (tmp_path / "other").exists() and read_sweep(tmp_path / "other") is None
+
+
+def test_missing_are_runs_without_a_result_that_were_not_left_out(tmp_path: Path) -> None:
+    record = new_sweep_record([], "", "node", None)
+    record.runs = [PlannedRun(number, f"run {number}", "", 0, left_out=number == 3) for number in range(4)]
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / RESULT_FILE).touch()
+    assert [run.number for run in record.missing(tmp_path)] == [0, 2]
+
+
+def test_a_record_knows_whether_its_program_still_runs() -> None:
+    record = new_sweep_record([], "", platform.node(), None)
+    assert record.pid == os.getpid()
+    assert record.is_alive(platform.node()) is True
+    assert record.is_alive("elsewhere") is None
+    record.pid_started_s -= 100.0
+    assert record.is_alive(platform.node()) is False, "another process has its number now"
+    record.pid_started_s += 100.0
+    record.stopped = True
+    assert record.is_alive(platform.node()) is False
+    record.stopped, record.pid = False, 2**22 + 1
+    assert record.is_alive(platform.node()) is False
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"arguments": 3}'])
+def test_an_invalid_file_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / SWEEP_FILE).write_text(text)
+    with pytest.raises(InputError, match=r"sweep\.json is no record of a sweep: "):
+        read_sweep(tmp_path)

@@ -1,12 +1,15 @@
-"""Figures as text for people."""
+"""Figures as text for people, and unknown names: the nearest candidate, or all of them."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scalebench.core import units
+from scalebench.core.errors import nearest_name, unknown_name_message
 from scalebench.core.stats.estimates import Estimate
 
 
@@ -47,3 +50,25 @@ def test_shares_and_other_figures() -> None:
     assert [units.format_percent(value) for value in (0.1234, -0.0001, 1.5)] == ["12.3 %", "0.0 %", "150.0 %"]
     assert [units.format_number(value) for value in (0.5, 12.34, 1410.2)] == ["0.50", "12.3", "1,410"]
     assert units.format_seconds(0.00135) == "1.35 ms"
+
+
+NAMES = ["mirrored", "ddp", "ddp_gloo"]
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("mirorred", "mirrored"), ("dpd", "ddp"), ("ddp_glo", "ddp_gloo"), ("zzz", None), ("", None)]
+)
+def test_the_nearest_name(name: str, nearest: str | None) -> None:
+    assert nearest_name(name, NAMES) == nearest
+
+
+def test_a_near_name_is_suggested_or_all_are_listed_in_order() -> None:
+    assert unknown_name_message("strategy", "mirorred", NAMES) == "no strategy 'mirorred'; did you mean 'mirrored'?"
+    assert unknown_name_message("verb", "zzz", iter(NAMES)) == "no verb 'zzz'; known: ddp, ddp_gloo, mirrored"
+    assert unknown_name_message("option", "x", []) == "no option 'x'; known: none"
+
+
+@given(st.sampled_from(NAMES), st.data())
+def test_a_missing_letter_is_always_near(name: str, data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, len(name) - 1))
+    assert nearest_name(name[:index] + name[index + 1 :], [name]) == name

@@ -55,14 +55,8 @@ def test_commands_of_the_readme(tmp_path: Path, tmp_path_factory: pytest.TempPat
     for command in commands():
         arguments = shlex.split(command)[3:]
         dry = arguments if arguments in (["strategies"], ["doctor"]) else [*arguments, "dry_run=true"]
-        done = subprocess.run(
-            [sys.executable, "-m", "scalebench", *dry],
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        program = [sys.executable, "-m", "scalebench", *dry]
+        done = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{command}: {done.stderr}"
     assert not list(tmp_path.iterdir())
 
@@ -118,11 +112,8 @@ def lines_of_the_docs() -> list[list[str]]:
 
 
 def test_commands_of_the_docs() -> None:
-    verbs = [
-        arguments[0]
-        for arguments in lines_of_the_docs()
-        if arguments and "=" not in arguments[0] and arguments[0][0] != "-"
-    ]
+    firsts = [arguments[0] for arguments in lines_of_the_docs() if arguments]
+    verbs = [word for word in firsts if "=" not in word and word[0] != "-"]
     assert set(verbs) <= set(COMMANDS) and {"show", "report", "doctor", "strategies"} <= set(verbs)
 
 
@@ -132,11 +123,8 @@ def test_every_command_of_the_docs_lists_its_runs(tmp_path: Path, tmp_path_facto
     archive = tmp_path_factory.mktemp("data") / "cifar-10-python.tar.gz"  # listing runs does not open it
     archive.touch()
     own = own_functions(tmp_path_factory.mktemp("own"))
-    lines = [
-        arguments
-        for arguments in lines_of_the_docs()
-        if not arguments or "=" in arguments[0] or arguments[0] == "--multirun"
-    ]
+    every = lines_of_the_docs()
+    lines = [arguments for arguments in every if not arguments or "=" in arguments[0] or arguments[0] == "--multirun"]
     assert len(lines) > 50
 
     def listed(arguments: tuple[str, ...]) -> str:
@@ -158,15 +146,9 @@ def test_every_command_of_the_docs_lists_its_runs(tmp_path: Path, tmp_path_facto
 @pytest.mark.real
 def test_benchmarks_run(tmp_path: Path) -> None:
     """They still do what they are for; what they print is for people."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks"],
-        cwd=ROOT,
-        env={**os.environ, "BENCHMARK_LAUNCHES": "1", "BENCHMARK_RUNS": "1000"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    env = {**os.environ, "BENCHMARK_LAUNCHES": "1", "BENCHMARK_RUNS": "1000"}
+    program = [sys.executable, "-m", "benchmarks"]
+    done = subprocess.run(program, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert "hand-written loop" in done.stdout
-    assert "growth of anonymous memory" in done.stdout
-    assert "loading / parsing" in done.stdout
+    for subject in ("hand-written loop", "growth of anonymous memory", "loading / parsing"):
+        assert subject in done.stdout

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -72,20 +71,15 @@ def test_the_page_names_the_groups_and_the_version() -> None:
 
 
 def test_every_exported_name_is_there() -> None:
-    packages: list[ModuleType] = [plugin_api, testing]
-    packages += [importlib.import_module(name) for name in (TORCH,)]
-    for package in packages:
+    for package in (plugin_api, testing, importlib.import_module(TORCH)):
         assert all(hasattr(package, name) for name in package.__all__), package.__name__
 
 
 def test_private_imports_are_seen() -> None:
     code = "from scalebench.runner import parent\nimport scalebench.analysis.load\n"
     code += "from scalebench.plugin_api import Strategy, Ddp\n"
-    assert private_imports(ast.parse(code)) == {
-        "scalebench.runner.parent",
-        "scalebench.analysis.load",
-        "scalebench.plugin_api.Ddp",
-    }
+    seen = {"scalebench.runner.parent", "scalebench.analysis.load", "scalebench.plugin_api.Ddp"}
+    assert private_imports(ast.parse(code)) == seen
 
 
 def test_the_template_keeps_to_the_api() -> None:

@@ -1,4 +1,4 @@
-"""The ladders of real strategies: whatever a machine makes of them, the parts add up to the loss."""
+"""The attribution of real strategies: whatever a machine makes of them, the parts add up to the loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = (
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize(
-    "arguments", [["scaling=weak"], ["scaling=strong", "train.global_batch=64", "baseline=ladder"]]
+    "arguments", [["scaling=weak"], ["scaling=strong", "train.global_batch=64", "baseline=attribution"]]
 )
 def test_parts_add_up_to_the_loss(tmp_path: Path, arguments: list[str]) -> None:
     pytest.importorskip("horovod")
@@ -32,11 +32,11 @@ def test_parts_add_up_to_the_loss(tmp_path: Path, arguments: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     actual = scalebench.attribution(tmp_path / "sweep")
     frame = scalebench.load(tmp_path / "sweep").set_index("run_id")
-    ladders = dict(list(actual.groupby("run_id")))
+    attributions = dict(list(actual.groupby("run_id")))
     requested = frame[frame["strategy"].isin(STRATEGIES) & (frame["scaling"] == arguments[0].removeprefix("scaling="))]
-    assert len(requested) == 9 and set(requested.index) <= set(ladders)
+    assert len(requested) == 9 and set(requested.index) <= set(attributions)
     for run_id, row in requested.iterrows():
-        parts = ladders[run_id]
+        parts = attributions[run_id]
         assert parts["share"].sum() == pytest.approx(1 - row["efficiency_bare"], abs=1e-9)
         reported = set(parts.dropna(subset=["share"])["part"])
         absent = {"batch"} if arguments == ["scaling=weak"] else set()

@@ -144,15 +144,13 @@ def check_rows(
     for name, fault in faults.items():
         folder, row = actual[name]
         assert (row["status"], row["reason"]) == ("failed", fault.reason)
-        reported = [
-            line for line in done.stdout.splitlines() if line.startswith(f"{name} gpus=1: failed: {fault.reason}")
-        ]
-        assert len(reported) == 1
+        head = f"{name} gpus=1: failed: {fault.reason}"
+        (reported,) = [line for line in done.stdout.splitlines() if line.startswith(head)]
         assert (row["log"] is None) == (fault.logged is None)
         if fault.logged is not None:
             log = (folder / row["log"]).read_text()
             assert "Traceback" in log and fault.logged in log
-            assert reported[0].endswith(f"(log: {folder.absolute() / row['log']})")
+            assert reported.endswith(f"(log: {folder.absolute() / row['log']})")
 
 
 @pytest.mark.slow
@@ -168,14 +166,8 @@ def test_what_is_wrong_before_its_code_runs_fails_its_own_runs(dists: Distributi
 def test_a_dry_run_of_a_sweep_among_them(dists: Distributions, capsys: pytest.CaptureFixture[str]) -> None:
     install(dists, OF_METADATA)
     try:
-        arguments = [
-            "--multirun",
-            f"strategy=simulated,{','.join(OF_METADATA)}",
-            "gpus=2",
-            "hardware=cpu",
-            "dry_run=true",
-        ]
-        assert main(arguments) == 0
+        strategies = ",".join(["simulated", *OF_METADATA])
+        assert main(["--multirun", f"strategy={strategies}", "gpus=2", "hardware=cpu", "dry_run=true"]) == 0
     finally:
         GlobalHydra.instance().clear()
         HydraConfig.instance().cfg = None
@@ -201,7 +193,7 @@ LINE = "strategy 'mine' of my-plugin cannot go"
 
 
 def broken(log: str = "", **changes: Any) -> RunSpec:
-    return dataclasses.replace(simulated_spec(**changes), broken=LINE, broken_log=log)
+    return dataclasses.replace(simulated_spec(**changes), plugin_error=LINE, plugin_traceback=log)
 
 
 @pytest.mark.parametrize("log", ["", "Traceback: here\n"])
@@ -215,27 +207,26 @@ def test_its_row_is_made_without_a_process(tmp_path: Path, monkeypatch: pytest.M
     assert not log or (tmp_path / "run" / PLUGIN_LOG).read_text() == log
 
 
-def test_its_row_is_made_where_it_would_be_submitted() -> None:
+def test_it_is_not_submitted_and_no_data_are_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = simulated_spec()
+    hardware = dataclasses.replace(spec.config.hardware, scheduler="slurm", this_machine=False)
+    spec = dataclasses.replace(spec, config=dataclasses.replace(spec.config, hardware=hardware))
+    monkeypatch.setattr(cluster_runs, "in_allocation", lambda: False)
+    assert cluster_runs.is_submitted(spec)
+    assert not cluster_runs.is_submitted(dataclasses.replace(spec, plugin_error=LINE))
+    monkeypatch.setattr(datasets, "prepare", lambda config: pytest.fail("data were made"))
+    task.prepare_datasets([broken()], Console())
     submitter = Submitter(lambda spec, folder: pytest.fail("it was submitted"), clock=lambda: 0.0)
     submitter.add([JobRequest(0, broken(), Path("run"))])
     _, row = submitter.next()
     assert (row.status, row.reason) == ("failed", LINE)  # type: ignore[union-attr]
 
 
-def test_it_is_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = simulated_spec()
-    hardware = dataclasses.replace(spec.config.hardware, scheduler="slurm", this_machine=False)
-    spec = dataclasses.replace(spec, config=dataclasses.replace(spec.config, hardware=hardware))
-    monkeypatch.setattr(cluster_runs, "in_allocation", lambda: False)
-    assert cluster_runs.is_submitted(spec)
-    assert not cluster_runs.is_submitted(dataclasses.replace(spec, broken=LINE))
-
-
 def test_it_takes_no_time_and_no_part_in_a_curve() -> None:
     future, sound = time_estimate.TimeEstimate(), simulated_spec(measure={"cool_down_s": 5.0})
     endless = broken(train=TrainSpec(batch_per_device=10, stop=StopSpec(epochs=3)))
     assert future.expected_s(endless) == 0.0 and future.has_basis(endless)
-    assert not future.has_basis(dataclasses.replace(endless, broken=None))
+    assert not future.has_basis(dataclasses.replace(endless, plugin_error=None))
     stopless = dataclasses.replace(broken(), config=dataclasses.replace(sound.config))
     assert future.total_s([stopless]) == 0.0 < 5.0 < future.total_s([sound])
     runs = [simulated_spec(gpus=1), simulated_spec(gpus=2), broken(gpus=4)]
@@ -243,25 +234,18 @@ def test_it_takes_no_time_and_no_part_in_a_curve() -> None:
     assert time_budget._find_curve_ends(runs) == time_budget._find_curve_ends(runs[:2])
 
 
-def test_no_data_are_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "prepare", lambda config: pytest.fail("data were made"))
-    task.prepare_datasets([broken()], Console())
-
-
 def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(faulty: Sequence[int]) -> list[int]:
         def resolve(config: Any) -> RunSpec:
             spec = simulated_spec(gpus=config.gpus)
-            return dataclasses.replace(spec, broken=LINE) if config.gpus in faulty else spec
+            return dataclasses.replace(spec, plugin_error=LINE) if config.gpus in faulty else spec
 
         monkeypatch.setattr(jobs, "resolve", resolve)
         monkeypatch.setattr(jobs, "to_config", lambda arguments: simulated_config(gpus=arguments))
         compose: Any = lambda arguments: int(arguments[-1].partition("=")[2])  # noqa: E731
         return [job.spec.gpus for job in jobs.plan_sweep([["gpus=2"]], compose)]
 
-    assert plan([]) == [1, 2]
-    assert plan([2]) == [2]
-    assert plan([1]) == [2]
+    assert [plan([]), plan([2]), plan([1])] == [[1, 2], [2], [2]]
 
 
 def test_a_dry_run_says_what_will_fail(capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,7 +260,7 @@ def test_a_sweep_does_not_judge_the_others_by_it(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path, [], None, clock=lambda: now_s[0])
     for _ in sweep.iterate([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())], 0):
         now_s[0] += 7.0
-    assert [(spec.broken, took_s) for spec, took_s in sweep._estimate._durations_s] == [(None, 7.0)]
+    assert [(spec.plugin_error, took_s) for spec, took_s in sweep._estimate._durations_s] == [(None, 7.0)]
 
 
 def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists: Distributions, tmp_path: Path) -> None:
@@ -284,9 +268,9 @@ def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists: Distributi
     files = {"a/__init__.py": "", "a/nets.py": code, "a/conf/model/mine.yaml": "name: mine\n"}
     dists.add("a-dist", files, {"models": {"mine": "a.nets:f"}, "configs": {"a": "a.conf"}})
     spec = resolve(simulated_config(model=ModelSpec("mine", input_shape=[200, 3], target_shape=[2], outputs=2)))
-    assert spec.broken == "model 'mine' of a-dist fails: ZeroDivisionError: division by zero"
+    assert spec.plugin_error == "model 'mine' of a-dist fails: ZeroDivisionError: division by zero"
     result = parent.run_spec(spec, tmp_path / "run")
-    assert (result.status, result.reason, result.log) == ("failed", spec.broken, PLUGIN_LOG)
+    assert (result.status, result.reason, result.log) == ("failed", spec.plugin_error, PLUGIN_LOG)
     assert "return 1 / 0" in (tmp_path / "run" / PLUGIN_LOG).read_text()
 
 

@@ -65,7 +65,7 @@ class Environment:
 
     def printed(self, command: Command) -> str:
         """What a command of the page prints here, where it is quick, and its packages come from no index."""
-        program, *arguments = shlex.split(command.words)
+        program, *arguments = shlex.split(command.arguments)
         if program == "cd":
             self.folder = self.folder / arguments[0]
             return ""
@@ -88,13 +88,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 def test_the_commands_of_the_page(environment: Environment) -> None:
     """One after the other, each as the page has it."""
     reported = commands()
-    assert [shlex.split(command.words)[:2] for command in reported][:5] == [
+    assert [shlex.split(command.arguments)[:2] for command in reported][:5] == [
         *(["scalebench", "new"], ["pip", "install"], ["scalebench", "plugins"]),
         *(["scalebench", "strategy=mine"], ["scalebench", "check"]),
     ]
     for command in reported:
         printed = environment.printed(command)
-        assert answers(command.answer, printed), f"$ {command.words}\n{printed}"
+        assert answers(command.answer, printed), f"$ {command.arguments}\n{printed}"
     environment.run([str(environment.bin / "python"), *ONE_FAULT])
 
 

@@ -82,9 +82,9 @@ def assembled(spec: RunSpec, outcome: RunOutcome) -> Result:
 
 def test_a_fault_of_the_samples_fails_their_runs_only() -> None:
     spec = of(*OWN, *DATA)
-    assert spec.broken == "dataset.builder=mydata:build fails: ValueError: empty shelf"
-    assert 'mydata.py", line 2' in spec.broken_log
-    row = assembled(spec, RunOutcome("failed", spec.broken))
+    assert spec.plugin_error == "dataset.builder=mydata:build fails: ValueError: empty shelf"
+    assert 'mydata.py", line 2' in spec.plugin_traceback
+    row = assembled(spec, RunOutcome("failed", spec.plugin_error))
     assert (row.workload.model, row.workload.dataset) == ("mynet:build", "mydata:build")
     assert row.workload.flops_per_sample is None
 
@@ -118,9 +118,9 @@ def test_a_network_of_a_plugin_is_counted_as_ours_are(dists: Distributions) -> N
 def test_a_network_of_a_plugin_that_fails(dists: Distributions) -> None:
     plugin(dists, code="def tiny(network, outputs):\n    1 / 0\n")
     spec = of("model=tiny", "strategy=bare_torch", "gpus=1")
-    assert spec.broken == "model 'tiny' of tiny-net fails: ZeroDivisionError: division by zero"
-    assert 'nets.py", line 2' in spec.broken_log
-    row = assembled(spec, RunOutcome("failed", spec.broken))
+    assert spec.plugin_error == "model 'tiny' of tiny-net fails: ZeroDivisionError: division by zero"
+    assert 'nets.py", line 2' in spec.plugin_traceback
+    row = assembled(spec, RunOutcome("failed", spec.plugin_error))
     assert row.workload.flops_per_sample is None
 
 
@@ -137,4 +137,4 @@ def test_the_network_of_a_plugin_may_be_one_of_a_framework(dists: Distributions)
         "tiny-net", {k: v.replace("{name}", "tiny") for k, v in files.items()}, {"configs": {"t": "tiny_net.conf"}}
     )
     spec = of("model=tiny", "strategy=bare_torch", "gpus=1")
-    assert spec.broken is None and spec.config.model.name == "tiny" and spec.config.model.code_digest
+    assert spec.plugin_error is None and spec.config.model.name == "tiny" and spec.config.model.code_digest

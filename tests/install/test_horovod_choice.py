@@ -118,9 +118,8 @@ def test_nccl_where_something_is_missing(home: Home) -> None:
     home.programs(COMPILER, MPI, {"nvidia-smi": GPU["nvidia-smi"]})
     variables = {"HOROVOD_CUDA_HOME": "/nowhere"}
     status, out, _ = home.install(**variables)
-    assert status == 0 and out[0].startswith(
-        "Horovod without NCCL, for which there is no a CUDA build of PyTorch, nvcc"
-    )
+    line = "Horovod without NCCL, for which there is no a CUDA build of PyTorch, nvcc"
+    assert status == 0 and out[0].startswith(line)
     status, _, (err,) = home.install(HOROVOD_GPU_OPERATIONS="NCCL", **variables)
     assert status == 1 and "HOROVOD_GPU_OPERATIONS=NCCL needs a CUDA build of PyTorch, nvcc" in err
     status, _, (err,) = home.install(HOROVOD_GPU_OPERATIONS="DDL")
@@ -130,12 +129,7 @@ def test_nccl_where_something_is_missing(home: Home) -> None:
 def test_the_compiler_is_asked_for_another_standard(home: Home) -> None:
     home.programs({"cxx": 'printf "%s\\n" "$@"'})
     arguments = ["-std=c++14", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-o", "y"]
-    done = subprocess.run(
-        [ROOT / "scripts" / "horovod_cxx.sh", *arguments],
-        env={"PATH": str(home.bin), "SCALEBENCH_CXX": "cxx"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command, env = [ROOT / "scripts" / "horovod_cxx.sh", *arguments], {"PATH": str(home.bin), "SCALEBENCH_CXX": "cxx"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     reported = ["-std=c++17", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-UTENSORFLOW_VERSION", "-o", "y"]
     assert done.stdout.splitlines() == reported

@@ -1,11 +1,17 @@
-"""The report of a node, written with the real monitor and machine, and its part of the record."""
+"""The report of a node, written with the real monitor and machine, and its part of the record; and clock offsets
+from broadcasts, in a simulation with known clocks and delays."""
 
 from __future__ import annotations
 
 import dataclasses
 import platform
+import random
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from scalebench.core.json_files import write_json
@@ -14,7 +20,7 @@ from scalebench.core.machine.gpus import Gpu
 from scalebench.core.machine.machine import Machine
 from scalebench.core.run_folder import monitor_path, node_report_path
 from scalebench.core.spec import RankPlacement, RunSpec, write_spec
-from scalebench.measure import nodes
+from scalebench.measure import clock_sync, nodes
 from scalebench.measure.monitor.time_series import read_series
 from scalebench.measure.nodes import NodeReport, has_node_reports, make_machines_part, record_node
 from tests.builders.runs import MACHINE, rank, simulated_config, simulated_spec
@@ -110,13 +116,10 @@ def write_report(folder: Path, report: NodeReport) -> None:
     write_json(node_report_path(folder, report.node), report)
 
 
-def test_the_machine_is_that_of_the_first_node() -> None:
+def test_the_machine_is_that_of_the_first_node_and_others_are_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     part = make_machines_part([report_of(0), report_of(1), report_of(2)], [])
     assert part.machine.hostname == "n0" and [m.hostname for m in part.others or []] == ["n1", "n2"]
     assert part.flags == []
-
-
-def test_other_machines_are_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "detect_machine", lambda: MACHINE)
     for reports in ([None, report_of(1), None], []):  # the latter: launched on this host
         part = make_machines_part(reports, [])
@@ -136,19 +139,14 @@ def test_other_machines_are_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_unequal_nodes_are_flagged(other: dict[str, object], flagged: bool) -> None:
-    assert (
-        make_machines_part([report_of(0), report_of(1), report_of(2, **other)], []).flags == ["unequal_nodes"] * flagged
-    )
+    part = make_machines_part([report_of(0), report_of(1), report_of(2, **other)], [])
+    assert part.flags == ["unequal_nodes"] * flagged
 
 
-def test_nodes_with_more_gpus_of_the_same_kind_are_equal() -> None:
+def test_flags_of_more_gpus_of_the_same_kind_and_of_clocks_that_differ() -> None:
     assert make_machines_part([report_of(0, gpus=[GPU]), report_of(1, gpus=[GPU, GPU])], []).flags == []
-
-
-def test_clocks_that_differ_are_flagged() -> None:
-    assert make_machines_part([report_of(0), report_of(1)], [rank(0), rank(1, clock_offset_s=0.2)]).flags == [
-        "clocks_differ"
-    ]
+    ranks = [rank(0), rank(1, clock_offset_s=0.2)]
+    assert make_machines_part([report_of(0), report_of(1)], ranks).flags == ["clocks_differ"]
 
 
 def test_reports_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +175,96 @@ def test_reports_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_an_incomplete_report_is_none(tmp_path: Path) -> None:
     node_report_path(tmp_path, 0).write_text('{"node": 0')
     assert nodes.read_reports(on_slurm_nodes(1), tmp_path) == [None]
-    assert (
-        nodes.read_reports(simulated_spec(), tmp_path) == []
-    )  # launched on this host: files in the folder do not count
+    # Launched on this host: files in the folder do not count.
+    assert nodes.read_reports(simulated_spec(), tmp_path) == []
+
+
+NOON_S = 1_799_999_937.25  # a float32 misses it by a minute
+
+
+def two_nodes() -> RunSpec:
+    """Ranks 0 and 1 on node 0, rank 2 on node 1."""
+    places = [
+        RankPlacement(0, 0, 0, [0], [], 1),
+        RankPlacement(1, 1, 0, [1], [], 1),
+        RankPlacement(2, 0, 1, [0], [], 1),
+    ]
+    return dataclasses.replace(simulated_spec(), nodes=2, places=places)
+
+
+class SimulatedGroup:
+    """Rank 0, and one other, whose clock is `offset_s` ahead; a message takes `delays_s()` each way."""
+
+    def __init__(self, offset_s: float, delays_s: Callable[[], float], kind: Callable[[float], float] = float) -> None:
+        self.true_s, self._offset_s, self._delays_s, self._kind = NOON_S, offset_s, delays_s, kind
+        self._rank_0 = self._broadcasts()
+
+    def time(self) -> float:
+        return self.true_s + self._offset_s
+
+    def broadcast(self, value: float) -> float:
+        return next(self._rank_0)
+
+    def _broadcasts(self) -> Iterator[float]:
+        """Yield the broadcasts of rank 0, which starts each when the last one is over; that needs the other rank."""
+        base = NOON_S // clock_sync.BASE_STEP_S  # rank 0 may get back its exact value
+        sent, base_s, started_s = self._kind(base), base * clock_sync.BASE_STEP_S, self.true_s
+        while True:
+            met_s = max(self.true_s + self._delays_s(), started_s)  # the message of the other rank has arrived
+            self.true_s = met_s + self._delays_s()
+            yield sent
+            started_s = met_s + self._delays_s()
+            sent = self._kind(started_s - base_s)
+
+
+def measure_offset(monkeypatch: pytest.MonkeyPatch, world: SimulatedGroup, number: int = 2) -> float | None:
+    monkeypatch.setattr(clock_sync, "time", SimpleNamespace(time=world.time))
+    return clock_sync.measure_clock_offset_s(two_nodes(), number, world.broadcast)
+
+
+@pytest.mark.parametrize("offset_s", [0.0, 2.5, -86400.0])
+@pytest.mark.parametrize("kind", [float, lambda value: float(np.float32(value))], ids=["float64", "float32"])
+def test_the_offset_is_measured(
+    monkeypatch: pytest.MonkeyPatch, offset_s: float, kind: Callable[[float], float]
+) -> None:
+    world = SimulatedGroup(offset_s, lambda: 0.001, kind)
+    assert measure_offset(monkeypatch, world) == pytest.approx(offset_s, abs=0.0016)
+
+
+def test_the_quickest_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most rounds take a tenth of a second, one way more than the other."""
+    at_random = random.Random(0)
+    quiet = iter([*[0.05] * 15, *[0.001] * 8, *[0.05] * 100])
+    world = SimulatedGroup(3.0, lambda: next(quiet) * at_random.uniform(0.2, 2.0))
+    assert measure_offset(monkeypatch, world) == pytest.approx(3.0, abs=0.01)
+
+
+def test_rank_0_and_runs_on_one_node_have_no_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (0, 1):  # both on rank 0's host
+        assert measure_offset(monkeypatch, SimulatedGroup(5.0, lambda: 0.001), number) is None
+    assert clock_sync.measure_clock_offset_s(two_nodes(), 2, lambda value: value) is None  # nothing comes from rank 0
+
+
+def test_every_rank_broadcasts_as_often() -> None:
+    """Else one would wait for ever; on one node nobody is kept waiting."""
+    for spec, rounds in ((two_nodes(), clock_sync.CLOCK_ROUNDS + 1), (simulated_spec(3), 0)):
+        for number in range(3):
+            sent: list[float] = []
+            clock_sync.measure_clock_offset_s(spec, number, lambda value, sent=sent: sent.append(value) or 1.0)
+            assert len(sent) == rounds
+
+
+def test_times_of_day_of_two_hosts() -> None:
+    here = socket.gethostname()
+    first, same = rank(0, hostname="a"), rank(1, hostname="a")
+    ahead = rank(2, hostname="b", clock_offset_s=5.0)
+    ours = rank(3, hostname=here, clock_offset_s=-2.0)
+    assert clock_sync.to_rank_0_clock_s(105.0, ahead) == clock_sync.to_rank_0_clock_s(100.0, same) == 100.0
+    one_host = [rank(2, hostname="b"), rank(3, hostname="b")]  # whatever its clock
+    assert all(clock_sync.are_comparable(ranks) for ranks in ([first, same, ahead], one_host, [first], []))
+    assert not clock_sync.are_comparable([first, rank(2, hostname="b")])
+    assert clock_sync.to_this_host_clock_s(105.0, ahead, [first, ahead, ours]) == 98.0
+    assert clock_sync.to_this_host_clock_s(7.0, ours, [first, ours]) == 7.0
+    assert clock_sync.to_this_host_clock_s(105.0, ahead, [first, ahead]) == 100.0  # nothing ran here
+    for offsets_s, differ in (((None, 0.09), False), ((None, 5.0), True), ((0.06, -0.06), True), ((), False)):
+        assert clock_sync.clocks_differ([rank(1, clock_offset_s=offset_s) for offset_s in offsets_s]) == differ

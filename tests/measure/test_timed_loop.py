@@ -106,23 +106,6 @@ def test_the_order_of_events(clock: Clock) -> None:
     ]
 
 
-def test_a_block_includes_loading_steps_and_one_synchronization(clock: Clock) -> None:
-    warmup, measure = create_phase(clock, "warmup", 2, 3), create_phase(clock, "measure", 4, 5)
-    train_through(clock, warmup, measure)
-    assert warmup.series.seconds == [3 * (LOADING_S + STEP_S) + DEVICE_SYNC_S] * 2
-    assert measure.series.seconds == [5 * (LOADING_S + STEP_S) + DEVICE_SYNC_S] * 4
-
-
-def test_losses_are_averages_over_samples(clock: Clock) -> None:
-    """The step of batch k has k + 1 samples and a loss of 2 each; step losses are not kept by default."""
-    measure = fixed_length_phase("measure", 2, 3)
-    trainer = train_through(clock, measure)
-    assert trainer.steps == 6
-    assert measure.series.samples == [1 + 2 + 3, 4 + 5 + 6]
-    assert measure.series.losses == [2.0, 2.0]
-    assert measure.series.step_losses == []
-
-
 @pytest.mark.parametrize(
     ("parts", "samples", "loss", "step_losses"),
     [
@@ -150,6 +133,7 @@ def test_each_phase_gets_the_series_of_the_one_before(clock: Clock) -> None:
     train_through(clock, first, second)
     assert received == [None, first.series]
     assert [len(s.series.seconds) for s in (first, second)] == [2, 1]
+    assert first.series.step_losses == []  # not kept unless requested
 
 
 def test_done_returns_whether_the_loop_is_over(clock: Clock) -> None:

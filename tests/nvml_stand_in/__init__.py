@@ -31,20 +31,8 @@ def build(folder: Path) -> Path:
     if compiler is None:
         pytest.skip("needs a C compiler (cc)")
     library = folder / LIBRARY
-    words = [
-        compiler,
-        "-O1",
-        "-Wall",
-        "-Wextra",
-        "-Wno-unused-parameter",
-        "-Werror",
-        "-shared",
-        "-fPIC",
-        "-o",
-        str(library),
-        str(SOURCE),
-    ]
-    subprocess.run(words, check=True, timeout=120)
+    options = "-O1 -Wall -Wextra -Wno-unused-parameter -Werror -shared -fPIC -o".split()
+    subprocess.run([compiler, *options, str(library), str(SOURCE)], check=True, timeout=120)
     return library
 
 

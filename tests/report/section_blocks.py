@@ -35,12 +35,10 @@ def write_report_data(folder: Path, results: Sequence[Result] = (), **changes: A
 
 def build_section(module: ModuleType, folder: Path, results: Sequence[Result] = ()) -> Section | None:
     """Write these runs, or the usual sweep, and make the section of this module from them."""
-    section: Section | None = module.section(write_report_data(folder, results))
-    return section
+    return module.section(write_report_data(folder, results))
 
 
 def select_blocks(section: Section | None, kind: type[BlockType], id_begins: str = "") -> list[BlockType]:
-    assert section is not None
     blocks = [block for block in section.blocks if isinstance(block, kind)]
     return [block for block in blocks if getattr(block, "id", "").startswith(id_begins)]
 
@@ -51,7 +49,6 @@ def get_block(section: Section | None, kind: type[BlockType], id_begins: str = "
 
 
 def list_ids(section: Section | None) -> list[str]:
-    assert section is not None
     return [block.id for block in section.blocks if isinstance(block, Chart | Table)]
 
 

@@ -18,13 +18,10 @@ from scalebench.report.document import (
     group_curves,
     join_sentences,
     make_bar_series,
-    make_cell,
     make_line_series,
     make_relative_link,
-    make_series,
     select_best_curves,
 )
-from scalebench.report.flag_text import describe_curve_intervals
 from tests.report.section_blocks import SCRIPT
 
 SHARED = {"model": "m", "dataset": "d", "hardware": "h", "scaling": "weak", "batch": "10 per device"}
@@ -48,13 +45,6 @@ def test_a_row_without_the_figure_is_a_gap_in_a_line_and_no_bar() -> None:
     assert (bar.x, bar.y, bar.low, bar.high) == ([1, 4], [0.5, 0], [None, -1], [None, None])
     (point,) = make_line_series([curve("a", row(1, x=None), row(2, x=1.0))], "x")
     assert point.style == "points" and point.low == ()
-
-
-def test_limits_have_a_name_of_their_own_where_the_frame_gives_them_one() -> None:
-    rows = [{"batch": 8, "rate": 2.0, "r_low": 1.0, "r_high": 3.0}]
-    series = make_series("a", {}, rows, "batch", "rate", "r")
-    assert series is not None and (series.x, series.low, series.high) == ([8], [1], [3])
-    assert make_series("a", {}, [], "batch", "rate", "r") is None
 
 
 def test_ids_are_the_only_ones_and_hold_nothing_but_letters() -> None:
@@ -88,27 +78,16 @@ def test_of_many_groups_those_with_most_rows_are_kept() -> None:
     assert [group.shared["hardware"] for group in selected] == ["large"] and no_notes == []
 
 
-def test_captions_and_durations() -> None:
+def test_sentences_are_joined_and_durations_have_their_limits() -> None:
     assert join_sentences("one", "", "Two.") == "One. Two." and join_sentences() == ""
-    assert describe_curve_intervals([curve("a", row(1, interval_over=None))]) == ""
-    assert (
-        describe_curve_intervals([curve("a", row(1, interval_over="repeats", repeats=3))])
-        == "intervals: 95 %, over 3 repeats"
-    )
     assert format_duration_column({"x": 0.00135, "x_low": 0.0012, "x_high": 0.00151}, "x") == "1.35 ms [1.20, 1.51]"
     assert format_duration_column({"x": 0.00135, "x_low": 0.0012, "x_high": pd.NA}, "x") == "1.35 ms"
-    assert format_duration_column({"x": None, "x_low": None, "x_high": None}, "x") == ""
 
 
-def test_cells() -> None:
-    cells = make_cell("a"), make_cell(""), make_cell("", pd.NA), make_cell("1 s", 1)
-    assert [cell.value for cell in cells] == ["a", None, None, 1.0]
-
-
-def test_few_points_stay_as_they_are() -> None:
+def test_few_points_stay_and_a_level_line_needs_one_point_a_stretch() -> None:
     points = [(float(x), float(-x)) for x in range(20)]
-    assert downsample(points, 20) == points
-    assert downsample([], 4) == []
+    assert downsample(points, 20) == points and downsample([], 4) == []
+    assert len(downsample([(float(x), 5.0) for x in range(1000)], 100)) == 51
 
 
 def test_dips_and_peaks_and_ends_stay() -> None:
@@ -121,10 +100,6 @@ def test_dips_and_peaks_and_ends_stay() -> None:
     assert (4321.0, 3.0) in kept and (8765.0, 900.0) in kept
     assert [x for x, _ in kept] == sorted(x for x, _ in kept)
     assert len(downsample(points[:203], 200)) <= 200
-
-
-def test_a_level_line_needs_one_point_a_stretch() -> None:
-    assert len(downsample([(float(x), 5.0) for x in range(1000)], 100)) == 51
 
 
 def test_control_characters_go_and_lines_stay() -> None:
@@ -147,7 +122,4 @@ def test_control_characters_go_and_lines_stay() -> None:
 )
 def test_links_are_files_beside_the_page(link: str, expected: str) -> None:
     assert make_relative_link(link, "/sweep", "/sweep") == expected
-
-
-def test_a_page_elsewhere_links_back() -> None:
     assert make_relative_link("0/trace.json", "/data/sweep", "/reports/today") == "./../../data/sweep/0/trace.json"

@@ -12,9 +12,9 @@ import pytest
 from scalebench.core.errors import InputError
 from scalebench.report import figures
 from scalebench.report.document import Axis, Chart, Series
-from scalebench.report.figures import COLOURS, GREY
+from scalebench.report.figures import GREY
 from scalebench.report.html.plots import ChartStyles
-from tests.report.sample_sections import EVIL, TAGS, line_chart, stacked_chart
+from tests.report.sample_sections import EVIL, line_chart, stacked_chart
 
 COLUMN_PX, PAGE_PX = 1050, 2160
 
@@ -90,21 +90,6 @@ def test_a_logarithm_and_a_legend_outside() -> None:
 def test_a_logarithm_of_nothing_is_left() -> None:
     chart = Chart("c", "c", Axis("x"), Axis("y", log=True), [Series("a", [1.0, 2.0], [0.0, 1.0])])
     assert draw_axes(chart).get_yscale() == "linear"
-
-
-def test_a_strategy_has_its_colour_in_every_chart() -> None:
-    other = Chart(
-        "o", "o", Axis("x"), Axis("y"), [Series("else", [1.0], [1.0]), Series("ddp_gloo", [1.0], [1.0], tags=TAGS)]
-    )
-    styles = ChartStyles([line_chart(), other])
-    slots = {
-        style.slot
-        for chart in (line_chart(), other)
-        for series, style in zip(chart.series, styles.of(chart), strict=True)
-        if series.name == "ddp_gloo"
-    }
-    assert len(slots) == 1
-    assert len(set(COLOURS)) == 8
 
 
 def test_hostile_names_are_drawn_as_they_are(tmp_path: Path) -> None:

@@ -10,10 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from scalebench.analysis.load import frame_of_results
 from scalebench.report import flag_text
 from scalebench.report.flag_text import describe_intervals, describe_row
-from tests.builders.runs import record
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -100,11 +98,6 @@ def test_the_line_below_the_table(kinds: list[tuple[str | None, int]], line: str
     assert describe_intervals(make_rows(*kinds)) == line
 
 
-def test_a_frame_of_single_runs_has_its_line_too() -> None:
-    assert describe_intervals(frame_of_results([record()], [Path("x")])) == f"intervals: 95 %, {BLOCKS}"
-    assert describe_intervals(frame_of_results([record(status="failed", block_s=None)], [Path("x")])) == ""
-
-
 ROOT = Path(__file__).parents[2]
 # The modules and functions that set flags; other literals in these modules are no flags.
 FLAG_MODULES = (
@@ -149,10 +142,3 @@ def test_every_flag_of_the_code_and_of_the_docs_has_advice() -> None:
         for name in re.findall(r"`(\w+)`", line.split("|")[1] if "|" in line else "")
     }
     assert "swapping" in in_docs and in_docs | {flag_text.NOT_STEADY} == set(flag_text.ADVICE)
-
-
-def test_advice_is_sentences() -> None:
-    for flag, advice in flag_text.ADVICE.items():
-        assert advice[0].isupper() and advice.endswith(".") and "  " not in advice and "_ " not in advice, flag
-    assert "does not know this flag" in flag_text.get_advice("of_tomorrow")
-    assert flag_text.format_flag("busy_machine") == "busy machine"

@@ -10,9 +10,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from scalebench.report.document import Axis, Chart, Series
-from scalebench.report.markdown import MAX_CHART_ROWS, _render_chart, escape_paragraph, fence, render_document, write
-from scalebench.report.report_data import load_report_data
-from tests.builders import sweeps
+from scalebench.report.markdown import MAX_CHART_ROWS, _render_chart, escape_paragraph, render_document
 from tests.report.sample_sections import EVIL, hostile_sections, long_chart, sample_report
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report.md"
@@ -65,12 +63,6 @@ def test_results_cannot_break_the_page() -> None:
     assert all(link.startswith("./") and ":" not in link for link in page.links)
 
 
-def test_a_fence_is_longer_than_any_within() -> None:
-    text = "```\n`````` x\n# head"
-    (token,) = MARKDOWN.parse(fence(text, "sh"))
-    assert (token.type, token.content, token.info) == ("fence", text + "\n", "sh")
-
-
 def test_many_points_are_thinned() -> None:
     text = _render_chart(long_chart())
     lines = text.splitlines()
@@ -86,14 +78,3 @@ def test_gaps_are_empty_cells_and_points_at_the_same_x_share_a_cell() -> None:
     assert _render_chart(chart).splitlines()[2:] == ["| 1 | 1,000,000 | 2 |", "| 2 | 0.1235 |  |"]
     chart = Chart("c", "c", Axis("x"), Axis("y"), [Series("a", [1.0, 1.0], [3, 4])])
     assert _render_chart(chart).splitlines()[2:] == ["| 1 | 3, 4 |"]
-
-
-def test_of_a_sweep(tmp_path: Path) -> None:
-    sweeps.sweep(tmp_path / "runs")
-    path = write(load_report_data([tmp_path / "runs"]), tmp_path / "new" / "report.md")
-    text = path.read_text(encoding="utf-8")
-    assert path == tmp_path / "new" / "report.md"
-    assert text.startswith("# scalebench: 7 runs\n\n## ") and "ddp_gloo" in text
-    assert set(Tags(MARKDOWN.render(text)).names) <= set(
-        "h1 h2 h3 p strong table thead tbody tr th td blockquote pre code a details summary".split()
-    )

@@ -50,27 +50,15 @@ def test_a_file_that_cannot_be_read_is_listed(sweep: Path) -> None:
     assert len(data.frame) == 5 and sorted(data.detailed_run_ids) == sorted(data.frame["run_id"])
 
 
-def test_without_a_result_there_is_no_report_data(sweep: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"^no result\.json at or below "):
-        load_report_data([tmp_path / "empty"])
-    for number in range(6):
-        (sweep / str(number) / RESULT_FILE).write_text("{")
-    with pytest.raises(InputError, match=r"^not one of 6 files of results can be read"):
-        load_report_data([sweep])
-
-
 def test_a_baseline_has_a_label(sweep: Path) -> None:
     data = load_report_data([sweep], baseline="bare_torch-1-0")
     assert data.baseline_name == "bare_torch gpus=1 on cpu"
     assert data.pooled["speedup_given"].equals(data.pooled["speedup_bare"])
-    with pytest.raises(InputError, match="no run 'nobody'"):
-        load_report_data([sweep], baseline="nobody")
 
 
 def test_published_rows_come_on_request(sweep: Path) -> None:
     data = load_report_data([sweep], references=["thesis"])
-    assert data.published is not None and set(data.published["study"]) == {"thesis"}
+    assert set(data.published["study"]) == {"thesis"}
     assert data.frame.equals(load_report_data([sweep]).frame), "they are no part of what was measured"
     with pytest.raises(InputError, match="thesis"):
         load_report_data([sweep], references=["theses"])
@@ -88,29 +76,22 @@ def test_records_are_read_again(sweep: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_names_of_runs_are_unique(tmp_path: Path) -> None:
     write_sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2), repeats=2)
-    again = run("ddp_gloo", 2, repeat=1, run_id="again")
-    write_results(tmp_path, [again, run("ddp_gloo", 4, status="failed", run_id="f", reason="r")])
-    rows = report_data.list_detailed_runs(load_report_data([tmp_path]))
-    names = report_data.name_runs(rows)
-    assert len(names) == len(rows) == 8 and len(set(names.values())) == 8
+    again, copied = run("ddp_gloo", 2, repeat=1, run_id="again"), run("ddp_gloo", 2)
+    write_results(tmp_path, [again, copied, run("ddp_gloo", 4, status="failed", run_id="f", reason="r")])
+    names = name_detailed_runs(tmp_path)
+    assert len(set(names.values())) == len(names) == 8
     assert names["ddp_gloo-2-0"] == "ddp_gloo on 2 devices, repeat 0"
     assert names["bare_torch-1-1"] == "bare_torch on 1 device, repeat 1"
-    assert names["again"] == "ddp_gloo on 2 devices, repeat 1 #2"
-    assert names["f"] == "ddp_gloo on 4 devices"
+    assert names["again"] == "ddp_gloo on 2 devices, repeat 1 #2" and names["f"] == "ddp_gloo on 4 devices"
+    write_results(tmp_path / "s", [run("ddp_gloo", 2), run("ddp_gloo", 4, run_id="s", **strong_scaling(40, 4))])
+    strong, weak = "ddp_gloo on 4 devices, scaling strong", "ddp_gloo on 2 devices, scaling weak"
+    assert name_detailed_runs(tmp_path / "s") == {"ddp_gloo-2-0": weak, "s": strong}
 
 
-def test_scaling_is_always_part_of_names_when_it_differs(tmp_path: Path) -> None:
-    write_results(tmp_path, [run("ddp_gloo", 2), run("ddp_gloo", 4, run_id="s", **strong_scaling(40, 4))])
-    names = report_data.name_runs(report_data.list_detailed_runs(load_report_data([tmp_path])))
-    assert names == {
-        "ddp_gloo-2-0": "ddp_gloo on 2 devices, scaling weak",
-        "s": "ddp_gloo on 4 devices, scaling strong",
-    }
-
-
-def test_a_copied_run_is_listed_once(tmp_path: Path) -> None:
-    write_results(tmp_path, [run("ddp_gloo", 2), run("ddp_gloo", 2)])
-    assert len(report_data.list_detailed_runs(load_report_data([tmp_path]))) == 1
+def name_detailed_runs(folder: Path) -> dict[str, str]:
+    rows = report_data.list_detailed_runs(load_report_data([folder]))
+    assert len({row["run_id"] for row in rows}) == len(rows)
+    return report_data.name_runs(rows)
 
 
 def test_only_some_of_many_runs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,12 +102,6 @@ def test_only_some_of_many_runs_are_listed(tmp_path: Path, monkeypatch: pytest.M
     assert [row["run_id"] for row in rows] == data.detailed_run_ids and len(rows) == 3
     assert "3 configurations, out of 8 runs" in report_data.describe_left_out_runs(data)
     assert report_data.describe_left_out_runs(load_report_data([tmp_path / "0"])) == ""
-
-
-def test_earlier_repeats_are_preferred() -> None:
-    rows = [{"repeat": repeat, "run_id": f"{repeat}{name}"} for repeat in (1, 0) for name in "ab"]
-    assert [row["run_id"] for row in report_data.select_first_repeats(rows, 3)] == ["1a", "0a", "0b"]
-    assert [row["run_id"] for row in report_data.select_first_repeats([{"repeat": None, "run_id": "x"}], 3)] == ["x"]
 
 
 def test_files_named_by_a_record_stay_in_its_folder(tmp_path: Path) -> None:
@@ -193,11 +168,6 @@ def test_a_log_larger_than_memory_costs_its_end(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 20 * MAX_LOG_BYTES
     finally:
         tracemalloc.stop()
-
-
-def test_a_log_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError):
-        read_log_tail(tmp_path / "log")
 
 
 def write_progress(folder: Path, **progress: object) -> None:

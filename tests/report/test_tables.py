@@ -12,21 +12,20 @@ import pytest
 
 from scalebench.analysis.columns import FRAME_COLUMNS
 from scalebench.analysis.load import frame_of_results
-from scalebench.analysis.repeats import pool_results
-from scalebench.core.result import ProbeRecord, Result, write_result
+from scalebench.core.result import ProbeRecord, Result
 from scalebench.core.spec import HardwareSpec
 from scalebench.report.repeat_commands import make_baseline_commands
 from scalebench.report.tables import (
     format_data_share,
     format_percent_column,
     format_ratio_column,
-    format_remarks,
     format_seconds,
     format_throughput,
     write_tables,
 )
 from scalebench.report.terminal import make_configurations
 from tests.builders.runs import rank, record
+from tests.builders.sweeps import write_results
 from tests.report.section_blocks import render_table
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -39,7 +38,9 @@ def table_text(*results: Result, width: int = 160, rows: Rows = frame_of_results
 
 def test_the_table_of_a_small_sweep() -> None:
     rows = [
-        record("lightning_ddp", gpus=2, status="failed", block_s=None, reason="rank 1: RuntimeError: told to fail"),
+        record(
+            "lightning_ddp", gpus=2, status="failed", block_s=None, reason="rank 1: RuntimeError: failed as configured"
+        ),
         record("ddp", gpus=4, block_s=0.16, flags=["oversubscribed"]),
         record("ddp", gpus=2, block_s=0.11),
         record("ddp", gpus=1, block_s=0.1),
@@ -59,39 +60,7 @@ def repeated(repeats: int, gpus: int, strategy: str = "ddp", block_s: float = 0.
     ]
 
 
-def test_repeats_are_one_line_with_their_number() -> None:
-    results = [
-        *repeated(3, 1),
-        *repeated(3, 2, block_s=0.12),
-        *repeated(1, 4),
-        record(gpus=8, status="oom", block_s=None),
-    ]
-    lines = table_text(*results, rows=pool_results).splitlines()
-    assert "gpus  repeats  samples/s (95 %)" in lines[2]
-    shown = [line.split() for line in lines if line.startswith("  ddp")]
-    assert [cells[1:3] for cells in shown] == [["1", "3"], ["2", "3"], ["4", "1"], ["8", "1"]]
-    assert "1.64 [1.56, 1.71]" in next(line for line in lines if line.split()[:3] == ["ddp", "2", "3"])
-    assert lines[-1].startswith("intervals: 95 %, over 3 repeats; over blocks of one repeat: ")
-    assert "repeats  " not in table_text(*results[-2:], rows=pool_results)
-
-
-def test_brackets_are_no_markup() -> None:
-    reason = "[red]no[/red] such [/thing] in [link=x]y[/link]"
-    shown = table_text(
-        record(status="failed", block_s=None, reason=reason, hardware=HardwareSpec("box [b]1[/b]")), width=250
-    )
-    assert reason in shown
-    assert "hardware box [b]1[/b]" in shown
-
-
-def test_what_differs_between_rows_is_a_column() -> None:
-    shown = table_text(record(), record(hardware=HardwareSpec("other")))
-    head, columns = shown.splitlines()[0], shown.splitlines()[2]
-    assert "hardware" not in head and "model materials_cnn" in head
-    assert columns.split()[:2] == ["hardware", "strategy"]
-
-
-def test_what_a_sweep_varies_is_a_column() -> None:
+def test_what_a_sweep_varies_is_a_column_and_brackets_are_no_markup() -> None:
     """Rows of the same model and number of devices would look the same without it."""
     plain, other, larger = record(), record(), record(gpus=2)
     other.workload.data_format = "nchw"
@@ -99,6 +68,9 @@ def test_what_a_sweep_varies_is_a_column() -> None:
     columns = table_text(plain, other, larger).splitlines()[2].split()
     assert columns[:2] == ["data_format", "strategy"] and "batch_per_device" not in columns
     assert "data_format" not in table_text(plain, larger)
+    shown = table_text(plain, record(hardware=HardwareSpec("box [b]1[/b]")))
+    assert shown.splitlines()[2].split()[:2] == ["hardware", "strategy"] and "box [b]1[/b]" in shown
+    assert "hardware" not in shown.splitlines()[0] and "model materials_cnn" in shown.splitlines()[0]
 
 
 def test_the_cost_of_a_batch_is_shown_where_feeding_differs() -> None:
@@ -118,19 +90,8 @@ def test_the_cost_of_a_batch_is_shown_where_feeding_differs() -> None:
     assert format_data_share({"data_share": 0.016, "step_s": 0.1, "data_s_low": None, "data_s_high": 0.002}) == "1.6 %"
 
 
-def test_options_are_a_column_where_one_strategy_has_several() -> None:
-    plain, fit = record("bare_tensorflow"), record("bare_tensorflow")
-    fit.spec["strategy"]["options"] = {"loop": "fit"}
-    shown = table_text(plain, fit)
-    assert shown.splitlines()[2].split()[:2] == ["options", "strategy"] and "loop=fit" in shown
-    assert "options" not in table_text(plain, record("ddp"))
-
-
-def test_the_overhead_is_shown_once_and_only_if_there_is_one() -> None:
-    bare, ddp, failed = record("bare_torch", block_s=0.09), record(), record(status="failed", block_s=None, repeat=1)
-    shown = table_text(bare, ddp, record(gpus=2, block_s=0.11), failed).splitlines()
-    assert "samples/s (95 %)  overhead at 1 " in shown[2]
-    assert [line.split()[:2] for line in shown if "10 % [9, 11]" in line] == [["ddp", "1"]]
+def test_the_overhead_is_shown_only_if_there_is_one() -> None:
+    bare, ddp, failed = record("bare_torch"), record(), record(status="failed", block_s=None, repeat=1)
     for rows in ([bare], [ddp], [ddp, record(gpus=2)], [failed]):
         assert "overhead" not in table_text(*rows)
 
@@ -144,15 +105,6 @@ def test_the_table_fits_where_strategies_have_long_names() -> None:
     assert "…" not in "".join(lines)
     names = [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith(" " * 40)]
     assert names == sorted([*strategies * 2, "horovod_nccl"])
-
-
-def test_a_missing_baseline_is_a_remark() -> None:
-    (row,) = frame_of_results([record(gpus=4)], [Path("x")]).to_dict("records")
-    assert format_remarks(row) == "no bare and self baseline"
-    row = frame_of_results([record(gpus=4), record()], [Path("x")] * 2).to_dict("records")[0]
-    assert format_remarks(row) == "no bare baseline"
-    row = frame_of_results([record(gpus=4), record(), record("bare_torch")], [Path("x")] * 3).to_dict("records")[0]
-    assert format_remarks(row) == ""
 
 
 def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
@@ -170,11 +122,6 @@ def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
     assert make_baseline_commands(lone)[0].endswith(" repeat=1")
     complete = frame_of_results([record(gpus=4), record(), record("bare_torch")], [tmp_path] * 3)
     assert make_baseline_commands(complete) == []
-
-
-def test_a_failed_row_shows_its_reason_and_no_missing_baseline() -> None:
-    (row,) = frame_of_results([record(status="oom", block_s=None)], [Path("x")]).to_dict("records")
-    assert format_remarks(row) == "told to fail"
 
 
 def cells(name: str, value: Any, low: Any = None, high: Any = None) -> dict[str, Any]:
@@ -212,9 +159,7 @@ def test_ratios_and_shares() -> None:
 
 @pytest.mark.parametrize("results", [[record(gpus=2), record()], [record(status="failed", block_s=None, ranks=[])]])
 def test_csv_and_parquet_hold_the_frame(results: list[Result], tmp_path: Path) -> None:
-    for number, result in enumerate(results):
-        (tmp_path / str(number)).mkdir()
-        write_result(result, tmp_path / str(number))
+    write_results(tmp_path, results)
     frame = write_tables(tmp_path)
     parquet = pd.read_parquet(tmp_path / "results.parquet")
     pd.testing.assert_frame_equal(parquet, frame)
@@ -226,9 +171,7 @@ def test_csv_and_parquet_hold_the_frame(results: list[Result], tmp_path: Path) -
 
 def test_repeats_leave_their_pooled_rows_too(tmp_path: Path) -> None:
     results = repeated(2, 1)
-    for number, result in enumerate(results):
-        (tmp_path / str(number)).mkdir()
-        write_result(result, tmp_path / str(number))
+    write_results(tmp_path, results)
     assert len(write_tables(tmp_path)) == len(pd.read_csv(tmp_path / "results.csv")) == 2
     parquet = pd.read_parquet(tmp_path / "pooled.parquet")
     assert parquet["repeats"].tolist() == [2] and list(parquet.columns) == [*FRAME_COLUMNS, "repeats"]
@@ -249,9 +192,7 @@ def test_placement_is_a_column_where_rows_differ_in_it() -> None:
 
 def test_a_csv_reads_back_without_default_null_values(tmp_path: Path) -> None:
     """docs/record.md describes these arguments of read_csv: pandas would read some words as null."""
-    for number, name in enumerate(("simulated", "ddp")):
-        (tmp_path / str(number)).mkdir()
-        write_result(record(name, run_id=name), tmp_path / str(number))
+    write_results(tmp_path, [record(name, run_id=name) for name in ("simulated", "ddp")])
     frame = write_tables(tmp_path)
     csv = pd.read_csv(tmp_path / "results.csv", keep_default_na=False, na_values=[""])
     assert csv["strategy"].tolist() == ["simulated", "ddp"] and csv["reason"].isna().all()

@@ -18,7 +18,6 @@ from scalebench.report.terminal import (
     list_headline,
     list_training_facts,
     list_usage,
-    make_details,
     make_rich_table,
 )
 from scalebench.sweeps.console import Console
@@ -73,20 +72,14 @@ def test_without_probes_the_other_details_are_shown(
     assert any("samples/s" in line for line in lines) and not any("forward" in line for line in lines)
 
 
-def test_the_throughput_line_names_the_source_of_its_interval() -> None:
-    result = make_probed_run(None, None)
-    assert (
-        dict(list_headline(result))["throughput"] == "2,000 samples/s [1,989, 2,011], 95 % over blocks of this repeat"
-    )
-    few = record(ranks=[rank(0, [0.1, 0.1])])
-    headline = dict(list_headline(few))
+def test_few_blocks_have_no_interval() -> None:
+    headline = dict(list_headline(record(ranks=[rank(0, [0.1, 0.1])])))
     assert headline["throughput"] == "200 samples/s, too few blocks for an interval"
     assert headline["steady"] == "unknown, too few blocks"
 
 
 def test_warm_up_is_found_or_not_or_of_a_fixed_length() -> None:
     result = make_probed_run(None, None)
-    assert warm_up_line(result) == "over after 3 steps, 800 ms; 23 steps and 1.00 s were left out"
     result.ranks[0].steady_after_steps = None
     assert warm_up_line(result) == "its end was not found within 23 steps; 23 steps and 1.00 s were left out"
     del result.spec["measure"]["warmup_max_steps"]
@@ -131,12 +124,9 @@ def test_length_level_target_and_evaluation() -> None:
     ]
 
 
-def test_a_target_that_was_not_reached() -> None:
+def test_a_target_that_was_not_reached_and_one_of_accuracy() -> None:
     facts = dict(list_training_facts(training_run(values=[0.9, 0.2])))
     assert facts["target"] == "mse 0.15 was not reached" and facts["training"].endswith("stopped by epochs")
-
-
-def test_the_target_may_be_an_accuracy() -> None:
     facts = dict(list_training_facts(training_run(values=[0.2, 0.9, 0.8], target=0.9, metric="accuracy")))
     assert facts["target"] == "accuracy 0.9 after 4.00 s of training, 2 epochs"
     assert facts["validation"] == "accuracy 0.8, 0.4 better than on training samples"
@@ -151,23 +141,11 @@ def test_nothing_that_was_not_evaluated() -> None:
     result.quality.curve[0].metrics = {}
     result.quality.metric_name = None
     assert [name for name, _ in list_training_facts(result)] == ["training", "evaluation"]
-
-
-def test_a_throughput_run_has_no_training_facts() -> None:
     assert list_training_facts(record("ddp")) == []
-
-
-def test_the_details_have_it() -> None:
-    (facts, *_) = [part for part in make_details(training_run(), Path("x")) if not isinstance(part, str)]
-    assert {"throughput", "training", "target"} <= set(map(str, facts.columns[0].cells))
 
 
 def usage_facts(monitor: MonitorRecord, ranks: list[RankRecord] | None = None) -> dict[str, str]:
     return dict(list_usage(record(monitor=monitor, ranks=ranks or [rank(0, [0.1])])))
-
-
-def test_without_figures_there_are_no_rows() -> None:
-    assert usage_facts(MonitorRecord()) == {}
 
 
 def test_all_figures_have_names_and_units() -> None:
@@ -187,10 +165,6 @@ def test_all_figures_have_names_and_units() -> None:
         "network": "125 MB/s sent",
         "disks": "0 B/s read",
     }
-
-
-def test_clocks_that_nothing_held_back() -> None:
-    assert usage_facts(MonitorRecord(throttle_reasons=[])) == {"GPU clocks": "not throttled"}
 
 
 def test_every_row_names_fields_of_the_record() -> None:
@@ -236,9 +210,5 @@ def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path: Path, capsys: p
     out = capsys.readouterr().out
     assert "Data or model parallelism: predicted and measured" in out and "Bytes of a step" in out
     assert "mlp on 2 devices: pipeline should win at 8, data should win at 64; model won at 8 and 64;" in out
-    assert "the kind that should win did, or is tied with it, in 1 of 2\n" in out
-
-
-def test_others_say_nothing_of_it(tmp_path: Path) -> None:
-    sweeps.sweep(tmp_path)
-    assert list(make_terminal_blocks(survey([tmp_path]).pooled)) == []
+    sweeps.sweep(tmp_path / "others")
+    assert list(make_terminal_blocks(survey([tmp_path / "others"]).pooled)) == []

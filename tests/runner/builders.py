@@ -80,4 +80,4 @@ def searching(gpus: int = 2, batch: int = 10, measure: dict[str, Any] | None = N
 
 def tried(result: Result) -> list[tuple[int, str]]:
     assert result.quality.max_batch is not None
-    return [(each.batch_per_device, each.status) for each in result.quality.max_batch.tried]
+    return [(each.batch_per_device, each.status) for each in result.quality.max_batch.trials]

@@ -8,15 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scalebench.analysis import load
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.core.spec import RunSpec, StopSpec, TrainSpec
+from scalebench.core.spec import Config, DatasetSpec, RunSpec, StopSpec, TrainSpec
 from scalebench.report import terminal
 from scalebench.runner import max_batch, memory_limit
 from scalebench.runner.launchers.supervise import GroupExit
+from scalebench.runner.max_batch import RESOLUTION, estimate_try_counts, largest_batch, max_samples_per_device
 from scalebench.runner.parent import run_spec
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
+from tests.builders.runs import simulated_config
 from tests.runner.builders import Ends, aborted, hung, ok, oom, searching, tried
 from tests.runner.builders import stand_in as stand_in  # a fixture
 
@@ -26,18 +32,15 @@ def test_the_result_is_that_of_the_largest_batch_that_fits(stand_in: Any, tmp_pa
     spec = searching(batch=75)
     result = run_spec(spec, tmp_path / "run")
     answer = result.quality.max_batch
-    assert answer is not None and (answer.batch_per_device, answer.bounded_by, answer.limit_bytes) == (
-        97,
-        "memory",
-        10**9,
-    )
+    assert answer is not None and (answer.batch_per_device, answer.bounded_by) == (97, "memory")
+    assert answer.limit_bytes == 10**9
     assert tried(result) == [(75, "ok"), (150, "oom"), (112, "oom"), (93, "ok"), (102, "oom"), (97, "ok")]
     assert (result.status, result.reason, result.log) == ("ok", None, None)
     assert (result.scale.batch_per_device, result.scale.global_batch) == (97, 194)
     assert result.ranks[0].block_samples == [194] * 4 and result.spec["train"]["batch_per_device"] == 97
     assert result.fingerprint == spec.fingerprint, "which resume=true looks for"
-    assert answer.tried[0].throughput_samples_per_s == pytest.approx(2 * 75 * 2)
-    assert (answer.tried[0].rss_anon_bytes_max, answer.tried[1].rss_anon_bytes_max) == (151, None)
+    assert answer.trials[0].throughput_samples_per_s == pytest.approx(2 * 75 * 2)
+    assert (answer.trials[0].rss_anon_bytes_max, answer.trials[1].rss_anon_bytes_max) == (151, None)
     assert read_result(tmp_path / "run" / RESULT_FILE) == result
     (row,) = load.load(tmp_path / "run").to_dict("records")
     assert (row["max_batch_per_device"], row["memory_limit_bytes"], row["batch_per_device"]) == (97, 10**9, 97)
@@ -62,11 +65,15 @@ def test_a_try_trains_a_few_steps_and_nothing_else(stand_in: Any, tmp_path: Path
 
 
 def test_a_search_leaves_one_result_and_the_files_of_each_try(stand_in: Any, tmp_path: Path) -> None:
+    """Files of a search that was killed are removed."""
+    for name in ("try_77", "try_mine"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+        (tmp_path / "run" / name / "rank0.json").touch()
     stand_in(10)
     result = run_spec(searching(batch=8), tmp_path / "run")
     assert tried(result)[-1] == (11, "oom") and result.scale.batch_per_device == 10
     assert [each.status for each in result.ranks] == ["ok", "ok"], "of the best try, which was not the last"
-    folders = ["try_10", "try_11", "try_12", "try_16", "try_8"]
+    folders = ["try_10", "try_11", "try_12", "try_16", "try_8", "try_mine"]
     assert sorted(os.listdir(tmp_path / "run")) == ["result.json", "spec.json", *folders]
     assert sorted(os.listdir(tmp_path / "run" / "try_10")) == ["rank0.json", "rank1.json", "try.json"]
     assert len(load.load(tmp_path)) == 1, "a try is no run"
@@ -74,10 +81,12 @@ def test_a_search_leaves_one_result_and_the_files_of_each_try(stand_in: Any, tmp
 
 def test_the_data_set_may_bound_the_batch(stand_in: Any, tmp_path: Path) -> None:
     stand_in(10**6)
-    result = run_spec(searching(batch=700), tmp_path / "run")
+    phases: list[str] = []
+    result = run_spec(searching(batch=700), tmp_path / "run", lambda ranks: phases.extend(p.phase for p in ranks))
     answer = result.quality.max_batch
     assert answer is not None and (answer.batch_per_device, answer.bounded_by) == (1500, "data")
     assert tried(result) == [(700, "ok"), (1400, "ok"), (1500, "ok")]
+    assert phases == [f"try {k}: batch {batch} per device, measure" for k, batch in enumerate((700, 1400, 1500), 1)]
     assert "has no larger one (3000 of the 1000 training" in terminal.describe_largest_batch(result)
 
 
@@ -113,7 +122,7 @@ def test_a_process_that_died_or_hung_for_memory_is_out_of_memory(end: Ends, stan
     result = run_spec(searching(batch=8), tmp_path / "run")
     assert result.status == "ok" and tried(result)[:2] == [(8, "ok"), (16, "oom")]
     assert result.quality.max_batch is not None
-    assert str(result.quality.max_batch.tried[1].reason).startswith("out of memory: ")
+    assert str(result.quality.max_batch.trials[1].reason).startswith("out of memory: ")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +155,7 @@ def test_an_unexplained_failure_is_repeated_with_more_memory(
     result = run_spec(searching(batch=15), tmp_path / "run")
     assert [spec.batch_per_device for spec in tries] == [15, 30, 30, 22, 22, 18, 18, 16, 16]
     assert result.status == "ok" and result.quality.max_batch is not None
-    assert result.quality.max_batch.tried[1].reason == (
+    assert result.quality.max_batch.trials[1].reason == (
         f"out of memory: rank 1 was killed by SIGABRT; with 2 GB per process it {text}"
     )
     assert tried(result) == [(15, "ok"), (30, "oom"), (22, "oom"), (18, "oom"), (16, "oom")]
@@ -190,23 +199,6 @@ def test_a_cancelled_search_records_its_tries(stand_in: Any, tmp_path: Path) -> 
     assert sorted(os.listdir(tmp_path / "run" / "try_20")) == ["try.json"]
 
 
-def test_files_of_a_killed_search_are_removed(stand_in: Any, tmp_path: Path) -> None:
-    for name in ("try_77", "try_mine"):
-        (tmp_path / "run" / name).mkdir(parents=True)
-        (tmp_path / "run" / name / "rank0.json").touch()
-    stand_in(100)
-    run_spec(searching(batch=75), tmp_path / "run")
-    left = {path.name for path in (tmp_path / "run").glob("try_*")}
-    assert "try_77" not in left and "try_mine" in left
-
-
-def test_the_progress_line_names_the_try(stand_in: Any, tmp_path: Path) -> None:
-    stand_in(10**6)
-    phases: list[str] = []
-    run_spec(searching(batch=1000), tmp_path / "run", lambda ranks: phases.extend(p.phase for p in ranks))
-    assert phases == ["try 1: batch 1000 per device, measure", "try 2: batch 1500 per device, measure"]
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -228,29 +220,17 @@ def test_a_search_is_unsupported_where_it_cannot_work(
     assert result.status == "unsupported" and text in str(result.reason) and tries == []
 
 
-def test_a_search_is_unsupported_without_memory_limits(
+def test_the_memory_limit_is_the_share_of_each_process(
     stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_limit, "limit_unsupported_reason", lambda: "an old kernel")
-    stand_in(100)
-    assert run_spec(searching(), tmp_path / "run").reason == "an old kernel"
-    plain = searching(measure={"search": "none", "memory_limit_bytes": None})
-    assert max_batch.search_unsupported_reason(plain) is None
-
-
-def test_the_default_limit_is_the_share_of_each_process(
-    stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests: list[int] = []
-
-    def share_bytes(processes: int) -> int:
-        requests.append(processes)
-        return 12345
-
-    monkeypatch.setattr(memory_limit, "limit_per_process_bytes", share_bytes)
+    monkeypatch.setattr(memory_limit, "limit_per_process_bytes", lambda processes: 12345 * processes)
     tries = stand_in(100)
     run_spec(searching(gpus=3, measure={"memory_limit_bytes": None}), tmp_path / "run")
-    assert requests == [3] and {spec.config.measure.memory_limit_bytes for spec in tries} == {12345}
+    assert {spec.config.measure.memory_limit_bytes for spec in tries} == {3 * 12345}
+    monkeypatch.setattr(memory_limit, "limit_unsupported_reason", lambda: "an old kernel")
+    assert run_spec(searching(), tmp_path / "old").reason == "an old kernel"
+    plain = searching(measure={"search": "none", "memory_limit_bytes": None})
+    assert max_batch.search_unsupported_reason(plain) is None
 
 
 @pytest.mark.slow
@@ -268,3 +248,73 @@ def test_real_processes_fit_as_many_samples_as_their_limit_allows(tmp_path: Path
         answer.append(result.quality.max_batch.batch_per_device)
     assert answer[0] is not None and answer[0] - 3 == answer[1]
     assert 0 < limit - answer[0] * sample < 200_000_000, "the rest is used by the interpreter"
+
+
+def search_order(start: int, border: int, maximum: int, minimum: int = 1) -> tuple[int | None, list[int]]:
+    """Return (answer, tried batches) where `border` is the largest that fits."""
+    batches: list[int] = []
+
+    def fits(batch: int) -> bool:
+        batches.append(batch)
+        return batch <= border
+
+    return largest_batch(start, maximum, minimum, fits), batches
+
+
+@pytest.mark.parametrize(
+    ("start", "border", "maximum", "answer", "order"),
+    [
+        (75, 700, 5000, 675, [75, 150, 300, 600, 1200, 900, 750, 675, 712]),
+        (8, 11, 100, 11, [8, 16, 12, 10, 11]),
+        (75, 3, 100, 3, [75, 37, 18, 9, 4, 2, 3]),
+        (75, 0, 100, None, [75, 37, 18, 9, 4, 2, 1]),
+        (75, 1000, 300, 300, [75, 150, 300]),
+        (75, 1000, 200, 200, [75, 150, 200]),
+        (75, 1000, 40, 40, [40]),
+        (1, 1, 1, 1, [1]),
+    ],
+)
+def test_batches_are_doubled_then_bisected(
+    start: int, border: int, maximum: int, answer: int | None, order: list[int]
+) -> None:
+    assert search_order(start, border, maximum) == (answer, order)
+
+
+@given(st.integers(1, 10_000), st.integers(0, 20_000), st.integers(1, 20_000), st.integers(1, 4))
+def test_the_answer_is_within_a_sixteenth_and_no_batch_is_tried_twice(
+    start: int, border: int, maximum: int, minimum: int
+) -> None:
+    maximum = max(maximum, minimum)
+    answer, batches = search_order(start, border, maximum, minimum)
+    assert len(batches) == len(set(batches)) and all(minimum <= batch <= maximum for batch in batches)
+    if border < minimum:
+        assert answer is None
+        return
+    best = min(border, maximum)
+    assert answer is not None and answer <= best < answer + max(1, answer // RESOLUTION)
+    assert answer == best or best >= RESOLUTION
+    assert answer in batches
+
+
+def config_of_size(size: int, batch: int = 10) -> Config:
+    config = simulated_config(size=size)
+    config.dataset.validation_share = 0.25
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, batch_per_device=batch))
+
+
+@given(st.integers(1, 500), st.integers(0, 2000))
+def test_a_search_takes_as_many_tries_as_estimated(start: int, border: int) -> None:
+    config = config_of_size(2000, start)
+    fewest, maximum = estimate_try_counts(config, 2)
+    assert fewest <= len(search_order(start, border, max_samples_per_device(config, 2))[1]) <= maximum
+
+
+def test_the_training_samples_bound_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of a user's files are counted."""
+    assert [max_samples_per_device(config_of_size(100), gpus) for gpus in (1, 2, 4)] == [75, 37, 18]
+    monkeypatch.setattr(datasets, "prepare", lambda config: "folder")
+    monkeypatch.setattr(cache, "open_arrays", lambda folder: ([0] * 40, [0] * 40))
+    config = config_of_size(1000)
+    config.dataset = DatasetSpec("materials", size=1000, path="own.npz", validation_share=0.25)
+    assert max_samples_per_device(config, 3) == 10
+    assert estimate_try_counts(config, 3)[1] < 20, "without reading the file"

@@ -69,77 +69,61 @@ def test_a_hanging_command_is_killed_with_its_children(tools: Tools) -> None:
     raise AssertionError("the child of the command still runs")
 
 
-REFUSED = {
-    "sbatch: error: invalid partition specified: nosuch\n"
-    "sbatch: error: Batch job submission failed: Invalid partition name specified\n": (
-        "invalid partition specified: nosuch; Invalid partition name specified"
+POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+FAILED = "Batch job submission failed: "  # before the reason, behind `sbatch: error: `
+REFUSED = [
+    f"invalid partition specified: nosuch; {FAILED}Invalid partition name specified",
+    f"{FAILED}Requested node configuration is not available",
+    f"Memory specification can not be satisfied; {FAILED}Requested node configuration is not available",
+    "Invalid generic resource (gres) specification",
+    f"{FAILED}Requested reservation is invalid",
+    f"{FAILED}Invalid feature specification",
+    f"{FAILED}Invalid node name specified",
+    "Invalid --mail-type specification",
+    f"{FAILED}Invalid account or account/partition combination specified",
+    f"{FAILED}Invalid qos specification",
+    f"QOSMaxNodePerJobLimit; {FAILED}{POLICY}",
+    f"{FAILED}User's group not permitted to use this partition",
+]
+UNREACHABLE = [f"{FAILED}Socket timed out on send/recv operation"]
+OTHERS = [f"AssocMaxSubmitJobLimit; {FAILED}{POLICY}", f"{FAILED}Requested partition configuration not available now"]
+# Of other commands, or other texts: what was printed, and the line.
+CONTACT = "Unable to contact slurm controller (connect failure)"
+PRINTED: list[tuple[type[SlurmError], str, str]] = [
+    (
+        JobRefused,
+        "/usr/bin/sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information\n",
+        "unrecognized option '--bogus'",
     ),
-    "sbatch: error: Batch job submission failed: Requested node configuration is not available\n": (
-        "Requested node configuration is not available"
-    ),
-    "sbatch: error: Memory specification can not be satisfied\n"
-    "sbatch: error: Batch job submission failed: Requested node configuration is not available\n": (
-        "Memory specification can not be satisfied; Requested node configuration is not available"
-    ),
-    "sbatch: error: Invalid generic resource (gres) specification\n": "Invalid generic resource (gres) specification",
-    "sbatch: error: Batch job submission failed: Requested reservation is invalid\n": (
-        "Requested reservation is invalid"
-    ),
-    "sbatch: error: Batch job submission failed: Invalid feature specification\n": "Invalid feature specification",
-    "sbatch: error: Batch job submission failed: Invalid node name specified\n": "Invalid node name specified",
-    "sbatch: error: Invalid --mail-type specification\n": "Invalid --mail-type specification",
-    "/usr/bin/sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information\n": (
-        "unrecognized option '--bogus'"
-    ),
-    "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified\n": (
-        "Invalid account or account/partition combination specified"
-    ),
-    "sbatch: error: Batch job submission failed: Invalid qos specification\n": "Invalid qos specification",
-    "sbatch: error: QOSMaxNodePerJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS "
-    "policy (job submit limit, user's size and/or time limits)\n": (
-        "QOSMaxNodePerJobLimit; Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
-    ),
-    "sbatch: error: Batch job submission failed: User's group not permitted to use this partition\n": (
-        "User's group not permitted to use this partition"
-    ),
-}
-UNREACHABLE = {
-    "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n": (
-        "Unable to contact slurm controller (connect failure)"
-    ),
-    "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n": (
-        "Socket timed out on send/recv operation"
-    ),
-    "sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:h0:17900: "
-    "Connection refused\nsacct: error: Sending PersistInit msg: Connection refused\n": (
+    (SlurmUnreachable, f"slurm_load_jobs error: {CONTACT}\n", CONTACT),
+    (
+        SlurmUnreachable,
+        "sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:h0:17900: "
+        "Connection refused\nsacct: error: Sending PersistInit msg: Connection refused\n",
         "slurm_persist_conn_open_without_init: failed to open persistent connection to host:h0:17900: "
-        "Connection refused; Sending PersistInit msg: Connection refused"
+        "Connection refused; Sending PersistInit msg: Connection refused",
     ),
-    "sacct: error: fetch_config: DNS SRV lookup failed\nsacct: fatal: Could not establish a configuration source\n": (
-        "fetch_config: DNS SRV lookup failed; Could not establish a configuration source"
+    (
+        SlurmUnreachable,
+        "sacct: error: fetch_config: DNS SRV lookup failed\nsacct: fatal: Could not establish a configuration source\n",
+        "fetch_config: DNS SRV lookup failed; Could not establish a configuration source",
     ),
-}
-OTHERS = {
-    "Slurm accounting storage is disabled\n": "Slurm accounting storage is disabled",
-    "slurm_load_jobs error: Invalid job id specified\n": "Invalid job id specified",
-    "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates accounting/QOS "
-    "policy (job submit limit, user's size and/or time limits)\n": (
-        "AssocMaxSubmitJobLimit; Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
-    ),
-    "sbatch: error: Batch job submission failed: Requested partition configuration not available now\n": (
-        "Requested partition configuration not available now"
-    ),
-    "": "sbatch ended with exit code 3 and printed nothing",
-}
+    (SlurmError, "Slurm accounting storage is disabled\n", "Slurm accounting storage is disabled"),
+    (SlurmError, "slurm_load_jobs error: Invalid job id specified\n", "Invalid job id specified"),
+    (SlurmError, "", "sbatch ended with exit code 3 and printed nothing"),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "texts"), [(JobRefused, REFUSED), (SlurmUnreachable, UNREACHABLE), (SlurmError, OTHERS)]
-)
-def test_errors_are_classified_and_in_one_line(kind: type[SlurmError], texts: dict[str, str]) -> None:
-    for text, line in texts.items():
-        error = classify_error("sbatch", 3, text)
+def test_errors_are_classified_and_in_one_line() -> None:
+    cases = list(PRINTED)
+    for kind, lines in ((JobRefused, REFUSED), (SlurmUnreachable, UNREACHABLE), (SlurmError, OTHERS)):
+        for line in lines:
+            printed = "".join(f"sbatch: error: {part}\n" for part in line.split("; "))
+            cases.append((kind, printed, line.replace(FAILED, "")))
+    for kind, printed, line in cases:
+        error = classify_error("sbatch", 3, printed)
         assert (type(error), str(error)) == (kind, line)
+    assert len(commands.shorten_message("x" * 5000)) == commands.MAX_MESSAGE_CHARACTERS
 
 
 def test_the_reason_is_read_from_either_output(tools: Tools) -> None:
@@ -149,10 +133,6 @@ def test_the_reason_is_read_from_either_output(tools: Tools) -> None:
     tools.put("sbatch", out="noise\n", err="sbatch: error: Invalid qos specification\n", code=1)
     with pytest.raises(JobRefused, match=r"^Invalid qos specification$"):
         tools.slurm.run("sbatch")
-
-
-def test_a_long_error_is_truncated() -> None:
-    assert len(commands.shorten_message("x" * 5000)) == commands.MAX_MESSAGE_CHARACTERS
 
 
 def test_an_allocation_is_recognized_by_its_job(monkeypatch: pytest.MonkeyPatch) -> None:

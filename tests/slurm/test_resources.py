@@ -152,6 +152,9 @@ class TestSrunCommand:
         command = srun(run(3), FOLDER, hosts=["h1", "h1", "h2"])
         assert command[1:4] == ["--nodes=2", "--ntasks=3", "--distribution=arbitrary"]
         assert not any("nodelist" in option or "per-node" in option for option in command)
+        further = srun(run(2, srun=["--overlap", "--label=yes"]), FOLDER)
+        assert further[-3:] == ["--overlap", "--label=yes", PYTHON], "further options come before the program"
+        assert srun_command(run(1), FOLDER, "other.module")[-1] == "other.module"
 
     def test_more_ranks_than_cores(self) -> None:
         spec = run(2, {"cpus_per_node": 3}, {"processes": ROLES})
@@ -163,20 +166,12 @@ class TestSrunCommand:
         assert not any("--mpi" in option for option in srun(run(2, mpi="pmix"), FOLDER))
         assert not any("--mpi" in option for option in srun(run(2, None, mpi), FOLDER))
 
-    def test_further_options_come_before_the_program(self) -> None:
-        assert srun(run(2, srun=["--overlap", "--label=yes"]), FOLDER)[-3:] == ["--overlap", "--label=yes", PYTHON]
-
-    def test_another_module(self) -> None:
-        assert srun_command(run(1), FOLDER, "other.module")[-1] == "other.module"
-
 
 @pytest.mark.usefixtures("cluster_paths")
 class TestContainer:
-    def test_without_an_image_python_is_this_one(self) -> None:
-        assert resources.python_command(run(1), FOLDER) == [PYTHON]
-        assert resources.container_options(run(1), FOLDER) == []
-
     def test_apptainer_starts_each_rank(self) -> None:
+        assert resources.python_command(run(1), FOLDER) == [PYTHON], "without an image"
+        assert resources.container_options(run(1), FOLDER) == []
         assert resources.python_command(run(1, GPU_NODES, **IMAGE), FOLDER) == [
             "apptainer", "exec", "--nv", "--bind", MOUNTS, "/img/scalebench.sif", "python3",
         ]  # fmt: skip
@@ -190,7 +185,7 @@ class TestContainer:
     def test_the_folders_of_the_data_set_are_mounted(self) -> None:
         spec = run(1)
         dataset = dataclasses.replace(spec.config.dataset, path="/archive/cifar", cache="/scratch/user/cache")
-        spec.config.dataset, spec.config.hardware.stage = dataset, "/tmp"
+        spec.config.dataset, spec.config.hardware.node_copy = dataset, "/tmp"
         assert [str(path) for path in resources.rank_folders(spec, FOLDER)] == [
             "/scratch/user/sweep/3", "/scratch/user/cache", "/archive/cifar", "/tmp",
         ]  # fmt: skip

@@ -44,12 +44,6 @@ def test_the_class_of_a_built_in_exists(target: str) -> None:
     assert f"\nclass {name}(" in path.read_text()
 
 
-def test_a_built_in_loads() -> None:
-    from scalebench.strategies.simulated import Simulated
-
-    assert registry.load_strategy("simulated") is Simulated
-
-
 @pytest.mark.parametrize(
     ("name", "line"),
     [

@@ -14,13 +14,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
 from scalebench.core.spec import StrategySpec, TrainSpec
 from scalebench.runner.launchers.rank_environment import find_free_port
 from scalebench.strategies import simulated
 from scalebench.strategies.base import LossPart, Unsupported
-from scalebench.strategies.simulated import Simulated, SimulatedOptions, raise_fault
+from scalebench.strategies.simulated import Simulated, raise_fault
 from scalebench.workloads import datasets
 from tests.builders.runs import simulated_spec
 
@@ -61,18 +60,9 @@ def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     return together
 
 
-def test_the_yaml_lists_every_option_with_its_default() -> None:
-    assert strategy_option_defaults("simulated") == vars(SimulatedOptions())
-
-
 def test_a_misspelt_option_names_the_nearest() -> None:
     with pytest.raises(InputError, match="straggler_rank"):
         simulated_spec(options={"stragler_rank": 1})
-
-
-def test_setup_takes_its_time(slept: list[float]) -> None:
-    Simulated(simulated_spec(options={"setup_s": 5.0}), 0).setup()
-    assert slept == [5.0]
 
 
 def test_a_step_takes_its_time(slept: list[float]) -> None:
@@ -85,9 +75,14 @@ def test_a_step_takes_its_time(slept: list[float]) -> None:
     assert all(isinstance(part, LossPart) for part in parts)
 
 
-def test_samples_take_time(slept: list[float]) -> None:
-    Simulated(simulated_spec(options={"step_s": 1.0, "sample_s": 0.5, "sample_bytes": 8}), 0).step(BATCH)
-    assert slept == [6.0]
+def test_setup_loading_and_samples_take_their_time(slept: list[float]) -> None:
+    options = {"setup_s": 5.0, "loading_s": 2.0, "step_s": 1.0, "sample_s": 0.5, "sample_bytes": 8}
+    spec = simulated_spec(options=options)
+    strategy, (train, _) = Simulated(spec, 0), datasets.open_sources(spec, 0, 1)
+    strategy.setup()
+    assert len(list(itertools.islice(strategy.feed(train), 3))) == 3
+    strategy.step(BATCH)
+    assert slept == [5.0, *[2.0] * 3, 6.0]
 
 
 def test_the_validation_error_falls_with_the_steps(slept: list[float]) -> None:
@@ -117,13 +112,6 @@ def test_it_diverges_at_the_configured_step(slept: list[float]) -> None:
     assert [math.isnan(loss) for loss in losses] == [False, False, True, False]
 
 
-def test_learning_rates_are_recorded() -> None:
-    strategy = Simulated(simulated_spec(), 0)
-    strategy.set_learning_rate(0.1)
-    strategy.set_learning_rate(0.2)
-    assert strategy.rates == [0.1, 0.2]
-
-
 def test_synchronization_takes_time_while_it_is_on(slept: list[float]) -> None:
     strategy = Simulated(simulated_spec(options={"step_s": 1.0, "sync_s": 10.0}), 0)
     for on in (True, False, True):
@@ -135,16 +123,12 @@ def test_synchronization_takes_time_while_it_is_on(slept: list[float]) -> None:
     assert slept == [10.0]
 
 
-def test_loading_takes_its_time(slept: list[float]) -> None:
-    spec = simulated_spec(options={"loading_s": 2.0})
-    train, _ = datasets.open_sources(spec, 0, 1)
-    assert len(list(itertools.islice(Simulated(spec, 0).feed(train), 3))) == 3
-    assert slept == [2.0] * 3
-
-
 def test_what_it_reports() -> None:
     strategy = Simulated(simulated_spec(options={"message_bytes": 8}), 0)
     assert (strategy.message_sizes(), strategy.backend_used(), strategy.num_params()) == ([8], None, None)
+    for rate in (0.1, 0.2):
+        strategy.set_learning_rate(rate)
+    assert strategy.rates == [0.1, 0.2]
     assert Simulated(simulated_spec(), 0).message_sizes() == []
 
 
@@ -178,7 +162,7 @@ def test_ranks_wait_for_each_other_in_each_step_unless_asynchronous(meet: Callab
 
     options = {"step_s": 0.0, "straggler_rank": 1, "straggler_s": 0.2}
     assert min(meet(steps, 2, options=options)) > 0.55
-    replicas = StrategySpec("simulated", baseline="simulated", options=options, lockstep=False)
+    replicas = StrategySpec("simulated", baseline="simulated", options=options, independent=True)
     fast, slow = meet(steps, 2, strategy=replicas)
     assert fast < 0.3 and slow > 0.55
 
@@ -231,9 +215,9 @@ def test_a_fault_occurs_in_its_phase_on_its_rank_at_its_step(options: dict[str, 
 
 
 def test_faults_that_raise() -> None:
-    with pytest.raises(RuntimeError, match="told to fail"):
+    with pytest.raises(RuntimeError, match="failed as configured"):
         raise_fault("raise")
-    with pytest.raises(Unsupported, match="told to be unsupported"):
+    with pytest.raises(Unsupported, match="unsupported as configured"):
         raise_fault("unsupported")
     with pytest.raises(ValueError, match="no fault 'rase'"):
         raise_fault("rase")

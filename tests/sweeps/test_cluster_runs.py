@@ -22,6 +22,7 @@ from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.spec import RunSpec
 from scalebench.runner.collect import RunOutcome
+from scalebench.runner.jobs import JobRequest, QueueState, outcome
 from scalebench.runner.parent import run_spec
 from scalebench.slurm.submit import Submission, write_submission
 from scalebench.sweeps import cluster_runs, hydra_launcher
@@ -41,7 +42,7 @@ class LocalCluster:
     """A JobFollower without a cluster: this machine does the runs at once, the last of them first."""
 
     interrupt_after: int | None = None  # results
-    seen: list[scalebench.runner.jobs.JobRequest]
+    seen: list[JobRequest]
     limits: list[int | None]
     cancelled: int
 
@@ -49,11 +50,11 @@ class LocalCluster:
         LocalCluster.limits.append(max_jobs)
         self.unfinished, self._on_change = 0, on_change
 
-    def follow(self, requests: Sequence[scalebench.runner.jobs.JobRequest]) -> Iterator[Any]:
+    def follow(self, requests: Sequence[JobRequest]) -> Iterator[Any]:
         LocalCluster.seen += requests
         self._left, self._yielded = list(requests), 0
         self.unfinished = len(requests)
-        self._on_change(scalebench.runner.jobs.QueueState(0, len(requests), "Priority", (), 0))
+        self._on_change(QueueState(0, len(requests), "Priority", (), 0))
         return iter(self._next, None)
 
     def _next(self) -> Any:
@@ -65,9 +66,7 @@ class LocalCluster:
         self._yielded, self.unfinished = self._yielded + 1, self.unfinished - 1
         request = self._left.pop()
         if LocalCluster.cancelled:
-            return request, scalebench.runner.jobs.outcome.write_result_for(
-                request, RunOutcome("cancelled", "cancelled")
-            )
+            return request, outcome.write_result_for(request, RunOutcome("cancelled", "cancelled"))
         return request, run_spec(without_nodes(request.spec), request.folder)
 
     def cancel(self) -> None:
@@ -131,17 +130,13 @@ def test_a_single_run_is_a_job_too(call: Call) -> None:
 
 
 @pytest.mark.slow
-def test_runs_of_this_machine_follow_those_of_the_cluster(call: Call) -> None:
-    status, *_ = call("--multirun", "hardware=cpu,testcluster", "gpus=1", "hydra.sweep.dir=s")
-    assert status == 0 and [run.number for run in LocalCluster.seen] == [1]
-    assert set(scalebench.load("s").hardware) == {"cpu", "testcluster"}
-
-
-@pytest.mark.slow
-def test_a_run_too_large_for_the_cluster_is_not_submitted(call: Call) -> None:
-    status, out, _ = call("--multirun", "gpus=1,64", "train.batch_per_device=4", "hydra.sweep.dir=s")
-    assert status == 0 and [run.spec.gpus for run in LocalCluster.seen] == [1]
+def test_only_runs_that_fit_the_cluster_are_submitted(call: Call) -> None:
+    """Those of this machine follow."""
+    words = ("hardware=cpu,testcluster", "gpus=1,64", "train.batch_per_device=4", "baseline=none")
+    status, out, _ = call("--multirun", *words, "hydra.sweep.dir=s")
+    assert status == 0 and [(run.number, run.spec.gpus) for run in LocalCluster.seen] == [(2, 1)]
     assert "gpus=64 asks for 32 nodes, hardware=testcluster has" in out
+    assert set(scalebench.load("s").hardware) == {"cpu", "testcluster"}
 
 
 @pytest.mark.slow
@@ -216,21 +211,16 @@ class InspectingSelect:
         return select.select(*words)
 
 
-def test_without_a_terminal_jobs_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    console = Console()
-    assert console.confirm_cancel(3, ask=False) and console.confirm_cancel(3, ask=True)  # no terminal here
-
-
 @pytest.mark.parametrize(("answer", "cancels"), [("", True), ("y", True), ("n", False), (" No ", False)])
 def test_the_answer_decides(monkeypatch: pytest.MonkeyPatch, answer: str, cancels: bool) -> None:
-    questions: list[str] = []
+    console, questions = Console(), []  # type: ignore[var-annotated]
+    assert console.confirm_cancel(3, ask=False) and console.confirm_cancel(3, ask=True), "there is no terminal here"
     monkeypatch.setattr(console_module, "_read_answer", lambda question: questions.append(question) or answer)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    console = Console()
     console.rich._force_terminal = True
     assert console.confirm_cancel(3, ask=True) == cancels
     assert questions == ["cancel all 3 jobs? Otherwise they keep running [Y/n] "]
-    assert console.confirm_cancel(0, ask=True) and len(questions) == 1  # without jobs there is no question
+    assert console.confirm_cancel(0, ask=True) and len(questions) == 1, "without jobs there is no question"
 
 
 def test_the_question_is_not_overwritten(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,9 +241,7 @@ def test_the_question_is_not_overwritten(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def test_clusters_are_not_mixed(tmp_path: Path) -> None:
-    requests = [
-        scalebench.runner.jobs.JobRequest(number, simulated_spec(), tmp_path / str(number)) for number in range(2)
-    ]
+    requests = [JobRequest(number, simulated_spec(), tmp_path / str(number)) for number in range(2)]
     requests[1].spec.config.hardware.slurm.bin = "/opt/other/bin"
     with pytest.raises(InputError, match=r"hardware.slurm.bin differs between the runs of one sweep; "):
         list(cluster_runs.follow_jobs(requests, Console(), None))
@@ -272,9 +260,6 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(call: Call) -> None:
     folder = next(line for line in out.splitlines() if "--output=" in line).partition("=")[2]
     assert folder.startswith(f"{Path('multirun/single').absolute()}/")
     assert "srun --nodes=2 --ntasks=4 --ntasks-per-node=2" in out and not Path("multirun").exists()
-
-
-def test_a_dry_sweep_prints_each_script(call: Call) -> None:
     _, out, _ = call("--multirun", "gpus=1,4", "hydra.sweep.dir=s", "dry_run=true")
     assert [line.rpartition("/s/")[2] for line in out.splitlines() if "--output=" in line] == ["0/job.log", "1/job.log"]
     assert cluster_runs.terminated.is_set() is False
@@ -282,10 +267,7 @@ def test_a_dry_sweep_prints_each_script(call: Call) -> None:
 
 def test_a_running_job_keeps_its_folder(tmp_path: Path) -> None:
     """Where two runs of a sweep are swapped, the result of one job would be copied over the other."""
-    first, second = (
-        scalebench.runner.jobs.JobRequest(number, simulated_spec(seed=number), tmp_path / str(number))
-        for number in (0, 1)
-    )
+    first, second = (JobRequest(number, simulated_spec(seed=number), tmp_path / str(number)) for number in (0, 1))
     key_first, key_second = ((run.spec.fingerprint, 0) for run in (first, second))
     kept = cluster_runs._adopt_running_jobs([first, second], {key_second: second.folder})
     assert [(run.folder, run.adopted) for run in kept] == [(first.folder, False), (second.folder, True)]

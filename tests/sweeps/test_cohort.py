@@ -20,7 +20,7 @@ from scalebench.core.json_files import read_json
 from scalebench.core.result import Result, read_result
 from scalebench.core.spec import RunSpec
 from scalebench.runner.turns import Turns
-from scalebench.sweeps.cohort import Cohort, CohortProgress, CohortRun
+from scalebench.sweeps.cohort import Cohort, CohortProgress, CohortRun, Member
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, simulated_spec, wait_until
 
@@ -79,7 +79,7 @@ def test_runs_take_turns_and_measure_what_they_measure_by_themselves(tmp_path: P
 @pytest.mark.parametrize("fault", ["raise", "exit", "kill", "stop", "oom"])
 def test_a_fault_ends_its_run_alone(fault: str, tmp_path: Path) -> None:
     expected = {"stop": "timeout", "oom": "oom"}.get(fault, "failed")
-    faulty = simulated(2, {"hang_s": 5.0}, fault=fault, fault_rank=1, fault_step=60)
+    faulty = simulated(2, {"hang_s": 5.0}, fault=fault, fault_rank=1, fault_step=32)
     results = run_cohort([simulated(1), faulty, simulated(2)], tmp_path)
     assert {n: result.status for n, result in results.items()} == {0: "ok", 1: expected, 2: "ok"}, results[1].reason
     assert "rank 1" in (results[1].reason or "")
@@ -153,23 +153,27 @@ def test_no_process_survives_the_program(sign: signal.Signals, tmp_path: Path) -
     assert statuses == ([] if sign == signal.SIGKILL else ["cancelled"] * 2)
 
 
-def test_parked_processes_use_no_cpu_time(tmp_path: Path) -> None:
-    used_s: list[float] = []
+class IdleCohort(Cohort):
+    """A cohort that measures the processor time of its runs while all of them are parked."""
 
-    def look() -> None:
-        wait_until(lambda: turn_number(tmp_path / "0") >= 2)
-        pids = find_run_processes(tmp_path / "1")
-        wait_until(lambda: turn_number(tmp_path / "1") >= 2)
-        for _ in range(3):  # turns are short, and a look may fall into one
-            before = [psutil.Process(pid).cpu_times() for pid in pids]
-            statuses = [psutil.Process(pid).status() for pid in pids]
-            time.sleep(0.02)
-            after = [psutil.Process(pid).cpu_times() for pid in pids]
-            if all(status == psutil.STATUS_STOPPED for status in statuses):
-                used_s.append(sum(b.user + b.system - a.user - a.system for a, b in zip(before, after, strict=True)))
+    used_s = -1.0
 
-    looker = threading.Thread(target=look)
-    looker.start()
-    run_cohort([simulated(1, {"slot_s": 0.2, "max_s": 2.0}), simulated(2, {"slot_s": 0.2})], tmp_path)
-    looker.join()
-    assert not used_s or min(used_s) == 0.0
+    def _do_rounds(self, members: list[Member]) -> None:
+        processes = psutil.Process().children(recursive=True)
+        assert {process.status() for process in processes if "worker" in " ".join(process.cmdline())} == {"stopped"}
+        before_s = self.cpu_s(processes)
+        time.sleep(1.0)
+        self.used_s = self.cpu_s(processes) - before_s
+        super()._do_rounds(members)
+
+    @staticmethod
+    def cpu_s(processes: list[psutil.Process]) -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def test_parked_runs_use_no_processor_time(tmp_path: Path) -> None:
+    specs = [simulated(1, {"monitor": True}), simulated(2)]
+    runs = [CohortRun(n, spec, tmp_path / str(n)) for n, spec in enumerate(specs)]
+    cohort = IdleCohort(runs, lambda progress: None)
+    assert [result.status for _, result in cohort.run()] == ["ok", "ok"]
+    assert cohort.used_s == pytest.approx(0.0, abs=1e-9)

@@ -32,38 +32,11 @@ def read_output(console: Console) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.rich.file.getvalue())
 
 
-def test_an_error_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().print_error("a\nb   [red]c")
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "scalebench: a b [red]c\n")
-
-
 def test_lines_are_neither_broken_nor_markup(capsys: pytest.CaptureFixture[str]) -> None:
     line = "[bold]" + "a b " * 100 + "[/nothing]"
     Console().print_line(line)
-    assert capsys.readouterr().out == line + "\n"
-
-
-def test_plain_output_has_one_line_per_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with Console().show_progress(simulated_spec(gpus=2), 2, 3) as on_look:
-        on_look([RankProgress(0, 1, "warmup", 0.0)])
-        on_look([RankProgress(0, 1, "measure", 0.0)])
-    assert capsys.readouterr().out == "[2/3] simulated gpus=2 ...\n"
-
-
-def test_a_terminal_shows_a_line_that_changes() -> None:
-    console = terminal_console()
-    with console.show_progress(simulated_spec(gpus=2), 2, 3) as on_look:
-        on_look([RankProgress(0, 1, "warmup", 0.0)])
-        console.rich._live_stack[0].refresh()
-    assert "[2/3] simulated gpus=2  warmup" in read_output(console)
-
-
-def test_debugging_keeps_the_terminal_free() -> None:
-    console = terminal_console()
-    with console.show_progress(simulated_spec(debug=True), 1, 1) as on_look:
-        on_look([])
-    assert read_output(console) == "[1/1] simulated gpus=1 ...\n"
+    Console().print_error("a\nb   [red]c")
+    assert capsys.readouterr() == (line + "\n", "scalebench: a b [red]c\n")
 
 
 def test_a_pause_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,15 +86,12 @@ def test_a_run_that_is_not_ok_gets_a_line_and_its_log(capsys: pytest.CaptureFixt
     console.print_outcome(record(), Path("/runs/1"))
     console.print_outcome(record(gpus=2, status="failed", block_s=None, reason="rank 1: [x] broke"), Path("/runs/1"))
     console.print_outcome(record(status="unsupported", block_s=None, reason="no GPU", log=None), Path("/runs/1"))
+    console.print_skipped(record(gpus=2), 1, 4)
     assert capsys.readouterr().out.splitlines() == [
         "ddp gpus=2: failed: rank 1: [x] broke (log: /runs/1/rank0.log)",
         "ddp gpus=1: unsupported: no GPU",
+        "[1/4] ddp gpus=2: done before, kept",
     ]
-
-
-def test_a_skipped_run_gets_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().print_skipped(record(gpus=2), 1, 4)
-    assert capsys.readouterr().out == "[1/4] ddp gpus=2: done before, kept\n"
 
 
 def test_the_plan_lists_each_run_and_the_time_of_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +105,9 @@ def test_the_plan_lists_each_run_and_the_time_of_all(capsys: pytest.CaptureFixtu
     assert second.startswith("[2/3] simulated gpus=64 [oversubscribed]: batch 10 per device, 640 global")
     assert third == "[3/3] simulated gpus=1: unsupported: not here"
     assert last == "3 runs, about 21 to 41 s; nothing was started"
+    Console().print_plan([(simulated_spec(gpus=2, measure={"search": "max_batch"}), False)])
+    line = "[1/1] simulated gpus=2: the largest batch that fits, from 10 per device on"
+    assert capsys.readouterr().out.startswith(line)
 
 
 def test_the_plan_numbers_repeats_and_counts_pauses(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,23 +116,29 @@ def test_the_plan_numbers_repeats_and_counts_pauses(capsys: pytest.CaptureFixtur
     cannot, *runs = simulated_spec(), *(simulated_spec(measure=measure, repeat=repeat) for repeat in (0, 1, 0, 1))
     cannot.unsupported = "not here"
     Console().print_plan([(spec, False) for spec in (cannot, *runs)])
-    _, first, second, *_, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("[2/5] simulated gpus=1 repeat=0: ") and second.startswith(
-        "[3/5] simulated gpus=1 repeat=1: "
-    )
+    _, *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines[:2]] == [
+        f"[{k + 2}/5] simulated gpus=1 repeat={k}" for k in (0, 1)
+    ]
     low_s, high_s = (4 * estimate + 90 for estimate in estimate_s(runs[0]))
     assert last == f"5 runs, about {low_s:.0f} to {high_s:.0f} s, 90 s of them cooling down; nothing was started"
 
 
-def test_a_run_of_a_sweep_shows_how_long_the_rest_will_take(capsys: pytest.CaptureFixture[str]) -> None:
-    with Console().show_progress(simulated_spec(), 1, 2, lambda: "about 5 s left"):
-        pass
-    assert capsys.readouterr().out == "[1/2] simulated gpus=1 ... (about 5 s left)\n"
+def test_progress_is_a_line_per_run_or_in_a_terminal_one_that_changes(capsys: pytest.CaptureFixture[str]) -> None:
+    """With how long the rest of a sweep will take; debugging keeps the terminal free."""
+    with Console().show_progress(simulated_spec(gpus=2), 2, 3, lambda: "about 5 s left") as on_look:
+        on_look([RankProgress(0, 1, "warmup", 0.0)])
+        on_look([RankProgress(0, 1, "measure", 0.0)])
+    assert capsys.readouterr().out == "[2/3] simulated gpus=2 ... (about 5 s left)\n"
     console = terminal_console()
-    with console.show_progress(simulated_spec(), 1, 2, lambda: "about 5 s left") as on_look:
-        on_look([])
+    with console.show_progress(simulated_spec(gpus=2), 2, 3, lambda: "about 5 s left") as on_look:
+        on_look([RankProgress(0, 1, "warmup", 0.0)])
         console.rich._live_stack[0].refresh()
-    assert "starting (about 5 s left)" in read_output(console)
+    assert "[2/3] simulated gpus=2  warmup (about 5 s left)" in read_output(console)
+    console = terminal_console()
+    with console.show_progress(simulated_spec(debug=True), 1, 1) as on_look:
+        on_look([])
+    assert read_output(console) == "[1/1] simulated gpus=1 ...\n"
 
 
 def test_runs_left_out_for_lack_of_time_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

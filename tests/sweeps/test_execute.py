@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,14 +15,6 @@ from tests.builders.runs import simulated_spec
 MEASURE = {"min_s": 10.0, "max_s": 20.0, "warmup_max_s": 0.0}  # 15.3 s in the middle of the estimate
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def planned(*counts: int) -> list[SweepRun]:
     return [SweepRun([], simulated_spec(gpus=gpus, measure=MEASURE, size=1000)) for gpus in counts]
 
@@ -31,21 +24,16 @@ def test_runs_come_in_order_and_the_record_has_them_all(tmp_path: Path) -> None:
     jobs = planned(1, 2)
     assert list(sweep.iterate(jobs, 3)) == [(3, jobs[0]), (4, jobs[1])]
     record = read_sweep(tmp_path / "s")
-    assert record is not None and not record.ended and record.words == ["sweep=demo"]
+    assert record is not None and not record.ended and record.arguments == ["sweep=demo"]
     assert [(run.number, run.label) for run in record.runs] == [(3, "simulated gpus=1"), (4, "simulated gpus=2")]
     assert (record.runs[0].fingerprint, record.runs[0].repeat) == jobs[0].key
     sweep.mark_ended()
     assert read_sweep(tmp_path / "s").ended  # type: ignore[union-attr]
 
 
-def test_the_record_exists_before_the_first_run(tmp_path: Path) -> None:
-    for _ in Sweep(tmp_path, [], None).iterate(planned(1), 0):
-        assert len(read_sweep(tmp_path).runs) == 1  # type: ignore[union-attr]
-
-
 def test_runs_without_time_wait_and_are_left_out(tmp_path: Path) -> None:
-    clock = Clock()
-    sweep, done = Sweep(tmp_path, [], 1.0, clock=clock), []
+    clock = SimpleNamespace(now_s=0.0)
+    sweep, done = Sweep(tmp_path, [], 1.0, clock=lambda: clock.now_s), []
     for number, job in sweep.iterate(planned(1, 2, 4, 8), 0):  # each takes 25 s instead of 15
         done.append((number, job.spec.gpus))
         clock.now_s += 25.0
@@ -54,8 +42,8 @@ def test_runs_without_time_wait_and_are_left_out(tmp_path: Path) -> None:
 
 
 def test_fast_runs_leave_time_for_waiting_runs(tmp_path: Path) -> None:
-    clock = Clock()
-    sweep, done = Sweep(tmp_path, [], 0.6, clock=clock), []  # 36 s: for two
+    clock = SimpleNamespace(now_s=0.0)
+    sweep, done = Sweep(tmp_path, [], 0.6, clock=lambda: clock.now_s), []  # 36 s: for two
     for _, job in sweep.iterate(planned(1, 2, 4), 0):
         done.append(job.spec.gpus)
         clock.now_s += 1.0
@@ -63,8 +51,8 @@ def test_fast_runs_leave_time_for_waiting_runs(tmp_path: Path) -> None:
 
 
 def test_a_later_batch_has_the_time_that_the_first_one_left(tmp_path: Path) -> None:
-    clock = Clock()
-    sweep = Sweep(tmp_path, [], 0.5, clock=clock)
+    clock = SimpleNamespace(now_s=0.0)
+    sweep = Sweep(tmp_path, [], 0.5, clock=lambda: clock.now_s)
     for _ in sweep.iterate(planned(1), 0):
         clock.now_s += 29.0
     assert list(sweep.iterate(planned(2), 1)) == []
@@ -78,8 +66,8 @@ def test_a_run_with_an_earlier_result_needs_no_time(tmp_path: Path) -> None:
 
 
 def test_the_time_left_follows_measured_durations(tmp_path: Path) -> None:
-    clock = Clock()
-    sweep, message = Sweep(tmp_path, [], None, clock=clock), []
+    clock = SimpleNamespace(now_s=0.0)
+    sweep, message = Sweep(tmp_path, [], None, clock=lambda: clock.now_s), []
     assert sweep.format_time_left() == ""
     for _ in sweep.iterate(planned(1, 1, 1), 0):
         message.append(sweep.format_time_left())
@@ -94,11 +82,11 @@ def test_the_time_left_follows_measured_durations(tmp_path: Path) -> None:
 
 
 def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path: Path) -> None:
+    clock = SimpleNamespace(now_s=0.0)
+    sweep, message = Sweep(tmp_path, [], None, clock=lambda: clock.now_s), []
     jobs = planned(1, 1, 1)
     for job in jobs:
         job.spec.config.train.stop.epochs = 2.0
-    clock = Clock()
-    sweep, message = Sweep(tmp_path, [], None, clock=clock), []
     for _ in sweep.iterate(jobs, 0):
         message.append(sweep.format_time_left())
         clock.now_s += 5.0
@@ -108,6 +96,7 @@ def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path: Path) -> Non
 def test_an_interrupted_sweep_lists_the_missing_runs(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         for _ in Sweep(tmp_path, [], None).iterate(planned(1, 2), 0):
+            assert len(read_sweep(tmp_path).runs) == 2, "before the first run"  # type: ignore[union-attr]
             raise KeyboardInterrupt
     record = read_sweep(tmp_path)
     assert record is not None and not record.ended and len(record.missing(tmp_path)) == 2

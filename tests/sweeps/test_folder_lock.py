@@ -82,27 +82,28 @@ def test_a_holder_on_another_host_is_assumed_alive(tmp_path: Path) -> None:
     FolderLock(tmp_path).release()
 
 
-def test_a_longer_name_in_the_file_is_overwritten(tmp_path: Path) -> None:
-    left_by(tmp_path, since="the day before " * 20)
-    with FolderLock(tmp_path):
-        assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
-
-
 def test_a_lock_tells_more_than_the_number_of_a_process(tmp_path: Path) -> None:
     left_by(tmp_path)
     FolderLock(tmp_path).release()
     (tmp_path / LOCK_FILE).write_text('{"hostname": "lo')
     FolderLock(tmp_path).release()
+    left_by(tmp_path, since="the day before " * 20)  # a longer text
+    with FolderLock(tmp_path):
+        assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
+
+
+def without_kernel_locks(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def none_here(file: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", none_here)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
 def test_without_kernel_locks_the_process_is_checked(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none_here(file: int, how: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", none_here)
+    without_kernel_locks(monkeypatch, number)
     left_by(tmp_path)
     with pytest.raises(InputError, match="choose another folder"):
         FolderLock(tmp_path)
@@ -110,13 +111,7 @@ def test_without_kernel_locks_the_process_is_checked(
     FolderLock(tmp_path).release()
     left_by(tmp_path, pid=2**22 + 1)
     FolderLock(tmp_path).release()
-
-
-def test_disk_errors_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(file: int, how: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(fcntl, "flock", broken)
+    without_kernel_locks(monkeypatch, errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
         FolderLock(tmp_path)
 

@@ -16,18 +16,10 @@ import scalebench
 from scalebench import __main__ as program
 from scalebench.sweeps.folder_lock import FolderLock
 
-SHORT = [
-    *(
-        "hardware=cpu",
-        "strategy=simulated",
-        "dataset.size=1000",
-        "measure=quick",
-        "measure.min_s=0",
-        "measure.max_s=0.1",
-    ),
-    *("measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false", "measure.monitor=false"),
-    "sweep.report=false",
-]
+SHORT = (
+    "hardware=cpu strategy=simulated dataset.size=1000 measure=quick measure.min_s=0 measure.max_s=0.1 "
+    "measure.warmup_steps=2 measure.evaluate=false measure.probes=false measure.monitor=false sweep.report=false"
+).split()
 Sweep = Callable[..., tuple[int, str, str]]
 
 
@@ -57,13 +49,9 @@ def test_a_sweep_adds_its_baselines_and_continues_after_a_failed_run(sweep: Swee
     status, out, err = sweep(*words)
     assert (status, err) == (1, "")
     frame = rows()
-    assert frame[["gpus", "seed", "status"]].to_records(index=False).tolist() == [
-        (2, 0, "failed"),
-        (2, 1, "failed"),
-        (1, 0, "ok"),
-        (1, 1, "ok"),
-    ]
-    assert frame.reason.iloc[0] == "rank 1: RuntimeError: told to fail"
+    ends = frame[["gpus", "seed", "status"]].to_records(index=False).tolist()
+    assert ends == [(2, 0, "failed"), (2, 1, "failed"), (1, 0, "ok"), (1, 1, "ok")]
+    assert frame.reason.iloc[0] == "rank 1: RuntimeError: failed as configured"
     assert "[1/4] simulated gpus=2 ..." in out and "[4/4] simulated gpus=1 ..." in out
     files = ["multirun.yaml", "results.csv", "results.parquet", "sweep.json"]
     assert sorted(os.listdir("s")) == ["0", "1", "2", "3", *files]
@@ -90,12 +78,17 @@ def test_resume_keeps_successful_runs_and_repeats_others(sweep: Sweep) -> None:
 
 
 @pytest.mark.slow
-def test_a_finished_sweep_is_not_run_over(sweep: Sweep) -> None:
-    assert sweep("gpus=1")[0] == 0
+def test_a_folder_in_use_or_of_a_finished_sweep_is_refused(sweep: Sweep) -> None:
+    """An ended sweep leaves its folder unlocked."""
+    os.mkdir("s")
+    with FolderLock(Path("s")):
+        status, _, err = sweep("gpus=1")
+    assert status == 2 and re.fullmatch(r"scalebench: process \d+ on .* uses s; .*, or choose another folder\n", err)
+    assert not Path("s/0").exists()
+    assert sweep("gpus=1")[0] == 0 and not list(Path("s").glob("*.lock"))
     before = rows().run_id.tolist()
-    status, out, err = sweep("gpus=1,2")
     line = "scalebench: s/0 already holds a result.json; choose another folder or remove it\n"
-    assert (status, out, err) == (2, "", line)
+    assert sweep("gpus=1,2") == (2, "", line)
     assert rows().run_id.tolist() == before
 
 
@@ -149,16 +142,10 @@ def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(
 @pytest.mark.parametrize("words", [["measure.repeats=2"], ["--run", "hydra.mode=RUN", "measure.repeats=2"]])
 def test_a_dry_run_with_repeats_lists_them_all(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert program.main([*SHORT, *words, "gpus=1", "measure.cool_down_s=60", "dry_run=true"]) == 0
-    first, second, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("[1/2] simulated gpus=1 repeat=0: ") and second.startswith(
-        "[2/2] simulated gpus=1 repeat=1: "
-    )
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [f"[{k + 1}/2] simulated gpus=1 repeat={k}" for k in (0, 1)]
     assert re.fullmatch(r"2 runs, about \d+ to \d+ s, 60 s of them cooling down; nothing was started", last)
-    assert os.listdir() == []
-
-
-def test_a_single_run_with_repeats_is_refused_as_a_sweep_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main([*SHORT, "gpus=1", "measure.repeats=2", "repeat=1", "hydra.run.dir=r"]) == 2
+    assert program.main([*SHORT, *words, "gpus=1", "repeat=1", "hydra.run.dir=r"]) == 2
     assert capsys.readouterr().err.startswith("scalebench: repeat=1 and measure.repeats=2: ")
     assert os.listdir() == []
 
@@ -191,16 +178,3 @@ def test_a_sweep_without_time_lists_the_runs_left_out(sweep: Sweep) -> None:
     assert (status, err) == (1, "scalebench: s: no report: not one run fits into sweep.max_minutes=1e-06\n")
     status, out, _ = sweep("gpus=1,2", "sweep.max_minutes=10", "resume=true")
     assert status == 0 and len(rows()) == 2 and "left out" not in out
-
-
-@pytest.mark.slow
-def test_two_sweeps_in_one_folder(sweep: Sweep) -> None:
-    """The second is refused while the first goes on; an ended one leaves its folder free."""
-    os.mkdir("s")
-    with FolderLock(Path("s")):
-        status, _, err = sweep("gpus=1")
-        assert status == 2 and re.fullmatch(
-            r"scalebench: process \d+ on .* uses s; .*, or choose another folder\n", err
-        )
-        assert not Path("s/0").exists()
-    assert sweep("gpus=1")[0] == 0 and not list(Path("s").glob("*.lock"))

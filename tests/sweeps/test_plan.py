@@ -44,51 +44,28 @@ def describe(planned: Sequence[SweepRun]) -> list[str]:
     return [f"{'+' if run.added else ''}{run.spec.config.strategy.name} {run.spec.gpus}" for run in planned]
 
 
-def test_baselines_come_before_their_first_use() -> None:
-    assert describe(plan("strategy=ddp_gloo", "gpus=2,4")) == [
-        "+bare_torch 1",
-        "+ddp_gloo 1",
-        "ddp_gloo 2",
-        "ddp_gloo 4",
-    ]
+USUAL = "+bare_torch 1, +ddp_gloo 1, ddp_gloo 2"
+STRONG = "scaling=strong train.global_batch=20 strategy=ddp_gloo"
+PLANS = {
+    "strategy=ddp_gloo gpus=2,4": f"{USUAL}, ddp_gloo 4",
+    "strategy=ddp_gloo,lightning_ddp_gloo gpus=2": f"{USUAL}, +lightning_ddp_gloo 1, lightning_ddp_gloo 2",
+    "strategy=ddp_gloo,bare_torch gpus=2,1": "ddp_gloo 2, ddp_gloo 1, bare_torch 2, bare_torch 1",
+    "strategy=simulated gpus=2": "+simulated 1, simulated 2",
+    "strategy=ddp_nccl gpus=2": "ddp_nccl 2",  # which cannot happen here
+    "baseline=bare strategy=ddp_gloo,lightning_ddp_gloo gpus=2": "+bare_torch 1, ddp_gloo 2, lightning_ddp_gloo 2",
+    "baseline=none strategy=ddp_gloo gpus=2,1": "ddp_gloo 2, ddp_gloo 1",
+    "strategy=ddp_gloo strategy.baseline=horovod_nccl gpus=2": "+ddp_gloo 1, ddp_gloo 2",  # an unsupported one
+    "strategy=ddp_gloo baseline=attribution gpus=2": USUAL,
+    f"{STRONG} baseline=auto gpus=2": USUAL,
+    f"{STRONG} baseline=attribution gpus=3": "+bare_torch 1, +ddp_gloo 1, ddp_gloo 3",  # none at an uneven local batch
+    "strategy=bare_torch gpus=1,1": "bare_torch 1",
+    "strategy=ddp_gloo baseline=none gpus=null,2": "ddp_gloo 2",  # gpus=null means two workers here
+}
 
 
-def test_each_baseline_is_added_once_for_all() -> None:
-    assert describe(plan("strategy=ddp_gloo,lightning_ddp_gloo", "gpus=2")) == [
-        "+bare_torch 1",
-        "+ddp_gloo 1",
-        "ddp_gloo 2",
-        "+lightning_ddp_gloo 1",
-        "lightning_ddp_gloo 2",
-    ]
-
-
-def test_a_requested_baseline_keeps_its_position() -> None:
-    planned = plan("strategy=ddp_gloo,bare_torch", "gpus=2,1")
-    assert describe(planned) == ["ddp_gloo 2", "ddp_gloo 1", "bare_torch 2", "bare_torch 1"]
-    assert planned[2].spec.unsupported == "bare_torch runs on 1 device only, gpus=2"
-
-
-def test_a_strategy_that_is_its_own_baseline() -> None:
-    assert describe(plan("strategy=simulated", "gpus=2")) == ["+simulated 1", "simulated 2"]
-
-
-def test_none_for_a_run_that_cannot_happen_here() -> None:
-    assert describe(plan("strategy=ddp_nccl", "gpus=2")) == ["ddp_nccl 2"]
-
-
-def test_baseline_bare_adds_no_self_runs() -> None:
-    planned = plan("baseline=bare", "strategy=ddp_gloo,lightning_ddp_gloo", "gpus=2")
-    assert describe(planned) == ["+bare_torch 1", "ddp_gloo 2", "lightning_ddp_gloo 2"]
-
-
-def test_none_when_none_are_wanted() -> None:
-    assert describe(plan("baseline=none", "strategy=ddp_gloo", "gpus=2,1")) == ["ddp_gloo 2", "ddp_gloo 1"]
-
-
-def test_an_unsupported_baseline_is_left_out() -> None:
-    planned = plan("strategy=ddp_gloo", "strategy.baseline=horovod_nccl", "gpus=2")
-    assert describe(planned) == ["+ddp_gloo 1", "ddp_gloo 2"]
+@pytest.mark.parametrize("words", PLANS)
+def test_baselines_come_once_and_before_their_first_use(words: str) -> None:
+    assert describe(plan(*words.split())) == PLANS[words].split(", ")
 
 
 def test_baselines_keep_every_other_override() -> None:
@@ -100,27 +77,17 @@ def test_baselines_keep_every_other_override() -> None:
     assert bare.spec.config.strategy.options == {}
 
 
-def test_equal_runs_are_run_once() -> None:
-    assert describe(plan("strategy=bare_torch", "gpus=1,1")) == ["bare_torch 1"]
-    # gpus=null means two workers here
-    assert describe(plan("strategy=ddp_gloo", "baseline=none", "gpus=null,2")) == ["ddp_gloo 2"]
-
-
-def test_repeats_are_runs_of_their_own_in_their_order() -> None:
-    planned = plan("repeat=0,1", "strategy=ddp_gloo", "gpus=1,2")
-    assert [(job.spec.config.repeat, name) for job, name in zip(planned, describe(planned), strict=True)] == [
-        (repeat, name) for repeat in (0, 1) for name in ("+bare_torch 1", "ddp_gloo 1", "ddp_gloo 2")
-    ]
-    assert len({job.spec.fingerprint for job in planned}) == 3
-
-
 def with_repeat(planned: Sequence[SweepRun]) -> list[tuple[int, str]]:
     return [(job.spec.config.repeat, name) for job, name in zip(planned, describe(planned), strict=True)]
 
 
-def test_repeats_unroll_with_their_baselines_one_repeat_after_the_other() -> None:
+@pytest.mark.parametrize(
+    "words", [["gpus=2,4", "measure.repeats=3"], ["repeat=0,1,2", "gpus=2,4"]], ids=["unrolled", "named"]
+)
+def test_repeats_come_with_their_baselines_one_after_the_other(words: list[str]) -> None:
     """So that a slow drift of the machine spreads evenly over all runs; a repeat keeps the fingerprint."""
-    planned = plan("strategy=ddp_gloo", "gpus=2,4", "measure.repeats=3")
+    named = words[0].startswith("repeat")
+    planned = plan(*words[:named], "strategy=ddp_gloo", *words[named:])
     once = ["+bare_torch 1", "+ddp_gloo 1", "ddp_gloo 2", "ddp_gloo 4"]
     assert with_repeat(planned) == [(repeat, name) for repeat in range(3) for name in once]
     assert len({job.spec.fingerprint for job in planned}) == 4 and len({job.key for job in planned}) == 12
@@ -132,10 +99,7 @@ def test_a_repeat_is_what_its_overrides_compose_to() -> None:
     assert [word for word in planned[-1].overrides if "repeat" in word] == ["measure.repeats=2", "repeat=1"]
     for job in planned:
         assert resolve(to_config(on_cpu(job.overrides))) == job.spec
-
-
-def test_one_repeat_adds_no_override() -> None:
-    assert plan("strategy=bare_torch", "gpus=1")[0].overrides == ["strategy=bare_torch", "gpus=1"]
+    assert plan("strategy=bare_torch", "gpus=1")[0].overrides == ["strategy=bare_torch", "gpus=1"], "one adds none"
 
 
 def test_runs_may_differ_in_their_repeats() -> None:
@@ -170,7 +134,9 @@ def test_random_order_is_within_each_repeat_and_fixed_by_the_seed(repeats: str) 
     assert with_repeat(plan("seed=1", "measure.order=random", *words)) != shuffled
 
 
-@pytest.mark.parametrize("word", ["gpus=2,0", "scaling=weak,week", "strategy=ddp,mirorred", "train.optimizer=adam,x"])
+@pytest.mark.parametrize(
+    "word", ["gpus=2,0", "baseline=atribution", "scaling=weak,week", "strategy=ddp,mirorred", "train.optimizer=adam,x"]
+)
 def test_one_bad_member_refuses_the_sweep(word: str) -> None:
     with pytest.raises((InputError, HydraException)):
         plan(word)
@@ -209,38 +175,8 @@ def test_exit_status(statuses: str, status: int) -> None:
     assert plan_module.compute_exit_status([record(status=name) for name in statuses.split()]) == status
 
 
-STRONG = ("scaling=strong", "train.global_batch=20", "strategy=ddp_gloo")
-
-
-def plan_batches(*words: str) -> list[tuple[str, int, int, str]]:
-    """Return (strategy, devices, batch of each, scaling) of each run."""
-    return [
-        (*describe([run])[0].split(), run.spec.batch_per_device, run.spec.config.scaling)  # type: ignore[misc]
-        for run in plan(*words)
-    ]
-
-
 def test_strong_scaling_gets_both_baselines_at_the_local_batch() -> None:
-    assert plan_batches(*STRONG, "baseline=ladder", "gpus=4") == [
-        ("+bare_torch", "1", 20, "strong"),
-        ("+ddp_gloo", "1", 20, "strong"),
-        ("+bare_torch", "1", 5, "weak"),
-        ("+ddp_gloo", "1", 5, "weak"),
-        ("ddp_gloo", "4", 5, "strong"),
-    ]
-
-
-def test_an_uneven_batch_has_no_baselines_at_the_local_batch() -> None:
-    assert [run[:3] for run in plan_batches(*STRONG, "baseline=ladder", "gpus=3")] == [
-        ("+bare_torch", "1", 20), ("+ddp_gloo", "1", 20), ("ddp_gloo", "3", 7),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("words", [("strategy=ddp_gloo", "baseline=ladder"), (*STRONG, "baseline=auto")])
-def test_weak_scaling_and_auto_add_the_usual_baselines(words: tuple[str, ...]) -> None:
-    assert describe(plan(*words, "gpus=2")) == ["+bare_torch 1", "+ddp_gloo 1", "ddp_gloo 2"]
-
-
-def test_an_unknown_value_of_baseline_is_refused() -> None:
-    with pytest.raises(InputError, match="ladder"):
-        plan("baseline=lader", "gpus=2")
+    planned = plan(*STRONG.split(), "baseline=attribution", "gpus=4")
+    assert describe(planned) == ["+bare_torch 1", "+ddp_gloo 1"] * 2 + ["ddp_gloo 4"]
+    batches = [(run.spec.batch_per_device, run.spec.config.scaling) for run in planned]
+    assert batches == [(20, "strong"), (20, "strong"), (5, "weak"), (5, "weak"), (5, "strong")]

@@ -24,18 +24,9 @@ LIMIT_S = 120
 
 def collected(folder: Path, *switches: str) -> list[str]:
     """Names of the tests that a pytest finds there, with nothing but the plugin."""
-    arguments = ["--disable-plugin-autoload", "-p", "scalebench.testing.pytest_plugin", "-p", "no:cacheprovider", "-q"]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *arguments,
-        "--strict-markers",
-        "-W",
-        "error",
-        "--collect-only",
-        *switches,
-    ]
+    plugin = ["--disable-plugin-autoload", "-p", "scalebench.testing.pytest_plugin", "-p", "no:cacheprovider", "-q"]
+    strict = ["--strict-markers", "-W", "error", "--collect-only"]
+    command = [sys.executable, "-m", "pytest", *plugin, *strict, *switches]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]

@@ -1,6 +1,4 @@
-"""What each figure is by its definition (probed.py), from a million updates of the simulated group.
-
-A group whose clock is made up: every duration is drawn beforehand from known noise, so that each figure has a truth.
+"""A group whose clock is made up: every duration is drawn beforehand from known noise, so that each figure has a truth.
 
 All ranks are simulated wherever one of them runs, by the same numbers; so each rank's session runs alone, in full, and
 what rank 0 broadcast is kept and told to the others.
@@ -22,7 +20,7 @@ from scipy.signal import lfilter
 
 from scalebench.core.result import RankRecord, Result
 from scalebench.core.spec import MeasureSpec, RunSpec
-from scalebench.core.stats.estimates import FloatArray
+from scalebench.core.stats.estimates import Estimate, FloatArray
 from scalebench.measure.session import Session
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, LossPart, Probes, Strategy
 from scalebench.workloads.source import Source
@@ -221,11 +219,16 @@ class _NoProgress(SimpleNamespace):
 
 
 UPDATES = 1_000_000
+ROUNDING = 1e-9
+
+
+def contains(one: Estimate | None, value: float) -> bool:
+    return one is not None and one.has_limits and one.low - ROUNDING <= value <= one.high + ROUNDING
 
 
 def truths(times: Times, noise: Noise, ranks: int, steps: int, part_steps: int) -> dict[str, float]:
-    """By the names of probed.COLUMNS, and throughput in samples per second; `steps` and `part_steps` are the updates of
-    a probe's block, which the median over ranks is taken of."""
+    """What each figure is by its definition, from a million updates; `steps` and `part_steps` are the updates of a
+    probe's block, which the median over ranks is taken of."""
     own, loading, sync = arrays(times, noise, ranks, UPDATES, np.random.default_rng(99))
     alone = own + loading
     on = alone.max(axis=0) + (sync if ranks > 1 else 0.0)

@@ -1,5 +1,5 @@
 """`python -m tests.truth.sleeping_worker FOLDER`: scalebench.runner.worker, whose simulated strategy sleeps with known
-noise and leaves word of how long it really slept: slept<rank>.json, seconds by what it was asked for.
+noise and leaves word of how long it really slept: slept<rank>.json, seconds by what it was to be.
 
 A sleep always lasts longer than asked for, by how much depends on the machine. The noise makes intervals that are wide
 beside what the harness itself takes, which no sleep knows of. That of an exchange is common to all ranks.
@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from scalebench.core.json_files import write_json
+from scalebench.core.json_files import read_json, write_json
 from scalebench.core.spec import read_spec
+from scalebench.core.stats.estimates import FloatArray
 from scalebench.runner import worker
 from scalebench.strategies import simulated
 
@@ -39,6 +40,17 @@ class Sleeping:
         start_s = time.perf_counter()
         time.sleep(seconds * factor)
         self.slept_s.setdefault(f"{seconds:.6f}", []).append(time.perf_counter() - start_s)
+
+
+class Slept:
+    """The sleeps of all trials of a run together, drawn anew for each of many steps."""
+
+    def __init__(self, folder: Path, trials: int) -> None:
+        self._folder, self._trials, self._rng = folder, trials, np.random.default_rng(0)
+
+    def __call__(self, name: str, rank: int, nominal_s: float) -> FloatArray:
+        records = [read_json(self._folder / f"{name}{trial}/slept{rank}.json") for trial in range(self._trials)]
+        return self._rng.choice(np.concatenate([record[f"{nominal_s:.6f}"] for record in records]), 100_000)
 
 
 def main(arguments: list[str]) -> int:

@@ -6,13 +6,119 @@ alone, and a group of it, each a whole session with the settings of conf/measure
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 
 from scalebench.analysis.attribution.components import LOSS_PARTS
-from tests.truth.attribution_trials import BARE, FULL, GROUP, SELF, describe_coverage, measure_coverage, true_parts
-from tests.truth.simulated_group import Noise, autoregressive, lognormal, white
+from scalebench.analysis.attribution.lost_efficiency import Attribution, attribute_run
+from scalebench.analysis.attribution.reference_runs import ReferenceRuns
+from scalebench.core.result import Result
+from scalebench.core.stats.estimates import Estimate
+from tests.truth.simulated_group import (
+    BATCH,
+    Noise,
+    Times,
+    _blocks,
+    _median,
+    arrays,
+    autoregressive,
+    contains,
+    lognormal,
+    run,
+    spec_of,
+    truths,
+    white,
+)
+from tests.truth.simulated_group import UPDATES as DRAWN
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]
+
+MAX_STEPS = 50_000  # more than a run can have
+# The bare strategy at the full and at the local batch, the strategy on one device, and on several.
+FULL = Times(step_s=0.0016, loading_s=0.0003)
+BARE = Times(step_s=0.0010, loading_s=0.0002)
+SELF = Times(step_s=0.0011, loading_s=0.0002)
+GROUP = Times(step_s=0.0013, loading_s=0.0003, sync_s=0.0004, straggler_s=0.0005)
+
+
+def run_trial(ranks: int, noise: Noise, seed: int) -> tuple[Attribution, int]:
+    """Return the attribution from four runs with a seed each, and the steps of a probe's block of the group."""
+    quiet, probed = spec_of(1, probes=False), spec_of(1)
+    full = _rename_run(run(quiet, FULL, noise, MAX_STEPS, 4 * seed), "bare", "full", ranks)
+    bare = _rename_run(run(quiet, BARE, noise, MAX_STEPS, 4 * seed + 1), "bare", "local")
+    own = _rename_run(run(probed, SELF, noise, MAX_STEPS, 4 * seed + 2), "own", "own")
+    together = _rename_run(run(spec_of(ranks), GROUP, noise, MAX_STEPS, 4 * seed + 3), "own", "group")
+    together = replace(together, scale=replace(together.scale, scaling="strong"))
+    attribution = attribute_run(together, ReferenceRuns(full, bare, own))
+    probes = together.ranks[0].probes
+    assert attribution is not None and probes is not None and probes.steps is not None
+    return attribution, probes.steps
+
+
+def _rename_run(result: Result, strategy: str, run_id: str, devices: int = 1) -> Result:
+    """Name a run and its strategy; its one device has the batch of `devices` devices."""
+    batch = result.scale.global_batch * devices
+    ranks = [replace(one, block_samples=[count * devices for count in one.block_samples]) for one in result.ranks]
+    spec = {**result.spec, "strategy": {**result.spec["strategy"], "name": strategy}}
+    scale = replace(result.scale, strategy=strategy, baseline_bare="bare", global_batch=batch)
+    return replace(result, run_id=run_id, ranks=ranks, spec=spec, scale=scale)
+
+
+def true_parts(ranks: int, noise: Noise, steps: int) -> tuple[dict[str, float], float]:
+    """Return the seconds of each part and of a step by their definitions; a probe's block has `steps` steps."""
+    alone = {name: BATCH / truths(times, noise, 1, steps, steps)["throughput"] for name, times in
+             (("full", FULL), ("bare", BARE), ("own", SELF))}  # fmt: skip
+    loading_s = truths(SELF, noise, 1, steps, steps)["data_s"]
+    group = truths(GROUP, noise, ranks, steps, steps)
+    own, _, _ = arrays(GROUP, noise, ranks, DRAWN, np.random.default_rng(99))
+    held_s, update_s = _median(_blocks(own, steps)), BATCH * ranks / group["throughput"]
+    actual = {
+        "batch": alone["bare"] - alone["full"] / ranks,
+        "overhead": alone["own"] - alone["bare"],
+        "contention": held_s + loading_s - alone["own"],
+        "data": group["data_s"] - loading_s,
+        "imbalance": group["imbalance_s"],
+        "transfer": group["sync_exposed_s"] - group["imbalance_s"],
+        "drift": update_s - held_s - group["data_s"] - group["sync_exposed_s"],
+    }
+    return actual, update_s
+
+
+def measure_coverage(ranks: int, noise: Noise, trials: int) -> tuple[Counter[str], dict[str, float]]:
+    """Count the trials whose interval contains the truth, for the seconds and the share of each part and for all that
+    is lost, with mean half-widths in points of efficiency; the parts must add up in every trial."""
+    expected: dict[int, tuple[dict[str, float], float]] = {}
+    held: Counter[str] = Counter()
+    widths: dict[str, float] = {}
+    for seed in range(trials):
+        actual, steps = run_trial(ranks, noise, seed)
+        if steps not in expected:
+            expected[steps] = true_parts(ranks, noise, steps)
+        parts_s, update_s = expected[steps]
+        assert [part.names for part in actual.parts] == [(name,) for name in LOSS_PARTS]
+        assert abs(sum(part.share.value for part in actual.parts) - actual.lost.value) < 1e-12
+        for part in actual.parts:
+            name = part.names[0]
+            held[f"{name}_s"] += contains(part.step_s, parts_s[name])
+            held[name] += contains(part.share, parts_s[name] / update_s)
+            widths[name] = widths.get(name, 0.0) + _half_width(part.share) / trials
+        held["lost"] += contains(actual.lost, sum(parts_s.values()) / update_s)
+        widths["lost"] = widths.get("lost", 0.0) + _half_width(actual.lost) / trials
+    return held, widths
+
+
+def _half_width(one: Estimate) -> float:
+    return (one.high - one.low) / 2
+
+
+def describe_coverage(case: str, trials: int, held: Counter[str], widths: dict[str, Any]) -> str:
+    shares = [f"{name} {held[name] / trials:.3f} (+-{100 * widths[name]:.2g} points)" for name in widths]
+    return f"{case}: {', '.join(shares)}; seconds { ({n: held[n] / trials for n in held if n.endswith('_s')}) }"
+
 
 TRIALS, LEAST = 1000, 930
 

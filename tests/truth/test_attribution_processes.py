@@ -16,13 +16,11 @@ import pytest
 from scalebench.analysis.attribution.components import LOSS_PARTS
 from scalebench.analysis.attribution.lost_efficiency import Attribution, attribute_run
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
-from scalebench.core.json_files import read_json
 from scalebench.core.spec import TrainSpec
-from scalebench.core.stats.estimates import FloatArray
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import in_parallel, simulated_spec
-from tests.truth.attribution_trials import contains
-from tests.truth.sleeping_worker import SYNC_S
+from tests.truth.simulated_group import contains
+from tests.truth.sleeping_worker import SYNC_S, Slept
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]
 
@@ -63,17 +61,6 @@ def run_trial(folder: Path, trial: int) -> Attribution:
     return attribution
 
 
-class Slept:
-    """The sleeps of all trials of a run together, drawn anew for each of many steps."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._rng = folder, np.random.default_rng(0)
-
-    def __call__(self, name: str, rank: int, nominal_s: float) -> FloatArray:
-        records = [read_json(self._folder / f"{name}{trial}/slept{rank}.json") for trial in range(TRIALS)]
-        return self._rng.choice(np.concatenate([record[f"{nominal_s:.6f}"] for record in records]), 100_000)
-
-
 def truths(slept: Slept) -> tuple[dict[str, float], float]:
     """Return the seconds of each part and of a step."""
     options = {name: run[2] for name, run in RUNS.items()}
@@ -98,7 +85,7 @@ def truths(slept: Slept) -> tuple[dict[str, float], float]:
 
 def test_the_intervals_contain_what_was_slept(tmp_path: Path) -> None:
     attributions = list(in_parallel(partial(run_trial, tmp_path), range(TRIALS), at_once=4).values())
-    truth, update_s = truths(Slept(tmp_path))
+    truth, update_s = truths(Slept(tmp_path, TRIALS))
     held, off = {}, {}
     for number, name in enumerate(LOSS_PARTS):
         parts = [each.parts[number] for each in attributions]

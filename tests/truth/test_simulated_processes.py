@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from scalebench.analysis import step_breakdown, throughput
-from scalebench.core.json_files import read_json
 from scalebench.core.result import Result
 from scalebench.core.stats.estimates import Estimate, FloatArray
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import in_parallel, simulated_spec
-from tests.truth.sleeping_worker import SYNC_S
+from tests.truth.sleeping_worker import SYNC_S, Slept
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]
 
@@ -38,41 +37,31 @@ NEAR = 0.03  # of an update: how far the mean of all trials may lie off, since t
 
 def one(folder: Path, trial: int) -> Result:
     spec = simulated_spec(2, OPTIONS, MEASURE, seed=trial, size=SIZE)
-    result = run_spec(spec, folder / str(trial), module="tests.truth.sleeping_worker")
+    result = run_spec(spec, folder / f"run{trial}", module="tests.truth.sleeping_worker")
     assert result.status == "ok", result.reason
     return result
 
 
-class Slept:
-    """What was slept in all trials together, drawn anew for each of many updates."""
+def truths(folder: Path) -> dict[str, float]:
+    slept = partial(Slept(folder, TRIALS), "run")
 
-    def __init__(self, folder: Path) -> None:
-        self._words = [[read_json(folder / f"{trial}/slept{rank}.json") for trial in range(TRIALS)] for rank in (0, 1)]
-        self._rng = np.random.default_rng(0)
+    def both(*nominal_s: float) -> FloatArray:
+        """Shape (ranks, steps); one duration for both ranks, or one for each."""
+        return np.array([slept(rank, nominal_s[rank % len(nominal_s)]) for rank in (0, 1)])
 
-    def __call__(self, rank: int, asked_s: float) -> FloatArray:
-        pool = np.concatenate([word[f"{asked_s:.6f}"] for word in self._words[rank]])
-        return self._rng.choice(pool, 100_000)
-
-    def both(self, *asked_s: float) -> FloatArray:
-        """Shape (ranks, updates); one duration for both ranks, or one for each."""
-        return np.array([self(rank, asked_s[rank % len(asked_s)]) for rank in (0, 1)])
-
-
-def truths(slept: Slept) -> dict[str, float]:
-    own = slept.both(*OWN_S)
-    alone = own + slept.both(LOADING_S)
+    own = both(*OWN_S)
+    alone = own + both(LOADING_S)
     together_s = alone.max(axis=0).mean()
-    sync_s = slept.both(SYNC_S).mean()  # common to both
+    sync_s = both(SYNC_S).mean()  # common to both
     # The median of two ranks is their mean.
-    forward_s, backward_s, whole_s = (slept.both(*(share * own_s for own_s in OWN_S)).mean() for share in UNTIL)
+    forward_s, backward_s, whole_s = (both(*(share * own_s for own_s in OWN_S)).mean() for share in UNTIL)
     actual = {
         "throughput": 2 * BATCH / (together_s + sync_s),
         "sync_isolated_s": sync_s,
         "sync_exposed_s": together_s + sync_s - alone.mean(),
         "imbalance_s": together_s - alone.mean(),
         "data_s": alone.mean() - own.mean(),
-        "copy_s": slept.both(COPY_S).mean(),
+        "copy_s": both(COPY_S).mean(),
         "forward_s": forward_s,
         "backward_s": backward_s - forward_s,
         "optimizer_s": whole_s - backward_s,
@@ -90,7 +79,7 @@ def figure(result: Result, name: str) -> Estimate:
 
 def test_what_was_slept_lies_in_the_intervals(tmp_path: Path) -> None:
     results = in_parallel(partial(one, tmp_path), range(TRIALS), at_once=3)
-    truth = truths(Slept(tmp_path))
+    truth = truths(tmp_path)
     update_s = 2 * BATCH / truth["throughput"]
     held, off = {}, {}
     for name, value in truth.items():

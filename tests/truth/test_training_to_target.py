@@ -10,8 +10,6 @@ import pytest
 import scalebench
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.core.spec import StopSpec, TrainSpec
-from scalebench.report.report_data import load_report_data
-from scalebench.report.sections import training
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import in_parallel, simulated_spec
 
@@ -62,10 +60,3 @@ def test_the_speedup_is_that_of_updates_and_not_of_samples(found: tuple[Path, di
     seconds = [found[1][gpus].figures["time_to_target_s"][0] for gpus in (1, 2)]
     assert speedup == pytest.approx(seconds[0] / seconds[1]) and interval is not None  # type: ignore[operator]
     assert speedup is not None and speedup < 1.75  # 90 updates for 75; twice the samples a second are no match for it
-
-
-def test_the_report_draws_it(found: tuple[Path, dict[int, TrainingOutcome]]) -> None:
-    section = training.section(load_report_data([found[0]]))
-    assert section is not None
-    (line,) = [one for one in section.blocks[1].series if one.name == "simulated on 2 devices"]  # type: ignore[union-attr]
-    assert line.y == pytest.approx([math.exp(-RATE * 15 * epoch) for epoch in range(1, 6)])

@@ -46,12 +46,8 @@ def test_order_does_not_matter(layers):
     weights, sorted_weights = initial_weights(layers, 1), initial_weights(sorted(layers), 1)
     assert list(weights) == [name for name, _, _ in layers]
     assert all(np.array_equal(weights[name], sorted_weights[name]) for name in weights)
-
-
-def test_names_and_seeds_differ():
-    a, b = initial_weights([("a", (9, 9), "he_uniform"), ("b", (9, 9), "he_uniform")], 0).values()
-    other = initial_weights([("a", (9, 9), "he_uniform")], 1)["a"]
-    assert not np.array_equal(a, b) and not np.array_equal(a, other)
+    assert not np.array_equal(weights["a"], weights["b"])
+    assert not np.array_equal(weights["a"], initial_weights(layers, 2)["a"])
 
 
 def test_equal_in_every_process():

@@ -44,13 +44,9 @@ def test_cosine_after_a_warm_up() -> None:
 
 
 def test_steps_fall_after_their_epochs() -> None:
-    found = rates(40, schedule="step", decay_epochs=[1.0, 3.0], decay=0.5)
-    assert found == [1.0] * 10 + [0.5] * 20 + [0.25] * 10
-
-
-def test_a_fraction_of_an_epoch_is_the_nearest_update() -> None:
-    found = rates(14, schedule="step", decay_epochs=[1.24], decay=0.5)
-    assert found == [1.0] * 12 + [0.5] * 2
+    """A fraction of an epoch is the nearest step."""
+    found = rates(40, schedule="step", decay_epochs=[1.24, 3.0], decay=0.5)
+    assert found == [1.0] * 12 + [0.5] * 18 + [0.25] * 10
 
 
 @given(

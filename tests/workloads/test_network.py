@@ -24,14 +24,6 @@ def test_a_convolution_over_two_axes() -> None:
     assert node.macs == 8 * 8 * 7 * 3 * 16
 
 
-def test_a_convolution_over_one_axis_without_bias() -> None:
-    net = Network("net", (200, 3))
-    node = net.conv(net.input, "conv", 16, 7, strides=2, bias=False, init="he_uniform")
-    assert node.shape == (100, 16) and node.settings["pads"] == ((2, 3),)
-    assert [(a.name, a.shape, a.init) for a in node.arrays] == [("conv/kernel", (7, 3, 16), "he_uniform")]
-    assert node.macs == 100 * 7 * 3 * 16
-
-
 @given(st.integers(1, 64), st.integers(1, 11), st.integers(1, 4))
 def test_same_gives_a_position_for_each_stride_and_pads_behind(size: int, width: int, strides: int) -> None:
     """https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2"""
@@ -51,23 +43,6 @@ def test_valid_and_numbers_of_zeros(padding: str | int, strides: int, pads: int,
     net = image()
     for node in (net.conv(net.input, "conv", 1, 3, strides, padding), net.max_pool(net.input, 3, strides, padding)):
         assert node.shape[:2] == (size, size) and node.settings["pads"] == ((pads, pads), (pads, pads))
-
-
-def test_pools_keep_the_channels_and_cost_nothing() -> None:
-    net = image()
-    for op, node in (("max_pool", net.max_pool(net.input, 2, 2)), ("avg_pool", net.avg_pool(net.input, 2, 2))):
-        assert (node.op, node.shape, node.macs, node.arrays) == (op, (4, 4, 3), 0, ())
-        assert node.settings == {"window": (2, 2), "strides": 2, "pads": ((0, 0), (0, 0))}
-    assert net.global_avg_pool(net.input).shape == (3,)
-
-
-def test_zeros_around_pictures_and_around_channels() -> None:
-    net = image()
-    around = net.zero_pad(net.input, 1)
-    assert around.shape == (10, 10, 3) and around.settings == {"pads": ((1, 1), (1, 1))}
-    channels = net.pad_channels(net.input, 8)
-    assert channels.shape == (8, 8, 19) and channels.settings == {"pads": (8, 8)}
-    assert (channels.op, channels.macs, channels.arrays) == ("pad_channels", 0, ())
 
 
 def test_a_dense_layer_wants_a_flat_input() -> None:
@@ -145,24 +120,6 @@ def test_a_table_and_positions() -> None:
     assert [(a.name, a.shape, a.init) for a in placed.arrays] == [("places/embeddings", (5, 6), "normal:0.01")]
     with pytest.raises(ValueError, match=r"more: tokens of shape \(5, 6\) is no input of numbers"):
         net.embedding(rows, "more", 11, 6)
-
-
-def test_a_dense_layer_at_each_position() -> None:
-    net = Network("net", (5, 6))
-    node = net.dense(net.input, "dense", 7, bias=False)
-    assert (node.shape, node.macs) == ((5, 7), 5 * 6 * 7)
-    assert [(a.name, a.shape) for a in node.arrays] == [("dense/kernel", (6, 7))]
-
-
-def test_layer_norm_and_gelu_keep_the_shape() -> None:
-    net = Network("net", (5, 6))
-    node = net.layer_norm(net.input, "norm", epsilon=1e-6)
-    assert (node.shape, node.macs, node.settings) == ((5, 6), 0, {"epsilon": 1e-6})
-    assert [(a.name, a.shape, a.init) for a in node.arrays] == [
-        ("norm/gamma", (6,), "ones"),
-        ("norm/beta", (6,), "zeros"),
-    ]
-    assert net.gelu(node).shape == (5, 6)
 
 
 def test_attention_multiplies_all_pairs_of_positions_twice() -> None:

@@ -1,6 +1,12 @@
-"""Seeded batches: partition, order, shards; whatever the sizes."""
+"""Seeded batches: partition, order, shards; whatever the sizes. Reading from the disk: the same rows, and really from
+the disk where that can be checked. Prefetching: order, errors, and no thread left behind."""
 
-from itertools import islice
+import gc
+import os
+import threading
+import time
+from itertools import count, islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core.errors import InputError
+from scalebench.workloads import uncached_rows
+from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Source
+from scalebench.workloads.uncached_rows import UncachedRows
 
 
 def arrays(samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -114,10 +123,6 @@ def test_in_order_gives_each_sample_once(size):
     assert full == [min(global_batch, samples - start) for start in range(0, samples, global_batch)]
 
 
-def test_in_order_is_in_order():
-    assert [batch.targets.tolist() for batch in source(5, 2).in_order()] == [[0, 1], [2, 3], [4]]
-
-
 def test_two_ranges_share_the_arrays():
     train, validation = source(20, 6, last=15), source(20, 6, first=15)
     assert train.samples == 15 and validation.samples == 5
@@ -167,9 +172,6 @@ def test_too_few_samples_for_all_replicas():
         source(20, 8, replicas=4, first=17)
     with pytest.raises(InputError, match=r"batch of 3 samples.*4 replicas.*train\.global_batch"):
         source(20, 3, replicas=4)
-
-
-def test_unknown_feed():
     with pytest.raises(InputError, match=r"dataset\.feed=dsik is unknown.*host, fixed, disk"):
         source(feed="dsik")
 
@@ -180,9 +182,173 @@ def test_contradicting_arguments(wrong):
         source(**wrong)
     with pytest.raises(ValueError, match="4 inputs, 5 targets"):
         Source(arrays(4)[0], arrays(5)[1], global_batch=2, seed=0, replica=0, replicas=1)
-
-
-def test_updates_past_the_epoch():
-    for update in (-1, 4):
+    for update in (-1, 4):  # past the epoch
         with pytest.raises(IndexError):
             source(20, 6).batch_indices(0, update)
+
+
+SAMPLES = 400
+
+
+@pytest.fixture
+def array(tmp_path):
+    rows = np.arange(SAMPLES * 600, dtype=np.float32).reshape(SAMPLES, 200, 3)
+    return saved(tmp_path / "inputs.npy", rows)
+
+
+def saved(path: Path, rows: np.ndarray) -> np.memmap:
+    np.save(path, rows)
+    return np.load(path, mmap_mode="r")
+
+
+def disk_rows(array: np.memmap) -> UncachedRows:
+    try:
+        return UncachedRows(array)
+    except InputError as error:
+        pytest.skip(str(error))  # the temporary folder lies in memory
+
+
+def test_rows_equal_those_of_the_map(array, tmp_path):
+    indices = np.array([399, 0, 7, 7, 200])
+    rows = disk_rows(array)(indices)
+    assert type(rows) is np.ndarray and rows.flags.writeable
+    assert np.array_equal(rows, array[indices])
+    labels = saved(tmp_path / "labels.npy", np.arange(50))
+    assert disk_rows(labels)(np.array([3, 49, 0])).tolist() == [3, 49, 0]
+
+
+def read_bytes() -> int:
+    """Bytes that this process made the disk deliver (man 5 proc)."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["read_bytes"])
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="needs Linux")
+def test_every_batch_comes_from_the_disk_again(array):
+    rows = disk_rows(array)
+    indices = np.arange(0, SAMPLES, 4)
+    for _ in range(2):
+        before_bytes = read_bytes()
+        rows(indices)
+        assert read_bytes() - before_bytes >= len(indices) * 2400
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.R_OK), reason="needs a file system in memory")
+def test_file_systems_in_memory_are_recognized():
+    assert uncached_rows._file_system(Path("/dev/shm")) == "tmpfs"
+    assert uncached_rows._file_system(Path("/proc/self/status")) == "proc"
+
+
+def test_arrays_that_cannot_be_read_from_a_disk(array, monkeypatch):
+    with pytest.raises(ValueError, match="memory-mapped"):
+        UncachedRows(np.ones((3, 2)))
+    monkeypatch.setattr(uncached_rows, "_file_system", lambda path: "tmpfs")
+    message = r"inputs\.npy from a disk, since it is in memory.*dataset\.cache.*dataset\.feed=host"
+    with pytest.raises(InputError, match=message):
+        UncachedRows(array)
+    monkeypatch.delattr(os, "posix_fadvise")
+    with pytest.raises(InputError, match=r"dataset\.feed=disk needs posix_fadvise.*dataset\.feed=host"):
+        UncachedRows(array)
+
+
+def test_a_file_that_got_shorter(array):
+    rows = disk_rows(array)
+    os.truncate(array.filename, 2400 * 100)
+    with pytest.raises(OSError, match="ends before sample 399"):
+        rows(np.array([0, 399]))
+
+
+def test_the_file_is_closed_with_the_reader(array):
+    rows = disk_rows(array)
+    number = rows._file
+    os.fstat(number)
+    del rows
+    gc.collect()
+    with pytest.raises(OSError):
+        os.fstat(number)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left():
+    before = threading.active_count()
+    yield
+    gc.collect()
+    assert threading.active_count() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 2, 50])
+def test_all_items_in_order(depth):
+    assert list(prefetch(range(20), depth)) == list(range(20))
+    assert list(prefetch([], depth)) == []
+    with pytest.raises(ValueError, match="depth=0"):
+        prefetch([], 0)
+
+
+@pytest.mark.slow
+def test_drawn_in_another_thread_up_to_depth_ahead():
+    drawn = []
+    reached = threading.Event()
+
+    def items():
+        for item in count():
+            drawn.append(threading.current_thread())
+            if item == 3:  # one taken, two in the queue, one in the thread's hand
+                reached.set()
+            yield item
+
+    ahead = prefetch(items(), depth=2)
+    assert next(ahead) == 0
+    assert reached.wait(5)
+    time.sleep(0.05)
+    assert len(drawn) == 4 and threading.main_thread() not in drawn
+    ahead.close()
+
+
+@pytest.mark.slow
+def test_work_overlaps_with_the_consumer():
+    def items():
+        for item in range(5):
+            time.sleep(0.04)
+            yield item
+
+    begin_s = time.perf_counter()
+    for _ in prefetch(items()):
+        time.sleep(0.04)
+    assert time.perf_counter() - begin_s < 0.36  # 0.24 overlapped, 0.40 one after the other
+
+
+@pytest.mark.slow
+def test_an_error_comes_after_the_items_before_it():
+    def items():
+        yield 1
+        raise KeyError("broken")
+
+    ahead = prefetch(items())
+    assert next(ahead) == 1
+    with pytest.raises(KeyError, match="broken"):
+        next(ahead)
+    assert list(ahead) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("depth", "wait_s"), [(1, 0.02), (3, 0.0)])
+def test_closing_early_ends_the_thread_at_once(depth, wait_s):
+    ahead = prefetch(count(), depth)
+    assert list(islice(ahead, 5)) == list(range(5))
+    time.sleep(wait_s)  # the thread is now blocked, or not yet
+    begin_s = time.perf_counter()
+    ahead.close()
+    assert time.perf_counter() - begin_s < 1
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+@pytest.mark.slow
+def test_an_error_of_the_consumer_ends_the_thread():
+    def consume():
+        for item in prefetch(count()):
+            if item == 3:
+                raise RuntimeError("consumer")
+
+    with pytest.raises(RuntimeError, match="consumer"):
+        consume()

@@ -1,11 +1,11 @@
 """Both strategies pass scalebench's contract: the losses of bare_jax are PyTorch's, and those of several devices are
-those of one."""
+those of one; and a process that goes wrong ends the run."""
 
 from __future__ import annotations
 
 import pytest
 
-from scalebench.testing import StrategyContract
+from scalebench.testing import FaultContract, StrategyContract
 
 # Pictures in bytes, by momentum: Adam divides small gradients by themselves, and so makes steps of what is rounding.
 PICTURES = ("model=cifar10_cnn", "train.dropout=false", "dataset.validation_share=0.25", "train.optimizer=momentum")
@@ -60,3 +60,15 @@ class TestPicturesAsInPyTorch(StrategyContract):
 class TestPicturesOnTwoDevices(StrategyContract):
     strategy = "jax_data_parallel"
     overrides = PICTURES
+
+
+@pytest.mark.slow
+@pytest.mark.real
+class TestDataParallelFaults(FaultContract):
+    """One process drives all devices."""
+
+    strategy = "jax_data_parallel"
+    rank = 0
+    measuring = 1
+    hang_s = 60.0  # XLA compiles within
+    limit_s = 240.0

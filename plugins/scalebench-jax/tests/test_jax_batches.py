@@ -1,4 +1,4 @@
-"""All feeds give the same batches, dealt out over the devices."""
+"""Samples dealt out over devices and parts, and the same batches from all feeds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,33 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
-from scalebench_jax.batches import BatchFeeder, JaxBatch
+from scalebench_jax.batches import BatchFeeder, JaxBatch, split_batch
 
 from scalebench.workloads.source import Source
+
+
+@pytest.mark.parametrize(("samples", "devices", "pieces"), [(12, 3, 2), (31, 2, 1), (31, 3, 4), (3, 3, 4), (7, 3, 2)])
+def test_each_row_counts_once(samples: int, devices: int, pieces: int) -> None:
+    dealt = split_batch(samples, devices, pieces)
+    counts = np.ones(dealt.rows.shape) if dealt.counts is None else dealt.counts
+    assert sorted(dealt.rows[counts == 1]) == list(range(samples))
+    assert (counts.sum((1, 2)).max() - counts.sum((1, 2)).min()) <= 1
+    assert (counts.sum(2).max(1) - counts.sum(2).min(1)).max() <= 1
+    part = -(-samples // devices)
+    assert dealt.rows.shape[2] == -(-part // pieces)
+
+
+def test_no_counts_where_all_is_even() -> None:
+    dealt = split_batch(12, 3, 2)
+    assert dealt.counts is None
+    assert np.array_equal(dealt.rows.ravel(), np.arange(12))
+
+
+def test_devices_have_contiguous_parts_and_the_first_ones_what_is_left() -> None:
+    dealt = split_batch(5, 2, 1)
+    assert dealt.rows.tolist() == [[[0, 1, 2]], [[3, 4, 0]]]
+    assert dealt.counts is not None
+    assert dealt.counts.tolist() == [[[1, 1, 1]], [[1, 1, 0]]]
 
 
 def source(**settings: Any) -> Source:

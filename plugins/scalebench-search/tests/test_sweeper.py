@@ -108,7 +108,7 @@ def test_a_search_records_failures_and_continues(search: Search) -> None:
     assert {fault: trial["state"] for fault, trial in message.items()} == {
         "none": "complete", "oom": "pruned", "raise": "fail", "unsupported": "pruned",
     }  # fmt: skip
-    assert message["oom"]["status"] == "oom" and "told to fail" in message["raise"]["reason"]
+    assert message["oom"]["status"] == "oom" and "failed as configured" in message["raise"]["reason"]
     assert best()["overrides"] == ["strategy.options.fault=none"]
     assert "out of memory" in out
     assert len(scalebench.load("s")) == 4  # none is run twice

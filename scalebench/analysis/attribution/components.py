@@ -164,7 +164,7 @@ def find_possible_parts(result: Result, references: ReferenceRuns) -> tuple[list
         absent["overhead"] = NO_BARE_RUN
     elif _is_own_baseline(result, references):
         absent["overhead"] = NO_WRAPPER
-    if not result.scale.lockstep:
+    if result.scale.independent:
         absent |= dict.fromkeys(("imbalance", "transfer"), INDEPENDENT_REPLICAS)
     return [name for name in LOSS_PARTS if name not in absent], absent
 
@@ -210,7 +210,7 @@ def _explain_missing_run(result: Result, strategy: str) -> str:
             "run on one device can have"
         )
     strong = result.scale.scaling == "strong" and result.scale.gpus > 1
-    value = "ladder" if strong else "auto"
+    value = "attribution" if strong else "auto"
     return (
         f"no good run of {strategy} on one device with a batch of {batch:.0f} is among these: baseline={value} adds it "
         f"in a sweep, by itself strategy={strategy} gpus=1 scaling=weak train.batch_per_device={batch:.0f}"

@@ -96,13 +96,17 @@ def lag1_autocorrelation(values: npt.ArrayLike) -> float | None:
     A constant series counts as uncorrelated (0.0): its mean is known exactly, there is nothing to wait for.
     Source: Box and Jenkins 1970, "Time Series Analysis: Forecasting and Control" (r_1 = c_1 / c_0).
     """
-    series = as_series(values)
+    return correlate_neighbours(as_series(values))
+
+
+def correlate_neighbours(series: FloatArray) -> float | None:
+    """Return the lag-1 autocorrelation of what `as_series` returned."""
     if len(series) < 3:
         return None
     # Differences to the first value are exact where values are close; differences to a rounded mean are not,
     # and their common error would make a nearly constant series look perfectly correlated.
     deviation = series - series[0]
-    largest = np.abs(deviation).max()
+    largest = np.maximum.reduce(np.abs(deviation))
     if largest == 0:
         return 0.0
     deviation /= largest
@@ -133,7 +137,7 @@ def uncorrelated_factor(
     series = as_series(seconds_per_sample)
     factor = 1
     while len(series) // factor >= min_blocks:
-        correlation = lag1_autocorrelation(merge_blocks(series, factor))
+        correlation = correlate_neighbours(merge_blocks(series, factor))
         if correlation is not None and correlation < limit:
             return factor
         factor *= 2
@@ -162,14 +166,14 @@ def estimate_throughput(
     blocks = len(block_seconds)
     if blocks < batches:
         return None
-    total_seconds, total_samples = float(block_seconds.sum()), float(block_samples.sum())
+    total_seconds, total_samples = float(np.add.reduce(block_seconds)), float(np.add.reduce(block_samples))
     if total_seconds == 0:
         raise ValueError("no time passed in any block")
-    starts, _ = _batch_bounds(blocks, batches)
+    starts, _ = batch_bounds(blocks, batches)
     excess = np.add.reduceat(block_seconds, starts) / total_seconds
     excess -= np.add.reduceat(block_samples, starts) / total_samples
     standard_error = math.sqrt(batches / (batches - 1) * float(excess @ excess))
-    inflation = batch_variance_inflation(block_seconds / block_samples, batches)
+    inflation = _inflate_batch_variance(block_seconds / block_samples, batches)
     half_width = student_t(batches - 1, confidence) * standard_error * math.sqrt(inflation)
     value = total_samples / total_seconds
     return Estimate(value, value / (1 + half_width), value / (1 - half_width) if half_width < 1 else math.inf)
@@ -189,17 +193,19 @@ def estimate_mean(values: npt.ArrayLike, batches: int = BATCHES, confidence: flo
     count = min(batches, len(series))
     if count < 2:
         return None
-    starts, sizes = _batch_bounds(len(series), count)
     mean = float(np.add.reduce(series)) / len(series)  # series.mean() takes three times as long
-    means = np.add.reduceat(series, starts) / sizes
-    # Each batch counts by its size, and the mean is that of all values.
-    spread = float(sizes / len(series) @ (means - mean) ** 2) / (count - 1)
-    half_width = student_t(count - 1, confidence) * math.sqrt(spread * autocorrelation_inflation(means))
+    means, weights = series, np.full(count, 1 / count)
+    if count < len(series):  # each batch counts by its size, and the mean is that of all values
+        starts, sizes = batch_bounds(len(series), count)
+        means, weights = np.add.reduceat(series, starts) / sizes, sizes / len(series)
+    deviation = means - mean
+    spread = float((weights * deviation) @ deviation) / (count - 1)
+    half_width = student_t(count - 1, confidence) * math.sqrt(spread * _inflate_variance(means))
     return Estimate(mean, mean - half_width, mean + half_width)
 
 
 @functools.lru_cache(maxsize=1024)
-def _batch_bounds(values: int, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def batch_bounds(values: int, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the starts and sizes of `count` batches, whose sizes differ by at most one; no value is dropped."""
     starts = np.arange(count) * values // count
     sizes = np.diff(np.append(starts, values))
@@ -212,6 +218,10 @@ def autocorrelation_inflation(means: npt.ArrayLike) -> float:
 
     The values count as an autoregressive series of lag-1 correlation r.
     """
+    return _inflate_variance(as_series(means))
+
+
+def _inflate_variance(means: FloatArray) -> float:
     correlation = _correlation(means)
     return (1 + correlation) / (1 - correlation)
 
@@ -225,19 +235,21 @@ def batch_variance_inflation(values: npt.ArrayLike, batches: int) -> float:
     Source: Law and Kelton 1991, "Simulation Modeling and Analysis", chapter 4 (variance of the mean of a correlated
     series, and what the variance of its values makes of it).
     """
-    series = as_series(values)
+    return _inflate_batch_variance(as_series(values), batches)
+
+
+def _inflate_batch_variance(series: FloatArray, batches: int) -> float:
     correlation, blocks = _correlation(series), len(series)
     of_batch, of_series = (_variance_of_mean(correlation, count) for count in (blocks / batches, blocks))
     return max(1.0, of_series * (batches - 1) / (of_batch - of_series))
 
 
-def _correlation(values: npt.ArrayLike) -> float:
+def _correlation(series: FloatArray) -> float:
     """Return the lag-1 correlation corrected for its bias in short series, (1 + 3 r) / n, within 0 to 0.9.
 
     Source: Kendall 1954, "Note on bias in the estimation of autocorrelation".
     """
-    series = as_series(values)
-    r = lag1_autocorrelation(series)
+    r = correlate_neighbours(series)
     return 0.0 if r is None else min(max(r + (1 + 3 * r) / len(series), 0.0), MAX_AUTOCORRELATION)
 
 
@@ -351,6 +363,6 @@ def _blocks(seconds: npt.ArrayLike, samples: npt.ArrayLike) -> tuple[FloatArray,
     block_seconds, block_samples = as_series(seconds), as_series(samples)
     if len(block_seconds) != len(block_samples):
         raise ValueError(f"{len(block_seconds)} block times, but {len(block_samples)} sample counts")
-    if (block_seconds < 0).any() or (block_samples < 1).any():
+    if len(block_seconds) and (np.minimum.reduce(block_seconds) < 0 or np.minimum.reduce(block_samples) < 1):
         raise ValueError("a block takes no negative time and trains at least one sample")
     return block_seconds, block_samples

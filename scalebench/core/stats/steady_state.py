@@ -7,7 +7,6 @@ that is no series of measurements.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 
 import numpy as np
@@ -19,7 +18,8 @@ from scalebench.core.stats.estimates import (
     Estimate,
     FloatArray,
     as_series,
-    lag1_autocorrelation,
+    batch_bounds,
+    correlate_neighbours,
     student_t,
 )
 
@@ -44,7 +44,10 @@ def find_warmup_length(block_s: npt.ArrayLike) -> int | None:
 
     Source: White 1997, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69.
     """
-    series = as_series(block_s)
+    return _find_warmup_length(as_series(block_s))
+
+
+def _find_warmup_length(series: FloatArray) -> int | None:
     blocks = len(series)
     if blocks < MIN_BLOCKS:
         return None
@@ -71,7 +74,7 @@ def _move_cut_back(series: FloatArray, smooth: FloatArray, cut: int) -> int:
     after = series[cut:]
     median, deviation = _median(after), _noise_deviation(after)
     clipped = np.clip(after, median - MAX_DEVIATIONS * deviation, median + MAX_DEVIATIONS * deviation)
-    correlation = min(max(lag1_autocorrelation(clipped) or 0.0, 0.0), 0.95)
+    correlation = min(max(correlate_neighbours(clipped) or 0.0, 0.0), 0.95)
     error = deviation * math.sqrt((1 + correlation) / (1 - correlation))
     before = smooth[:cut][::-1]  # from the cut backwards
     clip = CLIP_DEVIATIONS * deviation
@@ -93,28 +96,32 @@ def estimate_drift(block_s: npt.ArrayLike) -> Estimate | None:
     Sources: Draper and Smith 1998, "Applied Regression Analysis", chapter 1 (interval of a slope); Law and Kelton 1991,
     "Simulation Modeling and Analysis" (batch means).
     """
-    series = as_series(block_s)
+    return _estimate_drift(as_series(block_s))
+
+
+def _estimate_drift(series: FloatArray) -> Estimate | None:
     if len(series) < BATCHES:
         return None
-    mean = float(series.mean())
+    mean = float(np.add.reduce(series)) / len(series)
     if mean == 0:
         return None
-    bounds, at, spread = _batch_middles(len(series))
-    means = np.array([np.add.reduce(series[first:end]) / (end - first) for first, end in bounds]) / mean
+    starts, sizes = batch_bounds(len(series), BATCHES)
+    at, spread = _batch_middles(len(series))
+    means = np.add.reduceat(series, starts) / (sizes * mean)
     slope = float(at @ means) / spread
-    residuals = means - means.mean() - slope * at
+    residuals = means - np.add.reduce(means) / BATCHES - slope * at
     error = math.sqrt(float(residuals @ residuals) / (BATCHES - 2) / spread)
     half_width = student_t(BATCHES - 2, CONFIDENCE) * error
     return Estimate(slope, slope - half_width, slope + half_width)
 
 
 @functools.lru_cache(maxsize=1024)
-def _batch_middles(blocks: int) -> tuple[list[tuple[int, int]], FloatArray, float]:
-    """Return the bounds of each batch, its middle from -0.5 to 0.5, and the sum of squares of the middles."""
-    starts = np.arange(BATCHES + 1) * blocks // BATCHES
-    at = (starts[:-1] + starts[1:]) / 2 / blocks
+def _batch_middles(blocks: int) -> tuple[FloatArray, float]:
+    """Return the middle of each batch, from -0.5 to 0.5, and the sum of their squares."""
+    starts, sizes = batch_bounds(blocks, BATCHES)
+    at = (starts + sizes / 2) / blocks
     at = at - at.mean()
-    return list(itertools.pairwise(starts.tolist())), at, float(at @ at)
+    return at, float(at @ at)
 
 
 def find_unsteadiness(block_s: npt.ArrayLike, tolerance: float) -> list[str] | None:
@@ -124,17 +131,29 @@ def find_unsteadiness(block_s: npt.ArrayLike, tolerance: float) -> list[str] | N
     without them. `drifts`: there is a drift larger than that whose interval is on one side of 0.
     """
     series = as_series(block_s)
-    drift = estimate_drift(series)
+    drift = _estimate_drift(series)
     if drift is None:
         return None
     flags = []
-    length = find_warmup_length(series)
+    length = _find_warmup_length(series) if _may_move_mean(series, tolerance) else None
     rest = float(series[length:].mean()) if length else 0.0
     if rest > 0 and abs(float(series.mean()) / rest - 1) > tolerance:
         flags.append("warmup_left")
     if (drift.low > 0 or drift.high < 0) and abs(drift.value) > max(tolerance, ROUNDING):
         flags.append("drifts")
     return flags
+
+
+def _may_move_mean(series: FloatArray, tolerance: float) -> bool:
+    """Return whether the mean could move by more than `tolerance` without a warm-up, of whatever length.
+
+    In most series it could not, and finding the length takes ten times as long.
+    """
+    half = len(series) // 2
+    sums = series.cumsum()
+    means = (sums[-1] - sums[:half]) / np.arange(len(series) - 1, len(series) - half - 1, -1)
+    mean, low, high = float(sums[-1]) / len(series), float(means.min()), float(means.max())
+    return not (low > 0 and max(mean / low - 1, 1 - mean / high) <= tolerance - ROUNDING)
 
 
 def find_steady_start(block_s: npt.ArrayLike, tolerance: float) -> int | None:

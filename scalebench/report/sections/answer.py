@@ -179,9 +179,10 @@ def _list_missing(report_data: ReportData, last: Ranking) -> list[str]:
     Controls are left out, and baselines, which use one device.
     """
     pooled = report_data.pooled
-    tried = pooled[(pooled["status"] != "ok") & (pooled["gpus"] == last.gpus)].to_dict("records")
+    is_tried = (pooled["status"] != "ok") & (pooled["gpus"] == last.gpus)
     missing: dict[str, None] = {}
-    for row in tried:
+    # Selecting rows of a frame takes long, since it has many columns, even if there are none.
+    for row in pooled[is_tried].to_dict("records") if is_tried.any() else ():
         strategy = str(row["strategy"])
         same = all(str(row[name]) == last.group[name] for name in ("model", "dataset", "hardware", "scaling"))
         if not same or format_batch(row) != last.group["batch"] or is_control(strategy):

@@ -185,8 +185,8 @@ def make_sweep_blocks(folder: Path) -> Iterator[Block]:
 
 def make_resume_command(record: SweepRecord) -> str:
     """Return the sweep's command with resume=true and without its time limit."""
-    words = [word for word in record.words if not word.startswith(("resume=", "sweep.max_minutes="))]
-    return f"python -m scalebench {shlex.join([*words, 'resume=true'])}"
+    kept = [each for each in record.arguments if not each.startswith(("resume=", "sweep.max_minutes="))]
+    return f"python -m scalebench {shlex.join([*kept, 'resume=true'])}"
 
 
 def _describe_state(folder: Path, record: SweepRecord, missing: list[PlannedRun]) -> str:

@@ -1,8 +1,10 @@
-"""The section `scaling` of a report: throughput, speedup and efficiency over devices, slopes and node boundaries."""
+"""The sections `scaling` of a report (throughput, speedup and efficiency over devices, slopes and node boundaries) and
+`strategies` (the table of all configurations)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from scalebench.analysis.scaling_curves import (
     NodeBoundary,
@@ -14,13 +16,16 @@ from scalebench.analysis.scaling_curves import (
 )
 from scalebench.report.document import (
     DEVICES,
+    MAX_ROWS,
     THROUGHPUT,
     Axis,
     Block,
     Cell,
     Cells,
     Chart,
+    Code,
     CurveGroup,
+    Paragraph,
     Row,
     Section,
     Series,
@@ -32,8 +37,18 @@ from scalebench.report.document import (
     make_line_series,
 )
 from scalebench.report.flag_text import describe_curve_intervals
+from scalebench.report.repeat_commands import make_baseline_commands
 from scalebench.report.report_data import ReportData
-from scalebench.report.tables import format_percent, format_ratio
+from scalebench.report.tables import (
+    BASELINE_COLUMNS,
+    find_missing_baselines,
+    format_percent,
+    format_ratio,
+    make_configuration_table,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MIN_DIFFERENCE = 0.05  # of the speedup; below it, curves against self would coincide with those against bare
 BASELINES = {
@@ -48,6 +63,8 @@ JUMP_CAPTION = (
     "ratio: throughput per device after over before another node begins, with its 95 % interval; part of it is what as "
     "many more devices would have cost on one node"
 )
+MAX_COMMANDS = 10
+COMPETING_COLUMNS = ["model", "dataset", "hardware", "scaling", "gpus"]  # rows that agree in them compete
 JUMP_REMARKS = {True: "", False: "no difference resolved", None: "no interval"}
 
 
@@ -101,9 +118,9 @@ def _find_bare_rates(group: CurveGroup, report_data: ReportData) -> dict[str, fl
     """Return the samples/s of each bare strategy that these curves are compared with, such as PyTorch's."""
     run_ids = {row["baseline_bare_id"] for curve in group.curves for row in curve.rows} - {None}
     frame, fastest = report_data.pooled, dict[str, float]()
-    for row in frame[frame["run_id"].isin(run_ids) & frame[THROUGHPUT].notna()].to_dict("records"):
-        name = str(row["strategy"])
-        fastest[name] = max(fastest.get(name, 0.0), float(row[THROUGHPUT]))
+    bare = frame.loc[frame["run_id"].isin(run_ids) & frame[THROUGHPUT].notna(), ["strategy", THROUGHPUT]]
+    for name, rate in zip(bare["strategy"], bare[THROUGHPUT], strict=True):
+        fastest[name] = max(fastest.get(name, 0.0), float(rate))
     return fastest
 
 
@@ -195,4 +212,40 @@ def _jump_cells(jump: NodeBoundary) -> list[Cell]:
         *(make_cell(format_percent(efficiency), efficiency) for efficiency in (jump.before, jump.after)),
         make_cell(format_ratio(jump.ratio, jump.low, jump.high), jump.ratio),
         make_cell(JUMP_REMARKS[jump.resolved]),
+    ]
+
+
+def strategies_section(report_data: ReportData) -> Section | None:
+    """Return None if there is no row."""
+    pooled = report_data.pooled
+    if pooled.empty:
+        return None
+    kept = _select_best_rows(pooled)
+    blocks: list[Block] = []
+    if len(kept) < len(pooled):
+        text = f"{len(pooled):,} configurations are more than a table can show: these are the {len(kept)} that"
+        blocks.append(Paragraph(f"{text} come first in throughput among those of their number of devices."))
+    blocks.append(make_configuration_table(kept, report_data.baseline_name))
+    return Section("strategies", "Strategies", [*blocks, *_list_missing_baselines(kept)])
+
+
+def _select_best_rows(pooled: pd.DataFrame) -> pd.DataFrame:
+    """Keep the MAX_ROWS rows that rank best by throughput among their competitors; failed rows come last."""
+    rank = pooled.groupby(COMPETING_COLUMNS, dropna=False)[THROUGHPUT].rank(ascending=False, method="min").astype(float)
+    kept = rank.fillna(float("inf")).sort_values(kind="stable").index[:MAX_ROWS]
+    return pooled.loc[pooled.index.isin(kept)]
+
+
+def _list_missing_baselines(frame: pd.DataFrame) -> list[Block]:
+    """Say how many rows lack a baseline, and which commands measure it."""
+    count = sum(bool(find_missing_baselines(row)) for row in frame[BASELINE_COLUMNS].to_dict("records"))
+    if not count:
+        return []
+    commands = make_baseline_commands(frame)
+    text = f"{count} {'row lacks a baseline' if count == 1 else 'rows lack a baseline'} on one device, and with it"
+    more = f" {len(commands) - MAX_COMMANDS} more commands are left out." if len(commands) > MAX_COMMANDS else ""
+    title = "Measures them together with what they are compared with"
+    return [
+        Paragraph(f"{text} speedup and efficiency; the remarks say which.{more}", "warning"),
+        Code("\n".join(commands[:MAX_COMMANDS]), "sh", title),
     ]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import step_breakdown
 from scalebench.analysis.identity import OPERATION_COLUMNS
-from scalebench.analysis.repeats import MIN_REPEATS
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
 from scalebench.core.result import COLLECTIVES
+from scalebench.core.stats.estimate_arithmetic import MIN_REPEATS_FOR_LIMITS
 from scalebench.core.units import format_binary_bytes
 from scalebench.report.document import (
     DEVICES,
@@ -102,7 +102,7 @@ def _describe_probe_intervals(group: CurveGroup) -> str:
     """Say what the intervals of the probes are taken over, which are not those of throughput."""
     repeats = sorted({row["repeats"] for curve in group.curves for row in _rows_with_sync(curve)})
     over = ["over blocks of the probes of one repeat"] if repeats[0] == 1 else []
-    over += [f"over {count} repeats" for count in repeats if count >= MIN_REPEATS]
+    over += [f"over {count} repeats" for count in repeats if count >= MIN_REPEATS_FOR_LIMITS]
     return f"intervals: 95 %, {' or '.join(over)}" if over else ""
 
 

@@ -50,8 +50,8 @@ class Submitter:
         return request, submitted
 
     def _submit_request(self, request: JobRequest) -> SubmittedJob | Result | None:
-        if request.spec.broken is not None:
-            return outcome.write_result_for(request, RunOutcome("failed", request.spec.broken))
+        if request.spec.plugin_error is not None:
+            return outcome.write_result_for(request, RunOutcome("failed", request.spec.plugin_error))
         if request.spec.unsupported is not None:
             return outcome.write_result_for(request, RunOutcome("unsupported", request.spec.unsupported))
         try:

@@ -10,11 +10,10 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from scalebench.strategies.base import GroupSum, create_on_all_ranks
+from scalebench.strategies.base import BatchReplay, GroupSum, create_on_all_ranks
 from scalebench.strategies.horovod.group import HorovodGroup, HorovodOptions, check_operation
 from scalebench.strategies.horovod.timeline import SyncObserver
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
-from scalebench.strategies.tensorflow.profiling import ReplayLoop
 
 ROOT = 0
 FLOAT_BYTES = 4
@@ -158,4 +157,4 @@ class HorovodTensorFlow(TensorFlowStrategy):
         """Train more steps on the last batch."""
         if self.last_batch is None:
             raise RuntimeError("synchronization is observed on the training's last batch, and there was no training")
-        self.train(ReplayLoop(self.last_batch, steps))
+        self.train(BatchReplay(self.last_batch, steps))

@@ -18,12 +18,19 @@ from torch.profiler import record_function
 
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import FORWARD, GroupSum, LossPart, NotMeasured, Unsupported, create_on_all_ranks
+from scalebench.strategies.base import (
+    FORWARD,
+    BatchReplay,
+    GroupSum,
+    LossPart,
+    NotMeasured,
+    Unsupported,
+    create_on_all_ranks,
+)
 from scalebench.strategies.horovod.group import HorovodGroup, HorovodOptions, check_operation
 from scalebench.strategies.horovod.timeline import SyncObserver
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.observed import BatchReplay
 from scalebench.strategies.torch.profiling import HOROVOD_WAIT
 
 ROOT = 0

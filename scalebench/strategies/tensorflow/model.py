@@ -191,12 +191,16 @@ def _dense(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.
 
 
 def _batch_norm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
-    """Call the fused kernel, whose statistics and parameters are float32 for any type of `x`."""
+    """Call the fused kernel, whose statistics and parameters are float32 for any type of `x`.
+
+    It takes images only: curves and vectors become images that are one pixel wide.
+    """
     mean, variance = (model.variables_by_name[f"{node.name}/moving_{name}"] for name in ("mean", "variance"))
     beta = tf.convert_to_tensor(model.variables_by_name[f"{node.name}/beta"])
     gamma = model.variables_by_name.get(f"{node.name}/gamma")
+    are_images = len(node.shape) == 3
     y, new_mean, new_variance = tf.compat.v1.nn.fused_batch_norm(
-        x,
+        x if are_images else tf.reshape(x, (-1, math.prod(node.shape[:-1]), 1, node.shape[-1])),
         tf.ones_like(beta) if gamma is None else tf.convert_to_tensor(gamma),
         beta,
         mean=tf.convert_to_tensor(mean),
@@ -204,12 +208,12 @@ def _batch_norm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -
         epsilon=node.settings["epsilon"],
         is_training=training,
         exponential_avg_factor=1 - node.settings["momentum"],
-        **model.layout_argument(node),
+        **(model.layout_argument(node) if are_images else {}),
     )
     if training:
         mean.assign(new_mean)
         variance.assign(new_variance)
-    return y
+    return y if are_images else tf.reshape(y, (-1, *node.shape))
 
 
 def _create_pool(pool: Callable[..., tf.Tensor], padding_value: float | None) -> Callable[..., tf.Tensor]:

@@ -19,13 +19,13 @@ import tensorflow as tf
 
 from scalebench.core.errors import InputError
 from scalebench.core.result import StageRecord
-from scalebench.strategies.base import Loop, NotMeasured, Unsupported
+from scalebench.strategies.base import BatchReplay, Loop, NotMeasured, Unsupported
 from scalebench.strategies.tensorflow import central_storage, devices, observed, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.model import NetworkModel
 from scalebench.strategies.tensorflow.probes import DeviceResult
-from scalebench.strategies.tensorflow.profiling import ReplayLoop
+from scalebench.strategies.tensorflow.profiling import OBSERVED_STEPS
 from scalebench.workloads import partition, user_code
 from scalebench.workloads.network import Network
 from scalebench.workloads.partition import NetworkStage
@@ -53,7 +53,7 @@ def observe_transfer_backend(train: Callable[[Loop], None], function: Any, batch
     if batch is None:
         raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
     names = {tensor.op.name for tensor in stage_transfers(function)}
-    events = observed.record_event_names(lambda: train(ReplayLoop(batch)))
+    events = observed.record_event_names(lambda: train(BatchReplay(batch, OBSERVED_STEPS)))
     return "copy" if names & sent_operations(events) else None
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from scalebench.strategies.base import Loop
+from scalebench.strategies.base import BatchReplay, Loop
 from scalebench.strategies.tensorflow import devices, profiling
-from scalebench.strategies.tensorflow.profiling import COLLECTIVES, ReplayLoop, is_event_of
+from scalebench.strategies.tensorflow.profiling import COLLECTIVES, OBSERVED_STEPS, is_event_of
 
 NCCL_EVENTS = ("ncclDevKernel", "ncclKernel", "NcclAllReduce")  # NCCL's kernels, or TensorFlow's operation on them
 
@@ -57,7 +57,7 @@ def observe_backend(train: Callable[[Loop], None], function: Any, batch: Any) ->
     if batch is None:
         raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
     types = {operation.name: operation.type for operation in reduction_operations(function.get_concrete_function())}
-    events = record_event_names(lambda: train(ReplayLoop(batch)))
+    events = record_event_names(lambda: train(BatchReplay(batch, OBSERVED_STEPS)))
     if any(sign in event for event in events for sign in NCCL_EVENTS):
         return "nccl"
     executed = {types[name] for name in types if any(is_event_of(event, name) for event in events)}

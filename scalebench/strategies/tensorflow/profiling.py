@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scalebench.core.result import Profile, ProfiledOperation
-from scalebench.strategies.base import Loop, LossPart
+from scalebench.strategies.base import BatchReplay, Loop, LossPart
 from scalebench.strategies.tensorflow import devices
 
 COLLECTIVES = ("CollectiveReduceV2", "CollectiveReduceV3", "CollectiveReduce", "NcclAllReduce")
@@ -40,21 +40,6 @@ UNTIMED_EVENTS = (
     "MemoryAllocation",
     "MemoryDeallocation",
 )  # half of all events, of no duration
-
-
-class ReplayLoop:
-    """A Loop that repeats one batch."""
-
-    def __init__(self, batch: Any, steps: int = OBSERVED_STEPS) -> None:
-        self._batch, self._left = batch, steps
-
-    def __iter__(self) -> Iterator[Any]:
-        while self._left:
-            yield self._batch
-
-    def done(self, part: LossPart | None) -> bool:
-        self._left -= 1
-        return self._left == 0
 
 
 def is_event_of(event: str, name: str) -> bool:
@@ -182,17 +167,16 @@ def _metadata_event(kind: str, name: str, pid: int, tid: int) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-class MeasuredReplay(ReplayLoop):
+class MeasuredReplay(BatchReplay):
     """A warm-up step, in which ranks synchronize and trainers set up their loop, followed by the measured steps."""
 
     def __init__(self, batch: Any, steps: int) -> None:
-        super().__init__(batch, steps + 1)
-        self._steps = steps
+        super().__init__(batch, 1 + steps)
         self.start_s = self.end_s = 0.0  # since the epoch
 
     def done(self, part: LossPart | None) -> bool:
         is_over = super().done(part)
-        if is_over or self._left == self._steps:
+        if is_over or len(self.parts) == 1:
             devices.synchronize()
             self.start_s, self.end_s = self.start_s or time.time(), time.time()
         return is_over

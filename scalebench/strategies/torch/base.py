@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,32 @@ from scalebench.strategies.base import BACKWARD, FORWARD, Loop, LossPart, Probes
 from scalebench.strategies.torch import bandwidth, evaluation, optimizer, profiling, user_module
 from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches
 from scalebench.strategies.torch.group import TorchGroup
-from scalebench.strategies.torch.memory import PeakMemory, count_state_bytes
 from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
 from scalebench.strategies.torch.observed import observe_backend, observe_settings
 from scalebench.strategies.torch.precision import CompiledModel, Precision
 from scalebench.workloads import networks, user_code
 from scalebench.workloads.source import Source
+
+
+class PeakMemory:
+    """The peak memory of a device by torch's allocator, without the time within `paused`."""
+
+    def __init__(self) -> None:
+        self._before_pause = 0
+
+    def read_bytes(self, device: torch.device) -> int | None:
+        """Return the peak in bytes; None on a CPU, where torch does not count them."""
+        return max(self._before_pause, torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
+
+    @contextmanager
+    def paused(self, device: torch.device) -> Iterator[None]:
+        """Leave evaluation out of the peak: it may process more samples at once than a step does."""
+        self._before_pause = self.read_bytes(device) or 0
+        try:
+            yield
+        finally:
+            if device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(device)
 
 
 class TorchStrategy(Strategy, Probes):
@@ -198,7 +219,7 @@ class TorchStrategy(Strategy, Probes):
         return [self._peak.read_bytes(self.device)]
 
     def state_bytes(self) -> list[int | None]:
-        """Return the bytes that memory.count_state_bytes counts on this process's device."""
+        """Return the bytes that count_state_bytes counts on this process's device."""
         return [count_state_bytes(self.model, self.optimizer_state(), self.device)]
 
     def optimizer_state(self) -> Mapping[Any, Mapping[str, Any]]:
@@ -299,3 +320,23 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
     if torch.get_num_interop_threads() != 1:  # can be set once per process only
         torch.set_num_interop_threads(1)
+
+
+def count_state_bytes(model: nn.Module, optimizer_state: Mapping[Any, Mapping[str, Any]], device: torch.device) -> int:
+    """Count the bytes of parameters, gradients, buffers and the optimizer's tensors that are on a device.
+
+    Only the local shard of a DTensor counts, and a shared tensor counts once. Communication buffers such as the buckets
+    of DistributedDataParallel are left out, and so is everything that a step allocates and frees: activations, and
+    weights that FSDP gathers. Gradients are included after a step, since they stay until the next one.
+    """
+    parameters = list(model.parameters())
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    states = [value for state in optimizer_state.values() for value in state.values() if isinstance(value, Tensor)]
+    tensors = {id(tensor): tensor for tensor in chain(parameters, gradients, model.buffers(), states)}.values()
+    return sum(
+        tensor.numel() * tensor.element_size() for tensor in map(_local_tensor, tensors) if tensor.device == device
+    )
+
+
+def _local_tensor(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

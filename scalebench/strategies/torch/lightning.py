@@ -24,11 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import Loop, LossPart, Unsupported
+from scalebench.strategies.base import BatchReplay, Loop, LossPart, Unsupported
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.ddp import Ddp, read_bucket_bytes, skip_sync
-from scalebench.strategies.torch.observed import BatchReplay
 from scalebench.strategies.torch.optimizer import sum_loss_parts
 
 MIXED_PRECISIONS = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from scalebench.strategies.base import Loop, LossPart
+from scalebench.strategies.base import BatchReplay, Loop, LossPart
 
 OBSERVED_STEPS = 2  # the first one may still set something up
 # Names of events -> backend. NCCL's kernels appear where the profiler sees the GPU, its calls also where it does not.
@@ -42,22 +42,6 @@ class OperatorCall(NamedTuple):
     dtype: torch.dtype
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
-
-
-class BatchReplay:
-    """A Loop that yields one batch for a number of steps and collects their losses in `parts`."""
-
-    def __init__(self, batch: Any, steps: int) -> None:
-        self.parts: list[LossPart | None] = []
-        self._batch, self._steps = batch, steps
-
-    def __iter__(self) -> Iterator[Any]:
-        while len(self.parts) < self._steps:
-            yield self._batch
-
-    def done(self, part: LossPart | None) -> bool:
-        self.parts.append(part)
-        return len(self.parts) >= self._steps
 
 
 class ProfiledReplay(BatchReplay):

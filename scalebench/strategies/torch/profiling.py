@@ -22,9 +22,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from scalebench.core.result import Profile, ProfiledOperation
-from scalebench.strategies.base import Loop, LossPart
+from scalebench.strategies.base import BatchReplay, Loop, LossPart
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.observed import BatchReplay
 
 MAX_OPERATIONS = 20  # operations in the record
 # Steps before the profiled ones. The profiler starts in the first, at a different moment on each rank, so that its

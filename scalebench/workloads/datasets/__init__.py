@@ -233,13 +233,13 @@ def count_train_samples(dataset: DatasetSpec, samples: int | None = None) -> int
 def open_dataset(spec: RunSpec, on_copied: Callable[[], None] = lambda: None) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return inputs and targets of all samples, memory-mapped, for one process of the run.
 
-    Where hardware.stage is set they come from a copy on a disk of this node: the first process copies, calling
+    Where hardware.node_copy is set they come from a copy on a disk of this node: the first process copies, calling
     `on_copied` after each chunk, while the others wait. Raises as `prepare` does, and InputError where the copy cannot
     be made.
     """
-    folder, stage = prepare(spec.config), spec.config.hardware.stage
-    if stage is not None:
-        folder = node_copy.copy_to_node(folder, stage, spec.config.measure.timeout_s, on_copied)
+    folder, target = prepare(spec.config), spec.config.hardware.node_copy
+    if target is not None:
+        folder = node_copy.copy_to_node(folder, target, spec.config.measure.timeout_s, on_copied)
     return cache.open_arrays(folder)
 
 

@@ -1,7 +1,7 @@
-"""`hardware.stage`: a copy of the dataset on a disk of each node, made once and kept for later runs.
+"""`hardware.node_copy`: a copy of the dataset on a disk of each node, made once and kept for later runs.
 
 The copy is a cache folder like any other: complete or absent, and written by one process while others wait. Other files
-in the stage folder are left alone.
+in that folder are left alone.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from scalebench.workloads.datasets import cache
 COPY_CHUNK_BYTES = 2**24
 
 
-def copy_to_node(folder: Path, stage: str, wait_s: float, on_copied: Callable[[], None] = lambda: None) -> Path:
-    """Return the copy under `stage` of a complete cache folder, and make it first if it is missing or damaged.
+def copy_to_node(folder: Path, target: str, wait_s: float, on_copied: Callable[[], None] = lambda: None) -> Path:
+    """Return the copy under `target` of a complete cache folder, and make it first if it is missing or damaged.
 
-    `stage` may contain environment variables, such as $TMPDIR, which are expanded on this node. `on_copied` is called
-    after each chunk. Raises InputError where the stage is full or cannot be written, where the dataset cannot be read,
+    `target` may contain environment variables, such as $TMPDIR, which are expanded on this node. `on_copied` is called
+    after each chunk. Raises InputError where that disk is full or cannot be written, where the dataset cannot be read,
     and where another process on this node has been copying for `wait_s`.
     """
-    stage_dir = _expand_stage(stage)
+    target_dir = _expand_folder(target)
     try:
         identity = json.loads((folder / cache.META).read_text())["identity"]
         size_bytes = sum((folder / file).stat().st_size for file in (cache.INPUTS, cache.TARGETS))
     except OSError as error:
         raise _unreadable(folder, error) from None
     name = identity.pop("name")
-    settings = cache.CacheSettings("stage", "hardware.stage", wait_s)
-    return cache.ensure_folder(stage_dir, name, identity, size_bytes, partial(_copy, folder, on_copied), settings)
+    settings = cache.CacheSettings("node copy", "hardware.node_copy", wait_s)
+    return cache.ensure_folder(target_dir, name, identity, size_bytes, partial(_copy, folder, on_copied), settings)
 
 
-def _expand_stage(stage: str) -> Path:
-    folder = Path(os.path.expandvars(stage)).expanduser()
+def _expand_folder(target: str) -> Path:
+    folder = Path(os.path.expandvars(target)).expanduser()
     if "$" in str(folder):
-        raise InputError(f"hardware.stage={stage} has a variable that is not set on this node; write the folder out")
+        raise InputError(f"hardware.node_copy={target} has a variable that is not set on this node; write it out")
     if not folder.is_absolute():
-        raise InputError(f"hardware.stage={stage} should be an absolute path, such as /tmp/scalebench")
+        raise InputError(f"hardware.node_copy={target} should be an absolute path, such as /tmp/scalebench")
     return folder
 
 
@@ -58,7 +58,7 @@ def _copy(source: Path, on_copied: Callable[[], None], folder: Path) -> None:
 
 
 def _read_chunk(read: Callable[[int], bytes], source: Path) -> bytes:
-    """Read the next chunk; an error in reading is another one than an error in writing, which means a full stage."""
+    """Read the next chunk; an error in reading is another one than an error in writing, which means a full disk."""
     try:
         return read(COPY_CHUNK_BYTES)
     except OSError as error:

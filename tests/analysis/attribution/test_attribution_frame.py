@@ -35,19 +35,6 @@ def test_its_configurations_are_those_of_the_pooled_frame(tmp_path: Path) -> Non
     assert frame["share_low"].isna().all()
 
 
-def test_merged_and_impossible_parts_have_reasons(tmp_path: Path) -> None:
-    result, full, bare, _ = strong_scaling_runs(probes={"local_step_s": [], "reasons": {"imbalance": "this reason"}})
-    sweeps.write_results(tmp_path / "strong", [result, full, bare])
-    strong = scalebench.attribution(tmp_path / "strong").set_index("part")
-    assert list(strong.index) == ["batch", "overhead + contention", "data", "imbalance + transfer", "drift"]
-    assert strong.loc["imbalance + transfer", "missing"] == "this reason"
-    assert "strategy=ddp" in strong.loc["overhead + contention", "missing"]
-    sweeps.write_results(tmp_path / "weak", list(weak_scaling_runs()))
-    weak = scalebench.attribution(tmp_path / "weak")
-    batch = weak[(weak["gpus"] == 2) & (weak["part"] == "batch")].iloc[0]
-    assert str(batch["share"]) == "<NA>" and "batch of a device" in batch["missing"]
-
-
 def test_a_sweep_without_baselines_is_an_empty_frame(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         scalebench.attribution(tmp_path)

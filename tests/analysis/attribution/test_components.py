@@ -40,23 +40,6 @@ def test_each_part_has_its_definition_if_everything_was_measured() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("missing", "merged"),
-    [
-        ({"bare"}, ("batch", "overhead")),
-        ({"self"}, ("overhead", "contention")),
-        ({"bare", "self"}, ("batch", "overhead", "contention")),
-        ({"imbalance"}, ("imbalance", "transfer")),
-        ({"exposed"}, ("contention", "transfer")),
-        ({"exposed", "imbalance"}, ("contention", "imbalance", "transfer")),
-        (set(ALL) - {"ideal", "step", "bare", "self"}, ("contention", "data", "imbalance", "transfer", "drift")),
-    ],
-)
-def test_parts_merge_if_what_separates_them_was_not_measured(missing: set[str], merged: tuple[str, ...]) -> None:
-    names = [part for part, _ in split_lost_time(LOSS_PARTS, set(ALL) - missing)]
-    assert merged in names and sum(len(part) for part in names) == len(LOSS_PARTS)
-
-
 def test_samples_read_within_the_step_count_as_contention() -> None:
     measured = (set(ALL) - {"fixed_batch", "data", "self_data"}) | {"fed"}
     assert (("contention", "data"), {"fed": 1, "self": -1}) in split_lost_time(LOSS_PARTS, measured)
@@ -111,7 +94,6 @@ def test_the_sum_of_all_probes_has_the_interval_of_its_own_blocks() -> None:
 def test_the_level_is_that_of_the_median_rank() -> None:
     result = two_device_run()
     for number, rank in enumerate(result.ranks):
-        assert rank.probes is not None
         rank.probes.fixed_batch_s = probe_series(0.01 + 0.002 * number)
     assert estimate_from_probes(result)["fixed_batch"].value == pytest.approx(0.011)
 
@@ -130,12 +112,9 @@ def test_the_level_is_that_of_the_median_rank() -> None:
 )
 def test_there_is_no_estimate_of_what_was_not_probed(probes: dict[str, object] | None, names: set[str]) -> None:
     assert set(estimate_from_probes(two_device_run(probes=probes))) == names
-
-
-def test_there_are_no_estimates_if_one_rank_has_no_probes() -> None:
     result = two_device_run()
     result.ranks[1].probes = None
-    assert estimate_from_probes(result) == {}
+    assert estimate_from_probes(result) == {}, "one rank has none"
 
 
 def test_the_level_includes_sync_if_that_cannot_be_switched_off() -> None:
@@ -157,4 +136,4 @@ def test_blocks_that_only_some_variants_have_count_in_their_own_estimates() -> N
 
 def test_a_share_of_a_step_takes_its_share_of_the_seconds() -> None:
     estimate = estimate_step_s(one_device_run("ddp", 0.01, batch=8), 4)
-    assert estimate is not None and estimate.value == pytest.approx(0.005) and 0 < estimate.low < 0.005
+    assert estimate.value == pytest.approx(0.005) and 0 < estimate.low < 0.005

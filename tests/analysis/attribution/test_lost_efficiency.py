@@ -52,16 +52,12 @@ def attribute_strong(without: str = "", **changes: Any) -> Attribution:
     """Attribute a strong-scaling run; `without`: bare, self: without these runs at the local batch."""
     result, full, bare, own = strong_scaling_runs(**changes)
     references = ReferenceRuns(full, None if "bare" in without else bare, None if "self" in without else own)
-    attribution = attribute_run(result, references)
-    assert attribution is not None
-    return attribution
+    return attribute_run(result, references)
 
 
 def attribute_weak(**changes: Any) -> Attribution:
     result, bare, own = weak_scaling_runs(**changes)
-    attribution = attribute_run(result, ReferenceRuns(bare, bare, own))
-    assert attribution is not None
-    return attribution
+    return attribute_run(result, ReferenceRuns(bare, bare, own))
 
 
 def seconds(attribution: Attribution) -> dict[tuple[str, ...], float]:
@@ -96,7 +92,6 @@ def test_the_parts_agree_with_the_columns_of_the_frame() -> None:
     columns = [f"efficiency_bare{end}" for end in ("", "_high", "_low")]
     assert ends == [pytest.approx(1 - cells[column], abs=SUM_TOLERANCE) for column in columns]
     parts, self_data = seconds(run), step_breakdown.data_loading(own)
-    assert self_data is not None
     assert parts["imbalance",] == cells["imbalance_s"]
     assert parts["data",] == pytest.approx(cells["data_s"] - self_data.value, abs=SUM_TOLERANCE)
     assert parts["imbalance",] + parts["transfer",] == pytest.approx(cells["sync_exposed_s"], abs=SUM_TOLERANCE)
@@ -105,7 +100,7 @@ def test_the_parts_agree_with_the_columns_of_the_frame() -> None:
 @pytest.mark.parametrize(
     ("without", "merged", "reason"),
     [
-        ("bare", ("batch", "overhead"), "baseline=ladder adds it in a sweep, by itself strategy=bare_torch gpus=1"),
+        ("bare", ("batch", "overhead"), "=attribution adds it in a sweep, by itself strategy=bare_torch gpus=1"),
         ("self", ("overhead", "contention"), "strategy=ddp gpus=1 scaling=weak train.batch_per_device=10"),
         ("bare self", ("batch", "overhead", "contention"), "no good run of bare_torch"),
     ],
@@ -115,15 +110,6 @@ def test_parts_merge_without_a_run_at_the_local_batch(without: str, merged: Any,
     assert seconds(run)[merged] == pytest.approx(sum(PART_S[name] for name in merged), abs=TOLERANCE_S)
     assert seconds(run)["data",] == pytest.approx(LOADING_S, abs=TOLERANCE_S)  # less that of any one-device run
     assert reason in " ".join(run.missing.values()) and adds_up(run)
-
-
-def test_data_has_all_loading_if_that_of_one_device_was_not_measured() -> None:
-    result, full, bare, _ = strong_scaling_runs()
-    run = attribute_run(result, ReferenceRuns(full, bare, one_device_run("ddp", SELF_S, data_s=None)))
-    assert run is not None and adds_up(run)
-    assert seconds(run)["data",] == pytest.approx(DATA_S + LOADING_S, abs=TOLERANCE_S)
-    assert seconds(run)["contention",] == pytest.approx(CONTENTION_S - DATA_S, abs=TOLERANCE_S)
-    assert "all loading" in run.missing["data"]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +128,14 @@ def test_parts_that_were_not_probed_merge_with_a_reason(probes: Any, merged: tup
     assert set(run.missing) & set(merged) and set(reasons) <= set(run.missing.values())
 
 
+def test_data_has_all_loading_if_that_of_one_device_was_not_measured() -> None:
+    result, full, bare, _ = strong_scaling_runs()
+    run = attribute_run(result, ReferenceRuns(full, bare, one_device_run("ddp", SELF_S, data_s=None)))
+    assert adds_up(run) and "all loading" in run.missing["data"]
+    assert seconds(run)["data",] == pytest.approx(DATA_S + LOADING_S, abs=TOLERANCE_S)
+    assert seconds(run)["contention",] == pytest.approx(CONTENTION_S - DATA_S, abs=TOLERANCE_S)
+
+
 @pytest.mark.parametrize(
     ("setting", "reason"), [(False, "(measure.probes=false)"), (None, "older version"), (True, "a rank has none")]
 )
@@ -149,7 +143,7 @@ def test_a_run_without_probes_says_why(setting: bool | None, reason: str) -> Non
     result, bare, own = weak_scaling_runs(probes=None)
     result.spec["measure"] = {} if setting is None else {"probes": setting}
     run = attribute_run(result, ReferenceRuns(bare, bare, own))
-    assert run is not None and reason in run.missing["drift"]
+    assert reason in run.missing["drift"]
 
 
 def test_a_run_on_one_device_has_only_overhead() -> None:
@@ -191,7 +185,7 @@ def test_a_strategy_that_is_its_own_baseline_has_no_overhead() -> None:
 
 def test_independent_replicas_have_no_imbalance_and_no_transfer() -> None:
     probes = {"sync_off_s": [], "local_step_s": [], "reasons": {"exposed": INDEPENDENT_REPLICAS}}
-    run = attribute_weak(lockstep=False, probes=probes)
+    run = attribute_weak(independent=True, probes=probes)
     assert adds_up(run)
     assert [part.names for part in run.parts] == [("overhead",), ("contention",), ("data",), ("drift",)]
     assert run.missing["imbalance"] == run.missing["transfer"] == INDEPENDENT_REPLICAS
@@ -201,7 +195,7 @@ def test_a_batch_that_no_single_device_can_have_is_named() -> None:
     result, full, _, _ = strong_scaling_runs()
     result = dataclasses.replace(result, scale=dataclasses.replace(result.scale, global_batch=21))
     run = attribute_run(result, ReferenceRuns(full, None, None))
-    assert run is not None and "21 samples on 2 devices are 10.5 each" in run.missing["batch"]
+    assert "21 samples on 2 devices are 10.5 each" in run.missing["batch"]
 
 
 def test_the_limits_of_a_part_come_from_the_estimates_it_is_made_of() -> None:
@@ -210,7 +204,6 @@ def test_the_limits_of_a_part_come_from_the_estimates_it_is_made_of() -> None:
     limits = [throughput.throughput(one)[1] for one in (bare, own)]
     half_width = sum(((10 / one.low - 10 / one.high) / 2) ** 2 for one in limits if one) ** 0.5
     part = run.part("overhead")
-    assert part is not None
     assert (part.step_s.high - part.step_s.low) / 2 == pytest.approx(half_width, rel=1e-3)
     assert all(one.share.has_limits for one in run.parts)
 
@@ -233,11 +226,11 @@ def repeat(values: dict[tuple[str, ...], float], run_id: str = "a", missing: Any
 def test_each_repeat_is_one_observation() -> None:
     run = pool_repeats([repeat({("data",): value, ("drift",): 1.0}) for value in (1.0, 2.0, 6.0)])
     data, drift = run.part("data"), run.part("drift")
-    assert data is not None and data.step_s.value == 3.0 and run.repeats == 3 and adds_up(run)
+    assert data.step_s.value == 3.0 and run.repeats == 3 and adds_up(run)
     # sd 2.6458, t(0.975, 2) = 4.302653
     assert data.step_s.high == pytest.approx(3 + 4.302653 * 2.645751 / 3**0.5, rel=1e-6)
     assert run.lost.value == pytest.approx(0.4) and run.lost.low < 0.4
-    assert drift is not None and dataclasses.astuple(drift.share) == pytest.approx((0.1, 0.1, 0.1))
+    assert dataclasses.astuple(drift.share) == pytest.approx((0.1, 0.1, 0.1))
 
 
 def test_two_repeats_have_no_limits_and_one_is_itself() -> None:
@@ -269,9 +262,9 @@ INCOMPLETE_PROBES = st.fixed_dictionaries(
 
 
 @given(INCOMPLETE_PROBES, st.sampled_from(["", "bare", "self", "bare self"]), st.booleans())
-def test_parts_always_add_up_to_what_is_lost(probes: dict[str, Any], without: str, lockstep: bool) -> None:
-    run = attribute_strong(without, probes=probes, lockstep=lockstep)
+def test_parts_always_add_up_to_what_is_lost(probes: dict[str, Any], without: str, independent: bool) -> None:
+    run = attribute_strong(without, probes=probes, independent=independent)
     scale = 1 + sum(abs(part.share.value) for part in run.parts)
     assert abs(sum(part.share.value for part in run.parts) - run.lost.value) < 1e-11 * scale
-    assert len({name for part in run.parts for name in part.names}) == (7 if lockstep else 5)
+    assert len({name for part in run.parts for name in part.names}) == (5 if independent else 7)
     assert pool_repeats([run, run, run]).lost.value == pytest.approx(run.lost.value)

@@ -20,9 +20,8 @@ from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.machine.machine import MachineClass, classify_machine
 from scalebench.core.result import write_result
-from tests.builders.comparisons import machine_settings, make_results, write_folder
+from tests.builders.comparisons import machine_settings, write_folder
 from tests.builders.runs import MACHINE, record
-from tests.builders.sweeps import write_results
 
 GPU = Gpu(0, "Tesla K80", "GPU-1", 2**33, 875, 2505, 149.0, 0, None)
 GIB = 2**30
@@ -152,12 +151,6 @@ def test_nothing_that_went_well_is_no_baseline() -> None:
     write_result(record(status="failed", block_s=None), Path("a/0"))
     with pytest.raises(InputError, match=r"^no run of a went well"):
         save_baseline("main", ["a"])
-
-
-def test_a_copy_of_a_run_is_saved_once() -> None:
-    write_folder("a", [0.1, 0.1])
-    write_results(Path("copies"), make_results("a", [0.1]))
-    assert save_baseline("main", ["a", "copies"])[0][2] == 2
 
 
 def test_what_a_killed_save_left_is_no_baseline() -> None:

@@ -11,7 +11,6 @@ from scalebench.analysis.comparison import Comparison, compare, compare_by
 from scalebench.analysis.comparison.pairing import ComparedRun, make_compared_run
 from scalebench.core.errors import InputError
 from scalebench.core.spec import HardwareSpec
-from tests.builders import sweeps
 from tests.builders.comparisons import machine_settings, make_failed_run, make_results, make_runs, train_settings
 from tests.builders.runs import rank, simulated_config
 
@@ -38,11 +37,6 @@ def test_a_slow_down_is_a_regression_only_beyond_the_threshold() -> None:
         assert actual.status == status and only(actual).verdict == "slower"
 
 
-def test_a_faster_row_is_no_regression() -> None:
-    actual = compare(make_runs("a", slower(0.05)), make_runs("b", STEADY), threshold=0.0)
-    assert (actual.status, only(actual).verdict) == ("ok", "faster") and only(actual).ratio == pytest.approx(1.05)
-
-
 def test_a_large_ratio_that_noise_explains_is_no_regression() -> None:
     noisy = [0.08, 0.12, 0.1, 0.13]
     actual = compare(make_runs("a", noisy), make_runs("b", [each * 1.1 for each in noisy]), threshold=0.03)
@@ -56,25 +50,6 @@ def test_the_same_runs_have_their_own_verdict() -> None:
         actual.status == "ok"
         and [(p.ratio, p.interval, p.verdict) for p in actual.pairs] == [(1.0, None, "the same run")] * 2
     )
-
-
-def test_shared_runs_are_left_out_of_one_side() -> None:
-    old, new = make_runs("a", STEADY), make_runs("b", slower(0.05))
-    pair = only(compare([*old, *new], new))
-    assert {one.run_id for one in pair.a.measured} == {one.run_id for one in old}
-    assert pair.ratio == pytest.approx(1 / 1.05) and "both sides" in pair.notes[0]
-
-
-def test_single_repeats_are_compared_by_their_blocks() -> None:
-    pair = only(compare(make_runs("a", [0.1]), make_runs("b", [0.105])))
-    assert (pair.test, pair.verdict) == ("blocks of one repeat each", "slower")
-    assert pair.interval.low < 1 / 1.05 < pair.interval.high
-
-
-@pytest.mark.parametrize(("few", "test"), [(1, "Student's t, 5 and 1 repeats"), (2, "Student's t, 5 and 2 repeats")])
-def test_few_repeats_are_compared_with_many(few: int, test: str) -> None:
-    pair = only(compare(make_runs("a", STEADY), make_runs("b", slower(0.05)[:few])))
-    assert (pair.test, pair.verdict) == (test, "slower")
 
 
 def test_two_repeats_each_give_no_verdict() -> None:
@@ -94,16 +69,16 @@ def test_interleaved_repeats_are_paired() -> None:
 
 
 def test_verdicts_are_adjusted_for_the_number_of_pairs() -> None:
-    """One pair alone is resolved, and is not among twenty that are not."""
+    """One pair alone is resolved, and is not among eight that are not."""
     a, b = [0.1, 0.102, 0.098, 0.101, 0.099], [0.1 * 1.025 * w for w in (1, 1.02, 0.98, 1.01, 0.99)]
     alone = only(compare(make_runs("a", a), make_runs("b", b)))
     assert alone.verdict == "slower" and 0.01 < alone.p < 0.05 and alone.p_holm == alone.p
-    many = [one for gpus in range(1, 21) for one in make_runs("a", a, gpus=gpus)]
-    others = make_runs("b", b) + [one for gpus in range(2, 21) for one in make_runs("b", a, gpus=gpus)]
+    many = [one for gpus in range(1, 9) for one in make_runs("a", a, gpus=gpus)]
+    others = make_runs("b", b) + [one for gpus in range(2, 9) for one in make_runs("b", a, gpus=gpus)]
     actual = compare(many, others, threshold=0.0)
     first = actual.pairs[0]
     assert (first.verdict, actual.status) == ("no difference resolved", "ok")
-    assert first.p == pytest.approx(alone.p) and first.p_holm == pytest.approx(20 * alone.p)
+    assert first.p == pytest.approx(alone.p) and first.p_holm == pytest.approx(8 * alone.p)
     assert first.interval == alone.interval, "the interval is that of the pair alone"
 
 
@@ -123,24 +98,6 @@ def test_pairs_share_everything_but_what_may_differ() -> None:
     assert reported == {("machine.hostname", "node", "other", 1), ("versions.torch", "none", "2.9", 1)}
 
 
-UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
-    "batch": (train_settings(batch_per_device=20), "train.batch_per_device: 10 and 20"),
-    "precision": (train_settings(precision="tf32"), "train.precision: float32 and tf32"),
-    "scaling": ({"scaling": "strong"}, "scaling: weak and strong"),
-    "gpus": ({"gpus": 2}, "gpus: 1 and 2"),
-    "machine": (machine_settings(cpu_model="another"), "machine.cpu_model: a processor and another"),
-}
-
-
-@pytest.mark.parametrize(("changes", "arguments"), UNLIKE.values(), ids=list(UNLIKE))
-def test_a_refusal_names_the_key_and_both_values(changes: dict[str, Any], arguments: str) -> None:
-    actual = compare(make_runs("a", [0.1]), make_runs("b", [0.1], **changes))
-    assert (actual.status, actual.pairs) == ("not comparable", [])
-    assert arguments in actual.refusal and actual.refusal.startswith(
-        "nothing in A pairs with B: closest rows differ in "
-    )
-
-
 def test_the_way_out_of_a_refusal_is_one() -> None:
     a, b = make_runs("a", [0.1]), make_runs("b", [0.2], **train_settings(batch_per_device=20))
     assert compare(a, b).refusal.endswith("; --ignore train.batch_per_device pairs them")
@@ -150,25 +107,10 @@ def test_the_way_out_of_a_refusal_is_one() -> None:
     assert compare(a, b, ignore=["train"]).status == "ok"
 
 
-def test_what_goes_with_a_key_is_left_out_with_it() -> None:
-    a, b = make_runs("a", STEADY), make_runs("b", STEADY, **machine_settings(cpu_model="another"))
-    assert compare(a, b, ignore=["hardware"]).status == "ok"
-
-
 def test_keys_are_left_out_beside_the_one_that_is_compared() -> None:
     a, b = make_runs("a", STEADY), make_runs("b", STEADY, seed=1, **train_settings(precision="tf32"))
     assert compare_by([*a, *b], "train.precision").refusal.endswith("seed: 0 and 1; --ignore seed pairs them")
     assert len(compare_by([*a, *b], "train.precision", ignore=["seed"]).pairs) == 1
-
-
-def test_the_closest_of_all_rows_is_named_and_no_key_where_it_takes_several() -> None:
-    far, near = make_runs("a", [0.1], gpus=4), make_runs("a", [0.1])
-    b = make_runs("b", [0.1], **train_settings(batch_per_device=20))
-    for a in ([*far, *near], [*near, *far]):
-        assert "differ in train.batch_per_device: 10 and 20; --ignore" in compare(a, b).refusal
-    assert compare(far, b).refusal.endswith("differ in gpus: 4 and 1; train.batch_per_device: 10 and 20") or (
-        compare(far, b).refusal.endswith("differ in train.batch_per_device: 10 and 20; gpus: 4 and 1")
-    )
 
 
 def test_nothing_that_went_well() -> None:
@@ -241,12 +183,6 @@ def test_several_values_are_one_family() -> None:
     assert [(c.a, c.b) for c in reported.contrasts] == [("float32", "bfloat16"), ("float32", "tf32")]
     least = min(pair.p for pair in reported.pairs)
     assert min(pair.p_holm for pair in reported.pairs) == pytest.approx(2 * least)
-
-
-def test_speedups_by_gpus_are_those_of_the_sweep() -> None:
-    actual = [make_compared_run(sweeps.run("ddp_gloo", gpus, repeat)) for repeat in range(3) for gpus in (1, 2, 4)]
-    reported = compare_by(actual, "gpus")
-    assert [contrast.median for contrast in reported.contrasts] == pytest.approx([1.8, 3.24], rel=0.01)
 
 
 def test_a_failed_run_goes_before_a_regression_and_only_with_a_threshold() -> None:

@@ -12,13 +12,11 @@ from scalebench.analysis.comparison.pairing import (
     describe_differences,
     drop_shared_runs,
     find_closest_row,
-    format_fact,
     load_compared_runs,
     make_comparison_rows,
     merge_rows,
 )
-from scalebench.core.errors import InputError
-from scalebench.core.result import SCHEMA_VERSION, Result
+from scalebench.core.result import Result
 from tests.builders.comparisons import make_failed_run, make_results, make_runs, train_settings, write_folder
 from tests.builders.sweeps import write_results
 
@@ -100,11 +98,6 @@ def test_many_differences_are_counted() -> None:
     assert describe_differences(one, other, [*"abcde"]) == "a: 1 and 2; b: 1 and 2; c: 1 and 2; and 2 more"
 
 
-@pytest.mark.parametrize(("value", "arguments"), [(None, "none"), (True, "true"), (1, "1"), (0.5, "0.5"), ("x", "x")])
-def test_facts_are_formatted(value: Any, arguments: str) -> None:
-    assert format_fact(value) == arguments
-
-
 @pytest.mark.parametrize(
     ("a", "b", "left"),
     [("12", "34", ("12", "34")), ("12", "12", None), ("123", "12", ("3", "12")), ("12", "123", ("12", "3")),
@@ -120,17 +113,3 @@ def test_shared_runs_are_dropped_from_the_row_with_others(a: str, b: str, left: 
     if actual is not None:
         shared = set(a) & set(b)
         assert any("both sides" in note for row in actual for note in row.notes) == bool(shared)
-
-
-def test_files_that_cannot_be_read() -> None:
-    write_folder("a", [0.1])
-    with pytest.raises(InputError, match=r"^no result.json at or below nowhere; "):
-        load_compared_runs(["nowhere"])
-    text = Path("a/0/result.json").read_text()
-    Path("a/0/result.json").write_text(text[: len(text) // 2])
-    with pytest.raises(InputError, match=r"^a/0/result.json is no whole JSON file"):
-        load_compared_runs(["a"])
-    newer = text.replace(f'"schema_version": {SCHEMA_VERSION}', f'"schema_version": {SCHEMA_VERSION + 1}')
-    Path("a/0/result.json").write_text(newer)
-    with pytest.raises(InputError, match=rf"^a/0/result.json has schema version {SCHEMA_VERSION + 1}"):
-        load_compared_runs(["a"])

@@ -133,9 +133,6 @@ def test_keys() -> None:
 ])  # fmt: skip
 def test_unknown_keys(key: str, reason: str | None) -> None:
     assert explain_unknown_key(key, ["train.precision", "gpus"]) == reason
-
-
-def test_the_last_part_of_a_key_is_suggested() -> None:
     assert explain_unknown_key("op", ["strategy.options.op"]) == "no key 'op'; did you mean 'strategy.options.op'?"
 
 

@@ -7,7 +7,6 @@ from scalebench.analysis.comparison.pairing import ComparedRun
 from scalebench.analysis.comparison.unmatched import UnmatchedRow
 from tests.builders.comparisons import make_failed_run, make_runs, train_settings
 
-OK_1 = [*make_runs("a", [0.1])]
 OK_2 = [*make_runs("a", [0.1], gpus=2)]
 
 
@@ -34,7 +33,7 @@ def test_a_failure_counts_if_the_partner_was_ok() -> None:
     for status in ("failed", "oom", "timeout", "cancelled", "unsupported"):
         (one,) = left(OK_2, [make_failed_run("b", status, gpus=2)])
         assert (one.failed, one.side, one.run_id) == (True, "B", f"b-ddp-2-{status}")
-        assert one.reason == f"{status}: told to fail"
+        assert one.reason == f"{status}: failed as configured"
 
 
 def test_one_failed_repeat_of_several_counts() -> None:
@@ -52,7 +51,7 @@ def test_a_failure_of_a_new_row_counts_unless_it_is_unsupported() -> None:
 def test_a_failure_on_both_sides_does_not_count() -> None:
     for before, after in (("failed", "failed"), ("oom", "timeout"), ("unsupported", "unsupported")):
         (one,) = left([make_failed_run("a", before, gpus=2)], [make_failed_run("b", after, gpus=2)])
-        assert not one.failed and one.reason == f"{after}: told to fail (in A too)"
+        assert not one.failed and one.reason == f"{after}: failed as configured (in A too)"
     (one,) = left([make_failed_run("a", "unsupported", gpus=2)], [make_failed_run("b", gpus=2)])
     assert one.failed
 
@@ -65,7 +64,7 @@ def test_the_same_failed_run_does_not_count() -> None:
 
 def test_a_failure_in_the_base_is_listed() -> None:
     (one,) = left([make_failed_run("a", gpus=2)], make_runs("b", [0.1], gpus=2))
-    assert (one.side, one.reason, one.failed) == ("A", "failed in A: told to fail", False)
+    assert (one.side, one.reason, one.failed) == ("A", "failed in A: failed as configured", False)
 
 
 def test_an_ok_run_without_a_figure() -> None:

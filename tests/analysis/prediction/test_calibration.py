@@ -1,7 +1,8 @@
-"""Figures of a machine from rows, with what is wrong with them."""
+"""Figures of a machine from rows, with what is wrong with them; the stages of a run from its record or network."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -11,14 +12,18 @@ from scalebench.analysis.prediction.calibration import (
     collect_step_work,
     combine_rates,
     find_link_rate,
+    find_micro_batches,
+    find_stages,
     fit_device_pace,
     group_syncs_by_link,
     link_key,
+    recorded_stages,
 )
-from scalebench.analysis.prediction.cost_model import StepWork
+from scalebench.analysis.prediction.cost_model import ModelStage, StepWork
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
-from tests.builders.parallelism_runs import ddp_run, make_parallel_run
+from scalebench.core.spec import ModelSpec
+from tests.builders.parallelism_runs import FIRST_SHARE, MLP, SENT_BYTES, ddp_run, make_parallel_run, pipeline_run
 
 WORK = StepWork(1e6, 4e6, 1, 0.01)
 BARE: dict[str, Any] = {
@@ -84,3 +89,48 @@ def test_nodes_choose_the_link_of_the_yaml() -> None:
 
     assert (find_link_rate(DATA, {}, linked), find_link_rate({**DATA, "nodes": 2}, {}, linked)) == (5e9, 1e9)
     assert find_link_rate(DATA, {}, record) is None
+
+
+def test_where_nothing_is_recorded_operations_are_balanced() -> None:
+    first, last = find_stages(make_parallel_run("model_parallel", 8, None))
+    assert first.share == pytest.approx(FIRST_SHARE) and first.share + last.share == pytest.approx(1)
+    assert (first.sent_bytes, last.sent_bytes) == (SENT_BYTES, 0)  # 2000 float32 numbers
+    assert first.parameter_bytes + last.parameter_bytes == 4 * 9_237_101
+
+
+def test_a_record_is_believed() -> None:
+    run = pipeline_run("pipeline_gpipe", 8, 0.1, micro_batches=4)
+    assert find_stages(run) == [
+        ModelStage(pytest.approx(80_000 / 9_230_300), 1_000_000, 16_000.0),
+        ModelStage(pytest.approx(9_150_300 / 9_230_300), 3_000_000, 0.0),
+    ]
+    assert find_micro_batches(run) == 4
+    run.ranks[1].stages = []
+    assert recorded_stages(run) == [] and find_stages(run)[0].sent_bytes == SENT_BYTES  # half a chain tells nothing
+
+
+def test_micro_batches_are_those_asked_for() -> None:
+    run = make_parallel_run("pipeline_gpipe", 8, None)
+    assert find_micro_batches(run) == 2
+    run.spec["strategy"]["options"] = {"micro_batches": 8}
+    assert find_micro_batches(run) == 8
+    run.spec["strategy"]["options"] = {"micro_batches": None}
+    assert find_micro_batches(run) == 4
+    assert find_micro_batches(make_parallel_run("model_parallel", 8, None)) == 1
+
+
+def test_unknown_networks_are_errors() -> None:
+    own = dataclasses.replace(MLP, torch="mine:network")
+    with pytest.raises(InputError, match="only the framework knows"):
+        find_stages(make_parallel_run("model_parallel", 8, None, model=own))
+    with pytest.raises(InputError, match="did you mean 'mlp'"):
+        find_stages(make_parallel_run("model_parallel", 8, None, model=ModelSpec("mpl", input_shape=[20])))
+    with pytest.raises(InputError, match="at most 5 stages"):
+        find_stages(make_parallel_run("model_parallel", 8, None, gpus=6))
+    run = pipeline_run("model_parallel", 8, 0.1)
+    run.ranks[1].stages[0].last = "elsewhere"
+    with pytest.raises(InputError, match="from relu_2 to elsewhere, which mlp lacks"):
+        find_stages(run)
+    run.spec["model"] = {"name": 3}
+    with pytest.raises(InputError, match="lacks the model"):
+        find_stages(run)

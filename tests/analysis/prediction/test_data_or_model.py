@@ -42,7 +42,6 @@ def test_predictions_are_of_one_device_the_link_and_the_network() -> None:
         make_parallel_run("pipeline_gpipe", 8, 0.06),
     ]
     (actual,) = compared(bare_run(8), ddp_run(8, 0.1), *others)  # one message and five tell the latency from the bytes
-    assert actual.calibration is not None and actual.calibration.link is not None
     assert actual.calibration.rates.flops_per_s == pytest.approx(FLOPS_PER_S, rel=1e-3)
     assert actual.calibration.rates.bytes_per_s == pytest.approx(BYTES_PER_S)
     assert actual.calibration.link.latency_s == pytest.approx(LATENCY_S)
@@ -90,10 +89,10 @@ def test_two_batches_determine_the_cost_of_a_pass() -> None:
     runs = [run for batch in (8, 64) for run in (bare_run(batch, pass_s=0.003), ddp_run(batch, 0.1),
                                                  make_parallel_run("pipeline_gpipe", batch, 0.1))]  # fmt: skip
     small, large = compared(*runs)
-    assert small.calibration is not None and small.calibration.work.pass_s == pytest.approx(0.003, rel=1e-2)
+    assert small.calibration.work.pass_s == pytest.approx(0.003, rel=1e-2)
     assert small.calibration.rates.flops_per_s == pytest.approx(FLOPS_PER_S, rel=1e-3)
     (alone, *_) = compared(*runs[:3])
-    assert alone.calibration is not None and alone.calibration.work.pass_s == 0
+    assert alone.calibration.work.pass_s == 0
     assert large.predicted_s("data") == pytest.approx(0.003 + work_s(64) / 2 + OPTIMIZER_S + SYNC_S, rel=1e-2)
 
 
@@ -157,23 +156,11 @@ def test_a_missing_measurement_is_the_reason_for_no_prediction() -> None:
     assert "is not known of this model" in str(actual.results["data"].reason)
 
 
-def test_a_model_with_too_few_layers_for_the_stages_is_an_error() -> None:
+def test_a_model_with_too_few_layers_for_the_stages_is_not_predicted() -> None:
     runs = [bare_run(8), make_parallel_run("model_parallel", 8, None, gpus=8), ddp_run(8, 0.1, gpus=8)]
     (actual,) = compared(*runs)
     assert actual.predicted is None and actual.predicted_s("data") is not None
     assert "at most 5 stages" in str(actual.results["model"].reason)
-
-
-def test_the_link_of_the_hardware_counts_where_none_was_measured() -> None:
-    runs = [bare_run(8), make_parallel_run("ddp_gloo", 8, 0.1), make_parallel_run("model_parallel", 8, 0.05)]
-    for run in runs:
-        run.spec["hardware"]["links"] = {"intra_node_bytes_per_s": 5e7}
-    (actual,) = compared(*runs)
-    assert (
-        actual.calibration is not None
-        and actual.calibration.link is None
-        and actual.calibration.rates.bytes_per_s == 5e7
-    )
 
 
 def test_only_the_same_work_stands_beside_each_other() -> None:

@@ -37,22 +37,12 @@ def drawn(here: Machine) -> list[str]:
     return [" ".join(line.split()) for line in console.export_text().splitlines() if line.strip()]
 
 
-def test_a_machine_of_which_nothing_is_known_has_one_row() -> None:
-    assert rows() == {"machine": "2 x a processor cores, 8 GiB, no GPU"}
-
-
 def test_processors_nodes_and_limits() -> None:
     results = rows(
-        cpu_sockets=2,
-        cpus_allowed=[0, 1, 2, 5],
-        smt=True,
-        cpu_governors=["performance", "powersave"],
-        cpu_max_mhz=3500.4,
-        numa=NODES,
-        cpu_quota=1.5,
-        memory_limit_bytes=3 * 2**29,
+        cpu_sockets=2, cpus_allowed=[0, 1, 2, 5], smt=True, cpu_governors=["performance", "powersave"],
+        cpu_max_mhz=3500.4, numa=NODES, cpu_quota=1.5, memory_limit_bytes=3 * 2**29,
         gpus=[PLAIN, dataclasses.replace(PLAIN, index=1)],
-    )
+    )  # fmt: skip
     assert results["processors"] == (
         "a processor, 2 sockets, CPUs 0-2,5, two or more threads a core, governor performance and powersave, "
         "up to 3500 MHz"
@@ -62,6 +52,7 @@ def test_processors_nodes_and_limits() -> None:
     assert results["limits"] == "1.5 CPUs' worth of time, 1.5 GiB of memory"
     assert rows(numa=NODES, cpus_allowed=[0])["NUMA node 1"] == "no CPU for this process"
     assert "NUMA node 0" not in rows(numa=NODES[:1])
+    assert rows() == {"machine": "2 x a processor cores, 8 GiB, no GPU"}, "nothing else is known"
 
 
 @pytest.mark.parametrize(
@@ -113,11 +104,8 @@ def test_pairs_without_peer_access_are_marked() -> None:
         "GPU 1 PIX X SYS, no peer access (CNS)",
         "GPU 2 SYS SYS, no peer access (CNS) X",
     ]
-    assert drawn(dataclasses.replace(here, peer_access=None))[2:] == [
-        "GPU 0 X PIX SYS",
-        "GPU 1 PIX X SYS",
-        "GPU 2 SYS SYS X",
-    ]
+    plain = ["GPU 0 X PIX SYS", "GPU 1 PIX X SYS", "GPU 2 SYS SYS X"]
+    assert drawn(dataclasses.replace(here, peer_access=None))[2:] == plain
 
 
 def test_the_doctor_with_the_stand_in(

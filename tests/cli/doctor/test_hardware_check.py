@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from scalebench.__main__ import main
-from scalebench.cli.commands.doctor.check_result import DIFFERS, OK, UNCHECKED, CheckResult, is_near, mark_unchecked
+from scalebench.cli.commands.doctor.check_result import DIFFERS, OK, UNCHECKED, CheckResult, is_near
 from scalebench.cli.commands.doctor.hardware_check import (
     check_container,
     check_node,
@@ -81,24 +81,16 @@ def test_unknown_values_are_not_checked() -> None:
     assert {line.expected for line in check_node(nothing, host())} == {"null"}
     results = node_results(A100_NODE, host(gpu(0, None, None), gpu(1, None, None), memory_bytes=None))
     assert (results["memory_bytes"].actual, results["memory_bytes"].verdict) == ("unknown", UNCHECKED)
-
-
-def test_cpu_workers_are_not_checked_as_gpus() -> None:
-    results = node_results(HardwareSpec("cpu", devices="cpu", gpus_per_node=2, cpus_per_node=48), host())
-    assert list(results) == ["cpus_per_node", "memory_bytes"]
-
-
-def test_a_job_may_have_a_part_of_the_gpus() -> None:
-    line = node_results(A100_NODE, host(gpu(0)), in_job=True)["gpus_per_node"]
-    assert (line.actual, line.verdict) == ("1, as this job was given", UNCHECKED)
-    more = node_results(A100_NODE, host(gpu(0), gpu(1), gpu(2)), in_job=True)["gpus_per_node"]
-    assert more.verdict == DIFFERS
+    workers = node_results(HardwareSpec("cpu", devices="cpu", gpus_per_node=2, cpus_per_node=48), host())
+    assert list(workers) == ["cpus_per_node", "memory_bytes"], "CPU workers are not checked as GPUs"
 
 
 def test_a_process_with_few_cores_sees_those_of_the_node() -> None:
     line = node_results(A100_NODE, host(cpus=1))["cpus_per_node"]
     assert (line.actual, line.verdict) == ("48 cores, 1 for this process", OK)
     assert node_results(A100_NODE, host(cpus_physical=None))["cpus_per_node"].verdict == OK
+    more = node_results(A100_NODE, host(gpu(0), gpu(1), gpu(2)), in_job=True)["gpus_per_node"]
+    assert more.verdict == DIFFERS, "a job may have a part of the GPUs, and not more"
 
 
 @pytest.mark.parametrize(
@@ -125,11 +117,6 @@ def test_sizes_are_compared_loosely(here: int, same: bool) -> None:
     assert is_near(64 * 10**9, here) == same
 
 
-def test_lines_of_another_host_are_not_judged() -> None:
-    (line,) = mark_unchecked([CheckResult("gpus_per_node", "8", "0", DIFFERS)], "not a node")
-    assert line == CheckResult("gpus_per_node", "8", "0 (not a node)", UNCHECKED)
-
-
 CLUSTER = HardwareSpec("mine", this_machine=False, scheduler="slurm")
 MOUNTS = [("/", "ext4"), ("/home", "nfs4"), ("/home/me/local", "xfs"), ("/scratch", "fuse.x")]
 
@@ -145,8 +132,8 @@ def test_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_folder_to_copy_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def message(stage: str) -> tuple[str, str]:
-        return verdicts(dataclasses.replace(CLUSTER, stage=stage))["stage"]
+    def message(node_copy: str) -> tuple[str, str]:
+        return verdicts(dataclasses.replace(CLUSTER, node_copy=node_copy))["node_copy"]
 
     here, verdict = message(str(tmp_path))
     assert here.endswith(" GB free") and not here.startswith("to be made") and verdict == OK
@@ -159,19 +146,12 @@ def test_the_folder_to_copy_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert message(str(tmp_path / "file")) == (f"{tmp_path / 'file'} cannot be written to", DIFFERS)
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/opt/x", "ext4"),
-        ("/home/me", "nfs4"),
-        ("/homes", "ext4"),
-        ("/home/me/local/x", "xfs"),
-        ("/scratch", "fuse.x"),
-    ],
-)
-def test_the_file_system_of_a_path(path: str, kind: str) -> None:
-    assert find_file_system(Path(path), MOUNTS) == kind
-    assert find_file_system(Path(path), []) is None
+KINDS = {"/opt/x": "ext4", "/home/me": "nfs4", "/homes": "ext4", "/home/me/local/x": "xfs", "/scratch": "fuse.x"}
+
+
+def test_the_file_system_of_a_path() -> None:
+    assert {path: find_file_system(Path(path), MOUNTS) for path in KINDS} == KINDS
+    assert find_file_system(Path("/opt/x"), []) is None
 
 
 def test_shared_folders_are_on_a_network_file_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -183,10 +163,8 @@ def test_shared_folders_are_on_a_network_file_system(monkeypatch: pytest.MonkeyP
     assert list(results) == ["folder of results", "Python", "scalebench", "data sets"]
     assert (results["folder of results"].actual, results["folder of results"].verdict) == (f"{tmp_path} on nfs4", OK)
     cache = results["data sets"]
-    assert (cache.actual, cache.verdict) == (
-        "/elsewhere/cache on ext4: is that a disk of this host only?",
-        UNCHECKED,
-    )
+    question = "/elsewhere/cache on ext4: is that a disk of this host only?"
+    assert (cache.actual, cache.verdict) == (question, UNCHECKED)
 
 
 def test_images(tmp_path: Path) -> None:
@@ -208,7 +186,7 @@ GPUS = [Gpu(n, "NVIDIA A100-SXM4-40GB", f"GPU-{n}", 40 * 2**30, None, None, None
 NODE = dataclasses.replace(
     MACHINE, hostname="taurusi8001.example.org", cpus=48, cpus_physical=48, memory_bytes=2**40, gpus=GPUS
 )
-ALPHA = "hardware=alpha hardware.max_nodes=3 hardware.interface=lo hardware.stage=null"
+ALPHA = "hardware=alpha hardware.max_nodes=3 hardware.interface=lo hardware.node_copy=null"
 
 
 @pytest.fixture
@@ -232,16 +210,13 @@ def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     return message
 
 
-def test_a_node_that_fits(run_command: Tell) -> None:
+def test_a_node_that_fits_and_one_that_does_not(run_command: Tell) -> None:
     status, lines, last = run_command()
     assert status == 0
     assert lines["this host"] == ["a node of alpha", "taurusi8001", "ok"]
     assert lines["scheduler"][-1] == lines["slurm.gres"][-1] == lines["gpus_per_node"][-1] == "ok"
     assert lines["gpu_model"] == ["A100 SXM4 40GB", "8 x NVIDIA A100-SXM4-40GB", "ok"]
     assert " 0 differs," in last
-
-
-def test_a_node_that_does_not(run_command: Tell) -> None:
     status, lines, _ = run_command(here=dataclasses.replace(NODE, gpus=GPUS[:4]))
     assert (status, lines["gpus_per_node"]) == (1, ["8", "4", "differs"])
 

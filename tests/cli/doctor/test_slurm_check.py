@@ -45,6 +45,7 @@ def partition_results(
 
 
 def test_lines_of_sinfo() -> None:
+    assert SINFO_FORMAT.count("|") == SINFO.splitlines()[0].count("|") == 8
     assert NODES[0] == PartitionNode(
         "taurusi8001", "alpha", False, "mixed", 96, 48, 990000 * 2**20, "gpu:8(S:0-1)", 10080, ()
     )
@@ -120,10 +121,7 @@ def test_the_default_partition() -> None:
     assert matches["slurm.partition"] == CheckResult("slurm.partition", "null: main", "1 of 2 nodes up", OK)
     (line,) = partition_results(nodes=NODES[:3], partition=None).values()
     assert (line.actual, line.verdict) == ("no default partition; known: alpha", DIFFERS)
-
-
-def test_a_partition_without_a_node_that_is_up() -> None:
-    assert partition_results(nodes=NODES[2:3])["slurm.partition"].verdict == DIFFERS
+    assert partition_results(nodes=NODES[2:3])["slurm.partition"].verdict == DIFFERS, "no node of it is up"
 
 
 @pytest.mark.parametrize(
@@ -139,10 +137,6 @@ def test_the_time_that_a_job_asks_for(requested: int | None, verdict: str) -> No
 def test_features(requested: str, verdict: str) -> None:
     line = partition_results(partition="main", constraint=requested)["slurm.constraint"]
     assert (line.actual, line.verdict) == ("features big, ssd", verdict)
-
-
-def test_the_format_has_as_many_fields_as_are_read() -> None:
-    assert SINFO_FORMAT.count("|") == SINFO.splitlines()[0].count("|") == 8
 
 
 SHOWN = "PartitionName=alpha\n   AllowGroups=ALL AllowAccounts=p_a,p_b AllowQos=ALL\n   AllocNodes=ALL\n"
@@ -171,11 +165,13 @@ class FakeSlurm(Slurm):
         return answer
 
 
+def wanting(partition: str = "alpha", **wants: Any) -> Config:
+    slurm = SlurmSpec(partition, **wants)
+    return Config(hardware=HardwareSpec("alpha", devices="cuda", this_machine=False, scheduler="slurm", slurm=slurm))
+
+
 def slurm_results(slurm: FakeSlurm, **wants: Any) -> dict[str, tuple[str, str]]:
-    hardware = HardwareSpec(
-        "alpha", devices="cuda", this_machine=False, scheduler="slurm", slurm=SlurmSpec("alpha", **wants)
-    )
-    results, _ = check_slurm(slurm, Config(hardware=hardware))
+    results, _ = check_slurm(slurm, wanting(**wants))
     return {line.key: (line.actual, line.verdict) for line in results}
 
 
@@ -185,14 +181,9 @@ def test_few_questions_and_none_that_starts_anything() -> None:
     assert matches["scheduler"] == ("slurm 22.05.8, /opt/slurm/bin/sbatch", OK)
     assert matches["slurm.partition"] == ("2 of 3 nodes up", OK)
     assert [command.split()[0] for command in slurm.asked] == ["sbatch", "sinfo"]
-
-
-def test_the_nodes_are_those_of_the_partition() -> None:
-    hardware = HardwareSpec("alpha", this_machine=False, scheduler="slurm", slurm=SlurmSpec("alpha"))
-    _, nodes = check_slurm(FakeSlurm(), Config(hardware=hardware))
-    assert [node.name for node in nodes] == ["taurusi8001", "taurusi8002", "taurusi8003"]
-    other = dataclasses.replace(hardware, slurm=SlurmSpec("alpa"))
-    assert check_slurm(FakeSlurm(), Config(hardware=other))[1] == []
+    _, nodes = check_slurm(FakeSlurm(), wanting())
+    assert [node.name for node in nodes] == ["taurusi8001", "taurusi8002", "taurusi8003"], "of the partition"
+    assert check_slurm(FakeSlurm(), wanting("alpa"))[1] == []
 
 
 def test_without_sbatch() -> None:

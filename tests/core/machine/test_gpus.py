@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from scalebench.core.machine import gpus
+from scalebench.core.machine import gpus, nccl_log
 from scalebench.core.machine.gpus import Gpu
 from tests.core.machine.conftest import put
+from tests.nvml_stand_in import UUIDS as UUIDS_OF_STAND_IN
 from tests.nvml_stand_in import put_in
 
 UUIDS = [f"GPU-{i}b2c4f5e-0000-4000-8000-00000000000{i}" for i in range(4)]
@@ -77,34 +78,13 @@ def test_all_fields_of_a_gpu(nvml: SimpleNamespace, root: Path) -> None:
     put(root, "sys/bus/pci/devices/0000:3a:00.0/numa_node", "-1\n")
     found = gpus.detect_gpus()
     assert found.gpus[2] == Gpu(
-        index=2,
-        name=A100,
-        uuid=UUIDS[2],
-        memory_bytes=42_949_672_960,
-        sm_clock_max_mhz=1410,
-        mem_clock_max_mhz=1215,
-        power_limit_w=400.0,
-        numa_node=1,
-        pci_bus_id="00000000:2A:00.0",
-        sm_clock_mhz=210,
-        mem_clock_mhz=405,
-        sm_clock_application_mhz=1200,
-        mem_clock_application_mhz=1100,
-        sm_clock_default_mhz=1095,
-        mem_clock_default_mhz=1215,
-        power_limit_min_w=100.0,
-        power_limit_max_w=450.0,
-        power_limit_default_w=425.5,
-        slowdown_temperature_c=89,
-        mig=False,
-        ecc=True,
-        compute_mode="exclusive_process",
-        persistence=False,
-        pcie_generation=1,
-        pcie_generation_max=4,
-        pcie_width=8,
-        pcie_width_max=16,
-    )
+        index=2, name=A100, uuid=UUIDS[2], memory_bytes=42_949_672_960, numa_node=1, pci_bus_id="00000000:2A:00.0",
+        sm_clock_max_mhz=1410, sm_clock_mhz=210, sm_clock_application_mhz=1200, sm_clock_default_mhz=1095,
+        mem_clock_max_mhz=1215, mem_clock_mhz=405, mem_clock_application_mhz=1100, mem_clock_default_mhz=1215,
+        power_limit_w=400.0, power_limit_min_w=100.0, power_limit_max_w=450.0, power_limit_default_w=425.5,
+        slowdown_temperature_c=89, mig=False, ecc=True, compute_mode="exclusive_process", persistence=False,
+        pcie_generation=1, pcie_generation_max=4, pcie_width=8, pcie_width_max=16,
+    )  # fmt: skip
     assert (found.gpus[3].name, found.gpus[3].numa_node) == (A100, None)
     assert (found.driver_version, found.cuda_driver_version) == ("550.54.15", "12.4")
     json.dumps(dataclasses.asdict(found))
@@ -152,12 +132,7 @@ def test_a_broken_nvml(nvml: SimpleNamespace) -> None:
 
 
 def test_topology(nvml: SimpleNamespace) -> None:
-    assert gpus.detect_gpus().topology == [
-        ["X", "PXB", "SYS", "SYS"],
-        ["PXB", "X", "SYS", "SYS"],
-        ["SYS", "SYS", "X", "PXB"],
-        ["SYS", "SYS", "PXB", "X"],
-    ]
+    assert (gpus.detect_gpus().topology or [])[1:3] == [["PXB", "X", "SYS", "SYS"], ["SYS", "SYS", "X", "PXB"]]
     nvml.links |= {0: [1, 1, 2], 1: [0, 0], 2: [0]}
     assert (gpus.detect_gpus().topology or [])[:2] == [["X", "NV2", "NV1", "SYS"], ["NV2", "X", "SYS", "SYS"]]
     nvml.links |= {gpu: ["switch"] * 12 for gpu in range(4)}
@@ -200,20 +175,13 @@ def test_facts_of_the_visible_gpus_are_in_their_order(
     assert (gpus.gpu_numa_nodes(), gpus.pair_of_each_link()) == ([None], [])
 
 
-def test_peer_access_of_all_kinds(nvml: SimpleNamespace) -> None:
-    peers = gpus.detect_gpus().peer_access or {}
-    assert list(peers) == ["read", "write", "nvlink", "atomics"]
-    assert peers["read"][1] == ["OK", "X", "OK", "OK"]
-    assert peers["nvlink"][0] == ["X", "NS", "NS", "NS"]
-
-
 def test_pairs_by_link() -> None:
     topology = [["X", "PIX", "PHB", "SYS"], ["PIX", "X", "PHB", "SYS"], ["PHB", "PHB", "X", "SYS"], ["SYS"] * 3 + ["X"]]
     expected = {"PIX": [(0, 1)], "PHB": [(0, 2), (1, 2)], "SYS": [(0, 3), (1, 3), (2, 3)]}
     assert gpus.pairs_by_link(topology) == expected and gpus.pairs_by_link([["X"]]) == {}
 
 
-def test_peer_access_has_the_names_of_nvidia_smi() -> None:
+def test_peer_access_has_the_names_of_nvidia_smi(nvml: SimpleNamespace) -> None:
     states = {(0, 1): 0, (1, 0): 1, (0, 2): 2, (2, 0): 3, (1, 2): 4, (2, 1): 5}
 
     def ask(name: str, a: int, b: int, kind: int) -> int | None:
@@ -224,11 +192,10 @@ def test_peer_access_has_the_names_of_nvidia_smi() -> None:
         "read": [["X", "U", "U"], ["U", "X", "U"], ["U", "U", "X"]],
         "write": [["X", "OK", "GNS"], ["CNS", "X", "DR"], ["TNS", "NS", "X"]],
     }
-
-
-@pytest.mark.parametrize("handles", [[0, 1], []])
-def test_unknown_peer_access_is_none(handles: list[int]) -> None:
-    assert gpus.detect_peer_access(lambda *_: None, handles) is None
+    assert gpus.detect_peer_access(lambda *_: None, [0, 1]) is gpus.detect_peer_access(ask, []) is None
+    peers = gpus.detect_gpus().peer_access or {}
+    assert list(peers) == ["read", "write", "nvlink", "atomics"]
+    assert (peers["read"][1], peers["nvlink"][0]) == (["OK", "X", "OK", "OK"], ["X", "NS", "NS", "NS"])
 
 
 def test_constants_are_those_of_the_library() -> None:
@@ -257,3 +224,59 @@ def test_links_through_the_library(
     assert found.topology == [["X", topology], [topology, "X"]]
     assert (found.peer_access or {})["read"] == [["X", peers], [peers, "X"]]
     assert gpus.pair_of_each_link() == [(0, 1)]
+    assert (found.driver_version, found.cuda_driver_version) == ("550.54.15", "12.4")
+    first = found.gpus[0]
+    assert ([gpu.uuid for gpu in found.gpus], first.name, first.memory_bytes, first.sm_clock_max_mhz) == (
+        UUIDS_OF_STAND_IN, "NVIDIA Stand-in 0", 40 * 2**30, 1410,
+    )  # fmt: skip
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUIDS_OF_STAND_IN[1])
+    assert gpus.count_gpus() == 1
+
+
+# NVIDIA/nccl issues 147, 226, 385, 429, 629, 952, 1189, 1814, and documentation of NCCL and aws-ofi-nccl.
+LINES = {
+    "a:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read": {"0-1": "P2P/CUMEM/read"},
+    "a:1:2 [1] NCCL INFO Channel 15/0 : 1[1] -> 0[0] via P2P/IPC": {"0-1": "P2P/IPC"},
+    "a:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 7[7] via P2P/direct pointer/read": {"0-7": "P2P/direct pointer/read"},
+    "a:1:2 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct": {"0-1": "SHM/direct/direct"},
+    "a:1:2 [1] NCCL INFO Channel 00 : 1[1a000] -> 2[af000] via direct shared memory": {"1-2": "direct shared memory"},
+    "a:1:2 [3] NCCL INFO Ring 04 : 3[3] -> 2[2] via P2P/IPC": {"2-3": "P2P/IPC"},
+    "a:1:2 [0] NCCL INFO Ring 00 : 43 -> 44 [receive] via NET/Socket/0": {"43-44": "NET/Socket/0"},
+    "a:1:2 [0] NCCL INFO Channel 00/0 : 1[1] -> 10[0] [send] via NET/IB/0(1)/GDRDMA": {"1-10": "NET/IB/0(1)/GDRDMA"},
+    "a:1:2 [7] NCCL INFO Channel 08/0 : 33[1] -> 40[0] [send] via NET/IBext_v8/7": {"33-40": "NET/IBext_v8/7"},
+    "[1,6]<stdout>:a:3:7 [6] NCCL INFO Channel 03 : 15[a01d0] -> 6[a01c0] [receive] via NET/AWS Libfabric/3/GDRDMA": {
+        "6-15": "NET/AWS Libfabric/3/GDRDMA"
+    },
+    "a:1:2 [0] NCCL INFO Channel 00/24 :    0   1": {},
+    "a:1:2 [0] NCCL INFO Ring 00 : 1 -> 0 -> 1": {},
+    "a:1:2 [1] NCCL INFO Trees [0] -1/-1/-1->1->0 [1] 0/3/-1->1->-1": {},
+    "a:1:2 [6] NCCL INFO a:3:4 [7] NCCL INFO Ring 04 : 7[7] -> 3[3] via P2P/IPC": {"3-7": "P2P/IPC"},  # two writers
+    "Ring 04 : 6[6] -> 5[5] via P2P/IPC": {},  # the rest of the first of them
+    "epoch 1 via SHM": {},
+}
+
+
+def test_each_line() -> None:
+    for line, transports in LINES.items():
+        assert nccl_log.parse_transports([line]) == nccl_log.parse_transports([f"{line}\r"]) == transports, line
+
+
+def test_pairs_are_sorted_with_all_transports_of_each() -> None:
+    connections = [(10, 2, "SHM/direct/direct"), (0, 1, "NET/IB/1"), (2, 3, "P2P/IPC")]
+    connections += [(1, 0, "NET/IB/0"), (0, 1, "NET/IB/1")]
+    lines = [f"a [0] NCCL INFO Channel 00/0 : {a}[0] -> {b}[1] via {transport}" for a, b, transport in connections]
+    found = nccl_log.parse_transports(lines)
+    assert list(found.items()) == [("0-1", "NET/IB/0 + NET/IB/1"), ("2-3", "P2P/IPC"), ("2-10", "SHM/direct/direct")]
+    assert nccl_log.summarize_transports(found) == "NET/IB/0 + NET/IB/1 + P2P/IPC + SHM/direct/direct"
+    assert nccl_log.summarize_transports(None) is None
+
+
+def test_logs_are_read_together_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    logs = [tmp_path / f"rank{rank}.log" for rank in range(3)]
+    line = b"a [0] NCCL INFO Channel 00/0 : %d[0] -> %d[1] via P2P/IPC\n"
+    logs[0].write_bytes(b"\xff\xfe no text\n" + line % (0, 1))
+    logs[1].write_bytes(line % (1, 2) + b"x" * 1000 + b"\n" + line % (2, 3))
+    assert nccl_log.read_transports(logs) == {"0-1": "P2P/IPC", "1-2": "P2P/IPC", "2-3": "P2P/IPC"}
+    monkeypatch.setattr(nccl_log, "MAX_LOG_BYTES", 1000)
+    assert nccl_log.read_transports(logs) == {"0-1": "P2P/IPC", "1-2": "P2P/IPC"}
+    assert nccl_log.read_transports([logs[2], tmp_path]) is None

@@ -1,4 +1,5 @@
-"""The facts of this machine: real ones where possible, else from made-up system files."""
+"""The facts of this machine: real ones where possible, else from made-up system files. Processors and cgroups: the
+affinity of this process, and made-up files for the rest."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from scalebench.core import json_files
-from scalebench.core.machine import machine
+from scalebench.core.machine import cpus, machine
 from scalebench.core.machine.cpus import NumaNode
 from scalebench.core.machine.gpus import Gpu, GpuFacts
 from scalebench.core.machine.machine import Machine
+from tests.builders.runs import MACHINE
 from tests.core.machine.conftest import put
 from tests.nvml_stand_in import put_in
 
@@ -162,14 +164,6 @@ def test_git_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.git_commit(tmp_path / "absent") is None
 
 
-def test_the_gpus_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = GpuFacts([Gpu(0, A100, *[None] * 7)], [["X"]], "550.54.15", "12.4", {"read": [["X"]]})
-    monkeypatch.setattr(machine, "detect_gpus", lambda: facts)
-    found = machine.detect_machine()
-    parts = found.gpus, found.topology, found.driver_version, found.cuda_driver_version, found.peer_access
-    assert GpuFacts(*parts) == facts
-
-
 @pytest.mark.parametrize(
     ("names", "cpu", "quota", "line"),
     [
@@ -182,10 +176,8 @@ def test_the_gpus_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_machine_in_one_line(names: list[str | None], cpu: str | None, quota: float | None, line: str) -> None:
     gpus = [Gpu(i, name, None, None, None, None, None, None, None) for i, name in enumerate(names)]
-    found = dataclasses.replace(
-        machine.detect_machine(), cpus=48, memory_bytes=1000 * 2**30, gpus=gpus, cpu_model=cpu, cpu_quota=quota
-    )
-    assert machine.describe_machine(found) == line
+    facts = {"cpus": 48, "memory_bytes": 1000 * 2**30, "gpus": gpus, "cpu_model": cpu, "cpu_quota": quota}
+    assert machine.describe_machine(dataclasses.replace(MACHINE, **facts)) == line
 
 
 @pytest.mark.parametrize(
@@ -210,6 +202,8 @@ def test_older_records_lack_later_fields_and_new_ones_read_back(
 ) -> None:
     put_in(monkeypatch, nvml_library)
     found = machine.detect_machine()
+    parts = found.gpus, found.topology, found.driver_version, found.cuda_driver_version, found.peer_access
+    assert GpuFacts(*parts) == machine.detect_gpus()
     tree = json.loads(json.dumps(dataclasses.asdict(found)))
     assert json_files.build_record(Machine, tree) == found and found.peer_access is not None and len(found.gpus) == 2
     for kind, part in ((Machine, tree), *((Gpu, gpu) for gpu in tree["gpus"])):
@@ -219,3 +213,110 @@ def test_older_records_lack_later_fields_and_new_ones_read_back(
     old = json_files.build_record(Machine, tree)
     assert (old.numa, old.mpi, old.gpus[0].ecc, old.gpus[0].name) == (None, None, None, found.gpus[0].name)
     assert old.versions == found.versions
+
+
+def test_usable_cpus_follow_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert cpus.usable_cpus() == [min(before)]
+    finally:
+        os.sched_setaffinity(0, before)
+    assert cpus.usable_cpus() == sorted(before)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert cpus.usable_cpus() == [0, 1, 2]
+
+
+def test_numa_nodes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for node, (cpu_list, distances) in {0: ("0-1,8", "10 21 31"), 2: ("2,3", "21 10 31"), 10: ("", "31 31 10")}.items():
+        folder = f"sys/devices/system/node/node{node}"
+        put(root, f"{folder}/cpulist", f"{cpu_list}\n")
+        put(root, f"{folder}/distance", f"{distances}\n")
+    put(root, "sys/devices/system/node/node2/meminfo", "Node 2 MemTotal:  1024 kB\nNode 2 MemFree: 1 kB\n")
+    put(root, "sys/devices/system/node/possible", "0-15\n")
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda *args: sorted(glob(*args), reverse=True))
+    assert cpus.numa_nodes() == [
+        NumaNode(0, [0, 1, 8], None, {"0": 10, "2": 21, "10": 31}),
+        NumaNode(2, [2, 3], 2**20, {"0": 21, "2": 10, "10": 31}),
+        NumaNode(10, [], None, {"0": 31, "2": 31, "10": 10}),
+    ]
+
+
+def test_distances_that_do_not_fit_the_nodes_are_left_out(root: Path) -> None:
+    put(root, "sys/devices/system/node/node0/distance", "10 21\n")
+    assert cpus.numa_nodes() == [NumaNode(0, [], None, {})]
+
+
+def test_unknown_facts_are_none(root: Path) -> None:
+    put(root, "sys/devices/system/cpu/cpu0/topology/physical_package_id", "-1\n")  # so on some virtual machines
+    assert cpus.cpu_governors([0]) is cpus.max_frequency_mhz([0]) is None
+    assert cpus.count_sockets() is cpus.has_smt() is None
+    assert cpus.numa_nodes() == []
+
+
+def test_system_files_that_exist_and_others(root: Path) -> None:
+    (root / "sys").mkdir()
+    (root / "sys/text").write_bytes(b"a: 1\nb:  two \xff\n")
+    put(root, "sys/number", " -12\n")
+    assert cpus.find_in_system_file("^b:(.*)$", "sys", "text") == "two \ufffd"
+    assert cpus.find_in_system_file("^c:(.*)$", "sys/text") is None
+    assert (cpus.read_system_file("sys"), cpus.read_system_file("sys/absent")) == ("", "")
+    assert cpus.read_system_number("sys/number") == -12
+    assert [cpus.read_system_number(f"sys/{name}") for name in ("text", "absent")] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("0-2,8\n", [0, 1, 2, 8]), ("3\n", [3]), ("\n", []), ("10-11,0", [10, 11, 0])]
+)
+def test_lists_of_processors(text: str, numbers: list[int]) -> None:
+    assert cpus.parse_cpu_list(text) == numbers
+
+
+QUOTA_FILES = ("cpu,cpuacct/cpu.cfs_quota_us", "cpu,cpuacct/cpu.cfs_period_us")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "quota"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "400000 100000\n"}, 4.0),
+        ("0::/a/b\n", {"a/b/cpu.max": "200000 100000\n", "cpu.max": "300000 100000\n"}, 2.0),
+        ("0::/host/only\n", {"cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        ("4:cpu,cpuacct:/docker/x\n", dict(zip(QUOTA_FILES, ("250000\n", "100000\n"), strict=True)), 2.5),
+        ("4:cpu,cpuacct:/\n0::/\n", dict(zip(QUOTA_FILES, ("-1\n", "100000\n"), strict=True)), None),
+        ("4:cpu,cpuacct:/\n", {QUOTA_FILES[0]: "1000\n"}, None),
+        ("nonsense\n\n", {"cpu.max": "garbage"}, None),
+        ("", {}, None),
+    ],
+)
+def test_cpu_quota(root: Path, cgroup: str, files: dict[str, str], quota: float | None) -> None:
+    put(root, "proc/self/cgroup", cgroup)
+    for name, text in files.items():
+        put(root, f"sys/fs/cgroup/{name}", text)
+    assert cpus.cpu_quota() == quota
+
+
+V1 = "memory/memory.limit_in_bytes"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "limit"),
+    [
+        ("0::/\n", {"memory.max": "1073741824\n"}, 2**30),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": "4096\n", "memory.max": "8192\n"}, 4096),
+        ("0::/\n", {"memory.max": "max\n"}, None),
+        ("7:memory:/docker/x\n4:cpu:/\n", {V1: "2048\n"}, 2048),
+        ("7:memory:/\n", {V1: "9223372036854771712\n"}, None),
+        ("4:cpu:/\n", {V1: "2048\n", "cpu/memory.limit_in_bytes": "1\n"}, None),
+        ("0::/\n", {"memory.max": "garbage"}, None),
+        ("", {}, None),
+    ],
+)
+def test_memory_limit(root: Path, cgroup: str, files: dict[str, str], limit: int | None) -> None:
+    put(root, "proc/self/cgroup", cgroup)
+    for name, text in files.items():
+        put(root, f"sys/fs/cgroup/{name}", text)
+    assert cpus.memory_limit_bytes() == limit

@@ -1,4 +1,6 @@
-"""The monitor's own process: how it samples and ends; it is never left behind, and never fails a run."""
+"""The monitor's own process: how it samples and ends; it is never left behind, and never fails a run.
+And how often it takes each kind of sample, on a clock of the test.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from scalebench.core.run_folder import MONITOR_FILE
 from scalebench.core.spec import write_spec
+from scalebench.measure.monitor import __main__ as sampling
 from scalebench.measure.monitor import monitor_process
+from scalebench.measure.monitor.__main__ import Sampler
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.measure.monitor.time_series import read_series
 from tests.builders.runs import find_running, simulated_spec, wait_until
@@ -72,7 +78,7 @@ def test_gpus_are_sampled_ten_times_and_the_host_twice_a_second(
 
 def test_a_monitor_ended_during_its_start_leaves_a_series(folder: Path) -> None:
     with MonitorProcess(SPEC, folder) as monitor:
-        pass
+        assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "restored after the start"
     assert monitor.reason is None
     assert read_series(folder / MONITOR_FILE).values("memory", "available_bytes")
 
@@ -144,11 +150,6 @@ def test_a_monitor_that_cannot_start_is_a_reason(folder: Path, monkeypatch: pyte
     assert monitor.reason == f"the monitor could not be started: {os.strerror(11)}"
 
 
-def test_the_signal_mask_is_restored_after_the_start(folder: Path) -> None:
-    with MonitorProcess(SPEC, folder, stand_in(folder, "")):
-        assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
 @pytest.mark.parametrize("reason", ["measure.monitor=false", "debug=true"])
 def test_a_monitor_that_is_switched_off_is_not_started(reason: str, tmp_path: Path) -> None:
     spec = simulated_spec(measure={"monitor": reason == "debug=true"}, debug=reason == "debug=true")
@@ -167,14 +168,80 @@ def test_a_series_that_cannot_be_written_is_a_reason(folder: Path) -> None:
 def test_missing_gpu_figures_are_a_reason_for_a_run_on_gpus(
     folder: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataclasses import replace
 
     put_in(monkeypatch, nvml_library, INIT=9)
     spec = replace(SPEC, device="cuda")
     write_spec(spec, folder)
     with MonitorProcess(spec, folder) as monitor:
         pass
-    assert (
-        monitor.reason is not None and monitor.reason.startswith("no GPU figures: ") and "Driver Not" in monitor.reason
-    )
+    reason = monitor.reason or ""
+    assert reason.startswith("no GPU figures: ") and "Driver Not" in reason
     assert read_series(folder / MONITOR_FILE).names
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now_s=1000.0)
+    clock.monotonic = clock.time = lambda: clock.now_s
+    monkeypatch.setattr(sampling, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def counts(
+    tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
+) -> tuple[Sampler, dict[str, int]]:
+    """Return a sampler, and how often it took each kind of sample."""
+    put_in(monkeypatch, nvml_library)
+    write_spec(simulated_spec(), tmp_path)
+    sampler = Sampler(tmp_path, os.getpid())
+    taken_by_name: dict[str, int] = {}
+
+    def count(name: str):
+        def part() -> None:
+            taken_by_name[name] = taken_by_name.get(name, 0) + 1
+            sampler.rows.add(1.0, "gpu0", name, 1.0)
+
+        return part
+
+    parts = {part: count(part.__name__) for part in sampler._interval_s}
+    for name in ("_interval_s", "_due_s"):
+        setattr(sampler, name, {parts[part]: value for part, value in getattr(sampler, name).items()})
+    return sampler, taken_by_name
+
+
+def sample_for(sampler: Sampler, clock: SimpleNamespace, seconds: float) -> None:
+    end_s = clock.now_s + seconds
+    while clock.now_s < end_s:
+        sampler.sample()
+        rest_s = sampler.seconds_to_next()
+        assert 0 < rest_s <= 0.1 + 1e-9 or len(sampler.rows) > 100
+        clock.now_s += rest_s
+
+
+def test_each_kind_of_sample_has_its_interval(counts: tuple[Sampler, dict[str, int]], clock: SimpleNamespace) -> None:
+    sampler, taken_by_name = counts
+    sample_for(sampler, clock, 10.0)
+    assert {name: pytest.approx(n, abs=2) for name, n in taken_by_name.items()} == {
+        "sample": 100, "_sample_host": 20, "sample_slow": 20, "_count_foreign_processes": 5,
+    }  # fmt: skip
+    before = dict(taken_by_name)
+    sampler.sample_all()
+    assert all(taken_by_name[name] == before[name] + 1 for name in before)
+    clock.now_s += 60.0
+    sample_for(sampler, clock, 1.0)
+    assert taken_by_name["sample"] <= before["sample"] + 13, "samples missed in a stall are not made up for"
+
+
+def test_a_long_run_is_sampled_less_and_less_often(
+    counts: tuple[Sampler, dict[str, int]], clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler, taken_by_name = counts
+    sampler._slowing_rows = 200
+    monkeypatch.setattr(sampling, "ROWS_BEFORE_SLOWING", 200)
+    per_period = []
+    for _ in range(4):
+        before = taken_by_name.get("sample", 0)
+        sample_for(sampler, clock, 100.0)
+        per_period.append(taken_by_name["sample"] - before)
+    assert len(sampler.rows) < 1500 and per_period[0] > 200 and per_period[-1] < per_period[0] / 2

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from scalebench.measure.monitor.time_series import SampleRows, TimeSeries, TimeWindow, read_series
@@ -20,16 +23,11 @@ def test_gauges_are_cut_to_the_window() -> None:
     assert samples.mean("gpu0", "power_w", TimeWindow(BEGIN_S + 40, BEGIN_S + 50)) is None
 
 
-def test_a_counter_is_linear_between_its_samples() -> None:
-    samples = series({"cpu/busy_s": lambda t: 5 + 3 * t}, every_s=0.7)
+def test_counters_and_integrals_are_linear_between_their_samples() -> None:
+    samples = series({"cpu/busy_s": lambda t: 5 + 3 * t, "gpu0/power_w": lambda t: 2 * t}, every_s=0.7)
     assert samples.counter_growth("cpu", "busy_s", WINDOW) == pytest.approx(30.0)
-    assert samples.counter_growth("cpu", "busy_s", TimeWindow(BEGIN_S + 10.1, BEGIN_S + 10.2)) == pytest.approx(
-        0.3, rel=1e-4
-    )
-
-
-def test_an_integral_is_linear_between_its_samples() -> None:
-    samples = series({"gpu0/power_w": lambda t: 2 * t}, every_s=0.7)
+    short = TimeWindow(BEGIN_S + 10.1, BEGIN_S + 10.2)
+    assert samples.counter_growth("cpu", "busy_s", short) == pytest.approx(0.3, rel=1e-4)
     assert samples.integral("gpu0", "power_w", WINDOW) == pytest.approx(300.0)
 
 
@@ -41,10 +39,8 @@ def window_with_gaps(gaps: tuple[tuple[float, float], ...] = GAPS) -> TimeWindow
 
 
 def test_gaps_are_no_part_of_a_window() -> None:
-    assert [(begin - BEGIN_S, end - BEGIN_S) for begin, end in window_with_gaps().pieces] == [
-        (11.0, 14.0),
-        (16.0, 19.0),
-    ]
+    pieces = [(begin - BEGIN_S, end - BEGIN_S) for begin, end in window_with_gaps().pieces]
+    assert pieces == [(11.0, 14.0), (16.0, 19.0)]
     assert window_with_gaps().seconds == 6.0 and WINDOW.pieces == [(WINDOW.begin_s, WINDOW.end_s)]
     assert window_with_gaps(((0.0, 30.0),)).pieces == [] and window_with_gaps(((0.0, 30.0),)).seconds == 0
     assert window_with_gaps(((21.0, 30.0),)).pieces == WINDOW.pieces
@@ -55,20 +51,14 @@ def test_figures_exclude_the_gaps() -> None:
         return any(begin < t < end for begin, end in GAPS)
 
     samples = series({"gpu0/power_w": lambda t: 900.0 if within(t) else 100.0}, every_s=0.01)
-    assert (
-        samples.largest("gpu0", "power_w", window_with_gaps())
-        == samples.mean("gpu0", "power_w", window_with_gaps())
-        == 100.0
-    )
-    assert samples.integral("gpu0", "power_w", window_with_gaps()) == pytest.approx(600.0)
+    window = window_with_gaps()
+    assert samples.largest("gpu0", "power_w", window) == samples.mean("gpu0", "power_w", window) == 100.0
+    assert samples.integral("gpu0", "power_w", window) == pytest.approx(600.0)
     counter = series({"cpu/busy_s": lambda t: 3 * t + (7 if t > 15 else 0)}, every_s=0.01)
-    assert counter.counter_growth("cpu", "busy_s", window_with_gaps()) == pytest.approx(18.0, rel=1e-6)
+    assert counter.counter_growth("cpu", "busy_s", window) == pytest.approx(18.0, rel=1e-6)
     assert counter.counter_growth("cpu", "busy_s", WINDOW) == pytest.approx(37.0, rel=1e-6)
     everything = window_with_gaps(((0.0, 30.0),))
-    assert (
-        counter.counter_growth("cpu", "busy_s", everything) is None
-        and counter.mean("cpu", "busy_s", everything) is None
-    )
+    assert counter.counter_growth("cpu", "busy_s", everything) is counter.mean("cpu", "busy_s", everything) is None
 
 
 @pytest.mark.parametrize(("end_s", "covered"), [(19.5, True), (18.5, False), (9.0, False)])
@@ -81,12 +71,9 @@ def test_a_counter_needs_samples_over_nearly_all_of_the_window(end_s: float, cov
         assert samples.integral("gpu0", "power_w", WINDOW) == pytest.approx(70.0)
 
 
-def test_a_counter_that_was_reset_gives_no_figure() -> None:
+def test_a_counter_that_was_reset_and_a_single_sample_give_no_figure() -> None:
     samples = series({"net:eth0/sent_bytes": lambda t: 100 * t if t < 15 else t})
     assert samples.counter_growth("net:eth0", "sent_bytes", WINDOW) is None
-
-
-def test_a_single_sample_gives_no_figure() -> None:
     samples = series({"cpu/busy_s": 1.0}, begin_s=15.0, end_s=15.0)
     assert samples.counter_growth("cpu", "busy_s", WINDOW) is None and samples.integral("cpu", "busy_s", WINDOW) is None
     assert TimeSeries({}).counter_growth("cpu", "busy_s", WINDOW) is None
@@ -109,3 +96,38 @@ def test_reading_loads_no_pandas(tmp_path: Path) -> None:
         "assert 'pandas' not in sys.modules and 'numpy' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+def test_rows_are_read_again_in_order_of_time(tmp_path: Path) -> None:
+    rows = SampleRows()
+    rows.add(2.0, "gpu0", "power_w", 20.0)
+    rows.add(1.0, "cpu", "busy_s", 7.0)
+    rows.add(1.0, "gpu0", "power_w", 10)
+    rows.write(tmp_path / "monitor.parquet")
+    series = read_series(tmp_path / "monitor.parquet")
+    assert series.names == [("cpu", "busy_s"), ("gpu0", "power_w")]
+    assert series.values("gpu0", "power_w") == [10.0, 20.0]
+    assert series.times_s("gpu0", "power_w") == [1.0, 2.0]
+    assert series.values("gpu0", "power_w", TimeWindow(1.5, 2.5)) == [20.0]
+    assert os.listdir(tmp_path) == ["monitor.parquet"]
+    first = pd.read_parquet(tmp_path / "monitor.parquet").to_dict("records")[0]
+    assert first == {"time_s": 2.0, "source": "gpu0", "quantity": "power_w", "value": 20.0}, "the long format"
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf])
+def test_a_value_that_is_not_finite_is_no_row(value: float | None, tmp_path: Path) -> None:
+    rows = SampleRows()
+    rows.add(1.0, "gpu0", "power_w", value)
+    assert len(rows) == 0
+    rows.write(tmp_path / "monitor.parquet")
+    assert read_series(tmp_path / "monitor.parquet").names == []
+
+
+def test_a_file_that_cannot_be_completed_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: object, target: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        SampleRows().write(tmp_path / "monitor.parquet")
+    assert os.listdir(tmp_path) == []

@@ -24,7 +24,7 @@ from tests.builders import sweeps
 
 def get_blocks(report_data: ReportData) -> Sequence[Block]:
     section = answer.section(report_data)
-    assert section is not None and section.id == "answer"
+    assert section.id == "answer"
     return section.blocks
 
 
@@ -47,44 +47,6 @@ def codes(blocks: Sequence[Block]) -> list[Code]:
 
 def make_runs(strategies: Sequence[str], gpus: Sequence[int] = (1, 2, 4), **changes: Any) -> list[Result]:
     return [sweeps.run("bare_torch", 1, **changes), *(sweeps.run(s, n, **changes) for s in strategies for n in gpus)]
-
-
-def test_the_answer_of_a_sweep(tmp_path: Path) -> None:
-    (text,) = get_paragraphs(answer_runs(tmp_path, *make_runs(["ddp_gloo", "horovod_gloo"])))
-    assert text.startswith(
-        "materials_cnn on materials, hardware cpu, weak scaling, batch 10 per device. Take ddp_gloo. "
-    )
-    assert re.search(
-        r"At 4 devices: ddp_gloo, 3,0\d\d samples/s, 1.2\d \[1.2\d, 1.2\d\] times as fast as the next", text
-    )
-    assert "(horovod_gloo). ddp_gloo keeps an efficiency of 80 % up to 2 devices. " in text
-    assert re.search(r"23 % \[23, 2\d\] of what as many bare devices would do is lost; on one device it", text)
-    assert "do not pay" not in text
-
-
-def test_the_table_has_the_frames_own_figures(tmp_path: Path) -> None:
-    blocks = answer_runs(tmp_path, *make_runs(["ddp_gloo", "horovod_gloo"]))
-    rows = {(row["strategy"], row["gpus"]): row for row in load_report_data([tmp_path]).pooled.to_dict("records")}
-    (table,) = tables(blocks)
-    assert [row.cells[0].value for row in table.rows] == [1, 2, 4]
-    for row, best in zip(table.rows, ["bare_torch", "ddp_gloo", "ddp_gloo"], strict=True):
-        _, name, rate, efficiency, against, certainty, tied = row.cells
-        expected = rows[best, row.cells[0].value]
-        assert (name.value, rate.value) == (best, expected["throughput_samples_per_s"])
-        assert (efficiency.value, against.text, certainty.text, tied.text) == (
-            expected["efficiency_bare"],
-            "bare",
-            "the best",
-            "",
-        )
-        assert all(len(row.cells) == len(table.columns) for row in table.rows) and row.tags["strategy"] == best
-
-
-def test_the_winner_comes_with_its_command_and_its_lines(tmp_path: Path) -> None:
-    command, lines, repeat = codes(answer_runs(tmp_path, *make_runs(["ddp_gloo"])))
-    assert "strategy=ddp_gloo" in command.text and "gpus=4" in command.text
-    assert lines.language == "python" and 'init_process_group("gloo")' in lines.text
-    assert 'torch.device("cpu")' in lines.text and repeat.text == "torchrun --nproc_per_node=4 train.py"
 
 
 def test_a_tie_is_no_winner(tmp_path: Path) -> None:
@@ -111,21 +73,16 @@ def test_without_intervals_it_is_not_sure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "min_efficiency, sentence",
+    ("min_efficiency", "noise", "sentence"),
     [
-        (0.5, "up to 4 devices, the most that were measured."),
-        (0.99, "ddp_gloo keeps an efficiency of 99 % at no number of devices."),
-        (0.7695, r"up to 4 devices, the most that were measured (with certainty 2 devices)."),
+        (0.5, 0.01, "up to 4 devices, the most that were measured."),
+        (0.99, 0.01, "ddp_gloo keeps an efficiency of 99 % at no number of devices."),
+        (0.765, 0.1, "up to 4 devices, the most that were measured (with certainty 2 devices)."),
     ],
 )
-def test_how_far_it_goes(tmp_path: Path, min_efficiency: float, sentence: str) -> None:
-    runs = make_runs(["ddp_gloo"], noise=0.1 if min_efficiency == 0.7695 else 0.01)
-    assert (
-        sentence
-        in get_paragraphs(
-            answer_runs(tmp_path, *runs, min_efficiency=min_efficiency if min_efficiency != 0.7695 else 0.765)
-        )[0]
-    )
+def test_how_far_it_goes(tmp_path: Path, min_efficiency: float, noise: float, sentence: str) -> None:
+    runs = make_runs(["ddp_gloo"], noise=noise)
+    assert sentence in get_paragraphs(answer_runs(tmp_path, *runs, min_efficiency=min_efficiency))[0]
 
 
 def test_more_devices_that_train_slower_do_not_pay(tmp_path: Path) -> None:
@@ -207,10 +164,3 @@ def test_what_was_scaled_comes_first(tmp_path: Path) -> None:
     single.scale.batch_per_device = 20
     answers = get_paragraphs(answer_runs(tmp_path, single, *make_runs(["ddp_gloo"])))
     assert ["10 per device" in text for text in answers] == [True, False]
-
-
-def test_ids_are_unique_and_plain(tmp_path: Path) -> None:
-    runs = [*make_runs(["ddp_gloo"]), sweeps.run("ddp_gloo", 2, run_id="b", train=TrainSpec(20))]
-    runs[-1].scale.batch_per_device = 20
-    ids = [table.id for table in tables(answer_runs(tmp_path, *runs))]
-    assert len(ids) == len(set(ids)) and all(re.fullmatch("[a-z0-9-]+", name) for name in ids)

@@ -27,7 +27,7 @@ WITH_GPUS = dataclasses.replace(
 
 def make_section(folder: Path) -> Section:
     section = machines.section(load_report_data([folder]))
-    assert section is not None and section.folded
+    assert section.folded
     return section
 
 

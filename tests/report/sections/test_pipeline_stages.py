@@ -9,24 +9,11 @@ import pytest
 from scalebench.core.result import write_result
 from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections import pipeline_stages
-from scalebench.report.sections.pipeline_stages import describe_bubble, make_run_blocks
+from scalebench.report.sections.pipeline_stages import describe_bubble
 from scalebench.sweeps.console import Console
 from tests.analysis.test_pipeline_stages import chain, run
 from tests.builders.runs import record
 from tests.report.section_blocks import build_section, get_block, select_blocks
-
-
-def test_a_row_for_each_stage_and_a_sentence_for_each_run(tmp_path: Path) -> None:
-    results = [run(chain(0.006, 0.003), run_id="a"), record(run_id="b")]
-    section = build_section(pipeline_stages, tmp_path, results)
-    table = get_block(section, Table)
-    assert [[cell.value for cell in row.cells] for row in table.rows] == [
-        ["pipeline_gpipe on 2 devices", 0, 0, "dense0", 1000, 4096, 0.006, pytest.approx(2 / 3)],
-        ["pipeline_gpipe on 2 devices", 0, 1, "dense1", 1000, None, 0.003, pytest.approx(1 / 3)],
-    ]
-    assert table.rows[0].tags["strategy"] == "pipeline_gpipe"
-    (sentence,) = select_blocks(section, Paragraph)
-    assert sentence.text.startswith("pipeline_gpipe on 2 devices: bubble: 55.0 % of the devices' time")
 
 
 def test_only_some_of_many_runs_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +78,6 @@ def test_the_measured_bubble_stands_beside_the_expected_one() -> None:
         f"bubble: -10.0 % {measured}; below 0, since the isolated stages took longer than in training; 20.0 %"
     )
     assert "of 1 micro-batch through 1 equal stage," in describe_bubble(run(chain(0.01, micro_batches=1)))
-
-
-def test_a_run_without_stages_has_no_blocks() -> None:
-    assert list(make_run_blocks(record(gpus=2))) == []
 
 
 def test_unequal_replicas_have_no_expected_bubble() -> None:

@@ -20,7 +20,7 @@ from tests.report.section_blocks import SCRIPT, cell_texts
 
 def make_section(folder: Path) -> Section:
     section = problems.section(load_report_data([folder]))
-    assert section is not None and not section.folded
+    assert not section.folded
     return section
 
 
@@ -51,15 +51,6 @@ def test_failed_runs_with_reason_and_the_end_of_their_log(tmp_path: Path) -> Non
     assert Paragraph("ddp_gloo on 4 devices: its folder has no log rank0.log.", tags=log.tags) in section.blocks
 
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "sub/../../secret", "secret-link"])
-def test_no_log_outside_of_the_run_is_read(tmp_path: Path, name: str) -> None:
-    write_results(tmp_path / "s", [failed_run(log=name)])
-    (tmp_path / "s" / "secret").write_text("secret")
-    (tmp_path / "s" / "0" / "secret-link").symlink_to(tmp_path / "s" / "secret")
-    section = make_section(tmp_path / "s")
-    assert logs(section) == [] and f"its folder has no log {name}." in str(section.blocks)
-
-
 def test_logs_that_say_nothing(tmp_path: Path) -> None:
     write_results(tmp_path, [failed_run(), failed_run(gpus=4, log=None), failed_run(gpus=2)])
     (tmp_path / "0" / "rank0.log").write_text("\n \n")
@@ -84,19 +75,11 @@ def test_of_many_logs_those_of_different_reasons(tmp_path: Path, monkeypatch: py
     assert len(get_tables(section)["failed"].rows) == 4
 
 
-def test_unsupported_runs_are_no_failures(tmp_path: Path) -> None:
-    write_results(tmp_path, [failed_run(status="unsupported", reason="needs GPUs")])
-    section = make_section(tmp_path)
-    assert list(get_tables(section)) == ["unsupported"] and not logs(section)
-    assert cell_texts(get_tables(section)["unsupported"]) == [["ddp_gloo on 8 devices", "needs GPUs"]]
-
-
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
     report_data = load_report_data([tmp_path])
     report_data.unreadable = [(Path("1/result.json"), f"no JSON {SCRIPT}")]
     section = problems.section(report_data)
-    assert section is not None
     assert cell_texts(get_tables(section)["unreadable"]) == [["1/result.json", f"no JSON {SCRIPT}"]]
 
 
@@ -112,20 +95,13 @@ def test_runs_without_a_row(tmp_path: Path) -> None:
 
 
 def test_flags_with_what_to_do_and_the_rows_that_have_them(tmp_path: Path) -> None:
-    write_results(tmp_path, [
-        run("ddp_gloo", 1, flags=["throttled", "of_tomorrow"]),
-        run("ddp_gloo", 2, flags=["throttled"]),
-        run("horovod_gloo", 1, flags=["oversubscribed"]),
-    ])  # fmt: skip
-    section = make_section(tmp_path)
-    warnings = {row[0]: row[1:] for row in cell_texts(get_tables(section)["warnings"])}
+    flags = {1: ["throttled", "of_tomorrow"], 2: ["throttled"], 4: ["oversubscribed"]}
+    write_results(tmp_path, [run("ddp_gloo", gpus, flags=names) for gpus, names in flags.items()])
+    tables = get_tables(make_section(tmp_path))
+    warnings = {row[0]: row[1:] for row in cell_texts(tables["warnings"])}
     assert list(warnings)[:2] == ["oversubscribed", "throttled"] and list(warnings)[-1] == "of tomorrow"
-    assert warnings["throttled"][0] == "2" and "power limit" in warnings["throttled"][1]
-    assert "does not know this flag" in warnings["of tomorrow"][1]
-    rows = dict(cell_texts(get_tables(section)["flagged"]))
-    assert rows["ddp_gloo on 1 device"] == "throttled, of tomorrow"
-    assert rows["horovod_gloo on 1 device"] == "oversubscribed"
-    assert get_tables(section)["flagged"].rows[2].tags["strategy"] == "horovod_gloo"
+    assert warnings["throttled"][0] == "2" and "does not know this flag" in warnings["of tomorrow"][1]
+    assert cell_texts(tables["flagged"])[0] == ["ddp_gloo on 1 device", "throttled, of tomorrow"]
 
 
 def test_an_unsteady_row_without_a_flag_is_a_warning(tmp_path: Path) -> None:
@@ -133,7 +109,6 @@ def test_an_unsteady_row_without_a_flag_is_a_warning(tmp_path: Path) -> None:
     report_data = load_report_data([tmp_path])
     report_data.pooled["flags"], report_data.pooled["steady"] = ["busy_machine drifts", None], False
     section = problems.section(report_data)
-    assert section is not None
     assert cell_texts(get_tables(section)["flagged"]) == [
         ["ddp_gloo on 1 device", "busy machine, drifts"], ["ddp_gloo on 2 devices", "not steady"],
     ]  # fmt: skip
@@ -201,7 +176,7 @@ def test_a_sweep_of_another_machine_may_still_run(tmp_path: Path) -> None:
 
 def test_what_was_left_out_is_named(tmp_path: Path) -> None:
     record = write_unfinished_sweep(
-        tmp_path, runs=40, ended=True, max_minutes=2.5, words=["sweep=demo", "sweep.max_minutes=2.5"]
+        tmp_path, runs=40, ended=True, max_minutes=2.5, arguments=["sweep=demo", "sweep.max_minutes=2.5"]
     )
     for planned in record.runs[5:]:
         planned.left_out = True

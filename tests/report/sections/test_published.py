@@ -12,7 +12,7 @@ import pytest
 from scalebench.analysis import published
 from scalebench.core.result import Result
 from scalebench.report.document import Chart, Paragraph, Section, Table
-from scalebench.report.report_data import ReportData, load_report_data
+from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import published as published_section
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
@@ -39,9 +39,7 @@ def strong_run(strategy: str, gpus: int) -> Result:
 
 def make_section(folder: Path, *studies: str) -> Section:
     report_data = dataclasses.replace(load_report_data([folder]), published=published.load_published(studies))
-    section = published_section.section(report_data)
-    assert section is not None
-    return section
+    return published_section.section(report_data)
 
 
 def cells_by_table(section: Section) -> dict[str, list[dict[str, str]]]:
@@ -57,13 +55,6 @@ def cells_by_table(section: Section) -> dict[str, list[dict[str, str]]]:
 
 def charts(section: Section) -> list[Chart]:
     return [block for block in section.blocks if isinstance(block, Chart)]
-
-
-def test_without_a_requested_study_there_is_no_section(tmp_path: Path) -> None:
-    sweeps.sweep(tmp_path)
-    report_data: ReportData = load_report_data([tmp_path])
-    assert published_section.section(report_data) is None
-    assert published_section.section(dataclasses.replace(report_data, published=published.load_published([]))) is None
 
 
 def test_strong_scaling_beside_strong(tmp_path: Path) -> None:
@@ -161,12 +152,3 @@ def test_all_rows_of_a_study_are_shown_with_their_source(tmp_path: Path, study: 
     assert all(row.cells[-1].text for row in block.rows)
     sentences = " ".join(block.text for block in section.blocks if isinstance(block, Paragraph))
     assert published.load_study(study).source.rstrip(".") in sentences
-
-
-def test_published_rows_do_not_change_measured_figures(tmp_path: Path) -> None:
-    write_runs(tmp_path, "resnet50_v2", ["mirrored_nccl"])
-    report_data = load_report_data([tmp_path])
-    before = report_data.pooled.copy()
-    report_data.published = published.load_published(["parallel_strategies"])
-    published_section.section(report_data)
-    assert report_data.pooled.equals(before)

@@ -13,7 +13,7 @@ from scalebench.report.document import Chart, Paragraph, Section
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import usage
 from tests.builders import sweeps
-from tests.builders.sweeps import BEGIN_S, DIP_S, failed_run, sweep, write_monitored_run, write_results
+from tests.builders.sweeps import BEGIN_S, DIP_S, sweep, write_monitored_run
 from tests.report.section_blocks import (
     SCRIPT,
     build_section,
@@ -82,12 +82,6 @@ def test_when_the_warning_is_shown(
     assert bool(select_blocks(build_section(usage, tmp_path, runs), Paragraph)) == expected
 
 
-def test_a_bar_is_missing_where_a_figure_is(tmp_path: Path) -> None:
-    runs = [busy_run(1, 0.3, 0.01), busy_run(2, None, 0.01), busy_run(4, 0.4, 0.01)]
-    chart = get_block(build_section(usage, tmp_path, runs), Chart, "usage-gpu-util")
-    assert (chart.series[0].x, chart.series[0].y) == ([1, 4], [0.3, 0.4])
-
-
 def test_no_monitor(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n, monitor=MonitorRecord()) for n in (1, 2)]
     assert [chart.id.split("-1-")[0] for chart in select_blocks(build_section(usage, tmp_path / "1", runs), Chart)] == [
@@ -109,7 +103,7 @@ def test_bars_that_are_all_0_are_no_chart(sent: tuple[float, float], expected: b
 
 def make_section(folder: Path) -> Section:
     section = usage.clocks_section(load_report_data([folder]))
-    assert section is not None and section.folded
+    assert section.folded
     ids = [block.id for block in section.blocks if isinstance(block, Chart)]
     assert len(set(ids)) == len(ids)
     return section
@@ -147,11 +141,6 @@ def test_runs_without_a_series_have_a_reason(tmp_path: Path) -> None:
     first, second = headings(make_section(tmp_path))
     assert first == "No series of horovod_gloo on 2 devices; lightning_ddp_gloo on 2 devices: it was not monitored."
     assert second.startswith("No series of ddp_gloo on 1 device: monitor.parquet cannot be read: ")
-
-
-def test_runs_that_failed_have_no_clocks(tmp_path: Path) -> None:
-    write_results(tmp_path, [failed_run(flags=["throttled"])])
-    assert usage.clocks_section(load_report_data([tmp_path])) is None
 
 
 def make_charts(result: Result, folder: Path) -> dict[str, Chart]:

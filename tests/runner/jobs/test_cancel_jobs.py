@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from tests.runner.jobs.fake_scheduler import (
     Scheduler,
     Script,
     Sweep,
-    end_of,
     forgotten,
     leaves_result,
     runs,
@@ -116,13 +116,15 @@ def test_a_cancelled_job_that_the_scheduler_forgets_is_cancelled(tmp_path: Path)
     assert cancel_at(Sweep(tmp_path, scheduler), 20.0) == [(0, "cancelled", "cancelled with its job 101")]
 
 
-def test_a_pending_job_that_a_user_cancels_is_over_at_once(tmp_path: Path) -> None:
-    """It never ran, and leaves no files."""
-    scheduler = Scheduler([[(3.0, state("CANCELLED"))]])
+@pytest.mark.parametrize(
+    ("script", "limit_s"),
+    [
+        ([(3.0, state("CANCELLED"))], 3.0 + 5.0 + follow.RESULT_LIMIT_S / 2),  # it never ran, and leaves no files
+        (runs((12.0, state("CANCELLED"))), math.inf),
+        (runs((12.0, state("PREEMPTED"))), math.inf),
+    ],
+)
+def test_a_job_that_is_ended_from_outside_is_cancelled(script: Script, limit_s: float, tmp_path: Path) -> None:
+    scheduler = Scheduler([script])
     ((_, result),) = Sweep(tmp_path, scheduler).ends()
-    assert result.status == "cancelled" and scheduler.now_s < 3.0 + 5.0 + follow.RESULT_LIMIT_S / 2
-
-
-@pytest.mark.parametrize("word", ["CANCELLED", "PREEMPTED"])
-def test_a_running_job_that_is_ended_from_outside_has_a_result(word: str, tmp_path: Path) -> None:
-    assert end_of(tmp_path, runs((12.0, state(word)))).status == "cancelled"
+    assert result.status == "cancelled" and scheduler.now_s < limit_s

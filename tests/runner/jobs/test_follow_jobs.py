@@ -41,6 +41,13 @@ def test_a_result_that_is_ok_does_not_wait_for_the_scheduler(tmp_path: Path) -> 
     assert sweep.scheduler.now_s - 31.0 <= follow.POLL_INTERVAL_S
 
 
+def test_a_result_that_appears_late_or_in_pieces_is_used(tmp_path: Path) -> None:
+    for first, ending in ((state("COMPLETED"), "COMPLETED"), (leaves(RESULT_FILE, '{"sche'), None)):
+        result = end_of(tmp_path / str(ending), runs((20.0, first), (26.0, leaves_result())))
+        assert (result.run_id, result.status) == ("of job 101", "ok")
+        assert result.scheduler is not None and result.scheduler.state == ending
+
+
 def test_the_facts_of_the_scheduler_are_in_the_result(tmp_path: Path) -> None:
     """Seconds in the queue by its own clock, from submission to start."""
     result = end_of(tmp_path, runs((30.0, leaves_result()), nodes="h[1-2]"))
@@ -74,15 +81,6 @@ def test_no_more_jobs_than_allowed_are_unfinished_at_a_time(most: int | None, tm
         assert each.number == len(unfinished) - 1
     assert max(told.pending + told.running for told in sweep.states_reported) == (most or 4)
     assert sweep.scheduler.submitted == [tmp_path / str(number) for number in range(4)]
-
-
-def test_a_hundred_jobs_are_queried_together_and_rarely(tmp_path: Path) -> None:
-    waits = [(400.0 + number, leaves_result()) for number in range(100)]
-    sweep = Sweep(tmp_path, Scheduler([[wait] for wait in waits]))
-    assert [number for number, _ in sweep.ends()] == list(range(100))
-    looks_s = sweep.scheduler.looks_s
-    assert min(b - a for a, b in itertools.pairwise(looks_s)) >= 5.0
-    assert sweep.scheduler.commands == [] and len(looks_s) <= 1 + sweep.scheduler.now_s / 5.0
 
 
 def test_with_the_real_poller_one_command_in_five_seconds_is_run_for_all_jobs(tmp_path: Path) -> None:
@@ -128,12 +126,6 @@ def test_a_job_is_given_up_where_the_scheduler_stays_silent(tmp_path: Path) -> N
     assert result.reason is not None and result.reason.startswith("no news of job 101 for 60 min: squeue: ")
 
 
-def test_a_result_that_appears_late_is_used(tmp_path: Path) -> None:
-    result = end_of(tmp_path, runs((20.0, state("COMPLETED")), (27.0, leaves_result())))
-    assert (result.run_id, result.status) == ("of job 101", "ok")
-    assert result.scheduler is not None and result.scheduler.state == "COMPLETED"
-
-
 def test_folders_of_running_jobs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over NFS a mere look at the file may say for a minute that there is none."""
     monkeypatch.setattr(outcome.os.path, "exists", lambda path: False)
@@ -146,11 +138,6 @@ def test_files_of_the_submission_are_removed_with_the_result(tmp_path: Path) -> 
     (tmp_path / "0" / "slurm").mkdir(parents=True)
     end_of(tmp_path, runs((9.0, hand_over), (30.0, leaves_result())))
     assert list((tmp_path / "0" / "slurm").iterdir()) == []
-
-
-def test_an_incomplete_result_is_read_again(tmp_path: Path) -> None:
-    result = end_of(tmp_path, runs((20.0, leaves(RESULT_FILE, '{"sche')), (26.0, leaves_result())))
-    assert result.run_id == "of job 101"
 
 
 def test_a_job_that_the_scheduler_does_not_list_yet_is_not_over(tmp_path: Path) -> None:

@@ -45,12 +45,12 @@ def test_a_job_performs_the_run_of_its_folder(
 
     def run(*words: Any) -> Result:
         requests.append(words)
-        return record("simulated", gpus=2, status="failed", reason="told to fail")
+        return record("simulated", gpus=2, status="failed", reason="failed as configured")
 
     replaced(monkeypatch, run)
     job_main.run_job(str(tmp_path))
     assert requests == [(spec, tmp_path)]
-    assert capsys.readouterr().out == "scalebench: simulated gpus=2 failed: told to fail\n"
+    assert capsys.readouterr().out == "scalebench: simulated gpus=2 failed: failed as configured\n"
 
 
 def test_sigterm_cancels_the_run(

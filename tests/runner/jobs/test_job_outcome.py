@@ -10,7 +10,6 @@ import pytest
 from scalebench.core.json_files import write_json
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE, rank_record_path
-from scalebench.runner.jobs import outcome
 from scalebench.slurm.job_states import JobState, classify_end
 from tests.builders.runs import rank
 from tests.runner.jobs.fake_scheduler import (
@@ -88,45 +87,53 @@ def test_a_status_that_the_run_recorded_itself_stays(own: str, tmp_path: Path) -
     assert (result.status, result.reason) == (own, "its own")
 
 
-def test_the_wait_for_an_explanation_of_a_failed_result_is_limited(tmp_path: Path) -> None:
-    result = end_of(tmp_path, runs((20.0, leaves_result("failed", "its own"))))
-    assert (result.status, result.reason) == ("failed", "its own")
+NO_MODULE = "/usr/bin/python3: No module named scalebench"
+LOG_OF_NO_MODULE = f"first\n{'x' * 9000}\n{NO_MODULE}\nsubmitit INFO (now) - begun\n\n"
+NO_MEMORY = "StepId=101.batch exceeded memory limit (2 > 1), being killed"
+LOG_OF_NO_MEMORY = f"slurmstepd-h1: error: {NO_MEMORY}\nslurmstepd-h1: error: *** JOB 101 ON h1 CANCELLED AT x ***\n"
+LAUNCH_FAILURE = "SLURM job 101 failed (FAILED, JobLaunchFailure)"
+LOST = (20.0, leaves_failed_rank(1, "lost connection"))
+# script, status, reason, log
+OUTCOMES: dict[str, tuple[Script, str, str | None, str | None]] = {
+    "rank records give the reason where the scheduler has none": (
+        runs(
+            (20.0, leaves_failed_rank(0, "Connection reset", 5.0)),
+            (20.0, leaves_failed_rank(1, "no memory", 4.0)),
+            (22.0, state("FAILED")),
+        ),
+        "failed", "rank 1: no memory", "rank1.log",
+    ),
+    "records of ranks whose parent was killed come second": (
+        runs(LOST, (22.0, state("FAILED", "JobLaunchFailure"))),
+        "failed", f"{LAUNCH_FAILURE}; rank 1: lost connection", "rank1.log",
+    ),
+    "where SLURM watches memory by itself, it calls such a job FAILED": (
+        runs(LOST, (21.0, leaves(JOB_LOG, LOG_OF_NO_MEMORY)), (22.0, state("FAILED", "JobLaunchFailure"))),
+        "oom", f"SLURM: {NO_MEMORY}", JOB_LOG,
+    ),
+    "the last line of the log, of a program that did not start": (
+        runs((9.0, leaves(JOB_LOG, LOG_OF_NO_MODULE)), (10.0, state("FAILED"))),
+        "failed", f"{reason_of_end('FAILED')}: {NO_MODULE}", JOB_LOG,
+    ),
+    "it never ran": ([(2.0, state("FAILED", "JobLaunchFailure"))], "failed", LAUNCH_FAILURE, None),
+    "the scheduler rejects it later": (
+        [(2.0, state("FAILED", "BadConstraints"))],
+        "unsupported", classify_end(JobState("101", "FAILED", "BadConstraints"))[1], None,
+    ),
+    "completed without a result": (
+        runs((20.0, state("COMPLETED"))), "failed", f"{reason_of_end('COMPLETED')}: begun", JOB_LOG,
+    ),
+    "the wait for an explanation is limited": (
+        runs((20.0, leaves_result("failed", "its own"))), "failed", "its own", "rank0.log",
+    ),
+}  # fmt: skip
 
 
-def test_rank_records_give_the_reason_where_the_scheduler_has_none(tmp_path: Path) -> None:
-    script = runs(
-        (20.0, leaves_failed_rank(0, "Connection reset", 5.0)),
-        (20.0, leaves_failed_rank(1, "no memory", 4.0)),
-        (22.0, state("FAILED")),
-    )
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_the_reason_of_a_failed_job(name: str, tmp_path: Path) -> None:
+    script, *expected = OUTCOMES[name]
     result = end_of(tmp_path, script, gpus=2)
-    assert (result.status, result.reason, result.log) == ("failed", "rank 1: no memory", "rank1.log")
-
-
-def test_records_of_ranks_whose_parent_was_killed_come_second(tmp_path: Path) -> None:
-    script = runs((20.0, leaves_failed_rank(1, "lost connection")), (22.0, state("FAILED", "JobLaunchFailure")))
-    result = end_of(tmp_path, script, gpus=2)
-    assert result.status == "failed"
-    assert result.reason == "SLURM job 101 failed (FAILED, JobLaunchFailure); rank 1: lost connection"
-
-
-def test_the_log_reports_a_lack_of_memory(tmp_path: Path) -> None:
-    """Where SLURM watches memory by itself, it calls such a job FAILED."""
-    line = "StepId=101.batch exceeded memory limit (2 > 1), being killed"
-    log = leaves(JOB_LOG, f"slurmstepd-h1: error: {line}\nslurmstepd-h1: error: *** JOB 101 ON h1 CANCELLED AT x ***\n")
-    script = runs(
-        (20.0, leaves_failed_rank(1, "lost connection")), (21.0, log), (22.0, state("FAILED", "JobLaunchFailure"))
-    )
-    result = end_of(tmp_path, script, gpus=2)
-    assert (result.status, result.reason) == ("oom", f"SLURM: {line}")
-
-
-def test_the_last_line_of_the_log_is_the_reason_of_a_program_that_did_not_start(tmp_path: Path) -> None:
-    line = "/usr/bin/python3: No module named scalebench"
-    log = leaves(JOB_LOG, f"first\n{'x' * 9000}\n{line}\nsubmitit INFO (now) - begun\n\n")
-    result = end_of(tmp_path, runs((9.0, log), (10.0, state("FAILED"))))
-    assert (result.status, result.log) == ("failed", JOB_LOG)
-    assert result.reason == f"{reason_of_end('FAILED')}: {line}"
+    assert [result.status, result.reason, result.log] == expected
 
 
 def test_a_folder_that_the_nodes_do_not_see_is_the_reason(tmp_path: Path) -> None:
@@ -137,22 +144,6 @@ def test_a_folder_that_the_nodes_do_not_see_is_the_reason(tmp_path: Path) -> Non
         f"job 101 ran on h1 and left nothing in {tmp_path / '0'}: the nodes do not see this folder; set "
         "hydra.sweep.dir (or hydra.run.dir) to one that they share"
     )
-
-
-def test_a_job_that_never_ran_has_the_reason_of_the_scheduler(tmp_path: Path) -> None:
-    script: Script = [(2.0, state("FAILED", "JobLaunchFailure"))]
-    assert end_of(tmp_path, script).reason == "SLURM job 101 failed (FAILED, JobLaunchFailure)"
-
-
-def test_a_job_that_the_scheduler_rejects_later_is_unsupported(tmp_path: Path) -> None:
-    result = end_of(tmp_path, [(2.0, state("FAILED", "BadConstraints"))])
-    assert (result.status, result.reason) == classify_end(JobState("101", "FAILED", "BadConstraints"))
-    assert result.status == "unsupported"
-
-
-def test_a_completed_job_without_a_result_failed(tmp_path: Path) -> None:
-    result = end_of(tmp_path, runs((20.0, state("COMPLETED"))))
-    assert result.status == "failed" and result.reason is not None and result.reason.endswith(": begun")
 
 
 @pytest.mark.parametrize("start", [0.0, 8.0])
@@ -169,12 +160,3 @@ def test_an_incomplete_result_is_kept_beside_its_replacement(tmp_path: Path) -> 
     assert result.status == "failed" and result.reason is not None and UNREADABLE_RESULT_FILE in result.reason
     assert (tmp_path / "0" / UNREADABLE_RESULT_FILE).read_text() == '{"schema'
     assert read_result(tmp_path / "0" / RESULT_FILE) == result
-
-
-def test_a_result_that_only_a_listing_shows_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As over NFS, which remembers for a minute that there was none."""
-    leaves_result()(Scheduler(), "1", tmp_path)
-    monkeypatch.setattr(outcome.os.path, "exists", lambda path: False)
-    assert outcome.read_job_result(tmp_path, fresh=False) is None
-    assert outcome.read_job_result(tmp_path, fresh=True) is not None
-    assert outcome.read_job_result(tmp_path / "gone", fresh=True) is None

@@ -18,13 +18,6 @@ from tests.runner.jobs.fake_scheduler import SUCCESSFUL, Scheduler, Sweep
 GONE = SlurmUnreachable("sbatch: Unable to contact slurm controller (connect failure)")
 
 
-def test_a_job_leaves_its_id_in_the_folder(tmp_path: Path) -> None:
-    sweep = Sweep(tmp_path, Scheduler([SUCCESSFUL]))
-    sweep.ends()
-    found = read_submission(tmp_path / "0")
-    assert found is not None and (found.job_id, found.partition) == ("101", "main")
-
-
 @pytest.mark.parametrize(
     ("error", "status", "reason"),
     [

@@ -73,13 +73,13 @@ def expected(case: Case) -> tuple[str, str, str | None]:
     log = f"rank{case.rank}.log"
     stuck = f"no rank made progress for {HANG_S:g} s (measure.hang_s)"
     return {
-        "raise": ("failed", f"{said}RuntimeError: told to fail", log),
+        "raise": ("failed", f"{said}RuntimeError: failed as configured", log),
         "exit": ("failed", f"{where} ended with exit status 7 and without a reason", log),
         "kill": ("failed", f"{where} was killed by SIGKILL", log),
         "stop": ("timeout", f"{stuck}; {where} is stopped", log),
         "hang": ("timeout", stuck, log if case.phase in ("evaluate", "close") else None),
         "oom": ("oom", f"{said}out of memory: MemoryError", log),
-        "unsupported": ("unsupported", "told to be unsupported", log),
+        "unsupported": ("unsupported", "unsupported as configured", log),
     }[case.fault]
 
 
@@ -121,7 +121,8 @@ def test_a_rank_that_goes_wrong(cases: list[Case], tmp_path: Path, monkeypatch: 
         if case.fault in ("raise", "oom", "unsupported"):
             text = (folder / result.log).read_text()
             assert "Traceback" in text and "scalebench/strategies/simulated.py" in text, case
-            assert {"raise": "told to fail", "oom": "MemoryError", "unsupported": "told to be"}[case.fault] in text
+            lines = {"raise": "failed as configured", "oom": "MemoryError", "unsupported": "unsupported as configured"}
+            assert lines[case.fault] in text
         ok = [r.rank for r in result.ranks if r.status == "ok"]
         assert case.rank not in ok, case
     assert seen == wanted

@@ -22,19 +22,14 @@ from tests.builders.launching import FOREVER, FakeInterrupt, launch_run
 from tests.builders.runs import find_run_processes, find_running, simulated_spec, wait_until
 
 
-def test_the_variables_of_this_process_do_not_change(tmp_path: Path) -> None:
-    before = dict(os.environ)
-    launch_run(simulated_spec(), tmp_path)
-    assert dict(os.environ) == before
-
-
 def test_ranks_run_according_to_their_placement(tmp_path: Path) -> None:
     spec = simulated_spec(gpus=2)
     cores = machine.usable_cpus()
     for place, core in zip(spec.places, (cores[-1], cores[0]), strict=True):
         place.cpus, place.threads = [core], 5
-    begin_s = time.time()
+    before, begin_s = dict(os.environ), time.time()
     ended = launch_run(spec, tmp_path)
+    assert dict(os.environ) == before
     assert (ended.exit_codes, ended.died_first, ended.timeout, ended.stopped) == ([0, 0], [], None, [])
     assert begin_s <= ended.started_at_s <= time.time() and ended.wall_s > 0
     records = [read_record(rank_record_path(tmp_path, rank), RankRecord) for rank in range(2)]
@@ -42,13 +37,6 @@ def test_ranks_run_according_to_their_placement(tmp_path: Path) -> None:
     assert [r.threads for r in records] == [5, 5]
     assert [r.pid for r in records] == ended.pids
     assert not find_running(ended.pids)
-
-
-def test_output_goes_to_the_log_of_the_rank(tmp_path: Path, program: Callable[[str], str]) -> None:
-    module = program("print('out of', rank); print('error of', rank, file=sys.stderr)")
-    launch_run(simulated_spec(gpus=2), tmp_path, module=module)
-    for rank in range(2):
-        assert (tmp_path / rank_log_name(rank)).read_text() == f"out of {rank}\nerror of {rank}\n"
 
 
 def test_a_start_that_fails_half_way_ends_those_that_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

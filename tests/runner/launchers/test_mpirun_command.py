@@ -55,18 +55,12 @@ def test_open_mpi_on_several_hosts() -> None:
 
 
 def test_hydra_gets_its_own_options() -> None:
-    mpirun = Mpirun("mpirun", HYDRA)
+    mpirun, options = Mpirun("mpirun", HYDRA), {"folder": "/here"}
     assert command_line(mpirun, 8, slots=2) == "mpirun -n 8 program"
-    assert (
-        command_line(mpirun, 4, hosts=["a:2", "b:2"], folder="/here")
-        == "mpirun -n 4 -hosts a,b -ppn 2 -wdir /here program"
-    )
-    assert (
-        command_line(mpirun, 3, hosts=["a:2", "b"], folder="/here") == "mpirun -n 3 -hosts a:2,b:1 -wdir /here program"
-    )
-
-
-def test_an_unknown_mpirun_gets_the_number_of_ranks() -> None:
+    even = command_line(mpirun, 4, hosts=["a:2", "b:2"], **options)
+    assert even == "mpirun -n 4 -hosts a,b -ppn 2 -wdir /here program"
+    uneven = command_line(mpirun, 3, hosts=["a:2", "b"], **options)
+    assert uneven == "mpirun -n 3 -hosts a:2,b:1 -wdir /here program"
     assert command_line(Mpirun("/opt/mpirun", UNKNOWN), 3, slots=1) == "/opt/mpirun -n 3 program"
 
 
@@ -84,24 +78,10 @@ def stand_in(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_implementation_is_identified(version: str, stand_in: Any) -> None:
-    path = stand_in(f"cat <<'END'\n{version}\nEND")
-    mpirun = mpi.identify_mpirun(path)
-    assert (mpirun.path, mpirun.kind, mpirun.major) == (path, *VERSIONS[version])
-
-
-def test_the_version_is_queried_once(stand_in: Any, tmp_path: Path) -> None:
-    path = stand_in(f"echo queries >>{tmp_path}/queries; echo 'mpirun (Open MPI) 4.1.4'")
-    assert mpi.identify_mpirun(path) == mpi.identify_mpirun(path) == Mpirun(path, OPEN_MPI, 4)
-    assert (tmp_path / "queries").read_text() == "queries\n"
-
-
-def test_an_mpirun_that_does_not_answer_is_unknown(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi, "QUERY_LIMIT_S", 0.2)
-    begin_s = time.monotonic()
-    assert mpi.identify_mpirun(path := stand_in("exec sleep 60")) == Mpirun(path, UNKNOWN)
-    assert time.monotonic() - begin_s < 30
-    assert mpi.identify_mpirun("/missing/mpirun").kind == UNKNOWN
+def test_the_implementation_is_identified_by_one_query(version: str, stand_in: Any, tmp_path: Path) -> None:
+    path = stand_in(f"echo query >>{tmp_path}/queries; cat <<'END'\n{version}\nEND")
+    assert mpi.identify_mpirun(path) == mpi.identify_mpirun(path) == Mpirun(path, *VERSIONS[version])
+    assert (tmp_path / "queries").read_text() == "query\n"
 
 
 ALLOCATION = """
@@ -120,7 +100,9 @@ def test_slots_are_read_from_open_mpi(stand_in: Any, tmp_path: Path) -> None:
     assert mpi.count_local_slots(Mpirun(stand_in("exit 1"), OPEN_MPI)) is None
 
 
-def test_a_query_that_times_out_leaves_no_process(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_mpirun_that_does_not_answer_is_unknown_and_leaves_no_process(
+    stand_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The check after every test looks for children; here there was one."""
     started: list[Any] = []
     start = subprocess.Popen
@@ -131,5 +113,8 @@ def test_a_query_that_times_out_leaves_no_process(stand_in: Any, monkeypatch: py
 
     monkeypatch.setattr(subprocess, "Popen", recorded)
     monkeypatch.setattr(mpi, "QUERY_LIMIT_S", 0.2)
-    mpi.identify_mpirun(stand_in("exec sleep 60"))
+    begin_s = time.monotonic()
+    assert mpi.identify_mpirun(path := stand_in("exec sleep 60")) == Mpirun(path, UNKNOWN)
+    assert time.monotonic() - begin_s < 30
     assert len(started) == 1 and started[0].poll() is not None
+    assert mpi.identify_mpirun("/missing/mpirun").kind == UNKNOWN

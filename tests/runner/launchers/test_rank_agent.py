@@ -86,29 +86,27 @@ def test_after_a_failure_the_agent_stays_for_a_while(
     assert agent(module, stay_s=0.1).wait(60) == status, "nothing ended it"
 
 
-def test_sigterm_is_forwarded_to_the_worker(agent: Any, program: Callable[[str], str], tmp_path: Path) -> None:
-    process = agent(program("(folder / 'up').touch(); time.sleep(600)"))
-    wait_until((tmp_path / "up").exists)
-    process.terminate()
-    assert process.wait(60) == 0
-    assert read_when_written(tmp_path / "exit1.json") == {"code": -signal.SIGTERM, "terminated_by_launcher": True}
+EARLY = """
+import os, signal, sys
+from scalebench.runner.launchers import rank_agent
+start = rank_agent.subprocess.Popen
+def late(*args, **options):
+    signal.raise_signal(signal.SIGTERM)
+    return start(*args, **options)
+rank_agent.subprocess.Popen = late
+"""
 
 
-def test_sigterm_before_the_start_of_the_worker_is_forwarded(
-    agent: Any, program: Callable[[str], str], tmp_path: Path
+@pytest.mark.parametrize("early", [False, True], ids=["while it runs", "while it is being started"])
+def test_sigterm_is_forwarded_to_the_worker(
+    early: bool, agent: Any, program: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """It may come while the worker is being started."""
-    program("signal.pause()")
-    (tmp_path / "early.py").write_text(
-        "import os, signal, sys\n"
-        "from scalebench.runner.launchers import rank_agent\n"
-        "start = rank_agent.subprocess.Popen\n"
-        "def late(*args, **options):\n"
-        "    signal.raise_signal(signal.SIGTERM)\n"
-        "    return start(*args, **options)\n"
-        "rank_agent.subprocess.Popen = late\n"
-    )
-    process = agent("stand_in", first="import early")
+    (tmp_path / "early.py").write_text(EARLY)
+    module = program("(folder / 'up').touch(); time.sleep(600)")
+    process = agent(module, first="import early" if early else "pass")
+    if not early:
+        wait_until((tmp_path / "up").exists)
+        process.terminate()
     assert process.wait(60) == 0
     assert read_when_written(tmp_path / "exit1.json") == {"code": -signal.SIGTERM, "terminated_by_launcher": True}
 
@@ -125,14 +123,6 @@ def test_children_that_outlive_the_worker_are_ended(agent: Any, program: Callabl
     text = "child = os.fork()\nif child == 0:\n    time.sleep(600)\n(folder / 'child').write_text(str(child))"
     assert agent(program(text)).wait(60) == 0
     wait_until(lambda: not find_running([int((tmp_path / "child").read_text())]), 5.0)
-
-
-def test_a_worker_ends_with_its_agent(agent: Any, program: Callable[[str], str], tmp_path: Path) -> None:
-    process = agent(program(WITH_PARENT))
-    wait_until((tmp_path / "up").exists)
-    process.kill()
-    wait_until(lambda: not find_running([read_when_written(tmp_path / "pid1.json")["worker"]]), 10.0)
-    assert not (tmp_path / "exit1.json").exists()
 
 
 @pytest.mark.parametrize(("step", "terminated"), [("0", True), (None, False)])
@@ -181,19 +171,22 @@ def test_an_agent_that_mpirun_did_not_start_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, f"scalebench.runner.launchers.rank_agent: {reason}\n")
 
 
-def test_the_rank_is_read_from_the_variables_of_each_mpirun() -> None:
-    assert rank_agent.read_mpi_rank({"OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "4"}) == 3
-    assert rank_agent.read_mpi_rank({"PMIX_RANK": "4"}) == 4
-    assert rank_agent.read_mpi_rank({"PMI_RANK": "5"}) == 5
-    assert rank_agent.read_mpi_rank({"SLURM_PROCID": "6"}) == 6
-    assert rank_agent.read_mpi_rank({"SLURM_PROCID": "0", "OMPI_COMM_WORLD_RANK": "2"}) == 2, "mpirun within a job"
-    with pytest.raises(LookupError):
-        rank_agent.read_mpi_rank({"RANK": "6"})
+@pytest.mark.parametrize(
+    ("variables", "rank"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "4"}, 3),
+        ({"PMIX_RANK": "4"}, 4),
+        ({"PMI_RANK": "5"}, 5),
+        ({"SLURM_PROCID": "6"}, 6),
+        ({"SLURM_PROCID": "0", "OMPI_COMM_WORLD_RANK": "2"}, 2),  # mpirun within a job
+    ],
+)
+def test_the_rank_is_read_from_the_variables_of_each_mpirun(variables: dict[str, str], rank: int) -> None:
+    assert rank_agent.read_mpi_rank(variables) == rank
 
 
 ADDRESSES = ["127.0.0.1:5000", "127.0.0.1:5001"]
 RANK_1 = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "GROUP_RANK": "0"}
-UP = "(folder / 'up').touch(); time.sleep(600)"
 
 
 def by_hand_spec() -> RunSpec:
@@ -237,39 +230,36 @@ def test_under_torchrun_a_rank_has_the_usual_environment(
         f"1|1|2|127.0.0.1|5000|{threads}|None|None|lo|{','.join(ADDRESSES)}|an id\n"
     )
     pids = json.loads((tmp_path / "pid1.json").read_text())
-    assert (pids["host"], pids["agent"]) == (os.uname().nodename, process.pid), (
-        "it is the process that torchrun started"
-    )
+    assert (pids["host"], pids["agent"]) == (os.uname().nodename, process.pid), "the process that torchrun started"
     assert read_when_written(tmp_path / "exit1.json") == {"code": 0, "terminated_by_launcher": False}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("succeeded", "status"), [(True, 0), (False, 1)])
-def test_under_torchrun_stop_json_ends_the_agent(
-    succeeded: bool, status: int, by_hand: Any, program: Callable[[str], str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "text", "first", "status", "code"),
+    [
+        (STOP_FILE, "true", "", 0, -signal.SIGTERM),
+        (STOP_FILE, "false", "", 1, -signal.SIGTERM),
+        ("result.json", "", "signal.signal(signal.SIGTERM, signal.SIG_IGN); ", 1, -signal.SIGKILL),
+    ],
+    ids=["succeeded", "failed", "a result, and a worker that ignores SIGTERM"],
+)
+def test_under_torchrun_stop_json_or_a_result_ends_the_agent(
+    name: str,
+    text: str,
+    first: str,
+    status: int,
+    code: int,
+    by_hand: Any,
+    program: Callable[[str], str],
+    tmp_path: Path,
 ) -> None:
     """The exit status is 1 where the run failed, since torchrun would wait for other nodes otherwise."""
-    process = by_hand(program(UP))
+    process = by_hand(program(f"{first}(folder / 'up').touch(); time.sleep(600)"))
     wait_until((tmp_path / "up").exists)
-    (tmp_path / STOP_FILE).write_text(json.dumps(succeeded))
+    (tmp_path / name).write_text(text)
     assert process.wait(60) == status
-    assert read_when_written(tmp_path / "exit1.json") == {
-        "code": -signal.SIGTERM,
-        "terminated_by_launcher": True,
-    }
-
-
-@pytest.mark.slow
-def test_under_torchrun_a_result_ends_the_agent(by_hand: Any, program: Callable[[str], str], tmp_path: Path) -> None:
-    """The worker ends, too, although it ignores SIGTERM."""
-    process = by_hand(program("signal.signal(signal.SIGTERM, signal.SIG_IGN); " + UP))
-    wait_until((tmp_path / "up").exists)
-    (tmp_path / "result.json").touch()
-    assert process.wait(60) == 1
-    assert read_when_written(tmp_path / "exit1.json") == {
-        "code": -signal.SIGKILL,
-        "terminated_by_launcher": True,
-    }
+    assert read_when_written(tmp_path / "exit1.json") == {"code": code, "terminated_by_launcher": True}
 
 
 def test_under_torchrun_the_agent_stays_after_a_failure_until_stop_json(
@@ -286,11 +276,8 @@ def test_under_torchrun_the_agent_stays_after_a_failure_until_stop_json(
 
 def test_under_torchrun_an_agent_needs_a_launcher_that_waits(by_hand: Any, tmp_path: Path) -> None:
     process = by_hand(None)
-    assert (process.wait(60), process.stderr.read()) == (
-        2,
-        f"scalebench.runner.worker: no scalebench waits for ranks of {tmp_path}; "
-        "start one with strategy.launcher=by_hand\n",
-    )
+    reason = f"no scalebench waits for ranks of {tmp_path}; start one with strategy.launcher=by_hand"
+    assert (process.wait(60), process.stderr.read()) == (2, f"scalebench.runner.worker: {reason}\n")
     (tmp_path / "result.json").touch()
     assert "its run is over" in by_hand(None).stderr.read()
 
@@ -298,11 +285,9 @@ def test_under_torchrun_an_agent_needs_a_launcher_that_waits(by_hand: Any, tmp_p
 def test_a_folder_that_the_host_does_not_see_is_an_error(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scalebench.runner.worker", str(tmp_path / "elsewhere")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (
-        1,
-        f"scalebench.runner.worker: {os.uname().nodename} sees no {tmp_path}/elsewhere/spec.json; "
-        "a run's folder has to be on a file system that all its hosts share\n",
-    )
+    reason = f"{os.uname().nodename} sees no {tmp_path}/elsewhere/spec.json; a run's folder has to be on a file system"
+    assert done.returncode == 1
+    assert done.stderr == f"scalebench.runner.worker: {reason} that all its hosts share\n"
 
 
 @pytest.mark.parametrize(

@@ -31,28 +31,13 @@ def test_each_rank_has_its_own_variables() -> None:
     assert (first["LOCAL_RANK"], second["LOCAL_RANK"], third["LOCAL_RANK"]) == ("0", "1", "0")
     assert (first["LOCAL_WORLD_SIZE"], third["LOCAL_WORLD_SIZE"], third["NODE_RANK"]) == ("2", "1", "1")
     for variables in (first, second, third):
-        assert (variables["WORLD_SIZE"], variables["MASTER_ADDR"], variables["MASTER_PORT"]) == (
-            "3",
-            "127.0.0.1",
-            "12345",
-        )
+        assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("127.0.0.1", "12345")
+        assert (variables["WORLD_SIZE"], variables["GLOO_SOCKET_IFNAME"]) == ("3", "lo")
         assert variables["SCALEBENCH_RUN_ID"] == "an id"
         assert variables["SCALEBENCH_PARENT_PID"] == str(os.getpid())
         assert variables["PATH"] == os.environ["PATH"], "what is set here reaches the workers"
     for name in THREAD_VARIABLES:
         assert (first[name], second[name]) == (str(spec.places[0].threads), "7")
-
-
-def test_gloo_uses_the_loopback_only_where_all_ranks_are_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(rank_environment, "find_interface_to", {"10.0.0.1": "eth1", "127.0.0.1": "eth2"}.get)
-    local, remote = "127.0.0.1:5000", "10.0.0.1:5001"
-    assert build_environment(simulated_spec(gpus=2), "an id", 0, [local, local])["GLOO_SOCKET_IFNAME"] == "lo"
-    names = [
-        build_environment(simulated_spec(gpus=2), "an id", rank, [local, remote])["GLOO_SOCKET_IFNAME"]
-        for rank in range(2)
-    ]
-    assert names == ["eth1", "eth2"], "each the interface to the other host"
 
 
 def test_variables_of_the_user_take_precedence() -> None:
@@ -63,60 +48,52 @@ def test_variables_of_the_user_take_precedence() -> None:
     assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"]) == ("ib0", "eth5")
 
 
-def test_free_ports_are_all_different() -> None:
-    assert len(set(find_free_ports(50))) == 50
-
-
-HARDWARE = HardwareSpec("cluster")
-
-
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(rank_environment.GLOO_INTERFACE, raising=False)
 
 
-def test_ranks_of_one_host_need_no_interface() -> None:
-    assert rank_environment.interface_variables(HardwareSpec("cluster", interface="ib0"), ["a", "a"], 0) == {}
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
 
 
-def test_gloo_gets_the_interface_to_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    queries: list[str] = []
-    monkeypatch.setattr(rank_environment, "find_interface_to", lambda host: queries.append(host) or f"to_{host}")
-    assert rank_environment.interface_variables(HARDWARE, ["a", "a", "b"], 1) == {"GLOO_SOCKET_IFNAME": "to_b"}
-    assert rank_environment.interface_variables(HARDWARE, ["a", "a", "b"], 2) == {"GLOO_SOCKET_IFNAME": "to_a"}
-    monkeypatch.setenv(rank_environment.GLOO_INTERFACE, "eth7")
-    assert rank_environment.interface_variables(HARDWARE, ["a", "b"], 0) == {}, "the shell sets one"
-    assert queries == ["b", "a"]
+@pytest.mark.parametrize(
+    ("configured", "shell", "hosts", "rank", "expected"),
+    [
+        ("ib0", None, "aa", 0, {}),  # ranks of one host need none
+        (None, None, "aab", 1, {"GLOO_SOCKET_IFNAME": "to_b"}),  # the interface to another host
+        (None, None, "aab", 2, {"GLOO_SOCKET_IFNAME": "to_a"}),
+        (None, "eth7", "ab", 0, {}),
+        ("ib0", "eth7", "ab", 0, dict.fromkeys(INTERFACES, "ib0")),  # for all libraries
+    ],
+)
+def test_the_interface_to_other_hosts(
+    configured: str | None, shell: str | None, hosts: str, rank: int, expected: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(rank_environment, "find_interface_to", lambda host: f"to_{host}")
+    if shell is not None:
+        monkeypatch.setenv(rank_environment.GLOO_INTERFACE, shell)
+    hardware = HardwareSpec("cluster", interface=configured)
+    assert rank_environment.interface_variables(hardware, list(hosts), rank) == expected
 
 
-def test_a_configured_interface_applies_to_all_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(rank_environment.GLOO_INTERFACE, "eth7")
-    named = rank_environment.interface_variables(HardwareSpec("cluster", interface="ib0"), ["a", "b"], 0)
-    assert named == {
-        "GLOO_SOCKET_IFNAME": "ib0",
-        "NCCL_SOCKET_IFNAME": "ib0",
-        "HOROVOD_GLOO_IFACE": "ib0",
-        "OMPI_MCA_btl_tcp_if_include": "ib0",
-    }
-
-
-def test_this_host_is_reached_over_its_loopback() -> None:
+def test_this_host_is_reached_over_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address of version 6 carries its interface."""
     assert rank_environment.find_interface_to("127.0.0.1") == "lo"
     assert rank_environment.find_interface_to("127.0.0.300") is None
-
-
-def test_addresses_of_version_6_carry_their_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     local = [SimpleNamespace(address="127.0.0.1%eth3")]
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"other": [SimpleNamespace(address="10.0.0.1")], "eth3": local})
     assert rank_environment.find_interface_to("127.0.0.1") == "eth3"
 
 
 def test_ranks_of_one_host_have_different_ports() -> None:
-    hosts = ["a"] * 50 + ["b"] * 50
-    ports = rank_environment.choose_likely_free_ports(hosts, "a run")
-    assert len(set(zip(hosts, ports, strict=True))) == 100
-    assert ports == rank_environment.choose_likely_free_ports(hosts, "a run")
-    assert ports != rank_environment.choose_likely_free_ports(hosts, "another")
+    """There may be more ranks than ports."""
+    for hosts in (["a"] * 50 + ["b"] * 50, [f"n{k // 100}" for k in range(50_000)]):
+        ports = rank_environment.choose_likely_free_ports(hosts, "a run")
+        assert len(set(zip(hosts, ports, strict=True))) == len(hosts)
+        assert ports == rank_environment.choose_likely_free_ports(hosts, "a run")
+        assert ports != rank_environment.choose_likely_free_ports(hosts, "another")
+    assert len(set(find_free_ports(50))) == 50
 
 
 @pytest.mark.parametrize(
@@ -140,12 +117,6 @@ def test_ports_are_outside_the_ephemeral_range(
     assert high - (high - low) / 10 < max(ports) <= high
 
 
-def test_there_may_be_more_ranks_than_ports() -> None:
-    hosts = [f"n{k // 100}" for k in range(50_000)]
-    ports = rank_environment.choose_likely_free_ports(hosts, "a run")
-    assert len(set(zip(hosts, ports, strict=True))) == 50_000
-
-
 def test_a_port_in_use_on_this_host_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     local = socket.gethostname()
     with socket.socket() as taken:
@@ -158,11 +129,7 @@ def test_a_port_in_use_on_this_host_is_left_out(monkeypatch: pytest.MonkeyPatch)
         assert rank_environment.choose_likely_free_ports(["far", "far"], "a run") == [port, port + 1]
 
 
-def test_ranks_of_one_host_use_its_loopback() -> None:
-    assert {address.rpartition(":")[0] for address in rank_environment.assign_rank_addresses(["far", "far"], "")} == {
-        "127.0.0.1"
-    }
-    assert [address.rpartition(":")[0] for address in rank_environment.assign_rank_addresses(["a", "b"], "")] == [
-        "a",
-        "b",
-    ]
+@pytest.mark.parametrize(("hosts", "expected"), [(["far", "far"], ["127.0.0.1"] * 2), (["a", "b"], ["a", "b"])])
+def test_ranks_of_one_host_use_its_loopback(hosts: list[str], expected: list[str]) -> None:
+    addresses = rank_environment.assign_rank_addresses(hosts, "")
+    assert [address.rpartition(":")[0] for address in addresses] == expected

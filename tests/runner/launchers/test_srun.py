@@ -64,20 +64,17 @@ def test_ranks_run_on_the_nodes_of_their_placement(job: StandIn, tmp_path: Path,
     assert not {SRUN_LOG, SRUN_HOSTS_FILE} & set(os.listdir(tmp_path)), "they are removed where srun reported nothing"
 
 
-def test_ranks_of_one_node_use_its_loopback(job: StandIn, tmp_path: Path, program: Program) -> None:
+def test_ranks_of_one_node_use_its_loopback_and_its_cores(job: StandIn, tmp_path: Path, program: Program) -> None:
     """As they do on a machine without SLURM."""
-    module = program("print(os.environ['MASTER_ADDR'], os.environ['GLOO_SOCKET_IFNAME'])")
-    assert launched(job.spec(2), tmp_path, module=module).exit_codes == [0, 0]
-    assert (tmp_path / rank_log_name(1)).read_text() == "127.0.0.1 lo\n"
-    assert {"--nodes=1", "--ntasks=2", "--nodelist=n1"} <= set(job.srun_arguments())
-
-
-def test_ranks_get_cores_of_their_node(job: StandIn, tmp_path: Path, program: Program) -> None:
+    names = "MASTER_ADDR GLOO_SOCKET_IFNAME SCALEBENCH_CPUS"
+    module = program(f"print(*(os.environ[n] for n in '{names}'.split()))")
     spec = job.spec(2)
     spec.config.hardware.bind = "numa"
-    assert launched(spec, tmp_path, module=program("print(os.environ['SCALEBENCH_CPUS'])")).exit_codes == [0, 0]
-    cpus = [(tmp_path / rank_log_name(rank)).read_text().strip() for rank in range(2)]
-    assert cpus == [placement.make_cpus_variable(spec, rank)[placement.CPUS_VARIABLE] for rank in range(2)]
+    assert launched(spec, tmp_path, module=module).exit_codes == [0, 0]
+    for rank in range(2):
+        cpus = placement.make_cpus_variable(spec, rank)[placement.CPUS_VARIABLE]
+        assert (tmp_path / rank_log_name(rank)).read_text() == f"127.0.0.1 lo {cpus}\n"
+    assert {"--nodes=1", "--ntasks=2", "--nodelist=n1"} <= set(job.srun_arguments())
 
 
 def test_ranks_are_distributed_explicitly_where_the_tasks_of_the_job_differ(
@@ -97,9 +94,8 @@ def test_variables_of_the_job_are_not_passed_to_the_step(
     monkeypatch.setenv("SLURM_HOSTFILE", "/of/the/job")
     variables = srun._variables(["n1", "n2"], "an id", tmp_path)
     assert "SLURM_NTASKS_PER_NODE" not in variables
-    assert variables[exit_with_parent.LAUNCHER_VARIABLE] == exit_with_parent.REMOTE_LAUNCHER, (
-        "ranks descend from a daemon of SLURM, and not from srun"
-    )
+    # Ranks descend from a daemon of SLURM, and not from srun.
+    assert variables[exit_with_parent.LAUNCHER_VARIABLE] == exit_with_parent.REMOTE_LAUNCHER
     assert (variables["SLURM_HOSTFILE"], variables["SLURM_JOB_ID"]) == (str(tmp_path / SRUN_HOSTS_FILE), "12")
 
 
@@ -126,10 +122,6 @@ FAILURES = {
     "memory": (
         "echo 'slurmstepd-n2: error: StepId=12.0 exceeded memory limit (2 > 1), being killed' >&2; exit 137",
         ("oom", "SLURM: StepId=12.0 exceeded memory limit (2 > 1), being killed"),
-    ),
-    "the time limit": (
-        "echo 'slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026 DUE TO TIME LIMIT ***' >&2; exit 1",
-        ("timeout", "SLURM: the job was ended, due to time limit"),
     ),
     "an agent that exits": (
         "echo 'srun: error: n2: task 1: Exited with exit code 2' >&2; sleep 600",
@@ -248,9 +240,8 @@ def test_killed_ranks_are_the_cause_of_lost_connections(
     write_json(worker_exit_path(tmp_path, 0), vars(WorkerExit(1, False)))
     assert group.broken() is None
     assert group.first_failed([0]) == [0]
-    (tmp_path / SRUN_LOG).write_text(
-        "srun: error: far: task 2: Killed\nsrun: error: far: task 0: Exited with exit code 1\n"
-    )
+    lines = ("task 2: Killed", "task 0: Exited with exit code 1")
+    (tmp_path / SRUN_LOG).write_text("".join(f"srun: error: far: {line}\n" for line in lines))
     assert group.first_failed([0]) == [2]
     assert [member.poll() for member in group.members] == [1, None, -9]
     monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 0.0)
@@ -280,17 +271,12 @@ def test_mpirun_in_a_job_uses_the_nodes_of_the_placement(
     assert "--host n1:2,n2:2 " in log and log.endswith("tasks=2(x2)\n")
 
 
-def test_node_names_are_read_from_scontrol(job: StandIn) -> None:
+def test_node_names_are_read_from_scontrol(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single one needs no scontrol; outside a job there are none."""
     assert srun.job_nodes(str(job.bin)) == ["n1", "n2"]
     assert (job.folder / "scontrol_calls.txt").read_text() == "show hostnames n[1-2]\n"
-
-
-def test_a_single_node_name_needs_no_scontrol(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_srun.variables(monkeypatch, nodes="gpu-07")
     assert srun.job_nodes("/missing") == ["gpu-07"]
-
-
-def test_outside_a_job_there_are_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in srun.NODE_LISTS:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(SlurmError, match="SLURM_JOB_NODELIST is not set"):
@@ -298,13 +284,11 @@ def test_outside_a_job_there_are_no_nodes(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_too_few_nodes_are_an_error(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
-    with pytest.raises(StartError) as caught:
-        srun.rank_nodes(job.spec(3))
+    with monkeypatch.context() as patch:
+        patch.setenv("SLURM_JOB_NODELIST", "n1")
+        with pytest.raises(StartError) as caught:
+            srun.rank_nodes(job.spec(3))
     assert str(caught.value) == "job 12 has 1 node and gpus=3 wants 2; ask for more nodes, or lower gpus"
-
-
-def test_an_error_of_scontrol_is_the_reason(job: StandIn) -> None:
     job.script("scontrol", "echo 'scontrol: error: host list is empty' >&2; exit 1")
     with pytest.raises(StartError, match="host list is empty"):
         srun.rank_nodes(job.spec(2))
@@ -344,37 +328,31 @@ def test_the_launcher_depends_on_the_job(job: StandIn, monkeypatch: pytest.Monke
     assert launchers.choose_launcher(spec) == "mpi"
     spec.config.hardware.slurm.mpi = "pmix"
     assert launchers.choose_launcher(spec) == "slurm"
-    assert launchers.choose_launcher(simulated_spec(gpus=2)) == "local", (
-        "the hardware is this machine, whatever job this is"
-    )
+    assert launchers.choose_launcher(simulated_spec(gpus=2)) == "local", "this machine, whatever job this is"
     monkeypatch.delenv("SLURM_JOB_ID")
     assert launchers.choose_launcher(job.spec(2)) == "local"
 
 
 def test_the_current_job_is_described(job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def describe() -> SchedulerRecord | None:
+        return srun.describe_current_job(job.spec(3), tmp_path)
+
     current = SchedulerRecord("slurm", "12", "main", ["n1", "n2"])
-    assert srun.describe_current_job(job.spec(3), tmp_path) == current, (
-        "not submitted by scalebench: its time in the queue is unknown"
-    )
+    assert describe() == current, "not submitted by scalebench: its time in the queue is unknown"
     write_submission(Submission("12", 990.5), tmp_path)
-    assert srun.describe_current_job(job.spec(3), tmp_path) == SchedulerRecord("slurm", "12", "main", ["n1", "n2"], 9.0)
+    assert describe() == SchedulerRecord("slurm", "12", "main", ["n1", "n2"], 9.0)
     write_submission(Submission("11", 990.5), tmp_path)
-    assert srun.describe_current_job(job.spec(3), tmp_path) == current, "an earlier job of this folder"
+    assert describe() == current, "an earlier job of this folder"
     (tmp_path / JOB_FILE).write_text("{")
-    assert srun.describe_current_job(job.spec(3), tmp_path) == current
+    assert describe() == current
     assert srun.describe_current_job(simulated_spec(), tmp_path) is None
-    monkeypatch.delenv("SLURM_JOB_ID")
-    assert srun.describe_current_job(job.spec(3), tmp_path) is None
-
-
-def test_without_an_answer_of_scontrol_the_time_in_the_queue_is_unknown(job: StandIn, tmp_path: Path) -> None:
-    job.script("scontrol", "exit 1")
     write_submission(Submission("12", 990.5), tmp_path)
-    variables = srun.describe_current_job(job.spec(3), tmp_path)
-    assert variables is not None and variables.queued_s is None
+    job.script("scontrol", "exit 1")
+    assert (unanswered := describe()) is not None and unanswered.queued_s is None
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert describe() is None
 
 
-NOISE = "srun: cluster configuration lacks support for cpu binding\n"
 ENDED = """srun: forcing job termination
 srun: got SIGCONT
 srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
@@ -448,8 +426,7 @@ def test_the_log_of_a_step_gives_its_outcome(text: str, outcome: tuple[str, str]
 def test_only_memory_counts_after_the_step_was_ended() -> None:
     assert srun.memory_outcome(ENDED + CANCELLED_STEP.format("")) is None
     for text in (MEMORY_LIMIT, CGROUP, "srun: error: n1: task 0: Out Of Memory\n"):
-        variables = srun.memory_outcome(text)
-        assert variables is not None and variables[0] == "oom"
+        assert (outcome := srun.memory_outcome(text)) is not None and outcome[0] == "oom"
 
 
 def test_failed_tasks_are_parsed() -> None:

@@ -22,8 +22,6 @@ from scalebench.runner.parent import run_spec
 from tests.builders.launching import TorchrunUser
 from tests.builders.runs import find_run_processes, simulated_config, simulated_spec, wait_until
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-
 
 def spec_of(gpus: int, hosts: list[str], **measure: float) -> RunSpec:
     made = simulated_config(gpus=gpus, measure=measure)
@@ -33,19 +31,13 @@ def spec_of(gpus: int, hosts: list[str], **measure: float) -> RunSpec:
 
 def test_a_command_for_each_node(tmp_path: Path) -> None:
     spec = spec_of(3, ["a:2", "b:2"])
-    assert [
-        (host, shlex.join(words)) for host, words in torchrun.node_commands(spec, tmp_path / "a run", "a:4711")
-    ] == [
-        (
+    commands = torchrun.node_commands(spec, tmp_path / "a run", "a:4711")
+    for node, (host, ranks) in enumerate([("a", 2), ("b", 1)]):
+        assert (commands[node][0], shlex.join(commands[node][1])) == (
             host,
             f"{sys.executable} -m torch.distributed.run --nnodes=2 --node-rank={node} --nproc-per-node={ranks} "
             f"--master-addr=a --master-port=4711 -m scalebench.runner.worker '{tmp_path}/a run'",
         )
-        for node, (host, ranks) in enumerate([("a", 2), ("b", 1)])
-    ]
-
-
-def test_a_command_for_this_machine(tmp_path: Path) -> None:
     spec = simulated_spec(2)
     ((host, words),) = torchrun.node_commands(spec, tmp_path, torchrun.choose_addresses(spec, "an id")[-1])
     assert host == "localhost" and "--master-addr=127.0.0.1" in words and "--nproc-per-node=2" in words
@@ -107,7 +99,8 @@ def test_torchrun_starts_the_ranks_of_every_framework(strategy: str, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "reason"), [("raise", "rank 2: RuntimeError: told to fail"), ("kill", "rank 2 was killed by SIGKILL")]
+    ("fault", "reason"),
+    [("raise", "rank 2: RuntimeError: failed as configured"), ("kill", "rank 2 was killed by SIGKILL")],
 )
 def test_a_rank_that_fails_ends_all(fault: str, reason: str, tmp_path: Path) -> None:
     """torchrun, too, which would wait for minutes for one on another node whose ranks ended otherwise."""

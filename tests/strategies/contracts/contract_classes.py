@@ -20,49 +20,32 @@ class Contract:
     """
 
     strategy: str
-    gpus: int = 2
-    name: str = ""
-    overrides: tuple[str, ...] = ()
-    slow: bool = False
-    attributes: tuple[tuple[str, Any], ...] = ()  # further class attributes of the contract
+    overrides: tuple[str, ...]
+    gpus: int
+    name: str
+    slow: bool
+    attributes: dict[str, Any]  # further class attributes of the contract
 
 
 def contract(
-    strategy: str, *overrides: str, gpus: int = 2, name: str = "", slow: bool = False, **rest: Any
+    strategy: str, *overrides: str, gpus: int = 2, name: str = "", slow: bool = False, **attributes: Any
 ) -> Contract:
-    return Contract(strategy, gpus, name, overrides, slow, tuple(rest.items()))
+    return Contract(strategy, overrides, gpus, name, slow, attributes)
 
 
-def contract_classes(
-    contracts: Iterable[Contract], base: type[StrategyContract] = StrategyContract, suffix: str = ""
-) -> dict[str, type[StrategyContract]]:
+def contract_classes(contracts: Iterable[Contract], base: Any = StrategyContract, suffix: str = "") -> dict[str, Any]:
     """Return test classes by their name, for the globals of a test module."""
-    classes: dict[str, type[StrategyContract]] = {}
+    classes: dict[str, Any] = {}
     for one in contracts:
-        arguments = [*one.strategy.split("_"), *one.name.split()]
-        name = (
-            "Test"
-            + "".join(word.capitalize() for word in arguments)
-            + ("" if one.gpus == 2 else str(one.gpus))
-            + suffix
-        )
+        words = "".join(word.capitalize() for word in [*one.strategy.split("_"), *one.name.split()])
+        name = f"Test{words}{'' if one.gpus == 2 else one.gpus}{suffix}"
         assert name not in classes, name
-        attributes = dict(one.attributes)
-        attributes |= {"strategy": one.strategy, "gpus": one.gpus, "overrides": (*base.overrides, *one.overrides)}
-        classes[name] = _mark(type(name, (base,), attributes), one)
+        own = {"strategy": one.strategy, "gpus": one.gpus, "overrides": (*base.overrides, *one.overrides)}
+        made: Any = type(name, (base,), {**one.attributes, **own})
+        made = made if one.strategy == "simulated" else pytest.mark.real(made)
+        classes[name] = pytest.mark.slow(made) if one.slow else made
     return classes
 
 
-def fault_classes(contracts: Iterable[Contract]) -> dict[str, type[FaultContract]]:
-    """Return test classes by their name, for the globals of a test module."""
-    classes: dict[str, type[FaultContract]] = {}
-    for one in contracts:
-        name = "Test" + "".join(word.capitalize() for word in one.strategy.split("_")) + "Faults"
-        classes[name] = _mark(type(name, (FaultContract,), {"strategy": one.strategy, **dict(one.attributes)}), one)
-    return classes
-
-
-def _mark(test_class: Any, one: Contract) -> Any:
-    if one.strategy != "simulated":
-        test_class = pytest.mark.real(test_class)
-    return pytest.mark.slow(test_class) if one.slow else test_class
+def fault_classes(contracts: Iterable[Contract]) -> dict[str, Any]:
+    return contract_classes(contracts, FaultContract, "Faults")

@@ -1,10 +1,16 @@
 """The contract with other workloads: tokens (a target for each position, embedding tables, gradients of rows that were
-not looked up) and pictures (bytes, labels, accuracy, kernels in channels-last order).
-"""
+not looked up), pictures (bytes, labels, accuracy, kernels in channels-last order), and a user's network from a file in
+the current folder."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+
 from scalebench.testing import StrategyContract
+from tests.conftest import ROOT
 from tests.strategies.contracts.contract_classes import contract, contract_classes
 
 ONLY_ACTIVATIONS = {"bytes_sent": 0.0}
@@ -69,4 +75,120 @@ globals().update(
         "OnPictures",
     )
 )
-del OnTokens, OnPictures  # pytest would collect them
+
+
+# As a user would write it: no scalebench, weights from torch's own generator, one tied, one frozen, state that is no
+# tensor.
+TORCH_MODEL = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.body = nn.Sequential(nn.Conv1d(3, width, 5, stride=5), nn.ReLU(), nn.GroupNorm(2, width))
+        self.mix = nn.Linear(40, 40)
+        self.again = nn.Linear(40, 40)
+        self.again.weight = self.mix.weight
+        self.head = nn.Linear(width * 40, 2)
+
+    def get_extra_state(self):
+        return {"written by": "the user"}
+
+    def forward(self, x):  # (n, 3, 200)
+        x = torch.tanh(self.again(torch.tanh(self.mix(self.body(x * self.scale)))))
+        return self.head(x.view(len(x), -1))
+
+
+def build(width=6):
+    return Net(width)
+"""
+
+# Dropout that is switched off, an embedding table, a layer that is built when the network is first called.
+KERAS_MODEL = """
+import keras
+from keras import layers, ops
+
+
+class Curves(keras.Model):
+    def __init__(self, width):
+        super().__init__()
+        self.convolution = layers.Conv1D(width, 5, strides=4, activation="relu")
+        self.table = layers.Embedding(4, 2)
+        self.drop = layers.Dropout(0.4)
+        self.outputs_of = layers.Dense(2)
+
+    def call(self, x, training=False):
+        signs = ops.cast(ops.sign(x[:, 20:25, 0]), "int32") + 1
+        looked_up = ops.reshape(self.table(signs), (-1, 10))
+        means = ops.mean(self.convolution(x), axis=1)
+        return self.outputs_of(self.drop(ops.concatenate([means, looked_up], 1), training=training))
+
+
+def build(width=4):
+    return Curves(width)
+"""
+
+
+class OfUserNetwork(StrategyContract):
+    network: ClassVar[str]
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def user_folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        folder = tmp_path_factory.mktemp("user")
+        (folder / "mynet.py").write_text(cls.network)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            patch.setenv("PYTHONPATH", str(ROOT))
+            yield
+
+
+class OfTorchModule(OfUserNetwork):
+    network = TORCH_MODEL
+    overrides = ("model=custom", "model.torch=mynet:build", "+model.options.width=8")
+
+
+class OfKerasModel(OfUserNetwork):
+    network = KERAS_MODEL
+    overrides = ("model=custom", "model.keras=mynet:build", "model.options.width=8", "train.dropout=false")
+
+
+FIT = "strategy.options.loop=fit"
+globals().update(
+    contract_classes(
+        [
+            contract("ddp_gloo", slow=True),
+            contract("lightning_ddp_gloo", slow=True),
+            contract("horovod_gloo", slow=True),
+            contract("lightning_horovod", slow=True),
+            contract("independent_torch", slow=True),
+            contract("fsdp_gloo", slow=True),
+            contract("zero1", slow=True),
+        ],
+        OfTorchModule,
+        "OfTorchModule",
+    )
+)
+globals().update(
+    contract_classes(
+        [
+            contract("bare_tensorflow", FIT, gpus=1, baseline="bare_tensorflow", slow=True),
+            contract("mirrored", slow=True),
+            contract("mirrored", FIT, gpus=3, slow=True),
+            contract("mirrored", "train.accumulate=2", name="accumulate", slow=True),
+            contract("multiworker_ring", slow=True),
+            contract("central_storage_cpu", slow=True),
+            contract("multi_gpu_model", slow=True),
+            contract("avolkov1_ps_gpu", "strategy.options.loss=tower", gpus=3, slow=True),
+            contract("parameter_server", slow=True),
+            contract("independent_tensorflow", slow=True),
+            contract("horovod_tensorflow_gloo", slow=True),
+        ],
+        OfKerasModel,
+        "OfKerasModel",
+    )
+)
+del OnTokens, OnPictures, OfUserNetwork, OfTorchModule, OfKerasModel  # pytest would collect them

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from scalebench.config.resolve import resolve
-from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
 from scalebench.runner.launchers.rank_environment import find_free_port
 from scalebench.strategies.base import Unsupported
@@ -30,14 +29,6 @@ def spec(
 
 
 GLOO = spec("horovod_gloo", "local", "gloo")
-
-
-NAMES = [f"horovod_{of}" for of in "nccl mpi gloo tensorflow_nccl tensorflow_mpi tensorflow_gloo".split()]
-
-
-@pytest.mark.parametrize("name", [*NAMES, "lightning_horovod"])
-def test_the_yaml_lists_all_options(name: str) -> None:
-    assert strategy_option_defaults(name) == dataclasses.asdict(HorovodOptions())
 
 
 def test_default_options_set_no_variables() -> None:

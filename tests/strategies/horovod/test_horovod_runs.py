@@ -1,18 +1,24 @@
-"""Complete runs with Horovod's options and with its timeline."""
+"""Complete runs with Horovod's options and with its timeline, from rank 0's weights, and of a rank that ends early."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from scalebench.core.spec import RunSpec
+from scalebench.core.json_files import write_json
+from scalebench.core.result import Result
+from scalebench.core.spec import RunSpec, write_spec
+from scalebench.runner import launchers
 from scalebench.runner.parent import run_spec
 from scalebench.workloads import datasets
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
+DIFFERENT_START = "tests.strategies.horovod.different_start_rank"
 
 MPI, GLOO, TF_MPI = "horovod_mpi", "horovod_gloo", "horovod_tensorflow_mpi"
 CHOICES = [
@@ -28,11 +34,15 @@ CHOICES = [
 ]
 
 
+def run(spec: RunSpec, folder: Path, **settings: Any) -> Result:
+    datasets.prepare(spec.config)
+    return run_spec(spec, folder / "run", **settings)
+
+
 @pytest.mark.parametrize(("strategy", "word", "backend"), CHOICES)
 def test_options(strategy: str, word: str, backend: str, spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
-    spec = spec_of(strategy, word, f"dataset.cache={tmp_path / 'data'}")
-    datasets.prepare(spec.config)
-    result = run_spec(spec, tmp_path / "run")
+    spec = spec_of(strategy, word)
+    result = run(spec, tmp_path)
     assert (result.status, result.reason) == ("ok", None)
     assert result.scale.backend_used == backend
     sent = sum(result.sync.message_bytes)
@@ -43,10 +53,9 @@ def test_options(strategy: str, word: str, backend: str, spec_of: Callable[..., 
 
 
 def test_messages_are_unknown_with_a_cycle_time(spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
-    words = ["strategy.options.cycle_time_ms=5.0", "measure.timeline=true", f"dataset.cache={tmp_path / 'data'}"]
+    words = ["strategy.options.cycle_time_ms=5.0", "measure.timeline=true"]
     spec = spec_of(GLOO, *words)
-    datasets.prepare(spec.config)
-    result = run_spec(spec, tmp_path / "run")
+    result = run(spec, tmp_path)
     assert (result.status, result.scale.backend_used, result.sync.message_bytes) == ("ok", "gloo", [])
     assert result.sync.timeline is not None and result.sync.timeline.file is None
     assert "forgets its fusion threshold" in (result.sync.timeline.reason or "")
@@ -54,9 +63,8 @@ def test_messages_are_unknown_with_a_cycle_time(spec_of: Callable[..., RunSpec],
 
 @pytest.mark.parametrize("strategy", [MPI, "horovod_tensorflow_gloo", "lightning_horovod"])
 def test_timeline(strategy: str, spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
-    spec = spec_of(strategy, "measure.timeline=true", f"dataset.cache={tmp_path / 'data'}")
-    datasets.prepare(spec.config)
-    result = run_spec(spec, tmp_path / "run")
+    spec = spec_of(strategy, "measure.timeline=true")
+    result = run(spec, tmp_path)
     actual = result.sync.timeline
     assert (result.status, result.reason) == ("ok", None) and actual is not None
     assert (actual.file, actual.reason, actual.steps) == ("timeline.json", None, 20)
@@ -68,7 +76,33 @@ def test_timeline(strategy: str, spec_of: Callable[..., RunSpec], tmp_path: Path
 
 
 def test_strategies_without_a_timeline_have_a_reason(spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
-    spec = spec_of("ddp_gloo", "measure.timeline=true", f"dataset.cache={tmp_path / 'data'}")
-    datasets.prepare(spec.config)
-    actual = run_spec(spec, tmp_path / "run").sync.timeline
+    spec = spec_of("ddp_gloo", "measure.timeline=true")
+    actual = run(spec, tmp_path).sync.timeline
     assert actual is not None and (actual.file, actual.reason) == (None, "ddp_gloo has no timeline of its own")
+
+
+@pytest.mark.parametrize("strategy", ["horovod_gloo", "horovod_tensorflow_mpi", "lightning_horovod"])
+def test_all_ranks_start_from_the_weights_of_rank_0(
+    strategy: str, spec_of: Callable[..., RunSpec], tmp_path: Path
+) -> None:
+    spec = spec_of(strategy)
+    write_spec(spec, tmp_path)
+    write_json(tmp_path / "start.json", "different weights")
+    ended = launchers.launch(spec, tmp_path, "start", module=DIFFERENT_START)
+    assert ended.exit_codes == [0, 0], (tmp_path / "rank1.log").read_text()
+    with np.load(tmp_path / "weights0.npz") as rank0, np.load(tmp_path / "weights1.npz") as rank1:
+        assert set(rank0) == set(rank1) and len(rank0) == 8
+        for name in rank0:
+            np.testing.assert_array_equal(rank0[name], rank1[name], err_msg=name)
+        assert np.abs(rank0["dense1/kernel"]).max() > 0
+
+
+@pytest.mark.parametrize("strategy", ["horovod_gloo", "horovod_mpi", "horovod_tensorflow_gloo"])
+def test_a_rank_that_ends_before_the_broadcast_ends_the_run(
+    strategy: str, spec_of: Callable[..., RunSpec], tmp_path: Path
+) -> None:
+    spec = spec_of(strategy)
+    (tmp_path / "run").mkdir()
+    write_json(tmp_path / "run" / "start.json", "ends")
+    result = run(spec, tmp_path, module=DIFFERENT_START)
+    assert (result.status, result.reason) == ("failed", "rank 1 ended with exit status 7 and without a reason")

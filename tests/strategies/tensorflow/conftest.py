@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("tensorflow")
@@ -18,7 +17,6 @@ from scalebench.config.resolve import resolve
 from scalebench.core.spec import RankPlacement, RunSpec
 from scalebench.strategies import registry
 from scalebench.strategies.tensorflow import devices
-from scalebench.workloads.source import Source
 
 import tensorflow as tf  # isort: skip  # after what the adapter sets for it
 
@@ -28,36 +26,6 @@ absl_logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 # TensorFlow has to be told before it begins, and once for all tests of the process; hence while they are collected.
 DEVICES = devices.configure_devices("cpu", RankPlacement(0, 0, 0, [0, 1], [], 2))
 MIRRORED: Any = tf.distribute.MirroredStrategy
-SAMPLES = 101  # prime, so that no batch divides it
-
-
-@pytest.fixture(scope="session")
-def samples() -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, targets) that a network can learn from: the targets are features of the inputs."""
-    rng = np.random.default_rng(0)
-    inputs = rng.normal(size=(SAMPLES, 200, 3)).astype(np.float32)
-    targets = np.stack([inputs[:, :100, 0].mean(1), np.abs(inputs[:, :, 1]).mean(1)], 1)
-    return inputs, targets
-
-
-@pytest.fixture
-def source(samples: tuple[np.ndarray, np.ndarray]) -> Callable[..., Source]:
-    """source(replica=0, replicas=1, **others) -> a Source of those samples in batches of 20."""
-
-    def make(replica: int = 0, replicas: int = 1, **others: Any) -> Source:
-        settings = {"global_batch": 20, "seed": 3, **others}
-        return Source(*samples, replica=replica, replicas=replicas, **settings)
-
-    return make
-
-
-@pytest.fixture
-def pictures() -> Callable[..., Source]:
-    """pictures(batch=20) -> 65 pictures of 10 classes that differ in colour."""
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 10, 65)
-    images = (rng.integers(0, 60, (65, 32, 32, 3)) + 13 * labels[:, None, None, None]).astype(np.uint8)
-    return lambda batch=20: Source(images, labels, global_batch=batch, seed=3, replica=0, replicas=1)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`python one_update.py OVERRIDE...`: a single update of a strategy over two devices, in a process of its own.
+"""`python single_update.py OVERRIDE...`: a single update of a strategy over two devices, in a process of its own.
 
 TensorFlow's devices cannot change within a process. The second device is made the strategy's first, so that the first
 one can be told from the CPU that everything is on by default. What is found out goes to standard output as JSON, and
@@ -38,7 +38,7 @@ class Update:
     def devices(self, name: str, type: str = "") -> set[str]:
         """Where the operations are whose names match the pattern `name`."""
         wanted = re.compile(name)
-        return {one.device for one in self.place if wanted.search(one.name) and type in ("", one.type)}
+        return {one.device for one in self.placed if wanted.search(one.name) and type in ("", one.type)}
 
 
 def one_update(*overrides: str) -> Update:

@@ -15,46 +15,18 @@ from scalebench.strategies.tensorflow.mirrored import MirroredOptions, create_cr
 from scalebench.strategies.tensorflow.model import read_weights
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
+from tests.strategies.builders import run_training
+from tests.strategies.tensorflow.builders import BYTES, IMAGES, MIRRORED, apart
 from tests.strategies.tensorflow.conftest import DEVICES
 
-MIRRORED = ("strategy=mirrored", "gpus=2")
-IMAGES = ("model=resnet20_cifar10", "dataset=cifar10_synthetic", "train.dropout=false")
-NAMES = ["mirrored", "mirrored_hierarchical", "mirrored_reduce_cpu", "mirrored_reduce_device"]
-BYTES = 4 * 153_441
-
-
-def train(one: Any, source: Source, updates: int) -> list[float]:
-    parts = [one.step(batch) for batch in islice(one.feed(source), updates)]
-    return [float(part.loss_sum) / part.samples for part in parts]
-
-
-def apart(one: Any) -> float:
-    """The largest difference between the replicas' weights."""
-    pairs = [one.strategy.experimental_local_results(variable.value) for variable in one.model.trained]
-    return max(float(np.abs(a.numpy() - b.numpy()).max()) for a, b in pairs)
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_same_losses_as_bare(strategy: Any, source: Callable[..., Source], name: str) -> None:
-    """From parts that differ by one; the replicas stay alike, the gradients are seen to travel, and nothing else."""
-    one, bare = strategy(f"strategy={name}", "gpus=2"), strategy("strategy=bare_tensorflow", "gpus=1")
-    full = {"first": 20, "global_batch": 27}
-    np.testing.assert_allclose(train(one, source(**full), 6), train(bare, source(**full), 6), rtol=1e-5)
-    assert apart(one) == 0
-    for key, array in one.parameters().items():
-        np.testing.assert_allclose(array, bare.parameters()[key], atol=1e-5, err_msg=key)
-    assert sum(one.message_sizes()) == BYTES
-    assert one.backend_used() == ("ring" if name == "mirrored" else "copy")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [*NAMES, "mirrored train.precision=float16"])
+@pytest.mark.parametrize("words", ["mirrored", "mirrored_hierarchical", "mirrored train.precision=float16"])
 def test_replicas_diverge_without_synchronization(strategy: Any, source: Callable[..., Source], words: str) -> None:
     one = strategy(*f"strategy={words}".split(), "gpus=2")
-    train(one, source(), 2)
+    run_training(one, source(), 2)
     one.set_gradient_sync(False)
-    train(one, source(), 2)
+    run_training(one, source(), 2)
     away = apart(one)
     assert away > 1e-4
     assert one.message_sizes() == [] and one.backend_used() is None

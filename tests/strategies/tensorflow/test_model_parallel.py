@@ -11,22 +11,17 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from scalebench.strategies.base import BACKWARD, FORWARD, NotMeasured, Unsupported
 from scalebench.strategies.tensorflow import model_parallel, observed
 from scalebench.workloads import networks
+from tests.strategies.tensorflow.builders import RESNET, TWO, batches, on
 from tests.strategies.tensorflow.conftest import DEVICES
 from tests.strategies.tensorflow.single_update import one_update
-from tests.strategies.tensorflow.two_stage_model import RESNET, TWO, batches, on
 
 BARE = ("strategy=bare_tensorflow", "gpus=1", *TWO[2:])
 INCEPTION = ("model=inception_v3", "dataset=imagenet_synthetic", "model.input_shape=[76,76,3]", "train.global_batch=3")
-MODELS = {
-    "materials_cnn": (),
-    "resnet20_cifar10": RESNET,
-    "inception_v3": INCEPTION,
-}
+MODELS = {"materials_cnn": (), "resnet20_cifar10": RESNET, "inception_v3": INCEPTION}
 FAST = [name if name != "inception_v3" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 # Kinds of nodes, and the operations that they become; the backward pass of a product is two.
 FORWARD_OF = {"conv": "Conv2D", "batch_norm": "FusedBatchNormV3", "dense": "MatMul", "relu": "Relu"}
@@ -202,24 +197,6 @@ def test_a_stage_computes_only_its_own_gradients(strategy: Any) -> None:
         nodes = Counter(node.op for node in stage.nodes)
         here = Counter(op.type for op in operations if on(op.device) == on(device))
         assert (here["Conv2D"], here["Conv2DBackpropFilter"]) == (nodes["conv"], nodes["conv"])
-
-
-def test_gradients_of_the_last_stage_equal_those_of_the_step(strategy: Any) -> None:
-    """Of the sum of the losses, which an update divides by the samples."""
-    two = strategy(*TWO)
-    (batch,) = batches(two, (6,))
-    _, read = model_parallel._stage_inputs(two.model, two.network_stages, batch.parts[0][0])
-    last = two.network_stages[-1]
-    _, *found = model_parallel._stage_function(two.model, last, two._loss)(read, batch.parts[0][1])
-    assert len(found) == sum(len(node.arrays) for node in last.nodes)
-    wanted = step_gradients(two, batch)[-len(found) :]
-    for ours, expected_value in zip(found, wanted, strict=True):
-        assert float(ours) / batch.samples == pytest.approx(float(expected_value.numpy().flat[0]), abs=1e-6)
-
-
-def step_gradients(two: Any, batch: Any) -> list[Any]:
-    (part,) = batch.parts
-    return list(tf.function(lambda: two.compute_gradients(*part, batch.global_samples)[1], autograph=False)())
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from scalebench.measure.progress import RankProgress
 from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import NotMeasured, Unsupported
 from scalebench.strategies.tensorflow import multiworker, parameter_server
-from scalebench.strategies.tensorflow.parameter_server import EventRecorder, ParameterServer, PendingLoss, RowReader
+from scalebench.strategies.tensorflow.parameter_server import EventRecorder, ParameterServer, RowReader
 from scalebench.testing.launch import UNEVEN_WORKLOAD
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
@@ -118,17 +118,6 @@ def test_every_row_of_a_batch_goes_to_one_worker(source: Callable[..., Source]) 
 def test_a_fixed_batch_is_repeated(source: Callable[..., Source]) -> None:
     first, *others = dealt(source(feed="fixed"), 8)
     assert all(parts == first for parts in others)
-
-
-def test_the_loss_of_a_step_sums_its_updates() -> None:
-    class Remote:
-        def __init__(self, value: float) -> None:
-            self.value = value
-
-        def fetch(self) -> np.float32:
-            return np.float32(self.value)
-
-    assert float(PendingLoss([Remote(1.5), Remote(2.25)])) == 3.75
 
 
 def test_the_chief_has_no_probes() -> None:

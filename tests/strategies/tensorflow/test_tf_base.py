@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from omegaconf import OmegaConf
 
-from scalebench.strategies import registry
-from scalebench.strategies.tensorflow import batches
-from scalebench.workloads import networks
 from scalebench.workloads.source import Source
-from scalebench.workloads.weights import initial_weights
-from tests.conftest import ROOT
-from tests.strategies.tensorflow.conftest import DEVICES
-
-BARE = ("strategy=bare_tensorflow", "gpus=1")
-TENSORFLOW = [name for name, target in registry.BUILT_IN_STRATEGIES.items() if ".tensorflow." in target]
+from tests.strategies.tensorflow.builders import BARE, MIRRORED
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "momentum"])
@@ -30,14 +20,6 @@ def test_loss_decreases(strategy: Any, source: Callable[..., Source], optimizer:
     bare = strategy(*BARE, f"train.optimizer={optimizer}", f"train.learning_rate={rate}")
     losses = [part.loss_sum / part.samples for part in map(bare.step, islice(bare.feed(source()), 60))]
     assert np.mean([float(loss) for loss in losses[-12:]]) < 0.5 * float(losses[0])
-
-
-def test_initial_weights_come_from_the_seed(strategy: Any) -> None:
-    bare = strategy(*BARE, "seed=5")
-    arrays = networks.build_network(bare.spec.config.model).arrays
-    for name, array in initial_weights(((a.name, a.shape, a.init) for a in arrays), 5).items():
-        np.testing.assert_array_equal(bare.parameters()[name], array)
-    assert bare.num_params() == 153441
 
 
 def test_loss_is_reported_as_a_lazy_sum(strategy: Any, source: Callable[..., Source]) -> None:
@@ -49,20 +31,6 @@ def test_loss_is_reported_as_a_lazy_sum(strategy: Any, source: Callable[..., Sou
     assert isinstance(part.loss_sum, tf.Tensor)
     assert (part.samples, float(part.loss_sum)) == (20, pytest.approx(float(expected), rel=1e-6))
     assert bare.last_batch is batch
-
-
-def test_gradients_of_shards_add_up_to_those_of_the_batch(strategy: Any, source: Callable[..., Source]) -> None:
-    """Gradients of three replicas of 7, 7 and 6 samples, each of its share of the mean over the global batch."""
-    bare = strategy(*BARE)
-
-    def of(batch: batches.TfBatch) -> list[np.ndarray]:
-        return [one.numpy() for one in bare.compute_gradients(*batch.parts[0], batch.global_samples)[1]]
-
-    shards = [batches.place_batch(next(iter(source(replica, 3))), DEVICES[:1]) for replica in range(3)]
-    assert [shard.samples for shard in shards] == [7, 7, 6]
-    full = of(batches.place_batch(next(iter(source())), DEVICES[:1]))
-    for wanted, parts in zip(full, zip(*map(of, shards), strict=True), strict=True):
-        np.testing.assert_allclose(sum(parts), wanted, rtol=0, atol=1e-6)
 
 
 def test_batches_of_all_sizes_share_one_trace(strategy: Any, source: Callable[..., Source]) -> None:
@@ -112,22 +80,6 @@ def test_metrics_of_a_classifier(strategy: Any, pictures: Callable[..., Source])
     )
 
 
-def test_contract_of_one_rank(strategy: Any, source: Callable[..., Source]) -> None:
-    bare = strategy(*BARE)
-    bare.step(next(iter(bare.feed(source()))))
-    bare.synchronize()
-    bare.set_gradient_sync(False)
-    bare.set_gradient_sync(True)
-    assert bare.broadcast(2.5) == 2.5
-    assert bare.shard() == (0, 1)
-    assert bare.peak_memory_bytes() == [None]
-    assert bare.versions()["tensorflow"] == tf.__version__ and "keras" in bare.versions()
-    assert (bare.message_sizes(), bare.backend_used()) == ([], None)
-    assert bare.settings_used() == {"precision": "float32", "compiler": "none"}
-    bare.close()
-    bare.close()
-
-
 @pytest.mark.parametrize(("optimizer", "times"), [("adam", 3), ("momentum", 2), ("sgd", 1)])
 def test_state_bytes_are_weights_and_optimizer_state(strategy: Any, optimizer: str, times: int) -> None:
     """And two single numbers of the optimizer's: how many updates there were (8 bytes), and the learning rate (4)."""
@@ -138,7 +90,7 @@ def test_state_bytes_are_weights_and_optimizer_state(strategy: Any, optimizer: s
 def test_state_bytes_are_counted_on_their_device(strategy: Any) -> None:
     """Each replica's own; of one copy, on the device that has it."""
     full = 3 * 4 * 153441 + 12
-    assert strategy("strategy=mirrored", "gpus=2").state_bytes() == [full, full]
+    assert strategy(*MIRRORED).state_bytes() == [full, full]
     for name in ("central_storage_cpu", "multi_gpu_model"):
         assert strategy(f"strategy={name}", "gpus=2").state_bytes() == [full, 0]
     assert sum(strategy("strategy=model_parallel_tensorflow", "gpus=2").state_bytes()) == full + 12
@@ -155,12 +107,3 @@ def test_wrong_parameter_count(made: Any) -> None:
     one.spec.config.model.params = 7
     with pytest.raises(RuntimeError, match="153441 parameters here and 7 in the config"):
         one.setup()
-
-
-@pytest.mark.parametrize("name", TENSORFLOW)
-def test_options_are_those_of_the_yaml(name: str) -> None:
-    """With the same defaults, but for those that make a preset what it is; none is left out."""
-    listed = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "strategy" / f"{name}.yaml"))
-    options = asdict(registry.load_strategy(name).Options())
-    assert {k: type(v) for k, v in listed["options"].items()} == {k: type(v) for k, v in options.items()}
-    assert (listed["name"], listed["framework"]) == (name, "tensorflow")

@@ -130,46 +130,27 @@ KERNEL = RNG.normal(size=(4, 3)).astype(np.float32)
 OUTPUTS = INPUTS @ KERNEL
 
 
-def forward(inputs: np.ndarray) -> tf.Tensor:
-    return tf.matmul(inputs, KERNEL)
-
-
-def validation_source(targets: np.ndarray, replica: int = 0, replicas: int = 1) -> Source:
-    return Source(INPUTS, targets, global_batch=5, seed=0, replica=replica, replicas=replicas)
-
-
-def alone(values: list[float]) -> list[float]:
-    return values
-
-
-def of_group(evaluate: object, targets: np.ndarray, *names: list[str]) -> list[dict[str, float]]:
+def metrics_of_group(evaluate: Any, targets: np.ndarray, *names: list[str]) -> list[dict[str, float]]:
     """Return each replica's metrics: a first pass collects their sums, a second one returns the total."""
+    sources = [
+        Source(INPUTS, targets, global_batch=5, seed=0, replica=replica, replicas=REPLICAS)
+        for replica in range(REPLICAS)
+    ]
     sums_of: list[list[float]] = []
-    for replica in range(REPLICAS):
-        evaluate(
-            forward, validation_source(targets, replica, REPLICAS), *names, lambda sums: sums_of.append(sums) or sums
-        )
+    for source in sources:
+        evaluate(lambda x: tf.matmul(x, KERNEL), source, *names, lambda sums: sums_of.append(sums) or sums)
     total = np.sum(sums_of, 0).tolist()
-    parts = [validation_source(targets, replica, REPLICAS) for replica in range(REPLICAS)]
-    return [evaluate(forward, part, *names, lambda sums: total) for part in parts]
+    return [evaluate(lambda x: tf.matmul(x, KERNEL), source, *names, lambda sums: total) for source in sources]
 
 
-def test_mean_squared_errors() -> None:
+def test_metrics_are_means_over_the_samples_of_all_replicas() -> None:
     targets = RNG.normal(size=(SAMPLES, 3)).astype(np.float32)
     squares = np.square(OUTPUTS - targets, dtype=np.float64)
     wanted = {"mse": squares.mean(), **{f"mse_{name}": squares[:, i].mean() for i, name in enumerate("abc")}}
-    found = tf_batches.regression_metrics(forward, validation_source(targets), list("abc"), alone)
-    assert found == pytest.approx(wanted, rel=1e-6)
-    for one in of_group(tf_batches.regression_metrics, targets, list("abc")):
-        assert one == pytest.approx(wanted, rel=1e-6)
-
-
-def test_classification() -> None:
+    for found in metrics_of_group(tf_batches.regression_metrics, targets, list("abc")):
+        assert found == pytest.approx(wanted, rel=1e-6)
     labels = OUTPUTS.argmax(1)
     labels[:9] = (labels[:9] + 1) % 3  # nine are wrong
     entropies = np.log(np.exp(OUTPUTS).sum(1)) - OUTPUTS[np.arange(SAMPLES), labels]
-    wanted = {"cross_entropy": entropies.mean(), "accuracy": 14 / 23}
-    found = tf_batches.classification_metrics(forward, validation_source(labels), alone)
-    assert found == pytest.approx(wanted, rel=1e-5)
-    for one in of_group(tf_batches.classification_metrics, labels):
-        assert one == pytest.approx(wanted, rel=1e-5)
+    for found in metrics_of_group(tf_batches.classification_metrics, labels):
+        assert found == pytest.approx({"cross_entropy": entropies.mean(), "accuracy": 14 / 23}, rel=1e-5)

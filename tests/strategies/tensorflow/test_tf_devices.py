@@ -1,20 +1,32 @@
-"""A process's devices and threads; each set-up needs its own process, since TensorFlow accepts only one."""
+"""A process's devices, threads, precision and layout, as configured and as observed, and the reasons for unsupported
+ones."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from scalebench.core.spec import RankPlacement
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.tensorflow import devices
+from scalebench.strategies.tensorflow import devices, observed
+from scalebench.strategies.tensorflow.model import NetworkModel
+from scalebench.workloads.network import Network
+from scalebench.workloads.source import Source
+from scalebench.workloads.weights import initial_weights
+from tests.strategies.tensorflow.builders import BARE, IMAGES, MIRRORED
 from tests.strategies.tensorflow.conftest import DEVICES
 
+pytestmark = pytest.mark.usefixtures("settings_kept")
 CODE = """
 import json, sys
 from scalebench.strategies.tensorflow import devices
@@ -99,3 +111,165 @@ def test_variable_bytes_by_device() -> None:
             made.append(keras.Variable(tf.zeros(size), dtype="float32"))
     assert devices.variable_bytes(DEVICES, made) == [12, 24]
     assert devices.variable_bytes(["/CPU:1", "/GPU:0"], made) == [24, 0]
+
+
+PICTURES = (*BARE, *IMAGES)
+GPU = "/GPU:0"
+
+
+def traced(compute_dtype: str, data_format: str, axes: int = 2) -> Any:
+    """An update of two layers, as a strategy would trace it."""
+    net = Network("tiny", (6,) * axes + (3,))
+    net.dense(net.flatten(net.conv(net.input, "conv", 4, 3)), "dense", 2)
+    arrays = initial_weights(((a.name, a.shape, a.init) for a in net.arrays), 0)
+    model = NetworkModel(net, arrays, data_format=data_format, compute_dtype=compute_dtype)
+
+    @tf.function(autograph=False)
+    def update(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True)))
+        return tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+
+    return update.get_concrete_function(tf.TensorSpec((None, *net.input.shape)))
+
+
+@pytest.mark.parametrize("data_format", ["nhwc", "nchw"])
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16", "float16"])
+def test_precision_and_layout(compute_dtype: str, data_format: str, gpu: Callable[[tuple[int, int]], None]) -> None:
+    gpu((7, 0))
+    wanted = {"precision": compute_dtype, "data_format": data_format}
+    function = traced(compute_dtype, data_format)
+    assert observed.precision_and_layout(function, "/CPU:0", fixed_layout=False) == wanted
+    assert observed.precision_and_layout(function, GPU, fixed_layout=True)["data_format"] == data_format
+    assert "data_format" not in observed.precision_and_layout(
+        function, GPU, fixed_layout=False
+    )  # TensorFlow may have turned it
+
+
+def test_one_dimensional_convolutions_have_no_layout() -> None:
+    assert observed.precision_and_layout(traced("float32", "nhwc", axes=1), "/CPU:0", True) == {"precision": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("float32", "default"), ("float32", "nhwc"), ("bfloat16", "default"), ("float16", "default")]
+    + [(name, "nchw") for name in ("float32", "bfloat16", "float16")],
+)
+def test_settings_used(strategy: Any, pictures: Callable[..., Source], name: str, layout: str) -> None:
+    """Found in the update of a whole strategy, which trains with them."""
+    try:
+        one = strategy(*PICTURES, f"train.precision={name}", f"train.data_format={layout}", "train.learning_rate=0.01")
+    except Unsupported as error:
+        assert (name, layout) == ("float16", "nchw") and "no kernels for float16" in str(error)
+        return
+    assert one.settings_used() == {
+        "precision": name,
+        "data_format": "nchw" if layout == "nchw" else "nhwc",
+        "compiler": "none",
+    }
+    assert {variable.dtype for variable in one.model.variables} == {"float32"}
+    if layout == "nchw":  # whose kernels are others
+        parts = [one.step(batch) for batch in islice(one.feed(pictures()), 3)]
+        assert float(parts[2].loss_sum) / parts[2].samples < float(parts[0].loss_sum) / parts[0].samples
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [BARE, MIRRORED])
+def test_compiled(strategy: Any, source: Callable[..., Source], words: tuple[str, ...]) -> None:
+    """The same losses by way of XLA, which is seen; two devices stay two."""
+    one, plain = strategy(*words, "train.compile=true"), strategy(*BARE)
+    batches = {"first": 1}
+    found, wanted = ([float(each.step(b).loss_sum) for b in islice(each.feed(source(**batches)), 3)]
+                     for each in (one, plain))  # fmt: skip
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    assert one.settings_used()["compiler"] == "xla"
+    assert one.backend_used() == ("ring" if "gpus=2" in words else None)
+
+
+def test_float16_scales_and_skips(strategy: Any, source: Callable[..., Source]) -> None:
+    """An update whose gradients overflow leaves the weights alone and halves the scale; the next one is made."""
+    one = strategy(*BARE, "train.precision=float16")
+    assert isinstance(one.optimizer, keras.optimizers.LossScaleOptimizer)
+    batch = next(iter(one.feed(source())))
+    ((inputs, targets),) = batch.parts
+    before, scale = one.parameters(), float(one.optimizer.dynamic_scale)
+    one.step(batch._replace(parts=((inputs, targets + 1e4),)))
+    assert float(one.optimizer.dynamic_scale) == scale / 2
+    assert all((one.parameters()[key] == weights).all() for key, weights in before.items())
+    one.optimizer.dynamic_scale.assign(128.0)
+    one.step(batch)
+    assert float(one.optimizer.dynamic_scale) == 128
+    assert all(np.abs(one.parameters()[key] - weights).max() > 0 for key, weights in before.items())
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "tf32"])
+def test_only_float16_is_scaled(name: str) -> None:
+    plain = keras.optimizers.SGD(0.1)
+    assert devices.with_loss_scale(plain, name) is plain
+
+
+def test_tf32_needs_a_gpu(strategy: Any) -> None:
+    with pytest.raises(Unsupported, match=r"train\.precision=tf32 .*8\.0 or above; use float32"):
+        strategy(*BARE, "train.precision=tf32")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
+    """gpu(capability) -> TensorFlow says that there is one of it behind another."""
+
+    def set_to(capability: tuple[int, int]) -> None:
+        details = {"other": {"compute_capability": (7, 0)}, "one": {"compute_capability": capability}}
+        monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["other", "one"])
+        monkeypatch.setattr(tf.config.experimental, "get_device_details", details.__getitem__)
+
+    return set_to
+
+
+def test_tf32_needs_ampere(gpu: Callable[[tuple[int, int]], None]) -> None:
+    gpu((7, 5))
+    with pytest.raises(Unsupported, match=r"compute capability 8\.0"):
+        devices.configure_precision("tf32", "/GPU:1")
+    gpu((9, 0))
+    assert devices.configure_precision("tf32", "/GPU:1") == "float32"
+    with pytest.raises(Unsupported):
+        devices.configure_precision("tf32", GPU)
+
+
+def test_tf32_is_set_and_observed(gpu: Callable[[tuple[int, int]], None]) -> None:
+    """TensorFlow has it on by itself: float32 means float32."""
+    gpu((8, 0))
+    function = traced("float32", "nhwc")
+    for name in ("tf32", "float32"):
+        devices.configure_precision(name, "/GPU:1")
+        assert observed.precision_and_layout(function, "/GPU:1", True)["precision"] == name
+    gpu((7, 0))
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    assert observed.precision_and_layout(function, "/GPU:1", True)["precision"] == "float32"
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("onednn", ["0", "1"])
+def test_channels_first_needs_kernels(onednn: str) -> None:
+    """In another process, since TensorFlow looks at it once."""
+    code = (
+        "from scalebench.strategies.tensorflow import devices\n"
+        "from scalebench.strategies.base import Unsupported\n"
+        "try: devices.check_channels_first('/CPU:0', 'float32')\n"
+        "except Unsupported as error: print(error)\n"
+        "else: print('fine')"
+    )
+    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": onednn}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    said = ended.stdout.strip()
+    assert said == "fine" if onednn == "1" else "TF_ENABLE_ONEDNN_OPTS=0" in said and said.endswith("use nhwc")
+
+
+def test_gpus_have_channels_first() -> None:
+    devices.check_channels_first(GPU, "float16")
+
+
+def test_the_layout_optimizer_is_disabled() -> None:
+    devices.disable_layout_optimizer()
+    assert tf.config.optimizer.get_experimental_options()["layout_optimizer"] is False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,15 @@ from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow import optimizer
 from scalebench.strategies.tensorflow.bare import IndependentTensorFlow
 from scalebench.workloads.source import Source
+from tests.strategies.builders import run_training
+from tests.strategies.tensorflow.builders import BARE, BYTES, IMAGES, MIRRORED
 
-BARE = ("strategy=bare_tensorflow", "gpus=1")
-IMAGES = ("model=resnet20_cifar10", "dataset=cifar10_synthetic", "train.dropout=false")
-BYTES = 4 * 153_441
 # Losses of a whole update: 13 samples on each of two devices, or 26 on one; the last of an epoch has 23.
 UNEVEN = {"global_batch": 26, "devices": 2}
 
 
 def losses(one: Any, source: Source, updates: int = 8) -> list[float]:
-    parts = [one.step(batch) for batch in islice(one.feed(source), updates)]
-    return [float(part.loss_sum) / part.samples for part in parts]
+    return run_training(one, source, updates).losses
 
 
 @pytest.mark.parametrize(("samples", "sizes"), [(7, [3, 2, 2]), (6, [2, 2, 2]), (2, [1, 1]), (1, [1])])
@@ -50,12 +47,12 @@ def test_parts_differ_by_at_most_one_sample(samples: int, sizes: list[int]) -> N
     "words",
     [
         BARE,
-        ("strategy=mirrored", "gpus=2"),
+        MIRRORED,
         ("strategy=central_storage_device", "gpus=2"),
         pytest.param(("strategy=mirrored_hierarchical", "gpus=2"), marks=pytest.mark.slow),
         pytest.param(("strategy=central_storage_cpu", "gpus=2"), marks=pytest.mark.slow),
         pytest.param((*BARE, "train.compile=true"), marks=pytest.mark.slow),
-        pytest.param(("strategy=mirrored", "gpus=2", "train.compile=true"), marks=pytest.mark.slow),
+        pytest.param((*MIRRORED, "train.compile=true"), marks=pytest.mark.slow),
     ],
 )
 def test_accumulated_steps_equal_full_steps(
@@ -67,12 +64,6 @@ def test_accumulated_steps_equal_full_steps(
     assert one.step_function().experimental_get_tracing_count() == 1
     assert sum(one.message_sizes()) == (0 if words[0] == BARE[0] else BYTES)
     assert one.settings_used()["compiler"] == ("xla" if "train.compile=true" in words else "none")
-
-
-@pytest.mark.slow
-def test_more_parts_than_samples(strategy: Any, source: Callable[..., Source]) -> None:
-    one = strategy(*BARE, "train.accumulate=60")
-    np.testing.assert_allclose(losses(one, source(), 2), losses(strategy(*BARE), source(), 2), rtol=1e-6)
 
 
 def test_an_independent_replica_averages_over_all_of_its_parts(
@@ -91,7 +82,7 @@ def test_an_independent_replica_averages_over_all_of_its_parts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [BARE, ("strategy=mirrored", "gpus=2")])
+@pytest.mark.parametrize("words", [BARE, MIRRORED])
 def test_every_part_updates_moving_statistics(
     strategy: Any, pictures: Callable[..., Source], words: tuple[str, ...]
 ) -> None:
@@ -112,7 +103,7 @@ def test_every_part_updates_moving_statistics(
 def test_probes_accumulate_too(strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch at once may be more than a device can hold."""
     sizes: list[int] = []
-    one = strategy("strategy=mirrored", "gpus=2", "train.accumulate=5")
+    one = strategy(*MIRRORED, "train.accumulate=5")
     call = one.model.call
 
     def watched(inputs: tf.Tensor, training: bool = False) -> tf.Tensor:

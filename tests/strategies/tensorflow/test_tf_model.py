@@ -1,24 +1,27 @@
-"""Operations against numpy in both layouts, compute dtypes, moving statistics, and weights read back."""
+"""Layouts, compute dtypes, tables, and weights read back (the operations are in test_network_operations.py); optimizers
+and losses by name, against reference computations."""
 
 from __future__ import annotations
 
 import inspect
-import itertools
+from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import torch
 
-from scalebench.strategies.tensorflow.model import OPERATIONS, NetworkModel, read_weights
-from scalebench.workloads.network import Network, Node
+from scalebench.core import spec
+from scalebench.core.errors import InputError
+from scalebench.core.spec import TrainSpec
+from scalebench.strategies.tensorflow import optimizer as training
+from scalebench.strategies.tensorflow.model import OPERATIONS, NetworkModel, lookup_rows, read_weights
+from scalebench.strategies.torch import optimizer as torch_training
+from scalebench.workloads.network import Network
 
-SHAPES = {1: (11, 3), 2: (9, 12, 3)}  # positions, channels; height, width, channels
-# Only images lie in memory one way or the other.
-LAYOUTS = pytest.mark.parametrize(("axes", "data_format"), [(1, "nhwc"), (2, "nhwc"), (2, "nchw")])
 FORMATS = pytest.mark.parametrize("data_format", ["nhwc", "nchw"])
-# Of those padded by 1, most are not what TensorFlow would call SAME.
-SLIDES = list(itertools.product([1, 2, 3], ["same", "valid", 1]))
 
 
 def random_arrays(net: Network) -> dict[str, np.ndarray]:
@@ -33,128 +36,8 @@ def model(net: Network, **others: Any) -> tuple[NetworkModel, dict[str, np.ndarr
     return NetworkModel(net, arrays, **others), arrays
 
 
-def output(made: NetworkModel, inputs: np.ndarray, training: bool = False) -> np.ndarray:
-    """In a function, since the CPU has channels first only there; channels come last."""
-    compute = tf.function(lambda x: made(x, training=training), autograph=False)
-    found = compute(tf.constant(inputs)).numpy()
-    return np.moveaxis(found, 1, -1) if made.channels_first and found.ndim == 4 else found
-
-
 def random_floats(shape: tuple[int, ...], samples: int = 2) -> np.ndarray:
     return np.random.default_rng(1).normal(size=(samples, *shape)).astype(np.float32)
-
-
-def windows(x: np.ndarray, node: Node, window: tuple[int, ...], fill: float) -> np.ndarray:
-    """(samples, ...positions, channels, ...window) of the padded inputs."""
-    padded = np.pad(x, [(0, 0), *node.settings["pads"], (0, 0)], constant_values=fill)
-    axes = tuple(range(1, x.ndim - 1))
-    view = np.lib.stride_tricks.sliding_window_view(padded, window, axes)
-    return view[(slice(None), *[slice(None, None, node.settings["strides"])] * len(axes))]
-
-
-@LAYOUTS
-@pytest.mark.parametrize(("strides", "padding"), SLIDES)
-@pytest.mark.parametrize("kernel", [3, 4])
-def test_conv(axes: int, strides: int, padding: str | int, kernel: int, data_format: str) -> None:
-    net = Network("net", SHAPES[axes])
-    node = net.conv(net.input, "conv", 5, kernel, strides, padding, bias=strides != 2)
-    made, arrays = model(net, data_format=data_format)
-    x = random_floats(SHAPES[axes])
-    seen = windows(x, node, (kernel,) * axes, 0.0)
-    taken = tuple(range(seen.ndim - axes, seen.ndim))
-    last = seen.ndim - axes - 1  # channels
-    expected = np.tensordot(seen, arrays["conv/kernel"], ((*taken, last), tuple(range(axes + 1))))
-    expected = expected + arrays.get("conv/bias", 0)
-    assert expected.shape[1:] == node.shape
-    np.testing.assert_allclose(output(made, x), expected, rtol=1e-4, atol=1e-4)
-
-
-@LAYOUTS
-@pytest.mark.parametrize(("strides", "padding"), SLIDES)
-@pytest.mark.parametrize("window", [2, 3])
-@pytest.mark.parametrize("kind", ["max", "avg"])
-def test_pool(axes: int, strides: int, padding: str | int, window: int, kind: str, data_format: str) -> None:
-    """A mean over padding that TensorFlow would place elsewhere is refused, as it would count the zeros."""
-    net = Network("net", SHAPES[axes])
-    node = getattr(net, f"{kind}_pool")(net.input, window, strides, padding)
-    same = getattr(Network("net", SHAPES[axes]), f"{kind}_pool")
-    as_same = same(net.input, window, strides, "same").settings["pads"] == node.settings["pads"]
-    made = model(net, data_format=data_format)[0]
-    x = random_floats(SHAPES[axes]) - 5  # a padding of zeros would win each maximum
-    if kind == "avg" and padding == 1 and not as_same:
-        with pytest.raises(ValueError, match=r"avg_pool_1.*padding"):
-            output(made, x)
-        return
-    taken = tuple(range(-axes, 0))
-    seen = windows(x, node, (window,) * axes, np.nan)
-    expected = np.nanmax(seen, taken) if kind == "max" else np.nanmean(seen, taken)
-    assert expected.shape[1:] == node.shape
-    np.testing.assert_allclose(output(made, x), expected, rtol=1e-5, atol=1e-5)
-
-
-@FORMATS
-@pytest.mark.parametrize("scale", [True, False])
-def test_batch_norm(scale: bool, data_format: str) -> None:
-    """In training by the batch's own statistics, which move the kept ones; in evaluation by those."""
-    net = Network("net", SHAPES[2])
-    net.batch_norm(net.input, "bn", epsilon=0.01, momentum=0.9, scale=scale)
-    made, arrays = model(net, data_format=data_format)
-    x = random_floats(SHAPES[2], 4) * 3 + 1
-    over = tuple(range(x.ndim - 1))
-
-    def normal(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
-        return (x - mean) / np.sqrt(variance + 0.01) * arrays.get("bn/gamma", 1) + arrays["bn/beta"]
-
-    moving = arrays["bn/moving_mean"], arrays["bn/moving_variance"]
-    np.testing.assert_allclose(output(made, x), normal(*moving), rtol=1e-4, atol=1e-4)
-    for name, array in read_weights(made, statistics=True).items():
-        np.testing.assert_array_equal(array, arrays[name])
-    np.testing.assert_allclose(output(made, x, training=True), normal(x.mean(over), x.var(over)), rtol=1e-4, atol=1e-4)
-    after = read_weights(made, statistics=True)
-    np.testing.assert_allclose(after["bn/moving_mean"], 0.9 * moving[0] + 0.1 * x.mean(over), rtol=1e-5)
-    unbiased = x.var(over, ddof=1)
-    np.testing.assert_allclose(after["bn/moving_variance"], 0.9 * moving[1] + 0.1 * unbiased, rtol=1e-5)
-    assert ("bn/gamma" in after) == scale
-
-
-@FORMATS
-def test_lrn(data_format: str) -> None:
-    net = Network("net", (5, 4, 7))
-    net.lrn(net.input, radius=2, bias=1.5, alpha=0.3, beta=0.75)
-    x = random_floats((5, 4, 7))
-    squares = np.pad(x**2, [(0, 0)] * 3 + [(2, 2)])
-    sums = sum(squares[..., i : i + 7] for i in range(5))
-    expected = x / (1.5 + 0.3 * sums) ** 0.75
-    np.testing.assert_allclose(output(model(net, data_format=data_format)[0], x), expected, rtol=1e-5)
-
-
-@LAYOUTS
-def test_other_operations(axes: int, data_format: str) -> None:
-    """The operations without a window; flattened, the channels vary fastest in either layout."""
-    net = Network("net", SHAPES[axes])
-    rectified = net.relu(net.input)
-    both = net.concat(net.add(net.input, rectified, rectified), net.pad_channels(net.add(rectified, net.input), 1))
-    net.concat(net.global_avg_pool(both), net.dense(net.flatten(net.zero_pad(both, 2)), "dense", 4))
-    made, arrays = model(net, data_format=data_format)
-    x = random_floats(SHAPES[axes])
-    positive = np.maximum(x, 0)
-    wide = np.concatenate([x + 2 * positive, np.pad(positive + x, [*[(0, 0)] * (axes + 1), (1, 1)])], -1)
-    padded = np.pad(wide, [(0, 0), *[(2, 2)] * axes, (0, 0)])
-    dense = padded.reshape(len(x), -1) @ arrays["dense/kernel"] + arrays["dense/bias"]
-    expected = np.concatenate([wide.mean(tuple(range(1, axes + 1))), dense], -1)
-    np.testing.assert_allclose(output(made, x), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_dropout() -> None:
-    net = Network("net", (1000,))
-    net.dropout(net.input, 0.3)
-    x = np.ones((5, 1000), np.float32)
-    made = model(net)[0]
-    found = output(made, x, training=True)
-    np.testing.assert_allclose(np.unique(found), [0, 1 / 0.7], rtol=1e-6)
-    assert (found == 0).mean() == pytest.approx(0.3, abs=0.05)
-    assert (output(made, x) == x).all()
-    assert (output(model(net, dropout=False)[0], x, training=True) == x).all()
 
 
 def residual() -> Network:
@@ -230,3 +113,122 @@ def test_read_weights() -> None:
     for name, array in arrays.items():
         np.testing.assert_array_equal(back[name], array, err_msg=name, strict=True)
         assert np.abs(read_weights(made, statistics=True)[name] - array).min() > 0.5
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_large_indices_are_looked_up_with_bfloat16(dtype: Any) -> None:
+    """As floats of 16 bits they would be others: 257 is none."""
+    net = Network("net", (2,))
+    net.embedding(net.input, "tokens", 300, 4)
+    made, arrays = model(net, compute_dtype="bfloat16")
+    looked_up = made(tf.constant(np.array([[257, 299]], dtype))).numpy()
+    np.testing.assert_allclose(looked_up[0], arrays["tokens/embeddings"][[257, 299]], rtol=1e-2)
+
+
+def test_the_gradient_of_a_table_is_dense() -> None:
+    table, rows = tf.Variable(random_floats((3,), 7)), tf.constant([[1, 4, 1], [6, 1, 0]])
+    upstream = tf.constant(random_floats((3, 3)))
+    with tf.GradientTape(persistent=True) as tape:
+        ours = tf.reduce_sum(lookup_rows(tf.convert_to_tensor(table), rows) * upstream)
+        gathered = tf.reduce_sum(tf.gather(table, rows) * upstream)
+    actual, expected = tape.gradient(ours, table), tape.gradient(gathered, table)
+    assert isinstance(expected, tf.IndexedSlices) and tf.is_tensor(actual) and not isinstance(actual, tf.IndexedSlices)
+    np.testing.assert_allclose(actual.numpy(), tf.convert_to_tensor(expected).numpy(), rtol=1e-6)
+
+
+STEPS, RATE = 20, 0.01
+RATES = [RATE * (1 + step % 7) / 7 for step in range(STEPS)]  # as a warm-up, again and again
+
+
+def train_spec(name: str, decay: float = 0.0) -> TrainSpec:
+    return TrainSpec(optimizer=name, weight_decay=decay, momentum=0.8)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of torch's compiler, which the first update of an optimizer looks up, and sets by itself."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+
+
+def gradient_series(scale: float) -> list[np.ndarray]:
+    return [np.random.default_rng(i).normal(size=7).astype(np.float32) * np.float32(scale) for i in range(STEPS)]
+
+
+def by_keras(optimizer: keras.optimizers.Optimizer, scale: float) -> np.ndarray:
+    variable = keras.Variable(np.linspace(0.5, 2, 7, dtype=np.float32))
+    optimizer.build([variable])
+    apply = tf.function(lambda gradient: optimizer.apply([gradient], [variable]), autograph=False)
+    for gradient, rate in zip(gradient_series(scale), RATES, strict=True):
+        training.set_learning_rate(optimizer, rate)
+        apply(tf.constant(gradient))
+    assert apply.experimental_get_tracing_count() == 1
+    return variable.numpy()
+
+
+def by_torch(train: TrainSpec, scale: float) -> np.ndarray:
+    """By the optimizers of the PyTorch adapter, which are tested against their formulas."""
+    parameter = torch.nn.Parameter(torch.linspace(0.5, 2, 7))
+    optimizer = torch_training.build_optimizer(train, [parameter], RATE)
+    for gradient, rate in zip(gradient_series(scale), RATES, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        parameter.grad = torch.from_numpy(gradient)
+        optimizer.step()
+    return parameter.detach().numpy()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("name", training.OPTIMIZERS)
+def test_optimizers_equal_torchs(name: str, decay: float) -> None:
+    """With gradients of an ordinary size and as small as the epsilon, which Keras' own Adam takes in at another place,
+    at rates that change with every update."""
+    for scale in (1.0, 1e-6, 1e-7):
+        wanted = by_torch(train_spec(name, decay), scale)
+        actual = by_keras(training.create_optimizer(train_spec(name, decay), RATE), scale)
+        np.testing.assert_allclose(actual, wanted, rtol=3e-6)
+    if decay:
+        assert np.abs(wanted - by_torch(train_spec(name), scale)).max() > 1e-3
+
+
+def test_all_optimizers_of_the_config_exist() -> None:
+    assert set(training.OPTIMIZERS) == set(spec.OPTIMIZERS)
+
+
+def test_the_learning_rate_of_an_optimizer_with_loss_scaling() -> None:
+    optimizer = keras.optimizers.LossScaleOptimizer(training.create_optimizer(train_spec("sgd"), RATE))
+    optimizer.build([keras.Variable(np.zeros(2, np.float32))])
+    training.set_learning_rate(optimizer, 0.25)
+    assert float(optimizer.learning_rate) == 0.25
+
+
+def test_losses_are_per_sample() -> None:
+    rng = np.random.default_rng(0)
+    outputs, targets = rng.normal(size=(5, 3)).astype(np.float32), rng.normal(size=(5, 3)).astype(np.float32)
+    np.testing.assert_allclose(
+        training.loss_function("mse")(outputs, targets), np.square(outputs - targets).mean(1), rtol=1e-6
+    )
+    labels = np.array([0, 2, 1, 1, 0])
+    entropies = np.log(np.exp(outputs).sum(1)) - outputs[np.arange(5), labels]
+    np.testing.assert_allclose(training.loss_function("cross_entropy")(outputs, labels), entropies, rtol=1e-5)
+    of_tokens = training.loss_function("cross_entropy")(outputs[None], labels[None])  # the mean over a sample's tokens
+    np.testing.assert_allclose(of_tokens, entropies.mean(keepdims=True), rtol=1e-5)
+
+
+def test_unknown_names_show_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"'adm'.*adam"):
+        training.create_optimizer(train_spec("adm"), RATE)
+    with pytest.raises(InputError, match=r"'cross_entrop'.*cross_entropy"):
+        training.loss_function("cross_entrop")
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gradient_reduction_can_be_switched(scaled: bool) -> None:
+    """Off, gradients go through untouched, also within an optimizer that scales the loss; on again, as it was."""
+    inner = training.create_optimizer(train_spec("sgd"), RATE)
+    optimizer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
+    pairs, own = [("gradient", "variable")], inner._all_reduce_sum_gradients.__func__
+    for _ in range(2):
+        training.set_gradient_reduction(optimizer, False)
+        assert inner._all_reduce_sum_gradients(pairs) == pairs
+        assert not hasattr(inner._all_reduce_sum_gradients, "__func__")  # Keras', which does so too outside of replicas
+        training.set_gradient_reduction(optimizer, True)
+        assert inner._all_reduce_sum_gradients.__func__ is own

@@ -15,6 +15,7 @@ import tensorflow as tf
 from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import batches, profiling
 from scalebench.workloads.source import Batch, Source
+from tests.strategies.tensorflow.builders import apart, replica_weights
 from tests.strategies.tensorflow.conftest import DEVICES
 
 ONE_COPY = ["central_storage_cpu", "multi_gpu_model"]
@@ -34,24 +35,12 @@ def ran(action: Callable[[], None]) -> Counter[str]:
     return Counter(name.removeprefix("_MklNative") for name in operations if name)
 
 
-def weights(one: Any) -> list[np.ndarray]:
-    """Of every replica."""
-    local = getattr(getattr(one, "strategy", None), "experimental_local_results", lambda value: [value])
-    return [copy.numpy() for variable in one.model.trained for copy in local(variable.value)]
-
-
-def apart(one: Any) -> float:
-    """The largest difference between the replicas' weights."""
-    found = weights(one)
-    return max(float(np.abs(a - b).max()) for a, b in zip(found[::2], found[1::2], strict=True))
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_partial_step_runs_only_its_part(strategy: Any, source: Callable[..., Source], name: str) -> None:
     """On all devices; nothing is exchanged and no weight changes before the optimizer."""
     one = made(strategy, name)
     first, other = islice(one.feed(source(first=1, global_batch=27)), 2)
-    before = weights(one)
+    before = replica_weights(one)
     for until, back in (("forward", 0), ("backward", 1)):
         one.partial_step(other, until)
         calls = ran(lambda until=until: one.partial_step(first, until))
@@ -62,7 +51,7 @@ def test_a_partial_step_runs_only_its_part(strategy: Any, source: Callable[..., 
         1,
         1,
     ]
-    for now, then in zip(weights(one), before, strict=True):
+    for now, then in zip(replica_weights(one), before, strict=True):
         np.testing.assert_array_equal(now, then)
     if name in ONE_COPY:
         with pytest.raises(NotMeasured, match="one copy of the weights"):
@@ -70,7 +59,7 @@ def test_a_partial_step_runs_only_its_part(strategy: Any, source: Callable[..., 
     else:
         one.set_gradient_sync(False)
         one.partial_step(first, "optimizer")
-        assert all(np.abs(now - then).max() > 0 for now, then in zip(weights(one), before, strict=True))
+        assert all(np.abs(now - then).max() > 0 for now, then in zip(replica_weights(one), before, strict=True))
 
 
 def test_synchronized_steps_keep_the_difference_of_replicas(strategy: Any, source: Callable[..., Source]) -> None:
@@ -84,10 +73,10 @@ def test_synchronized_steps_keep_the_difference_of_replicas(strategy: Any, sourc
     away = apart(one)
     assert away > 1e-3
     one.set_gradient_sync(True)
-    before = weights(one)
+    before = replica_weights(one)
     one.step(batch)
     assert apart(one) == pytest.approx(away, abs=1e-6)
-    assert max(float(np.abs(a - b).max()) for a, b in zip(weights(one), before, strict=True)) > 1e-3
+    assert max(float(np.abs(a - b).max()) for a, b in zip(replica_weights(one), before, strict=True)) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["mirrored", "multi_gpu_model"])

@@ -11,15 +11,13 @@ import pytest
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.measure.timed_loop import StepBlock, TimedLoop, fixed_length_phase
 from scalebench.runner.parent import run_spec
 from scalebench.testing.launch import UNEVEN_WORKLOAD
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
+from tests.strategies.builders import run_training
+from tests.strategies.tensorflow.builders import BARE, BYTES, FIT, MIRRORED
 
-FIT = "strategy.options.loop=fit"
-BARE = ("strategy=bare_tensorflow", "gpus=1")
-MIRRORED = ("strategy=mirrored", "gpus=2")
 WAYS = [
     (*BARE, FIT),
     MIRRORED,
@@ -30,40 +28,6 @@ WAYS = [
 CIFAR = "dataset=cifar10_synthetic"
 IMAGES = {"dropout": ("model=cifar10_cnn", CIFAR), "statistics": ("model=resnet20_cifar10", CIFAR)}
 EVEN = {"first": 8, "global_batch": 31, "devices": 2}  # of 93 samples
-
-
-class RateObserver:
-    """Sets the learning rate of every update and looks at the validation samples after every block, if any."""
-
-    over = False
-
-    def __init__(self, strategy: Any, rates: list[float], look: Source | None = None) -> None:
-        self.strategy, self.rates, self.look = strategy, iter(rates), look
-        self.metrics: list[dict[str, float]] = []
-        self.on_step()
-
-    def steps_left(self) -> int | None:
-        return None
-
-    def on_step(self) -> None:
-        rate = next(self.rates, None)
-        if rate is not None:
-            self.strategy.set_learning_rate(rate)
-
-    def on_block(self, block: StepBlock) -> None:
-        if self.look is not None:
-            self.metrics.append(self.strategy.evaluate(self.look))
-
-
-def train(one: Any, source: Source, observer: RateObserver, blocks: int = 4) -> list[float | None]:
-    """Losses of so many blocks of two updates."""
-    stage = fixed_length_phase("some", blocks, 2)
-    one.train(TimedLoop(one, one.feed(source), [stage], keep_step_losses=True, observer=observer))
-    return stage.series.step_losses
-
-
-def at_rates(one: Any, source: Source, rates: list[float]) -> list[float | None]:
-    return train(one, source, RateObserver(one, rates))
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
@@ -89,10 +53,13 @@ def test_learning_rates_equal_those_of_the_plain_loop(
 ) -> None:
     """Update for update, also within Keras' loop; momentum tells the rate of an update from that of the one before."""
     rates, momentum = [0.02, 0.05, 0.08, 0.01, 0.04, 0.002, 0.05, 0.01], "train.optimizer=momentum"
-    wanted = at_rates(strategy(*BARE, momentum), source(**EVEN), rates)
-    one = strategy(*words, momentum)
-    np.testing.assert_allclose(at_rates(one, source(**EVEN), rates), wanted, rtol=1e-5)
-    others = at_rates(strategy(*BARE, momentum), source(**EVEN), [*rates[:6], 0.01, 0.05])
+
+    def losses(words: tuple[str, ...], rates: list[float]) -> list[float]:
+        return run_training(strategy(*words, momentum), source(**EVEN), 8, rates=rates).losses
+
+    wanted = losses(BARE, rates)
+    np.testing.assert_allclose(losses(words, rates), wanted, rtol=1e-5)
+    others = losses(BARE, [*rates[:6], 0.01, 0.05])
     np.testing.assert_allclose(others[:7], wanted[:7], rtol=1e-5)
     assert others[7] != pytest.approx(wanted[7], rel=1e-3), "one rate that comes late is seen"
 
@@ -120,16 +87,14 @@ def test_evaluation_during_training_changes_nothing(
 ) -> None:
     """Neither what is dropped next, nor weights and moving statistics; and it finds what it would find by itself."""
     looked, blind = (strategy(*words, *IMAGES[kind], "train.learning_rate=1e-3") for _ in range(2))
-    observer = RateObserver(looked, [], pictures(32))
-    np.testing.assert_allclose(
-        train(looked, pictures(13), observer), train(blind, pictures(13), RateObserver(blind, [])), rtol=1e-5
-    )
+    seen = run_training(looked, pictures(13), 8, evaluate_after=(2, 4, 6, 8), validation=pictures(32))
+    np.testing.assert_allclose(seen.losses, run_training(blind, pictures(13), 8).losses, rtol=1e-5)
     for name, array in blind.parameters().items():
         np.testing.assert_allclose(looked.parameters()[name], array, atol=1e-5, err_msg=name)
     for ours, expected_value in zip(looked.model.moving_statistics, blind.model.moving_statistics, strict=True):
         np.testing.assert_allclose(ours.numpy(), expected_value.numpy(), rtol=1e-4)
-    assert observer.metrics[-1] == pytest.approx(blind.evaluate(pictures(32)), rel=1e-3)
-    assert observer.metrics[0] != observer.metrics[-1] and len(observer.metrics) == 4
+    assert seen.metrics[8] == pytest.approx(blind.evaluate(pictures(32)), rel=1e-3)
+    assert seen.metrics[2] != seen.metrics[8] and len(seen.metrics) == 4
     assert looked._forward.experimental_get_tracing_count() == 1
 
 
@@ -138,7 +103,7 @@ def test_gradient_sums_are_seen_with_weight_decay(strategy: Any, source: Callabl
     """TensorFlow joins sums of sums where it may, and what carries the gradients would not be found."""
     one = strategy(f"strategy={name}", "gpus=2", "train.optimizer=sgd", "train.weight_decay=0.01")
     one.step(next(iter(one.feed(source()))))
-    assert (one.backend_used(), sum(one.message_sizes())) == ("copy", 4 * 153_441)
+    assert (one.backend_used(), sum(one.message_sizes())) == ("copy", BYTES)
 
 
 def trained(folder: Path, words: list[str]) -> Any:

@@ -1,9 +1,10 @@
-"""A user's Keras model under strategies of one process: steps, statistics, random numbers, and names of weights."""
+"""A user's Keras model under strategies of one process: steps, statistics, random numbers, and names of weights; and
+the result of a user's function, its weights, and the error line of each possible mistake."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import islice
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -11,8 +12,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from scalebench.core.errors import PluginError
+from scalebench.strategies.base import Unsupported
+from scalebench.strategies.tensorflow import user_model
 from scalebench.strategies.tensorflow.user_model import UserModel
 from scalebench.workloads.source import Source
+from tests.strategies.builders import run_training
+from tests.strategies.tensorflow.builders import BARE
 
 HERE = "tests.strategies.tensorflow.user_models"
 CURVES = ("model=custom", "model.input_shape=[200,3]", "model.target_shape=[2]", "model.outputs=2", "model.loss=mse")
@@ -26,30 +32,40 @@ WAYS = [
 ]
 
 
+PICTURES = (
+    *("model=custom", "dataset=cifar10_synthetic", "model.input_shape=[32,32,3]", "model.target_shape=[]"),
+    *("model.loss=cross_entropy", "model.metric=accuracy", f"model.keras={HERE}:pictures"),
+)
+LINES = {
+    "raises": r"fails: KeyError: 'width'$",
+    "exits": r"fails: SystemExit: no data$",
+    "nothing": r"gives a NoneType, and no keras.Model$",
+    "a_class": r"gives the class Model, and no keras.Model$",
+    "a_layer": r"gives a Dense, and no keras.Model$",
+    "no_weights": r"has no weights to train$",
+    "float64": r"has '.*kernel' in float64: what is trained is float32",
+    "regularised": r"adds a loss of its own",
+    "activity": r"adds a loss of its own",
+    "costly": r"adds a loss of its own",
+    "three": r"gives outputs of \(2, 3\) for 2 samples; the targets of dataset=materials are \(2, 2\)$",
+    "another_shape": r"takes samples of \(100, 3\); those of dataset=materials are \(200, 3\)$",
+    "integers": r"takes uint8, and is given floats",
+    "batched": r"takes batches of 32 only",
+    "too_deep": r"fails: ValueError: Input 0 .* is incompatible with the layer",
+    "two_inputs": r"takes 2 inputs, and a sample is one array$",
+    "two_outputs": r"should give one tensor, and gives a list$",
+}
+
+
+@pytest.fixture(autouse=True)
+def policy_kept() -> Iterator[None]:
+    before = keras.config.dtype_policy()
+    yield
+    assert keras.config.dtype_policy() is before
+
+
 def own(name: str, *words: str) -> tuple[str, ...]:
     return (*CURVES, "model.metric=mse", f"model.keras={HERE}:{name}", *words)
-
-
-class Updates:
-    """A loop of so many updates, which keeps their losses."""
-
-    def __init__(self, batches: Any, updates: int) -> None:
-        self.losses: list[float] = []
-        self._batches = islice(batches, updates)
-        self._updates = updates
-
-    def __iter__(self) -> Any:
-        return self._batches
-
-    def done(self, part: Any) -> bool:
-        self.losses.append(float(part.loss_sum) / part.samples)
-        return len(self.losses) == self._updates
-
-
-def train(one: Any, source: Source, updates: int = 6) -> list[float]:
-    loop = Updates(iter(one.feed(source)), updates)
-    one.train(loop)
-    return loop.losses
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -57,8 +73,9 @@ def test_steps_equal_those_of_bare(strategy: Any, source: Callable[..., Source],
     """With a table whose rows come up several times in a batch, and with weights that the loss does not hang on."""
     devices = 1 if way.startswith("bare") else 2
     one = strategy(*own("Tabled", "train.dropout=false"), *f"strategy={way}".split(), f"gpus={devices}")
-    bare = strategy(*own("Tabled", "train.dropout=false"), "strategy=bare_tensorflow", "gpus=1")
-    np.testing.assert_allclose(train(one, source(global_batch=27)), train(bare, source(global_batch=27)), rtol=1e-5)
+    bare = strategy(*own("Tabled", "train.dropout=false"), *BARE)
+    losses, wanted = (run_training(each, source(global_batch=27), 6).losses for each in (one, bare))
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
     pairs = zip(one.parameters().items(), bare.parameters().values(), strict=True)
     for (name, array), other in pairs:
         np.testing.assert_allclose(array, other, atol=2e-5, err_msg=name)
@@ -77,10 +94,10 @@ def test_moving_statistics_are_means_over_devices(strategy: Any, source: Callabl
     batch = next(iter(source(global_batch=20)))
     after = []
     for samples in np.split(batch.inputs, 2):
-        alone = strategy(*own("normalised", "train.dropout=false"), "strategy=bare_tensorflow", "gpus=1").model
+        alone = strategy(*own("normalised", "train.dropout=false"), *BARE).model
         alone(samples, training=True)
         after.append([variable.numpy() for variable in alone.moving_statistics])
-    train(one, source(global_batch=20), 1)
+    run_training(one, source(global_batch=20), 1)
     assert len(one.model.moving_statistics) == 2
     for variable, *each in zip(one.model.moving_statistics, *after, strict=True):
         assert np.abs(each[0] - each[1]).max() > 1e-5
@@ -89,7 +106,7 @@ def test_moving_statistics_are_means_over_devices(strategy: Any, source: Callabl
 
 def test_replicas_draw_different_numbers(strategy: Any, source: Callable[..., Source]) -> None:
     one = strategy(*own("normalised"), "strategy=mirrored", "gpus=2")
-    train(one, source(), 3)
+    run_training(one, source(), 3)
     ((first, draws), (second, others)) = (own.numpy() for own in one.model.random_states[0].value.values)
     assert (second - first, draws, others) == (1, 3, 3)
 
@@ -98,14 +115,14 @@ def test_towers_continue_the_random_states(strategy: Any, source: Callable[..., 
     """What each draws is another number, and is not drawn again by the next update."""
     one = strategy(*own("normalised"), "strategy=multi_gpu_model", "gpus=2")
     before = one.model.random_states[0].numpy()
-    train(one, source(), 3)
+    run_training(one, source(), 3)
     assert (one.model.random_states[0].numpy() - before).tolist() == [0, 6]
 
 
 def test_ranks_draw_different_numbers(made: Any) -> None:
     states = []
     for rank in (0, 1):
-        one = made(*own("normalised"), "strategy=bare_tensorflow", "gpus=1")
+        one = made(*own("normalised"), *BARE)
         one.place = one.place.__class__(**{**vars(one.place), "rank": rank})
         one.setup()
         states.append(one.model.random_states[0].numpy())
@@ -119,18 +136,18 @@ def test_accumulation_that_is_unsupported(made: Any) -> None:
 
 
 def test_all_kinds_of_dropout_are_switched_off(strategy: Any, source: Callable[..., Source]) -> None:
-    one = strategy(*own("droppers", "train.dropout=false"), "strategy=bare_tensorflow", "gpus=1")
+    one = strategy(*own("droppers", "train.dropout=false"), *BARE)
     inputs = next(iter(source())).inputs
     np.testing.assert_allclose(one.model(inputs, training=True), one.model(inputs, training=False), atol=1e-6)
     assert one.model.random_states == []
-    assert len(strategy(*own("droppers"), "strategy=bare_tensorflow", "gpus=1").model.random_states) >= 6
+    assert len(strategy(*own("droppers"), *BARE).model.random_states) >= 6
 
 
 def test_frozen_layers_stay(strategy: Any, source: Callable[..., Source]) -> None:
     one = strategy(*own("normalised", "model.options.frozen=true"), "strategy=multi_gpu_model", "gpus=2")
     first = one.model.inner.get_layer("first")
     before = first.get_weights()
-    train(one, source(), 2)
+    run_training(one, source(), 2)
     assert not any(variable.path.startswith("first") for variable in [*one.model.trained, *one.model.moving_statistics])
     assert all(np.array_equal(a, b) for a, b in zip(before, first.get_weights(), strict=True))
 
@@ -152,16 +169,104 @@ def test_layers_with_equal_names() -> None:
 
 def test_pictures_and_classes(strategy: Any, pictures: Callable[..., Source]) -> None:
     """uint8, labels, bfloat16 and channels last."""
-    shape = ("model=custom", "dataset=cifar10_synthetic", "model.input_shape=[32,32,3]", "model.target_shape=[]")
-    words = (
-        "model.loss=cross_entropy",
-        "model.metric=accuracy",
-        f"model.keras={HERE}:pictures",
-        "train.data_format=nhwc",
-    )
-    one = strategy(*shape, *words, "strategy=bare_tensorflow", "gpus=1", "train.precision=bfloat16")
-    losses = train(one, pictures(), 60)
+    one = strategy(*PICTURES, "train.data_format=nhwc", *BARE, "train.precision=bfloat16")
+    losses = run_training(one, pictures(), 60).losses
     assert np.mean(losses[-6:]) < losses[0]
     assert one.settings_used() == {"precision": "bfloat16", "data_format": "nhwc", "compiler": "none"}
     assert set(one.evaluate(pictures())) == {"cross_entropy", "accuracy"}
     assert all(variable.dtype == "float32" for variable in one.model.trained)
+
+
+def faulty(kind: str) -> tuple[str, ...]:
+    return own("fault", f"model.options.kind={kind}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LINES)
+def test_an_error_is_one_line_and_a_traceback(made: Any, kind: str) -> None:
+    with pytest.raises(PluginError, match=rf"^model.keras={HERE}:fault {LINES[kind]}") as caught:
+        made(*faulty(kind), *BARE).setup()
+    assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value) and len(str(caught.value)) < 500
+    assert "Traceback" in caught.value.log
+
+
+def test_targets_that_are_not_functions(made: Any) -> None:
+    with pytest.raises(
+        PluginError, match=r"user_models:not_a_function is a int: name a function that makes the network$"
+    ):
+        made(*own("not_a_function"), *BARE).setup()
+
+
+@pytest.mark.parametrize("words", ["model.options.widht=3", "model.options.width=wide"])
+def test_wrong_options(made: Any, words: str) -> None:
+    wanted = r"cannot be called with model.options=\{'widht': 3\}" if "widht" in words else "fails: ValueError"
+    with pytest.raises(PluginError, match=wanted):
+        made(*own("plain", words), *BARE).setup()
+
+
+def test_options_reach_the_function(strategy: Any) -> None:
+    assert strategy(*own("plain", "model.options.width=7"), *BARE).model.trained[0].shape == (600, 7)
+
+
+def test_random_numbers_without_dropout(made: Any, strategy: Any) -> None:
+    with pytest.raises(PluginError, match=r"draws numbers in training although train.dropout=false"):
+        made(*faulty("noisy"), "train.dropout=false", *BARE).setup()
+    assert len(strategy(*faulty("noisy"), *BARE).model.random_states) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
+        (
+            "model.options.outputs=9",
+            r"gives outputs of \(2, 9\) for 2 samples; dataset=cifar10_synthetic has 10 classes",
+        ),
+        ("model.options.softmax=true", "ends in a softmax, and cross_entropy takes what goes into one"),
+    ],
+)
+def test_outputs_that_are_not_logits(made: Any, word: str, wanted: str) -> None:
+    with pytest.raises(PluginError, match=wanted):
+        made(*PICTURES, word, *BARE).setup()
+
+
+def test_channels_first_is_refused(made: Any) -> None:
+    with pytest.raises(Unsupported, match=r"train.data_format=nchw .*leave it out"):
+        made(*PICTURES, "train.data_format=nchw", *BARE).setup()
+
+
+def test_a_missing_function(made: Any) -> None:
+    one = made(*own("plain"), *BARE)
+    one.spec.config.model.keras, one.spec.config.model.torch = None, "mynet:build"
+    with pytest.raises(Unsupported, match=r"has no model.keras=MODULE:FUNCTION, which bare_tensorflow needs"):
+        one.setup()
+
+
+@pytest.mark.parametrize("name", ["Tabled", "normalised", "numpys"])
+def test_weights_come_from_the_seed(strategy: Any, name: str) -> None:
+    first, again, other = (strategy(*own(name), *BARE, f"seed={seed}").parameters() for seed in (5, 5, 6))
+    same = [np.array_equal(a, b) for a, b in zip(first.values(), again.values(), strict=True)]
+    assert all(same)
+    assert not all(np.array_equal(a, b) for a, b in zip(first.values(), other.values(), strict=True))
+
+
+def test_weights_that_differ_between_ranks(strategy: Any) -> None:
+    """Rank 0 has others than this one."""
+    one = strategy(*own("unlike"), *BARE)
+    with pytest.raises(PluginError, match="gives other weights on every rank: draw them from Keras"):
+        user_model.check_equal_weights(one.model, one.spec.config, lambda checksum: checksum + 1, lambda values: values)
+    user_model.check_equal_weights(one.model, one.spec.config, lambda checksum: checksum, lambda values: values)
+
+
+def test_a_model_created_at_import(
+    strategy: Any, source: Callable[..., Source], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the strategy's scope too, as its variables would be nobody's else."""
+    text = (
+        f"from {HERE} import plain, CURVE\nMADE = plain()\nMADE.build((None, *CURVE))\ndef build():\n    return MADE\n"
+    )
+    (tmp_path / "at_import.py").write_text(text)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    words = [word for word in own("plain") if "keras" not in word]
+    one = strategy(*words, "model.keras=at_import:build", "strategy=mirrored", "gpus=2")
+    sys.modules.pop("at_import")
+    run_training(one, source(), 2)

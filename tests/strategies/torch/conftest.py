@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
@@ -16,33 +14,16 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what these packages think of each other while they are imported
     import pytorch_lightning  # noqa: F401
 
-from scalebench.core.spec import Config, ModelSpec, RankPlacement, RunSpec
+from scalebench.core.json_files import read_json
+from scalebench.core.run_folder import rank_log_name
+from scalebench.core.spec import Config, ModelSpec, RankPlacement, RunSpec, write_spec
+from scalebench.runner import launchers
 from scalebench.runner.launchers.rank_environment import find_free_port
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
-from scalebench.workloads.source import Source
-from tests.strategies.torch.builders import make_features
 
 CONF = Path(__file__).parents[3] / "conf"
 USER_MODULES = "tests.strategies.torch.user_modules"
-SAMPLES = 101  # prime, so that no batch divides it
-
-
-@pytest.fixture(scope="session")
-def samples() -> tuple[np.ndarray, np.ndarray]:
-    """Return (inputs, targets) that a network can learn from."""
-    return make_features(SAMPLES)
-
-
-@pytest.fixture
-def source(samples: tuple[np.ndarray, np.ndarray]) -> Callable[..., Source]:
-    """Return source(replica=0, replicas=1, **settings) -> a Source of these samples in batches of 20."""
-
-    def make(replica: int = 0, replicas: int = 1, **others: Any) -> Source:
-        settings = {"global_batch": 20, "seed": 3, **others}
-        return Source(*samples, replica=replica, replicas=replicas, **settings)
-
-    return make
 
 
 def load(group: str, name: str) -> DictConfig:
@@ -53,13 +34,7 @@ def load(group: str, name: str) -> DictConfig:
 
 def spec_of(strategy: str, processes: int = 1, model: str = "materials_cnn", **changes: Any) -> RunSpec:
     """Return the spec of a run with CPU ranks; `changes` to the config are written as dataset__feed='device'."""
-    groups = {
-        "model": model,
-        "dataset": "materials",
-        "strategy": strategy,
-        "train": "default",
-        "measure": "default",
-    }
+    groups = {"model": model, "dataset": "materials", "strategy": strategy, "train": "default", "measure": "default"}
     loaded = {group: load(group, name) for group, name in groups.items()}
     composed = OmegaConf.merge(
         OmegaConf.structured(Config), loaded, {"measure": {"hang_s": 20.0}, "hardware": {"name": "cpu"}}
@@ -69,6 +44,15 @@ def spec_of(strategy: str, processes: int = 1, model: str = "materials_cnn", **c
     config = OmegaConf.to_object(composed)
     places = [RankPlacement(rank, rank, 0, [rank], [], 1) for rank in range(processes)]
     return RunSpec(config, "cpu", processes, 1, places, 20, 20 * processes, "0" * 16)
+
+
+def run_ranks(spec: RunSpec, folder: Path, module: str) -> list[dict[str, Any]]:
+    """Run all ranks of `spec` with that module below tests.strategies.torch; return the observations of each."""
+    write_spec(spec, folder)
+    ended = launchers.launch(spec, folder, "observed", module=f"tests.strategies.torch.{module}")
+    logs = [folder / rank_log_name(rank) for rank in range(spec.processes)]
+    assert set(ended.exit_codes) == {0}, "\n".join(path.read_text() for path in logs if path.exists())
+    return [read_json(folder / f"observed{rank}.json") for rank in range(spec.processes)]
 
 
 def model_spec(name: str) -> ModelSpec:

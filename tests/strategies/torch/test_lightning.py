@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalebench.core.spec import RankPlacement
 from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
-from scalebench.strategies.base import Unsupported
-from scalebench.strategies.torch.observed import BatchReplay
+from scalebench.strategies.base import BatchReplay, Unsupported
 from scalebench.workloads.source import Source
 from tests.strategies.torch.conftest import spec_of
 
@@ -104,11 +103,11 @@ def test_a_training_leaves_nothing_behind(strategy: Any, source: Callable[..., S
 
 def test_errors_in_the_loop_are_raised(strategy: Any, source: Callable[..., Source]) -> None:
     def decide(series: Any) -> bool:
-        raise RuntimeError("told to fail")
+        raise RuntimeError("failed as configured")
 
     lightning = strategy("lightning_ddp_gloo")
     stage = LoopPhase("some", lambda before: 1, decide)
-    with pytest.raises(RuntimeError, match="told to fail"):
+    with pytest.raises(RuntimeError, match="failed as configured"):
         lightning.train(TimedLoop(lightning, lightning.feed(source()), [stage]))
 
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from scalebench.core.errors import InputError
-from scalebench.strategies import registry
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, NotMeasured, Unsupported
-from scalebench.strategies.torch import batches, optimizer
+from scalebench.strategies.torch import batches
 from scalebench.strategies.torch.base import choose_device
 from scalebench.workloads import networks
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
-from tests.strategies.torch.conftest import CONF
 
 
 def test_weights_start_from_the_seed(strategy: Any) -> None:
@@ -67,11 +63,6 @@ def unweighted(bare: Any, batch: batches.TorchBatch) -> list[torch.Tensor]:
     return gradients(bare, batch._replace(global_samples=batch.samples * bare.shard()[1]))
 
 
-def test_equal_shards_are_not_weighted() -> None:
-    assert optimizer.compute_loss_weight(75, 600, 8) == 1
-    assert optimizer.compute_loss_weight(38, 75, 2) > 1 > optimizer.compute_loss_weight(37, 75, 2)
-
-
 def test_evaluate_is_the_mean_over_all_samples(
     strategy: Any, source: Callable[..., Source], samples: tuple[np.ndarray, np.ndarray]
 ) -> None:
@@ -86,25 +77,6 @@ def test_evaluate_is_the_mean_over_all_samples(
     )
     assert bare.model.training
     assert all(parameter.grad is None for parameter in bare.model.parameters())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "independent_torch", "lightning_ddp_gloo"])
-def test_every_method_works_on_one_rank(strategy: Any, source: Callable[..., Source], name: str) -> None:
-    adapter = strategy(name)
-    batch = next(iter(adapter.feed(source())))
-    assert adapter.step(batch).samples == 20
-    adapter.synchronize()
-    adapter.set_gradient_sync(False)
-    adapter.set_gradient_sync(True)
-    assert adapter.broadcast(2.5) == 2.5
-    assert adapter.peak_memory_bytes() == [None]
-    assert adapter.versions()["torch"] == torch.__version__
-    syncs = name in ("ddp_gloo", "lightning_ddp_gloo")
-    assert adapter.message_sizes() == ([4 * 153441] if syncs else [])
-    assert adapter.backend_used() == ("gloo" if syncs else None)
-    adapter.close()
-    adapter.close()
 
 
 @pytest.mark.slow
@@ -186,15 +158,3 @@ def test_versions_name_installed_libraries_only(strategy: Any, monkeypatch: pyte
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 90100)
     assert adapter.versions()["cudnn"] == "90100"
-
-
-TORCH = [name for name, target in registry.BUILT_IN_STRATEGIES.items() if ".torch." in target]
-
-
-@pytest.mark.parametrize("name", TORCH)
-def test_options_are_those_of_the_yaml(name: str) -> None:
-    listed = OmegaConf.to_container(OmegaConf.load(CONF / "strategy" / f"{name}.yaml"))
-    options = asdict(registry.load_strategy(name).Options())
-    assert listed["options"] == options
-    assert {k: type(v) for k, v in listed["options"].items()} == {k: type(v) for k, v in options.items()}
-    assert (listed["name"], listed["framework"]) == (name, "torch")

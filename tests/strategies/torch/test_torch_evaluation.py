@@ -1,4 +1,5 @@
-"""Evaluations during a training do not change its later steps."""
+"""Evaluations during a training do not change its later steps; the peak of memory, and the bytes of the state that a
+strategy keeps from step to step."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from scalebench.strategies.torch.memory import PeakMemory
+from scalebench.strategies.torch.base import PeakMemory, count_state_bytes
+from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.workloads.source import Source
-from tests.strategies.torch.builders import make_images, run_training
+from tests.strategies.builders import make_images, run_training
 
 IMAGES = make_images(70)
 EVALUATED_STEPS = (1, 3, 4)  # after the last step of an epoch, and after consecutive steps
@@ -64,26 +66,6 @@ def test_metrics_are_those_of_the_current_model(strategy: Any) -> None:
     assert actual["accuracy"] == pytest.approx(float((outputs.argmax(1) == labels).float().mean()))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo"])
-def test_evaluations_keep_random_numbers_and_modes(strategy: Any, name: str) -> None:
-    adapter = strategy(name, model="cifar10_cnn")
-    states: list[Any] = []
-    plain = adapter.evaluate
-
-    def evaluate(source: Source) -> dict[str, float]:
-        before = torch.get_rng_state(), torch.is_grad_enabled()
-        actual = plain(source)
-        after = torch.get_rng_state(), torch.is_grad_enabled()
-        states.append(torch.equal(before[0], after[0]) and before[1] == after[1])
-        assert all(module.training for module in adapter.model.modules())
-        return actual
-
-    adapter.evaluate = evaluate
-    run_training(adapter, images(), 2, evaluate_after=[1, 2], validation=images(50, 70))
-    assert states == [True, True]
-
-
 @pytest.mark.usefixtures("strategy")
 def test_the_peak_excludes_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU's allocator is replaced by a fake."""
@@ -108,3 +90,35 @@ def test_evaluations_pause_the_peak(
     monkeypatch.setattr(PeakMemory, "paused", lambda peak, device: within.append(device) or torch.no_grad())
     bare.evaluate(source())
     assert within == [torch.device("cpu")]
+
+
+PARAMETERS = 153441  # of materials_cnn, in 8 tensors
+BATCH = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20)
+COUNTS = 4 * 8  # Adam's steps, of each tensor
+# Adam keeps two moments of each weight, momentum one.
+OF_OPTIMIZER = {"adam": 8 * PARAMETERS + COUNTS, "sgd": 0, "momentum": 4 * PARAMETERS}
+
+
+@pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "zero1", "fsdp_gloo"])
+@pytest.mark.parametrize("optimizer", OF_OPTIMIZER)
+def test_state_bytes_of_weights_gradients_and_optimizer(strategy: Any, name: str, optimizer: str) -> None:
+    """Adam keeps four times the weights, to the byte except for its step counts. One process has all shards."""
+    adapter = strategy(name, train__optimizer=optimizer)
+    assert adapter.state_bytes() == [4 * PARAMETERS]
+    for _ in range(2):
+        adapter.step(BATCH)
+        assert adapter.state_bytes() == [8 * PARAMETERS + OF_OPTIMIZER[optimizer]]
+
+
+def test_moving_statistics_are_part_of_the_state(strategy: Any) -> None:
+    adapter = strategy("bare_torch", model="resnet20_cifar10")
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in adapter.model.buffers())
+    assert buffers > 0 and adapter.state_bytes() == [4 * adapter.num_params() + buffers]
+
+
+def test_shared_tensors_count_once_and_tensors_of_other_devices_do_not_count() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    state = {0: {"moment": torch.zeros(5), "far": torch.zeros(7, device="meta"), "step": 3}}
+    assert count_state_bytes(model, state, torch.device("cpu")) == 4 * (9 + 3 + 3 + 5)
+    assert count_state_bytes(model, state, torch.device("meta")) == 4 * 7

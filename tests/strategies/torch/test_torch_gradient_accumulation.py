@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from scalebench.measure.timed_loop import LoopPhase, TimedLoop
-from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, LossPart
+from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER
 from scalebench.strategies.torch import profiling
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.precision import CompiledModel
 from scalebench.workloads.source import Source
-from tests.strategies.torch.builders import run_training
+from tests.strategies.builders import RecordedTraining, run_training
 
 LIGHTNING = pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow)
 NAMES = ["bare_torch", "ddp_gloo", "independent_torch", LIGHTNING]
@@ -71,29 +71,14 @@ def test_gradients_are_synchronized_once_per_step(strategy: Any, source: Callabl
     for accumulate in (1, 4):
         adapter = strategy(name, train__accumulate=accumulate)
         batches = list(islice(adapter.feed(source()), 6))
-        adapter.train(BatchLoop(batches[:3]))  # the first steps rebuild the buckets
+        adapter.train(RecordedTraining(adapter, batches, 3))  # the first steps rebuild the buckets
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            adapter.train(BatchLoop(batches))
+            adapter.train(RecordedTraining(adapter, batches, 6))
         actual.append([event.name for event in profiler.events()].count("gloo:all_reduce"))
         assert adapter.message_sizes() == [4 * adapter.num_params()]
         assert adapter.backend_used() == "gloo"
         adapter.close()
     assert actual[0] == actual[1] >= 6
-
-
-class BatchLoop:
-    """A Loop over some batches."""
-
-    def __init__(self, batches: list[Any]) -> None:
-        self._batches = batches
-        self.parts: list[LossPart] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self._batches
-
-    def done(self, part: Any) -> bool:
-        self.parts.append(part)
-        return len(self.parts) == len(self._batches)
 
 
 @pytest.mark.parametrize("option", ["static_graph", "gradient_as_bucket_view", "find_unused_parameters"])

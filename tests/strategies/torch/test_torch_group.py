@@ -1,4 +1,5 @@
-"""The process group and collective operations of a group with a single rank."""
+"""The process group and collective operations of one rank; the ranks' parts in transfers and the transfers that are not
+possible, without real GPUs."""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ import torch.distributed as dist
 
 from scalebench.core.result import COLLECTIVES
 from scalebench.strategies.base import NotMeasured, Unsupported
+from scalebench.strategies.torch import bandwidth
 from scalebench.strategies.torch import group as torch_group
+from scalebench.strategies.torch.bandwidth import TransferRank, build_transfer
 from scalebench.strategies.torch.group import TorchCollective, TorchGroup
+from tests.strategies.torch.conftest import spec_of
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -84,3 +88,120 @@ def test_a_group_of_one_rank_sums_and_leaves(strategy: Any) -> None:
     group.leave()
     group.leave()
     assert not dist.is_initialized()
+
+
+class UnjoinedGroup(TorchGroup):
+    """A group without processes."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+
+    def sum(self, values: list[float]) -> list[float]:
+        return values
+
+
+def transfer_rank(
+    rank: int, ranks: int = 3, kind: str = "cpu", backend: str = "gloo", nodes: tuple[int, ...] = ()
+) -> TransferRank:
+    spec = spec_of("ddp_gloo", ranks)
+    spec.device = kind
+    for place, node in zip(spec.places, nodes, strict=False):
+        place.node = node
+    device = torch.device("cpu") if kind == "cpu" else torch.device("cuda", rank)
+    return TransferRank(spec, rank, device, UnjoinedGroup(backend))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "peers"),
+    [
+        ("one_way", [(None, None), (2, None), (None, 1)]),
+        ("both_ways", [(None, None), (2, 2), (1, 1)]),
+        ("ring", [(1, 2), (2, 0), (0, 1)]),
+    ],
+)
+def test_peers_of_each_rank(pattern: str, peers: list[Any]) -> None:
+    """Three ranks with a transfer from rank 1 to rank 2."""
+    assert [bandwidth._find_peers(transfer_rank(rank), pattern, 1, 2) for rank in range(3)] == peers
+
+
+def test_a_rank_without_a_part_does_nothing() -> None:
+    for kind, source, target in (("send_one_way", 1, 2), ("memcpy", 1, 1)):
+        assert build_transfer(transfer_rank(0), kind, source, target, 1024) is bandwidth._do_nothing
+
+
+@pytest.mark.parametrize("kind", ["memcpy", "memcpy_all"])
+def test_a_copy_in_host_memory_copies(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.Tensor] = []
+    buffer = bandwidth._allocate_bytes
+    monkeypatch.setattr(bandwidth, "_allocate_bytes", lambda *words: made.append(buffer(*words)) or made[-1])
+    action = build_transfer(transfer_rank(1), kind, None if kind.endswith("_all") else 1, 1, 4096)
+    sent, received = made
+    assert sent.numel() == received.numel() == 4096 and sent.data_ptr() != received.data_ptr()
+    sent.fill_(7)
+    assert action() is None
+    assert bool((received == 7).all())
+
+
+def test_sends_without_a_suitable_group_are_not_measured() -> None:
+    without_group = transfer_rank(0)
+    without_group.group = None
+    with pytest.raises(NotMeasured, match=r"^ddp_gloo has no group of torch"):
+        build_transfer(without_group, "send_one_way", 0, 1, 1024)
+    with pytest.raises(NotMeasured, match="gloo sends no buffers of a GPU"):
+        build_transfer(transfer_rank(0, kind="cuda"), "send_ring", None, None, 1024)
+
+
+def set_peer_access(monkeypatch: pytest.MonkeyPatch, visible: int, pairs: set[tuple[int, int]]) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: (a.index, b.index) in pairs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "target", "rank", "reason"),
+    [
+        ("peer_one_way", 0, 1, 0, None),
+        ("peer_one_way", 0, 2, 0, "CUDA gives the GPU of rank 0 no peer access to that of rank 2"),
+        ("peer_both_ways", 0, 1, 0, None),
+        ("peer_both_ways", 0, 1, 1, "CUDA gives the GPU of rank 1 no peer access to that of rank 0"),
+        ("peer_ring", None, None, 2, "CUDA gives the GPU of rank 2 no peer access to that of rank 0"),
+        ("staged_one_way", 0, 2, 0, None),
+        ("staged_ring", None, None, 2, None),
+    ],
+)
+def test_missing_peer_access_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, kind: str, source: int | None, target: int | None, rank: int, reason: str | None
+) -> None:
+    set_peer_access(monkeypatch, 3, {(0, 1), (1, 2)})
+    assert find_problem(kind, source, target, rank) == reason
+
+
+def test_invisible_gpus_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_peer_access(monkeypatch, 1, set())
+    assert find_problem("staged_one_way", 0, 1) == "the process of rank 0 does not see the GPU of rank 1"
+    assert find_problem("host_to_device", 0, 0) is None
+
+
+def test_copies_to_other_nodes_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_peer_access(monkeypatch, 3, {(0, 1)})
+    nodes = (0, 0, 1)
+    assert find_problem("peer_one_way", 0, 1, nodes=nodes) is None
+    for kind, ranks in (("peer_one_way", (0, 2)), ("staged_both_ways", (2, 1)), ("peer_ring", (None, None))):
+        assert "of its own node only" in str(find_problem(kind, *ranks, nodes=nodes))
+
+
+def find_problem(
+    kind: str, source: int | None, target: int | None, rank: int = 0, nodes: tuple[int, ...] = ()
+) -> str | None:
+    try:
+        bandwidth._check_possible(transfer_rank(rank, kind="cuda", backend="nccl", nodes=nodes), kind, source, target)
+    except NotMeasured as reason:
+        return str(reason)
+    return None
+
+
+def test_bare_copies_in_host_memory_only(strategy: Any) -> None:
+    """A single device without a group can still copy within host memory."""
+    without_group = strategy("bare_torch")
+    without_group.transfer("memcpy", 0, 0, 4096)()
+    with pytest.raises(NotMeasured, match="bare_torch has no collective operations of its own"):
+        without_group.collective("all_reduce", 4)

@@ -1,8 +1,8 @@
-"""Networks in torch: operations against numpy, the plan of the forward pass, weights, and every network of the zoo."""
+"""Networks in torch: the plan of the forward pass, weights, and every network of the zoo. The operations are in
+test_network_operations.py."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,11 @@ import torch
 
 from scalebench.strategies.torch.model import NetworkModule, load_weights, read_weights
 from scalebench.workloads import networks
-from scalebench.workloads.network import Network, Node
+from scalebench.workloads.network import Network
 from scalebench.workloads.weights import initial_weights
 from tests.strategies.torch.conftest import model_spec
 
-SHAPES = {1: (11, 3), 2: (9, 12, 3)}  # positions, channels; height, width, channels
-AXES = pytest.mark.parametrize("axes", [1, 2])
 FORMATS = pytest.mark.parametrize("data_format", ["nhwc", "nchw"])
-SLIDES = list(itertools.product([1, 2, 3], ["same", "valid", 1]))
 
 
 def module(net: Network, **others: Any) -> tuple[NetworkModule, dict[str, np.ndarray]]:
@@ -41,74 +38,6 @@ def drawn(shape: tuple[int, ...], samples: int = 2) -> np.ndarray:
     return np.random.default_rng(1).normal(size=(samples, *shape)).astype(np.float32)
 
 
-def windows(x: np.ndarray, node: Node, window: tuple[int, ...], fill: float) -> np.ndarray:
-    """Return (samples, ...positions, channels, ...window) of the padded inputs."""
-    padded = np.pad(x, [(0, 0), *node.settings["pads"], (0, 0)], constant_values=fill)
-    axes = tuple(range(1, x.ndim - 1))
-    view = np.lib.stride_tricks.sliding_window_view(padded, window, axes)
-    return view[(slice(None), *[slice(None, None, node.settings["strides"])] * len(axes))]
-
-
-@FORMATS
-@AXES
-@pytest.mark.parametrize(("strides", "padding"), SLIDES)
-@pytest.mark.parametrize("kernel", [1, 3, 4])
-def test_conv(axes: int, strides: int, padding: str | int, kernel: int, data_format: str) -> None:
-    net = Network("net", SHAPES[axes])
-    node = net.conv(net.input, "conv", 5, kernel, strides, padding, bias=strides != 2)
-    made, arrays = module(net, data_format=data_format)
-    x = drawn(SHAPES[axes])
-    observed = windows(x, node, (kernel,) * axes, 0.0)
-    taken = tuple(range(observed.ndim - axes, observed.ndim))
-    last = observed.ndim - axes - 1  # channels
-    expected = np.tensordot(observed, arrays["conv/kernel"], ((*taken, last), tuple(range(axes + 1))))
-    expected = expected + arrays.get("conv/bias", 0)
-    assert expected.shape[1:] == node.shape
-    np.testing.assert_allclose(output(made, x), expected, rtol=1e-4, atol=1e-4)
-
-
-@FORMATS
-@AXES
-@pytest.mark.parametrize(("strides", "padding"), SLIDES)
-@pytest.mark.parametrize("window", [2, 3])
-@pytest.mark.parametrize("kind", ["max", "avg"])
-def test_pool(axes: int, strides: int, padding: str | int, window: int, kind: str, data_format: str) -> None:
-    net = Network("net", SHAPES[axes])
-    node = getattr(net, f"{kind}_pool")(net.input, window, strides, padding)
-    x = drawn(SHAPES[axes]) - 5  # a padding of zeros would win each maximum
-    taken = tuple(range(-axes, 0))
-    observed = windows(x, node, (window,) * axes, np.nan)
-    expected = np.nanmax(observed, taken) if kind == "max" else np.nanmean(observed, taken)
-    assert expected.shape[1:] == node.shape
-    np.testing.assert_allclose(output(module(net, data_format=data_format)[0], x), expected, rtol=1e-5, atol=1e-5)
-
-
-@FORMATS
-@AXES
-@pytest.mark.parametrize("scale", [True, False])
-def test_batch_norm(axes: int, scale: bool, data_format: str) -> None:
-    """Training uses the batch's statistics and updates the moving ones, which evaluation uses."""
-    net = Network("net", SHAPES[axes])
-    net.batch_norm(net.input, "bn", epsilon=0.01, momentum=0.9, scale=scale)
-    made, arrays = module(net, data_format=data_format)
-    x = drawn(SHAPES[axes], 4) * 3 + 1
-    over = tuple(range(x.ndim - 1))
-
-    def normal(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
-        return (x - mean) / np.sqrt(variance + 0.01) * arrays.get("bn/gamma", 1) + arrays["bn/beta"]
-
-    made.eval()
-    moving = arrays["bn/moving_mean"], arrays["bn/moving_variance"]
-    np.testing.assert_allclose(output(made, x), normal(*moving), rtol=1e-4, atol=1e-4)
-    made.train()
-    np.testing.assert_allclose(output(made, x), normal(x.mean(over), x.var(over)), rtol=1e-4, atol=1e-4)
-    after = read_weights(made, statistics=True)
-    np.testing.assert_allclose(after["bn/moving_mean"], 0.9 * moving[0] + 0.1 * x.mean(over), rtol=1e-5)
-    unbiased = x.var(over, ddof=1)
-    np.testing.assert_allclose(after["bn/moving_variance"], 0.9 * moving[1] + 0.1 * unbiased, rtol=1e-5)
-    assert ("bn/gamma" in after) == scale
-
-
 def test_batch_norm_of_single_values() -> None:
     """The last batch of an epoch may have one sample: its output is the offset, and statistics stay as they are."""
     net = Network("net", (6,))
@@ -118,49 +47,6 @@ def test_batch_norm_of_single_values() -> None:
     np.testing.assert_array_equal(
         read_weights(made, statistics=True)["bn/moving_variance"], arrays["bn/moving_variance"]
     )
-
-
-@FORMATS
-def test_lrn(data_format: str) -> None:
-    net = Network("net", (5, 4, 7))
-    net.lrn(net.input, radius=2, bias=1.5, alpha=0.3, beta=0.75)
-    x = drawn((5, 4, 7))
-    squares = np.pad(x**2, [(0, 0)] * 3 + [(2, 2)])
-    sums = sum(squares[..., i : i + 7] for i in range(5))
-    expected = x / (1.5 + 0.3 * sums) ** 0.75
-    np.testing.assert_allclose(output(module(net, data_format=data_format)[0], x), expected, rtol=1e-5)
-
-
-@FORMATS
-@AXES
-def test_operations_without_a_window(axes: int, data_format: str) -> None:
-    """These operations have no window; the inputs of most of them have a second reader."""
-    net = Network("net", SHAPES[axes])
-    rectified = net.relu(net.input)
-    both = net.concat(net.add(net.input, rectified, rectified), net.pad_channels(rectified, 1))
-    net.concat(net.global_avg_pool(both), net.dense(net.flatten(net.zero_pad(both, 2)), "dense", 4))
-    made, arrays = module(net, data_format=data_format)
-    x = drawn(SHAPES[axes])
-    positive = np.maximum(x, 0)
-    wide = np.concatenate([x + 2 * positive, np.pad(positive, [*[(0, 0)] * (axes + 1), (1, 1)])], -1)
-    padded = np.pad(wide, [(0, 0), *[(2, 2)] * axes, (0, 0)])
-    dense = padded.reshape(len(x), -1) @ arrays["dense/kernel"] + arrays["dense/bias"]
-    expected = np.concatenate([wide.mean(tuple(range(1, axes + 1))), dense], -1)
-    before = x.copy()
-    np.testing.assert_allclose(output(made, x), expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(x, before)
-
-
-def test_dropout() -> None:
-    net = Network("net", (1000,))
-    net.dropout(net.input, 0.3)
-    x = np.ones((5, 1000), np.float32)
-    made = module(net)[0]
-    actual = output(made, x)
-    np.testing.assert_allclose(np.unique(actual), [0, 1 / 0.7], rtol=1e-6)
-    assert (actual == 0).mean() == pytest.approx(0.3, abs=0.05)
-    assert (output(made.eval(), x) == x).all()
-    assert (output(module(net, dropout=False)[0], x) == x).all()
 
 
 def residual() -> Network:
@@ -284,17 +170,6 @@ def drawn_weights(net: Network) -> dict[str, np.ndarray]:
     """Return random values for every array, including biases, so that no two arrays can be confused."""
     rng = np.random.default_rng(1)
     return {array.name: rng.normal(size=array.shape).astype(np.float32) for array in net.arrays}
-
-
-def test_read_weights_are_copies() -> None:
-    net = cnn()
-    model = NetworkModule(net)
-    load_weights(model, drawn_weights(net))
-    before = read_weights(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(1)
-    assert all(np.abs(read_weights(model)[name] - array).min() > 0.5 for name, array in before.items())
 
 
 def test_layout_of_a_2d_convolution_and_statistics() -> None:

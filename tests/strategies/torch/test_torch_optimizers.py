@@ -14,7 +14,7 @@ from scalebench.core.spec import OPTIMIZERS
 from scalebench.strategies.torch import batches as feeding
 from scalebench.strategies.torch import optimizer
 from scalebench.workloads.source import Source
-from tests.strategies.torch.builders import run_training, scheduled_rates
+from tests.strategies.builders import run_training, scheduled_rates
 
 STEPS, STEPS_PER_EPOCH, DECAY, MOMENTUM = 12, 6, 0.03, 0.8  # two epochs of 101 samples in batches of 20
 RATES = {"sgd": 0.02, "momentum": 0.01}
@@ -66,20 +66,6 @@ def test_losses_of_a_schedule_with_weight_decay(strategy: Any, source: Callable[
     actual = run_training(bare, source(), STEPS, rates=rates).losses
     assert actual == pytest.approx(reference_losses(other, batches, rates), rel=1e-5)
     assert all(group["lr"] == rates[-1] for group in bare.optimizer.param_groups)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["momentum", "adamw"])
-@pytest.mark.parametrize("framework", ["ddp_gloo", "lightning_ddp_gloo"])
-def test_losses_under_wrappers_are_those_of_bare(
-    strategy: Any, source: Callable[..., Source], name: str, framework: str
-) -> None:
-    """The rate is also set within Lightning's own loop."""
-    settings = {"train__optimizer": name, **SETTINGS}
-    adapter, bare = strategy(framework, **settings), strategy("bare_torch", **settings)
-    rates = scheduled_rates(bare.spec, 4, 2)
-    actual, expected = (run_training(each, source(), 4, rates=rates).losses for each in (adapter, bare))
-    assert actual == pytest.approx(expected, rel=1e-6)
 
 
 def test_all_optimizers_of_the_spec_exist() -> None:

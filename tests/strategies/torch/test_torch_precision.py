@@ -22,19 +22,11 @@ from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.precision import check_compiler
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
+from tests.strategies.builders import run_training
 from tests.strategies.torch.conftest import user_model
 
 CPU = torch.device("cpu")
 IMAGES = {"model": "resnet20_cifar10"}
-
-
-@pytest.fixture
-def pictures() -> Callable[..., Source]:
-    """Return images(batch=20) -> a Source of 65 images in 10 classes that differ in brightness."""
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 10, 65)
-    images = (rng.integers(0, 60, (65, 32, 32, 3)) + 13 * labels[:, None, None, None]).astype(np.uint8)
-    return lambda batch=20: Source(images, labels, global_batch=batch, seed=3, replica=0, replicas=1)
 
 
 @pytest.fixture
@@ -51,20 +43,15 @@ def inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del os.environ[name]
 
 
-def losses(adapter: Any, source: Source, steps: int) -> list[float]:
-    parts = [adapter.step(batch) for batch in islice(adapter.feed(source), steps)]
-    return [float(part.loss_sum) / part.samples for part in parts]
-
-
 @pytest.mark.parametrize("changes", [{"train__data_format": "nchw"}, {"train__precision": "bfloat16"}])
 def test_layout_and_precision_keep_the_losses(
     strategy: Any, pictures: Callable[..., Source], changes: dict[str, Any]
 ) -> None:
     small = {**IMAGES, "train__learning_rate": 1e-3}
     plain, other = strategy("bare_torch", **small), strategy("bare_torch", **small, **changes)
-    actual = losses(other, pictures(), 4)
+    actual = run_training(other, pictures(), 4).losses
     np.testing.assert_allclose(
-        actual, losses(plain, pictures(), 4), rtol=2e-2 if "bfloat16" in changes.values() else 1e-4
+        actual, run_training(plain, pictures(), 4).losses, rtol=2e-2 if "bfloat16" in changes.values() else 1e-4
     )
     assert all(weight.dtype == np.float32 for weight in other.parameters().values())
     assert (
@@ -77,7 +64,9 @@ def test_images_under_every_strategy(strategy: Any, pictures: Callable[..., Sour
     """Losses and observed settings in bfloat16 with channels first are those of the bare strategy."""
     expected = {**IMAGES, "train__precision": "bfloat16", "train__data_format": "nchw"}
     adapter, bare = strategy(name, **expected), strategy("bare_torch", **expected)
-    assert losses(adapter, pictures(), 4) == pytest.approx(losses(bare, pictures(), 4), rel=1e-6)
+    assert run_training(adapter, pictures(), 4).losses == pytest.approx(
+        run_training(bare, pictures(), 4).losses, rel=1e-6
+    )
     assert adapter.settings_used() == {"precision": "bfloat16", "data_format": "nchw", "compiler": "none"}
     assert adapter.message_sizes() == [4 * adapter.num_params()]
 
@@ -176,6 +165,6 @@ def test_a_missing_compiler_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> N
 def test_probes_replay_a_full_batch(strategy: Any, source: Callable[..., Source]) -> None:
     """The last batch of an epoch may be computed in another way."""
     bare = strategy("bare_torch")
-    losses(bare, source(), 6)
+    run_training(bare, source(), 6)
     assert isinstance(bare.last_batch, TorchBatch) and bare.last_batch.samples == 20
     assert strategy("bare_torch").settings_used() == {}

@@ -19,8 +19,8 @@ from scalebench.strategies.torch import user_module
 from scalebench.strategies.torch.base import BareTorch
 from scalebench.strategies.torch.user_module import UserModule, attribute_errors_to_user
 from scalebench.workloads.source import Source
+from tests.strategies.builders import make_features, make_images, run_training
 from tests.strategies.torch import user_modules
-from tests.strategies.torch.builders import make_features, make_images
 from tests.strategies.torch.conftest import USER_MODULES, spec_of, user_model
 
 LIGHTNING = pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow)
@@ -172,6 +172,13 @@ def test_all_probes_of_one_rank(
     assert adapter.profile(1, None).steps == 1
 
 
+def user_fault(name: str, **changes: Any) -> tuple[str, dict[str, Any]]:
+    """Return (name of the user's function, changes to a config) of a module, also of those in FAULTS."""
+    if name not in user_modules.FAULTS:
+        return name, user_model(name, **changes)
+    return "fault", user_model("fault", model__options={"kind": name}, **changes)
+
+
 ERRORS = {
     "fails": r"fails: KeyError: 'weights of last year'",
     "leaves": r"fails: SystemExit: nothing to do",
@@ -190,8 +197,9 @@ ERRORS = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors_name_the_users_function(strategy: Any, name: str) -> None:
-    with pytest.raises(PluginError, match=rf"^model\.torch={USER_MODULES}:{name} {ERRORS[name]}") as caught:
-        strategy("bare_torch", **user_model(name))
+    function, model = user_fault(name)
+    with pytest.raises(PluginError, match=rf"^model\.torch={USER_MODULES}:{function} {ERRORS[name]}") as caught:
+        strategy("bare_torch", **model)
     assert "\n" not in str(caught.value)
     if name in ("fails", "leaves"):
         assert "user_modules.py" in caught.value.log
@@ -209,12 +217,6 @@ def test_lack_of_memory_is_raised_unchanged(strategy: Any) -> None:
         strategy("bare_torch", **user_model("too_large"))
 
 
-def test_parameters_as_stated(strategy: Any) -> None:
-    strategy("bare_torch", **user_model("Plain", model__params=601 * 16 + 17 * 2))
-    with pytest.raises(RuntimeError, match="9650 parameters here and 7 in its YAML"):
-        strategy("bare_torch", **user_model("Plain", model__params=7))
-
-
 def test_a_model_of_another_framework_is_unsupported() -> None:
     of_keras = user_model("Plain", model__torch=None, model__keras="a:b")
     with pytest.raises(Unsupported, match=r"has no model\.torch=MODULE:FUNCTION, which bare_torch needs"):
@@ -228,25 +230,11 @@ def test_parameters_without_gradients(strategy: Any, source: Callable[..., Sourc
     with pytest.raises(
         PluginError, match=r"no gradient \(idle\.weight, idle\.bias\), .*set strategy\.options\.find_unused"
     ) as caught:
-        adapter.train(ThreeSteps(adapter.feed(source())))
+        run_training(adapter, source(), 3)
     assert "_rebuild_buckets" in caught.value.log
     adapter.close()
     actual = strategy(name, **user_model("Idle"), strategy__options__find_unused_parameters=True)
-    actual.train(ThreeSteps(actual.feed(source())))
-
-
-class ThreeSteps:
-    """A Loop of three steps."""
-
-    def __init__(self, batches: Any) -> None:
-        self.batches, self.parts = batches, []
-
-    def __iter__(self) -> Any:
-        yield from islice(self.batches, 3)
-
-    def done(self, part: Any) -> bool:
-        self.parts.append(part)
-        return len(self.parts) == 3
+    run_training(actual, source(), 3)
 
 
 @pytest.mark.parametrize("name", ["bare_torch", "lightning_ddp_gloo"])
@@ -260,9 +248,10 @@ class ThreeSteps:
 def test_errors_in_training_name_the_users_function(
     strategy: Any, source: Callable[..., Source], name: str, module: str, reason: str
 ) -> None:
-    adapter = strategy(name, **user_model(module))
-    with pytest.raises(PluginError, match=rf"^model\.torch={USER_MODULES}:{module} fails: {reason}"):
-        adapter.train(ThreeSteps(adapter.feed(source())))
+    function, model = user_fault(module)
+    adapter = strategy(name, **model)
+    with pytest.raises(PluginError, match=rf"^model\.torch={USER_MODULES}:{function} fails: {reason}"):
+        run_training(adapter, source(), 3)
 
 
 def test_errors_outside_the_users_code_stay_as_they_are() -> None:
@@ -296,8 +285,9 @@ MISFITS = {
 @pytest.mark.parametrize("name", MISFITS)
 def test_outputs_that_do_not_fit_the_data_are_refused(strategy: Any, name: str) -> None:
     module, changes, reason = MISFITS[name]
-    with pytest.raises(PluginError, match=rf"^model\.torch={USER_MODULES}:{module} {reason}"):
-        strategy("bare_torch", **user_model(module, **changes))
+    function, model = user_fault(module, **changes)
+    with pytest.raises(PluginError, match=rf"^model\.torch={USER_MODULES}:{function} {reason}"):
+        strategy("bare_torch", **model)
 
 
 def test_more_outputs_than_classes_are_allowed(strategy: Any) -> None:
@@ -325,9 +315,9 @@ def test_the_check_leaves_the_module_as_it_was(strategy: Any) -> None:
 
 
 def test_dropout_that_cannot_be_switched_off_is_refused(strategy: Any) -> None:
-    strategy("bare_torch", **user_model("functional_dropout"))
+    strategy("bare_torch", **user_fault("functional_dropout")[1])
     with pytest.raises(PluginError, match=r"draws numbers in training although train\.dropout=false.*an nn\.Dropout"):
-        strategy("bare_torch", **user_model("functional_dropout"), train__dropout=False)
+        strategy("bare_torch", **user_fault("functional_dropout")[1], train__dropout=False)
 
 
 class OtherRank:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,61 +141,8 @@ def unseeded() -> nn.Module:
     return model
 
 
-def functional_dropout() -> nn.Module:
-    return Changed(lambda module, x: functional.dropout(x, 0.5, module.training))
-
-
-def two_outputs_in_training() -> nn.Module:
-    return Changed(lambda module, x: (x, x) if module.training else x)
-
-
-def only_two_samples() -> nn.Module:
-    """Return a module that fails in training only."""
-    return Changed(lambda module, x: x + torch.zeros(2, 2))
-
-
-def detached() -> nn.Module:
-    return Changed(lambda module, x: x.detach())
-
-
-def numbers() -> nn.Module:
-    return Changed(lambda module, x: x.argmax(1, keepdim=True).expand(-1, 2))
-
-
-def table() -> nn.Module:
-    return Changed(lambda module, x: {"logits": x})
-
-
 def fails() -> nn.Module:
     raise KeyError("weights of last year")
-
-
-def leaves() -> nn.Module:
-    raise SystemExit("nothing to do")
-
-
-def too_large() -> nn.Module:
-    raise MemoryError
-
-
-def wrapped() -> nn.Module:
-    return nn.DataParallel(Plain())
-
-
-def lazy() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
-
-
-def double() -> nn.Module:
-    return Plain().double()
-
-
-def frozen() -> nn.Module:
-    return Plain().requires_grad_(False)
-
-
-def loader() -> Any:
-    return DataLoader([1])
 
 
 def on_meta() -> nn.Module:
@@ -201,8 +150,30 @@ def on_meta() -> nn.Module:
         return Plain()
 
 
-def the_class() -> Any:
-    return Plain
+FAULTS: dict[str, Callable[[], Any]] = {
+    "leaves": lambda: sys.exit("nothing to do"),
+    "loader": lambda: DataLoader([1]),
+    "the_class": lambda: Plain,
+    "wrapped": lambda: nn.DataParallel(Plain()),
+    "lazy": lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(2)),
+    "double": lambda: Plain().double(),
+    "frozen": lambda: Plain().requires_grad_(False),
+    "on_meta": on_meta,
+    "functional_dropout": lambda: Changed(lambda module, x: functional.dropout(x, 0.5, module.training)),
+    "two_outputs_in_training": lambda: Changed(lambda module, x: (x, x) if module.training else x),
+    "only_two_samples": lambda: Changed(lambda module, x: x + torch.zeros(2, 2)),  # it fails in training only
+    "detached": lambda: Changed(lambda module, x: x.detach()),
+    "numbers": lambda: Changed(lambda module, x: x.argmax(1, keepdim=True).expand(-1, 2)),
+    "table": lambda: Changed(lambda module, x: {"logits": x}),
+}
+
+
+def fault(kind: str) -> Any:
+    return FAULTS[kind]()
+
+
+def too_large() -> nn.Module:
+    raise MemoryError
 
 
 instance = Plain()

@@ -1,4 +1,7 @@
-"""The dataset cache: complete or rebuilt, written once by one of several processes; errors name the folder."""
+"""The dataset cache: complete or rebuilt, written once by one of several processes; errors name the folder.
+And its copies on a disk of the node: made once, complete or absent, with errors that name the stage."""
+
+from __future__ import annotations
 
 import dataclasses
 import errno
@@ -9,16 +12,18 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from scalebench.core.errors import InputError
-from scalebench.workloads.datasets import cache, materials
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache, materials, node_copy
+from scalebench.workloads.source import Source
+from tests.builders.runs import find_running, simulated_spec, wait_until
 
 IDENTITY = {"seed": 0}
 SIZE_BYTES = 1000
@@ -27,17 +32,6 @@ SIZE_BYTES = 1000
 def write(folder: Path, value: float = 1.0) -> None:
     for file, shape in ((cache.INPUTS, (5, 4, 3)), (cache.TARGETS, (5, 2))):
         cache.create_array(folder / file, shape, "float32")[:] = value
-
-
-class Writer:
-    """Counts the calls of `write`."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, folder: Path) -> None:
-        self.calls += 1
-        write(folder)
 
 
 def ensure(cache_dir: Path, writer=write, identity=IDENTITY) -> Path:
@@ -49,10 +43,9 @@ def temporaries(cache_dir: Path) -> list[str]:
 
 
 def test_written_once_and_opened_as_a_map(tmp_path):
-    writer = Writer()
-    folder = ensure(tmp_path / "new" / "cache", writer)
-    assert ensure(tmp_path / "new" / "cache", writer) == folder
-    assert writer.calls == 1
+    calls = []
+    folder = ensure(tmp_path / "new" / "cache")
+    assert ensure(tmp_path / "new" / "cache", calls.append) == folder and not calls
     inputs, targets = cache.open_arrays(folder)
     assert isinstance(inputs, np.memmap) and not inputs.flags.writeable
     assert inputs.shape == (5, 4, 3) and targets.shape == (5, 2) and inputs.min() == 1
@@ -97,10 +90,9 @@ def test_a_damaged_cache_is_rebuilt(tmp_path, damage):
     folder = ensure(tmp_path)
     file, spoil = DAMAGE[damage]
     spoil(folder / file)
-    writer = Writer()
-    assert ensure(tmp_path, writer) == folder
-    assert writer.calls == 1
-    assert cache.is_complete(folder, cache.cache_key("toy", IDENTITY))
+    calls = []
+    assert ensure(tmp_path, lambda folder: calls.append(write(folder))) == folder
+    assert len(calls) == 1 and cache.is_complete(folder, cache.cache_key("toy", IDENTITY))
     assert {path.name for path in folder.iterdir()} == {cache.INPUTS, cache.TARGETS, cache.META}
 
 
@@ -122,25 +114,16 @@ def test_a_disk_without_enough_space(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_fills_up_while_writing(tmp_path, number):
-    def fill_up(folder):
-        write(folder)
-        raise OSError(number, os.strerror(number))
-
-    with pytest.raises(InputError, match=r"is full .*dataset\.cache=/another/folder"):
-        ensure(tmp_path, fill_up)
-    assert not temporaries(tmp_path)
-
-
-def test_space_is_reserved_before_mapped_memory_is_written(tmp_path, monkeypatch):
-    """A full disk must be an error of create_array, since a write to mapped memory would kill us."""
+def test_a_disk_that_fills_up_while_writing(tmp_path, monkeypatch, number):
+    """It must be an error of create_array, since a write to mapped memory would kill us."""
 
     def no_room(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "posix_fallocate", no_room)
-    with pytest.raises(InputError, match="is full"):
+    with pytest.raises(InputError, match=r"is full .*dataset\.cache=/another/folder"):
         ensure(tmp_path)
+    assert not temporaries(tmp_path)
 
 
 def test_unwritable_folder(tmp_path):
@@ -183,19 +166,12 @@ def start_writer(cache_dir: Path, log: Path, build_s: float, seed: int = 0) -> s
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def wait_for(log: Path, lines: int) -> None:
-    deadline_s = time.monotonic() + 30
-    while not log.exists() or log.read_text().count("\n") < lines:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
 def test_leftovers_of_dead_writers_are_removed(tmp_path):
     log = tmp_path / "log"
     cache_dir = tmp_path / "cache"
     writers = [start_writer(cache_dir, log, 60, seed) for seed in (0, 1, 2)]
     try:
-        wait_for(log, 3)
+        wait_until(lambda: log.exists() and log.read_text().count("\n") == 3)
         (cache_dir / ".foreign.tmp-1234").mkdir()
         assert len(temporaries(cache_dir)) == 4
         for dead in writers[:2]:
@@ -204,10 +180,8 @@ def test_leftovers_of_dead_writers_are_removed(tmp_path):
         folder = ensure(cache_dir)  # seed 0, whose writer is dead
         living = cache.cache_key("toy", {"seed": 2})
         assert cache.is_complete(folder, cache.cache_key("toy", IDENTITY))
-        assert sorted(name.partition(".tmp")[0] for name in temporaries(cache_dir)) == [
-            ".foreign",
-            f".toy-{living}",
-        ]
+        left = sorted(name.partition(".tmp")[0] for name in temporaries(cache_dir))
+        assert left == [".foreign", f".toy-{living}"]
     finally:
         for process in writers:
             process.kill()
@@ -285,13 +259,6 @@ def test_the_dataset_is_sent_once_to_each_process(tmp_path):
     assert log.read_text().splitlines() == ["sent"] * 2
 
 
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 POOL_SCRIPT = textwrap.dedent(
     """
     import os, signal, sys, time
@@ -318,17 +285,12 @@ def test_workers_end_with_their_parent(tmp_path, how):
     script.write_text(POOL_SCRIPT)
     parent = subprocess.Popen([sys.executable, script, tmp_path, "sleep"], stderr=subprocess.PIPE)
     try:
-        deadline_s = time.monotonic() + 30
-        while len(pids := [int(path.name[3:]) for path in tmp_path.glob("pid*")]) < 2:
-            assert time.monotonic() < deadline_s and parent.poll() is None
-            time.sleep(0.02)
+        wait_until(lambda: len(list(tmp_path.glob("pid*"))) == 2)
+        pids = [int(path.name[3:]) for path in tmp_path.glob("pid*")]
         parent.send_signal(how)
-        parent.communicate(timeout=10)
+        parent.communicate(timeout=60)
         assert parent.returncode == -how
-        deadline_s = time.monotonic() + 5
-        while any(map(alive, pids)):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
+        wait_until(lambda: not find_running(pids), 5.0)
     finally:
         parent.kill()
         parent.communicate()
@@ -342,3 +304,126 @@ def test_a_killed_worker_is_one_line(tmp_path):
     assert line.startswith("scalebench.core.errors.InputError: a process that makes dataset slow")
     assert "was killed" in line and str(tmp_path / "cache") in line and "dataset.cache=" in line
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+WAIT_S = 60.0
+
+
+def write_more(folder: Path) -> None:
+    for file, shape in ((cache.INPUTS, (50, 4, 3)), (cache.TARGETS, (50, 2))):
+        cache.create_array(folder / file, shape, "float32")[:] = np.arange(np.prod(shape)).reshape(shape)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return cache.ensure_folder(tmp_path / "shared", "toy", {"seed": 0, "shape": [4, 3]}, 1000, write_more)
+
+
+def copy_to(folder: Path, stage: Path | str, **more: Any) -> Path:
+    return node_copy.copy_to_node(folder, str(stage), WAIT_S, **more)
+
+
+def is_same(one: Path, other: Path) -> bool:
+    return all(
+        (one / file).read_bytes() == (other / file).read_bytes() for file in ("inputs.npy", "targets.npy", cache.META)
+    )
+
+
+def test_copied_once_and_kept(folder: Path, tmp_path: Path) -> None:
+    chunks: list[int] = []
+    stage = tmp_path / "disk" / "stage"
+    copy = copy_to(folder, stage, on_copied=lambda: chunks.append(1))
+    assert copy == stage / folder.name and is_same(copy, folder) and len(chunks) == 2
+    before = os.stat(copy).st_ino
+    assert copy_to(folder, stage, on_copied=lambda: chunks.append(1)) == copy
+    assert os.stat(copy).st_ino == before and len(chunks) == 2
+    assert copy_to(folder, folder.parent) == folder  # the cache itself may be the stage
+
+
+def test_a_damaged_copy_is_made_anew_and_other_files_are_left(folder: Path, tmp_path: Path) -> None:
+    other = cache.ensure_folder(tmp_path / "shared", "toy", {"seed": 1}, 1000, write_more)
+    other_copy, copy = copy_to(other, tmp_path / "stage"), copy_to(folder, tmp_path / "stage")
+    (tmp_path / "stage" / "mine.txt").write_text("mine")
+    (copy / cache.INPUTS).write_bytes((copy / cache.INPUTS).read_bytes()[:-8])
+    assert copy_to(folder, tmp_path / "stage") == copy and is_same(copy, folder)
+    assert is_same(other_copy, other) and (tmp_path / "stage" / "mine.txt").read_text() == "mine"
+
+
+def test_the_stage_may_contain_a_variable(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_DISK", str(tmp_path / "local"))
+    assert copy_to(folder, "$LOCAL_DISK/data").parent == tmp_path / "local" / "data"
+    monkeypatch.delenv("LOCAL_DISK")
+    with pytest.raises(InputError, match=r"^hardware.node_copy=\$LOCAL_DISK/data has a variable that is not set"):
+        copy_to(folder, "$LOCAL_DISK/data")
+    with pytest.raises(InputError, match=r"^hardware.node_copy=data should be an absolute path"):
+        copy_to(folder, "data")
+
+
+COPIER = """
+    import sys, time
+    from pathlib import Path
+    from scalebench.workloads.datasets import node_copy
+    folder, stage, mode = sys.argv[1:]
+    def on_copied():
+        print("copied", flush=True)
+        time.sleep(60 if mode == "hang" else 0.05)
+    print(node_copy.copy_to_node(Path(folder), stage, 60.0, on_copied), flush=True)
+"""
+
+
+def start_copier(folder: Path, stage: Path, mode: str = "copy") -> subprocess.Popen[str]:
+    code = textwrap.dedent(COPIER)
+    return subprocess.Popen([sys.executable, "-c", code, str(folder), str(stage), mode], stdout=-1, text=True)
+
+
+def test_of_several_processes_one_copies(folder: Path, tmp_path: Path) -> None:
+    copiers = [start_copier(folder, tmp_path / "stage") for _ in range(3)]
+    outputs = [process.communicate(timeout=60)[0].split() for process in copiers]
+    copy = str(tmp_path / "stage" / folder.name)
+    assert sorted(words.count("copied") for words in outputs) == [0, 0, 2]
+    assert [words[-1] for words in outputs] == [copy] * 3 and is_same(Path(copy), folder)
+
+
+def test_waiting_is_limited_and_a_killed_copier_is_replaced(folder: Path, tmp_path: Path) -> None:
+    stage = tmp_path / "stage"
+    with start_copier(folder, stage, "hang") as first:
+        assert first.stdout is not None and first.stdout.readline() == "copied\n"
+        line = rf"^node copy {stage}: another process has held {folder.name}.lock for 0.1 s .* set hardware.node_copy="
+        with pytest.raises(InputError, match=line):
+            node_copy.copy_to_node(folder, str(stage), 0.1)
+        second = start_copier(folder, stage)
+        first.kill()
+    assert second.communicate(timeout=60)[0].split()[-1] == str(stage / folder.name)
+    assert is_same(stage / folder.name, folder)
+    assert sorted(path.name for path in stage.iterdir()) == [folder.name, f"{folder.name}.lock"]
+
+
+def test_a_stage_that_fills_up(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache.os, "fsync", full)
+    with pytest.raises(
+        InputError, match=r"^node copy .*/stage is full \(No space left on device\): set hardware.node_copy="
+    ):
+        copy_to(folder, tmp_path / "stage")
+    assert [path.name for path in (tmp_path / "stage").iterdir()] == [f"{folder.name}.lock"]
+
+
+def test_a_dataset_that_this_node_cannot_read(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^dataset .*/nowhere cannot be read on this node \(No such file"):
+        copy_to(tmp_path / "nowhere", tmp_path / "stage")
+    (folder / cache.TARGETS).unlink()
+    with pytest.raises(InputError, match=r"cannot be read on this node .*: set dataset.cache to a folder that all"):
+        copy_to(folder, tmp_path / "stage")
+
+
+def test_a_run_reads_from_the_stage(tmp_path: Path) -> None:
+    spec = simulated_spec()
+    spec.config.dataset.cache, spec.config.hardware.node_copy = str(tmp_path / "cache"), str(tmp_path / "stage")
+    train, _ = datasets.open_sources(spec, 0, 1)
+    assert isinstance(train, Source)
+    for stage, place in ((str(tmp_path / "stage"), "stage"), (None, "cache")):
+        spec.config.hardware.node_copy = stage
+        inputs, _ = datasets.open_dataset(spec)
+        assert isinstance(inputs, np.memmap) and str(inputs.filename).startswith(str(tmp_path / place))

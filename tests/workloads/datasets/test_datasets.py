@@ -17,8 +17,8 @@ from scalebench.workloads import datasets, user_code
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Batch
+from tests.builders.configs import image_config
 from tests.builders.runs import simulated_config, simulated_spec
-from tests.workloads.datasets.dataset_configs import image_config
 
 IMAGES = ModelSpec("resnet50", input_shape=[224, 224, 3], target_shape=[], outputs=1000)
 CURVES = ModelSpec("materials_cnn", input_shape=[200, 3], target_shape=[2], outputs=2)
@@ -131,9 +131,8 @@ def test_a_home_folder_in_the_path(tmp_path, monkeypatch):
 def batches(cache_dir: Path, count: int, feed: str = "host", dtype: str = "uint8") -> list[Batch]:
     """The first batches that replica 1 of 2 gets of 100 generated images."""
     spec = resolve(simulated_config(gpus=2))
-    spec.config = dataclasses.replace(
-        image_config("cifar10_synthetic", cache_dir, dtype=dtype, feed=feed), seed=spec.config.seed
-    )
+    made = image_config("cifar10_synthetic", cache_dir, dtype=dtype, feed=feed)
+    spec.config = dataclasses.replace(made, seed=spec.config.seed)
     train, validation = datasets.open_sources(spec, 1, 2)
     assert validation is not None and train.samples == 75 and validation.samples == 25
     assert all(batch.targets.dtype == np.int64 for batch in validation.in_order())
@@ -201,6 +200,8 @@ NATIVE_SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[list[int], 
     "materials": ({}, {}, ([200, 3], [2], 2)),
     "random": ({"input_shape": [30, 2], "target_shape": [3]}, {}, ([30, 2], [3], 3)),
     "random of one output": ({"input_shape": [30]}, {}, ([30], [1], 1)),
+    "materials of a file": ({}, {"path": "my.npz"}, ([4, 2], [3], 3)),
+    "random of a file": ({}, {"path": "my.npz"}, ([4, 2], [3], 3)),
     "cifar10_synthetic": ({}, {"classes": 10}, ([32, 32, 3], [], 10)),
     "cifar10": ({}, {"classes": 10, "path": "/x"}, ([32, 32, 3], [], 10)),
     "imagenet": ({}, {"classes": 1000, "path": "/x"}, ([224, 224, 3], [], 1000)),
@@ -214,26 +215,17 @@ NATIVE_SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[list[int], 
 @pytest.mark.parametrize("case", NATIVE_SHAPES)
 def test_open_shapes_become_those_of_the_samples(tmp_path: Path, case: str) -> None:
     model, dataset, expected = NATIVE_SHAPES[case]
+    np.savez(tmp_path / "my.npz", inputs=np.ones((5, 4, 2)), targets=np.ones((5, 3)))
     model_spec = fill(tmp_path, model, case.partition(" ")[0], **dataset)
     assert (model_spec.input_shape, model_spec.target_shape, model_spec.outputs) == expected
     assert model_spec.loss == ("mse" if expected[1] else "cross_entropy") and model_spec.name == "mine:build"
 
 
-@pytest.mark.parametrize("name", ["materials", "random"])
-def test_a_user_file_determines_the_shapes(tmp_path: Path, name: str) -> None:
-    np.savez(tmp_path / "my.npz", inputs=np.ones((5, 4, 2)), targets=np.ones((5, 3)))
-    model_spec = fill(tmp_path, {}, name, path="my.npz")
-    assert (model_spec.input_shape, model_spec.target_shape, model_spec.outputs) == ([4, 2], [3], 3)
-
-
-def test_files_without_shapes_are_refused(tmp_path: Path) -> None:
+def test_samples_without_shapes_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "flat.npz", inputs=np.ones(5), targets=np.ones((5, 3)))
     with pytest.raises(InputError, match=r"^dataset.path=.*flat.npz: inputs has shape \(5,\), expected \(n, \.\.\.\)"):
         fill(tmp_path, {}, "materials", path="flat.npz")
     with pytest.raises(InputError, match=r"^dataset.path=.*none.npz cannot be read \(no such file\)"):
         fill(tmp_path, {}, "materials", path="none.npz")
-
-
-def test_random_samples_need_a_shape(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^dataset=random makes samples of any shape the model takes: set it"):
         fill(tmp_path, {}, "random")

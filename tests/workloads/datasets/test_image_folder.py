@@ -1,5 +1,7 @@
-"""Class folders of pictures: numbered by name, chosen evenly, decoded once; every mistake is one line."""
+"""Class folders of pictures: numbered by name, chosen evenly, decoded once; every mistake is one line. Bytes and
+floats of a picture, and its size."""
 
+import builtins
 import collections
 import os
 from pathlib import Path
@@ -13,7 +15,7 @@ from PIL import Image
 from scalebench.core.errors import InputError
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache, image_folder, images
-from tests.workloads.datasets.dataset_configs import image_config
+from tests.builders.configs import image_config
 
 CLASSES = ("n01", "n02", "n10")
 
@@ -47,9 +49,14 @@ def test_every_picture_with_the_number_of_its_class(folder):
     (folder / "n01" / "notes.txt").touch()
     inputs, targets = prepare(folder)
     assert inputs.shape == (12, 16, 16, 3) and inputs.dtype == np.uint8 and targets.dtype == np.int64
+    assert np.array_equal(prepare(folder, dtype="float32")[0], inputs / np.float32(127.5) - 1)
     expected = {60 * number + 10 * place: number for number in range(3) for place in range(4)}
     assert dict(zip(brightness(inputs), targets.tolist(), strict=True)) == expected
     assert targets.tolist() != sorted(targets.tolist())  # shuffled, so that what validates has all classes
+    folder.rename(folder.parent / "train")
+    (folder.parent / "val" / "n01").mkdir(parents=True)
+    config = image_config("imagenet", folder.parent / "cache", 16, path=str(folder.parent))
+    assert len(cache.open_arrays(datasets.prepare(config))[0]) == 12
 
 
 def test_pictures_are_chosen_evenly_and_by_the_seed(folder):
@@ -60,23 +67,12 @@ def test_pictures_are_chosen_evenly_and_by_the_seed(folder):
     assert len(others) == 3 and tuple(brightness(inputs)) in others
 
 
-def test_the_folder_train(folder):
-    folder.rename(folder.parent / "train")
-    (folder.parent / "val" / "n01").mkdir(parents=True)
-    config = image_config("imagenet", folder.parent / "cache", 16, path=str(folder.parent))
-    assert len(cache.open_arrays(datasets.prepare(config))[0]) == 12
-
-
 def test_several_processes_decode_the_same(folder, monkeypatch):
     one = prepare(folder)
     monkeypatch.setattr(image_folder, "MIN_POOL_BYTES", 0)
     monkeypatch.setattr(image_folder, "CHUNK", 5)
     two = prepare(folder, cache=str(folder.parent / "other"))
     assert np.array_equal(one[0], two[0]) and np.array_equal(one[1], two[1])
-
-
-def test_floats(folder):
-    assert np.array_equal(prepare(folder, dtype="float32")[0], prepare(folder)[0] / np.float32(127.5) - 1)
 
 
 def test_grey_cmyk_and_png_pictures(folder):
@@ -136,12 +132,9 @@ def test_no_path_and_no_folders(tmp_path):
         prepare(tmp_path / "data")
 
 
-def test_more_classes_than_outputs(folder):
+def test_another_size_of_pictures_and_more_classes_than_outputs(folder):
     with pytest.raises(InputError, match=r"has 3 class folders, dataset\.classes=2 \(model=net has 10 outputs\)"):
         prepare(folder, classes=2)
-
-
-def test_another_size_of_pictures(folder):
     config = image_config("imagenet", folder.parent / "cache", 16, path=str(folder))
     for side in (16, 20):
         config.model.input_shape = [side, side, 3]
@@ -177,3 +170,48 @@ def test_without_pillow_no_process_is_started(folder, monkeypatch):
     monkeypatch.setattr(cache, "ensure_folder", lambda *_: pytest.fail("began to unpack"))
     with pytest.raises(InputError, match="dataset=imagenet reads pictures with Pillow"):
         prepare(folder)
+
+
+def test_twice_the_size_is_bilinear_between_pixel_centres():
+    """As tf.image.resize does it: weights of 3/4 and 1/4, and the edge pixel beyond the edge."""
+    picture = np.random.default_rng(0).integers(0, 256, (6, 6, 3), np.uint8)
+    got = images.resize(Image.fromarray(picture), 12)
+    padded = np.pad(picture.astype(float), ((1, 1), (1, 1), (0, 0)), "edge")
+    for axis in (0, 1):
+        low = np.take(padded, range(padded.shape[axis] - 1), axis)
+        high = np.take(padded, range(1, padded.shape[axis]), axis)
+        pairs = np.stack([0.75 * low + 0.25 * high, 0.25 * low + 0.75 * high], axis + 1)
+        shape = list(low.shape)
+        shape[axis] *= 2
+        padded = np.take(pairs.reshape(shape), range(1, shape[axis] - 1), axis)
+    assert np.abs(got - padded).max() <= 1
+
+
+def test_the_central_square_keeps_the_middle_and_the_proportions():
+    wide = np.zeros((256, 512, 3), np.uint8)
+    wide[16:240, 144:368] = 200  # the central 224 x 224
+    cut = images.crop_and_resize(Image.fromarray(wide), 224)
+    assert cut.shape == (224, 224, 3) and (cut == 200).all()
+    assert (images.crop_and_resize(Image.fromarray(np.swapaxes(wide, 0, 1)), 224) == 200).all()
+    gradient = np.repeat(np.linspace(0, 255, 512).astype(np.uint8)[None, :, None], 256, 0).repeat(3, 2)
+    assert np.array_equal(images.crop_and_resize(Image.fromarray(gradient), 224), gradient[16:240, 144:368])
+
+
+def test_the_central_square_is_antialiased():
+    stripes = np.zeros((256, 256, 3), np.uint8)
+    stripes[:, ::2] = 255
+    cut = images.crop_and_resize(Image.fromarray(stripes), 28)
+    assert 120 < cut.mean() < 135 and cut.std() < 20
+
+
+def test_pillow_that_is_not_installed_is_one_line(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *arguments, **options):
+        if name.partition(".")[0] == "PIL":
+            raise ImportError(name)
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InputError, match=r"dataset=imagenet reads .* pip install 'scalebench\[images\]'"):
+        images.load_pillow("imagenet")

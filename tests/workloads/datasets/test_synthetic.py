@@ -1,4 +1,5 @@
-"""Generated datasets: the same samples for any number of processes, and (except in `random`) something to learn."""
+"""Generated datasets: the same samples for any number of processes, and (except in `random`) something to learn.
+The materials curves: the formula, the padding, the ranges, and that a curve depends on seed and index only."""
 
 from __future__ import annotations
 
@@ -9,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from scalebench.core.spec import Config, DatasetSpec, ModelSpec
-from scalebench.workloads.datasets import cache, images, synthetic
-from tests.workloads.datasets.dataset_configs import image_config
+from scalebench.workloads.datasets import cache, images, materials, synthetic
+from scalebench.workloads.datasets.materials import CHUNK, generate_curves
+from tests.builders.configs import image_config
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
@@ -48,25 +52,18 @@ def make_tokens(
 def test_samples_depend_on_seed_and_index_only(
     tmp_path: Path, make: Callable[..., Arrays], size: int, few: int, chunk: int
 ) -> None:
-    one, two, fewer = (
-        make(tmp_path / "1", size=size),
-        make(tmp_path / "2", size=size, workers=2),
-        make(tmp_path, size=few),
-    )
+    one, two = make(tmp_path / "1", size=size), make(tmp_path / "2", size=size, workers=2)
+    fewer = make(tmp_path, size=few)
     for a, b, c in zip(one, two, fewer, strict=True):
         assert len(a) == size and np.array_equal(a, b) and np.array_equal(a[:few], c)
     assert not np.array_equal(one[0][:chunk], one[0][chunk : 2 * chunk])
     assert not np.array_equal(one[0], make(tmp_path, size=size, seed=1)[0])
 
 
-@pytest.mark.parametrize(("shape", "targets"), [((6,), (1,)), ((4, 5, 3), (2, 2))])
-def test_random_samples_have_any_shape(tmp_path: Path, shape: tuple[int, ...], targets: tuple[int, ...]) -> None:
-    arrays = make_random(tmp_path, shape=shape, targets=targets)
-    assert [array.shape for array in arrays] == [(500, *shape), (500, *targets)]
-    assert {array.dtype for array in arrays} == {np.dtype("float32")}
-
-
 def test_distributions_of_random_samples(tmp_path: Path) -> None:
+    arrays = make_random(tmp_path, shape=(4, 5, 3), targets=(2, 2))
+    assert [array.shape for array in arrays] == [(500, 4, 5, 3), (500, 2, 2)]
+    assert {array.dtype for array in arrays} == {np.dtype("float32")}
     inputs, targets = make_random(tmp_path, shape=(64,), size=2000)
     assert inputs.mean() == pytest.approx(0, abs=0.02) and inputs.std() == pytest.approx(1, rel=0.02)
     assert targets.min() >= 0 and targets.max() < 1 and targets.mean() == pytest.approx(0.5, abs=0.03)
@@ -128,3 +125,75 @@ def test_each_token_has_a_few_successors_equally_likely(tmp_path: Path) -> None:
 def test_sizes_of_token_datasets(tmp_path: Path, size: int, length: int, classes: int) -> None:
     inputs, targets = make_tokens(tmp_path, size=size, length=length, classes=classes)
     assert inputs.shape == targets.shape == (size, length) and inputs.max() < classes
+
+
+@pytest.fixture(scope="module")
+def chunk():
+    return generate_curves(CHUNK, seed=7)
+
+
+def test_shapes_types_and_ranges(chunk):
+    curves, labels = chunk
+    assert curves.shape == (CHUNK, 200, 3) and labels.shape == (CHUNK, 2)
+    assert curves.dtype == labels.dtype == np.float32
+    assert np.isfinite(curves).all()
+    assert labels.min() >= 0 and labels.max() <= 1
+    # Uniform: the mean of 4096 draws lies within 5 standard errors of one half.
+    assert np.abs(labels.mean(axis=0) - 0.5).max() < 5 * np.sqrt(1 / 12 / CHUNK)
+    assert abs(np.corrcoef(labels.T)[0, 1]) < 0.08
+
+
+def test_points_are_even_and_the_rest_is_padding(chunk):
+    curves, _ = chunk
+    strain, stress, flag = np.moveaxis(curves, 2, 0)
+    points = flag.sum(axis=1).astype(int)
+    assert points.min() == 100 and points.max() == 200
+    assert np.array_equal(flag, np.arange(200) < points[:, None])
+    assert not strain[flag == 0].any() and not stress[flag == 0].any()
+    assert not strain[:, 0].any() and not stress[:, 0].any()
+    for curve, count in zip(strain[:50], points[:50], strict=True):
+        np.testing.assert_allclose(curve[:count], np.linspace(0, curve[count - 1], count), rtol=1e-5)
+
+
+def test_largest_strain_is_log_uniform(chunk):
+    log_max = np.log10(chunk[0][:, :, 0].max(axis=1) * 1e-2)
+    assert log_max.min() >= -2.5001 and log_max.max() <= -1.9999
+    quarters = np.histogram(log_max, bins=4, range=(-2.5, -2.0))[0]
+    assert abs(quarters / CHUNK - 0.25).max() < 0.04
+
+
+def test_stress_is_the_modified_hyperbolic_model_with_one_per_cent_noise(chunk):
+    curves, labels = chunk[0].astype(np.float64), chunk[1].astype(np.float64)
+    g0_mpa, a = 20 + 180 * labels[:, :1], 0.6 + 0.6 * labels[:, 1:]
+    gamma = curves[:, :, 0] * 1e-2
+    tau = g0_mpa * gamma / (1 + (gamma / 1e-3) ** a)
+    real = gamma > 0
+    noise = curves[:, :, 1][real] * 0.2 / tau[real] - 1
+    assert abs(noise.mean()) < 1e-4
+    assert abs(noise.std() - 0.01) < 1e-4
+    assert abs(noise[:-1] @ noise[1:]) / (noise @ noise) < 0.01  # each point has its own
+
+
+GOLDEN_LABELS = [0.8506242, 0.6369616]
+GOLDEN_POINTS = [0.002076634, 0.01750836, 0.1038317, 0.4443559, 0.2055867, 0.590111]
+
+
+def test_the_series_of_a_seed_stays_what_it_was():
+    """Another series needs another materials.VERSION, or old caches pass for the new data."""
+    curves, labels = generate_curves(1, seed=0)
+    assert materials.VERSION == 1
+    np.testing.assert_allclose(labels[0], GOLDEN_LABELS, rtol=1e-5)
+    np.testing.assert_allclose(curves[0, [1, 50, 99], :2].ravel(), GOLDEN_POINTS, rtol=1e-4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(start=st.integers(0, 2 * CHUNK), count=st.integers(0, CHUNK + 50))
+def test_a_curve_depends_on_its_index_only(start, count):
+    curves, labels = generate_curves(count, 3, start)
+    assert len(curves) == len(labels) == count
+    for index in {0, count - 1} if count else set():
+        one_curve, one_label = generate_curves(1, 3, start + index)
+        assert np.array_equal(curves[index], one_curve[0]) and np.array_equal(labels[index], one_label[0])
+    for arguments in ((-1, 0, 0), (1, 0, -1), (1, -1, 0)):
+        with pytest.raises(ValueError):
+            generate_curves(*arguments)

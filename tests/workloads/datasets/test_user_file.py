@@ -16,10 +16,7 @@ SHAPES = ((200, 3), (2,))
 
 def good(samples: int = 5, dtype: str = "float64") -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    return {
-        "inputs": rng.random((samples, 200, 3)).astype(dtype),
-        "targets": rng.random((samples, 2)).astype(dtype),
-    }
+    return {"inputs": rng.random((samples, 200, 3)).astype(dtype), "targets": rng.random((samples, 2)).astype(dtype)}
 
 
 def ensure(tmp_path: Path, arrays: dict[str, np.ndarray] | None = None) -> Path:
@@ -94,22 +91,19 @@ def test_bad_content_is_one_line(tmp_path, case, monkeypatch):
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
-def test_missing_file(tmp_path):
+def test_no_npz_at_all(tmp_path):
     with pytest.raises(InputError, match=r"data\.npz cannot be read \(No such file"):
+        ensure(tmp_path)
+    np.save(tmp_path / "data.npy", np.ones(3))
+    (tmp_path / "data.npy").rename(tmp_path / "data.npz")
+    with pytest.raises(InputError, match=r"is no readable \.npz .*not a zip file"):
         ensure(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04", b"\x93NUMPY\x01\x00"])
-def test_no_npz_at_all(tmp_path, content):
+def test_garbled_content(tmp_path, content):
     (tmp_path / "data.npz").write_bytes(content)
     with pytest.raises(InputError, match=r"is no readable \.npz .*numpy\.savez"):
-        ensure(tmp_path)
-
-
-def test_a_single_array_is_no_npz(tmp_path):
-    np.save(tmp_path / "data.npy", np.ones(3))
-    (tmp_path / "data.npy").rename(tmp_path / "data.npz")
-    with pytest.raises(InputError, match=r"is no readable \.npz .*not a zip file"):
         ensure(tmp_path)
 
 

@@ -12,12 +12,10 @@ import jax
 import numpy as np
 
 from scalebench.plugin_api import OPTIMIZER, LossPart, Probes, Profile, RunSpec, Source, Strategy, build_network
-from scalebench_jax import devices, evaluation, observed, precision, profiling
+from scalebench_jax import devices, optimizer, profiling
 from scalebench_jax.batches import BatchFeeder, JaxBatch
-from scalebench_jax.compiled import BACKWARD, FORWARD, STEP, STEP_WITHOUT_SYNC, CompiledPrograms
-from scalebench_jax.replica import Replica, State
-from scalebench_jax.timing import MeasuredReplay, ProgramBacklog, device_seconds
-from scalebench_jax.xplane import Recording, record_profile
+from scalebench_jax.profiling import MeasuredReplay, ProgramBacklog, Recording, device_seconds, record_profile
+from scalebench_jax.replica import BACKWARD, FORWARD, STEP, STEP_WITHOUT_SYNC, CompiledPrograms, Replica, State
 
 OBSERVED_STEPS = 2  # the first step may still initialize something
 
@@ -70,9 +68,9 @@ class JaxStrategy(Strategy, Probes):
 
     def setup(self) -> None:
         train = self.spec.config.train
-        precision.refuse_unsupported(train)
+        devices.refuse_unsupported(train)
         self.devices = devices.configure_devices(self.spec.device, self.place)
-        precision.configure_precision(train.precision, self.devices[0])
+        devices.configure_precision(train.precision, self.devices[0])
         self._split, self._replicated = self.layouts()
         replica, count = Replica(self.spec.config, build_network(self.spec.config.model)), len(self.devices)
         copies = jax.tree.map(lambda array: np.broadcast_to(array, (count, *np.shape(array))), replica.initial_state())
@@ -146,7 +144,7 @@ class JaxStrategy(Strategy, Probes):
         """Observe two more steps under the profiler, which spoil the weights."""
         recording, _ = self._profile_steps(OBSERVED_STEPS)
         events = (event for line in recording.lines for event in line.events)
-        return observed.observed_backend(
+        return profiling.observed_backend(
             (name for event in events for name in (event.name, event.operation)), self._all_reduces()
         )
 
@@ -161,7 +159,7 @@ class JaxStrategy(Strategy, Probes):
         if self.last_batch is None:
             return {}
         arguments = self.state, self.last_batch.part, self._after, self.last_batch.global_samples, self._rate
-        return precision.observed_settings(self.programs.lowered(STEP, *arguments).as_text())
+        return devices.observed_settings(self.programs.lowered(STEP, *arguments).as_text())
 
     def evaluate(self, source: Source) -> dict[str, float]:
         weights = {name: array.addressable_data(0)[0] for name, array in self.state.weights.items()}
@@ -174,7 +172,7 @@ class JaxStrategy(Strategy, Probes):
             parts = (jax.device_put(inputs[at : at + width], self.devices[0]) for at in range(0, len(inputs), width))
             return np.concatenate([np.asarray(self._infer(weights, moving, part)) for part in parts])
 
-        return evaluation.evaluate_model(forward, self.spec.config.model, source)
+        return optimizer.evaluate_model(forward, self.spec.config.model, source)
 
     def num_params(self) -> int:
         return sum(array.size // len(self.devices) for array in self.state.weights.values())
@@ -195,7 +193,7 @@ class JaxStrategy(Strategy, Probes):
 
     def _all_reduces(self) -> dict[str, int]:
         """Return the bytes of each all-reduce of a step on a full batch, by the name of XLA's operation."""
-        return observed.all_reduce_bytes(self._program(STEP, self._full_batch()).as_text())
+        return profiling.all_reduce_bytes(self._program(STEP, self._full_batch()).as_text())
 
     def _full_batch(self) -> JaxBatch:
         if self.last_batch is None:

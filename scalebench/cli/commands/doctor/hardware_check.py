@@ -216,14 +216,16 @@ def _check_interface(hardware: HardwareSpec) -> CheckResult:
 
 def _check_node_copy_folder(hardware: HardwareSpec) -> CheckResult:
     """Check that the folder for copies of the data exists or can be made."""
-    where = Path(os.path.expandvars(hardware.stage or "/")).expanduser()
+    where = Path(os.path.expandvars(hardware.node_copy or "/")).expanduser()
     if "$" in str(where):
-        return CheckResult("stage", hardware.stage or "null", "names a variable that is not set here", UNCHECKED)
+        return CheckResult(
+            "node_copy", hardware.node_copy or "null", "names a variable that is not set here", UNCHECKED
+        )
     above = next(folder for folder in (where, *where.absolute().parents) if folder.exists())
     usable = above.is_dir() and os.access(above, os.W_OK)
     state = f"{shutil.disk_usage(above).free / 1e9:,.0f} GB free" if usable else f"{above} cannot be written to"
     return check_value(
-        "stage", hardware.stage, state if above == where or not usable else f"to be made, {state}", usable
+        "node_copy", hardware.node_copy, state if above == where or not usable else f"to be made, {state}", usable
     )
 
 

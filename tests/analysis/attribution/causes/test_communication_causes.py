@@ -41,19 +41,18 @@ def attributed(
     result = change(result)
     references = ReferenceRuns(bare, bare, own)
     attribution = attribute_run(result, references)
-    assert attribution is not None
     return AttributedRun(attribution, result, references, rows)
 
 
 def evidence(cause: Cause | None) -> str:
-    assert cause is not None and cause.part == "transfer"
+    assert cause.part == "transfer"
     return cause.evidence
 
 
 def test_all_gradients_in_one_message() -> None:
     cause = checks.check_single_message(attributed([614_000], options={"bucket_cap_mb": 25.0}))
     assert evidence(cause) == "1 message of 614 kB, 1.20 ms exposed, 1.20 ms in isolation"
-    assert cause is not None and "(lower strategy.options.bucket_cap_mb, now 25)" in cause.remedy
+    assert "(lower strategy.options.bucket_cap_mb, now 25)" in cause.remedy
     assert checks.check_single_message(attributed([300_000, 314_000])) is None
     assert checks.check_single_message(attributed([614_000], isolated_s=0.002)) is None  # a part of it is hidden
     assert (
@@ -82,7 +81,7 @@ def test_sync_that_is_longer_than_the_backward_pass() -> None:
 def test_small_and_large_messages() -> None:
     small = checks.check_small_messages(attributed([40_000] * 8, options={"fusion_threshold_mb": 0.5}))
     assert evidence(small) == "8 messages of 40.0 kB, 150 us each in isolation"
-    assert small is not None and "(raise strategy.options.fusion_threshold_mb, now 0.5)" in small.remedy
+    assert "(raise strategy.options.fusion_threshold_mb, now 0.5)" in small.remedy
     single = checks.check_small_messages(attributed([40_000]))
     assert evidence(single).startswith("1 message of 40.0 kB") and single is not None
     assert single.remedy.startswith("Try a larger train.batch_per_device")
@@ -93,7 +92,7 @@ def test_small_and_large_messages() -> None:
     large = checks.check_large_messages(attributed([25_000_000, 5_000_000], options={"compression": "none"}))
     # A ring of two moves each byte once over each link: 2 (2 - 1) / 2.
     assert evidence(large) == "30.0 MB in 2 take 1.20 ms in isolation, 25.0 GB/s on each link of a ring"
-    assert large is not None and "compression=fp16" in large.remedy
+    assert "compression=fp16" in large.remedy
     assert checks.check_large_messages(attributed([400_000] * 3)) is None
 
 

@@ -24,17 +24,15 @@ def attributed(local_s: list[list[float]] | None = None, later_s: float = 0.0, *
     for number, one in enumerate(result.ranks):
         one.block_s = [seconds + STEPS * later_s for seconds in one.block_s]
         if local_s is not None:
-            assert one.probes is not None
             one.probes.local_step_s = [local_s[number]]
     references = ReferenceRuns(bare, bare, own)
     attribution = attribute_run(result, references)
-    assert attribution is not None
     return AttributedRun(attribution, result, references)
 
 
 def test_one_device_is_always_the_slowest() -> None:
     cause = checks.check_slow_device(attributed(SLOW))
-    assert cause is not None and cause.part == "imbalance"
+    assert cause.part == "imbalance"
     assert (
         cause.evidence == "device 1 is the slowest in 100 % of the steps: 13.0 ms by itself, the median device 11.5 ms"
     )
@@ -44,18 +42,16 @@ def test_one_device_is_always_the_slowest() -> None:
 def test_devices_of_one_process() -> None:
     one = attributed()
     first, second = one.result.ranks
-    assert first.probes is not None and second.probes is not None
     first.probes.local_step_s, second.probes.local_step_s = [[0.01] * 9, [0.02] * 9], [[0.01] * 9, [0.01] * 9]
     cause = checks.check_slow_device(one)
-    assert cause is not None and cause.evidence.startswith("device 1 is the slowest in 100 %")
+    assert cause.evidence.startswith("device 1 is the slowest in 100 %")
 
 
 def test_another_device_is_the_slowest_each_time() -> None:
     cause = checks.check_random_delays(attributed(TURNS, monitor=MonitorRecord(cpu_cores_others_mean=0.53)))
-    assert cause is not None
     assert cause.evidence == "no device is the slowest in more than 50 % of the steps; other programs use 0.53 cores"
     cause = checks.check_random_delays(attributed(TURNS))
-    assert cause is not None and "other programs" not in cause.evidence
+    assert "other programs" not in cause.evidence
 
 
 def test_equal_devices_have_no_cause() -> None:
@@ -69,10 +65,9 @@ def test_unequal_clocks() -> None:
     cause = checks.check_unequal_clocks(
         attributed(SLOW, flags=["unequal_clocks"], monitor=MonitorRecord(devices=devices))
     )
-    assert cause is not None
     assert cause.evidence == "flagged unequal_clocks, GPU 3 at 1200 MHz, GPU 0 at 1410 MHz"
     cause = checks.check_unequal_clocks(attributed(SLOW, flags=["throttled"]))
-    assert cause is not None and cause.evidence == "flagged throttled"
+    assert cause.evidence == "flagged throttled"
     assert checks.check_unequal_clocks(attributed(SLOW)) is None
 
 
@@ -82,7 +77,7 @@ def test_conditions_that_changed_before_the_probes(later_s: float) -> None:
     cause = checks.check_changed_conditions(
         attributed(later_s=later_s, flags=["busy_machine", "swapping"], monitor=monitor)
     )
-    assert cause is not None and cause.part == "drift"
+    assert cause.part == "drift"
     assert cause.evidence == "flagged busy_machine, swapping, 1.5 cores in use by others, 3.00 MB swapped"
     assert checks.check_changed_conditions(attributed(later_s=later_s)) is None
 
@@ -95,4 +90,4 @@ def test_flags_added_on_load_count() -> None:
     one = attributed(later_s=0.002)
     row = {"run_id": one.attribution.run_id, "flags": "target_missed drifts", "status": "ok"}
     cause = checks.check_changed_conditions(dataclasses.replace(one, rows=[row]))
-    assert cause is not None and "the level of the blocks changes" in cause.cause
+    assert "the level of the blocks changes" in cause.cause

@@ -33,14 +33,12 @@ def attributed(
     result, full, bare, own = (changed or usual for changed, usual in zip((result, full, bare, own), made, strict=True))
     references = ReferenceRuns(full, bare, own)
     attribution = attribute_run(result, references)
-    assert attribution is not None
     return AttributedRun(attribution, result, references)
 
 
 def with_parts(result: Result, computing_s: float, slower: float = 1.0) -> Result:
     """Forward and backward of so many seconds in all ranks."""
     for one in result.ranks:
-        assert one.probes is not None
         found_causes = {
             "forward_s": probe_series(computing_s / 3 * slower),
             "backward_s": probe_series(computing_s * slower),
@@ -53,7 +51,6 @@ def contended(**changes: Any) -> Result:
     """Of whose update a tenth is contention."""
     result = two_device_run("strong", **changes)
     for one in result.ranks:
-        assert one.probes is not None
         for name in ("sync_on_s", "sync_off_s", "fixed_batch_s"):
             setattr(one.probes, name, [seconds + STEPS * 0.002 for seconds in getattr(one.probes, name)])
         one.block_s = [seconds + STEPS * 0.002 for seconds in one.block_s]
@@ -105,7 +102,7 @@ def test_merged_overhead_is_not_attributed_to_a_wrapper() -> None:
     result, full, _, _ = strong_scaling_runs()
     references = ReferenceRuns(full, None, one_device_run("ddp", 0.02))
     attribution = attribute_run(result, references)
-    assert attribution is not None and attribution.parts[0].names == ("batch", "overhead")
+    assert attribution.parts[0].names == ("batch", "overhead")
     assert checks.check_wrapper_overhead(AttributedRun(attribution, result, references)) is None
 
 
@@ -120,7 +117,6 @@ def test_more_threads_than_cores() -> None:
     assert flagged.evidence.endswith("flagged oversubscribed")
     few = two_device_run("strong", flags=["oversubscribed"])
     for one in few.ranks:
-        assert one.probes is not None
         one.probes.fixed_batch_s = probe_series(SELF_S - 0.0012)  # less than a device alone
     assert checks.check_oversubscription(attributed(few)) is None
 
@@ -166,7 +162,6 @@ def loaded(feed: str, prefetch: str, loading_s: float = 0.0015, **monitor: Any) 
     """Of whose update `loading_s` more than a device's millisecond is loading."""
     result = two_device_run("strong", monitor=MonitorRecord(**monitor))
     for one in result.ranks:
-        assert one.probes is not None
         one.probes.sync_on_s, one.probes.sync_off_s = probe_series(0.0135), probe_series(0.0115 + loading_s)
         one.probes.fixed_batch_s = probe_series(0.0105)
     workload = dataclasses.replace(result.workload, feed=feed, prefetch=prefetch)

@@ -1,4 +1,4 @@
-"""One stage of a model that trains on random batches and writes its observations to staged<k>.json."""
+"""One stage of a model that trains on random batches and writes its observations to observed<k>.json."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from scalebench.core.json_files import write_json
 from scalebench.core.result import RankRecord
 from scalebench.core.spec import ModelSpec, RunSpec
 from scalebench.runner.worker import exit_without_cleanup, run_rank
+from scalebench.strategies.base import BatchReplay
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.observed import BatchReplay
 
 BATCH_SIZES = (12, 12, 4, 12, 4)  # the smaller ones are the last of an epoch
 
@@ -63,7 +63,7 @@ def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> Non
         strategy.run_isolated_sync(observed["messages"])
     observed["isolated_sync"] = gloo_events(profiler)
     observed["stages"] = [dataclasses.asdict(stage) for stage in strategy.stages()]
-    write_json(progress.folder / f"staged{record.rank}.json", observed)
+    write_json(progress.folder / f"observed{record.rank}.json", observed)
 
 
 def gloo_events(profiler: Any) -> list[str]:

@@ -8,27 +8,19 @@ from typing import Any
 import pytest
 
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import read_json
-from scalebench.core.run_folder import rank_log_name
-from scalebench.core.spec import write_spec
-from scalebench.runner import launchers
 from scalebench.strategies import registry
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch import pipeline
-from tests.strategies.torch.conftest import spec_of, user_model
+from tests.strategies.torch.conftest import run_ranks, spec_of, user_model
 from tests.strategies.torch.pipeline import pipeline_rank
 
-RANK = "tests.strategies.torch.pipeline.pipeline_rank"
 SMALL = {"dataset__size": 60, "dataset__validation_share": 0.0}  # three batches of 20
 
 
 def run_stages(name: str, processes: int, folder: Path, **changes: Any) -> list[dict[str, Any]]:
     spec = spec_of(name, processes, **changes)
     spec.global_batch = 12
-    write_spec(spec, folder)
-    ended = launchers.launch(spec, folder, "staged", module=RANK)
-    assert set(ended.exit_codes) == {0}, (folder / rank_log_name(ended.died_first[0])).read_text()
-    return [read_json(folder / f"staged{rank}.json") for rank in range(processes)]
+    return run_ranks(spec, folder, "pipeline.pipeline_rank")
 
 
 def check_losses(ranks: list[dict[str, Any]], bare: Any, rel: float) -> None:

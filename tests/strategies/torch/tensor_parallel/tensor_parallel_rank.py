@@ -1,6 +1,6 @@
 """A rank that trains with split layers and then on a single device, for each case<i>/spec.json.
 
-It writes its observations of both to tensor<k>.json.
+It writes its observations of both to observed<k>.json.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from scalebench.core.json_files import write_json
 from scalebench.core.result import RankRecord
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.runner.worker import exit_without_cleanup, run_rank
+from scalebench.strategies.base import BatchReplay
 from scalebench.strategies.torch.base import BareTorch
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import TorchGroup
-from scalebench.strategies.torch.observed import BatchReplay, ProfiledReplay
+from scalebench.strategies.torch.observed import ProfiledReplay
 from scalebench.strategies.torch.tensor_parallel import TensorParallel, TensorParallelOptions
 
 STEPS, SAMPLES = 4, 22
@@ -48,7 +49,7 @@ class SingleDevice(BareTorch):
 def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
     folders = sorted(progress.folder.glob("case*"))
     write_json(
-        progress.folder / f"tensor{record.rank}.json",
+        progress.folder / f"observed{record.rank}.json",
         [observe_case(read_spec(folder), record.rank) for folder in folders],
     )
     if SharedGroupTensorParallel.shared_group is not None:

@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from scalebench.core.json_files import read_json
-from scalebench.core.run_folder import rank_log_name
 from scalebench.core.spec import write_spec
-from scalebench.runner import launchers
 from scalebench.strategies.base import FORWARD, NotMeasured, Unsupported
-from tests.strategies.torch.conftest import spec_of, user_model
+from tests.strategies.torch.conftest import run_ranks, spec_of, user_model
 
-RANK = "tests.strategies.torch.tensor_parallel.tensor_parallel_rank"
 PAIRED = {"strategy__options__layers": "paired"}
 SMALL_MLP = {"model": "mlp", "model__input_shape": [41], "model__params": None}
 SMALL = {"parameters": 1e5, "flops": 1e6, "sample_bytes": 1600}
@@ -30,19 +26,17 @@ CASES: dict[str, dict[str, Any]] = {
     "attention": {"model": "gpt_small"},
     "bfloat16": {"model": "gpt_small", "train__precision": "bfloat16"},
 }
+ALIKE = ("unsplit", "weights", "generator")
 HALF = "bfloat16"  # sums over devices are rounded to 8 bits
 
 
 def observe_ranks(processes: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Run all cases on that many ranks and return the observations of each rank by case."""
     spec = spec_of("tensor_parallel", processes, measure__hang_s=240.0)
-    write_spec(spec, folder)
     for number, case in enumerate(CASES.values()):
         (folder / f"case{number}").mkdir()
         write_spec(spec_of("tensor_parallel", processes, **case), folder / f"case{number}")
-    ended = launchers.launch(spec, folder, "tensor", module=RANK)
-    assert ended.exit_codes == [0] * processes, (folder / rank_log_name(ended.died_first[0])).read_text()
-    ranks = [read_json(folder / f"tensor{rank}.json") for rank in range(processes)]
+    ranks = run_ranks(spec, folder, "tensor_parallel.tensor_parallel_rank")
     return dict(zip(CASES, map(list, zip(*ranks, strict=True)), strict=True))
 
 
@@ -55,33 +49,16 @@ def ranks(request: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
 @pytest.mark.real
 @pytest.mark.parametrize("case", CASES)
 def test_split_layers_train_like_complete_ones(ranks: dict[str, list[dict[str, Any]]], case: str) -> None:
-    """This includes widths that do not divide, partial sums of gradients before split layers, and dropout."""
+    """This includes widths that do not divide, partial sums of gradients before split layers, and dropout. Weights that
+    are not split are equal on all ranks to the last bit without averaged gradients; so are the generators that dropout
+    draws from."""
     first, *others = ranks[case]
-    near = 1e-2 if case == HALF else 1e-6
-    assert first["losses"] == pytest.approx(first["bare_losses"], rel=near)
+    assert first["losses"] == pytest.approx(first["bare_losses"], rel=1e-2 if case == HALF else 1e-6)
     assert first["apart"] < (1e-2 if case == HALF else 1e-4)
-    assert all(set(other["losses"]) == {None} for other in others)
-
-
-@pytest.mark.slow
-@pytest.mark.real
-@pytest.mark.parametrize("case", CASES)
-def test_weights_that_are_not_split_stay_the_same_on_all_ranks(
-    ranks: dict[str, list[dict[str, Any]]], case: str
-) -> None:
-    """They are equal to the last bit without averaged gradients; so are the generators that dropout draws from."""
-    first, *others = ranks[case]
     assert first["unsplit"] or case == "a chain"
     for other in others:
-        assert {key: other[key] for key in ("unsplit", "weights", "generator")} == {
-            key: first[key] for key in ("unsplit", "weights", "generator")
-        }
-
-
-@pytest.mark.slow
-@pytest.mark.real
-@pytest.mark.parametrize("case", CASES)
-def test_message_sizes_are_those_that_are_sent(ranks: dict[str, list[dict[str, Any]]], case: str) -> None:
+        assert set(other["losses"]) == {None}
+        assert [other[key] for key in ALIKE] == [first[key] for key in ALIKE]
     for rank in ranks[case]:
         assert sorted(rank["messages"]) == rank["sent"] != []
         assert rank["backend"] == "gloo"

@@ -1,0 +1,157 @@
+"""Invalid settings of a training, and of `hardware.environment`, are refused in one line with the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scalebench.config import validate
+from scalebench.config.resolve import resolve
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config, DatasetSpec, StopSpec, StrategySpec, TrainSpec
+from scalebench.runner.launchers.rank_environment import build_environment
+from tests.builders.configs import make_config, make_spec, resolve_error
+from tests.builders.runs import simulated_config
+
+TO_END = {"stop": {"epochs": 3.0}}
+
+
+def config(train: dict[str, Any], gpus: int = 1, measure: dict[str, Any] | None = None, **dataset: Any) -> Config:
+    train = {**train, "stop": StopSpec(**train.get("stop", {}))}
+    data = DatasetSpec("materials", **{"size": 64, **dataset})
+    return simulated_config(
+        measure=measure, gpus=gpus, train=TrainSpec(**{"batch_per_device": 10, **train}), dataset=data
+    )
+
+
+def line(*args: Any, **kwargs: Any) -> str:
+    with pytest.raises(InputError) as error:
+        resolve(config(*args, **kwargs))
+    results = str(error.value)
+    assert "\n" not in results
+    return results
+
+
+def test_a_rule_without_a_base_batch() -> None:
+    assert line({"learning_rate_rule": "linear"}) == (
+        "train.learning_rate_rule=linear scales the learning rate of a base batch: set train.base_batch, the global "
+        "batch that train.learning_rate=0.001 is for"
+    )
+    assert resolve(config({"base_batch": 7})).learning_rate == 1e-3, "a sweep over rules has none among them"
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"schedule": "step", **TO_END}, "set them, as in train.decay_epochs"),
+        ({"schedule": "step", "decay_epochs": [3, 1], **TO_END}, "above 0 and in order"),
+        ({"schedule": "step", "decay_epochs": [float("nan")], **TO_END}, "above 0 and in order"),
+        ({"schedule": "cosine", "stop": {"seconds": 5}}, "goes down to the end of the training: set train.stop.epochs"),
+        ({"schedule": "linear", "stop": {"target": 5}}, "goes down to the end of the training: set train.stop.epochs"),
+        ({"schedule": "cosine"}, "this run ends when its throughput is known: set train.stop.epochs"),
+        ({"warmup_epochs": 1.0}, "this run ends when its throughput is known: set train.stop.epochs"),
+        ({"warmup_epochs": 3.0, **TO_END}, "train.warmup_epochs=3 lasts until train.stop.epochs=3"),
+        ({"momentum": 1.0}, "train.momentum=1 should be below 1"),
+        ({"accumulate": 11}, "more parts than a device has samples of a step, 10"),
+        ({"evaluate_epochs": None, "stop": {"target": 1}}, "set train.evaluate_epochs or train.evaluate_s"),
+        ({"stop": {"seconds": 120}}, "train.stop.seconds=120 is not below measure.timeout_s=120"),
+    ],
+)
+def test_settings_that_contradict_each_other(train: dict[str, Any], message: str) -> None:
+    assert message in line(train)
+
+
+def test_the_smallest_shard_limits_micro_batches() -> None:
+    """Of a global batch that does not divide: 11 samples on two devices are 6 and 5."""
+    made = config({"batch_per_device": 1, "global_batch": 11, "accumulate": 6}, gpus=2)
+    made.scaling = "strong"
+    with pytest.raises(InputError, match="samples of a step, 5"):
+        resolve(made)
+    made.train.accumulate = 5
+    resolve(made)
+
+
+def test_a_training_to_a_stop_needs_several_batches() -> None:
+    assert "dataset.feed=fixed gives one batch again and again" in line(TO_END, feed="fixed")
+    resolve(config({}, feed="fixed"))
+
+
+@pytest.mark.parametrize(
+    ("measure", "dataset", "gpus", "message"),
+    [
+        ({"evaluate": False}, {}, 1, "measure.evaluate=false never computes"),
+        ({}, {"validation_share": 0.0}, 1, "dataset.validation_share=0 leaves nothing to validate"),
+        ({}, {"validation_share": 0.01}, 2, "fewer samples to validate than replicas: raise dataset.size or"),
+    ],
+)
+def test_a_target_needs_evaluations(measure: dict[str, Any], dataset: dict[str, Any], gpus: int, message: str) -> None:
+    assert message in line({"stop": {"target": 0.1}}, gpus, measure, **dataset)
+    resolve(config({"stop": {"epochs": 1.0}}, gpus, measure, **dataset))
+    # One sample is enough for one replica, and those of a file are counted later.
+    resolve(config({"stop": {"target": 0.1}}, validation_share=0.01))
+    resolve(config({"stop": {"target": 0.1}}, 2, validation_share=0.01, path="/some.npz"))
+
+
+def test_a_target_alone_has_a_time_limit() -> None:
+    train = TrainSpec(stop=StopSpec(target=0.1))
+    assert validate.limit_training_time(train, 3600.0).stop == StopSpec(seconds=600.0, target=0.1)
+    assert validate.limit_training_time(train, 100.0).stop.seconds == 50.0, "before the whole run is ended"
+    assert train.stop.seconds is None
+    for bounded in (StopSpec(), StopSpec(target=0.1, steps=5), StopSpec(target=0.1, epochs=5), StopSpec(seconds=5.0)):
+        assert validate.limit_training_time(TrainSpec(stop=bounded), 100.0).stop is bounded
+    assert resolve(config({"stop": {"target": 0.1}})).config.train.stop.seconds == 60.0
+
+
+def test_replicas_without_sync_cannot_train_to_a_stop() -> None:
+    made = config(TO_END, gpus=2)
+    made.strategy = StrategySpec("simulated", baseline="simulated", independent=True)
+    assert resolve(made).unsupported == (
+        "replicas of simulated exchange nothing, and each trains a model of its own: there is no one training to "
+        "stop, so leave out train.stop"
+    )
+    made.train.stop = StopSpec()
+    assert resolve(made).unsupported is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("RANK", "hardware.environment: RANK is set by scalebench for each process; leave it out"),
+        ("LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE is set by scalebench for each process"),
+        ("MASTER_ADDR", "MASTER_ADDR is set by scalebench for each process"),
+        ("SCALEBENCH_RUN_ID", "SCALEBENCH_RUN_ID is set by scalebench for each process"),
+        ("CUDA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES is set by scalebench; use hardware.device_ids"),
+        ("OMP_NUM_THREADS", "OMP_NUM_THREADS is set by scalebench; use hardware.cpus_per_device"),
+        ("HF_TOKEN", "HF_TOKEN looks like a secret and would be in the record; set it in the shell"),
+        ("1A", "hardware.environment: '1A' is no name of a variable"),
+        ("A=B", "hardware.environment: 'A=B' is no name of a variable"),
+        ("", "hardware.environment: '' is no name of a variable"),
+    ],
+)
+def test_names_that_are_refused(name: str, message: str) -> None:
+    assert message in resolve_error(make_config(hardware__environment={name: "1"}))
+    assert "zero byte" in resolve_error(make_config(hardware__environment={"A": "1\0"}))
+
+
+def test_variables_reach_every_process_and_override_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_P2P_LEVEL", "SYS")
+    chosen = {"NCCL_P2P_LEVEL": "PIX", "GLOO_SOCKET_IFNAME": "eth1", "RANKS": "0"}
+    spec = make_spec(gpus=2, hardware__environment=chosen)
+    for rank in range(2):
+        variables = build_environment(spec, "an id", rank, ["127.0.0.1:1"])
+        assert chosen.items() <= variables.items()
+        assert (variables["RANK"], variables["CUDA_DEVICE_ORDER"]) == (str(rank), "PCI_BUS_ID")
+
+
+def test_variables_are_part_of_the_fingerprint_in_any_order() -> None:
+    one, two = {"A": "1", "B": "2"}, {"B": "2", "A": "1"}
+    prints = [make_spec(gpus=2, hardware__environment=chosen).fingerprint for chosen in (one, two, {"A": "1"}, {})]
+    assert prints[0] == prints[1] and len(set(prints)) == 3
+
+
+def test_nccl_variables_do_not_matter_on_one_device() -> None:
+    made = {gpus: make_spec(gpus=gpus, hardware__environment={"NCCL_P2P_DISABLE": "1", "A": "b"}) for gpus in (1, 2)}
+    assert made[2].config.hardware.environment == {"A": "b", "NCCL_P2P_DISABLE": "1"}
+    assert made[1].config.hardware.environment == {"A": "b"}
+    assert made[1].fingerprint == resolve(make_config(gpus=1, hardware__environment={"A": "b"})).fingerprint

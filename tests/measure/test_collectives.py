@@ -1,0 +1,301 @@
+"""Which sizes of collectives, and which transfers, are measured, and how often; on a clock that only the operations
+advance."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.core.result import COLLECTIVES
+from scalebench.core.spec import MeasureSpec, RankPlacement
+from scalebench.measure import timing
+from scalebench.measure.bandwidth import (
+    HOST_COPY_BYTES,
+    TRANSFER_BYTES,
+    TRANSFER_COPIES,
+    Route,
+    list_routes,
+    measure_bandwidth,
+)
+from scalebench.measure.collectives import MESSAGE_SIZES, ONE_DEVICE, list_message_sizes, measure_collectives
+from scalebench.measure.timing import repeats_within, time_blocks
+from scalebench.strategies.base import NotMeasured, Probes
+from tests.builders.runs import simulated_spec
+
+SETTINGS = MeasureSpec(block_s=0.05, probe_s=2.0)
+LARGEST = 256 * 2**20
+Memory = dataclasses.make_dataclass("Memory", ["available"])
+
+
+class FakeStrategy(Probes):
+    """One rank; `rank_0_values` are the values that rank 0 broadcasts, in order, for a rank other than 0."""
+
+    def __init__(self, seconds: Callable[..., float], gpus: int = 2, rank_0_values: list[float] | None = None) -> None:
+        """`seconds(name, size_bytes)` of an operation, or of a transfer `(kind, source, target, size_bytes)`."""
+        self.spec = simulated_spec(gpus)
+        self.now_s, self.seconds = 0.0, seconds
+        self.requests: list[tuple[Any, ...]] = []
+        self.broadcasts: list[float] = []
+        self._rank_0_values: Iterator[float] | None = None if rank_0_values is None else iter(rank_0_values)
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def broadcast(self, value: float) -> float:
+        value = value if self._rank_0_values is None else next(self._rank_0_values)
+        self.broadcasts.append(value)
+        return value
+
+    def synchronize(self) -> None:
+        """Return at once, since operations finish immediately."""
+
+    def collective(self, *request: Any) -> Callable[[], None]:
+        self.requests.append(request)
+        taken_s = self.seconds(*request)
+        if taken_s < 0:
+            raise NotMeasured(f"no {request[0]} here")
+
+        def action() -> None:
+            self.now_s += taken_s
+
+        return action
+
+    transfer = collective
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that sets the available memory in bytes, which is plenty at first."""
+
+    def set_available(count: int) -> None:
+        monkeypatch.setattr(timing.psutil, "virtual_memory", lambda: Memory(count))
+
+    set_available(2**40)
+    return set_available
+
+
+def latency_and_rate(name: str, size_bytes: int) -> float:
+    return 2e-3 + size_bytes / 1e9
+
+
+def run(fake: FakeStrategy, **changes: Any) -> Any:
+    return measure_collectives(fake, dataclasses.replace(SETTINGS, **changes), fake.clock)
+
+
+def test_sizes_are_rounded_down_to_a_part_for_each_rank() -> None:
+    assert (MESSAGE_SIZES[0], MESSAGE_SIZES[-1], len(MESSAGE_SIZES)) == (4, LARGEST, 14)
+    assert list_message_sizes("all_reduce", 3) == list(MESSAGE_SIZES)
+    assert list_message_sizes("all_gather", 2) == list(MESSAGE_SIZES[1:])
+    assert list_message_sizes("all_to_all", 4) == list(MESSAGE_SIZES[1:])
+    assert list_message_sizes("reduce_scatter", 3)[:4] == [12, 60, 252, 1020]
+    assert list_message_sizes("scatter", 5, [4, 16, 20, 24]) == [20]
+
+
+def test_every_operation_and_size_is_measured_for_its_share_of_the_time() -> None:
+    measured, reasons = run(FakeStrategy(latency_and_rate))
+    assert reasons == {}
+    expected = [(name, size) for name in COLLECTIVES for size in list_message_sizes(name, 2)]
+    assert [(each.name, each.size_bytes) for each in measured] == expected
+    for each in measured:
+        once_s = latency_and_rate(each.name, each.size_bytes)
+        assert each.block_s == pytest.approx([each.repeats * once_s] * len(each.block_s))
+        # A block fills an eighth of the operation's share of the time, or is a single long operation.
+        block_s = 2.0 / 14 / 8
+        assert each.repeats == max(1, round(block_s / once_s))
+        share_s = 2.0 / 14  # of one size
+        assert len(each.block_s) == max(3, min(8, round(share_s / (each.repeats * once_s))))
+
+
+def test_a_block_is_at_most_as_long_as_requested() -> None:
+    measured, _ = run(FakeStrategy(latency_and_rate), block_s=0.008)
+    assert measured[0].repeats == 4 and len(measured[0].block_s) == 8
+
+
+def test_calls_before_the_blocks_do_not_count() -> None:
+    calls: list[int] = []
+
+    class Slow(FakeStrategy):
+        def collective(self, *what: Any) -> Any:
+            action, number = super().collective(*what), len(calls)
+            calls.append(0)
+
+            def slow_at_first() -> None:
+                calls[number] += 1
+                self.now_s += 100.0 if calls[number] <= 2 else 0.0
+                action()
+
+            return slow_at_first
+
+    measured, reasons = run(Slow(latency_and_rate))
+    plain, _ = run(FakeStrategy(latency_and_rate))
+    assert reasons == {} and all(max(each.block_s) < 10.0 for each in measured)
+    assert [(each.repeats, len(each.block_s)) for each in measured] == [
+        (each.repeats, len(each.block_s)) for each in plain
+    ]
+
+
+def test_larger_sizes_are_left_out_where_one_would_take_too_long() -> None:
+    measured, reasons = run(FakeStrategy(lambda name, size: 1e-3 + 1e-6 * size if name == "gather" else 1e-3))
+    largest = max(each.size_bytes for each in measured if each.name == "gather")
+    assert largest == 2**20  # 1.05 s; the next would take 4.2 s
+    assert reasons == {"gather": "not above 1 MiB: one more would take about 4.2 s"}
+    assert max(each.size_bytes for each in measured if each.name == "scatter") == LARGEST
+
+
+def test_unsupported_operations_have_a_reason_and_the_others_measured() -> None:
+    fake = FakeStrategy(lambda name, size: -1.0 if name in ("reduce", "all_to_all") else 2e-3)
+    measured, reasons = run(fake)
+    assert reasons == {"reduce": "no reduce here", "all_to_all": "no all_to_all here"}
+    assert {each.name for each in measured} == set(COLLECTIVES) - {"reduce", "all_to_all"}
+    assert [name for name, _ in fake.requests].count("reduce") == 1
+
+
+def test_sizes_too_large_for_memory_are_left_out(memory: Any) -> None:
+    memory(6 * 64 * 2**20)
+    measured, reasons = run(FakeStrategy(latency_and_rate))
+    assert {
+        name: max(each.size_bytes for each in measured if each.name == name) for name in COLLECTIVES
+    } == dict.fromkeys(COLLECTIVES, 64 * 2**20)
+    assert reasons["reduce"] == "buffers of 256 MiB would take 1.5 GiB of memory here, and 384 MiB are available"
+
+
+def test_all_devices_of_a_node_share_its_memory(memory: Any) -> None:
+    memory(6 * 64 * 2**20)
+    fake = FakeStrategy(latency_and_rate)
+    fake.spec = dataclasses.replace(fake.spec, places=[RankPlacement(0, 0, 0, [0, 1, 2, 3], [], 1)])
+    assert max(each.size_bytes for each in run(fake)[0]) == 16 * 2**20
+    fake.spec = dataclasses.replace(fake.spec, device="cuda")
+    assert max(each.size_bytes for each in run(fake)[0]) == LARGEST
+
+
+def test_one_device_has_no_collectives() -> None:
+    fake = FakeStrategy(latency_and_rate, gpus=1)
+    assert run(fake) == ([], dict.fromkeys(COLLECTIVES, ONE_DEVICE))
+    assert fake.requests == []
+
+
+def test_every_rank_follows_rank_0() -> None:
+    """A rank that is slower, and has less memory, measures the same."""
+    rank_0 = FakeStrategy(lambda name, size: 2e-3 + size / 1e8)
+    measured, reasons = run(rank_0)
+    rank_1 = FakeStrategy(lambda name, size: 9e-3 + size / 2e7, rank_0_values=rank_0.broadcasts)
+    others, other_reasons = run(rank_1)
+    assert rank_1.broadcasts == rank_0.broadcasts and rank_1.requests == rank_0.requests and other_reasons == reasons
+    assert [(c.name, c.size_bytes, c.repeats, len(c.block_s)) for c in others] == [
+        (c.name, c.size_bytes, c.repeats, len(c.block_s)) for c in measured
+    ]
+
+
+def test_a_sign_of_life_before_each_size() -> None:
+    fake, signs = FakeStrategy(latency_and_rate), []
+    measured, _ = measure_collectives(fake, SETTINGS, fake.clock, lambda: signs.append(len(fake.requests)))
+    assert signs == list(range(len(measured)))
+
+
+def test_routes_of_cpus() -> None:
+    assert list_routes(1, "cpu") == [Route("memcpy", 0, 0)]
+    three = list_routes(3, "cpu")
+    assert [(r.source, r.target) for r in three if r.kind == "send_one_way"] == [
+        (0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1),
+    ]  # fmt: skip
+    assert [(r.source, r.target) for r in three if r.kind == "send_both_ways"] == [(0, 1), (0, 2), (1, 2)]
+    assert [r.kind for r in three if r.source is None] == ["send_ring", "memcpy_all"]
+    assert [r.source for r in three if r.kind == "memcpy"] == [0, 1, 2]
+
+
+def test_routes_of_gpus() -> None:
+    kinds = {route.kind for route in list_routes(2, "cuda")}
+    between = {f"{way}_{pattern}" for way in ("send", "peer", "staged") for pattern in ("one_way", "both_ways", "ring")}
+    with_host = {"memcpy", "host_to_device", "device_to_host", "host_both_ways"}
+    assert kinds == between | with_host | {f"{kind}_all" for kind in with_host}
+
+
+def test_blocks_and_sizes() -> None:
+    fake = FakeStrategy(lambda kind, source, target, size: size / (2e9 if kind == "memcpy_all" else 1e10))
+    measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
+    assert reasons == {} and len(measured) == len(list_routes(2, "cpu"))
+    for each in measured:
+        memory = each.kind.startswith("memcpy")
+        assert each.size_bytes == (HOST_COPY_BYTES if memory else TRANSFER_BYTES)
+        once_s = each.size_bytes / (2e9 if each.kind == "memcpy_all" else 1e10)
+        assert each.repeats == max(1, round(0.05 / once_s))
+        assert each.block_s == pytest.approx([each.repeats * once_s] * 8)
+
+
+def test_the_slowest_rank_sets_the_repeats() -> None:
+    """Rank 0 takes no part in a transfer from 1 to 2, and waits for its end at the next broadcast."""
+
+    class Waiting(FakeStrategy):
+        pending_s = 0.0
+
+        def collective(self, kind: str, source: int | None, target: int | None, size: int) -> Any:
+            elsewhere = source not in (None, 0) and target != 0
+
+            def action() -> None:
+                if elsewhere:
+                    self.pending_s += 0.01
+                else:
+                    self.now_s += 0.01
+
+            return action
+
+        transfer = collective
+
+        def broadcast(self, value: float) -> float:
+            self.now_s, self.pending_s = self.now_s + self.pending_s, 0.0
+            return super().broadcast(value)
+
+    fake = Waiting(lambda *what: 0.0, gpus=3)
+    measured, _ = measure_bandwidth(fake, SETTINGS, fake.clock)
+    assert {each.repeats for each in measured} == {5}
+
+
+def test_each_kind_that_a_strategy_lacks_has_one_reason() -> None:
+    fake = FakeStrategy(lambda kind, *rest: -1.0 if kind.startswith("send") else 1e-3, gpus=3)
+    measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
+    assert reasons == {f"send_{way}": f"no send_{way} here" for way in ("one_way", "both_ways", "ring")}
+    assert {each.kind for each in measured} == {"memcpy", "memcpy_all"}
+
+
+def test_transfers_too_large_for_memory_are_left_out(memory: Any) -> None:
+    memory(2 * TRANSFER_COPIES * TRANSFER_BYTES)
+    fake = FakeStrategy(lambda *what: 1e-3)
+    measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
+    assert {each.kind for each in measured} == {"send_one_way", "send_both_ways", "send_ring"}
+    assert reasons["memcpy"] == "memcpy of 256 MiB would take 2 GiB of memory here, and 512 MiB are available"
+
+
+def group(now: SimpleNamespace, events: list[str]) -> SimpleNamespace:
+    def synchronize() -> None:
+        events.append("synchronize")
+        now.s += 10.0
+
+    def broadcast(value: float) -> float:
+        events.append("barrier")
+        now.s += 1000.0
+        return value
+
+    return SimpleNamespace(synchronize=synchronize, broadcast=broadcast)
+
+
+def test_a_block_has_its_calls_and_one_synchronization() -> None:
+    now, events = SimpleNamespace(s=0.0), []
+
+    def action() -> None:
+        events.append("call")
+        now.s += 1.0
+
+    seconds = time_blocks(group(now, events), action, repeats=3, blocks=2, clock=lambda: now.s)  # type: ignore[arg-type]
+    assert seconds == [13.0, 13.0]
+    assert events == ["barrier", *["call"] * 3, "synchronize"] * 2
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.integers(1, 100), st.integers(0, 100))
+def test_repeats_never_exceed_their_bounds(limit_s: float, each_s: float, minimum: int, more: int) -> None:
+    assert minimum <= repeats_within(limit_s, each_s, minimum, minimum + more) <= minimum + more

@@ -1,0 +1,86 @@
+"""Synthetic samples, and trainings with a learning rate for each step and evaluations in between."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from scalebench.core.spec import RunSpec, StopSpec
+from scalebench.workloads.learning_rate import LearningRateSchedule
+from scalebench.workloads.source import Source
+
+
+def make_features(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (inputs, targets) that a network can learn from: the targets are features of the inputs."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(count, 200, 3)).astype(np.float32)
+    targets = np.stack([inputs[:, :100, 0].mean(1), np.abs(inputs[:, :, 1]).mean(1)], 1)
+    return inputs, targets
+
+
+def make_images(count: int, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Return images of 32 x 32 pixels with 3 channels and their labels, which determine the brightness."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, classes, count)
+    images = rng.integers(0, 60, (count, 32, 32, 3)) + 13 * labels[:, None, None, None]
+    return images.astype(np.uint8), labels
+
+
+def scheduled_rates(spec: RunSpec, steps: int, steps_per_epoch: int) -> list[float]:
+    """Return the learning rate of each step with a warm-up of one epoch and a cosine decay to 0."""
+    train = dataclasses.replace(spec.config.train, schedule="cosine", warmup_epochs=1.0, stop=StopSpec(steps=steps))
+    rates = LearningRateSchedule(train, spec.learning_rate, steps_per_epoch)
+    return [rates.at_step(number) for number in range(steps)]
+
+
+class RecordedTraining:
+    """A Loop of some steps that records them: `losses` has the mean loss per sample of each step on this process, and
+    `metrics` the evaluations by the number of steps before them."""
+
+    def __init__(
+        self,
+        strategy: Any,
+        batches: Iterable[Any],
+        steps: int,
+        rates: Sequence[float] = (),
+        evaluate_after: Collection[int] = (),
+        validation: Source | None = None,
+    ) -> None:
+        """`rates`: the learning rate of each step, by default the strategy's. `evaluate_after`: numbers of steps after
+        which to evaluate on `validation`."""
+        self._strategy, self._batches, self._steps = strategy, batches, steps
+        self._rates, self._evaluate_after, self._validation = rates, evaluate_after, validation
+        self.losses: list[float] = []
+        self.sums: list[float] = []
+        self.metrics: dict[int, dict[str, float]] = {}
+        self._set_rate()
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            yield batch
+            if len(self.losses) == self._steps:
+                return
+
+    def done(self, part: Any) -> bool:
+        self.sums.append(float(part.loss_sum))
+        self.losses.append(self.sums[-1] / part.samples)
+        finished = len(self.losses)
+        if finished in self._evaluate_after:
+            self.metrics[finished] = self._strategy.evaluate(self._validation)
+        if finished < self._steps:
+            self._set_rate()
+        return finished == self._steps
+
+    def _set_rate(self) -> None:
+        if self._rates:
+            self._strategy.set_learning_rate(self._rates[len(self.losses)])
+
+
+def run_training(strategy: Any, source: Source, steps: int, **settings: Any) -> RecordedTraining:
+    """Train some steps and return what was recorded; `settings` are those of RecordedTraining."""
+    training = RecordedTraining(strategy, strategy.feed(source), steps, **settings)
+    strategy.train(training)
+    return training

@@ -1,0 +1,37 @@
+"""Fixtures for the strategies of every framework: synthetic samples, and sources of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalebench.workloads.source import Source
+from tests.strategies.builders import make_features, make_images
+
+SAMPLES = 101  # prime, so that no batch divides it
+
+
+@pytest.fixture(scope="session")
+def samples() -> tuple[np.ndarray, np.ndarray]:
+    """Return (inputs, targets) that a network can learn from."""
+    return make_features(SAMPLES)
+
+
+@pytest.fixture
+def source(samples: tuple[np.ndarray, np.ndarray]) -> Callable[..., Source]:
+    """Return source(replica=0, replicas=1, **settings) -> a Source of these samples in batches of 20."""
+
+    def make(replica: int = 0, replicas: int = 1, **others: Any) -> Source:
+        settings = {"global_batch": 20, "seed": 3, **others}
+        return Source(*samples, replica=replica, replicas=replicas, **settings)
+
+    return make
+
+
+@pytest.fixture
+def pictures() -> Callable[..., Source]:
+    """Return pictures(batch=20) -> a Source of 65 images in 10 classes that differ in brightness."""
+    return lambda batch=20: Source(*make_images(65), global_batch=batch, seed=3, replica=0, replicas=1)

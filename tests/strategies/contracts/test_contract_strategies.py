@@ -1,0 +1,146 @@
+"""The contract for each strategy, and that a rank that dies or hangs ends the run.
+
+Each adapter class passes the contract on two devices, one class of each family on one and three devices as well.
+"""
+
+from __future__ import annotations
+
+from tests.strategies.contracts.contract_classes import contract, contract_classes, fault_classes
+
+SMALL_BUCKETS = "strategy.options.bucket_cap_mb=0.2"  # two buckets for the gradients of the materials CNN
+NO_OVERLAP = ("strategy.options.overlap=false", SMALL_BUCKETS)
+EACH_LAYER = "strategy.options.unit_mb=0"
+ACCUMULATE = "train.accumulate=2"
+# Activations travel between stages, not the gradients of all parameters.
+ONLY_ACTIVATIONS = {"bytes_sent": 0.0}
+
+TORCH = [
+    contract("simulated"),
+    contract("simulated", gpus=3),
+    contract("bare_torch", gpus=1),
+    contract("independent_torch"),
+    contract("ddp_gloo"),
+    contract("ddp_gloo", gpus=1),
+    contract("ddp_gloo", gpus=3),
+    contract("ddp", slow=True),
+    contract("ddp_nccl", slow=True),
+    contract("ddp_gloo", *NO_OVERLAP, name="no overlap", slow=True),
+    contract(
+        "ddp_gloo", *NO_OVERLAP, "strategy.options.static_graph=true", ACCUMULATE,
+        name="static graph", gpus=3, slow=True,
+    ),
+    contract("lightning_ddp_gloo"),
+    contract("lightning_ddp_gloo", gpus=1, slow=True),
+    contract("lightning_ddp_gloo", gpus=3, slow=True),
+    contract("lightning_ddp_gloo", *NO_OVERLAP, name="no overlap", slow=True),
+    contract("lightning_ddp", slow=True),
+    contract("lightning_ddp_nccl", slow=True),
+    contract("data_parallel", slow=True),
+    contract("fsdp_gloo", EACH_LAYER),
+    contract("fsdp_gloo", gpus=1, slow=True),
+    # Uneven parts; layers in groups; nothing gathered twice.
+    contract(
+        "fsdp_gloo", ACCUMULATE, "strategy.options.unit_mb=0.01",
+        "strategy.options.reshard_after_forward=false", gpus=3, slow=True,
+    ),
+    contract("fsdp_nccl", slow=True),
+    contract("zero1"),
+    contract(
+        "zero1", ACCUMULATE, "strategy.options.parameters_as_bucket_view=true",
+        "strategy.options.gradient_as_bucket_view=true", gpus=3, slow=True,
+    ),
+    contract("tensor_parallel", **ONLY_ACTIVATIONS),
+    contract("tensor_parallel", gpus=1, slow=True),
+    contract("tensor_parallel", gpus=3, slow=True, **ONLY_ACTIVATIONS),
+    contract("model_parallel", **ONLY_ACTIVATIONS),
+    contract("model_parallel", gpus=1, slow=True, **ONLY_ACTIVATIONS),
+    contract("model_parallel", gpus=3, slow=True, **ONLY_ACTIVATIONS),
+    contract("pipeline_gpipe", **ONLY_ACTIVATIONS),
+    contract("pipeline_gpipe", gpus=1, slow=True, **ONLY_ACTIVATIONS),
+    contract("pipeline_1f1b", **ONLY_ACTIVATIONS),  # another schedule of the same class
+    contract("pipeline_1f1b", gpus=3, slow=True, **ONLY_ACTIVATIONS),
+    # Two replicas of one stage: parts that differ by one sample, as one micro-batch.
+    contract("hybrid", "strategy.options.stages=1", "strategy.options.micro_batches=1"),
+    # Between replicas the gradients of all parameters are sent. 60 samples in parts of 15.
+    contract("hybrid", "strategy.options.micro_batches=2", gpus=4, slow=True),
+    # One device has the complete model, whatever the number of stages: its own baseline.
+    contract("hybrid", gpus=1, slow=True),
+]  # fmt: skip
+
+FIT = "strategy.options.loop=fit"
+EVEN = ("dataset.size=240", "train.global_batch=30")  # every batch divides, also the last of 180 training samples
+TOWER_LOSS = "strategy.options.loss=tower"  # a loss of each tower, which none of the original programs had
+EXACT = {"loss_rtol": 1e-4, "weight_atol": 1e-4}
+
+TENSORFLOW = [
+    contract("bare_tensorflow", gpus=1),
+    # One network in two frameworks: the same losses from the same weights and batches.
+    contract("bare_tensorflow", gpus=1, name="against torch", baseline="bare_torch"),
+    contract("bare_tensorflow", FIT, gpus=1, name="fit", slow=True),
+    contract("independent_tensorflow"),
+    contract("mirrored"),
+    contract("mirrored", gpus=1, slow=True),
+    contract("mirrored", gpus=3),
+    contract("mirrored", FIT, name="fit", slow=True),
+    contract("mirrored_reduce_cpu", slow=True),  # names of one class that differ in their cross_device_ops
+    contract("mirrored_reduce_device", slow=True),
+    contract("mirrored_hierarchical", slow=True),
+    contract("mirrored_nccl", slow=True),
+    contract("central_storage_cpu"),
+    contract("central_storage_cpu", gpus=1, slow=True),
+    contract("central_storage_cpu", gpus=3, slow=True),
+    contract("central_storage_device", slow=True),
+    contract("multi_gpu_model"),
+    contract("multi_gpu_model", gpus=1, slow=True),
+    contract("multi_gpu_model", gpus=3, slow=True),
+    contract("kuza55_ps_cpu", *EVEN),
+    contract("kuza55_ps_gpu", *EVEN, slow=True),
+    contract("avolkov1_ps_gpu", TOWER_LOSS),
+    contract("avolkov1_ps_cpu", slow=True),
+    contract("multiworker_ring"),
+    contract("multiworker_ring", gpus=1, slow=True),
+    contract("multiworker_ring", gpus=3, slow=True),
+    contract("multiworker_nccl", slow=True),
+    contract("parameter_server"),  # asynchronous, as its YAML says: losses fall
+    contract("parameter_server", gpus=1, slow=True, **EXACT),  # steps of one worker are in order
+    contract("model_parallel_tensorflow", **ONLY_ACTIVATIONS),
+    contract("model_parallel_tensorflow", gpus=1, slow=True),
+    contract("model_parallel_tensorflow", "strategy.options.split=size", gpus=3, slow=True, **ONLY_ACTIVATIONS),
+]
+
+# What is sent has half precision, and with it the gradients: the same steps but for their last digits.
+HALF_PRECISION = {"loss_rtol": 0.02, "weight_atol": 0.01, "bytes_sent": 2}
+
+HOROVOD = [
+    contract("horovod_gloo"),
+    contract("horovod_gloo", gpus=1),
+    contract("horovod_gloo", gpus=3, slow=True),
+    contract("horovod_mpi"),
+    contract("horovod_mpi", gpus=1, slow=True),
+    contract("horovod_mpi", gpus=3, slow=True),
+    contract(
+        "horovod_mpi", "strategy.options.compression=fp16", "strategy.options.fusion_threshold_mb=0.25",
+        name="half precision", slow=True, **HALF_PRECISION,
+    ),
+    contract("horovod_nccl", slow=True),
+    contract("horovod_tensorflow_gloo"),
+    contract("horovod_tensorflow_gloo", gpus=3, slow=True),
+    contract("horovod_tensorflow_mpi", slow=True),
+    contract("horovod_tensorflow_nccl", slow=True),
+    contract("lightning_horovod"),
+]  # fmt: skip
+
+# One strategy of each adapter family and launcher.
+FAULTS = [
+    contract("simulated", hang_s=3.0),
+    contract("ddp_gloo"),
+    contract("lightning_ddp_gloo", slow=True),
+    contract("multiworker_ring", slow=True),
+    # The chief; tests/strategies/tensorflow/test_parameter_server.py kills the others.
+    contract("parameter_server", slow=True, rank=0, measuring=1),
+    contract("horovod_gloo", slow=True),
+    contract("horovod_mpi", slow=True),
+]
+
+globals().update(contract_classes([*TORCH, *TENSORFLOW, *HOROVOD]))
+globals().update(fault_classes(FAULTS))

@@ -1,0 +1,184 @@
+"""Strategies with one copy of weights and statistics for all devices: central storage and replication in the graph."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.errors import InputError
+from scalebench.strategies import registry
+from scalebench.strategies.base import NotMeasured, Unsupported
+from scalebench.strategies.tensorflow import central_storage
+from scalebench.strategies.tensorflow.in_graph import InGraphOptions
+from scalebench.workloads.source import Source
+from tests.strategies.tensorflow.single_update import Update, one_update
+
+SMALL = ("model=resnet20_cifar10", "dataset=cifar10_synthetic", "dataset.size=40", "scaling=strong", "gpus=2")
+
+
+class Places(NamedTuple):
+    """Where things are: replicas are on CPU:1, which is the first device, and CPU:0."""
+
+    weights: str  # and slots and sums of gradients
+    slices: set[str] | None = None  # of a batch, in the graph
+    merged: str = ""  # outputs and losses, in the graph
+
+
+PLACES = {
+    "central_storage_device": Places("CPU:1"),
+    "multi_gpu_model": Places("CPU:0", {"CPU:0"}, "CPU:0"),
+    "central_storage_cpu": Places("CPU:0"),
+    "central_storage_device train.precision=float16": Places("CPU:1"),
+    "kuza55_ps_cpu": Places("CPU:0", {"CPU:0", "CPU:1"}, "CPU:0"),
+    "kuza55_ps_gpu": Places("CPU:1", {"CPU:0", "CPU:1"}, "CPU:1"),
+    "kuza55_ps_gpu strategy.options.merge_device=cpu": Places("CPU:1", {"CPU:0", "CPU:1"}, "CPU:0"),
+    "avolkov1_ps_gpu strategy.options.loss=tower": Places("CPU:1", {"CPU:1"}, "CPU:1"),
+}
+FORWARD = {"Conv2D", "MatMul", "FusedBatchNormV3"}
+BACKWARD = {"Conv2DBackpropInput", "Conv2DBackpropFilter", "MatMul", "FusedBatchNormGradV3"}
+QUICK = ("central_storage_device", "multi_gpu_model")
+ALL = [which if which in QUICK else pytest.param(which, marks=pytest.mark.slow) for which in PLACES]
+
+
+def check_placement(which: str, update: Update) -> None:
+    """Check that each replica computes on its device, and that weights, sums, slices and outputs are where they
+    should be."""
+    central, places = which.startswith("central"), PLACES[which]
+    for number, device in enumerate(["CPU:1", "CPU:0"]):
+        ahead, back = f"^tower_{number}/", f"^gradients/tower_{number}/"
+        if central:
+            replica = "resnet20" if number == 0 else "replica_1/resnet20"
+            ahead, back = f"^{replica}", f"^gradient_tape/{replica}"
+        for scope, types in ((ahead, FORWARD), (back, BACKWARD)):
+            for type in types:
+                assert update.devices(scope, type) == {device}, f"{type} under {scope}"
+    assert update.facts["weights_on"] == update.facts["slots_on"] == [places.weights]
+    assert update.devices("^sum_of_gradients/", "AddN") == {places.weights}
+    if central:
+        assert update.devices("", "AssignSubVariableOp") == {places.weights}
+        assert update.facts["fed_on"] == ["CPU:0", "CPU:1"]
+    else:
+        assert update.devices("^slice", "StridedSlice") == places.slices
+        assert update.devices("^merge/", "Pack" if "loss=tower" in which else "ConcatV2") == {places.merged}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("which", ALL)
+def test_one_update_over_two_devices(which: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Placement, statistics and messages of an update of 5 or 6 samples; 5 are cut into 2 and 3, or 3 and 2."""
+    cache, batch = tmp_path_factory.getbasetemp() / "single_copy_data", 6 if which.startswith("kuza55") else 5
+    words = (*SMALL, f"train.global_batch={batch}", f"dataset.cache={cache}", "dataset.validation_share=0.1")
+    update = one_update(*words, *f"strategy={which}".split())
+    check_placement(which, update)
+    # Moving statistics are the mean over the replicas.
+    assert max(update.facts["statistics_off_by"]) < (0.05 if "float16" in which else 1e-6)
+    assert min(update.facts["statistics_moved_by"]) > 1e-5
+    assert sum(update.facts["message_bytes"]) == 4 * 269_787  # of gradients, and neither losses nor statistics
+    assert update.facts["round_trip"] == [[PLACES[which].weights], ["CPU:0", "CPU:1"]]
+    assert update.facts["compiled"] == []
+
+
+def strategy(name: str, *overrides: str) -> Any:
+    """Made, and not set up, as that takes TensorFlow's devices for the whole process."""
+    return registry.load_strategy(name)(resolve(compose_config([f"strategy={name}", "gpus=2", *overrides])), 0)
+
+
+@pytest.mark.parametrize("name", ["central_storage_device", "multi_gpu_model", "kuza55_ps_cpu", "avolkov1_ps_gpu"])
+def test_neither_the_compiler_nor_switching_synchronization_off(name: str) -> None:
+    with pytest.raises(Unsupported, match=f"{name} .*train.compile=true"):
+        strategy(name, "train.compile=true").setup()
+    with pytest.raises(NotMeasured, match="one copy of the weights"):
+        strategy(name).set_gradient_sync(False)
+
+
+GPUS = ["/GPU:0", "/GPU:1", "/GPU:2"]
+SHAPES = [(2, 3), (5,)]
+
+
+def gradients(devices: list[str]) -> list[list[tf.Tensor]]:
+    """Placeholders, as many of each shape as there are devices."""
+    made = []
+    for device in devices:
+        with tf.device(device):
+            made.append([tf.compat.v1.placeholder(tf.float32, shape) for shape in SHAPES])
+    return made
+
+
+def test_gradients_are_summed_on_the_target_device() -> None:
+    with tf.Graph().as_default():
+        parts = gradients(GPUS)
+        sums = central_storage.sum_gradients(parts, "/CPU:0")
+        assert [tuple(total.shape) for total in sums] == SHAPES
+        for number, total in enumerate(sums):
+            assert (total.op.type, total.op.device) == ("AddN", "/device:CPU:0")
+            assert [one.name for one in total.op.inputs] == [of_device[number].name for of_device in parts]
+
+
+def test_nccl_reduces_each_gradient_over_all_devices() -> None:
+    with tf.Graph().as_default() as graph:
+        parts = gradients(GPUS)
+        sums = central_storage.all_reduce_gradients(parts, GPUS, "/CPU:0")
+        reduces = [op for op in graph.get_operations() if op.type == "NcclAllReduce"]
+        assert [op.inputs[0].name for op in reduces] == [
+            one.name for of_gradient in zip(*parts, strict=True) for one in of_gradient
+        ]
+        assert [op.device for op in reduces] == [f"/device:GPU:{number}" for number in (0, 1, 2)] * 2
+        assert {(op.get_attr("num_devices"), op.get_attr("reduction")) for op in reduces} == {(3, b"sum")}
+        names = [op.get_attr("shared_name") for op in reduces]
+        assert len(set(names[:3])) == len(set(names[3:])) == 1
+        assert names[0] != names[3]
+        for number, total in enumerate(sums):
+            local = reduces[3 * number : 3 * number + 3]
+            assert total.op.device == "/device:CPU:0"
+            assert total.op.inputs[0].op == local[0]
+            assert set(local[1:]) <= set(total.op.control_inputs)  # or they might never run, and the first one hang
+
+
+def test_one_device_reduces_nothing() -> None:
+    with tf.Graph().as_default() as graph:
+        (alone,) = gradients(["/GPU:0"])
+        for sums in (
+            central_storage.sum_gradients([alone], "/CPU:0"),
+            central_storage.all_reduce_gradients([alone], ["/GPU:0"], "/CPU:0"),
+        ):
+            assert [one.name for one in sums] == [one.name for one in alone]
+        assert {op.type for op in graph.get_operations()} == {"Placeholder"}
+
+
+def test_the_defaults_are_those_of_multi_gpu_model() -> None:
+    assert strategy("multi_gpu_model").options == InGraphOptions()
+
+
+def zeros(samples: int, global_batch: int, **settings: Any) -> Source:
+    arrays = np.zeros((samples, 200, 3), np.float32), np.zeros((samples, 2), np.float32)
+    return Source(*arrays, global_batch=global_batch, seed=0, replica=0, replicas=1, **settings)
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    """The study's error at 6 GPUs: 32 samples, of which the towers of kuza55 took 30."""
+    with pytest.raises(Unsupported, match="a global batch of 32 samples does not divide by 6 devices"):
+        strategy("kuza55_ps_gpu", "gpus=6", "scaling=strong", "train.global_batch=32").setup()
+
+
+def test_a_last_batch_that_does_not_divide_is_refused() -> None:
+    """240 = 7 * 30 + 30 divides, 241 leaves a batch of 1."""
+    kuza55 = strategy("kuza55_ps_cpu", "scaling=strong", "train.global_batch=30")
+    with pytest.raises(Unsupported, match="the last batch of an epoch of 1 samples does not divide by 2 devices"):
+        kuza55.feed(zeros(241, 30))
+    kuza55.devices = ["/CPU:0"]
+    kuza55.join()
+    for full in (zeros(240, 30), zeros(241, 30, feed="fixed")):
+        kuza55.feed(full)
+
+
+def test_nccl_needs_its_backend_and_gpus() -> None:
+    words = ("strategy.options.reduction=nccl", "hardware=cpu")
+    with pytest.raises(InputError, match="wants strategy"):
+        strategy("avolkov1_ps_gpu", *words)
+    with pytest.raises(Unsupported, match="needs GPUs"):
+        strategy("avolkov1_ps_gpu", *words, "strategy.backend=nccl").setup()

@@ -1,0 +1,134 @@
+"""A rank that does what the `task.json` of its folder names, and writes its observations to observed<k>.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from scalebench.core.json_files import read_json, write_json
+from scalebench.core.result import RankRecord
+from scalebench.core.spec import RunSpec
+from scalebench.runner.worker import exit_without_cleanup, run_rank
+from scalebench.strategies.base import FORWARD, OPTIMIZER, PARTS, BatchReplay
+from scalebench.strategies.torch import profiling
+from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.workloads.source import Source
+from tests.strategies.builders import make_features, run_training, scheduled_rates
+
+GLOBAL_BATCH, TRAINING, SAMPLES = 41, 167, 221  # ranks differ, and parts; an epoch ends with 3 samples
+STEPS, STEPS_PER_EPOCH, EVALUATED_STEPS = 11, 5, (2, 5, 6)
+
+
+def sources(replica: int, replicas: int) -> tuple[Source, Source]:
+    """Return (training source, validation source)."""
+    share: dict[str, Any] = {"seed": 3, "replica": replica, "replicas": replicas, "global_batch": GLOBAL_BATCH}
+    arrays = make_features(SAMPLES)
+    return Source(*arrays, last=TRAINING, **share), Source(*arrays, first=TRAINING, **share)
+
+
+def run_rank_training(spec: RunSpec, strategy: Any) -> Any:
+    training, validation = sources(*strategy.shard())
+    rates = scheduled_rates(spec, STEPS, STEPS_PER_EPOCH)
+    return run_training(strategy, training, STEPS, rates=rates, evaluate_after=EVALUATED_STEPS, validation=validation)
+
+
+def accumulate(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
+    """Train in parts, with a schedule and evaluations."""
+    strategy.setup()
+    actual = run_rank_training(spec, strategy)
+    observed = {"sums": actual.sums, "metrics": [actual.metrics[made] for made in EVALUATED_STEPS]}
+    observed["weights"] = [float(array.sum(dtype=np.float64)) for array in strategy.parameters().values()]
+    observed["messages"], observed["backend"] = strategy.message_sizes(), strategy.backend_used()
+    profiling.MAX_OPERATIONS = 1000
+    operations = strategy.profile(2, None).operations
+    observed["sync_operations"] = {
+        operation.name: operation.calls
+        for operation in operations
+        if operation.collective and "broadcast" not in operation.name
+    }
+    write_json(progress.folder / f"observed{record.rank}.json", observed)
+
+
+def shard(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
+    """Train one of two ranks of a sharded strategy."""
+    strategy.setup()
+    inputs, targets = map(torch.from_numpy, make_features(22))
+    shard = slice(None, 9) if record.rank else slice(9, 22)
+    batch = TorchBatch(inputs[shard], targets[shard], 22)
+    observations: dict[str, Any] = {"start_bytes": strategy.state_bytes()}
+    strategy.train(BatchReplay(batch, 3))
+    observations["state_bytes"], observations["messages"] = strategy.state_bytes(), strategy.message_sizes()
+    observations["step"] = gloo_messages(lambda: strategy.train(BatchReplay(batch, 1)))
+    strategy.run_isolated_sync(observations["messages"])  # buffers are made and tried
+    observations["isolated_sync"] = gloo_messages(lambda: strategy.run_isolated_sync(observations["messages"]))
+    # One batch for both and one more for rank 0, which the other one knows nothing of.
+    uneven = Source(*make_features(5), global_batch=4, seed=3, replica=record.rank, replicas=2)
+    observations["batches"] = len(list(uneven.in_order()))
+    metrics: dict[str, float] = {}
+    observations["evaluation"] = gloo_messages(lambda: metrics.update(strategy.evaluate(uneven)))
+    observations["metrics"] = metrics
+    strategy.train(BatchReplay(batch, 1))
+    observations["again"] = gloo_messages(lambda: strategy.train(BatchReplay(batch, 1)))
+    observations["messages_again"] = strategy.message_sizes()
+    weights = strategy.parameters()
+    observations["weights"] = float(sum(array.sum(dtype="float64") for array in weights.values()))
+    observations["sizes"] = {name: array.size for name, array in weights.items()}
+    write_json(progress.folder / f"observed{record.rank}.json", observations)
+
+
+def gloo_messages(action: Any) -> list[tuple[str, int]]:
+    """Return (operation, input bytes) of what Gloo sent during the action, without single numbers."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        action()
+    actual = [event for event in profiler.events() if event.name.startswith("gloo:")]
+    actual.sort(key=lambda event: event.time_range.start)
+    sizes = [(event.name.removeprefix("gloo:"), 4 * sum(map(prod, event.input_shapes))) for event in actual]
+    return [(name, size) for name, size in sizes if size > 4 * 4]
+
+
+PROFILED_STEPS = 3
+
+
+def take_parts(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
+    """Train parts of steps on one of two ranks, and profile steps."""
+    torch.manual_seed(record.rank)  # other samples on each rank, so that gradients differ where they are not averaged
+    strategy.setup()
+    batch = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 40)
+    strategy.train(BatchReplay(batch, 3))
+    observations: dict[str, Any] = {"trained": sum_weights(strategy)}
+    strategy.set_gradient_sync(False)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for part in (*PARTS, FORWARD, OPTIMIZER):
+            strategy.partial_step(batch, part)
+    observations["apart_names"] = sorted({event.name for event in profiler.events()})
+    observations["apart"] = sum_weights(strategy)
+    if record.rank == 1:
+        strategy.partial_step(batch, OPTIMIZER)  # on one rank only: a synchronization would hang
+    strategy.set_gradient_sync(True)
+    strategy.train(BatchReplay(batch, 1))
+    observations["gradients"] = [float(parameter.grad.double().sum()) for parameter in strategy.model.parameters()]
+    began_s, trace = time.time(), progress.folder / f"trace{record.rank}.json.gz"
+    observations["profile"] = dataclasses.asdict(strategy.profile(PROFILED_STEPS, trace))
+    observations["within_s"] = [began_s, time.time()]
+    observations["messages"] = strategy.message_sizes()
+    write_json(progress.folder / f"observed{record.rank}.json", observations)
+
+
+def sum_weights(strategy: Any) -> float:
+    """Sum up all weights: the sums are equal on ranks with the same weights."""
+    return float(sum(array.sum(dtype=np.float64) for array in strategy.parameters().values()))
+
+
+TASKS = {"accumulate": accumulate, "shard": shard, "take_parts": take_parts}
+
+if __name__ == "__main__":
+    run_folder = Path(sys.argv[1])
+    exit_without_cleanup(run_rank(run_folder, TASKS[read_json(run_folder / "task.json")]))

@@ -1,0 +1,213 @@
+"""Two ranks train like one process, parts of a step do not synchronize and later steps do, sharded strategies send and
+keep what they should, and a user's module that fails or differs between ranks ends both."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalebench.config import horovod_build
+from scalebench.core.json_files import read_json, write_json
+from scalebench.core.run_folder import rank_log_name
+from scalebench.core.spec import RunSpec, write_spec
+from scalebench.runner import launchers
+from tests.strategies.torch.conftest import USER_MODULES, run_ranks, spec_of, user_model
+from tests.strategies.torch.task_rank import EVALUATED_STEPS, GLOBAL_BATCH, PROFILED_STEPS, run_rank_training
+
+RANK = "task_rank"
+SETTINGS = {"train__weight_decay": 0.02, "train__learning_rate": 5e-3, "train__dropout": False}
+TRAININGS = [
+    ("ddp_gloo", "momentum"),
+    ("ddp_gloo", "adamw"),
+    ("lightning_ddp_gloo", "momentum"),
+    ("horovod_gloo", "sgd"),
+    ("horovod_gloo", "adamw"),
+    ("horovod_mpi", "momentum"),
+    ("lightning_horovod", "sgd"),
+]
+
+
+def skip_without_horovod(spec: RunSpec, folder: Path) -> None:
+    """Skip a test of Horovod that cannot run here, and write what its ranks read."""
+    strategy = spec.config.strategy
+    reason = horovod_build.find_horovod_problem("torch", strategy.backend, strategy.launcher)
+    if "horovod" in strategy.name and reason is not None:
+        pytest.skip(reason)
+    write_json(folder / "task.json", "accumulate")
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize(("name", "optimizer"), TRAININGS)
+def test_two_ranks_train_like_one_process(
+    strategy: Callable[..., Any], name: str, optimizer: str, tmp_path: Path
+) -> None:
+    settings = {**SETTINGS, "train__optimizer": optimizer}
+    spec = spec_of(name, 2, train__accumulate=3, **settings)
+    spec.global_batch = GLOBAL_BATCH
+    skip_without_horovod(spec, tmp_path)
+    rank0, rank1 = run_ranks(spec, tmp_path, RANK)
+    assert rank0["weights"] == rank1["weights"] and rank0["metrics"] == rank1["metrics"]
+    assert sum(rank0["messages"]) == 4 * 153441
+    assert rank0["backend"] in ("gloo", "mpi")
+    # In one step Horovod waits for each of 8 gradients, under Lightning for all of them at once.
+    waits = 1 if name == "lightning_horovod" else 8
+    expected_operations = (
+        {"gloo:all_reduce": len(rank0["messages"])} if "ddp" in name else {"horovod:synchronize": waits}
+    )
+    assert rank0["sync_operations"] == expected_operations
+    bare = strategy("bare_torch", **settings)
+    expected = run_rank_training(bare.spec, bare)
+    np.testing.assert_allclose(np.add(rank0["sums"], rank1["sums"]), expected.sums, rtol=2e-5)
+    for actual, made in zip(rank0["metrics"], EVALUATED_STEPS, strict=True):
+        assert actual == pytest.approx(expected.metrics[made], rel=1e-4)
+    assert len({actual["mse"] for actual in rank0["metrics"]}) == len(EVALUATED_STEPS)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_adasum_with_accumulation_is_unsupported(tmp_path: Path) -> None:
+    spec = spec_of("horovod_mpi", 2, train__accumulate=3, strategy__options__op="adasum")
+    skip_without_horovod(spec, tmp_path)
+    write_spec(spec, tmp_path)
+    launchers.launch(spec, tmp_path, "observed", module=f"tests.strategies.torch.{RANK}")
+    record = read_json(tmp_path / "rank0.json")
+    assert record["status"] == "unsupported"
+    assert "take op=average with train.accumulate" in record["reason"]
+
+
+REASONS = {"unseeded": "gives other weights on every rank", "fails": "fails: KeyError: 'weights of last year'"}
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("function", REASONS)
+@pytest.mark.parametrize("name", ["ddp_gloo", "horovod_gloo"])
+def test_both_ranks_report_an_error_of_the_users_function(name: str, function: str, tmp_path: Path) -> None:
+    spec = spec_of(name, 2, **user_model(function))
+    skip_without_horovod(spec, tmp_path)
+    write_spec(spec, tmp_path)
+    launchers.launch(spec, tmp_path, "observed", module=f"tests.strategies.torch.{RANK}")
+    reported = [tmp_path / f"rank{rank}.json" for rank in range(2)]
+    records = [read_json(path) for path in reported if path.exists()]  # the launcher may end the second one first
+    assert records
+    for record in records:
+        assert record["status"] == "failed"
+        assert record["reason"].startswith(f"model.torch={USER_MODULES}:{function} {REASONS[function]}")
+        log = (tmp_path / rank_log_name(record["rank"])).read_text()
+        assert "Traceback" in log and ("in fails" in log or function == "unseeded")
+
+
+ALL_REDUCE = {"ddp_gloo": "gloo:all_reduce", "lightning_ddp_gloo": "gloo:all_reduce"}
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["ddp_gloo", "lightning_ddp_gloo", "horovod_gloo", "lightning_horovod"])
+def test_parts_do_not_synchronize_and_the_profile_shows_synchronization(name: str, tmp_path: Path) -> None:
+    write_json(tmp_path / "task.json", "take_parts")
+    options = {"strategy__options__bucket_cap_mb": 0.2} if name in ALL_REDUCE else {}
+    rank0, rank1 = ranks = run_ranks(spec_of(name, 2, **options), tmp_path, RANK)
+    assert rank0["trained"] == rank1["trained"]
+    assert rank0["apart"] != rank1["apart"]
+    for observed in ranks:
+        assert not [name for name in observed["apart_names"] if name.startswith(("gloo:", "c10d::", "horovod:"))]
+        assert "aten::_fused_adam_" in observed["apart_names"]
+    assert rank0["gradients"] == rank1["gradients"]  # averaged again, although their weights stay apart
+    for rank, observed in enumerate(ranks):
+        check_profile(observed, ALL_REDUCE.get(name, "horovod:synchronize"))
+        check_trace(tmp_path / f"trace{rank}.json.gz", observed["within_s"], asks=name == "lightning_ddp_gloo")
+
+
+def check_profile(observed: dict[str, Any], all_reduce: str) -> None:
+    actual = observed["profile"]
+    collectives = {operation["name"]: operation for operation in actual["operations"] if operation["collective"]}
+    # Horovod's wait: for all at once under Lightning, else for each of the 8 gradients.
+    calls = [len(observed["messages"])] if all_reduce.startswith("gloo") else [1, 8]
+    assert collectives[all_reduce]["calls"] in calls
+    assert len(observed["messages"]) == 2 or not all_reduce.startswith("gloo")
+    assert 0 < collectives[all_reduce]["self_s"] <= actual["collective_s"] < actual["kernel_s"]
+    begin_s, end_s = observed["within_s"]
+    assert actual["steps"] == PROFILED_STEPS and 0 < actual["step_s"] < end_s - begin_s
+
+
+def check_trace(path: Path, within_s: list[float], asks: bool) -> None:
+    with gzip.open(path, "rt") as file:
+        content = json.load(file)
+    base_s, events = content["baseTimeNanoseconds"] / 1e9, content["traceEvents"]
+    assert within_s[0] < base_s + min(event["ts"] for event in events if "ts" in event) / 1e6
+    assert base_s + max(event["ts"] + event.get("dur", 0) for event in events if "ts" in event) / 1e6 < within_s[1]
+    assert sum(event["name"].startswith("ProfilerStep#") for event in events) == PROFILED_STEPS
+    names = [event["name"] for event in events]
+    # Lightning asks for SIGTERM once in each step; DDP's, of its new buckets, come before the profile.
+    assert names.count("gloo:broadcast") == (PROFILED_STEPS if asks else 0)
+    assert {"process_name", "thread_name"} <= {event["name"] for event in events if event["ph"] == "M"}
+
+
+PARAMETERS = 153441
+# Tensors of the materials CNN: kernels and biases of two convolutions and two dense layers.
+TENSORS = [16 * 3 * 7, 16, 24 * 16 * 7, 24, 125 * 1200, 125, 2 * 125, 2]
+
+
+def run_sharded(folder: Path, name: str, **changes: Any) -> list[dict[str, Any]]:
+    write_json(folder / "task.json", "shard")
+    rank0, rank1 = ranks = run_ranks(spec_of(name, 2, **changes), folder, RANK)
+    assert rank0["weights"] == rank1["weights"] and sorted(rank0["sizes"].values()) == sorted(TENSORS)
+    assert rank0["metrics"] == rank1["metrics"] and (rank0["batches"], rank1["batches"]) == (2, 1)
+    return ranks
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("kept", [False, True])
+def test_fsdp_messages_state_and_evaluation(tmp_path: Path, kept: bool) -> None:
+    """Each layer but the last is gathered for both passes, and gradients are averaged once. Gloo has no
+    reduce-scatter: torch lets it all-reduce the full tensor."""
+    options = {"strategy__options__unit_mb": 0.0, "strategy__options__reshard_after_forward": not kept}
+    ranks = run_sharded(tmp_path, "fsdp_gloo", **options)
+    layers = [4 * (TENSORS[i] + TENSORS[i + 1] + (i == 4)) for i in (0, 2, 4, 6)]  # 125 biases come as twice 63
+    gathered = Counter({layers[0]: 1, layers[1]: 1, layers[2]: 1, layers[3]: 1})
+    if not kept:
+        gathered.update(layers[:3])
+    for observed in ranks:
+        sent = [("all_gather", size // 2) for size in gathered.elements()] + [("all_reduce", size) for size in layers]
+        # The middle dense layer has 125 rows of 1200, which come as twice 63.
+        sent = [
+            (name, size + (4 * 1200 // (2 if name == "all_gather" else 1)) * (size > 100_000)) for name, size in sent
+        ]
+        assert Counter(map(tuple, observed["step"])) == Counter(map(tuple, observed["again"])) == Counter(sent)
+        assert Counter(map(tuple, observed["isolated_sync"])) == Counter(sent)
+        complete = [2 * size if name == "all_gather" else size for name, size in map(tuple, observed["step"])]
+        assert Counter(observed["messages"]) == Counter(observed["messages_again"]) == Counter(complete)
+        assert sorted(name for name, _ in observed["evaluation"]) == ["all_gather"] * 4
+    even_split = [sum((size + 1) // 2 for size in TENSORS), PARAMETERS]
+    assert all(observed["state_bytes"] != [even_split] for observed in ranks)
+    total = sum(observed["state_bytes"][0] for observed in ranks)
+    assert total == 16 * PARAMETERS + 2 * 8 * 4  # with Adam's counts of steps
+    assert max(observed["state_bytes"][0] for observed in ranks) < 0.51 * total
+    assert sum(observed["start_bytes"][0] for observed in ranks) == 4 * PARAMETERS
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("views", [False, True])
+def test_zero1_messages_and_state(tmp_path: Path, views: bool) -> None:
+    """Gradients are all-reduced, and each tensor is broadcast by its owner. Tensors are not divided: one rank owns the
+    kernel of the large dense layer, the other one everything else."""
+    ranks = run_sharded(tmp_path, "zero1", strategy__options__parameters_as_bucket_view=views)
+    large = max(TENSORS)
+    owned = [large, PARAMETERS - large] if views else TENSORS
+    for observed in ranks:
+        # Biases of two numbers are as small as what is left out as a single number.
+        sent = [("all_reduce", 4 * PARAMETERS)] + [("broadcast", 4 * size) for size in owned if size > 4]
+        assert Counter(map(tuple, observed["step"])) == Counter(map(tuple, observed["isolated_sync"])) == Counter(sent)
+        assert Counter(observed["messages"]) == Counter([4 * PARAMETERS] + [4 * size for size in owned])
+    moments = [8 * large + 4, 8 * (PARAMETERS - large) + 4 * 7]
+    assert [observed["state_bytes"][0] - 8 * PARAMETERS for observed in ranks] == moments

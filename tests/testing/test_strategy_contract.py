@@ -1,0 +1,127 @@
+"""StrategyContract: each built-in strategy and adapter class has one, and each thing that it asks fails for a strategy
+that does not have it: a contract that cannot fail says nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.cli.commands.check import FAILS, HOLDS, ContractCase, ContractResult, run_contracts
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.strategies import registry
+from scalebench.testing.strategy_contract import StrategyContract, YamlContract
+from tests.builders.plugins import OPTIONS, Distributions, strategy_yaml
+from tests.builders.plugins import dists as dists
+from tests.strategies.contracts import test_contract_strategies
+
+HEAD = """
+import dataclasses
+import numpy as np
+from scalebench.strategies.simulated import Simulated
+from scalebench.plugin_api import LossPart, NotMeasured
+
+class Mine(Simulated):
+"""
+# Question -> the method that gets it wrong.
+FAULTS = {
+    "samples of each step": "def step(self, batch): return LossPart(1.0, 3)",
+    "losses equal the baselines": "def step(self, batch): return LossPart(2.0 * batch.samples, batch.samples)",
+    "every sample once per epoch": "def shard(self): return 0, 2",
+    "broadcast": "def broadcast(self, value): return super().broadcast(value) + self.place.rank",
+    "evaluation": "def evaluate(self, source): return {'mse': float(self.place.rank)}",
+    "backend is the requested one": "def backend_used(self): return 'pigeons'",
+    "parts of a step": "def partial_step(self, batch, until): raise NotMeasured('no')",
+    "sync off synchronizes nothing": "def set_gradient_sync(self, on): raise NotMeasured('no')",
+    "peak memory": "def peak_memory_bytes(self): return [0]",
+    "parameter count": "def num_params(self): return 7",
+    "closes twice": "def close(self): self.closed = self.closed + [1] if hasattr(self, 'closed') else 1",
+    "all ranks start with the same weights": "def parameters(self): return {'w': np.array([float(self.place.rank)])}",
+    "training makes progress": "def parameters(self): return {'w': np.ones(2)}",
+}
+YAMLS: dict[str, dict[str, Any]] = {
+    "yaml has a description": {"description": " "},
+    "yaml has requirements": {"devices": ["tpu"]},
+    "yaml declares exactness": {"tolerance": 0.5},
+    "yaml and class have the same options": {"options": {**OPTIONS, "step_s": 0.002}},
+}
+
+
+def answers(folder: Path, **settings: Any) -> dict[str, ContractResult]:
+    folder.mkdir()
+    actual = run_contracts([ContractCase("StrategyContract", {"strategy": "mine", **settings})], folder)
+    return {result.test: result for result in actual}
+
+
+@pytest.mark.slow
+def test_a_lax_yaml_fails(dists: Distributions, tmp_path: Path) -> None:
+    """Of a class that is sound, and of words alone; all that is asked of it otherwise still holds."""
+    dists.strategy(yaml=strategy_yaml("mine", baseline="simulated", **YAMLS["yaml declares exactness"]))
+    actual = answers(tmp_path / "asked")
+    assert [name for name, answer in actual.items() if answer.verdict == FAILS] == ["yaml declares exactness"]
+    assert "say in `approximate` why its steps differ" in actual["yaml declares exactness"].reason
+    assert actual["losses equal the baselines"].verdict == HOLDS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", FAULTS)
+def test_a_faulty_class_fails(question: str, dists: Distributions, tmp_path: Path) -> None:
+    dists.strategy(code=f"{HEAD}    {FAULTS[question]}\n", yaml=strategy_yaml("mine", baseline="simulated"))
+    answer = answers(tmp_path / "asked")[question]
+    assert (answer.verdict, bool(answer.reason), bool(answer.detail)) == (FAILS, True, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", YAMLS)
+def test_a_faulty_yaml_fails(question: str, dists: Distributions, tmp_path: Path) -> None:
+    dists.strategy(yaml=strategy_yaml("mine", **YAMLS[question]))
+    assert answers(tmp_path / "asked")[question].verdict == FAILS
+
+
+@pytest.mark.slow
+def test_approximate_steps_have_their_own_tolerance(dists: Distributions, tmp_path: Path) -> None:
+    off = "    def step(self, batch):\n        part = super().step(batch)\n"
+    off += "        return LossPart(part.loss_sum * 1.01, part.samples)\n"
+    reported = {"baseline": "simulated", "approximate": "its losses are a hundredth more"}
+    dists.strategy(code=HEAD + off, yaml=strategy_yaml("mine", **reported, tolerance=0.02))
+    assert answers(tmp_path / "wide")["losses equal the baselines"].verdict == HOLDS
+    assert answers(tmp_path / "narrow", loss_rtol=0.005)["losses equal the baselines"].verdict == FAILS
+
+
+@pytest.mark.parametrize("name", registry.BUILT_IN_STRATEGIES)
+def test_the_yaml_of_a_strategy_is_complete(name: str) -> None:
+    contract = type("Stated", (YamlContract,), {"strategy": name})()
+    contract.test_yaml_has_a_description()
+    contract.test_yaml_has_requirements()
+    contract.test_yaml_declares_exactness()
+
+
+def test_each_strategy_has_a_contract_and_each_adapter_class_one_that_is_not_slow() -> None:
+    named = [one for name, one in vars(test_contract_strategies).items() if name.startswith("Test")]
+    contracts = [one for one in named if issubclass(one, StrategyContract)]
+    assert {one.strategy for one in contracts} == set(registry.BUILT_IN_STRATEGIES)
+    quick: dict[str | None, int] = defaultdict(int)
+    for one in contracts:
+        marks = {mark.name for mark in one.pytestmark} if hasattr(one, "pytestmark") else set()
+        quick[registry.find_strategy(one.strategy).target] += "slow" not in marks
+    # One process with several GPUs: there is nothing to run without them.
+    assert {target for target, count in quick.items() if not count} == {registry.find_strategy("data_parallel").target}
+
+
+def test_names_of_one_adapter_class_have_the_same_options() -> None:
+    """So that the contract of one of them holds for all, but for the values of the options."""
+    options: dict[str | None, dict[str, set[str]]] = defaultdict(dict)
+    for name in registry.BUILT_IN_STRATEGIES:
+        stated = type("Stated", (YamlContract,), {"strategy": name}).stated()
+        options[registry.find_strategy(name).target][name] = set(stated.options)
+    for names in options.values():
+        assert len({frozenset(keys) for keys in names.values()}) == 1, names
+
+
+@pytest.mark.parametrize(("name", "flagged"), [("parameter_server", True), ("simulated", False)])
+def test_rows_of_approximate_strategies_are_flagged(name: str, flagged: bool) -> None:
+    spec = resolve(compose_config([f"strategy={name}", "gpus=1"]))
+    assert ("approximate" in spec.flags) == flagged
