@@ -51,13 +51,8 @@ class Profile:
 
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
-PER_RANK_COLLECTIVES = (
-    "all_gather",
-    "reduce_scatter",
-    "gather",
-    "scatter",
-    "all_to_all",
-)  # their data are parts, one per rank
+# Their data are parts, one per rank.
+PER_RANK_COLLECTIVES = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
 
 
 @dataclass

@@ -46,7 +46,7 @@ def write_turn(folder: Path, turn: Turn) -> None:
 
 
 class Gate:
-    """Where a rank waits until the next turn of its run. Create it in the main thread."""
+    """A rank waits here until the next turn of its run. Create it in the main thread."""
 
     def __init__(self, folder: Path, progress: ProgressFile) -> None:
         self._path, self._progress = turn_path(folder), progress

@@ -55,7 +55,7 @@ class Turns:
             return now_s - self._parked_s - (0.0 if self._parked_since_s is None else now_s - self._parked_since_s)
 
     def sleep(self) -> None:
-        """Sleep until the next look at the processes, which is sooner when the run is not parked."""
+        """Sleep until the next look at the processes; parked ones are looked at less often."""
         with self._changed:
             self._changed.wait(POLL_INTERVAL_S if self._parked_since_s is None else PARKED_INTERVAL_S)
 

@@ -110,7 +110,7 @@ class RemoteRank:
 
     @property
     def is_here(self) -> bool:
-        """Whether its processes are on this host."""
+        """True if its processes are on this host."""
         self._update()
         return self._local is not None
 
