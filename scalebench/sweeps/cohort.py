@@ -81,6 +81,11 @@ class Member:
         if self._thread.ident is not None:
             self._thread.join()
 
+    def ran_out_of_memory(self) -> bool:
+        """Return whether the run, which is over, failed for lack of memory: beside fewer others it may have enough."""
+        self.join()
+        return self.result is not None and self.result.status == "oom"
+
     def _run(self) -> None:
         try:
             self.result = run_spec(
@@ -115,8 +120,8 @@ class Cohort:
     def run(self) -> Iterator[tuple[int, Result]]:
         """Yield (number, result) of each run that has ended, when all have.
 
-        Those that did not fit into the memory, or could not be stopped, are left out, and leave no folder. Raises
-        KeyboardInterrupt, after the results are written, when it was cancelled.
+        Those that did not fit into the memory beside the others, or could not be stopped, are left out, and leave no
+        folder. Raises KeyboardInterrupt, after the results are written, when it was cancelled.
         """
         started: list[Member] = []
         try:
@@ -135,7 +140,7 @@ class Cohort:
             member.join()
             if member.error is not None:
                 raise member.error
-            if member.dropped:
+            if member.dropped or (len(started) > 1 and member.ran_out_of_memory()):
                 shutil.rmtree(member.folder, ignore_errors=True)
             elif member.result is not None:
                 yield member.number, member.result
@@ -151,8 +156,7 @@ class Cohort:
             member.start()
             if member.turns.await_gate():
                 self._park(member)
-            elif len(started) > 1 and _ran_out_of_memory(member):
-                member.dropped = True
+            elif len(started) > 1 and member.ran_out_of_memory():
                 return
 
     def _do_rounds(self, members: list[Member]) -> None:
@@ -233,8 +237,3 @@ class Cohort:
     def _show(self, ranks: Sequence[RankProgress] = (), **fields: object) -> None:
         self._progress = replace(self._progress, ranks=list(ranks), **fields)  # type: ignore[arg-type]
         self._on_progress(self._progress)
-
-
-def _ran_out_of_memory(member: Member) -> bool:
-    member.join()
-    return member.result is not None and member.result.status == "oom"

@@ -78,11 +78,15 @@ def test_runs_take_turns_and_measure_what_they_measure_by_themselves(tmp_path: P
 
 @pytest.mark.parametrize("fault", ["raise", "exit", "kill", "stop", "oom"])
 def test_a_fault_ends_its_run_alone(fault: str, tmp_path: Path) -> None:
-    expected = {"stop": "timeout", "oom": "oom"}.get(fault, "failed")
+    expected = "timeout" if fault == "stop" else "failed"
     faulty = simulated(2, {"hang_s": 5.0}, fault=fault, fault_rank=1, fault_step=32)
     results = run_cohort([simulated(1), faulty, simulated(2)], tmp_path)
-    assert {n: result.status for n, result in results.items()} == {0: "ok", 1: expected, 2: "ok"}, results[1].reason
-    assert "rank 1" in (results[1].reason or "")
+    statuses = {n: result.status for n, result in results.items()}
+    if fault == "oom":  # it may have enough memory by itself
+        assert statuses == {0: "ok", 2: "ok"} and not (tmp_path / "1").exists()
+    else:
+        assert statuses == {0: "ok", 1: expected, 2: "ok"}
+        assert "rank 1" in (results[1].reason or "")
 
 
 def test_a_rank_that_is_killed_while_it_is_parked_ends_its_run_alone(tmp_path: Path) -> None:
