@@ -79,8 +79,9 @@ def test_runs_take_turns_and_measure_what_they_measure_by_themselves(tmp_path: P
 @pytest.mark.parametrize("fault", ["raise", "exit", "kill", "stop", "oom"])
 def test_a_fault_ends_its_run_alone(fault: str, tmp_path: Path) -> None:
     expected = "timeout" if fault == "stop" else "failed"
-    faulty = simulated(2, {"hang_s": 5.0}, fault=fault, fault_rank=1, fault_step=32)
-    results = run_cohort([simulated(1), faulty, simulated(2)], tmp_path)
+    long = {"target": 1e-6, "max_s": 2.0}  # the fault comes within it, however busy the machine is
+    faulty = simulated(2, {"hang_s": 5.0} | long, fault=fault, fault_rank=1, fault_step=32)
+    results = run_cohort([simulated(1, long), faulty, simulated(2, long)], tmp_path)
     statuses = {n: result.status for n, result in results.items()}
     if fault == "oom":  # it may have enough memory by itself
         assert statuses == {0: "ok", 2: "ok"} and not (tmp_path / "1").exists()

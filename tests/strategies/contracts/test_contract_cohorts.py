@@ -94,6 +94,7 @@ def test_it_trains_in_turns_as_by_itself(strategy: str, tmp_path: Path) -> None:
             np.testing.assert_allclose([losses[n] for n in steps], [expected[n] for n in steps], rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", FAMILIES)
 def test_a_fault_ends_its_run_alone(strategy: str, tmp_path: Path) -> None:
     """One run each that raises, hangs stopped, runs out of memory, and loses a rank while it is parked."""
@@ -126,6 +127,7 @@ def test_a_fault_ends_its_run_alone(strategy: str, tmp_path: Path) -> None:
     assert not (tmp_path / "4").exists(), "a run without enough memory beside the others is left for later"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("strategy", FAMILIES)
 def test_no_process_survives_the_program(strategy: str, sign: signal.Signals, tmp_path: Path) -> None:
