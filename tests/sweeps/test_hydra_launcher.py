@@ -74,11 +74,13 @@ def test_resume_keeps_successful_runs_and_repeats_others(sweep: Sweep) -> None:
     assert status == 1 and "[1/2] simulated gpus=1: done before, kept" in out
     assert again.run_id.iloc[0] == first.run_id.iloc[0]
     assert again.run_id.iloc[1] != first.run_id.iloc[1]
+    cohorts = [read_result(Path(path) / "result.json").cohort for path in again.path]
+    assert again.gpus.tolist() == [1, 2, 1] and cohorts[1] == cohorts[2] != cohorts[0], "the baseline is in each cohort"
 
     status, out, _ = sweep("gpus=1", "repeat=0,1", *options, "resume=true", folder="t")  # in one beside it
     beside = rows("t")
     assert status == 0 and out.count("done before, kept") == 1
-    assert beside.run_id.iloc[0] == first.run_id.iloc[0] and beside.repeat.tolist() == [0, 1]
+    assert beside.run_id.iloc[0] == again.run_id.iloc[2] and beside.repeat.tolist() == [0, 1]
 
 
 @pytest.mark.slow
