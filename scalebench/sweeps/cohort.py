@@ -114,7 +114,8 @@ class Cohort:
         self.id = uuid.uuid4().hex[:12]
         self.members = [Member(run, self.id, module) for run in runs]
         self._settings = self.members[0].spec.config.measure
-        self._random = random.Random(self.members[0].spec.config.seed)
+        config = self.members[0].spec.config
+        self._random = random.Random(f"{config.seed} {config.repeat}")
         self._progress, self._on_progress = CohortProgress(len(runs)), on_progress
 
     def run(self) -> Iterator[tuple[int, Result]]:
@@ -138,12 +139,13 @@ class Cohort:
             raise
         for member in started:
             member.join()
-            if member.error is not None:
-                raise member.error
             if member.dropped or (len(started) > 1 and member.ran_out_of_memory()):
                 shutil.rmtree(member.folder, ignore_errors=True)
             elif member.result is not None:
                 yield member.number, member.result
+        for member in started:
+            if member.error is not None:  # such as a full disk
+                raise member.error
 
     def _start(self, started: list[Member]) -> None:
         """Start the runs one by one, as many as fit beside each other, each up to its gate."""
@@ -208,7 +210,7 @@ class Cohort:
     def _are_ratios_precise(self, members: Sequence[Member]) -> bool:
         if min(member.measured_s for member in members) < self._settings.min_s:
             return False
-        ratios = [self._ratio(member) for member in members if self._reference(member) is not member]
+        ratios = [self._ratio(member) for member in members if self._reference(member) in members]
         return all(r is not None and r.relative_half_width() <= self._settings.target for r in ratios)
 
     def _reference(self, member: Member) -> Member:
