@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,19 +42,24 @@ SINGLE_RUN_FLAGS = ("no_interval", "superlinear", "superlinear_within_noise")  #
 UNION_COLUMNS = ("flags", "throttle_reasons")
 FIRST_RUN_COLUMNS = ("run_id", "started_at", "path", "reason")  # of the first repeat, in time
 LIMIT_COLUMNS = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))}  # of runs: none of their mean
-COLUMNS_WITH_LIMITS = [name for name in FRAME_COLUMNS if f"{name}_low" in LIMIT_COLUMNS]
-MERGED_COLUMNS = [name for name in FRAME_COLUMNS if name not in LIMIT_COLUMNS]
+# Formed of throughputs over repeats rather than of the rows: none if these have no throughput.
+THROUGHPUT_COLUMNS = {
+    "throughput_samples_per_s",
+    *(f"{ratio}_{kind}" for ratio in ("speedup", "efficiency") for kind in ("self", "bare", "given")),
+}
+MERGED_COLUMNS = [name for name in FRAME_COLUMNS if name not in LIMIT_COLUMNS | THROUGHPUT_COLUMNS]
+COLUMNS_WITH_LIMITS = [name for name in MERGED_COLUMNS if f"{name}_low" in LIMIT_COLUMNS]
 R = TypeVar("R", bound=Run)
 
 
 @dataclass
 class Configuration:
-    """Repeats that become one row, in the order of their start."""
+    """Repeats that become one row, in the order of their start; complete before its figures are used."""
 
     repeats: list[RunSummary]
     rows: list[Cells]  # as rows.make_row returns them
 
-    @property
+    @cached_property
     def rates(self) -> dict[str, float]:
         """Samples/s by run_id; empty if nothing was measured."""
         rates = {cells["run_id"]: cells["throughput_samples_per_s"] for cells in self.rows}
@@ -217,11 +223,12 @@ def _overhead(own: Configuration | None, bare: Configuration | None) -> tuple[fl
 
 def _merge_rows(rows: Sequence[Cells]) -> Cells:
     cells: Cells = dict.fromkeys(FRAME_COLUMNS)
-    count = len(rows)
-    columns = zip(*(map(row.get, MERGED_COLUMNS) for row in rows), strict=True)
-    for name, values in zip(MERGED_COLUMNS, columns, strict=True):
-        is_equal = values.count(values[0]) == count and name not in UNION_COLUMNS
-        cells[name] = values[0] if is_equal else _merge_values(name, values)
+    columns = list(zip(*(map(row.get, MERGED_COLUMNS) for row in rows), strict=True))
+    first = [values[0] for values in columns]
+    cells.update(zip(MERGED_COLUMNS, first, strict=True))
+    for name, values, equal in zip(MERGED_COLUMNS, columns, map(tuple.count, columns, first), strict=True):
+        if equal != len(rows) or name in UNION_COLUMNS:
+            cells[name] = _merge_values(name, values)
     for name in COLUMNS_WITH_LIMITS:
         if len(present := _present_values(rows, name)) >= MIN_REPEATS_FOR_LIMITS:
             mean = mean_over_repeats(present)
