@@ -14,6 +14,7 @@ from scalebench.analysis.read_runs import (
     Unreadable,
     find_results,
     list_paths,
+    pause_garbage_collection,
     search_results,
     summarize_files,
     summarize_readable,
@@ -38,6 +39,7 @@ class Survey:
     probe_folders: list[Path]  # of the runs that measured collective operations or bandwidths
 
 
+@pause_garbage_collection()
 def load(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> pd.DataFrame:
     """Return one row per run found at or below `path` (one or several folders or result.json files).
 
@@ -51,6 +53,7 @@ def load(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) 
     return make_frame(compare_runs(runs, named_baseline).rows, FRAME_COLUMNS)
 
 
+@pause_garbage_collection()
 def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> Survey:
     """Return the frames of `load` and `pooled` from one reading, of all files that can be read, and a list of the
     others.

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalebench.analysis import throughput
-from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
+from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, make_frame
 from scalebench.analysis.identity import comparison_key, pooling_key
 from scalebench.analysis.named_baseline import resolve_named_baseline
-from scalebench.analysis.read_runs import PathLike, find_results, list_paths, summarize_files
+from scalebench.analysis.read_runs import PathLike, find_results, list_paths, pause_garbage_collection, summarize_files
 from scalebench.analysis.rows import (
     Cells,
     ComparedRuns,
@@ -47,8 +47,12 @@ THROUGHPUT_COLUMNS = {
     "throughput_samples_per_s",
     *(f"{ratio}_{kind}" for ratio in ("speedup", "efficiency") for kind in ("self", "bare", "given")),
 }
-MERGED_COLUMNS = [name for name in FRAME_COLUMNS if name not in LIMIT_COLUMNS | THROUGHPUT_COLUMNS]
-COLUMNS_WITH_LIMITS = [name for name in MERGED_COLUMNS if f"{name}_low" in LIMIT_COLUMNS]
+COLUMNS_WITH_LIMITS = [
+    name for name in FRAME_COLUMNS if f"{name}_low" in LIMIT_COLUMNS and name not in THROUGHPUT_COLUMNS
+]
+MERGED_COLUMNS = [
+    name for name in FRAME_COLUMNS if name not in LIMIT_COLUMNS | THROUGHPUT_COLUMNS | {*COLUMNS_WITH_LIMITS}
+]
 R = TypeVar("R", bound=Run)
 
 
@@ -66,6 +70,7 @@ class Configuration:
         return {run_id: rate for run_id, rate in rates.items() if rate is not None}
 
 
+@pause_garbage_collection()
 def pooled(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> pd.DataFrame:
     """Return one row per configuration found at or below `path`: the columns of `load`, and `repeats`, their number.
 
@@ -230,7 +235,7 @@ def _merge_rows(rows: Sequence[Cells]) -> Cells:
         if equal != len(rows) or name in UNION_COLUMNS:
             cells[name] = _merge_values(name, values)
     for name in COLUMNS_WITH_LIMITS:
-        if len(present := _present_values(rows, name)) >= MIN_REPEATS_FOR_LIMITS:
+        if present := _present_values(rows, name):
             mean = mean_over_repeats(present)
             cells.update(interval_cells(name, name, mean.value, mean))
     return cells
@@ -258,14 +263,19 @@ def _merge_values(name: str, values: Sequence[Any]) -> Any:
 
 
 def _mean(values: list[Any]) -> Any:
-    mean = math.fsum(values) / len(values)
-    return round(mean) if all(isinstance(value, int) for value in values) else mean
+    return math.fsum(values) / len(values)
+
+
+def _whole_mean(values: list[Any]) -> Any:
+    return round(_mean(values))
 
 
 def _choose_reducer(name: str) -> Callable[[list[Any]], Any]:
     if name.endswith("_min"):
         return min
-    return max if name.endswith("_max") or "peak_" in name else _mean
+    if name.endswith("_max") or "peak_" in name:
+        return max
+    return _whole_mean if name in COUNT_COLUMNS else _mean
 
 
 REDUCERS = {name: _choose_reducer(name) for name in MERGED_COLUMNS}
