@@ -143,10 +143,8 @@ def _throughput(result: Result, groups: Sequence[CountedBlocks]) -> Figure:
 def _throughput_of_blocks(seconds: FloatArray, samples: FloatArray) -> Figure:
     if not len(seconds) or np.minimum.reduce(seconds) < 0 or np.minimum.reduce(samples) < 1:
         return None, None
-    total_s = float(np.add.reduce(seconds))
-    if total_s == 0:
-        return None, None
-    return float(np.add.reduce(samples)) / total_s, estimate_throughput(seconds, samples)
+    total_s = sum(seconds.tolist())
+    return (sum(samples.tolist()) / total_s, estimate_throughput(seconds, samples)) if total_s else (None, None)
 
 
 def _step_s(result: Result, groups: Sequence[CountedBlocks]) -> float | None:
@@ -154,7 +152,7 @@ def _step_s(result: Result, groups: Sequence[CountedBlocks]) -> float | None:
         return None
     group = groups[0] if not result.scale.independent else count_blocks(result.ranks, wanted_half_width(result))
     steps = len(group.seconds) * result.ranks[0].block_steps
-    return float(np.add.reduce(group.seconds)) / steps if steps else None
+    return sum(group.seconds.tolist()) / steps if steps else None
 
 
 def _drift(groups: Sequence[CountedBlocks]) -> list[str] | None:

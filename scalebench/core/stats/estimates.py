@@ -216,7 +216,8 @@ def _correlate_few(values: list[float]) -> float | None:
     mean = sum(deviations) / len(values)
     deviations = [deviation - mean for deviation in deviations]
     covariance: float = sum(map(operator.mul, deviations, deviations[1:]))
-    return covariance / sum(map(operator.mul, deviations, deviations))
+    variance: float = sum(map(operator.mul, deviations, deviations))
+    return covariance / variance
 
 
 @functools.lru_cache(maxsize=1024)
