@@ -78,8 +78,10 @@ class Candidates(Generic[R]):
             variables, bind, first = placement
             return differing, variables != (), bind != "numa", first
 
-        least = min(map(distance, self.by_placement))
-        nearest = tuple(placement for placement in self.by_placement if distance(placement) == least)
+        nearest = tuple(self.by_placement)
+        if len(nearest) > 1:
+            least = min(map(distance, nearest))
+            nearest = tuple(placement for placement in nearest if distance(placement) == least)
         if nearest not in self.indexes:
             numbered = sorted(
                 (pair for placement in nearest for pair in self.by_placement[placement]), key=lambda pair: pair[0]

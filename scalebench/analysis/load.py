@@ -14,6 +14,7 @@ from scalebench.analysis.read_runs import (
     Unreadable,
     find_results,
     list_paths,
+    pause_garbage_collection,
     search_results,
     summarize_files,
     summarize_readable,
@@ -39,6 +40,7 @@ class Survey:
     probe_folders: list[Path]  # of the runs that measured collective operations or bandwidths
 
 
+@pause_garbage_collection()
 def load(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> pd.DataFrame:
     """Return one row per run found at or below `path` (one or several folders or result.json files).
 
@@ -61,12 +63,12 @@ def load_rounds(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows = [
-        row for file in find_results(list_paths(path)) for row in make_round_rows(read_result(file), str(file.parent))
-    ]
+    files = find_results(list_paths(path))
+    rows = [row for file in files for row in make_round_rows(read_result(file), str(file.parent))]
     return pd.DataFrame(rows, columns=list(ROUND_COLUMNS))
 
 
+@pause_garbage_collection()
 def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> Survey:
     """Return the frames of `load` and `pooled` from one reading, of all files that can be read, and a list of the
     others.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -22,6 +24,19 @@ Unreadable = list[tuple[Path, str]]  # files or folders, each with one line that
 MIN_FILES_PER_PROCESS = 200  # starting a process takes as long as reading so many
 MAX_PROCESSES = 8
 FILES_PER_TASK = 50
+
+
+@contextmanager
+def pause_garbage_collection() -> Iterator[None]:
+    """Save a tenth of the time of reading, and a fifth of that of a page: runs and rows hold no cycles, but are many,
+    and would be looked at again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def list_paths(path: PathLike | Sequence[PathLike]) -> list[PathLike]:
@@ -104,10 +119,11 @@ def _summarize_all(files: Sequence[Path]) -> Iterator[RunSummary | str]:
     read = 0
     if processes > 1:
         # Forked, since a spawned process imports the user's script again, which may call us at its top level.
-        # Garbage collection is off, which saves a tenth of the time: records hold no cycles.
         with ProcessPoolExecutor(processes, get_context("fork"), gc.disable) as pool:
             try:
-                for summary in pool.map(_summarize_file, files, chunksize=FILES_PER_TASK):
+                summaries = pool.map(_summarize_file, files, chunksize=FILES_PER_TASK)
+                importlib.import_module("pandas")  # which the frames need, while the others read
+                for summary in summaries:
                     yield summary
                     read += 1
             except (BrokenProcessPool, OSError):

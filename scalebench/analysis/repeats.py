@@ -12,14 +12,15 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalebench.analysis import throughput
-from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
+from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, make_frame
 from scalebench.analysis.identity import comparison_key, pooling_key
 from scalebench.analysis.named_baseline import resolve_named_baseline
-from scalebench.analysis.read_runs import PathLike, find_results, list_paths, summarize_files
+from scalebench.analysis.read_runs import PathLike, find_results, list_paths, pause_garbage_collection, summarize_files
 from scalebench.analysis.rows import (
     Cells,
     ComparedRuns,
@@ -41,25 +42,35 @@ SINGLE_RUN_FLAGS = ("no_interval", "superlinear", "superlinear_within_noise")  #
 UNION_COLUMNS = ("flags", "throttle_reasons")
 FIRST_RUN_COLUMNS = ("run_id", "started_at", "path", "reason")  # of the first repeat, in time
 LIMIT_COLUMNS = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))}  # of runs: none of their mean
-COLUMNS_WITH_LIMITS = [name for name in FRAME_COLUMNS if f"{name}_low" in LIMIT_COLUMNS]
-MERGED_COLUMNS = [name for name in FRAME_COLUMNS if name not in LIMIT_COLUMNS]
+# Formed of throughputs over repeats rather than of the rows: none if these have no throughput.
+THROUGHPUT_COLUMNS = {
+    "throughput_samples_per_s",
+    *(f"{ratio}_{kind}" for ratio in ("speedup", "efficiency") for kind in ("self", "bare", "given")),
+}
+COLUMNS_WITH_LIMITS = [
+    name for name in FRAME_COLUMNS if f"{name}_low" in LIMIT_COLUMNS and name not in THROUGHPUT_COLUMNS
+]
+MERGED_COLUMNS = [
+    name for name in FRAME_COLUMNS if name not in LIMIT_COLUMNS | THROUGHPUT_COLUMNS | {*COLUMNS_WITH_LIMITS}
+]
 R = TypeVar("R", bound=Run)
 
 
 @dataclass
 class Configuration:
-    """Repeats that become one row, in the order of their start."""
+    """Repeats that become one row, in the order of their start; complete before its figures are used."""
 
     repeats: list[RunSummary]
     rows: list[Cells]  # as rows.make_row returns them
 
-    @property
+    @cached_property
     def rates(self) -> dict[str, float]:
         """Samples/s by run_id; empty if nothing was measured."""
         rates = {cells["run_id"]: cells["throughput_samples_per_s"] for cells in self.rows}
         return {run_id: rate for run_id, rate in rates.items() if rate is not None}
 
 
+@pause_garbage_collection()
 def pooled(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> pd.DataFrame:
     """Return one row per configuration found at or below `path`: the columns of `load`, and `repeats`, their number.
 
@@ -217,13 +228,14 @@ def _overhead(own: Configuration | None, bare: Configuration | None) -> tuple[fl
 
 def _merge_rows(rows: Sequence[Cells]) -> Cells:
     cells: Cells = dict.fromkeys(FRAME_COLUMNS)
-    count = len(rows)
-    columns = zip(*(map(row.get, MERGED_COLUMNS) for row in rows), strict=True)
-    for name, values in zip(MERGED_COLUMNS, columns, strict=True):
-        is_equal = values.count(values[0]) == count and name not in UNION_COLUMNS
-        cells[name] = values[0] if is_equal else _merge_values(name, values)
+    columns = list(zip(*(map(row.get, MERGED_COLUMNS) for row in rows), strict=True))
+    first = [values[0] for values in columns]
+    cells.update(zip(MERGED_COLUMNS, first, strict=True))
+    for name, values, equal in zip(MERGED_COLUMNS, columns, map(tuple.count, columns, first), strict=True):
+        if equal != len(rows) or name in UNION_COLUMNS:
+            cells[name] = _merge_values(name, values)
     for name in COLUMNS_WITH_LIMITS:
-        if len(present := _present_values(rows, name)) >= MIN_REPEATS_FOR_LIMITS:
+        if present := _present_values(rows, name):
             mean = mean_over_repeats(present)
             cells.update(interval_cells(name, name, mean.value, mean))
     return cells
@@ -251,14 +263,19 @@ def _merge_values(name: str, values: Sequence[Any]) -> Any:
 
 
 def _mean(values: list[Any]) -> Any:
-    mean = math.fsum(values) / len(values)
-    return round(mean) if all(isinstance(value, int) for value in values) else mean
+    return math.fsum(values) / len(values)
+
+
+def _whole_mean(values: list[Any]) -> Any:
+    return round(_mean(values))
 
 
 def _choose_reducer(name: str) -> Callable[[list[Any]], Any]:
     if name.endswith("_min"):
         return min
-    return max if name.endswith("_max") or "peak_" in name else _mean
+    if name.endswith("_max") or "peak_" in name:
+        return max
+    return _whole_mean if name in COUNT_COLUMNS else _mean
 
 
 REDUCERS = {name: _choose_reducer(name) for name in MERGED_COLUMNS}

@@ -201,12 +201,12 @@ def _placement_cells(result: Result) -> dict[str, str | None]:
 def interval_cells(name: str, stem: str, value: float | None, interval: Estimate | None) -> dict[str, float | None]:
     """Return the columns of a figure and its limits; a limit that the data do not give, infinite in the interval, is
     null."""
-    low, high = (interval.low, interval.high) if interval else (None, None)
-    return {name: value, f"{stem}_low": _finite_or_none(low), f"{stem}_high": _finite_or_none(high)}
-
-
-def _finite_or_none(limit: float | None) -> float | None:
-    return None if limit is None or math.isinf(limit) else limit
+    low, high = (interval.low, interval.high) if interval else (math.inf, math.inf)
+    return {
+        name: value,
+        f"{stem}_low": None if math.isinf(low) else low,
+        f"{stem}_high": None if math.isinf(high) else high,
+    }
 
 
 def _count_steps(block_s: list[float], block_steps: int | None) -> int | None:

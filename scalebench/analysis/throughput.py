@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from scalebench.analysis.identity import comparison_key
 from scalebench.analysis.rounds import ratio_in_rounds
 from scalebench.analysis.run_summary import Run, RunSummary
 from scalebench.core.result import RankRecord, Result
 from scalebench.core.stats.estimates import (
     Estimate,
+    FloatArray,
     divide_estimates,
     estimate_throughput,
     scale_estimate,
@@ -22,7 +25,7 @@ from scalebench.core.stats.estimates import (
 from scalebench.core.stats.steady_state import MIN_BLOCKS, find_unsteadiness, find_warmup_length
 
 MAX_WARMUP_SHARE = 0.25  # of the measured blocks
-Blocks = tuple[list[float], list[int]]  # seconds and samples of each block
+Blocks = tuple[FloatArray, FloatArray]  # seconds and samples of each block
 Figure = tuple[float | None, Estimate | None]
 
 
@@ -31,8 +34,8 @@ class CountedBlocks:
     """The measured blocks of a group of ranks without leftover warm-up, and signs of unsteadiness (None: too few
     blocks)."""
 
-    seconds: list[float]
-    samples: list[int]
+    seconds: FloatArray
+    samples: FloatArray
     warmup_blocks: int  # left out at the beginning
     unsteadiness: list[str] | None
 
@@ -91,10 +94,10 @@ def merge_rank_blocks(ranks: Sequence[RankRecord]) -> Blocks:
     Blocks that not every rank finished are left out.
     """
     count = min((min(len(r.block_s), len(r.block_samples)) for r in ranks), default=0)
-    if len(ranks) == 1:
-        return ranks[0].block_s[:count], ranks[0].block_samples[:count]
-    seconds = list(map(max, zip(*(r.block_s[:count] for r in ranks), strict=True)))
-    return seconds, list(map(sum, zip(*(r.block_samples[:count] for r in ranks), strict=True)))
+    seconds, samples = ([getattr(rank, name)[:count] for rank in ranks] for name in ("block_s", "block_samples"))
+    if not count:
+        return np.empty(0), np.empty(0)
+    return np.maximum.reduce(np.array(seconds, np.float64)), np.add.reduce(np.array(samples, np.float64))
 
 
 def count_blocks(ranks: Sequence[RankRecord], target: Any) -> CountedBlocks:
@@ -138,17 +141,19 @@ def _throughput(result: Result, groups: Sequence[CountedBlocks]) -> Figure:
     return sum(values), sum_estimates(present) if len(present) == len(values) else None
 
 
-def _throughput_of_blocks(seconds: list[float], samples: list[int]) -> Figure:
-    if not seconds or min(seconds) < 0 or sum(seconds) == 0 or min(samples) < 1:
+def _throughput_of_blocks(seconds: FloatArray, samples: FloatArray) -> Figure:
+    if not len(seconds) or np.minimum.reduce(seconds) < 0 or np.minimum.reduce(samples) < 1:
         return None, None
-    return sum(samples) / sum(seconds), estimate_throughput(seconds, samples)
+    total_s = sum(seconds.tolist())
+    return (sum(samples.tolist()) / total_s, estimate_throughput(seconds, samples)) if total_s else (None, None)
 
 
 def _step_s(result: Result, groups: Sequence[CountedBlocks]) -> float | None:
     if not groups or not result.ranks[0].block_steps:
         return None
     group = groups[0] if not result.scale.independent else count_blocks(result.ranks, wanted_half_width(result))
-    return sum(group.seconds) / (len(group.seconds) * result.ranks[0].block_steps) if group.seconds else None
+    steps = len(group.seconds) * result.ranks[0].block_steps
+    return sum(group.seconds.tolist()) / steps if steps else None
 
 
 def _drift(groups: Sequence[CountedBlocks]) -> list[str] | None:

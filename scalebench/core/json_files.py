@@ -52,7 +52,8 @@ def read_record(path: Path, record_type: type[T], ignore_unknown: bool = False) 
     """Read a dataclass from a JSON file; ValueError as those of `read_json` and `build_record`."""
     if ignore_unknown:
         try:
-            return msgspec.json.decode(path.read_bytes(), type=record_type)
+            with path.open("rb", buffering=0) as file:
+                return msgspec.json.decode(file.read(), type=record_type)
         except (msgspec.DecodeError, RecursionError):
             pass  # read again below: for the reason, and since the standard library also takes lone surrogates
     return build_record(record_type, read_json(path), ignore_unknown)

@@ -463,7 +463,7 @@ def read_result(path: Path) -> Result:
 
 
 def _is_special(path: Path) -> bool:
-    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+    return not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path)
 
 
 def _refuse_damaged(path: Path) -> None:

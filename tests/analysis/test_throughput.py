@@ -30,7 +30,8 @@ def two_ranks(independent: bool = False) -> Result:
 
 
 def test_a_group_is_as_slow_as_its_slowest_rank_in_each_block() -> None:
-    assert throughput.merge_rank_blocks(two_ranks().ranks) == ([2.0, 2.0, 2.0], [19, 20, 21])
+    seconds, samples = throughput.merge_rank_blocks(two_ranks().ranks)
+    assert (seconds.tolist(), samples.tolist()) == ([2.0, 2.0, 2.0], [19, 20, 21])
     assert throughput.throughput(two_ranks()) == (60 / 6.0, None)
 
 

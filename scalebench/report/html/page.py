@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from scalebench import __version__
+from scalebench.analysis.read_runs import pause_garbage_collection
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import describe_machine
 from scalebench.report.document import Chart, Section, clean_text
@@ -42,6 +43,7 @@ class Header:
     machines: Sequence[str]  # "alpha: 8 x NVIDIA A100-SXM4-40GB, 48 cores, 1000 GiB"
 
 
+@pause_garbage_collection()
 def write(report_data: ReportData, path: Path, sections: Iterable[Section] | None = None) -> Path:
     """Write the report to `path`, whose folder is made if necessary, with `sections` instead of all if there are any.
 

@@ -49,6 +49,10 @@ PART_MEANINGS = {
 }
 
 
+# By which AttributionRecords chooses the baselines that it reads.
+BASELINE_CHOICE_COLUMNS = "run_id status gpus model strategy global_batch baseline_bare_id baseline_self_id".split()
+
+
 class AttributionRecords:
     """All rows of a frame, and the records that an attribution needs, which `read` returns by their run_id."""
 
@@ -97,7 +101,8 @@ def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
     """
     status = dict(zip(report_data.frame["run_id"], report_data.frame["status"], strict=True))
     results = [report_data.result(run_id) for run_id in report_data.detailed_run_ids if status[run_id] == "ok"]
-    candidates = AttributionRecords(report_data.frame, report_data.result).read_baselines(results)
+    records = AttributionRecords(report_data.frame[BASELINE_CHOICE_COLUMNS], report_data.result)
+    candidates = records.read_baselines(results)
     rows = plain_rows(report_data.pooled)
     references = {result.run_id: candidates.find(result) for result in results}
     attributions = [(result, attribute_run(result, references[result.run_id])) for result in results]

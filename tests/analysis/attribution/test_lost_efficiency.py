@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -230,7 +231,7 @@ def test_each_repeat_is_one_observation() -> None:
     # sd 2.6458, t(0.975, 2) = 4.302653
     assert data.step_s.high == pytest.approx(3 + 4.302653 * 2.645751 / 3**0.5, rel=1e-6)
     assert run.lost.value == pytest.approx(0.4) and run.lost.low < 0.4
-    assert dataclasses.astuple(drift.share) == pytest.approx((0.1, 0.1, 0.1))
+    assert msgspec.structs.astuple(drift.share) == pytest.approx((0.1, 0.1, 0.1))
 
 
 def test_two_repeats_have_no_limits_and_one_is_itself() -> None:

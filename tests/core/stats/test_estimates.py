@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import subprocess
 import sys
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -337,7 +337,7 @@ HALF = math.sqrt(3) * 4.302653  # of the mean of three values with sd 3: t(0.975
 def test_limits_come_from_the_limits_on_the_side_that_they_move_to(
     estimate: Estimate, value: float, down: float, up: float
 ) -> None:
-    assert dataclasses.astuple(estimate) == pytest.approx((value, value - down, value + up), rel=1e-6)
+    assert msgspec.structs.astuple(estimate) == pytest.approx((value, value - down, value + up), rel=1e-6)
 
 
 def test_an_estimate_without_limits_gives_none() -> None:
