@@ -64,13 +64,13 @@ class WorkerExit:
 
 @dataclass
 class PausedWorker:
-    """The state of a rank that its agent on another host has parked, as paused<k>.json holds it."""
+    """The state of a rank that its agent has parked, as paused<k>.json holds it."""
 
     turn: int  # number of the turn that is over
 
 
 def paused_worker_path(folder: Path, rank: int) -> Path:
-    """Return the path of the file that says that a rank on another host is parked."""
+    """Return the path of the file by which the agent of a rank reports that it is parked."""
     return folder / f"paused{rank}.json"
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scalebench.runner.launchers.supervise import RankGroup
 
 GATE_INTERVAL_S = 0.002  # between two looks for the end of a slot, from its planned end on
-STOP_LIMIT_S = 2.0  # for the kernel to stop the processes of a run
+STOP_LIMIT_S = 10.0  # for the processes of a run to stop, and for a shared file system to show that nodes have
 PARKED_INTERVAL_S = 0.2  # between two looks at processes that are parked
 
 

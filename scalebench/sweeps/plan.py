@@ -19,6 +19,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec, has_stop
+from scalebench.slurm.commands import in_allocation
 
 TURN_LAUNCHERS = ("local", "mpi")
 
@@ -121,7 +122,7 @@ def turns_reason(spec: RunSpec) -> str | None:
         return "it searches for a batch size"
     if config.strategy.launcher not in TURN_LAUNCHERS:
         return f"its ranks are started {config.strategy.launcher.replace('_', ' ')}"
-    if config.hardware.scheduler == "slurm" and not config.hardware.this_machine:
+    if config.hardware.scheduler == "slurm" and not config.hardware.this_machine and not in_allocation():
         return "each run is a job of its own"
     if config.hardware.hosts:
         return "its ranks are on several hosts"
