@@ -33,10 +33,12 @@ from scalebench.core.process import wait_until
 from scalebench.core.run_folder import (
     RESULT_FILE,
     SPEC_FILE,
+    STALE_TURN_LIMIT_S,
     STOP_FILE,
     TORCHRUN_FILE,
     PausedWorker,
     RankProcesses,
+    Turn,
     WorkerExit,
     paused_worker_path,
     rank_log_name,
@@ -47,7 +49,6 @@ from scalebench.core.run_folder import (
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.measure.nodes import record_node
-from scalebench.measure.turns import STALE_LIMIT_S, Turn
 from scalebench.runner.launchers.rank_environment import ADDRESSES, RUN_ID, build_environment
 from scalebench.runner.launchers.supervise import FOLLOW_LIMIT_S, GRACE_PERIOD_S, TURN_SIGNAL, is_stopped
 
@@ -144,7 +145,7 @@ class RankAgent:
     def _follow_turn(self, number: int, frame: Any) -> None:
         """Park the worker when its turn is over, and continue it when it has a new one; the monitor likewise."""
         worker, monitor = self._worker, self._monitor
-        if worker is None or not wait_until(self._has_turn_changed, STALE_LIMIT_S):
+        if worker is None or not wait_until(self._has_turn_changed, STALE_TURN_LIMIT_S):
             return
         assert self._turn is not None
         self._send(signal.SIGSTOP if self._turn.over else signal.SIGCONT)

@@ -19,13 +19,13 @@ from scalebench.core.process import wait_until
 from scalebench.core.run_folder import (
     PausedWorker,
     RankProcesses,
+    Turn,
     WorkerExit,
     paused_worker_path,
     rank_processes_path,
     turn_path,
     worker_exit_path,
 )
-from scalebench.measure.turns import Turn
 from scalebench.runner.launchers.local import Child
 from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, TURN_SIGNAL, RankGroup
 
