@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
@@ -14,12 +15,15 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.spec import HardwareSpec, RunSpec
 from scalebench.slurm.commands import Slurm, SlurmError, in_allocation
+from scalebench.slurm.job_states import JobStatePoller
 from scalebench.slurm.submit import Submission, read_submission, submit_sweep
 from scalebench.sweeps.console import Console
 
 if TYPE_CHECKING:
     from scalebench.runner.jobs import JobFollower, JobRequest
 
+REPORT_LIMIT_S = 60.0  # for the job of a sweep to end after its last run
+POLL_INTERVAL_S = 0.5
 terminated = Event()  # set by the program's handler of SIGTERM: there is no user to answer then
 
 
@@ -95,6 +99,18 @@ def follow_sweep(
         except SlurmError as error:
             raise InputError(f"the sweep could not be submitted: {error}") from error
     yield from _follow(JobFollower(slurm), requests, submission, console)
+    _await_report(folder, slurm)
+
+
+def _await_report(folder: Path, slurm: Slurm) -> None:
+    """Wait for the end of the job of a sweep, which writes tables and a report at last."""
+    from scalebench.runner.jobs import find_sweep_job
+
+    poller, deadline_s = JobStatePoller(slurm), time.monotonic() + REPORT_LIMIT_S
+    with contextlib.suppress(InputError):  # the results are there
+        while find_sweep_job(folder, slurm, poller) is not None and time.monotonic() < deadline_s:
+            if process.cancelled.wait(POLL_INTERVAL_S):
+                return
 
 
 def _follow(

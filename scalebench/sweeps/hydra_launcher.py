@@ -112,6 +112,8 @@ class SweepLauncher(Launcher):
         finally:
             if self.session.done:
                 console.print_table([sweep_dir])
+            if (page := sweep_dir / "report.html").exists():
+                console.print_line(f"report: {page}")
 
     def _take_turns(
         self, planned: Sequence[plan.SweepRun], first: int, sweep_dir: Path, positions: Sequence[int]
