@@ -20,7 +20,7 @@ from scalebench.slurm.submit import Submission, read_submission, submit_sweep
 from scalebench.sweeps.console import Console
 
 if TYPE_CHECKING:
-    from scalebench.runner.jobs import JobFollower, JobRequest
+    from scalebench.runner.jobs import JobRequest
 
 REPORT_LIMIT_S = 60.0  # for the job of a sweep to end after its last run
 POLL_INTERVAL_S = 0.5
@@ -64,7 +64,7 @@ def follow_jobs(
     At Ctrl-C the user decides once whether to cancel the jobs: KeyboardInterrupt follows when their results have been
     yielded, UserDetached where they keep running.
     """
-    from scalebench.runner.jobs import JobFollower, find_running_jobs
+    from scalebench.runner.jobs import find_running_jobs
 
     if not requests:
         return
@@ -78,7 +78,7 @@ def follow_jobs(
                 shutil.rmtree(request.folder, ignore_errors=True)  # of a run that was not successful
     else:
         _check_no_running_job([request.folder for request in requests], slurm)
-    yield from _follow(JobFollower(slurm, min(limits, default=None)), requests, None, console)
+    yield from _follow(slurm, min(limits, default=None), requests, None, console)
 
 
 def follow_sweep(
@@ -86,7 +86,7 @@ def follow_sweep(
 ) -> Iterator[tuple[JobRequest, Result]]:
     """Submit the sweep of these runs as one job in `folder`, unless its job still runs, and yield each run with its
     result as it ends. `arguments` are those of the program within the job. At Ctrl-C as `follow_jobs`."""
-    from scalebench.runner.jobs import JobFollower, find_sweep_job
+    from scalebench.runner.jobs import find_sweep_job
 
     hardware = [request.spec.config.hardware for request in requests]
     slurm = Slurm(_find_slurm_bin(hardware))
@@ -98,7 +98,7 @@ def follow_sweep(
             submission = submit_sweep([r.spec for r in requests if r.spec.can_start], folder, arguments)
         except SlurmError as error:
             raise InputError(f"the sweep could not be submitted: {error}") from error
-    yield from _follow(JobFollower(slurm), requests, submission, console)
+    yield from _follow(slurm, None, requests, submission, console)
     _await_report(folder, slurm)
 
 
@@ -114,9 +114,16 @@ def _await_report(folder: Path, slurm: Slurm) -> None:
 
 
 def _follow(
-    follower: JobFollower, requests: Sequence[JobRequest], submission: Submission | None, console: Console
+    slurm: Slurm,
+    max_jobs: int | None,
+    requests: Sequence[JobRequest],
+    submission: Submission | None,
+    console: Console,
 ) -> Iterator[tuple[JobRequest, Result]]:
-    with console.show_queue() as follower.on_change:
+    from scalebench.runner.jobs import JobFollower
+
+    with console.show_queue() as on_change:
+        follower = JobFollower(slurm, max_jobs, on_change)
         results = follower.follow(requests, submission)
         try:
             yield from results

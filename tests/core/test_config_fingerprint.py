@@ -16,9 +16,9 @@ from scalebench.core.spec import Config, StrategySpec, TrainSpec
 
 OF_THE_PROGRAM = {"repeat", "resume", "baseline", "dry_run", "debug", "dataset.cache"}
 OF_THE_PROGRAM |= {"sweep.max_minutes", "sweep.report"}
-OF_THE_PROGRAM |= {f"measure.{name}" for name in ("repeats", "order", "cool_down_s")}
+OF_THE_PROGRAM |= {f"measure.{name}" for name in ("repeats", "order", "slot_s", "cool_down_s")}
 QUEUEING = {"hardware.max_jobs"} | {
-    f"hardware.slurm.{name}" for name in ("account", "qos", "reservation", "time_minutes", "bin")
+    f"hardware.slurm.{name}" for name in ("account", "qos", "reservation", "time_minutes", "bin", "one_job")
 }
 LATER = ("layout", "interface", "node_copy", "max_jobs")  # keys that older records do not have
 OF_CURVES = {f"train.evaluate_{name}" for name in ("epochs", "s", "samples")}  # only with a stop condition
@@ -70,7 +70,7 @@ def test_later_keys_do_not_change_the_fingerprint_of_older_runs() -> None:
     tree = dataclasses.asdict(Config())
     for key in ("repeat", "resume", "baseline", "dry_run", "debug", "sweep"):
         del tree[key]
-    for group, keys in {"dataset": ["cache"], "measure": ["repeats", "order", "cool_down_s"]}.items():
+    for group, keys in {"dataset": ["cache"], "measure": ["repeats", "order", "slot_s", "cool_down_s"]}.items():
         for key in keys:
             del tree[group][key]
     for key in {*LATER} - {key for part, key, _ in LATER_KEYS if part == "hardware"}:

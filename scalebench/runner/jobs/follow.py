@@ -59,7 +59,7 @@ class JobFollower:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = sleep_until_cancelled,
     ) -> None:
-        self._slurm, self._max_jobs, self.on_change = slurm, max_jobs, on_change
+        self._slurm, self._max_jobs, self._on_change = slurm, max_jobs, on_change
         self._watcher = watcher or JobStatePoller(slurm, clock=clock)
         self._clock, self._pause = clock, pause
         self._expand_names = job_results.create_node_name_expander(slurm)
@@ -239,4 +239,4 @@ class JobFollower:
         now = summarize_queue(len(self._submitter.waiting), self._jobs, self._done, self._error)
         if now.runs or now != self._reported:
             self._reported = now
-            self.on_change(now)
+            self._on_change(now)
