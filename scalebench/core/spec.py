@@ -17,7 +17,7 @@ from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.json_files import read_record, write_json
 from scalebench.core.run_folder import SPEC_FILE
 
-DEBUG_TIMEOUT_S = 86400.0
+NO_TIMEOUT_S = 86400.0
 OPTIMIZERS = ("adam", "adamw", "sgd", "momentum", "rmsprop")
 NO_VALIDATION_SAMPLES = (
     "train.stop.target is of the validation metric, and there are fewer samples to validate than replicas"
@@ -322,9 +322,10 @@ class RunSpec:
         """Seconds that a rank waits for the others before it fails by itself.
 
         Longer than the launcher waits for progress, so that a hang is reported as a hang and not as a broken
-        connection. With a debugger there is practically no limit.
+        connection. With a debugger there is practically no limit, nor where ranks are parked for as long as other
+        runs take: libraries go on counting meanwhile.
         """
-        return DEBUG_TIMEOUT_S if self.config.debug else 2 * self.config.measure.hang_s
+        return NO_TIMEOUT_S if self.config.debug or self.cohort is not None else 2 * self.config.measure.hang_s
 
     @property
     def learning_rate(self) -> float:

@@ -97,7 +97,7 @@ class Sweep:
         unit = [position for position in affordable if self._cohort_key(position, planned) == key]
         bares = {run.bare for run in planned}
         unit = sorted(unit, key=lambda position: planned[position].spec.fingerprint not in bares)[:MAX_COHORT_RUNS]
-        return unit if len(unit) == 1 else [*self._repeat_baselines(unit, planned), *unit]
+        return [*self._repeat_baselines(unit, planned), *unit]
 
     def _repeat_baselines(self, unit: Sequence[int], planned: list[SweepRun]) -> list[int]:
         """Plan the bare baselines of these runs once more, where others have taken turns with them: ratios between the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from scalebench.sweeps.execute import Sweep
 from scalebench.sweeps.plan import SweepRun
 from tests.builders.runs import simulated_spec
 
-MEASURE = {"min_s": 10.0, "max_s": 20.0, "warmup_max_s": 0.0}  # 15.3 s in the middle of the estimate
+MEASURE = {"min_s": 10.0, "max_s": 20.0, "warmup_max_s": 0.0, "order": "given"}  # 15.3 s in the middle of the estimate
 
 
 def planned(*counts: int) -> list[SweepRun]:
@@ -48,6 +49,38 @@ def test_fast_runs_leave_time_for_waiting_runs(tmp_path: Path) -> None:
         done.append(job.spec.gpus)
         clock.now_s += 1.0
     assert done == [1, 2, 4] and not sweep.record.left_out
+
+
+def in_turns(*counts: int, bare: str | None = None) -> list[SweepRun]:
+    specs = [simulated_spec(gpus=gpus, measure=MEASURE | {"order": "auto"}, size=1000) for gpus in counts]
+    return [SweepRun([], spec, bare=bare or specs[0].fingerprint) for spec in specs]
+
+
+def test_runs_that_take_turns_are_done_together_the_baseline_first(tmp_path: Path) -> None:
+    sweep, units = Sweep(tmp_path, [], None), []
+
+    def take_turns(positions: Sequence[int]) -> Iterator[int]:
+        units.append(list(positions))
+        yield from positions
+
+    jobs = [*in_turns(2, 4, bare=in_turns(1)[0].bare), *in_turns(1), *planned(3)]
+    assert [number for number, _ in sweep.iterate(jobs, 0, take_turns=take_turns)] == [2, 0, 1, 3]
+    assert units == [[2, 0, 1]]
+
+
+def test_a_second_cohort_has_the_baseline_again_and_what_fits_nowhere_is_done_by_itself(tmp_path: Path) -> None:
+    sweep, units = Sweep(tmp_path, [], None), []
+
+    def take_turns(positions: Sequence[int]) -> Iterator[int]:
+        units.append(list(positions))
+        yield from (position for position in positions[:2] if jobs[position].spec.gpus != 3)
+
+    jobs = in_turns(1, 2, 4, 3)
+    assert [number for number, _ in sweep.iterate(jobs, 0, take_turns=take_turns)] == [0, 1, 4, 2, 5, 3]
+    assert units == [[0, 1, 2, 3], [4, 2, 3], [5, 3]]
+    assert [(run.number, run.label, run.left_out) for run in read_sweep(tmp_path).runs[4:]] == [  # type: ignore[union-attr]
+        (4, "simulated gpus=1", False), (5, "simulated gpus=1", False)
+    ]  # fmt: skip
 
 
 def test_a_later_batch_has_the_time_that_the_first_one_left(tmp_path: Path) -> None:

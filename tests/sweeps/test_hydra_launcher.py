@@ -14,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 
 import scalebench
 from scalebench import __main__ as program
+from scalebench.core.result import read_result
 from scalebench.sweeps.folder_lock import FolderLock
 
 SHORT = (
@@ -52,7 +53,10 @@ def test_a_sweep_adds_its_baselines_and_continues_after_a_failed_run(sweep: Swee
     ends = frame[["gpus", "seed", "status"]].to_records(index=False).tolist()
     assert ends == [(2, 0, "failed"), (2, 1, "failed"), (1, 0, "ok"), (1, 1, "ok")]
     assert frame.reason.iloc[0] == "rank 1: RuntimeError: failed as configured"
-    assert "[1/4] simulated gpus=2 ..." in out and "[4/4] simulated gpus=1 ..." in out
+    assert "[1-4/4] 4 runs in turns ..." in out
+    assert frame.path.nunique() == 4 and {read_result(Path(path) / "result.json").cohort for path in frame.path} != {
+        None
+    }
     files = ["multirun.yaml", "results.csv", "results.parquet", "sweep.json"]
     assert sorted(os.listdir("s")) == ["0", "1", "2", "3", *files]
     assert len(pd.read_csv("s/results.csv")) == len(pd.read_parquet("s/results.parquet")) == 4

@@ -122,6 +122,35 @@ def test_repeat_and_measure_repeats_exclude_each_other(word: str) -> None:
     assert str(caught.value) == f"repeat={repeat} {line}"
 
 
+ROUNDS_REFUSED = {
+    "gpus=1 strategy=bare_torch": "bare_torch gpus=1 has no other run to take turns with; leave it out",
+    "gpus=1,2 train.stop.steps=3": "cannot take turns, since it trains to a stop; leave it out",
+    "gpus=1,2 measure=max_batch": "cannot take turns, since it searches for a batch size; leave it out",
+    "gpus=1,2 strategy.launcher=by_hand": "cannot take turns, since its ranks are started by hand; leave it out",
+    "gpus=1,2 hardware=alpha hardware.this_machine=false": "cannot take turns, since each run is a job of its own",
+    "gpus=1,2 measure.slot_s=40": "measure.slot_s=40 is longer than measure.max_s=30, the time that each run has",
+}
+
+
+@pytest.mark.parametrize("words", ROUNDS_REFUSED)
+def test_rounds_are_refused_where_runs_cannot_take_turns(words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        plan("strategy=ddp_gloo", *words.split(), "measure.order=rounds")
+    assert ROUNDS_REFUSED[words] in str(caught.value)
+    plan("strategy=ddp_gloo", *words.split())  # by default such runs are done by themselves
+
+
+def test_runs_of_one_repeat_and_model_take_turns() -> None:
+    runs = plan("strategy=ddp_gloo", "gpus=2", "measure.repeats=2")
+    keys = [plan_module.cohort_key(run.spec) for run in runs]
+    assert len(runs) == 6
+    assert keys == [keys[0]] * 3 + [keys[3]] * 3
+    assert keys[0] != keys[3]
+    bare = next(run for run in runs if run.spec.config.strategy.name == "bare_torch")
+    assert {run.bare for run in runs} == {bare.spec.fingerprint}
+    assert {plan_module.cohort_key(run.spec) for run in plan("gpus=1,2", "measure.order=given")} == {None}
+
+
 @pytest.mark.parametrize("repeats", ["measure.repeats=3", pytest.param("repeat=0,1,2", marks=pytest.mark.slow)])
 def test_random_order_is_within_each_repeat_and_fixed_by_the_seed(repeats: str) -> None:
     words = ("strategy=ddp_gloo", "gpus=1,2,4,8", repeats)

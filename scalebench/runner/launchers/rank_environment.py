@@ -13,6 +13,7 @@ from scalebench.core.spec import HardwareSpec, RunSpec
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 ADDRESSES, RUN_ID = "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID"
+NCCL_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"  # 480 s by default
 LOOPBACK = "127.0.0.1"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # also for Horovod's Gloo
 INTERFACE_VARIABLES = (GLOO_INTERFACE, "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
@@ -55,6 +56,8 @@ def build_environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence
         variables[GLOO_INTERFACE] = "lo"
     elif len(hosts) == spec.processes:
         variables.update(interface_variables(spec.config.hardware, hosts, rank))
+    if spec.cohort is not None:  # NCCL's monitor would take a parked process for one that hangs
+        variables[NCCL_HEARTBEAT] = str(round(spec.group_timeout_s))
     variables.update(spec.config.hardware.environment)
     return variables
 

@@ -20,12 +20,13 @@ from scalebench.core.json_files import read_json, write_json
 from scalebench.core.result import RankRecord, Result, read_result
 from scalebench.core.run_folder import turn_path
 from scalebench.core.spec import RunSpec
+from scalebench.measure.progress import read_progress
 from scalebench.runner.parent import run_spec
 from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.testing.fault_contract import EXPECTED_OUTCOMES
 from scalebench.testing.fault_worker import FAULT_FILE
 from scalebench.workloads import datasets
-from tests.builders.runs import find_run_processes, wait_until
+from tests.builders.runs import wait_until
 
 pytestmark = pytest.mark.real
 FAMILIES = (
@@ -39,7 +40,7 @@ FAMILIES = (
 # One step a block, so that each loss belongs to a step whose number is known.
 SETTINGS = (
     "dataset.size=400", "train.batch_per_device=10", "train.dropout=false", "measure.probes=false",
-    "measure.monitor=false", "measure.warmup_steps=5", "measure.warmup_max_s=2", "measure.block_s=0.000001",
+    "measure.monitor=false", "measure.warmup_steps=5", "measure.warmup_max_steps=32", "measure.block_s=0.000001",
     "measure.slot_s=0.1", "measure.min_s=1", "measure.max_s=1.5", "measure.hang_s=20", "measure.target=0.5",
 )  # fmt: skip
 MIN_COMPARED_STEPS = 15
@@ -96,11 +97,12 @@ def test_it_trains_in_turns_as_by_itself(strategy: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", FAMILIES)
 def test_a_fault_ends_its_run_alone(strategy: str, tmp_path: Path) -> None:
     """One run each that raises, hangs stopped, runs out of memory, and loses a rank while it is parked."""
-    spec, rank = make_spec(strategy, 2, tmp_path), RANK_0_FAILS.get(strategy, 1)
+    long = ("measure.target=0.0001", "measure.max_s=6")  # long enough for the faults
+    spec, rank = make_spec(strategy, 2, tmp_path, *long), RANK_0_FAILS.get(strategy, 1)
     faults = {2: "raise", 3: "stop", 4: "oom"}
     for number in range(1, 6):
         (tmp_path / str(number)).mkdir()
-        fault = {"fault": faults.get(number, "none"), "rank": rank, "batch": 25 if number in faults else -1}
+        fault = {"fault": faults.get(number, "none"), "rank": rank, "batch": 60 if number in faults else -1}
         write_json(tmp_path / str(number) / FAULT_FILE, fault)
     (tmp_path / "0").mkdir()
     write_json(tmp_path / "0" / FAULT_FILE, {"fault": "none", "rank": 0, "batch": -1})
@@ -108,31 +110,21 @@ def test_a_fault_ends_its_run_alone(strategy: str, tmp_path: Path) -> None:
     def kill_parked() -> None:
         folder = tmp_path / "5"
         wait_until(lambda: turns_of(folder) >= 2, limit_s=240)
-        wait_until(lambda: any(_is_stopped(pid) for pid in find_run_processes(folder)))
-        for pid in find_run_processes(folder):
-            if read_rank(pid) == rank:
-                os.kill(pid, signal.SIGKILL)
-
-    def read_rank(pid: int) -> int:
-        return int(psutil.Process(pid).environ()["RANK"])
+        progress = read_progress(folder, rank)
+        assert progress is not None
+        wait_until(lambda: psutil.Process(progress.pid).status() == psutil.STATUS_STOPPED)
+        os.kill(progress.pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_parked, daemon=True)
     killer.start()
-    specs = [make_spec("simulated", 1, tmp_path), *[spec] * 5]
+    specs = [make_spec("simulated", 1, tmp_path, *long), *[spec] * 5]
     results = run_cohort(specs, tmp_path, module="scalebench.testing.fault_worker")
     killer.join()
     outcomes = [result.status for result in results]
     expected = ["ok", "ok", *(EXPECTED_OUTCOMES[fault][0] for fault in faults.values()), "failed"]
     assert outcomes == expected, [result.reason for result in results]
     assert "SIGKILL" in (results[5].reason or "")
-    assert not [pid for number in range(6) for pid in find_run_processes(tmp_path / str(number))]
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.NoSuchProcess:
-        return False
+    assert not [process for process in psutil.Process().children() if process.is_running()]
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
