@@ -23,6 +23,7 @@ JOB_SCRIPT = "job.sh"
 SUBMITIT_FOLDER = "slurm"
 TORCHRUN_FILE = "by_hand.json"  # exists while the launcher `by_hand` waits for the ranks
 TURN_FILE = "turn.json"  # the turn that a run of a cohort has, or had last
+STALE_TURN_LIMIT_S = 5.0  # for a shared file system to show turn.json as it is
 STOP_FILE = "stop.json"  # exists when the ranks under torchrun must end; says whether the run succeeded
 SRUN_HOSTS_FILE = "srun_hosts.txt"  # the node of each rank, where nodes have different numbers of ranks
 TRY_SPEC_FILE = "try.json"  # the spec of one try of a batch search: as spec.json it would look like an unfinished run
@@ -63,14 +64,24 @@ class WorkerExit:
 
 
 @dataclass
+class Turn:
+    """The turn of a run that takes turns with others, as turn.json holds it: granted by the parent, then over."""
+
+    number: int  # from 1 on
+    slot_s: float | None = None  # how long it lasts; None: measuring is over
+    round: int = 0  # of the cohort
+    over: bool = False  # the ranks are to be stopped; read by their agents on nodes
+
+
+@dataclass
 class PausedWorker:
-    """The state of a rank that its agent on another host has parked, as paused<k>.json holds it."""
+    """The state of a rank that its agent has parked, as paused<k>.json holds it."""
 
     turn: int  # number of the turn that is over
 
 
 def paused_worker_path(folder: Path, rank: int) -> Path:
-    """Return the path of the file that says that a rank on another host is parked."""
+    """Return the path of the file by which the agent of a rank reports that it is parked."""
     return folder / f"paused{rank}.json"
 
 

@@ -116,8 +116,10 @@ class SlurmSpec:
     reservation: str | None = None
     constraint: str | None = None
     exclusive: bool = False  # nodes without other jobs, with all of their memory
+    one_job: bool = False  # a sweep becomes one job, of the size of its largest run, in which its runs take turns
     memory: str | None = None  # per node, in the format of --mem: 64G; null: all of it where exclusive
-    time_minutes: int | None = number_field(None, at_least=1)  # null: measure.timeout_s plus the time to start
+    # Of each run; with one_job the job has the sum. null: measure.timeout_s plus the time to start.
+    time_minutes: int | None = number_field(None, at_least=1)
     gres: str = "gpu:{gpus}"  # per node, such as gpu:a100:{gpus}; {gpus}: the GPUs used there
     lines: list[str] = field(default_factory=list)  # further options of sbatch, such as --mail-type=END
     setup: list[str] = field(default_factory=list)  # shell lines before the run: module load, source

@@ -63,20 +63,21 @@ def has_node_reports(spec: RunSpec) -> bool:
 
 
 @contextlib.contextmanager
-def record_node(spec: RunSpec, folder: Path, node: int, rank: int) -> Iterator[None]:
-    """Record the facts of `node` while the worker of `rank` runs, if `rank` is the first on its node.
+def record_node(spec: RunSpec, folder: Path, node: int, rank: int) -> Iterator[MonitorProcess | None]:
+    """Record the facts of `node` while the worker of `rank` runs, if `rank` is the first on its node; yields the
+    monitor of the node then.
 
     To be entered before the worker starts, in the thread that starts it. The worker never waits for it, and whatever
     goes wrong is a reason in the record and no failed run.
     """
     if not has_node_reports(spec) or spec.places[rank].local_rank != 0:
-        yield
+        yield None
         return
     kills_before = machine.oom_kills()
     with MonitorProcess(spec, folder, node=node) as monitor:
         path = node_report_path(folder, node)
         writer = _ReportWriter(lambda: NodeReport(node, rank, machine.detect_machine(), gpus.visible_gpus()), path)
-        yield
+        yield monitor
     kills = machine.oom_kills()
     oom_killed = None if kills is None or kills_before is None else kills > kills_before
     writer.end(oom_killed, monitor.reason)

@@ -11,11 +11,10 @@ import os
 import select
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench.core.json_files import read_record, write_json
-from scalebench.core.run_folder import turn_path
+from scalebench.core.json_files import read_record
+from scalebench.core.run_folder import STALE_TURN_LIMIT_S, Turn, turn_path
 from scalebench.core.spec import MeasureSpec
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.stopping_rule import Report, choose_steps_per_block
@@ -26,23 +25,7 @@ from scalebench.strategies.base import Strategy
 MIN_SLOT_STEPS = 10  # kept ones; fewer where they take longer than MAX_SLOTS slots
 MAX_SLOTS = 4
 DISCARDED_BLOCKS = 1  # after waking: caches, clocks
-STALE_LIMIT_S = 5.0  # for a shared file system to show a turn that has been granted
 STALE_INTERVAL_S = 0.01
-
-
-@dataclass
-class Turn:
-    """A turn that the parent grants a parked run, as turn.json holds it."""
-
-    number: int  # of the turn, from 1 on
-    slot_s: float | None = None  # how long it lasts; None: measuring is over
-    round: int = 0  # of the cohort
-    over: bool = False  # the ranks are to be stopped; read by agents on other hosts
-
-
-def write_turn(folder: Path, turn: Turn) -> None:
-    """Write turn.json, which the ranks read when they are continued."""
-    write_json(turn_path(folder), turn)
 
 
 class Gate:
@@ -74,7 +57,7 @@ class Gate:
 
     def _read_newer_turn(self) -> Turn | None:
         """Return the turn that has been granted; None where someone else continued this process."""
-        deadline_s = time.monotonic() + STALE_LIMIT_S
+        deadline_s = time.monotonic() + STALE_TURN_LIMIT_S
         while True:
             turn = read_record(self._path, Turn) if self._path.exists() else self.turn
             if turn.number > self.turn.number:

@@ -8,17 +8,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalebench.core.json_files import write_json
 from scalebench.core.process import POLL_INTERVAL_S, cancelled
+from scalebench.core.run_folder import Turn, turn_path
 from scalebench.core.spec import RunSpec
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.measure.progress import PARKED, RankProgress, read_progress
-from scalebench.measure.turns import Turn, write_turn
 
 if TYPE_CHECKING:
     from scalebench.runner.launchers.supervise import RankGroup
 
 GATE_INTERVAL_S = 0.002  # between two looks for the end of a slot, from its planned end on
-STOP_LIMIT_S = 2.0  # for the kernel to stop the processes of a run
+STOP_LIMIT_S = 10.0  # for the processes of a run to stop, and for a shared file system to show that nodes have
 PARKED_INTERVAL_S = 0.2  # between two looks at processes that are parked
 
 
@@ -84,7 +85,7 @@ class Turns:
         group = self._group
         assert group is not None, "a run without processes is not at its gate"
         self._turn.over = True
-        write_turn(self._folder, self._turn)
+        write_json(turn_path(self._folder), self._turn)
         with self._changed:
             group.pause()
             if self.monitor is not None:
@@ -126,7 +127,7 @@ class Turns:
     def grant(self, slot_s: float | None, round: int = 0) -> None:
         """Continue the parked run for a slot of so many seconds, or to its end."""
         self._turn = Turn(self._turn.number + 1, slot_s, round)
-        write_turn(self._folder, self._turn)
+        write_json(turn_path(self._folder), self._turn)
         with self._changed:
             if self._parked_since_s is not None:
                 self._parked_s += time.monotonic() - self._parked_since_s

@@ -169,6 +169,21 @@ def job_geometry(spec: RunSpec) -> JobGeometry:
     )
 
 
+def sweep_geometry(specs: Sequence[RunSpec]) -> JobGeometry:
+    """Return the resources of one job that does all these runs, each on the first nodes of the job: the most that any
+    of them has."""
+    runs = [job_geometry(spec) for spec in specs]
+    gpus = max(runs, key=lambda run: run.gpus_per_node or 0)
+    tasks, cores = max(run.tasks_per_node for run in runs), max(run.tasks_per_node * run.cpus_per_task for run in runs)
+    if cores % tasks:
+        tasks = 1  # steps lay out their tasks themselves
+    nodes = max(run.nodes for run in runs)
+    return JobGeometry(
+        nodes, nodes * tasks, tasks, True, cores // tasks, any(run.overcommit for run in runs), gpus.gpus_per_node,
+        gpus.gres, runs[0].memory,
+    )  # fmt: skip
+
+
 def time_limit_minutes(spec: RunSpec) -> int:
     """Return the time limit of the job: hardware.slurm.time_minutes, else the limit of the run plus its start."""
     minutes = spec.config.hardware.slurm.time_minutes

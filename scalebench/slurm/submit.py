@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,13 @@ from scalebench.core.process import defer_signals
 from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_SCRIPT, SUBMITIT_FOLDER
 from scalebench.core.spec import RunSpec
 from scalebench.slurm.commands import Slurm, SlurmError
-from scalebench.slurm.resources import job_geometry, parse_options, time_limit_minutes
+from scalebench.slurm.resources import parse_options, sweep_geometry, time_limit_minutes
 
 if TYPE_CHECKING:
     from submitit import SlurmExecutor
 
 
-JOB_MODULE, JOB_FUNCTION = "scalebench.runner.jobs.job_main", "run_job_and_exit"
+JOB_MODULE, JOB_FUNCTION, SWEEP_FUNCTION = "scalebench.runner.jobs.job_main", "run_job_and_exit", "become_sweep"
 SUBMIT_TIMEOUT_S = 60.0  # sbatch itself retries for a while while the controller is busy
 # Variables of this process and its ranks, by which a job would take itself for one of them.
 PROCESS_VARIABLES = ("SCALEBENCH_PARENT_PID", "SCALEBENCH_LAUNCHER", "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID")
@@ -74,7 +75,12 @@ def read_submission(folder: Path) -> Submission | None:
 
 def render_script(spec: RunSpec, folder: Path) -> str:
     """Return the script that `submit_job` passes to sbatch; works without SLURM. InputError for a bad folder name."""
-    executor = _make_executor(spec, folder)
+    return render_sweep_script([spec], folder)
+
+
+def render_sweep_script(specs: Sequence[RunSpec], folder: Path) -> str:
+    """Return the script that `submit_sweep` passes to sbatch, likewise."""
+    executor = _make_executor(specs, folder)
     return str(executor._make_submission_file_text(executor._submitit_command_str, ""))
 
 
@@ -84,16 +90,27 @@ def submit_job(spec: RunSpec, folder: Path) -> Submission:
     Raises SlurmError with nothing submitted: JobRefused where this cluster will not accept the job, SlurmUnreachable
     where SLURM does not respond. InputError for a folder whose name SLURM would interpret. OSError.
     """
-    executor = _make_executor(spec, folder)
-    function = getattr(importlib.import_module(JOB_MODULE), JOB_FUNCTION)
+    return _submit([spec], folder, JOB_FUNCTION)
+
+
+def submit_sweep(specs: Sequence[RunSpec], folder: Path, arguments: Sequence[str]) -> Submission:
+    """Submit a sweep as one job, which runs scalebench with these arguments within its allocation, and write job.json
+    in the folder of the sweep. Raises as `submit_job`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return _submit(specs, folder, SWEEP_FUNCTION, *arguments)
+
+
+def _submit(specs: Sequence[RunSpec], folder: Path, name: str, *arguments: str) -> Submission:
+    executor = _make_executor(specs, folder)
+    function = getattr(importlib.import_module(JOB_MODULE), name)
     submitted_at_s = time.time()
     with defer_signals():  # a job whose number is lost would run unnoticed
         try:
-            job_id = executor.submit(function, str(folder.absolute())).job_id
+            job_id = executor.submit(function, str(folder.absolute()), *arguments).job_id
         except BaseException:
             remove_pickles(folder)
             raise
-        submission = Submission(job_id, submitted_at_s, spec.config.hardware.slurm.partition)
+        submission = Submission(job_id, submitted_at_s, specs[0].config.hardware.slurm.partition)
         write_submission(submission, folder)
     return submission
 
@@ -105,22 +122,23 @@ def remove_pickles(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def submitit_parameters(spec: RunSpec, folder: Path) -> dict[str, Any]:
-    """Return the parameters of the job for submitit."""
-    geometry, slurm = job_geometry(spec), spec.config.hardware.slurm
+def submitit_parameters(specs: Sequence[RunSpec], folder: Path) -> dict[str, Any]:
+    """Return the parameters of the job for submitit; of several runs those of hardware.slurm are equal."""
+    spec, geometry = specs[0], sweep_geometry(specs)
+    slurm = spec.config.hardware.slurm
     # More tasks on a node than it has cores would be refused; the step then puts several on a core.
     cores = spec.config.hardware.cpus_per_node or geometry.tasks_per_node
     further: dict[str, Any] = {"output": str(folder.absolute() / JOB_LOG).replace("%", "%%"), "no-requeue": True}
     if slurm.reservation is not None:
         further["reservation"] = slurm.reservation
     return {
-        "job_name": f"scalebench-{spec.config.strategy.name}-{spec.gpus}",
+        "job_name": f"scalebench-{spec.config.strategy.name}-{spec.gpus}" if len(specs) == 1 else "scalebench-sweep",
         "nodes": geometry.nodes,
         "ntasks_per_node": min(geometry.tasks_per_node, cores),
         "cpus_per_task": geometry.cpus_per_task,
         "gres": geometry.gres,
         "mem": geometry.memory,
-        "time": time_limit_minutes(spec),
+        "time": sum(map(time_limit_minutes, specs)),
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
@@ -140,7 +158,7 @@ def submission_environment(script: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in dropped and name not in PROCESS_VARIABLES}
 
 
-def _make_executor(spec: RunSpec, folder: Path) -> SlurmExecutor:
+def _make_executor(specs: Sequence[RunSpec], folder: Path) -> SlurmExecutor:
     """Return submitit's executor with our script; submitit is imported here because that takes a while."""
     from submitit import SlurmExecutor, SlurmJob
 
@@ -157,7 +175,7 @@ def _make_executor(spec: RunSpec, folder: Path) -> SlurmExecutor:
             script = self._make_submission_file_text(command, "")
             path = Path(self.folder) / JOB_SCRIPT
             path.write_text(script, encoding="utf-8")
-            slurm = Slurm(spec.config.hardware.slurm.bin)
+            slurm = Slurm(specs[0].config.hardware.slurm.bin)
             environment = submission_environment(script)
             output = slurm.run("sbatch", str(path), timeout_s=SUBMIT_TIMEOUT_S, environment=environment)
             return SlurmJob(folder=self.folder, job_id=_parse_job_id(output), tasks=[0])
@@ -167,7 +185,7 @@ def _make_executor(spec: RunSpec, folder: Path) -> SlurmExecutor:
         raise InputError(f"{absolute}: SLURM and submitit would interpret a part of this name; choose another folder")
     # exec: the shell of the script becomes Python, so that Python gets the signals that are sent to the script.
     executor = Executor(folder=absolute / SUBMITIT_FOLDER, python=f"exec {shlex.quote(sys.executable)}")
-    executor.update_parameters(**submitit_parameters(spec, folder))
+    executor.update_parameters(**submitit_parameters(specs, folder))
     return executor
 
 

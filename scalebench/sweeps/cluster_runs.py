@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
@@ -13,13 +14,16 @@ from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.spec import HardwareSpec, RunSpec
-from scalebench.slurm.commands import Slurm, in_allocation
-from scalebench.slurm.submit import read_submission
+from scalebench.slurm.commands import Slurm, SlurmError, in_allocation
+from scalebench.slurm.job_states import JobStatePoller
+from scalebench.slurm.submit import Submission, read_submission, submit_sweep
 from scalebench.sweeps.console import Console
 
 if TYPE_CHECKING:
     from scalebench.runner.jobs import JobRequest
 
+REPORT_LIMIT_S = 60.0  # for the job of a sweep to end after its last run
+POLL_INTERVAL_S = 0.5
 terminated = Event()  # set by the program's handler of SIGTERM: there is no user to answer then
 
 
@@ -31,6 +35,16 @@ def is_submitted(spec: RunSpec) -> bool:
     """Return whether this run becomes a job. Within an allocation, and where it is unsupported, it does not."""
     hardware = spec.config.hardware
     return hardware.scheduler == "slurm" and not hardware.this_machine and spec.can_start and not in_allocation()
+
+
+def is_one_job(specs: Sequence[RunSpec]) -> bool:
+    """Return whether the sweep of these runs is to be submitted as one job. Raise InputError where it cannot be."""
+    specs = [spec for spec in specs if spec.can_start]
+    if not any(is_submitted(spec) and spec.config.hardware.slurm.one_job for spec in specs):
+        return False
+    if not all(map(is_submitted, specs)) or len({repr(spec.config.hardware.slurm) for spec in specs}) > 1:
+        raise InputError("hardware.slurm.one_job=true: hardware.slurm differs between the runs of this sweep")
+    return True
 
 
 def run_single(spec: RunSpec, folder: Path, console: Console, resume: bool) -> Result:
@@ -50,7 +64,7 @@ def follow_jobs(
     At Ctrl-C the user decides once whether to cancel the jobs: KeyboardInterrupt follows when their results have been
     yielded, UserDetached where they keep running.
     """
-    from scalebench.runner.jobs import JobFollower, find_running_jobs
+    from scalebench.runner.jobs import find_running_jobs
 
     if not requests:
         return
@@ -64,16 +78,60 @@ def follow_jobs(
                 shutil.rmtree(request.folder, ignore_errors=True)  # of a run that was not successful
     else:
         _check_no_running_job([request.folder for request in requests], slurm)
+    yield from _follow(slurm, min(limits, default=None), requests, None, console)
+
+
+def follow_sweep(
+    requests: Sequence[JobRequest], folder: Path, arguments: Sequence[str], console: Console, resume: bool
+) -> Iterator[tuple[JobRequest, Result]]:
+    """Submit the sweep of these runs as one job in `folder`, unless its job still runs, and yield each run with its
+    result as it ends. `arguments` are those of the program within the job. At Ctrl-C as `follow_jobs`."""
+    from scalebench.runner.jobs import find_sweep_job
+
+    hardware = [request.spec.config.hardware for request in requests]
+    slurm = Slurm(_find_slurm_bin(hardware))
+    submission = find_sweep_job(folder, slurm)
+    if submission is not None and not resume:
+        raise InputError(_describe_running_job(submission.job_id, folder))
+    if submission is None:
+        try:
+            submission = submit_sweep([r.spec for r in requests if r.spec.can_start], folder, arguments)
+        except SlurmError as error:
+            raise InputError(f"the sweep could not be submitted: {error}") from error
+    yield from _follow(slurm, None, requests, submission, console)
+    _await_report(folder, slurm)
+
+
+def _await_report(folder: Path, slurm: Slurm) -> None:
+    """Wait for the end of the job of a sweep, which writes tables and a report at last."""
+    from scalebench.runner.jobs import find_sweep_job
+
+    poller, deadline_s = JobStatePoller(slurm), time.monotonic() + REPORT_LIMIT_S
+    with contextlib.suppress(InputError):  # the results are there
+        while find_sweep_job(folder, slurm, poller) is not None and time.monotonic() < deadline_s:
+            if process.cancelled.wait(POLL_INTERVAL_S):
+                return
+
+
+def _follow(
+    slurm: Slurm,
+    max_jobs: int | None,
+    requests: Sequence[JobRequest],
+    submission: Submission | None,
+    console: Console,
+) -> Iterator[tuple[JobRequest, Result]]:
+    from scalebench.runner.jobs import JobFollower
+
     with console.show_queue() as on_change:
-        follower = JobFollower(slurm, min(limits, default=None), on_change)
-        results = follower.follow(requests)
+        follower = JobFollower(slurm, max_jobs, on_change)
+        results = follower.follow(requests, submission)
         try:
             yield from results
             return
         except KeyboardInterrupt:
             process.cancelled.clear()  # handled; a user in a hurry presses Ctrl-C again
             if not console.confirm_cancel(follower.unfinished, not terminated.is_set()):
-                raise UserDetached(_describe_resuming(requests, follower.unfinished)) from None
+                raise UserDetached(_describe_resuming(requests, submission, follower.unfinished)) from None
             follower.cancel()
         yield from results
     raise KeyboardInterrupt
@@ -90,9 +148,11 @@ def delay_interrupts() -> Iterator[None]:
             raise
 
 
-def _describe_resuming(requests: Sequence[JobRequest], left: int) -> str:
+def _describe_resuming(requests: Sequence[JobRequest], submission: Submission | None, left: int) -> str:
     jobs = "1 job keeps" if left == 1 else f"{left} jobs keep"
     where = f"hydra.run.dir={requests[0].folder} " if len(requests) == 1 else ""
+    if submission is not None:
+        where = f"hydra.sweep.dir={requests[0].folder.parent} "
     return f"{jobs} running; the same command with {where}resume=true waits for the rest"
 
 
@@ -103,9 +163,11 @@ def _check_no_running_job(folders: Sequence[Path], slurm: Slurm) -> None:
     for folder in folders:
         submission = read_submission(folder)
         if submission is not None and find_running_jobs(folder, slurm):
-            raise InputError(
-                f"job {submission.job_id} of {folder} still runs; resume=true waits for it, or choose another folder"
-            )
+            raise InputError(_describe_running_job(submission.job_id, folder))
+
+
+def _describe_running_job(job_id: str, folder: Path) -> str:
+    return f"job {job_id} of {folder} still runs; resume=true waits for it, or choose another folder"
 
 
 def _adopt_running_jobs(requests: Sequence[JobRequest], running: dict[tuple[str, int], Path]) -> list[JobRequest]:

@@ -232,6 +232,13 @@ class Console:
             if self._queue_status is not None:
                 self._queue_status.start()
 
+    def print_sweep_script(self, specs: Sequence[RunSpec], folder: Path) -> None:
+        """Print the batch script that a sweep would be submitted as."""
+        from scalebench.slurm import submit
+
+        self.print_line("\nthis sweep as one job, submitted with sbatch:\n")
+        self.print_line(submit.render_sweep_script(specs, folder))
+
     def print_script(self, spec: RunSpec, folder: Path) -> None:
         """Print the batch script that a run would be submitted as, and the command in it that starts its ranks."""
         from scalebench.slurm import resources, submit

@@ -56,6 +56,9 @@ class SweepLauncher(Launcher):
         if jobs and self._config.sweep.max_minutes is not None:
             raise InputError(NO_MAX_MINUTES)
         prepare_datasets([run.spec for run in planned if run.earlier is None], self.session.console)
+        if cluster_runs.is_one_job([run.spec for run in planned if run.earlier is None]):
+            self._follow_sweep(planned, initial_job_idx, sweep_dir.absolute())
+            return []
         settings = self._config.sweep
         sweep = self.session.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report)
         follow = partial(self._follow_jobs, planned, initial_job_idx, sweep_dir)
@@ -87,6 +90,30 @@ class SweepLauncher(Launcher):
                 _copy_earlier_run(run.folder, folders[run.number])
                 self.session.collected[folders[run.number]] = result
             yield run.number
+
+    def _follow_sweep(self, planned: Sequence[plan.SweepRun], first: int, sweep_dir: Path) -> None:
+        """Have one job do this sweep, by the same command."""
+        from scalebench.runner.jobs import JobRequest
+
+        if self._config.hydra.sweeper.max_batch_size is not None:
+            raise InputError("hardware.slurm.one_job=true does a sweep at once: leave out hydra.sweeper.max_batch_size")
+        requests = [
+            JobRequest(n, run.spec, self._configure(run, n, sweep_dir)[1])
+            for n, run in enumerate(planned, first)
+            if run.earlier is None
+        ]
+        self.session.planned = len(planned)
+        arguments = [*self.session.arguments, f"hydra.sweep.dir={sweep_dir}"]
+        console = self.session.console
+        try:
+            for run, result in cluster_runs.follow_sweep(requests, sweep_dir, arguments, console, self._config.resume):
+                console.print_outcome(result, run.folder)
+                self.session.done.append(result)
+        finally:
+            if self.session.done:
+                console.print_table([sweep_dir])
+            if (page := sweep_dir / "report.html").exists():
+                console.print_line(f"report: {page}")
 
     def _take_turns(
         self, planned: Sequence[plan.SweepRun], first: int, sweep_dir: Path, positions: Sequence[int]

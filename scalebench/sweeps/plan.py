@@ -19,8 +19,10 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec, has_stop
+from scalebench.slurm.commands import in_allocation
 
 TURN_LAUNCHERS = ("local", "mpi")
+OWN_JOBS = "each run is a job of its own"
 
 
 @dataclass
@@ -121,8 +123,9 @@ def turns_reason(spec: RunSpec) -> str | None:
         return "it searches for a batch size"
     if config.strategy.launcher not in TURN_LAUNCHERS:
         return f"its ranks are started {config.strategy.launcher.replace('_', ' ')}"
-    if config.hardware.scheduler == "slurm" and not config.hardware.this_machine:
-        return "each run is a job of its own"
+    hardware = config.hardware
+    if hardware.scheduler == "slurm" and not (hardware.this_machine or in_allocation() or hardware.slurm.one_job):
+        return OWN_JOBS
     if config.hardware.hosts:
         return "its ranks are on several hosts"
     return None
@@ -134,7 +137,8 @@ def check_rounds(planned: Sequence[SweepRun]) -> None:
     for spec in requested:
         settings, reason = spec.config.measure, turns_reason(spec)
         if reason is not None:
-            raise InputError(f"measure.order=rounds: {spec.label} cannot take turns, since {reason}; leave it out")
+            way_out = "set hardware.slurm.one_job=true, or leave it out" if reason == OWN_JOBS else "leave it out"
+            raise InputError(f"measure.order=rounds: {spec.label} cannot take turns, since {reason}; {way_out}")
         if settings.slot_s > settings.max_s:
             raise InputError(
                 f"measure.slot_s={settings.slot_s:g} is longer than measure.max_s={settings.max_s:g}, the time that "

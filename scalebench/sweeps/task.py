@@ -111,6 +111,10 @@ class SweepSession:
     def show_plan(self, planned: Sequence[SweepRun], several: bool) -> None:
         """Print what would be run, in a sweep (`several`) or as a single run."""
         self.console.print_plan([(run.spec, run.added) for run in planned])
+        if several and cluster_runs.is_one_job([run.spec for run in planned]):
+            specs = [run.spec for run in planned if run.spec.can_start]
+            self.console.print_sweep_script(specs, self._planned_folder("0").parent)
+            return
         for number, run in enumerate(planned):
             hardware = run.spec.config.hardware
             if hardware.scheduler == "slurm" and not hardware.this_machine:

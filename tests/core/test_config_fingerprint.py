@@ -18,7 +18,7 @@ OF_THE_PROGRAM = {"repeat", "resume", "baseline", "dry_run", "debug", "dataset.c
 OF_THE_PROGRAM |= {"sweep.max_minutes", "sweep.report"}
 OF_THE_PROGRAM |= {f"measure.{name}" for name in ("repeats", "order", "slot_s", "cool_down_s")}
 QUEUEING = {"hardware.max_jobs"} | {
-    f"hardware.slurm.{name}" for name in ("account", "qos", "reservation", "time_minutes", "bin")
+    f"hardware.slurm.{name}" for name in ("account", "qos", "reservation", "time_minutes", "bin", "one_job")
 }
 LATER = ("layout", "interface", "node_copy", "max_jobs")  # keys that older records do not have
 OF_CURVES = {f"train.evaluate_{name}" for name in ("epochs", "s", "samples")}  # only with a stop condition

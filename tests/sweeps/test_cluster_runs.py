@@ -50,7 +50,7 @@ class LocalCluster:
         LocalCluster.limits.append(max_jobs)
         self.unfinished, self._on_change = 0, on_change
 
-    def follow(self, requests: Sequence[JobRequest]) -> Iterator[Any]:
+    def follow(self, requests: Sequence[JobRequest], submission: Submission | None = None) -> Iterator[Any]:
         LocalCluster.seen += requests
         self._left, self._yielded = list(requests), 0
         self.unfinished = len(requests)
@@ -121,6 +121,55 @@ def test_a_sweep_is_submitted_whole_and_ends_with_its_table(call: Call) -> None:
     assert all((Path("s") / str(number) / ".hydra" / "overrides.yaml").is_file() for number in range(3))
     plan = json.loads(Path("s/sweep.json").read_text())
     assert plan["ended"] and not any(run["left_out"] for run in plan["runs"])
+
+
+ONE_JOB = ("--multirun", "gpus=1,4", "hydra.sweep.dir=s", "baseline=none", "hardware.slurm.one_job=true")
+
+
+def test_a_sweep_that_is_one_job_is_submitted_once_and_followed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[tuple[list[RunSpec], Path, list[str]]] = []
+
+    def submit(specs: list[RunSpec], folder: Path, arguments: list[str]) -> Submission:
+        jobs.append((specs, folder, arguments))
+        write_submission(Submission("7", 0.0), folder)
+        return Submission("7", 0.0)
+
+    monkeypatch.setattr(cluster_runs, "submit_sweep", submit)
+    monkeypatch.setattr(cluster_runs, "_await_report", lambda folder, slurm: None)
+    status, out, err = call(*ONE_JOB, "measure.slot_s=0.05", "measure.order=rounds")
+    assert (status, err) == (0, "")
+    ((specs, folder, arguments),) = jobs
+    assert ([spec.gpus for spec in specs], folder) == ([1, 4], Path("s").absolute())
+    assert arguments[-2:] == ["measure.order=rounds", f"hydra.sweep.dir={folder}"]
+    assert [run.folder for run in LocalCluster.seen] == [folder / "0", folder / "1"]
+    assert "0 of 2 runs over, 2 pending (Priority)" in out and "results: " in out
+    monkeypatch.setattr(scalebench.runner.jobs, "find_sweep_job", lambda *_: Submission("7", 0.0))
+    for number in range(2):
+        (folder / str(number) / "result.json").unlink()
+    status, _, err = call(*ONE_JOB)
+    assert (status, err) == (
+        2, f"scalebench: job 7 of {folder} still runs; resume=true waits for it, or choose another folder\n"
+    )  # fmt: skip
+    LocalCluster.interrupt_after = 1
+    answer(monkeypatch, "n")
+    status, _, err = call(*ONE_JOB, "resume=true")
+    assert status == 1 and err.startswith("scalebench: 1 job keeps running; the same command with hydra.sweep.dir=")
+    assert len(jobs) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ((*ONE_JOB, "hydra.sweeper.max_batch_size=1"), "leave out hydra.sweeper.max_batch_size"),
+        ((*ONE_JOB, "sweep.max_minutes=5"), "sweep.max_minutes is for runs on this machine"),
+        ((*ONE_JOB, "hardware.slurm.constraint=a,b"), "hardware.slurm differs between the runs of this sweep"),
+        ((*ONE_JOB[:-1], "measure.order=rounds"), "each run is a job of its own; set hardware.slurm.one_job=true"),
+    ],
+)
+def test_what_one_job_cannot_do(words: tuple[str, ...], reason: str, call: Call) -> None:
+    status, _, err = call(*words)
+    assert status == 2 and reason in err and err.count("\n") == 1
+    assert not LocalCluster.seen
 
 
 def test_a_single_run_is_a_job_too(call: Call) -> None:

@@ -1,5 +1,5 @@
 """The process that samples: `python -m scalebench.measure.monitor FOLDER [NODE]`. On SIGTERM it writes its series and
-ends. While its run is parked it takes no samples: from SIGUSR1 to SIGUSR2.
+ends. While its run is parked it takes no samples: from PAUSE to RESUME.
 
 With the number of a node it is that node's monitor, where the agents of other ranks run beside its parent.
 
@@ -20,6 +20,7 @@ from scalebench.core.run_folder import monitor_path
 from scalebench.core.spec import read_spec
 from scalebench.measure.monitor.gpu_sampler import GpuSampler
 from scalebench.measure.monitor.host_sampler import HostSampler
+from scalebench.measure.monitor.monitor_process import BLOCKED_SIGNALS, PAUSE, RESUME
 from scalebench.measure.monitor.process_sampler import ProcessSampler
 from scalebench.measure.monitor.time_series import SampleRows
 
@@ -28,7 +29,6 @@ SLOW_INTERVAL_S = 1.0  # the same, for what NVML takes long to count
 NICENESS = 10  # of 19: behind the ranks, yet not so far that it would miss entire seconds
 ROWS_BEFORE_SLOWING = 1_000_000  # 24 MB, a quarter of an hour of eight GPUs; after each as many, half as often
 END_SIGNALS = {signal.SIGTERM, signal.SIGINT}
-PAUSE, RESUME = signal.SIGUSR1, signal.SIGUSR2
 
 
 class Sampler:
@@ -96,7 +96,7 @@ class Sampler:
 def main(argv: list[str]) -> int:
     """Sample until a signal to end, then write the series. Return 1, with the reason as last line on stderr, when it
     could not be written."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*END_SIGNALS, PAUSE, RESUME})
+    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     folder, node = Path(argv[0]), int(argv[1]) if len(argv) > 1 else None
     parent = int(os.environ.get("SCALEBENCH_PARENT_PID", os.getppid()))
     exit_with_parent.tie_to_parent(parent, signal.SIGKILL)

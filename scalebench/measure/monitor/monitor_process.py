@@ -17,6 +17,9 @@ from scalebench.core.spec import RunSpec
 END_LIMIT_S = 10.0  # for writing its series; a driver that hangs may block it
 KILL_LIMIT_S = 2.0  # for the kernel to end it
 MODULE = "scalebench.measure.monitor"
+# SLURM forwards SIGUSR1 and SIGUSR2 not only to the agents of a step, but also to the monitors that these started.
+PAUSE, RESUME = signal.SIGRTMIN, signal.SIGRTMAX
+BLOCKED_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, PAUSE, RESUME}  # in the monitor
 
 
 class MonitorProcess:
@@ -44,10 +47,10 @@ class MonitorProcess:
 
     def pause(self) -> None:
         """Take no samples until `resume`."""
-        self._signal(signal.SIGUSR1)
+        self._signal(PAUSE)
 
     def resume(self) -> None:
-        self._signal(signal.SIGUSR2)
+        self._signal(RESUME)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -78,7 +81,7 @@ class MonitorProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         env = {**os.environ, "SCALEBENCH_PARENT_PID": str(os.getpid())}
         # The child inherits blocked signals, and waits for them: none can end it before it is ready.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         try:
             return subprocess.Popen(
                 self._command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,

@@ -75,14 +75,20 @@ class JobFollower:
     @property
     def unfinished(self) -> int:
         """Return the number of jobs that have been submitted and have no result yet."""
-        return len(self._jobs)
+        return len({job.id for job in self._jobs})
 
-    def follow(self, requests: Sequence[JobRequest] = ()) -> Iterator[JobResult]:
-        """Submit these runs, and yield each with its result as soon as there is one; adopted ones are only followed.
+    def follow(
+        self, requests: Sequence[JobRequest] = (), submission: submit.Submission | None = None
+    ) -> Iterator[JobResult]:
+        """Submit these runs, and yield each with its result as soon as there is one; adopted ones are only followed,
+        and so are all runs of `submission`, a job that does a sweep.
 
         InputError, before anything is submitted, for a folder that holds a result. A KeyboardInterrupt leaves all jobs
         as they are, and the iterator continues when it is called again.
         """
+        if submission is not None:
+            self._jobs += [SubmittedJob(request, submission) for request in requests]
+            return iter(self._next, None)
         self._submitter.add([request for request in requests if not request.adopted])
         for request in requests:
             if request.adopted:
@@ -142,7 +148,7 @@ class JobFollower:
 
     def _query(self) -> None:
         """Query the states of all jobs; the watcher decides whether it is time for that."""
-        ids = [job.id for job in self._jobs]
+        ids = list(dict.fromkeys(job.id for job in self._jobs))
         before = self._watcher.queries
         try:
             states = self._watcher.look(ids) if ids else {}
@@ -217,7 +223,7 @@ class JobFollower:
         if not jobs:
             return True
         try:
-            self._slurm.run("scancel", *(job.id for job in jobs))
+            self._slurm.run("scancel", *dict.fromkeys(job.id for job in jobs))
         except SlurmError as error:
             self._error = str(error)
             return False

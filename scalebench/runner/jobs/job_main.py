@@ -1,8 +1,10 @@
-"""The program of a SLURM job: performs one run in its folder, on the first node of the job."""
+"""The program of a SLURM job: performs one run in its folder, or a sweep, on the first node of the job."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +21,12 @@ def run_job_and_exit(folder: str) -> NoReturn:
     submit.remove_pickles(Path(folder))
     run_job(folder)
     raise SystemExit(0)
+
+
+def become_sweep(folder: str, *arguments: str) -> NoReturn:
+    """Replace this process by the program that does a sweep within this job."""
+    submit.remove_pickles(Path(folder))
+    os.execv(sys.executable, [sys.executable, "-m", "scalebench", *arguments])
 
 
 def run_job(folder: str) -> None:

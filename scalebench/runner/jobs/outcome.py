@@ -66,6 +66,7 @@ def write_missing_result(job: SubmittedJob, expand_names: NodeNameExpander) -> R
     """Write the result of a job that is over and left none."""
     folder = job.request.folder
     try:
+        folder.mkdir(parents=True, exist_ok=True)  # a job that does a sweep may not have come to this run
         keep_unreadable_result(folder)
         outcome = job_outcome(job)
     except OSError as error:
@@ -116,7 +117,7 @@ def job_outcome(job: SubmittedJob) -> RunOutcome:
     if state.state in EXTERNAL_ENDS or status == "unsupported":
         return RunOutcome(status, reason)
     # Without cgroups SLURM reports a lack of memory only in the log.
-    memory = srun.memory_outcome(srun.read_log(folder / JOB_LOG)) if state.state == "FAILED" else None
+    memory = srun.memory_outcome(srun.read_log(_job_log(folder))) if state.state == "FAILED" else None
     if memory is not None:
         return RunOutcome(*memory)
     failed = [rank for rank in read_ranks(folder, spec.processes) if rank is not None and rank.status != "ok"]
@@ -129,7 +130,7 @@ def job_outcome(job: SubmittedJob) -> RunOutcome:
 
 def _reason_without_records(spec: RunSpec, folder: Path, state: JobState, reason: str | None) -> str:
     names = os.listdir(folder)
-    left_files = JOB_LOG in names or has_rank_files(names)
+    left_files = _job_log(folder).exists() or has_rank_files(names)
     if state.node_list and not left_files:
         return (
             f"job {state.job_id} ran on {state.node_list} and left nothing in {folder.absolute()}: the "
@@ -137,8 +138,13 @@ def _reason_without_records(spec: RunSpec, folder: Path, state: JobState, reason
         )
     if UNREADABLE_RESULT_FILE in names:
         return f"job {state.job_id} left an incomplete {RESULT_FILE}; it is kept as {UNREADABLE_RESULT_FILE}"
-    line = last_log_line(folder / JOB_LOG)
+    line = last_log_line(_job_log(folder))
     return (reason or f"job {state.job_id} left no {RESULT_FILE}") + (f": {line}" if line else "")
+
+
+def _job_log(folder: Path) -> Path:
+    """Return the log of the job of a run: in its folder, or in that of the sweep, where one job does all of it."""
+    return folder / JOB_LOG if (folder / JOB_LOG).exists() else folder.parent / JOB_LOG
 
 
 def last_log_line(log: Path) -> str:

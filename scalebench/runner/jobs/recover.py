@@ -12,8 +12,8 @@ from scalebench.runner.jobs import outcome
 from scalebench.runner.jobs.follow import POLL_INTERVAL_S, RESULT_LIMIT_S, JobWatcher, sleep_until_cancelled
 from scalebench.runner.jobs.job import JobRequest, SubmittedJob
 from scalebench.slurm.commands import Slurm, SlurmError
-from scalebench.slurm.job_states import JobStatePoller, is_over
-from scalebench.slurm.submit import read_submission
+from scalebench.slurm.job_states import JobState, JobStatePoller, is_over
+from scalebench.slurm.submit import Submission, read_submission
 
 MAX_CLOCK_OFFSET_S = 600.0  # between hosts of one cluster; job ids are reused, and other clusters have the same
 RunKey = tuple[str, int]  # fingerprint, repeat
@@ -40,14 +40,11 @@ def find_running_jobs(
         states = (watcher or JobStatePoller(slurm, interval_s=0.0)).look([job.id for job in jobs])
     except SlurmError as error:
         first = jobs[0]
-        raise InputError(
-            f"it is unknown whether job {first.id} of {first.request.folder} still runs ({error}); "
-            f"try again later, or remove its {JOB_FILE}"
-        ) from error
+        raise _unknown_state(first.submission, first.request.folder, error) from error
     running, ended = {}, []
     for job in sorted(jobs, key=lambda job: job.submission.submitted_at_s):
         job.state = states.get(job.id)
-        if job.state is None or not _is_listed_job(job):
+        if job.state is None or not _is_listed_job(job.submission, job.state):
             continue
         if is_over(job.state):
             ended.append(job)
@@ -55,6 +52,26 @@ def find_running_jobs(
             running[job.request.spec.fingerprint, job.request.spec.config.repeat] = job.request.folder
     _write_results(ended, slurm, pause)
     return running
+
+
+def find_sweep_job(folder: Path, slurm: Slurm, watcher: JobWatcher | None = None) -> Submission | None:
+    """Return the job that does the sweep in `folder` and is pending or running; None where there is none. InputError
+    where the scheduler does not answer."""
+    submission = read_submission(folder)
+    if submission is None:
+        return None
+    try:
+        state = (watcher or JobStatePoller(slurm, interval_s=0.0)).look([submission.job_id]).get(submission.job_id)
+    except SlurmError as error:
+        raise _unknown_state(submission, folder, error) from error
+    return submission if state is not None and not is_over(state) and _is_listed_job(submission, state) else None
+
+
+def _unknown_state(submission: Submission, folder: Path, error: SlurmError) -> InputError:
+    return InputError(
+        f"it is unknown whether job {submission.job_id} of {folder} still runs ({error}); "
+        f"try again later, or remove its {JOB_FILE}"
+    )
 
 
 def _without_result(root: Path) -> list[SubmittedJob]:
@@ -71,9 +88,9 @@ def _without_result(root: Path) -> list[SubmittedJob]:
     return jobs
 
 
-def _is_listed_job(job: SubmittedJob) -> bool:
-    submitted_at_s = None if job.state is None else job.state.submitted_at_s
-    return submitted_at_s is None or abs(submitted_at_s - job.submission.submitted_at_s) < MAX_CLOCK_OFFSET_S
+def _is_listed_job(submission: Submission, state: JobState) -> bool:
+    listed_s = state.submitted_at_s
+    return listed_s is None or abs(listed_s - submission.submitted_at_s) < MAX_CLOCK_OFFSET_S
 
 
 def _write_results(ended: list[SubmittedJob], slurm: Slurm, pause: Callable[[float], None]) -> None:

@@ -56,7 +56,8 @@ def launch(request: LaunchRequest) -> GroupExit:
     far as mpirun forwards them.
     """
     spec, folder = request.spec, request.folder
-    group = RemoteRanks(folder, spec.processes, "mpirun", MPIRUN_LOG, find_mpirun_failure)
+    on_nodes = srun.uses_allocation(spec)
+    group = RemoteRanks(folder, spec.processes, "mpirun", MPIRUN_LOG, find_mpirun_failure, on_nodes)
 
     def start() -> None:
         path = shutil.which("mpirun")
@@ -65,8 +66,9 @@ def launch(request: LaunchRequest) -> GroupExit:
         hosts = _hosts(spec)
         command = exit_with_parent.tied_command(os.getpid(), _command(identify_mpirun(path), request, hosts))
         variables = os.environ | {ADDRESSES: ",".join(_addresses(spec, hosts, request.run_id)), RUN_ID: request.run_id}
-        if srun.uses_allocation(spec):
+        if on_nodes:
             variables |= srun.task_layout_variables(hosts, spec.config.hardware.slurm.bin)
+            variables |= srun.overlap_variables(spec)
         with defer_signals(), as_start_errors():
             group.starter = Child(start_program(command, variables, folder / MPIRUN_LOG, spec.config.debug))
 

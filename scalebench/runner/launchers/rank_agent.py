@@ -33,10 +33,12 @@ from scalebench.core.process import wait_until
 from scalebench.core.run_folder import (
     RESULT_FILE,
     SPEC_FILE,
+    STALE_TURN_LIMIT_S,
     STOP_FILE,
     TORCHRUN_FILE,
     PausedWorker,
     RankProcesses,
+    Turn,
     WorkerExit,
     paused_worker_path,
     rank_log_name,
@@ -45,8 +47,8 @@ from scalebench.core.run_folder import (
     worker_exit_path,
 )
 from scalebench.core.spec import RunSpec, read_spec
+from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.measure.nodes import record_node
-from scalebench.measure.turns import Turn
 from scalebench.runner.launchers.rank_environment import ADDRESSES, RUN_ID, build_environment
 from scalebench.runner.launchers.supervise import FOLLOW_LIMIT_S, GRACE_PERIOD_S, TURN_SIGNAL, is_stopped
 
@@ -58,6 +60,7 @@ STAY_AFTER_FAILURE_S = (
     FOLLOW_LIMIT_S + GRACE_PERIOD_S + 5.0
 )  # the launcher has decided by then; if it has died, so has mpirun
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT)
+NO_TURN = -1  # before its first one ends, in paused<k>.json
 STOP_INTERVAL_S = 1.0  # between two checks for the end of the run in its folder
 # torchrun's own variables, for groups that use its own store
 TORCHRUN_VARIABLES = ("TORCHELASTIC_", "TORCH_", "GROUP_", "ROLE_")
@@ -80,6 +83,8 @@ class RankAgent:
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
         self._worker: subprocess.Popen[bytes] | None = None
+        self._monitor: MonitorProcess | None = None  # of this node, where the agent of its first rank is this one
+        self._turn: Turn | None = None  # that was read last
         self._terminated = False
         for sign in FORWARDED:
             signal.signal(sign, self._forward)
@@ -90,7 +95,9 @@ class RankAgent:
         variables = build_environment(spec, os.environ[RUN_ID], self._rank, os.environ[ADDRESSES].split(","))
         variables |= placement.make_cpus_variable(spec, self._rank)
         command = [sys.executable, "-m", module, str(self._folder)]
-        with record_node(spec, self._folder, spec.places[self._rank].node, self._rank):
+        if spec.cohort:  # a shared file system may show a new file far later than a changed one
+            self._write_paused(NO_TURN)
+        with record_node(spec, self._folder, spec.places[self._rank].node, self._rank) as self._monitor:
             code = self._run(command, variables, in_foreground=spec.config.debug and self._rank == 0)
             write_json(worker_exit_path(self._folder, self._rank), WorkerExit(code, self._terminated))
         if code == 0:
@@ -105,9 +112,15 @@ class RankAgent:
     def _run(self, command: list[str], variables: dict[str, str], in_foreground: bool) -> int:
         with open(os.devnull if in_foreground else self._folder / rank_log_name(self._rank), "wb") as log:
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            self._worker = subprocess.Popen(
-                command, env=variables, start_new_session=True, **({} if in_foreground else streams)
-            )
+            # SLURM sends a signal that srun forwards to all processes of a step, and this one is for agents: a worker
+            # and all that it starts inherit that it is blocked.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {TURN_SIGNAL})
+            try:
+                self._worker = subprocess.Popen(
+                    command, env=variables, start_new_session=True, **({} if in_foreground else streams)
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         processes = RankProcesses(socket.gethostname(), os.getpid(), self._worker.pid)
         write_json(rank_processes_path(self._folder, self._rank), processes)
         if self._terminated:  # it came before there was a worker to forward it to
@@ -126,13 +139,31 @@ class RankAgent:
     def _forward(self, number: int, frame: Any) -> None:
         self._terminated |= number == signal.SIGTERM
         self._send(signal.Signals(number))
+        if number == signal.SIGTERM:
+            self._send(signal.SIGCONT)  # a parked worker does not hear it otherwise
 
     def _follow_turn(self, number: int, frame: Any) -> None:
-        """Park the worker when its turn is over, and continue it when it has a new one."""
-        turn, worker = read_record(turn_path(self._folder), Turn), self._worker
-        self._send(signal.SIGSTOP if turn.over else signal.SIGCONT)
-        if turn.over and worker is not None and wait_until(lambda: is_stopped(worker.pid), GRACE_PERIOD_S):
-            write_json(paused_worker_path(self._folder, self._rank), PausedWorker(turn.number))
+        """Park the worker when its turn is over, and continue it when it has a new one; the monitor likewise."""
+        worker, monitor = self._worker, self._monitor
+        if worker is None or not wait_until(self._has_turn_changed, STALE_TURN_LIMIT_S):
+            return
+        assert self._turn is not None
+        self._send(signal.SIGSTOP if self._turn.over else signal.SIGCONT)
+        if monitor is not None:
+            (monitor.pause if self._turn.over else monitor.resume)()
+        if self._turn.over and wait_until(lambda: is_stopped(worker.pid), GRACE_PERIOD_S):
+            self._write_paused(self._turn.number)
+
+    def _has_turn_changed(self) -> bool:
+        """Read turn.json, which a shared file system may show late, and return whether it changed since the last
+        time."""
+        previous = self._turn
+        with contextlib.suppress(OSError, ValueError):
+            self._turn = read_record(turn_path(self._folder), Turn)
+        return self._turn != previous
+
+    def _write_paused(self, turn: int) -> None:
+        write_json(paused_worker_path(self._folder, self._rank), PausedWorker(turn))
 
     def _send(self, sign: signal.Signals) -> None:
         if self._worker is not None:

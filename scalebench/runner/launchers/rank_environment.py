@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from scalebench.core.machine import cpus
 from scalebench.core.spec import HardwareSpec, RunSpec
@@ -22,6 +22,7 @@ EPHEMERAL_PORTS = "proc/sys/net/ipv4/ip_local_port_range"
 DEFAULT_EPHEMERAL = (32_768, 60_999)  # Linux's, where the file cannot be read
 MIN_PORT, MAX_PORT = 20_000, 65_535  # below are those of services, such as SLURM's own at 6817
 MIN_PORTS = 1000  # with fewer, concurrent runs would often choose the same
+_assigned_ports: set[int] = set()  # to ranks of this program, whose runs may be alive at the same time
 
 
 def build_environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence[str]) -> dict[str, str]:
@@ -94,11 +95,13 @@ def find_interface_to(host: str) -> str | None:
 
 def assign_rank_addresses(hosts: Sequence[str], seed: str) -> list[str]:
     """Return host:port of each rank, given their hosts. Ranks that are all on one host use its loopback."""
-    if len(set(hosts)) > 1:
-        return [f"{host}:{port}" for host, port in zip(hosts, choose_likely_free_ports(hosts, seed), strict=True)]
-    local = set(hosts) <= {socket.gethostname(), "localhost", LOOPBACK}
-    ports = find_free_ports(len(hosts)) if local else choose_likely_free_ports(hosts, seed)
-    return [f"{LOOPBACK}:{port}" for port in ports]
+    if set(hosts) <= {socket.gethostname(), "localhost", LOOPBACK} and len(set(hosts)) == 1:
+        return [f"{LOOPBACK}:{port}" for port in find_free_ports(len(hosts))]
+    if len(_assigned_ports) > MIN_PORTS // 2:  # those of runs long over
+        _assigned_ports.clear()
+    ports = choose_likely_free_ports(hosts, seed, _assigned_ports)
+    _assigned_ports.update(ports)
+    return [f"{host if len(set(hosts)) > 1 else LOOPBACK}:{port}" for host, port in zip(hosts, ports, strict=True)]
 
 
 def find_free_ports(count: int) -> list[int]:
@@ -115,15 +118,15 @@ def find_free_port() -> int:
     return find_free_ports(1)[0]
 
 
-def choose_likely_free_ports(hosts: Sequence[str], seed: str) -> list[int]:
-    """Return a port for each rank, different for the ranks of one host.
+def choose_likely_free_ports(hosts: Sequence[str], seed: str, taken: Collection[int] = ()) -> list[int]:
+    """Return a port for each rank, different for the ranks of one host, and none of `taken`.
 
     The ports are outside this host's ephemeral range (and the others', which are assumed to be set up equally), so
     that no connection happens to hold one. It is certain that ranks of this run do not collide, and that no program
     on this host listens on a port of its ranks now. It is not certain that no program on another host listens on one,
     such as another run, which chooses its ports at random out of thousands; a rank then fails with that reason.
     """
-    candidates = list(_port_range())
+    candidates = [port for port in _port_range() if port not in taken]
     random.Random(seed).shuffle(candidates)
     local = {socket.gethostname(), "localhost"}
     used: dict[str, int] = {}  # candidates by host

@@ -19,15 +19,15 @@ from scalebench.core.process import wait_until
 from scalebench.core.run_folder import (
     PausedWorker,
     RankProcesses,
+    Turn,
     WorkerExit,
     paused_worker_path,
     rank_processes_path,
     turn_path,
     worker_exit_path,
 )
-from scalebench.measure.turns import Turn
 from scalebench.runner.launchers.local import Child
-from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, TURN_SIGNAL, RankGroup, is_stopped
+from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, TURN_SIGNAL, RankGroup
 
 FS_DELAY_S = 2.0  # for a shared file system to show a file that a rank wrote
 
@@ -108,14 +108,8 @@ class RemoteRank:
         processes = self._processes
         return processes if processes is not None and processes.host == socket.gethostname() else None
 
-    @property
-    def is_here(self) -> bool:
-        """True if its processes are on this host."""
-        self._update()
-        return self._local is not None
-
-    def is_paused_there(self) -> bool:
-        """Return whether its agent on another host has stopped it for the turn that is over, or it has ended."""
+    def is_paused(self) -> bool:
+        """Return whether its agent has stopped it since its turn is over, or it has ended."""
         paused = _read(PausedWorker, paused_worker_path(self._folder, self._rank))
         turn = _read(Turn, turn_path(self._folder))
         return self.over or (paused is not None and turn is not None and paused.turn == turn.number)
@@ -133,11 +127,19 @@ class RemoteRank:
 class RemoteRanks(RankGroup[RemoteRank]):
     """All ranks under one program that started their agents: mpirun or srun."""
 
-    def __init__(self, folder: Path, ranks: int, name: str, log: str, reason: Callable[[Path], str | None]) -> None:
-        """`name` is the program's, `log` the file with its output, and `reason` reads from it why the program
-        failed."""
+    def __init__(
+        self,
+        folder: Path,
+        ranks: int,
+        name: str,
+        log: str,
+        reason: Callable[[Path], str | None],
+        on_nodes: bool = False,
+    ) -> None:
+        """`name` is the program's, `log` the file with its output, and `reason` reads from it why the program failed.
+        With `on_nodes` the ranks are on nodes of a job, and their agents park them."""
         super().__init__()
-        self._name, self._log, self._reason = name, folder / log, reason
+        self._name, self._log, self._reason, self._on_nodes = name, folder / log, reason, on_nodes
         self.members = [RemoteRank(folder, rank) for rank in range(ranks)]
         self.starter: Child | None = None
 
@@ -164,20 +166,24 @@ class RemoteRanks(RankGroup[RemoteRank]):
         return self._reason(self._log) or f"{self._name} ended with exit status {code} and without a reason"
 
     def pause(self) -> None:
-        """Stop the workers on this host, and by their agents those on others, which read that from turn.json."""
-        super().pause()
-        self._signal_agents()
+        """Stop the workers, on nodes by their agents, which read that from turn.json and pause also the monitors."""
+        if self._on_nodes:
+            self._signal_agents()
+        else:
+            super().pause()
 
     def resume(self) -> None:
-        super().resume()
-        self._signal_agents()
+        if self._on_nodes:
+            self._signal_agents()
+        else:
+            super().resume()
 
     def is_paused(self) -> bool:
-        return all(is_stopped(member.pid) if member.is_here else member.is_paused_there() for member in self.members)
+        return all(member.is_paused() for member in self.members) if self._on_nodes else super().is_paused()
 
     def _signal_agents(self) -> None:
-        """Have the program that started them forward a signal to all agents, if some are on other hosts."""
-        if self.starter is not None and not all(member.is_here for member in self.members):
+        """Signal the program that started the agents, which forwards this to all of them."""
+        if self.starter is not None:
             self.starter.signal(TURN_SIGNAL)
 
     def end(self, grace_s: float) -> None:

@@ -73,7 +73,7 @@ def launch(request: LaunchRequest) -> GroupExit:
         command = _with_layout(srun_command(spec, folder, request.module, hosts, bin), hosts)
         with defer_signals(), as_start_errors():
             (folder / SRUN_HOSTS_FILE).write_text("".join(f"{host}\n" for host in hosts))
-            variables = _variables(hosts, request.run_id, folder)
+            variables = _variables(hosts, request.run_id, folder) | overlap_variables(spec)
             command = exit_with_parent.tied_command(os.getpid(), command)
             group.starter = Child(start_program(command, variables, folder / SRUN_LOG, spec.config.debug))
 
@@ -163,6 +163,15 @@ def task_layout_variables(hosts: list[str], bin: str | None = None) -> dict[str,
     return {TASKS_PER_NODE: ",".join(str(hosts.count(name) or 1) for name in _job_nodes(bin))}
 
 
+def overlap_variables(spec: RunSpec) -> dict[str, str]:
+    """Return the variable by which a step shares all resources of the job with other steps, for a run that takes turns.
+
+    By default srun waits for cores and memory that no other step has. An option would be an error before SLURM 20.11,
+    and the srun by which mpirun starts its daemons takes none.
+    """
+    return {"SLURM_OVERLAP": "1"} if spec.cohort else {}
+
+
 def describe_current_job(spec: RunSpec, folder: Path) -> SchedulerRecord | None:
     """Describe the job that this process is in; None outside of one, and for a run that does not use it."""
     if not uses_allocation(spec):
@@ -192,7 +201,7 @@ class StepRanks(RemoteRanks):
     """The ranks of one job step."""
 
     def __init__(self, folder: Path, ranks: int) -> None:
-        super().__init__(folder, ranks, "srun", SRUN_LOG, find_srun_failure)
+        super().__init__(folder, ranks, "srun", SRUN_LOG, find_srun_failure, on_nodes=True)
         self._ending = False
         self._log_before_end = ""  # the output of srun until then
         self._read_bytes = 0

@@ -20,7 +20,7 @@ STACK_LIMIT_S = 0.3  # for a rank to write its stack
 GRACE_PERIOD_S = 5.0  # between SIGTERM and SIGKILL
 FOLLOW_LIMIT_S = 5.0  # for the other ranks to notice a dead one and to record why they fail
 WORKER = "scalebench.runner.worker"
-TURN_SIGNAL = signal.SIGUSR2  # has the agents of other hosts park or continue their worker; mpirun and srun forward it
+TURN_SIGNAL = signal.SIGUSR2  # has agents on nodes park or continue their worker; mpirun and srun forward it
 
 OnProgress = Callable[[list[RankProgress]], None]
 

@@ -163,6 +163,12 @@ def test_an_agent_ends_with_the_program_that_started_it(tmp_path: Path, program:
             os.kill(pid, signal.SIGKILL)
 
 
+def test_an_agent_has_one_thread() -> None:
+    """Those of numpy would take signals, and leave the main thread waiting for its worker."""
+    text = "import os; from scalebench.runner.launchers import rank_agent; print(len(os.listdir('/proc/self/task')))"
+    assert subprocess.check_output([sys.executable, "-c", text], timeout=60) == b"1\n"
+
+
 def test_an_agent_that_mpirun_did_not_start_is_refused(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name not in rank_agent.RANK_VARIABLES}
     command = [sys.executable, "-m", "scalebench.runner.launchers.rank_agent", str(tmp_path), "stand_in"]
