@@ -39,7 +39,7 @@ WIDTH, HEIGHT, LEFT, TOP = 860, 300, 56, 34
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(sys.argv[1] if len(sys.argv) > 1 and "benchmarks" not in sys.argv[0] else name)
+        folder = Path(sys.argv[1] if sys.argv[1:] and sys.argv[0].endswith("turns_spread.py") else name)
         run_sweeps(folder)
         print_spread(folder)
         FIGURE.write_text(draw_starts(folder))
