@@ -51,6 +51,19 @@ def is_process_alive(pid: int, started_at_s: float) -> bool:
         return False
 
 
+def read_anonymous_bytes(pid: int | None) -> int | None:
+    """Return the anonymous memory of a process of this host; None where it cannot be read."""
+    import psutil
+
+    if pid is None:
+        return None
+    try:
+        memory = psutil.Process(pid).memory_info()
+    except psutil.Error:
+        return None
+    return int(memory.rss - memory.shared)
+
+
 @contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until the end of the block: an interrupted start would lose track of its process."""

@@ -78,6 +78,7 @@ class PausedWorker:
     """The state of a rank that its agent has parked, as paused<k>.json holds it."""
 
     turn: int  # number of the turn that is over
+    resident_bytes: int | None = None  # its anonymous memory
 
 
 def paused_worker_path(folder: Path, rank: int) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from pathlib import Path
@@ -113,16 +112,9 @@ class Turns:
             self._wait(PARKED_INTERVAL_S)
 
     def resident_bytes(self) -> int | None:
-        """Return the anonymous memory of its largest process on this host; None where it cannot be read."""
-        import psutil
-
-        sizes = []
-        for member in self._group.members if self._group is not None else ():
-            with contextlib.suppress(psutil.Error):
-                if member.pid is not None:
-                    memory = psutil.Process(member.pid).memory_info()
-                    sizes.append(memory.rss - memory.shared)
-        return max(sizes, default=None)
+        """Return the anonymous memory of the largest worker of the parked run; None where it cannot be read."""
+        sizes = () if self._group is None else self._group.resident_bytes()
+        return max((size for size in sizes if size is not None), default=None)
 
     def grant(self, slot_s: float | None, round: int = 0) -> None:
         """Continue the parked run for a slot of so many seconds, or to its end."""

@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from scalebench.core.result import Result
 from scalebench.core.spec import RunSpec
 from scalebench.core.stats.estimates import Estimate, estimate_ratio_over_rounds
 from scalebench.measure.progress import RankProgress
+from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.supervise import WORKER
 from scalebench.runner.parent import run_spec
 from scalebench.runner.turns import Turns
@@ -198,14 +200,13 @@ class Cohort:
             member.turns.await_end()
 
     def _fits(self, member: Member, started: Sequence[Member]) -> bool:
-        """Return whether there is memory for one more run: as much as a similar one has, or a rough figure."""
-        framework = member.spec.config.strategy.framework
-        similar = [other for other in started if other.spec.config.strategy.framework == framework]
-        sizes = [size for other in similar if (size := other.turns.resident_bytes()) is not None]
-        processes = max(1, member.spec.processes)
-        need = processes * max([PROCESS_BYTES.get(framework, 500 << 20), *sizes])
+        """Return whether there is memory for one more run, on this host or on the nodes of the job."""
+        if srun.uses_allocation(member.spec):
+            limit = srun.node_memory_bytes(member.spec)
+            need = sum(_memory_per_node(other, started) for other in [*started, member])
+            return limit is None or need < (1 - FREE_MEMORY_SHARE) * limit
         memory = psutil.virtual_memory()
-        return bool(memory.available - need > FREE_MEMORY_SHARE * memory.total)
+        return bool(memory.available - _memory_per_node(member, started) > FREE_MEMORY_SHARE * memory.total)
 
     def _are_ratios_precise(self, members: Sequence[Member]) -> bool:
         if min(member.measured_s for member in members) < self._settings.min_s:
@@ -239,3 +240,13 @@ class Cohort:
     def _show(self, ranks: Sequence[RankProgress] = (), **fields: object) -> None:
         self._progress = replace(self._progress, ranks=list(ranks), **fields)  # type: ignore[arg-type]
         self._on_progress(self._progress)
+
+
+def _memory_per_node(member: Member, started: Sequence[Member]) -> int:
+    """Return the anonymous memory of a run on its fullest node: as much per process as similar ones have, or a rough
+    figure."""
+    framework = member.spec.config.strategy.framework
+    similar = [other for other in started if other.spec.config.strategy.framework == framework]
+    sizes = [size for other in similar if (size := other.turns.resident_bytes()) is not None]
+    processes = max(Counter(place.node for place in member.spec.places).values(), default=1)
+    return processes * max([PROCESS_BYTES.get(framework, 500 << 20), *sizes])

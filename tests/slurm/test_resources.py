@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, HardwareSpec, RankPlacement, SlurmSpec, check_fields
 from scalebench.slurm import resources
-from scalebench.slurm.resources import JobGeometry, job_geometry, srun_command, time_limit_minutes
+from scalebench.slurm.resources import JobGeometry, job_geometry, srun_command, sweep_geometry, time_limit_minutes
 from tests.slurm.builders import FOLDER, GPU_NODES, ROLES, run
 
 PYTHON = "/home/user/venv/bin/python"
@@ -111,6 +111,19 @@ def test_a_job_never_requests_more_cores_than_a_node_has(gpus: int, per_node: in
     assert geometry.overcommit or geometry.tasks_per_node * geometry.cpus_per_task <= cores
     assert geometry.nodes * geometry.tasks_per_node >= geometry.tasks == spec.processes
     assert geometry.even == (geometry.nodes * geometry.tasks_per_node == geometry.tasks)
+
+
+def test_one_job_for_several_runs_is_as_large_as_each_of_them() -> None:
+    specs = [run(1, GPU_NODES), run(9, GPU_NODES), run(4, GPU_NODES), run(3, GPU_NODES, {"processes": "one_for_all"})]
+    alone, together = list(map(job_geometry, specs)), sweep_geometry(specs)
+    assert together.nodes == 2 and together.gpus_per_node == max(each.gpus_per_node or 0 for each in alone)
+    assert together.gres == f"gpu:{together.gpus_per_node}"
+    cores = [each.tasks_per_node * each.cpus_per_task for each in alone]
+    assert together.tasks_per_node * together.cpus_per_task == max(cores)
+    for spec in specs:
+        assert dataclasses.replace(sweep_geometry([spec]), tasks=0, even=True, overcommit=False) == dataclasses.replace(
+            job_geometry(spec), tasks=0, even=True, overcommit=False
+        )
 
 
 def test_ranks_may_be_spread_in_any_way_over_nodes_in_order() -> None:

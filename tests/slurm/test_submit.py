@@ -89,6 +89,18 @@ def sbatch(tools: Tools) -> Tools:
     return tools
 
 
+def test_a_sweep_is_submitted_as_one_job(sbatch: Tools, tmp_path: Path) -> None:
+    specs = [run(gpus, bin=str(sbatch.folder), time_minutes=30) for gpus in (1, 2)]
+    submission = submit.submit_sweep(specs, tmp_path / "sweep", ["--multirun", "gpus=1,2"])
+    assert submission == read_submission(tmp_path / "sweep")
+    script = (sbatch.folder / "script").read_text()
+    assert script == submit.render_sweep_script(specs, tmp_path / "sweep")
+    assert {"#SBATCH --time=60", "#SBATCH --job-name=scalebench-sweep"} < set(script.splitlines())
+    pickle = (sbatch.folder / "pickle").read_bytes()
+    texts = [argument for _, argument, _ in pickletools.genops(pickle) if isinstance(argument, str)]
+    assert {"become_sweep", str(tmp_path / "sweep"), "--multirun", "gpus=1,2"} < set(texts)
+
+
 def test_a_run_is_submitted(sbatch: Tools, tmp_path: Path) -> None:
     folder = tmp_path / "it's a run"
     folder.mkdir()

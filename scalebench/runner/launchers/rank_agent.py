@@ -29,7 +29,7 @@ from scalebench.config import placement
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_json, read_record, write_json
-from scalebench.core.process import wait_until
+from scalebench.core.process import read_anonymous_bytes, wait_until
 from scalebench.core.run_folder import (
     RESULT_FILE,
     SPEC_FILE,
@@ -163,7 +163,8 @@ class RankAgent:
         return self._turn != previous
 
     def _write_paused(self, turn: int) -> None:
-        write_json(paused_worker_path(self._folder, self._rank), PausedWorker(turn))
+        resident_bytes = None if self._worker is None else read_anonymous_bytes(self._worker.pid)
+        write_json(paused_worker_path(self._folder, self._rank), PausedWorker(turn, resident_bytes))
 
     def _send(self, sign: signal.Signals) -> None:
         if self._worker is not None:

@@ -108,9 +108,13 @@ class RemoteRank:
         processes = self._processes
         return processes if processes is not None and processes.host == socket.gethostname() else None
 
+    def read_paused(self) -> PausedWorker | None:
+        """Read what its agent reported when it last stopped it."""
+        return _read(PausedWorker, paused_worker_path(self._folder, self._rank))
+
     def is_paused(self) -> bool:
         """Return whether its agent has stopped it since its turn is over, or it has ended."""
-        paused = _read(PausedWorker, paused_worker_path(self._folder, self._rank))
+        paused = self.read_paused()
         turn = _read(Turn, turn_path(self._folder))
         return self.over or (paused is not None and turn is not None and paused.turn == turn.number)
 
@@ -180,6 +184,11 @@ class RemoteRanks(RankGroup[RemoteRank]):
 
     def is_paused(self) -> bool:
         return all(member.is_paused() for member in self.members) if self._on_nodes else super().is_paused()
+
+    def resident_bytes(self) -> list[int | None]:
+        if not self._on_nodes:
+            return super().resident_bytes()
+        return [None if (paused := member.read_paused()) is None else paused.resident_bytes for member in self.members]
 
     def _signal_agents(self) -> None:
         """Signal the program that started the agents, which forwards this to all of them."""

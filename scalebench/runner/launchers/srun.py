@@ -172,6 +172,17 @@ def overlap_variables(spec: RunSpec) -> dict[str, str]:
     return {"SLURM_OVERLAP": "1"} if spec.cohort else {}
 
 
+def node_memory_bytes(spec: RunSpec) -> int | None:
+    """Return the memory that this job has on each node; None where that is unknown."""
+    per_node, per_cpu = (os.environ.get(f"SLURM_MEM_PER_{unit}", "") for unit in ("NODE", "CPU"))
+    cpus = re.match(r"\d+", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))  # of the first node: 2(x3),1
+    if per_node.isdigit() and int(per_node):  # 0: all that there is
+        return int(per_node) << 20
+    if per_cpu.isdigit() and int(per_cpu) and cpus is not None:
+        return int(per_cpu) * int(cpus[0]) << 20
+    return spec.config.hardware.memory_bytes
+
+
 def describe_current_job(spec: RunSpec, folder: Path) -> SchedulerRecord | None:
     """Describe the job that this process is in; None outside of one, and for a run that does not use it."""
     if not uses_allocation(spec):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from scalebench.core.process import POLL_INTERVAL_S, cancelled, wait_until
+from scalebench.core.process import POLL_INTERVAL_S, cancelled, read_anonymous_bytes, wait_until
 from scalebench.core.spec import RunSpec
 from scalebench.measure.progress import RankProgress, read_progress
 from scalebench.runner.turns import Turns
@@ -118,6 +118,10 @@ class RankGroup(Generic[P]):
     def is_paused(self) -> bool:
         """Return whether all workers are stopped, or have ended."""
         return all(is_stopped(member.pid) for member in self.members)
+
+    def resident_bytes(self) -> list[int | None]:
+        """Return the anonymous memory of each worker that is parked; None where it cannot be read."""
+        return [read_anonymous_bytes(member.pid) for member in self.members]
 
     def request_stacks(self) -> None:
         """Have ranks that hang write their stacks into their logs; worker.py handles SIGUSR1."""

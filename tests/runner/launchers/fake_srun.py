@@ -15,7 +15,9 @@ case "$1 $2" in
 "show hostnames") echo {nodes} | tr ' ' '\\n';;
 "--oneliner show") echo "JobId=$4 JobState=RUNNING NodeList=n[1-2] $times";;
 esac"""
-SRUN = """echo "$@" >{folder}/srun_arguments.txt
+SRUN = """trap '' USR2  # the tasks get it, which are in its group
+echo "$@" >{folder}/srun_arguments.txt
+env >{folder}/step_environment.txt
 for word; do case $word in --ntasks=*) tasks=${{word#*=}};; esac; done
 while [ "${{1#-}}" != "$1" ]; do shift; done
 task=0
@@ -51,6 +53,10 @@ class StandIn:
         spec = simulated_spec(gpus, hardware=hardware, **changes)  # type: ignore[arg-type]
         spec.unsupported = None
         return spec
+
+    def step_environment(self) -> list[str]:
+        """Return the variables of the last srun."""
+        return (self.folder / "step_environment.txt").read_text().split()
 
     def srun_arguments(self) -> list[str]:
         """Return the arguments of the last srun."""

@@ -7,17 +7,21 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from scalebench.core.errors import InputError
-from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE
+from scalebench.core.json_files import write_json
+from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE, Turn, turn_path
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner.launchers import rank_agent
 from scalebench.runner.launchers.rank_agent import read_torchrun_rank
+from scalebench.runner.launchers.supervise import TURN_SIGNAL
 from tests.builders.runs import find_running, simulated_spec, wait_until
 
 # An agent that stays for a shorter time after a failure, where a test needs that.
@@ -109,6 +113,33 @@ def test_sigterm_is_forwarded_to_the_worker(
         process.terminate()
     assert process.wait(60) == 0
     assert read_when_written(tmp_path / "exit1.json") == {"code": -signal.SIGTERM, "terminated_by_launcher": True}
+
+
+def test_an_agent_parks_its_worker_when_its_turn_is_over(
+    agent: Any, program: Callable[[str], str], tmp_path: Path
+) -> None:
+    """SLURM sends the signal to all processes of a step. A parked worker is ended like any other."""
+    process = agent(program("(folder / 'up').touch(); time.sleep(600)"))
+    wait_until((tmp_path / "up").exists)
+    worker = psutil.Process(read_when_written(tmp_path / "pid1.json")["worker"])
+    for number in range(2):
+        write_json(turn_path(tmp_path), Turn(number, over=True))
+        for receiver in (worker, process):
+            receiver.send_signal(TURN_SIGNAL)
+        wait_until(lambda number=number: (tmp_path / "paused1.json").exists() and paused_turn(tmp_path) == number)  # type: ignore[misc]
+        assert worker.status() == psutil.STATUS_STOPPED
+        if number == 0:
+            process.send_signal(TURN_SIGNAL)  # before a shared file system shows the turn
+            time.sleep(0.1)
+            write_json(turn_path(tmp_path), Turn(1, 0.5))
+            wait_until(lambda: worker.status() != psutil.STATUS_STOPPED)
+    process.terminate()
+    assert process.wait(60) == 0
+    assert read_when_written(tmp_path / "exit1.json") == {"code": -signal.SIGTERM, "terminated_by_launcher": True}
+
+
+def paused_turn(folder: Path) -> Any:
+    return json.loads((folder / "paused1.json").read_text())["turn"]
 
 
 def test_a_request_for_stacks_is_forwarded(agent: Any, program: Callable[[str], str], tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.runner.parent import run_spec
 from scalebench.slurm.commands import SlurmError
 from scalebench.slurm.submit import Submission, write_submission
-from tests.builders.runs import find_running, simulated_spec, wait_until
+from scalebench.sweeps.cohort import Cohort, CohortRun
+from scalebench.workloads import datasets
+from tests.builders.runs import find_run_processes, find_running, simulated_spec, wait_until
 from tests.runner.launchers import fake_srun
 from tests.runner.launchers.fake_srun import StandIn
 from tests.runner.launchers.fake_srun import job as job  # a fixture
@@ -62,6 +64,26 @@ def test_ranks_run_on_the_nodes_of_their_placement(job: StandIn, tmp_path: Path,
     assert not find_running(ended.pids) and len(ended.pids) == 3
     assert "--distribution=arbitrary" in job.srun_arguments(), "the nodes have different numbers of ranks"
     assert not {SRUN_LOG, SRUN_HOSTS_FILE} & set(os.listdir(tmp_path)), "they are removed where srun reported nothing"
+
+
+@pytest.mark.parametrize("fitting", [2, 1])
+def test_steps_of_a_job_take_turns(fitting: int, job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as fit into the memory that the job has on a node."""
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", {2: "4000", 1: "100"}[fitting])
+    measure = {
+        "slot_s": 0.05, "min_s": 0.2, "max_s": 0.5, "block_s": 0.004, "warmup_steps": 5, "probes": False, "target": 0.5,
+        "monitor": True,
+    }  # fmt: skip
+    specs = [job.spec(gpus, measure=measure) for gpus in (1, 2)]
+    datasets.prepare(specs[0].config)
+    runs = [CohortRun(number, spec, tmp_path / str(number)) for number, spec in enumerate(specs)]
+    results = [result for _, result in Cohort(runs, lambda progress: None).run()]
+    assert [(result.status, result.reason) for result in results] == [("ok", None)] * fitting
+    for result in results:
+        assert len({tuple(rank.block_rounds) for rank in result.ranks}) == 1
+        assert result.ranks[0].block_rounds[-1] > 1
+        assert result.monitor is not None and result.monitor.reason is None
+    assert "SLURM_OVERLAP=1" in job.step_environment() and not find_run_processes(tmp_path / "0")
 
 
 def test_ranks_of_one_node_use_its_loopback_and_its_cores(job: StandIn, tmp_path: Path, program: Program) -> None:
