@@ -53,7 +53,7 @@ def run_sweeps(folder: Path) -> None:
             continue
         begin_s = time.monotonic()
         with take_a_core_in_bursts() if number else contextlib.nullcontext():
-            command = ["sweep=demo", "measure.repeats=3", f"measure.order={order}", "sweep.report=false"]
+            command = ["sweep=demo", "measure.repeats=3", "measure.probes=false", f"measure.order={order}", "sweep.report=false"]
             subprocess.run(
                 [sys.executable, "-m", "scalebench", *command, f"hydra.sweep.dir={target}"],
                 check=True, stdout=subprocess.DEVNULL,
