@@ -53,9 +53,9 @@ def run_sweeps(folder: Path) -> None:
             continue
         begin_s = time.monotonic()
         with take_a_core_in_bursts() if number else contextlib.nullcontext():
-            command = ["sweep=demo", "measure.repeats=3", "measure.probes=false", f"measure.order={order}", "sweep.report=false"]
+            command = ["sweep=demo", "measure.repeats=3", "measure.probes=false", "sweep.report=false"]
             subprocess.run(
-                [sys.executable, "-m", "scalebench", *command, f"hydra.sweep.dir={target}"],
+                [sys.executable, "-m", "scalebench", *command, f"measure.order={order}", f"hydra.sweep.dir={target}"],
                 check=True, stdout=subprocess.DEVNULL,
             )  # fmt: skip
         print(f"{ORDERS[order]}{' beside bursts' if number else ''}: {time.monotonic() - begin_s:.0f} s", flush=True)
