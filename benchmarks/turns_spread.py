@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 import pandas as pd
 
 import scalebench
+from scalebench.core.exit_with_parent import tied_command
 
 SWEEPS = 3
 ORDERS = {"given": "one after the other", "rounds": "in turns"}
@@ -63,7 +65,7 @@ def run_sweeps(folder: Path) -> None:
 
 @contextlib.contextmanager
 def take_a_core_in_bursts() -> Iterator[None]:
-    with subprocess.Popen([sys.executable, "-c", BURSTS]) as process:
+    with subprocess.Popen(tied_command(os.getpid(), [sys.executable, "-c", BURSTS])) as process:
         try:
             yield
         finally:
