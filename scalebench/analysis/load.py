@@ -58,7 +58,8 @@ def load_rounds(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
     """Return one row per round of each run at or below `path` that took turns with others.
 
     `throughput_samples_per_s` is over all devices, `started_at_s` the start of the slot's first measured block in
-    seconds since the epoch, `step_s` the mean seconds of a step of rank 0 in it. Runs of one `cohort` were alive
+    seconds since the epoch, `step_s` the mean seconds of a step of rank 0 in it, `disturbed` whether other programs
+    took the cores, so that the round does not count. Runs of one `cohort` were alive
     at the same time; ratios between them belong within rounds. Raises InputError for a file that cannot be read.
     """
     import pandas as pd

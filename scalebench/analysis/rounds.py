@@ -14,12 +14,27 @@ if TYPE_CHECKING:
 
 ROUND_COLUMNS = (
     "cohort", "round", "repeat", "run_id", "path", "strategy", "gpus", "global_batch", "started_at_s", "step_s",
-    "throughput_samples_per_s",
+    "throughput_samples_per_s", "disturbed",
 )  # fmt: skip
+MIN_ROUNDS = 8
+
+
+def rounds_left_out(result: Result) -> set[int]:
+    """Return the rounds that do not count, since other programs took the cores in them; all count where fewer than
+    MIN_ROUNDS were undisturbed."""
+    disturbed = set(result.disturbed_rounds)
+    rounds = set(result.ranks[0].block_rounds) if disturbed and result.ranks else set()
+    return disturbed if len(rounds - disturbed) >= MIN_ROUNDS else set()
 
 
 def round_rates(result: Result) -> dict[int, float]:
-    """Return the throughput in each round, in samples/s over all devices; empty for a run measured by itself.
+    """Return the throughput in each round that counts, in samples/s over all devices; empty for a run measured by itself."""
+    left_out = rounds_left_out(result)
+    return {number: rate for number, rate in _all_rates(result).items() if number not in left_out}
+
+
+def _all_rates(result: Result) -> dict[int, float]:
+    """Return the throughput in each round, also in those in which other programs took the cores.
 
     The time of a block of a synchronous group is that of its slowest rank; independent replicas add up.
     """
@@ -57,7 +72,7 @@ def ratio_in_rounds(run: RunSummary, base: RunSummary) -> Estimate | None:
 
 def make_round_rows(result: Result, folder: str) -> list[tuple[object, ...]]:
     """Return the values of ROUND_COLUMNS for each round of a run in `folder`."""
-    rates, scale = round_rates(result), result.scale
+    rates, scale, disturbed = _all_rates(result), result.scale, set(result.disturbed_rounds)
     if not rates:
         return []
     first = result.ranks[0]
@@ -69,7 +84,7 @@ def make_round_rows(result: Result, folder: str) -> list[tuple[object, ...]]:
             result.cohort, number, scale.repeat, result.run_id, folder, scale.strategy, scale.gpus, scale.global_batch,
             first.block_started_at_s[slots[number][0]],
             sum(first.block_s[at] for at in slots[number]) / (len(slots[number]) * (first.block_steps or 1)),
-            rate,
+            rate, number in disturbed,
         )
         for number, rate in rates.items()
     ]  # fmt: skip

@@ -4,14 +4,14 @@ them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from scalebench.analysis.identity import comparison_key
-from scalebench.analysis.rounds import ratio_in_rounds
+from scalebench.analysis.rounds import ratio_in_rounds, rounds_left_out
 from scalebench.analysis.run_summary import Run, RunSummary
 from scalebench.core.result import RankRecord, Result
 from scalebench.core.stats.estimates import (
@@ -88,25 +88,29 @@ def wanted_half_width(result: Result) -> Any:
     return result.spec.get("measure", {}).get("target")
 
 
-def merge_rank_blocks(ranks: Sequence[RankRecord]) -> Blocks:
+def merge_rank_blocks(ranks: Sequence[RankRecord], left_out: Collection[int] = ()) -> Blocks:
     """Return the blocks of a synchronous group: the time of the slowest rank, the samples of all.
 
-    Blocks that not every rank finished are left out.
+    Blocks that not every rank finished are left out, and those of the rounds `left_out`.
     """
     count = min((min(len(r.block_s), len(r.block_samples)) for r in ranks), default=0)
     seconds, samples = ([getattr(rank, name)[:count] for rank in ranks] for name in ("block_s", "block_samples"))
     if not count:
         return np.empty(0), np.empty(0)
-    return np.maximum.reduce(np.array(seconds, np.float64)), np.add.reduce(np.array(samples, np.float64))
+    blocks = np.maximum.reduce(np.array(seconds, np.float64)), np.add.reduce(np.array(samples, np.float64))
+    if not left_out:
+        return blocks
+    kept = ~np.isin(ranks[0].block_rounds[:count], list(left_out))
+    return blocks[0][kept], blocks[1][kept]
 
 
-def count_blocks(ranks: Sequence[RankRecord], target: Any) -> CountedBlocks:
+def count_blocks(ranks: Sequence[RankRecord], target: Any, left_out: Collection[int] = ()) -> CountedBlocks:
     """Merge the blocks of a group and drop the first ones that are still warm-up, because the warm-up phase was too
     short to see its end and `target` (a share) is less than what these blocks move the mean by.
 
     A level that changes after the first quarter is the machine's rather than a warm-up's, and stays: a drift.
     """
-    seconds, samples = merge_rank_blocks(ranks)
+    seconds, samples = merge_rank_blocks(ranks, left_out)
     if not isinstance(target, (int, float)):
         return CountedBlocks(seconds, samples, 0, None)
     unsteadiness, warmup_blocks = find_unsteadiness(seconds, target), 0
@@ -125,7 +129,8 @@ def _count_all_blocks(result: Result, target: Any) -> list[CountedBlocks]:
     if result.status != "ok" or not result.ranks:
         return []
     groups = [[rank] for rank in result.ranks] if result.scale.independent else [result.ranks]
-    return [count_blocks(ranks, target) for ranks in groups]
+    left_out = rounds_left_out(result)
+    return [count_blocks(ranks, target, left_out) for ranks in groups]
 
 
 def _throughput(result: Result, groups: Sequence[CountedBlocks]) -> Figure:
@@ -151,7 +156,9 @@ def _throughput_of_blocks(seconds: FloatArray, samples: FloatArray) -> Figure:
 def _step_s(result: Result, groups: Sequence[CountedBlocks]) -> float | None:
     if not groups or not result.ranks[0].block_steps:
         return None
-    group = groups[0] if not result.scale.independent else count_blocks(result.ranks, wanted_half_width(result))
+    group = groups[0]
+    if result.scale.independent:
+        group = count_blocks(result.ranks, wanted_half_width(result), rounds_left_out(result))
     steps = len(group.seconds) * result.ranks[0].block_steps
     return sum(group.seconds.tolist()) / steps if steps else None
 

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -62,6 +62,30 @@ def read_anonymous_bytes(pid: int | None) -> int | None:
     except psutil.Error:
         return None
     return int(memory.rss - memory.shared)
+
+
+class CpuMeter:
+    """The CPU seconds that some processes of this host have used, with the processes that they had started by now."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        import psutil
+
+        self._processes = []
+        for pid in pids:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                self._processes += [process, *process.children(recursive=True)]
+
+    def read_s(self) -> float:
+        """Return the seconds of those that still exist."""
+        import psutil
+
+        total_s = 0.0
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                total_s += times.user + times.system
+        return total_s
 
 
 @contextlib.contextmanager

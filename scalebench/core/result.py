@@ -396,6 +396,7 @@ class Result:
     scheduler: SchedulerRecord | None = None
     other_machines: list[Machine] | None = None  # of node 1 and the next ones; null: one node, or not reported
     cohort: str | None = None  # equal for runs that took turns; null: measured by itself
+    disturbed_rounds: list[int] = field(default_factory=list)  # in which other programs took cores that this run needed
     trace: str | None = None  # of all ranks, in the run's folder, but for ranks that name a trace of their own
 
 

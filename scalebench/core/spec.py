@@ -186,7 +186,7 @@ class MeasureSpec:
     repeats: int = number_field(1, at_least=1, at_most=1000)  # starts of each run; three or more give intervals
     # Of the runs of a sweep, within each repeat. auto: rounds where runs can take turns, else given.
     order: str = choice_field("auto", "rounds", "given", "random")
-    slot_s: float = number_field(0.25, positive=True)  # of order=rounds: how long a run measures in each round
+    slot_s: float = number_field(0.1, positive=True)  # of order=rounds: how long a run measures in each round
     cool_down_s: float = number_field(0.0, at_least=0, at_most=86_400)  # pause before each run of a sweep but the first
     monitor: bool = True  # sample devices, processes and the machine while it runs
     probes: bool = True  # after measuring throughput: where the time of a step goes

@@ -23,7 +23,7 @@ from scalebench.measure.timing import Clock
 from scalebench.strategies.base import Strategy
 
 MIN_SLOT_STEPS = 10  # kept ones; fewer where they take longer than MAX_SLOTS slots
-MAX_SLOTS = 4
+MAX_SLOTS = 10
 DISCARDED_BLOCKS = 1  # after waking: caches, clocks
 STALE_INTERVAL_S = 0.01
 

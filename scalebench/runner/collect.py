@@ -79,6 +79,7 @@ class ResultParts:
     transports: dict[str, str] | None = None  # of NCCL, by pair of ranks
     merged_traces: Sequence[int] = ()  # ranks whose traces are in trace.json.gz
     max_batch: MaxBatch | None = None
+    disturbed_rounds: list[int] = field(default_factory=list)
     log: str | None = None  # a file with details, relative to the run's folder
 
 
@@ -111,6 +112,7 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
         scheduler=parts.scheduler,
         other_machines=parts.machines.others,
         cohort=spec.cohort,
+        disturbed_rounds=parts.disturbed_rounds,
         trace=MERGED_TRACE_FILE if parts.merged_traces else None,
     )
 

@@ -48,7 +48,7 @@ def run_spec(
     """
     refuse_folder_with_result(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    started = StartedRun(spec, folder)
+    started = StartedRun(spec, folder, turns=turns)
     write_spec(spec, folder)
     if spec.plugin_error is not None:
         return started.finish(RunOutcome("failed", spec.plugin_error, log=_write_plugin_log(spec, folder)))
@@ -57,7 +57,7 @@ def run_spec(
         return started.finish(RunOutcome("unsupported", reason))
     remove_leftovers(folder)
     try:
-        outcome = started.launch(on_progress, module, turns)
+        outcome = started.launch(on_progress, module)
     except KeyboardInterrupt:
         started.finish(RunOutcome("cancelled", "cancelled while it ran"))
         raise
@@ -78,17 +78,18 @@ class StartedRun:
     scheduler: SchedulerRecord | None = None  # the job, where this process is not in it
     monitor: MonitorProcess | None = None
     search: max_batch.BatchSearch | None = None
+    turns: Turns | None = None  # of a run that takes turns with others
 
-    def launch(self, on_progress: OnProgress, module: str, turns: Turns | None = None) -> RunOutcome:
+    def launch(self, on_progress: OnProgress, module: str) -> RunOutcome:
         """Run the ranks, once or for each try of a batch search."""
         if self.spec.config.measure.search == max_batch.MAX_BATCH_SEARCH:
             self.search = max_batch.BatchSearch(self.spec, self.folder)
             return self.search.run(lambda *trial: _launch_once(self.id.id, module, *trial), on_progress)
         self.monitor = MonitorProcess(self.spec, self.folder, local=not nodes.has_node_reports(self.spec))
-        if turns is not None:
-            turns.monitor = self.monitor
+        if self.turns is not None:
+            self.turns.monitor = self.monitor
         with self.monitor:
-            return _launch_once(self.id.id, module, self.spec, self.folder, on_progress, turns)
+            return _launch_once(self.id.id, module, self.spec, self.folder, on_progress, self.turns)
 
     def finish(self, outcome: RunOutcome) -> Result:
         """Write result.json, which Ctrl-C and SIGTERM do not interrupt, and return it."""
@@ -119,6 +120,7 @@ class StartedRun:
             transports=nccl_log.read_transports(rank_folder / rank_log_name(rank) for rank in range(spec.processes)),
             merged_traces=_merge_traces(self.folder, ranks),
             max_batch=None if self.search is None else self.search.answer,
+            disturbed_rounds=[] if self.turns is None else self.turns.disturbed_rounds,
             log=_failure_log(self.folder, rank_folder, outcome),
         )
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebench.core.json_files import write_json
-from scalebench.core.process import POLL_INTERVAL_S, cancelled
+from scalebench.core.machine.cpus import CpuTimes, read_cpu_times
+from scalebench.core.process import POLL_INTERVAL_S, CpuMeter, cancelled
 from scalebench.core.run_folder import Turn, turn_path
 from scalebench.core.spec import RunSpec
 from scalebench.measure.monitor.monitor_process import MonitorProcess
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 GATE_INTERVAL_S = 0.002  # between two looks for the end of a slot, from its planned end on
 STOP_LIMIT_S = 10.0  # for the processes of a run to stop, and for a shared file system to show that nodes have
 PARKED_INTERVAL_S = 0.2  # between two looks at processes that are parked
+# Other programs disturb a slot when they use so much of a core while less than one core is idle. The kernel counts in
+# hundredths of a second, which is a tenth of a core in the shortest slots.
+MAX_OTHER_CORES, MIN_IDLE_CORES = 0.25, 1.0
 
 
 class Turns:
@@ -39,6 +43,9 @@ class Turns:
         self._changed = threading.Condition()
         self._parked_since_s: float | None = None
         self._parked_s = 0.0  # in earlier pauses
+        self._meter: CpuMeter | None = None  # of the processes; None: some are on other hosts
+        self._use_at_grant: tuple[float, CpuTimes, float] | None = None
+        self.disturbed_rounds: list[int] = []  # in which other programs took the cores
         self.over = False
         self.refused = False  # its processes did not stop
 
@@ -83,6 +90,9 @@ class Turns:
         """Stop all processes of the run, which wait at the gate. Return False if they have not stopped in time."""
         group = self._group
         assert group is not None, "a run without processes is not at its gate"
+        if self._turn.number == 0:
+            pids = [member.pid for member in group.members]
+            self._meter = None if None in pids else CpuMeter([pid for pid in pids if pid is not None])
         self._turn.over = True
         write_json(turn_path(self._folder), self._turn)
         with self._changed:
@@ -116,6 +126,16 @@ class Turns:
         sizes = () if self._group is None else self._group.resident_bytes()
         return max((size for size in sizes if size is not None), default=None)
 
+    def is_disturbed(self) -> bool:
+        """Return whether other programs took cores that the run, which is at its gate, needed in the slot."""
+        if self._meter is None or self._use_at_grant is None:
+            return False
+        begin_s, begin, own_s = self._use_at_grant
+        seconds, now = time.monotonic() - begin_s, read_cpu_times()
+        others_s = now.busy_s - begin.busy_s - (self._meter.read_s() - own_s)
+        is_idle = now.idle_s - begin.idle_s >= MIN_IDLE_CORES * seconds
+        return others_s > MAX_OTHER_CORES * seconds and not is_idle
+
     def grant(self, slot_s: float | None, round: int = 0) -> None:
         """Continue the parked run for a slot of so many seconds, or to its end."""
         self._turn = Turn(self._turn.number + 1, slot_s, round)
@@ -127,6 +147,8 @@ class Turns:
             self._granted_at_s = time.monotonic()
             if self.monitor is not None:
                 self.monitor.resume()
+            if self._meter is not None:
+                self._use_at_grant = time.monotonic(), read_cpu_times(), self._meter.read_s()
             if self._group is not None:
                 self._group.resume()
             self._changed.notify_all()

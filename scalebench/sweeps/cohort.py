@@ -67,7 +67,7 @@ class Member:
         self.number, self.folder, self.bare, self._module = run.number, run.folder, run.bare, module
         self.spec = replace(run.spec, cohort=cohort)
         self.turns = Turns(self.spec, self.folder)
-        self.rates: dict[int, float] = {}  # samples/s by round
+        self.rates: dict[int, float] = {}  # samples/s by round, without disturbed ones
         self.measured_s = 0.0
         self.result: Result | None = None
         self.error: BaseException | None = None
@@ -99,11 +99,13 @@ class Member:
             self.turns.end()
 
     def record_slot(self, round: int, reports: Sequence[RankProgress]) -> None:
-        """Record the throughput of a slot from what its ranks report."""
+        """Record the throughput of a slot from what its ranks report, and whether other programs disturbed it."""
         if not self.spec.config.strategy.independent:
             reports = [reports[0]]
         steps_per_s = [report.steps / report.elapsed_s for report in reports if report.elapsed_s > 0]
-        if steps_per_s:
+        if self.turns.is_disturbed():
+            self.turns.disturbed_rounds.append(round)
+        elif steps_per_s:
             self.rates[round] = sum(steps_per_s) / len(reports) * self.spec.global_batch
         self.measured_s += max(report.elapsed_s for report in reports)
 

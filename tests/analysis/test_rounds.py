@@ -58,6 +58,19 @@ def test_runs_of_different_cohorts_are_compared_by_their_means(change: dict[str,
     assert throughput.speedup(runs[1], runs[0]) == (pytest.approx(1.0), None)
 
 
+def test_rounds_in_which_other_programs_took_the_cores_do_not_count(tmp_path: Path) -> None:
+    bare = slots("bare_torch", {number: [0.1] for number in range(12)}, run_id="bare")
+    seconds = {number: [0.2 if number < 3 else 0.05] for number in range(12)}
+    ddp = slots("ddp", seconds, run_id="ddp", disturbed_rounds=[0, 1, 2])
+    runs = [summarize_run(result, Path(result.run_id)) for result in (bare, ddp)]
+    assert throughput.speedup(runs[1], runs[0])[0] == pytest.approx(2.0)
+    assert throughput.throughput(ddp)[0] == pytest.approx(20 / 0.05)
+    ddp.disturbed_rounds = list(range(5))
+    assert throughput.throughput(ddp)[0] == pytest.approx(12 * 20 / (3 * 0.2 + 9 * 0.05)), "too few would be left"
+    write_result(ddp, tmp_path)
+    assert scalebench.load_rounds(tmp_path).disturbed.tolist() == [number < 5 for number in range(12)]
+
+
 def test_rounds_are_a_tidy_frame(tmp_path: Path) -> None:
     for name, result in {"a": slots("ddp", {1: [0.1, 0.1], 3: [0.2]}), "b": record("alone")}.items():
         (tmp_path / name).mkdir()

@@ -76,11 +76,25 @@ def test_runs_take_turns_and_measure_what_they_measure_by_themselves(tmp_path: P
     assert any(progress.leader and progress.ratio for progress in seen)
 
 
+def test_rounds_in_which_other_programs_take_the_cores_are_known(tmp_path: Path) -> None:
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        results = run_cohort([simulated(1), simulated(2)], tmp_path)
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    for result in results.values():
+        rounds = set(result.ranks[0].block_rounds)
+        assert rounds >= set(result.disturbed_rounds)
+        assert 2 * len(result.disturbed_rounds) > len(rounds)
+
+
 @pytest.mark.parametrize("fault", ["raise", "exit", "kill", "stop", "oom"])
 def test_a_fault_ends_its_run_alone(fault: str, tmp_path: Path) -> None:
     expected = "timeout" if fault == "stop" else "failed"
-    long = {"target": 1e-6, "max_s": 2.0}  # the fault comes within it, however busy the machine is
-    faulty = simulated(2, {"hang_s": 5.0} | long, fault=fault, fault_rank=1, fault_step=32)
+    long = {"target": 1e-6, "max_s": 2.0}  # the fault comes within it, after the warm-up, however busy the machine is
+    faulty = simulated(2, {"hang_s": 5.0} | long, fault=fault, fault_rank=1, fault_step=200)
     results = run_cohort([simulated(1, long), faulty, simulated(2, long)], tmp_path)
     statuses = {n: result.status for n, result in results.items()}
     if fault == "oom":  # it may have enough memory by itself

@@ -38,6 +38,25 @@ def read_system_number(*path: str | Path) -> int | None:
     return int(text) if re.fullmatch(r"-?\d+", text) else None
 
 
+@dataclass(frozen=True)
+class CpuTimes:
+    """Seconds that the CPUs of this process have been busy and idle since the machine started."""
+
+    busy_s: float
+    idle_s: float
+
+
+def read_cpu_times() -> CpuTimes:
+    """Return the sums over the CPUs that this process may use. What a virtual machine's host took is busy."""
+    import psutil
+
+    usable = set(usable_cpus())
+    times = [each for cpu, each in enumerate(psutil.cpu_times(percpu=True)) if cpu in usable]
+    idle_s = sum(each.idle + getattr(each, "iowait", 0.0) for each in times)
+    guests_s = sum(getattr(each, "guest", 0.0) + getattr(each, "guest_nice", 0.0) for each in times)  # also in user
+    return CpuTimes(sum(map(sum, times)) - guests_s - idle_s, idle_s)
+
+
 def parse_cpu_list(text: str) -> list[int]:
     """Return the numbers in the kernel's list of processors: [0, 1, 2, 8] for '0-2,8'."""
     numbers: list[int] = []

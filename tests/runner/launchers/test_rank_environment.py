@@ -15,6 +15,7 @@ from scalebench.core.machine import cpus
 from scalebench.core.spec import HardwareSpec
 from scalebench.runner.launchers import rank_environment
 from scalebench.runner.launchers.rank_environment import (
+    HEAP_VARIABLES,
     THREAD_VARIABLES,
     build_environment,
     find_free_ports,
@@ -38,6 +39,18 @@ def test_each_rank_has_its_own_variables() -> None:
         assert variables["PATH"] == os.environ["PATH"], "what is set here reaches the workers"
     for name in THREAD_VARIABLES:
         assert (first[name], second[name]) == (str(spec.places[0].threads), "7")
+
+
+@pytest.mark.parametrize("own", [None, "MALLOC_ARENA_MAX"])
+def test_the_heap_keeps_what_a_step_frees_unless_the_shell_says_otherwise(
+    own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*HEAP_VARIABLES, "MALLOC_ARENA_MAX"):
+        monkeypatch.delenv(name, raising=False)
+    if own:
+        monkeypatch.setenv(own, "4")
+    variables = build_environment(simulated_spec(), "an id", 0, ["127.0.0.1:12345"])
+    assert (HEAP_VARIABLES.items() <= variables.items()) is (own is None)
 
 
 def test_variables_of_the_user_take_precedence() -> None:
