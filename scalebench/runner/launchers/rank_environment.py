@@ -12,9 +12,9 @@ from scalebench.core.machine import cpus
 from scalebench.core.spec import HardwareSpec, RunSpec
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# glibc would give freed memory back to the kernel and fault it in again at each step: a quarter of a step of a small CNN,
-# and more or less of it from one start of a program to the next (5 %), as its heap happens to lie. The threshold is the
-# largest that every version of glibc accepts, and that it would reach by itself.
+# glibc would give freed memory back to the kernel and fault it in again at each step: a quarter of a step of a small
+# CNN, and more or less of it from one start of a program to the next (5 %), as its heap happens to lie. The threshold
+# is the largest that every version of glibc accepts, and that it would reach by itself.
 HEAP_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str((2 << 30) - 1)}
 ADDRESSES, RUN_ID = "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID"
 NCCL_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"  # 480 s by default
