@@ -14,8 +14,9 @@ from typing import Any
 
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import Key, curve_key
-from scalebench.analysis.scaling_curves import Curve, estimate_of, name_curves
-from scalebench.core.stats.estimates import CONFIDENCE, divide_estimates, student_t
+from scalebench.analysis.scaling_curves import Curve, name_curves
+from scalebench.analysis.verdicts import compare_rates
+from scalebench.core.stats.estimates import CONFIDENCE, student_t
 
 BATCH = "batch_per_device"
 SATURATION_SHARE = 0.9  # of the highest throughput, which the saturating batch reaches
@@ -65,9 +66,9 @@ class SaturatingBatch:
     one.
 
     `share` is its own share; `highest` is the batch with the highest throughput; `candidates` are the measured batches
-    that could be the saturating one by their intervals, None without intervals. At an end of the measured range the
-    true saturating batch may be beyond: `first` says that no smaller batch was measured; `last` that no larger one was,
-    so that throughput still rises.
+    that could be the saturating one by their intervals, None without limits over repeats. At an end of the measured
+    range the true saturating batch may be beyond: `first` says that no smaller batch was measured; `last` that no
+    larger one was, so that throughput still rises.
     """
 
     batch: int
@@ -109,7 +110,7 @@ def find_saturating_batch(rows: Sequence[Row], share: float = SATURATION_SHARE) 
     than two.
 
     A batch is a candidate if the 95 % intervals of its throughput over that of each other batch
-    (estimates.divide_estimates) all reach `share`, and no smaller batch certainly does. Each pair is tested by itself,
+    (verdicts.compare_rates) all reach `share`, and no smaller batch certainly does. Each pair is tested by itself,
     so that several comparisons together err more often than 5 %. The highest measured throughput belongs to a finite
     series and is no limit: StepFit has one.
     """
@@ -124,13 +125,11 @@ def find_saturating_batch(rows: Sequence[Row], share: float = SATURATION_SHARE) 
 
 
 def _saturation_candidates(rows: Sequence[Row], share: float) -> tuple[int, ...] | None:
-    rates = [estimate_of(row, RATE, "throughput") for row in rows]
-    present = [rate for rate in rates if rate is not None]
-    if len(present) < len(rates):
-        return None
     candidates = []
-    for row, rate in zip(rows, present, strict=True):
-        ratios = [divide_estimates(rate, other) for other in present if other is not rate]
+    for row in rows:
+        ratios = [compare_rates(row, other) for other in rows if other is not row]
+        if not all(ratio.has_limits for ratio in ratios):
+            return None
         if min(ratio.high for ratio in ratios) >= share:
             candidates.append(row[BATCH])
         if min(ratio.low for ratio in ratios) >= share:

@@ -19,8 +19,9 @@ from scalebench.analysis.identity import (
     column_key,
     global_batch_key,
 )
-from scalebench.analysis.scaling_curves import Curve, estimate_of
+from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome
+from scalebench.analysis.verdicts import compare_rates, estimate_of, explain_no_verdict
 from scalebench.core.stats.estimate_arithmetic import combine, estimate_around, rate_to_seconds
 from scalebench.core.stats.estimates import Estimate, divide_estimates
 
@@ -34,7 +35,7 @@ class DevicesOrBatch:
 
     `throughput` is that of N devices over that of one. `trainings` are both over their seeds, None if they had no
     target, or different ones. `time_ratio` is the one device's seconds to the target over those of N devices, None
-    unless every seed of both reached it. Limits are 95 %.
+    unless every seed of both reached it. Limits are 95 %, over repeats and over seeds.
     """
 
     many_devices: Row
@@ -50,7 +51,8 @@ class BatchGain:
     """One batch of a device and the next larger one, on as many devices; seconds of an epoch.
 
     `predicted` is the exposed sync of a step times the steps of an epoch, before minus after; None without probes.
-    `measured` is the time of the epoch before minus after. Above 0: the larger batch is faster.
+    `measured` is the time of the epoch before minus after, with limits over repeats. Above 0: the larger batch is
+    faster.
     """
 
     before: Row
@@ -60,8 +62,8 @@ class BatchGain:
 
     @property
     def share(self) -> float | None:
-        """The share of the gain that less frequent synchronization explains; None if there is no gain."""
-        if self.predicted is None or self.measured is None or not self.measured.is_above_zero:
+        """The share of the gain that less frequent synchronization explains; None if there is surely no gain."""
+        if self.predicted is None or self.measured is None or self.measured.low <= 0:
             return None
         return self.predicted.value / self.measured.value
 
@@ -100,9 +102,7 @@ def compare_devices_with_batch(
 def _compare_pair(
     many: Row, single: Row, same_strategy: bool, trained: Mapping[str, TrainingOutcome]
 ) -> DevicesOrBatch:
-    rate, single_rate = (estimate_of(row, RATE, "throughput") for row in (many, single))
-    limits = None if rate is None or single_rate is None else divide_estimates(rate, single_rate)
-    throughput = estimate_around(many[RATE] / single[RATE], limits)
+    throughput = compare_rates(many, single)
     left, right = (trained.get(str(row.get("training_id"))) for row in (many, single))
     if left is None or right is None or left.target is None or left.target != right.target:
         return DevicesOrBatch(many, single, same_strategy, throughput, None, None)
@@ -148,4 +148,5 @@ def _epoch_s(row: Row) -> Estimate | None:
     epoch_s = row["epoch_s"]
     if epoch_s is None or not math.isfinite(epoch_s):
         return None
-    return rate_to_seconds(row[RATE], estimate_of(row, RATE, "throughput"), epoch_s * row[RATE])
+    limits = None if explain_no_verdict(row) else estimate_of(row, RATE, "throughput")
+    return rate_to_seconds(row[RATE], limits, epoch_s * row[RATE])

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import MEMORY_COLUMNS, Key
-from scalebench.analysis.scaling_curves import estimate_of, format_batch, plain_rows
-from scalebench.core.stats.estimates import Estimate, divide_estimates
+from scalebench.analysis.scaling_curves import format_batch, plain_rows
+from scalebench.analysis.verdicts import compare_rates
+from scalebench.core.stats.estimates import Estimate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,8 +34,7 @@ class ShardingCost:
 
     sharded: Row
     full: Row
-    ratio: float  # of their samples/s
-    interval: Estimate | None
+    ratio: Estimate  # of their samples/s, with limits over repeats
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,7 @@ class ModelMemory:
         if not sharding or not replicating:
             return None
         sharded, full = (max(rows, key=lambda row: float(row[RATE])) for rows in (sharding, replicating))
-        rate, full_rate = (estimate_of(row, RATE, "throughput") for row in (sharded, full))
-        limits = None if rate is None or full_rate is None else divide_estimates(rate, full_rate)
-        return ShardingCost(sharded, full, sharded[RATE] / full[RATE], limits)
+        return ShardingCost(sharded, full, compare_rates(sharded, full))
 
 
 def group_by_model(pooled: pd.DataFrame) -> list[ModelMemory]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -160,6 +160,12 @@ def pooled_speedup(configuration: Configuration, base: Configuration) -> tuple[f
     base_value, base_interval = geometric_mean_over_repeats([*base.rates.values()])
     has_interval = interval is not None and base_interval is not None
     return value / base_value, divide_estimates(interval, base_interval) if has_interval else None  # type: ignore[arg-type]
+
+
+def holds_over_repeats(row: Mapping[str, Any]) -> bool:
+    """Return whether the interval of a pooled row holds what differs between repeats, measured now or on this machine
+    before; one over the blocks of a single repeat does not."""
+    return row["interval_over"] in ("repeats", "history")
 
 
 def pair_interleaved(runs: Sequence[R], base_runs: Sequence[R]) -> list[tuple[R, R]]:

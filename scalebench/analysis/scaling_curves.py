@@ -21,12 +21,14 @@ from scalebench.analysis.identity import (
     SETTING_COLUMNS,
     curve_key,
 )
-from scalebench.core.stats.estimates import CONFIDENCE, Estimate, divide_estimates, scale_estimate, student_t
+from scalebench.analysis.verdicts import compare_rates, estimate_of, explain_no_verdict
+from scalebench.core.stats.estimates import Estimate, scale_estimate
 
 if TYPE_CHECKING:
     import pandas as pd
 
 GROUP_COLUMNS = ("model", "dataset", "hardware", "scaling", "batch")
+MAX_CORRELATION = 0.5  # of the errors of speedups that share a baseline
 MODEL_SIZES = {"model_params": "parameters", "flops_per_sample": "flops_per_sample"}  # of models of one name
 
 
@@ -89,16 +91,6 @@ def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     names = [str(name) for name in frame.columns]
     columns = [frame[name].to_numpy(dtype=object, na_value=None).tolist() for name in frame.columns]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
-
-
-def estimate_of(row: Mapping[str, Any], name: str, stem: str | None = None) -> Estimate | None:
-    """Return the figure of a column with its limits, `stem`_low and `stem`_high; None if it has no limits.
-
-    An upper limit that the data do not give is null in a frame and infinite here.
-    """
-    stem = stem or name
-    value, low, high = row[name], row[f"{stem}_low"], row[f"{stem}_high"]
-    return None if value is None or low is None else Estimate(value, low, math.inf if high is None else high)
 
 
 def format_batch(row: Mapping[str, Any]) -> str:
@@ -187,29 +179,23 @@ def _name_curve(curve: dict[str, Any], group: list[dict[str, Any]], everywhere: 
 
 @dataclass(frozen=True)
 class Slope:
-    """Speedup per device, with its 95 % limits (None for two numbers of devices); `intercept` is the line's speedup at
-    0 devices, `points` are (devices, speedup)."""
+    """Speedup per device, with its 95 % limits; `intercept` is the line's speedup at 0 devices, `points` are (devices,
+    speedup), `worst` is the largest deviation of a speedup from the line (a share of that speedup)."""
 
-    value: float
-    low: float | None
-    high: float | None
+    speedup: Estimate
     intercept: float
     points: tuple[tuple[int, float], ...]
+    worst: float
 
 
 @dataclass(frozen=True)
 class NodeBoundary:
-    """The last number of devices on fewer nodes and the first on more. Efficiencies before and after; `ratio` of after
-    to before with its 95 % limits, and whether they exclude 1 (`resolved`; None: there is no interval)."""
+    """The last number of devices on fewer nodes and the first on more: their rows, their efficiencies, and the ratio of
+    the later one to the earlier, with 95 % limits over repeats."""
 
-    gpus: tuple[int, int]
-    nodes: tuple[int, int]
-    before: float | None
-    after: float | None
-    ratio: float
-    low: float | None
-    high: float | None
-    resolved: bool | None
+    rows: tuple[dict[str, Any], dict[str, Any]]
+    efficiencies: tuple[float | None, float | None]
+    ratio: Estimate
 
 
 @dataclass(frozen=True)
@@ -231,65 +217,84 @@ def fit_slope(curve: Curve, against: str = "bare") -> Slope | None:
     """Fit a line by ordinary least squares to speedup over devices, with an intercept; None for fewer than two numbers
     of devices with a speedup.
 
-    The interval is that of the regression: Student's t with n - 2 degrees of freedom, from the scatter of the n points
-    around the line. A curve that bends counts as scatter too, since the line is a summary and no law. It does not
-    include what all points share, the error of the baseline, which scales the slope as it scales every speedup: by the
-    width of the baseline's own interval. With three points t is 12.7, so that such a slope is a rough figure at best.
+    The slope is a linear function of the speedups, and its limits follow from theirs; it has none unless each has
+    limits over repeats. How far the curve bends is no noise: `worst` says it. All speedups share the error of their
+    baseline, so their errors are correlated, by 0.5 where repeats of the baseline differ as much as those of the row,
+    by less where it is quieter. The limits are the wider ones of those for no correlation and for 0.5.
 
     Sources: P. Orlob 2022, "Parallelization of GPUs based on Horovod" (interim presentation, TU Dresden: speedup per
-    GPU as the slope of the line through its points); Draper and Smith 1998, "Applied Regression Analysis", chapter 1.
+    GPU as the slope of the line through its points); Draper and Smith 1998, "Applied Regression Analysis", chapter 1;
+    Zou and Donner 2008, as at estimate_arithmetic.combine.
     """
     name = f"speedup_{against}"
-    points = tuple((row["gpus"], row[name]) for row in curve.rows if row[name] is not None)
+    rows = [row for row in curve.rows if row[name] is not None]
+    points = tuple((row["gpus"], row[name]) for row in rows)
     if len(points) < 2:
         return None
     mean_x, mean_y = (math.fsum(values) / len(points) for values in zip(*points, strict=True))
     spread = math.fsum((x - mean_x) ** 2 for x, _ in points)
-    value = math.fsum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    factors = [(x - mean_x) / spread for x, _ in points]
+    value = math.fsum(factor * y for factor, (_, y) in zip(factors, points, strict=True))
     intercept = mean_y - value * mean_x
-    if len(points) < 3:
-        return Slope(value, None, None, intercept, points)
-    freedom = len(points) - 2
-    around = math.fsum((y - mean_y - value * (x - mean_x)) ** 2 for x, y in points)
-    reach = student_t(freedom, CONFIDENCE) * math.sqrt(around / freedom / spread)
-    return Slope(value, value - reach, value + reach, intercept, points)
+    worst = max(abs(y - intercept - value * x) / y for x, y in points)
+    limits = [_limits_over_repeats(row, name, against) for row in rows]
+    if not all(each.has_limits for each in limits):
+        return Slope(Estimate(value), intercept, points, worst)
+    below, above = (
+        _correlated_distance([factor * (each.value - each.low, each.high - each.value)[side if factor > 0 else 1 - side]
+                              for factor, each in zip(factors, limits, strict=True)])
+        for side in (0, 1)
+    )  # fmt: skip
+    return Slope(Estimate(value, value - below, value + above), intercept, points, worst)
+
+
+def _limits_over_repeats(row: dict[str, Any], name: str, against: str) -> Estimate:
+    """Return a figure of a row with limits that carry a verdict; a row that is its own baseline has it exactly."""
+    value: float = row[name]
+    if row["run_id"] == row[f"baseline_{against}_id"]:
+        return Estimate(value, value, value)
+    return (None if explain_no_verdict(row) else estimate_of(row, name)) or Estimate(value)
+
+
+def _correlated_distance(distances: Sequence[float]) -> float:
+    """Return how far the limit of a sum is off, of signed distances with errors that are correlated by 0 to 0.5."""
+    independent, common = math.fsum(each * each for each in distances), math.fsum(distances) ** 2
+    return math.sqrt(max(independent, (1 - MAX_CORRELATION) * independent + MAX_CORRELATION * common))
 
 
 def find_node_boundaries(curve: Curve, against: str = "bare") -> list[NodeBoundary]:
     """Return where a curve continues on more nodes: the last number of devices before, the first after.
 
     The ratio of the two efficiencies is that of throughputs per device, in which the baseline cancels; its interval is
-    of those two alone (estimates.divide_estimates), and not as wide as limits of the efficiencies themselves would make
-    it. Part of the loss is what as many more devices would have cost without the boundary.
+    of those two alone, and not as wide as limits of the efficiencies themselves would make it. Part of the loss is what
+    as many more devices would have cost without the boundary.
     """
-    boundaries = []
-    for before, after in itertools.pairwise(curve.rows):
-        if after["nodes"] <= before["nodes"]:
-            continue
-        ratio = _rate_per_device(after) / _rate_per_device(before)
-        limits = _efficiency_ratio(after, before)
-        boundaries.append(
-            NodeBoundary(
-                (before["gpus"], after["gpus"]), (before["nodes"], after["nodes"]),
-                before[f"efficiency_{against}"], after[f"efficiency_{against}"], ratio,
-                None if limits is None else limits.low,
-                None if limits is None or math.isinf(limits.high) else limits.high,
-                None if limits is None else not limits.low <= 1 <= limits.high,
-            )
-        )  # fmt: skip
-    return boundaries
+    name = f"efficiency_{against}"
+    return [
+        NodeBoundary(
+            (before, after),
+            (before[name], after[name]),
+            scale_estimate(compare_rates(after, before), before["gpus"] / after["gpus"]),
+        )
+        for before, after in itertools.pairwise(curve.rows)
+        if after["nodes"] > before["nodes"]
+    ]
 
 
 def find_scaling_limit(curve: Curve, efficiency: float, against: str = "bare") -> ScalingLimit:
     """Return the most devices that keep an efficiency (a share above 0): the largest number up to which every measured
     number keeps it, so that a larger one that is fine again does not hide a bad one.
 
-    `certain_gpus` compares the lower limit of the 95 % interval; a row that is its own baseline is 1 exactly. The
-    search ends at a row without an efficiency. Raises ValueError for an efficiency that is no share.
+    `certain_gpus` compares the lower 95 % limit over repeats; a row that is its own baseline is 1 exactly. The search
+    ends at a row without an efficiency. Raises ValueError for an efficiency that is no share.
     """
     if not efficiency > 0:
         raise ValueError(f"a wanted efficiency is a share above 0, not {efficiency}")
-    figures = [(row["gpus"], row[f"efficiency_{against}"], _lower_limit(row, against)) for row in curve.rows]
+    name = f"efficiency_{against}"
+    figures = [
+        (row["gpus"], row[name], None if row[name] is None else _limits_over_repeats(row, name, against).low)
+        for row in curve.rows
+    ]
     kept = [gpus for gpus, _, _ in itertools.takewhile(lambda figure: _is_at_least(figure[1], efficiency), figures)]
     certain = [gpus for gpus, _, _ in itertools.takewhile(lambda figure: _is_at_least(figure[2], efficiency), figures)]
     regained = tuple(gpus for gpus, value, _ in figures[len(kept) :] if _is_at_least(value, efficiency))
@@ -301,23 +306,3 @@ def find_scaling_limit(curve: Curve, efficiency: float, against: str = "bare") -
 
 def _is_at_least(value: float | None, minimum: float) -> bool:
     return value is not None and value >= minimum
-
-
-def _lower_limit(row: dict[str, Any], against: str) -> float | None:
-    is_own_baseline = row["run_id"] == row[f"baseline_{against}_id"]
-    low: float | None = row[f"efficiency_{against}"] if is_own_baseline else row[f"efficiency_{against}_low"]
-    return low
-
-
-def _rate_per_device(row: dict[str, Any]) -> float:
-    rate: float = row["throughput_samples_per_s"] / row["gpus"]
-    return rate
-
-
-def _efficiency_ratio(after: dict[str, Any], before: dict[str, Any]) -> Estimate | None:
-    rate_after, rate_before = (estimate_of(row, "throughput_samples_per_s", "throughput") for row in (after, before))
-    if rate_after is None or rate_before is None:
-        return None
-    return divide_estimates(
-        scale_estimate(rate_after, 1 / after["gpus"]), scale_estimate(rate_before, 1 / before["gpus"])
-    )

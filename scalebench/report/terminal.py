@@ -17,6 +17,7 @@ from rich.text import Text
 from scalebench.analysis import collectives, throughput
 from scalebench.analysis.attribution.causes import find_causes
 from scalebench.analysis.attribution.causes.cause import AttributedRun
+from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.training_columns import generalisation_gap
 from scalebench.core import units
 from scalebench.core.result import CurvePoint, RankRecord, Result, first_point_at_target, read_result
@@ -26,6 +27,7 @@ from scalebench.report import training_tables
 from scalebench.report.document import Row, Table
 from scalebench.report.flag_text import describe_intervals, format_flag
 from scalebench.report.sections import (
+    answer,
     attribution,
     batch_size,
     data_or_model,
@@ -64,16 +66,18 @@ def make_rich_table(table: Table, title: str = "", caption: str = "", collapse: 
 
 
 def make_overview(runs: Survey) -> Iterator[Part]:
-    """Yield what the terminal shows of a sweep: configurations, trainings, memory, batches, kinds of parallelism, and
-    the operations that some runs measured on request."""
+    """Yield what the terminal shows of a sweep: configurations, the answer, trainings, memory, batches, kinds of
+    parallelism, and the operations that some runs measured on request."""
+    curves = make_curves(runs.pooled)
     yield make_configurations(runs.pooled, runs.baseline_label)
+    yield from answer.list_terminal_sentences(curves)
     if (trainings := training_tables.make_row_table(runs.pooled)) is not None:
         yield make_rich_table(trainings)
     yield from training_tables.list_terminal_sentences(runs.frame)
     if (memory_table := memory.make_terminal_table(runs.pooled)) is not None:
         yield make_rich_table(memory_table)
         yield from memory.list_terminal_sentences(runs.pooled)
-    yield from batch_size.list_terminal_sentences(runs.pooled)
+    yield from batch_size.list_terminal_sentences(curves)
     for part in data_or_model.make_terminal_blocks(runs.pooled):
         yield part if isinstance(part, str) else make_rich_table(part, part.title)
     if runs.probe_folders:

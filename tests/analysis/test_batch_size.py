@@ -30,6 +30,7 @@ def rows(rates: Sequence[float], batches: Sequence[int] = BATCHES, width: float 
     low, high = (None, None) if width is None else (1 - width, 1 + width)
     return [
         {"batch_per_device": batch, "throughput_samples_per_s": rate, "gpus": 1, "step_s": batch / rate,
+         "interval_over": "repeats", "flags": None, "repeats": 3,
          "throughput_low": None if low is None else low * rate, "throughput_high": high and high * rate}
         for batch, rate in zip(batches, rates, strict=False)
     ]  # fmt: skip
@@ -58,6 +59,8 @@ def test_candidates_are_chosen_by_their_intervals() -> None:
     assert (noisy.batch, noisy.candidates) == (75, (75, 150))
     untold = find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95], width=None))
     assert (untold.batch, untold.candidates) == (1000, None)
+    one_start = [{**row, "interval_over": "blocks"} for row in rows([10, 20, 40, 80, 95, 100, 99])]
+    assert find_saturating_batch(one_start).candidates is None
 
 
 def test_a_saturating_batch_at_an_end_of_the_range_is_marked() -> None:

@@ -25,10 +25,12 @@ from tests.builders.sweeps import training_run
 STEP_S = {("bare_torch", 1): 0.01, ("ddp_gloo", 1): 0.01 / 0.95, ("ddp_gloo", 2): 0.01 / 0.95 / 0.9}
 
 
-def batched(strategy: str, gpus: int, batch: int, run: Result | None = None, **settings: Any) -> Result:
+def batched(
+    strategy: str, gpus: int, batch: int, run: Result | None = None, repeat: int = 0, **settings: Any
+) -> Result:
     train = dataclasses.replace(simulated_config().train, batch_per_device=batch, **settings)
-    made = run or sweeps.run(strategy, gpus, train=train)
-    made.run_id = made.fingerprint = f"{made.run_id}-{batch}"
+    made = run or sweeps.run(strategy, gpus, repeat, train=train)
+    made.run_id, made.fingerprint = f"{made.run_id}-{batch}", f"{strategy}-{gpus}-{made.scale.seed}-{batch}-{settings}"
     made.scale.batch_per_device, made.scale.global_batch = batch, batch * gpus
     made.spec["train"]["batch_per_device"] = batch
     for rank in made.ranks:
@@ -52,7 +54,7 @@ def pairs(comparisons: list[DevicesOrBatch]) -> list[tuple[str, int, int, str, i
 
 
 def test_n_devices_are_compared_with_one_device_at_the_same_global_batch() -> None:
-    runs = [batched(name, gpus, batch) for batch in (10, 20, 40) for name, gpus in STEP_S]
+    runs = [batched(*each, batch, None, repeat) for repeat in range(3) for batch in (10, 20, 40) for each in STEP_S]
     comparisons = chosen(*runs)
     assert pairs(comparisons) == [
         ("ddp_gloo", 2, 10, "ddp_gloo", 1, 20),
@@ -64,9 +66,9 @@ def test_n_devices_are_compared_with_one_device_at_the_same_global_batch() -> No
     # As many samples in a step, which takes 1 / 0.9 times as long on two devices: fewer devices win.
     for one, expected in zip(comparisons, (0.9, 0.9 * 0.95, 0.9, 0.9 * 0.95), strict=True):
         assert one.throughput.value == pytest.approx(expected, rel=0.01)
-        assert one.throughput.low is not None and one.throughput.high is not None
-        assert one.throughput.low < one.throughput.value < one.throughput.high < 1
+        assert 0 < one.throughput.low < one.throughput.value < one.throughput.high < 1
         assert one.trainings is None and one.time_ratio is None
+    assert all(one.throughput.limits == (None, None) for one in chosen(*runs[: len(runs) // 3])), "one repeat"
 
 
 def test_different_work_is_not_compared() -> None:
@@ -120,7 +122,7 @@ def over(*results: Result) -> list[Curve]:
 
 
 def test_the_predicted_gain_is_the_saved_exposed_sync() -> None:
-    (curve,) = over(*(batched("ddp_gloo", 2, batch) for batch in (10, 20, 50)))
+    (curve,) = over(*(batched("ddp_gloo", 2, batch, None, repeat) for batch in (10, 20, 50) for repeat in range(3)))
     comparisons = list(list_batch_gains(curve))
     assert [(one.before["batch_per_device"], one.after["batch_per_device"]) for one in comparisons] == [
         (10, 20),
@@ -130,7 +132,7 @@ def test_the_predicted_gain_is_the_saved_exposed_sync() -> None:
     for one, steps in zip(comparisons, (50 - 25, 25 - 10), strict=True):
         assert one.predicted.value == pytest.approx(exposed_s * steps, rel=0.02)
         assert one.measured.value == pytest.approx(STEP_S["ddp_gloo", 2] * steps, rel=0.02)
-        assert one.predicted.low is not None and one.measured.low is not None
+        assert one.predicted.has_limits and one.measured.has_limits
         assert one.share == pytest.approx(one.predicted.value / one.measured.value)
 
 
@@ -146,7 +148,8 @@ def test_no_gain_on_one_device_and_no_prediction_without_probes() -> None:
 
 
 def test_there_is_no_share_without_a_gain() -> None:
-    assert BatchGain({}, {}, Estimate(1.0), Estimate(4.0)).share == 0.25
-    assert BatchGain({}, {}, Estimate(1.0), Estimate(-4.0)).share is None
+    assert BatchGain({}, {}, Estimate(1.0), Estimate(4.0, 3.0, 5.0)).share == 0.25
+    assert BatchGain({}, {}, Estimate(1.0), Estimate(4.0)).share is None  # one repeat
+    assert BatchGain({}, {}, Estimate(1.0), Estimate(-4.0, -5.0, -3.0)).share is None
     assert BatchGain({}, {}, Estimate(1.0), Estimate(4.0, -1.0, 9.0)).share is None  # not resolved
     assert BatchGain({}, {}, Estimate(1.0), None).share is None

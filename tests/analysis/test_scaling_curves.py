@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -195,10 +196,11 @@ def test_two_machines_of_one_hardware_are_separate_groups() -> None:
 def curve(
     speedups: dict[int, float | None], nodes: int | None = None, width: float | None = 0.01, against: str = "bare"
 ) -> Curve:
-    """Return a curve with these speedups; `nodes` devices fill a node; limits differ by `width` (a share)."""
+    """Return a curve with these speedups; `nodes` devices fill a node; limits over repeats differ by `width`."""
     rows = []
     for gpus, value in speedups.items():
-        row: dict[str, Any] = {"gpus": gpus, "run_id": f"{gpus}", f"baseline_{against}_id": "0"}
+        row: dict[str, Any] = {"gpus": gpus, "run_id": f"{gpus}", f"baseline_{against}_id": "0", "repeats": 3}
+        row |= {"interval_over": None if width is None else "repeats", "flags": None}
         row["nodes"] = 1 if nodes is None else math.ceil(gpus / nodes)
         row["throughput_samples_per_s"] = None if value is None else 100 * value
         for name, figure in ((f"speedup_{against}", value), (f"efficiency_{against}", value and value / gpus)):
@@ -215,18 +217,39 @@ def fit(made: Curve, against: str = "bare") -> Slope:
     return fit_slope(made, against)
 
 
-def test_the_interval_of_a_slope_is_that_of_the_regression() -> None:
-    from scipy.stats import linregress, t
+def test_the_limits_of_a_slope_follow_from_those_of_the_speedups() -> None:
+    """Factors of the speedups on 1, 2 and 4 devices are those counts less their mean, 7/3, over 14/3."""
+    made = fit(curve({1: 0.9, 2: 1.7, 4: 2.8}, width=0.02))
+    distances = [factor * 0.02 * y for factor, y in zip((-2 / 7, -1 / 14, 5 / 14), (0.9, 1.7, 2.8), strict=True)]
+    independent = math.hypot(*distances)
+    common = math.sqrt(0.5 * independent**2 + 0.5 * sum(distances) ** 2)
+    assert made.speedup.value == pytest.approx((-2 * 0.9 - 0.5 * 1.7 + 2.5 * 2.8) / 7)
+    assert made.speedup.high - made.speedup.value == pytest.approx(max(independent, common))
+    assert made.worst == pytest.approx(abs(0.9 - made.intercept - made.speedup.value) / 0.9)
+    own = curve({1: 1.0, 2: 1.7, 4: 2.8}, width=0.02, against="self")
+    own.rows[0]["baseline_self_id"] = own.rows[0]["run_id"]
+    assert fit(own, "self").speedup.high < fit(curve({1: 1.0, 2: 1.7, 4: 2.8}, width=0.02)).speedup.high, "1 exactly"
 
-    x, y = [1, 2, 4, 6, 8], [0.83, 1.4, 2.2, 3.4, 3.9]
-    curves, theirs = fit(curve(dict(zip(x, y, strict=True)))), linregress(x, y)
-    reach = t.ppf(0.975, 3) * theirs.stderr
-    assert curves.low == pytest.approx(theirs.slope - reach) and curves.high == pytest.approx(theirs.slope + reach)
+
+def test_a_slope_has_no_limits_unless_those_of_all_rows_hold_over_repeats() -> None:
+    for change in ({"interval_over": "blocks"}, {"flags": "busy_machine"}, {"flags": "drifts oversubscribed"}):
+        made = curve({1: 0.9, 2: 1.7, 4: 2.8})
+        made.rows[1] |= change
+        assert fit(made).speedup.limits == (None, None)
+    made.rows[1]["flags"] = "drifts"
+    assert fit(made).speedup.has_limits
 
 
-def test_two_points_give_a_slope_without_an_interval_and_one_gives_none() -> None:
+def test_a_curve_that_bends_has_no_wider_limits_but_a_deviation() -> None:
+    bent, straight = fit(curve({1: 1.0, 2: 1.9, 4: 2.4})), fit(curve({1: 1.0, 2: 1.5, 4: 2.5}))
+    assert bent.worst > 0.1 > 1e-12 > straight.worst
+    widths = [each.speedup.high - each.speedup.low for each in (bent, straight)]
+    assert widths[0] == pytest.approx(widths[1], rel=0.1)
+
+
+def test_two_points_give_a_slope_and_one_gives_none() -> None:
     curves = fit(curve({1: 0.9, 2: 1.7}))
-    assert curves.value == pytest.approx(0.8) and (curves.low, curves.high) == (None, None)
+    assert curves.speedup.value == pytest.approx(0.8) and curves.speedup.has_limits and curves.worst < 1e-12
     assert (
         fit_slope(curve({4: 3.0})) is None
         and fit_slope(curve({1: None, 2: 1.5})) is None
@@ -242,9 +265,8 @@ counts = st.lists(st.integers(1, 1000), min_size=2, max_size=8, unique=True).map
 @given(counts, st.floats(0.01, 1), st.floats(0, 2))
 def test_the_slope_of_an_exact_line_is_exact(gpus: list[int], per_device: float, offset: float) -> None:
     curves = fit(curve({n: offset + per_device * n for n in gpus}))
-    assert (curves.value, curves.intercept) == pytest.approx((per_device, offset), rel=1e-6, abs=1e-6)
-    if len(gpus) > 2:
-        assert curves.low == pytest.approx(per_device, rel=1e-4, abs=1e-6)
+    assert (curves.speedup.value, curves.intercept) == pytest.approx((per_device, offset), rel=1e-6, abs=1e-6)
+    assert curves.worst < 1e-6
 
 
 @settings(deadline=None)
@@ -252,32 +274,31 @@ def test_the_slope_of_an_exact_line_is_exact(gpus: list[int], per_device: float,
 def test_a_slope_scales_with_the_speedups(gpus: list[int], figures: list[float], factor: float) -> None:
     """Another baseline scales slope and limits by a factor."""
     one, other = (fit(curve(dict(zip(gpus, [f * by for f in figures], strict=False)))) for by in (1.0, factor))
-    assert other.value == pytest.approx(one.value * factor, rel=1e-6, abs=1e-9)
-    if one.low is not None and one.high is not None:
-        assert (other.low, other.high) == pytest.approx((one.low * factor, one.high * factor), rel=1e-6, abs=1e-6)
+    scaled = [factor * part for part in msgspec.structs.astuple(one.speedup)]
+    assert msgspec.structs.astuple(other.speedup) == pytest.approx(scaled, rel=1e-6, abs=1e-9)
+    assert other.worst == pytest.approx(one.worst, rel=1e-6, abs=1e-9)
 
 
 def test_a_node_boundary_is_where_the_next_node_begins() -> None:
     made = curve({4: 3.6, 8: 6.4, 9: 3.6, 10: 4.0, 17: 5.1}, nodes=8)
     first, second = find_node_boundaries(made)
-    assert (first.gpus, first.nodes) == ((8, 9), (1, 2)) and (second.gpus, second.nodes) == ((10, 17), (2, 3))
-    assert (first.before, first.after) == (pytest.approx(0.8), pytest.approx(0.4))
-    assert first.ratio == pytest.approx(0.5) and first.resolved is True
+    assert [row["gpus"] for row in first.rows] == [8, 9] and [row["gpus"] for row in second.rows] == [10, 17]
+    assert first.efficiencies == (pytest.approx(0.8), pytest.approx(0.4))
     # MOVER on the log scale of two limits of 1 %
     down = math.hypot(math.log(1 / 0.99), math.log(1.01))
-    assert first.low == pytest.approx(0.5 * math.exp(-down)) and first.low < 0.5 < (first.high or 0) < 0.51
+    assert first.ratio.value == pytest.approx(0.5) and first.ratio.low == pytest.approx(0.5 * math.exp(-down))
+    assert first.ratio.low < 0.5 < first.ratio.high < 0.51
     assert find_node_boundaries(curve({1: 1, 2: 1.9, 8: 7})) == []
 
 
-def test_a_node_boundary_within_noise_is_not_resolved() -> None:
+def test_a_node_boundary_has_limits_over_repeats_only() -> None:
     (noisy,) = find_node_boundaries(curve({8: 6.4, 9: 7.19}, nodes=8, width=0.05))
-    assert noisy.resolved is False
-    (untold,) = find_node_boundaries(curve({8: 6.4, 9: 3.0}, nodes=8, width=None))
-    assert (untold.low, untold.high, untold.resolved) == (None, None, None) and untold.ratio < 0.5
-    open_ended = curve({8: 6.4, 9: 3.0}, nodes=8)
-    open_ended.rows[1]["throughput_high"] = None  # infinite
-    (curves,) = find_node_boundaries(open_ended)
-    assert curves.high is None and curves.low is not None and curves.resolved is False
+    assert noisy.ratio.low < 1 < noisy.ratio.high
+    single = curve({8: 6.4, 9: 3.0}, nodes=8)
+    single.rows[1]["interval_over"] = "blocks"
+    for made in (single, curve({8: 6.4, 9: 3.0}, nodes=8, width=None)):
+        (boundary,) = find_node_boundaries(made)
+        assert boundary.ratio.limits == (None, None) and boundary.ratio.value < 0.5
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.attribution.components import LOSS_PARTS
-from scalebench.analysis.attribution.lost_efficiency import Attribution, attribute_run, pool_repeats
+from scalebench.analysis.attribution.lost_efficiency import (
+    Attribution,
+    MeasuredRepeat,
+    attribute_repeats,
+    measure_repeat,
+)
 from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder
 from scalebench.analysis.identity import configuration_key
 from scalebench.analysis.read_runs import find_results
@@ -28,25 +33,22 @@ TEXT_COLUMNS = ("run_id", "strategy", "part", "missing", "against")
 def attribute_runs(results: Iterable[Result], among: Iterable[Result] = ()) -> list[Attribution]:
     """Return one attribution for each configuration of `results`, in the order of its first run.
 
-    Baselines are looked up in `results` and `among`; a configuration without one is left out. From three repeats on
-    the limits are by Student's t over repeats; two repeats have none.
+    Baselines are looked up in `results` and `among`; a configuration without one is left out.
     """
     by_id = {result.run_id: result for result in results}
     references = ReferenceRunFinder({**{result.run_id: result for result in among}, **by_id}.values())
-    attributed = (
-        (result, attribute_run(result, references.find(result))) for result in by_id.values() if result.status == "ok"
-    )
-    return pool_by_configuration([(result, run) for result, run in attributed if run is not None])
+    measured = (measure_repeat(result, references.find(result)) for result in by_id.values())
+    return attribute_configurations([repeat for repeat in measured if repeat is not None])
 
 
-def pool_by_configuration(attributed: Sequence[tuple[Result, Attribution]]) -> list[Attribution]:
-    """Pool the attributions of repeats; the run_id of a configuration is that of the repeat that began first."""
-    order = {result.run_id: number for number, (result, _) in enumerate(attributed)}
-    groups: dict[tuple[str, ...], list[Attribution]] = {}
-    for result, run in sorted(attributed, key=lambda pair: start_time(pair[0])):
-        groups.setdefault(configuration_key(result), []).append(run)
-    ordered = sorted(groups.values(), key=lambda repeats: min(order[repeat.run_id] for repeat in repeats))
-    return [pool_repeats(repeats) for repeats in ordered]
+def attribute_configurations(measured: Sequence[MeasuredRepeat]) -> list[Attribution]:
+    """Attribute each configuration; its run_id is that of the repeat that began first."""
+    groups: dict[tuple[str, ...], list[MeasuredRepeat]] = {}
+    for repeat in measured:
+        groups.setdefault(configuration_key(repeat.result), []).append(repeat)
+    return [
+        attribute_repeats(sorted(repeats, key=lambda repeat: start_time(repeat.result))) for repeats in groups.values()
+    ]
 
 
 def attribution(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
@@ -54,8 +56,8 @@ def attribution(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
 
     A row of parts that could not be separated is called `a + b`; a part that a configuration cannot have is a row
     without figures, with the reason in `missing`. `step_s` are seconds of one step, `share` points of efficiency; the
-    shares of a run add up to `lost`, which is against bare at the full batch. Limits are at 95 %. Raises InputError as
-    `load` does.
+    shares of a run add up to `lost`, which is against bare at the full batch. Limits are at 95 %, over repeats for what
+    compares processes (batch, overhead, contention, `lost`). Raises InputError as `load` does.
     """
     import pandas as pd
 

@@ -19,6 +19,7 @@ from scalebench.core.stats.estimates import Estimate, estimate_mean
 LOSS_PARTS = ("batch", "overhead", "contention", "data", "imbalance", "transfer", "drift")
 PROBED_PARTS = ("contention", "data", "imbalance", "transfer", "drift")
 LEVEL_OF_PART = {"batch": "bare", "overhead": "self"}  # part -> the one-device step that includes it
+OTHER_RUNS = ("ideal", "bare", "self")  # steps of the runs on one device, in the order in which parts are added
 Estimates = dict[str, Estimate]
 Split = list[tuple[tuple[str, ...], Coefficients]]
 Series = Callable[[ProbeRecord], Sequence[float]]

@@ -1,16 +1,18 @@
-"""Attribution of a run's lost efficiency to parts that add up exactly, from measured step times.
+"""Attribution of a configuration's lost efficiency to parts that add up exactly, from measured step times.
 
 Formulas, which parts merge when, and what usually causes each: docs/attribution.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scalebench.analysis import step_breakdown, throughput
+from scalebench.analysis import step_breakdown
 from scalebench.analysis.attribution.components import (
-    LOSS_PARTS,
+    LEVEL_OF_PART,
+    OTHER_RUNS,
     Estimates,
     estimate_from_probes,
     estimate_step_s,
@@ -20,7 +22,7 @@ from scalebench.analysis.attribution.components import (
 )
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns, samples_per_device
 from scalebench.core.result import Result
-from scalebench.core.stats.estimate_arithmetic import combine, divide_by_total, estimate_around, mean_over_repeats
+from scalebench.core.stats.estimate_arithmetic import Coefficients, combine, divide_by_total, mean_over_repeats
 from scalebench.core.stats.estimates import Estimate
 
 
@@ -52,14 +54,32 @@ class Attribution:
         return next((part for part in self.parts if name in part.names), None)
 
 
-def attribute_run(result: Result, references: ReferenceRuns) -> Attribution | None:
-    """Attribute the lost efficiency of one run; without a bare reference, against the strategy itself on one device.
+@dataclass(frozen=True)
+class MeasuredRepeat:
+    """One repeat of a configuration: what was measured of it and of the runs that it is compared with."""
+
+    result: Result
+    references: ReferenceRuns
+    estimates: Estimates  # seconds of one device's share of a step
+    possible: list[str]  # parts that it can have
+    absent: dict[str, str]  # why it cannot have the others
+
+    @property
+    def step_s(self) -> float:
+        return self.estimates["step"].value
+
+    def value(self, terms: Coefficients) -> float:
+        """Return the seconds of a linear combination of its estimates."""
+        return combine(terms, self.estimates).value
+
+
+def measure_repeat(result: Result, references: ReferenceRuns) -> MeasuredRepeat | None:
+    """Collect what attribution needs of a run; without a bare reference, against the strategy itself on one device.
 
     None if there is nothing to explain: a run that is not ok, the baseline itself, no baseline.
     """
     references = references.or_self()
-    full = references.bare_full
-    if full is None or result.status != "ok":
+    if references.bare_full is None or result.status != "ok":
         return None
     estimates = _collect_estimates(result, references)
     possible, absent = find_possible_parts(result, references)
@@ -67,19 +87,88 @@ def attribute_run(result: Result, references: ReferenceRuns) -> Attribution | No
         return None
     if result.scale.gpus == 1:
         estimates.pop("self", None)  # it is the measured step itself
-    parts = [
-        Part(names, combine(terms, estimates), divide_by_total(terms, estimates, "step"))
-        for names, terms in split_lost_time(possible, set(estimates))
-    ]
-    speedup, interval = throughput.speedup(result, full)
-    efficiency = throughput.scale_to_efficiency(interval, result.scale.gpus)
-    lost, limits = throughput.lost_share(speedup / result.scale.gpus if speedup is not None else None, efficiency)
-    assert lost is not None  # both throughputs are measured
-    unmeasured = explain_unmeasured_parts(result, references, set(estimates), possible)
+    return MeasuredRepeat(result, references, estimates, possible, absent)
+
+
+def attribute_run(result: Result, references: ReferenceRuns) -> Attribution | None:
+    """Attribute the lost efficiency of one repeat; None as for `measure_repeat`."""
+    repeat = measure_repeat(result, references)
+    return None if repeat is None else attribute_repeats([repeat])
+
+
+def attribute_repeats(repeats: Sequence[MeasuredRepeat]) -> Attribution:
+    """Attribute the lost efficiency of a configuration from its repeats, one or more, the first to start first.
+
+    A part is the mean over repeats. `batch`, `overhead`, `contention` and the loss compare processes, so their limits
+    are over repeats, by Student's t, and one repeat has none. The other parts compare conditions of one process: where
+    one repeat alone was probed their limits are over its blocks, else over the probed repeats. A repeat without probes
+    counts with the probed parts of the others, and what its step takes longer is in the part that compares processes.
+    What one repeat lacks of one-device runs is missing in all. Repeats that are compared with other things than the
+    first one is (bare, or the strategy itself) do not count.
+    """
+    first = repeats[0]
+    kept = [each for each in repeats if each.possible == first.possible and _against(each) == _against(first)]
+    probed = [each for each in kept if "probed" in each.estimates] or kept
+    of_runs = set.intersection(*(set(each.estimates) & {"step", *OTHER_RUNS} for each in kept))
+    measured = of_runs | set.intersection(*(set(each.estimates) - {"step", *OTHER_RUNS} for each in probed))
+    parts = [_make_part(names, terms, kept, probed) for names, terms in split_lost_time(first.possible, measured)]
+    ideal_s = [each.estimates["ideal"].value for each in kept]
+    lost = mean_over_repeats([1 - ideal / each.step_s for ideal, each in zip(ideal_s, kept, strict=True)])
+    missing = dict(first.absent)
+    for each in reversed(kept):
+        reasons = explain_unmeasured_parts(each.result, each.references, set(each.estimates), each.possible)
+        missing |= {name: reason for name, reason in reasons.items() if each in probed or name in LEVEL_OF_PART}
     return Attribution(
-        result.run_id, result.scale.gpus, estimates["step"].value, estimates["ideal"].value,
-        estimate_around(lost, limits), tuple(parts), {**absent, **unmeasured}, references.against,
+        first.result.run_id, first.result.scale.gpus, statistics.fmean(each.step_s for each in kept),
+        statistics.fmean(ideal_s), lost, tuple(parts), missing, _against(first), len(kept),
     )  # fmt: skip
+
+
+def _against(repeat: MeasuredRepeat) -> str:
+    return repeat.references.against
+
+
+def _make_part(
+    names: tuple[str, ...], terms: Coefficients, repeats: Sequence[MeasuredRepeat], probed: Sequence[MeasuredRepeat]
+) -> Part:
+    """Make a part from its value in each repeat, in which all parts add up to what that repeat loses."""
+    own = {name: factor for name, factor in terms.items() if name not in OTHER_RUNS}
+    seconds = [_part_s(terms, own, each, probed) for each in repeats]
+    shares = [value / each.step_s for value, each in zip(seconds, repeats, strict=True)]
+    if len(own) < len(terms):
+        spread_s, spread = mean_over_repeats(seconds), mean_over_repeats(shares)
+        if len(probed) < len(repeats) and set(own) - {"step"}:
+            # What the probes of one process missed is the same in all of these values, which do not show it.
+            probes = {"probes": combine({**own, "step": -1.0}, probed[0].estimates)}
+            both = {"repeats": 1.0, "probes": 1.0}
+            spread_s = combine(both, {"repeats": spread_s, **probes})
+            spread = combine({**both, "probes": 1 / probed[0].step_s}, {"repeats": spread, **probes})
+    elif len(probed) == 1:
+        estimates = probed[0].estimates
+        spread_s, spread = combine(own, estimates), divide_by_total(own, estimates, "step")
+    else:
+        spread_s = mean_over_repeats([each.value(own) for each in probed])
+        spread = mean_over_repeats([each.value(own) / each.step_s for each in probed])
+    return Part(names, _move(spread_s, statistics.fmean(seconds)), _move(spread, statistics.fmean(shares)))
+
+
+def _part_s(terms: Coefficients, own: Coefficients, repeat: MeasuredRepeat, probed: Sequence[MeasuredRepeat]) -> float:
+    """Return the seconds of a part in one repeat; without probes of its own, those of the probed ones."""
+    if all(name in repeat.estimates for name in terms):
+        return repeat.value(terms)
+    seconds = statistics.fmean(each.value(own) for each in probed)
+    if len(own) == len(terms):
+        return seconds
+    others = {name: factor for name, factor in terms.items() if name in OTHER_RUNS}
+    longer_s = repeat.step_s - statistics.fmean(each.step_s for each in probed)
+    return seconds + longer_s + repeat.value(others)
+
+
+def _move(estimate: Estimate, value: float) -> Estimate:
+    """Return another value with limits as far off as those of an estimate."""
+    if not estimate.has_limits:
+        return Estimate(value)
+    return Estimate(value, value - (estimate.value - estimate.low), value + (estimate.high - estimate.value))
 
 
 def _collect_estimates(result: Result, references: ReferenceRuns) -> Estimates:
@@ -96,37 +185,3 @@ def _collect_estimates(result: Result, references: ReferenceRuns) -> Estimates:
     if last is not None and loading is not None:
         estimates["self_data"] = combine({"data": samples / samples_per_device(last)}, {"data": loading})
     return estimates
-
-
-def pool_repeats(repeats: Sequence[Attribution]) -> Attribution:
-    """Average the attributions of the repeats of one configuration. Parts that one repeat merges are merged in all."""
-    first = repeats[0]
-    if len(repeats) == 1:
-        return first
-    parts = []
-    for names in _merge_overlapping([part.names for repeat in repeats for part in repeat.parts]):
-        included = [[part for part in repeat.parts if part.names[0] in names] for repeat in repeats]
-        seconds = mean_over_repeats([sum(part.step_s.value for part in some) for some in included])
-        shares = mean_over_repeats([sum(part.share.value for part in some) for some in included])
-        parts.append(Part(names, seconds, shares))
-    return Attribution(
-        first.run_id,
-        first.gpus,
-        mean_over_repeats([repeat.step_s for repeat in repeats]).value,
-        mean_over_repeats([repeat.ideal_s for repeat in repeats]).value,
-        mean_over_repeats([repeat.lost.value for repeat in repeats]),
-        tuple(parts),
-        {name: reason for repeat in reversed(repeats) for name, reason in repeat.missing.items()},
-        first.against if all(repeat.against == first.against for repeat in repeats) else "bare or self",
-        len(repeats),
-    )
-
-
-def _merge_overlapping(groups: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Merge groups of names that share a name, until no name is in two groups."""
-    merged: list[set[str]] = []
-    for names in groups:
-        touched = [group for group in merged if group & set(names)]
-        merged = [group for group in merged if not group & set(names)] + [set(names).union(*touched)]
-    ordered = [tuple(name for name in LOSS_PARTS if name in group) for group in merged]
-    return sorted(ordered, key=lambda names: LOSS_PARTS.index(names[0]))

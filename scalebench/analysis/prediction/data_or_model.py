@@ -32,10 +32,9 @@ from scalebench.analysis.prediction.cost_model import (
     predict_data_parallel,
     predict_model_parallel,
 )
-from scalebench.analysis.scaling_curves import estimate_of
+from scalebench.analysis.verdicts import compare_rates
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import divide_estimates
 
 DATA, MODEL, PIPELINE = KINDS = ("data", "model", "pipeline")
 STAGED_STRATEGIES = {
@@ -106,16 +105,14 @@ class ParallelismComparison:
 
     @property
     def tied(self) -> list[str]:
-        """Measured kinds that are as fast as the fastest within their 95 % intervals."""
-        rates = {
-            kind: estimate_of(result.row, RATE_COLUMN, "throughput")
-            for kind, result in self.results.items()
-            if result.measured
-        }
-        first = rates.pop(self.measured, None) if self.measured is not None else None
-        if first is None:
+        """Measured kinds that the fastest is not surely faster than, by limits over repeats."""
+        if self.measured is None:
             return []
-        return [kind for kind, rate in rates.items() if rate is not None and divide_estimates(first, rate).low <= 1]
+        first = self.results[self.measured].row
+        others = {
+            kind: result.row for kind, result in self.results.items() if result.measured and kind != self.measured
+        }
+        return [kind for kind, row in others.items() if compare_rates(first, row).low <= 1]
 
     @property
     def right(self) -> bool | None:

@@ -65,11 +65,6 @@ class Estimate(msgspec.Struct, frozen=True):  # made four times as fast as a dat
         """Both limits where both are finite, else None for each, as tables and records have them."""
         return (self.low, self.high) if self.has_limits else (None, None)
 
-    @property
-    def is_above_zero(self) -> bool:
-        """True if the complete interval is above 0; without limits, if the value is."""
-        return self.value > 0 and (not self.has_limits or self.low > 0)
-
     def relative_half_width(self) -> float:
         """Return half the width over the value (a share); infinite where a limit is, or where the value is 0."""
         return math.inf if self.value == 0 else (self.high - self.low) / 2 / abs(self.value)

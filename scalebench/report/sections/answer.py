@@ -1,43 +1,42 @@
-"""The section `answer` of a report: which strategy to take, how sure that is, how far it scales, what is lost, and how
-to repeat it."""
+"""The section `answer` of a report: whether more devices pay and with which strategy, how sure that is, what is lost,
+and how to repeat it. The terminal shows the same sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
-from scalebench.analysis.ranking import Ranking, is_control, join_with_and, rank_curves, throughput_ratio
-from scalebench.analysis.scaling_curves import (
-    Curve,
-    ScalingLimit,
-    find_scaling_limit,
-    format_batch,
-    format_group_title,
-    make_curves,
+from scalebench.analysis.advice import Advice, NamedRow, list_advice
+from scalebench.analysis.ranking import Ranking, is_control, join_with_and
+from scalebench.analysis.scaling_curves import Curve, ScalingLimit, find_scaling_limit, format_batch, format_group_title
+from scalebench.analysis.verdicts import (
+    compare_rates,
+    count_missing_repeats,
+    estimate_of,
+    explain_no_verdict,
 )
 from scalebench.core.errors import InputError
-from scalebench.core.stats.estimates import CONFIDENCE
+from scalebench.core.stats.estimates import Estimate
 from scalebench.core.units import format_percent
 from scalebench.report.document import THROUGHPUT, Block, Cell, Code, Paragraph, Row, Section, Table, get_tags
 from scalebench.report.repeat_commands import make_command, make_recipe, read_strategy_config
 from scalebench.report.report_data import ReportData
+from scalebench.report.tables import format_percent as format_whole_percent
 from scalebench.report.tables import format_percent_column, format_ratio, format_throughput
 
-# Flags that make a figure doubtful, as text.
+# Flags that make a figure doubtful, as text; verdicts.SPOILING_FLAGS do more.
 DOUBTS = {
-    "oversubscribed": "more threads than cores",
     "approximate": "its steps are not the baseline's, so its speed is that of a different training",
     "not_in_turns": "it was measured by itself, while the others of its sweep took turns",
     "foreign_process": "a program outside the run computed on one of its devices",
-    "busy_machine": "other programs kept the processors busy",
     "hot_at_start": "a GPU was close to throttling before it began",
     "throttled": "something held a GPU's clocks back",
     "unequal_clocks": "the clocks of its GPUs differ",
     "swapping": "the machine swapped",
     "gpu_lost": "a GPU was lost",
-    "no_interval": "no interval, with too few blocks or two repeats",
+    "no_interval": "no interval, with too few blocks",
     "target_missed": "the interval is wider than requested",
+    "repeats_differ": "its repeats differ by more than a tenth",
     "drifts": "its level changed while it was measured",
     "superlinear": "an efficiency above 1, which needs an explanation",
 }
@@ -47,6 +46,7 @@ CAPTION = (
     "of the strategy itself. Figures behind a tied strategy: how many times as fast the fastest is."
 )
 MAX_ANSWERS = 20  # groups with an answer of their own; the others are a row of a table
+MAX_TERMINAL_ANSWERS = 5
 MAX_RECIPES = 5  # groups whose fastest strategy is shown with its lines of code
 CERTAINTY = {"best": "the best", "tied": "tied within noise", "not sure": "not sure", "alone": "nothing to compare"}
 
@@ -55,53 +55,116 @@ def section(report_data: ReportData) -> Section | None:
     """Return None if there is no row."""
     if len(report_data.pooled) == 0:
         return None
-    all_curves = make_curves(report_data.pooled)
-    groups = [list(members) for _, members in groupby(rank_curves(all_curves), key=lambda ranking: ranking.group)]
-    groups.sort(key=lambda members: members[-1].gpus == 1)  # groups with several device counts come first
-    curve_of = {row["run_id"]: curve for curve in all_curves for row in curve.rows}
+    curve_of = {row["run_id"]: curve for curve in report_data.curves for row in curve.rows}
+    all_advice = list_advice(report_data.curves)
     blocks: list[Block] = []
-    for number, members in enumerate(groups[:MAX_ANSWERS]):
-        blocks += _make_answer(report_data, members, curve_of[members[-1].row["run_id"]])
-        if members[-1].gpus > 1 or members[-1].rivals:
-            blocks.append(_make_table(f"answer-{number}", format_group_title(members[0].group), members))
-        if members[-1].gpus > 1:
-            blocks += _make_repeat_lines(report_data, members[-1], number < MAX_RECIPES)
-    if others := groups[MAX_ANSWERS:]:
+    for number, (advice, text) in enumerate(zip(all_advice[:MAX_ANSWERS], describe_advice(all_advice), strict=False)):
+        last = advice.rankings[-1]
+        blocks.append(Paragraph(text, "answer", get_tags((advice.rows or [(last.best, last.row)])[0][1])))
+        blocks += _explain_answer(report_data, advice, curve_of[last.row["run_id"]])
+        if last.gpus > 1 or last.rivals:
+            blocks.append(_make_table(f"answer-{number}", format_group_title(advice.group), advice.rankings))
+        blocks += _make_repeat_lines(report_data, advice, number < MAX_RECIPES)
+    if others := all_advice[MAX_ANSWERS:]:
         title = f"{len(others)} more, each at its largest number of devices"
-        blocks.append(_make_table("answer-others", title, [members[-1] for members in others], with_group=True))
-    if not groups:
+        rankings = [advice.rankings[-1] for advice in others]
+        blocks.append(_make_table("answer-others", title, rankings, with_group=True))
+    if not all_advice:
         text = "No run was successful, so there is no answer: the problems say why."
         blocks.append(Paragraph(text, "warning"))
     return Section("answer", "Which strategy, and how sure", blocks)
 
 
-def _make_answer(report_data: ReportData, members: Sequence[Ranking], curve: Curve) -> Iterator[Block]:
-    """Make the paragraphs about the largest number of devices."""
-    last = members[-1]
-    against, tags = _baseline_kind(last.row), dict(curve.tags)
-    answer = f"{format_group_title(last.group)}. {_advise(last)} A{last.sentence()[1:]}."
-    if last.gpus == 1:
-        yield Paragraph(f"{answer} More than one device was not measured.", "answer", tags)
+def list_terminal_sentences(curves: Sequence[Curve]) -> list[str]:
+    """Return the answer for each group of curves that was measured on several devices."""
+    all_advice = [advice for advice in list_advice(curves) if advice.kind != "one device"]
+    more = len(all_advice) - MAX_TERMINAL_ANSWERS
+    rest = [f"{more} more answers are in the report"] if more > 0 else []
+    return describe_advice(all_advice)[:MAX_TERMINAL_ANSWERS] + rest
+
+
+def describe_advice(all_advice: Sequence[Advice]) -> list[str]:
+    """Return the answer for each group, which is named if there are several."""
+    if len(all_advice) == 1:
+        return [_describe(all_advice[0])]
+    return [f"{format_group_title(advice.group)}: {_describe(advice)}" for advice in all_advice]
+
+
+def _describe(advice: Advice) -> str:
+    """Return the answer: what to take, by how much it is faster than one device, and which rows carry no verdict."""
+    last, one = advice.rankings[-1], advice.one_device
+    if advice.kind == "one device":
+        return f"More than one device was not measured. A{last.sentence()[1:]}."
+    if one is None:
+        name, row = advice.rows[0]
+        return (
+            "Whether more devices pay is unknown: nothing was measured on one device (baseline=auto adds it). "
+            f"The fastest was {_on_devices((name, row))}, {format_throughput(row)} samples/s."
+        )
+    names = join_with_and([_on_devices(pair) for pair in advice.rows])
+    ratios = [compare_with_one_device(row, one[1]) for _, row in advice.rows]
+    faster = join_with_and([format_ratio(ratio.value, *ratio.limits) for ratio in ratios])
+    times = f"{faster} times as fast as {one[0]} on one device"
+    if advice.kind == "take":
+        text = f"Take {names}: {times}."
+    elif advice.kind == "tied":
+        text = f"{names} are equally fast within noise: {times}."
+    elif advice.kind == "stay":
+        behind = [
+            f"{_on_devices(pair)} by {_format_loss(ratio)}" for pair, ratio in zip(advice.rows, ratios, strict=True)
+        ]
+        text = f"Stay on one device: {one[0]}. Slower than that: {join_with_and(behind)}."
     else:
+        rows = [row for _, row in (one, *advice.rows)]
+        more = f"more repeats narrow the limits: measure.repeats={count_missing_repeats(*rows)}"
+        missing = more if advice.test else explain_no_verdict(*rows)
+        verb = "is" if len(advice.rows) == 1 else "are"
+        text = f"Not sure that more devices pay: {names} {verb} {times}; {missing}."
+    return " ".join([text, *(_list_left_out(advice) if advice.test else ())])
+
+
+def compare_with_one_device(row: dict[str, Any], one: dict[str, Any]) -> Estimate:
+    """Return the row's speedup over a row on one device: that of the frame, where it is against this one."""
+    for kind in ("bare", "self"):
+        if row[f"baseline_{kind}_id"] == one["run_id"] and row[f"speedup_{kind}"] is not None:
+            return estimate_of(row, f"speedup_{kind}") or Estimate(row[f"speedup_{kind}"])
+    return compare_rates(row, one)
+
+
+def _format_loss(ratio: Estimate) -> str:
+    low, high = ratio.limits
+    if low is None or high is None:
+        return format_whole_percent(1 - ratio.value)
+    return format_whole_percent(1 - ratio.value, 1 - high, 1 - low)
+
+
+def _list_left_out(advice: Advice) -> Iterator[str]:
+    """Yield `No verdict on ddp_gloo on 4 devices: more threads than cores.`"""
+    names: dict[str, list[str]] = {}
+    for pair in advice.left_out:
+        names.setdefault(explain_no_verdict(pair[1]), []).append(_on_devices(pair))
+    for reason, several in names.items():
+        yield f"No verdict on {join_with_and(several)}: {reason}."
+
+
+def _on_devices(pair: NamedRow) -> str:
+    name, row = pair
+    return f"{name} on {_count_devices(row['gpus'])}"
+
+
+def _explain_answer(report_data: ReportData, advice: Advice, curve: Curve) -> Iterator[Block]:
+    """Make the paragraphs about the largest number of devices, the test, and what reduces trust in the figures."""
+    last, tags = advice.rankings[-1], dict(curve.tags)
+    if last.gpus > 1:
+        against = _baseline_kind(last.row)
         kept = find_scaling_limit(curve, report_data.min_efficiency, against) if against else None
         efficiency = "" if kept is None else _describe_kept_efficiency(kept, last.best)
-        parts = [answer, efficiency, _describe_loss(last, against), _compare_with_fewer(members)]
-        yield Paragraph(" ".join(part for part in parts if part), "answer", tags)
-    if last.rivals:
-        intervals = _describe_intervals([last.row, *(rival.row for rival in last.rivals)])
-        yield Paragraph(f"How sure: {last.test}. {intervals}", tags=tags)
-    if doubts := _list_doubts(report_data, last):
+        parts = [f"A{last.sentence()[1:]}.", efficiency, _describe_loss(last, against)]
+        yield Paragraph(" ".join(part for part in parts if part), tags=tags)
+    if test := advice.test or last.test:
+        yield Paragraph(f"How sure: {test}.", tags=tags)
+    if doubts := _list_doubts(report_data, advice):
         yield Paragraph(f"Limits of these figures: {'; '.join(doubts)}.", "warning", tags)
-
-
-def _advise(last: Ranking) -> str:
-    if last.certainty == "tied":
-        return f"{join_with_and([last.best, *(rival.name for rival in last.tied)])} are equally fast within noise."
-    if last.certainty == "best":
-        return f"Take {last.best}."
-    if last.rivals:
-        return f"{last.best} was the fastest, which is not sure."
-    return f"Only {last.best} was measured on {_count_devices(last.gpus)}."
 
 
 def _describe_kept_efficiency(kept: ScalingLimit, name: str) -> str:
@@ -140,31 +203,12 @@ def _describe_loss(last: Ranking, against: str | None) -> str:
     return f"{loss}; on one device it loses {overhead}." if overhead else f"{loss}."
 
 
-def _compare_with_fewer(members: Sequence[Ranking]) -> str:
-    """Say if so many devices may not be worth it, because fewer of them train faster, or may do so."""
-    last, fewer = members[-1], max(members[:-1], key=lambda ranking: ranking.row[THROUGHPUT], default=None)
-    limits = None if fewer is None else throughput_ratio(last.row, fewer.row, CONFIDENCE)
-    if fewer is None or limits is None or limits.low > 1:
-        return ""
-    figure = format_ratio(limits.value, limits.low, limits.high)
-    than = f"{fewer.best} on {_count_devices(fewer.gpus)}"
-    if limits.high < 1:
-        return f"So many devices do not pay: they are {figure} times as fast as {than}."
-    return f"That so many devices pay is not sure: they are {figure} times as fast as {than}."
-
-
-def _describe_intervals(rows: Sequence[dict[str, Any]]) -> str:
-    kinds = {row["interval_over"] for row in rows} - {None}
-    if "blocks" in kinds:
-        return "Intervals over blocks of one repeat miss what differs between repeats: measure.repeats=3 shows it."
-    return "Intervals are over repeats." if kinds else ""
-
-
-def _list_doubts(report_data: ReportData, last: Ranking) -> list[str]:
-    """List what reduces trust in the figures of the best strategy and of its ties, and which strategies have none."""
+def _list_doubts(report_data: ReportData, advice: Advice) -> list[str]:
+    """List what reduces trust in the figures of the answer, and which strategies have none."""
+    last = advice.rankings[-1]
+    pairs = advice.rows if advice.kind in ("take", "tied") else [(last.best, last.row)]
     doubts = []
-    rivals = [*last.tied, *last.undecided]
-    for name, row in [(last.best, last.row), *((rival.name, rival.row) for rival in rivals)]:
+    for name, row in pairs:
         flags = [DOUBTS[flag] for flag in (row["flags"] or "").split() if flag in DOUBTS]
         if row["steady"] is False and "drifts" not in (row["flags"] or ""):
             flags.append("it was not steady")
@@ -213,13 +257,22 @@ def _make_table(name: str, title: str, rankings: Sequence[Ranking], with_group: 
     return Table(name, f"The fastest for each number of devices: {title}", columns, rows, numeric, CAPTION)
 
 
-def _make_repeat_lines(report_data: ReportData, last: Ranking, with_code: bool) -> Iterator[Block]:
-    """Make the command that repeats the row, and the lines for a program of one's own."""
-    row, tags = last.row, get_tags(last.row)
-    target = f"{last.best} on {_count_devices(last.gpus)}"
+def _make_repeat_lines(report_data: ReportData, advice: Advice, with_code: bool) -> Iterator[Block]:
+    """Make the command that measures the answer again, or makes it sure, and the lines of the strategy to take for a
+    program of one's own."""
+    if not advice.rows or advice.kind == "stay":
+        return
+    name, row = advice.rows[0]
+    target, tags = _on_devices((name, row)), get_tags(row)
+    if advice.kind not in ("take", "tied"):
+        compared = [each for _, each in (*advice.rows, *filter(None, [advice.one_device]))]
+        command = make_command({**row, "repeats": count_missing_repeats(*compared)})
+        yield Code(command, "sh", f"Measure {target} so that limits hold over repeats", tags)
+        return
     yield Code(make_command(row), "sh", f"Measure {target} again", tags)
-    recipe = make_recipe(row["strategy"], last.gpus, _get_device(report_data, row["run_id"]), row["options"])
-    if recipe is None or not with_code:
+    device = _get_device(report_data, row["run_id"])
+    recipe = make_recipe(row["strategy"], row["gpus"], device, row["options"]) if with_code else None
+    if recipe is None:
         return
     title = f"The lines for {target}, around a model, an optimizer, a loss and batches of your own"
     yield Code(recipe.code, "python", title, tags)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebench.analysis.attribution import pool_by_configuration
+from scalebench.analysis.attribution import attribute_configurations
 from scalebench.analysis.attribution.causes import find_causes
 from scalebench.analysis.attribution.causes.cause import AttributedRun, Cause
 from scalebench.analysis.attribution.components import LOSS_PARTS
-from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, attribute_run
+from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, attribute_run, measure_repeat
 from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder, samples_per_device
 from scalebench.analysis.scaling_curves import Curve, plain_rows
+from scalebench.analysis.verdicts import MORE_REPEATS
 from scalebench.core import units
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
@@ -104,14 +105,12 @@ def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
     records = AttributionRecords(report_data.frame[BASELINE_CHOICE_COLUMNS], report_data.result)
     candidates = records.read_baselines(results)
     rows = plain_rows(report_data.pooled)
-    references = {result.run_id: candidates.find(result) for result in results}
-    attributions = [(result, attribute_run(result, references[result.run_id])) for result in results]
-    results_by_id = {result.run_id: result for result in results}
-    cases = {}
-    for parts in pool_by_configuration([(result, parts) for result, parts in attributions if parts is not None]):
-        run_id = parts.run_id
-        cases[run_id] = AttributedRun(parts, results_by_id[run_id], references[run_id], rows)
-    return cases
+    measured = [measure_repeat(result, candidates.find(result)) for result in results]
+    by_id = {repeat.result.run_id: repeat for repeat in measured if repeat is not None}
+    return {
+        parts.run_id: AttributedRun(parts, by_id[parts.run_id].result, by_id[parts.run_id].references, rows)
+        for parts in attribute_configurations(list(by_id.values()))
+    }
 
 
 def format_share(share: Estimate) -> str:
@@ -215,14 +214,11 @@ def _make_table(group: CurveGroup, bars: list[Bar]) -> Table:
         against = "" if run.against == "bare" else f" against {run.against}"
         head.append(Cell(format_share(run.lost) + against, run.lost.value))
         rows.append(Row([*head, *(_make_part_cell(case, name) for name in parts)], curve.tags))
-    over = {case.attribution.repeats > 1 for _, _, case in bars}
-    intervals = {
-        frozenset({False}): "over blocks of one repeat",
-        frozenset({True}): "over repeats, three and more",
-    }.get(frozenset(over), "over repeats if there are three and more, else over blocks of one")
     caption = (
-        f"Shares of ideal throughput, 95 % intervals {intervals}. The parts add up to the loss; seconds are of one "
-        "step. A part shown as contained in another one could not be measured apart from it."
+        "Shares of ideal throughput with 95 % intervals. The loss, batch, overhead and contention compare processes: "
+        f"they have limits over repeats only ({MORE_REPEATS}). The other parts compare conditions of one process, and "
+        "have limits over its blocks. The parts add up to the loss; seconds are of one step. A part shown as contained "
+        "in another one could not be measured apart from it."
     )
     title = f"Parts of the lost efficiency: {group.title}"
     return Table(group.make_id("attribution-parts"), title, columns, rows, frozenset(columns[1:]), caption)

@@ -3,9 +3,8 @@ from which a larger one brings nearly nothing. The terminal shows the same sente
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from scalebench.analysis.batch_size import (
     BATCH,
@@ -17,9 +16,9 @@ from scalebench.analysis.batch_size import (
     fit_step_time,
     make_batch_curves,
 )
-from scalebench.analysis.scaling_curves import Curve, estimate_of, make_curves
+from scalebench.analysis.scaling_curves import Curve
+from scalebench.analysis.verdicts import compare_rates, explain_no_verdict
 from scalebench.core import units
-from scalebench.core.stats.estimates import divide_estimates
 from scalebench.report.document import (
     MAX_ROWS,
     THROUGHPUT,
@@ -45,9 +44,6 @@ from scalebench.report.document import (
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.report_data import ReportData
 from scalebench.report.tables import format_percent, format_ratio, format_throughput
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MAX_SENTENCES = 8  # curves described one by one
 NEAR_LIMIT = 0.9  # of the fitted limit; a series whose highest throughput is lower has not levelled off
@@ -166,18 +162,13 @@ def _make_cells(curve: Curve, row: Cells) -> list[Cell]:
 def _gain_cell(row: Cells, smallest: Cells) -> Cell:
     if row is smallest:
         return make_cell("1.00", 1.0)
-    rate, base = (estimate_of(each, THROUGHPUT, "throughput") for each in (row, smallest))
-    value = row[THROUGHPUT] / smallest[THROUGHPUT]
-    limits = None if rate is None or base is None else divide_estimates(rate, base)
-    low, high = (None, None) if limits is None else (limits.low, limits.high)
-    return make_cell(format_ratio(value, low, high), value)
+    ratio = compare_rates(row, smallest)
+    return make_cell(format_ratio(ratio.value, *ratio.limits), ratio.value)
 
 
-def list_terminal_sentences(pooled: pd.DataFrame) -> list[str]:
+def list_terminal_sentences(curves: Sequence[Curve]) -> list[str]:
     """Return a sentence for each configuration and device count whose throughput is known with two batches or more."""
-    if (pooled.groupby("gpus", dropna=False)[BATCH].nunique() < 2).all():
-        return []  # avoids the second that the curves of 10,000 rows take
-    batch_curves = make_batch_curves(make_curves(pooled))
+    batch_curves = make_batch_curves(curves)
     several = len({curve.tags["model"] for curve in batch_curves}) > 1
     texts = [describe_curve(curve, curve.tags["model"] if several else "") for curve in batch_curves]
     described = [text for text in texts if text is not None]
@@ -194,7 +185,7 @@ def describe_curve(curve: Curve, model: str = "") -> str | None:
         return None
     name = f"({model} with {curve.name})" if model else f"({curve.name})"
     line = fit_step_time(batch_and_step_s(curve.rows))
-    parts = [f"{_describe_point(point, name, curve)}{_describe_doubt(point)}"]
+    parts = [f"{_describe_point(point, name, curve)}{_describe_doubt(point, curve)}"]
     return "; ".join([*parts, *([] if line is None else _describe_line(line, point, curve))])
 
 
@@ -227,10 +218,10 @@ def _describe_point(point: SaturatingBatch, name: str, curve: Curve) -> str:
     return f"{head}{100 * point.share:.0f} % of the highest throughput, that of {point.highest:,}"
 
 
-def _describe_doubt(point: SaturatingBatch) -> str:
+def _describe_doubt(point: SaturatingBatch, curve: Curve) -> str:
     others = [f"{batch:,}" for batch in point.candidates or () if batch != point.batch]
     if point.candidates is None:
-        return ", with no interval to tell neighbours from it"
+        return f", which is not sure: {explain_no_verdict(*curve.rows) or 'no interval'}"
     if not others:
         return ", and no neighbour could be it by its interval"
     return f"; by their intervals {' or '.join(others)} could be it"

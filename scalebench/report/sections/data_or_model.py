@@ -19,7 +19,8 @@ from scalebench.analysis.prediction.data_or_model import (
     ParallelismComparison,
     compare_parallelism,
 )
-from scalebench.analysis.scaling_curves import estimate_of, plain_rows
+from scalebench.analysis.scaling_curves import plain_rows
+from scalebench.analysis.verdicts import estimate_of
 from scalebench.core import units
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE

@@ -8,6 +8,7 @@ from scalebench.analysis.batch_size import BATCH, make_batch_curves
 from scalebench.analysis.devices_or_batch import BatchGain, DevicesOrBatch, compare_devices_with_batch, list_batch_gains
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
+from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report.document import (
@@ -89,6 +90,7 @@ def _describe_choice(choice: DevicesOrBatch) -> str:
         text = f"{devices} and {one_device}: no difference in throughput is resolved"
     else:
         text = f"{devices} have {ratio.value:.2f} times the throughput of {one_device}"
+        text += "" if ratio.has_limits else f", which is not sure: {explain_no_verdict(many, single)}"
     if choice.time_ratio is not None and not _is_unresolved(choice.time_ratio):
         text += f", and reach the target in {1 / choice.time_ratio.value:.2f} times its time"
     return f"{text}."

@@ -12,6 +12,7 @@ from scalebench.analysis.columns import RATE
 from scalebench.analysis.memory import ModelMemory, ShardingCost, bytes_per_parameter, format_strategy, group_by_model
 from scalebench.analysis.memory import Row as MemoryRow
 from scalebench.analysis.scaling_curves import Curve
+from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core import units
 from scalebench.report.document import (
     DEVICES,
@@ -146,14 +147,14 @@ def _describe_price(price: ShardingCost | None) -> str | None:
     """Return `on 2 devices fsdp_gloo, the fastest that keeps less, has 0.94 [0.93, 0.95] times the samples/s ...`."""
     if price is None:
         return None
-    limits = price.interval
-    low, high = (None, None) if limits is None else (limits.low, limits.high)
-    doubt = ", without an interval to tell it from noise" if limits is None else ""
-    if limits is not None and limits.low <= 1 <= limits.high:
+    ratio, doubt = price.ratio, ""
+    if not ratio.has_limits:
+        doubt = f", which is not sure: {explain_no_verdict(price.sharded, price.full)}"
+    elif ratio.low <= 1 <= ratio.high:
         doubt = ", a difference that is not resolved"
     return (
         f"{_on_devices(price.sharded)} {format_strategy(price.sharded)}, the fastest that keeps less, has "
-        f"{format_ratio(price.ratio, low, high)} times the samples/s of {format_strategy(price.full)}, the fastest "
+        f"{format_ratio(ratio.value, *ratio.limits)} times the samples/s of {format_strategy(price.full)}, the fastest "
         f"that keeps all{doubt}"
     )
 

@@ -161,11 +161,11 @@ def _make_slope_comparison(study: Study, rows: Sequence[Cells], curves: Sequence
             fitted = fit_slope(curve, study.against)
             if fitted is None or any(row[name] != curve.tags[name] for name in MATCHING):
                 continue
-            gpus = ", ".join(f"{count}" for count, _ in fitted.points)
+            slope, gpus = fitted.speedup, ", ".join(f"{count}" for count, _ in fitted.points)
             made_cells = [
                 *(make_cell(row[name] or "") for name in (*MATCHING, "scaling")), make_cell(curve.group["scaling"]),
                 make_cell(row["hardware"] or ""), make_cell(curve.group["hardware"]), _figure_cell(row, "slope"),
-                make_cell(format_ratio(fitted.value, fitted.low, fitted.high), fitted.value), make_cell(gpus),
+                make_cell(format_ratio(slope.value, *slope.limits), slope.value), make_cell(gpus),
                 make_cell(row["remark"] or ""),
             ]  # fmt: skip
             made.append(Row(made_cells, {name: curve.tags[name] for name in MATCHING}))

@@ -14,6 +14,7 @@ from scalebench.analysis.scaling_curves import (
     find_scaling_limit,
     fit_slope,
 )
+from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.report.document import (
     DEVICES,
     MAX_ROWS,
@@ -57,7 +58,8 @@ BASELINES = {
 }
 SLOPE_CAPTION = (
     "slope is the fitted speedup per device: ordinary least squares, with an intercept, over the numbers of devices "
-    "that are listed; its 95 % limits are those of the regression, and two points have none"
+    "that are listed; its 95 % limits follow from those of the speedups. Off: the largest deviation of a speedup from "
+    "the line"
 )
 JUMP_CAPTION = (
     "ratio: throughput per device after over before another node begins, with its 95 % interval; part of it is what as "
@@ -65,7 +67,6 @@ JUMP_CAPTION = (
 )
 MAX_COMMANDS = 10
 COMPETING_COLUMNS = ["model", "dataset", "hardware", "scaling", "gpus"]  # rows that agree in them compete
-JUMP_REMARKS = {True: "", False: "no difference resolved", None: "no interval"}
 
 
 def section(report_data: ReportData) -> Section | None:
@@ -158,7 +159,9 @@ def _make_ideal(group: CurveGroup, lines: list[Series], name: str, value: float,
 def _make_slope_table(group: CurveGroup, baselines: Mapping[str, str], min_efficiency: float) -> Table:
     """Make a row for each curve; `baselines` maps what speedups are against (bare, self, given) to a label."""
     keeps_head = f"keeps {100 * min_efficiency:g} %"
-    columns = [f"{name}, {label}" for label in baselines.values() for name in ("slope", f"over {DEVICES}", keeps_head)]
+    columns = [
+        f"{name}, {label}" for label in baselines.values() for name in ("slope", "off", f"over {DEVICES}", keeps_head)
+    ]
     rows = []
     for curve in group.curves:
         cells = [make_cell(curve.name)]
@@ -179,9 +182,10 @@ def _make_slope_table(group: CurveGroup, baselines: Mapping[str, str], min_effic
 
 def _slope_cells(fitted: Slope | None) -> list[Cell]:
     if fitted is None:
-        return [Cell(""), Cell("")]
+        return [Cell("")] * 3
     gpus = ", ".join(str(count) for count, _ in fitted.points)
-    return [make_cell(format_ratio(fitted.value, fitted.low, fitted.high), fitted.value), make_cell(gpus)]
+    slope = make_cell(format_ratio(fitted.speedup.value, *fitted.speedup.limits), fitted.speedup.value)
+    return [slope, make_cell(format_percent(fitted.worst), fitted.worst), make_cell(gpus)]
 
 
 def _keeps_cell(kept: ScalingLimit) -> Cell:
@@ -206,12 +210,14 @@ def _make_jump_table(group: CurveGroup, kind: str, about: str) -> Iterator[Table
 
 
 def _jump_cells(jump: NodeBoundary) -> list[Cell]:
+    remark = "no difference resolved" if jump.ratio.low <= 1 <= jump.ratio.high else ""
+    if not jump.ratio.has_limits:
+        remark = explain_no_verdict(*jump.rows) or "no interval"
     return [
-        make_cell(" to ".join(map(str, jump.gpus))),
-        make_cell(" to ".join(map(str, jump.nodes))),
-        *(make_cell(format_percent(efficiency), efficiency) for efficiency in (jump.before, jump.after)),
-        make_cell(format_ratio(jump.ratio, jump.low, jump.high), jump.ratio),
-        make_cell(JUMP_REMARKS[jump.resolved]),
+        *(make_cell(" to ".join(str(row[name]) for row in jump.rows)) for name in ("gpus", "nodes")),
+        *(make_cell(format_percent(efficiency), efficiency) for efficiency in jump.efficiencies),
+        make_cell(format_ratio(jump.ratio.value, *jump.ratio.limits), jump.ratio.value),
+        make_cell(remark),
     ]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import t
 
-from scalebench.analysis import load, step_breakdown, throughput
+from scalebench.analysis import load, step_breakdown
 from scalebench.analysis.attribution.components import (
     INDEPENDENT_REPLICAS,
     LOSS_PARTS,
@@ -20,9 +23,14 @@ from scalebench.analysis.attribution.components import (
     NO_WRAPPER,
     SAME_BATCH,
 )
-from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, attribute_run, pool_repeats
+from scalebench.analysis.attribution.lost_efficiency import (
+    Attribution,
+    MeasuredRepeat,
+    attribute_repeats,
+    attribute_run,
+    measure_repeat,
+)
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
-from scalebench.core.stats.estimates import Estimate
 from tests.builders.attribution_runs import (
     BARE_S,
     CONTENTION_S,
@@ -89,9 +97,7 @@ def test_the_parts_agree_with_the_columns_of_the_frame() -> None:
     result, bare, own = weak_scaling_runs()
     run = attribute_weak()
     cells = load.frame_of_results([result, bare, own], [Path()] * 3).to_dict("records")[0]
-    ends = [run.lost.value, run.lost.low, run.lost.high]
-    columns = [f"efficiency_bare{end}" for end in ("", "_high", "_low")]
-    assert ends == [pytest.approx(1 - cells[column], abs=SUM_TOLERANCE) for column in columns]
+    assert run.lost.value == pytest.approx(1 - cells["efficiency_bare"], abs=SUM_TOLERANCE)
     parts, self_data = seconds(run), step_breakdown.data_loading(own)
     assert parts["imbalance",] == cells["imbalance_s"]
     assert parts["data",] == pytest.approx(cells["data_s"] - self_data.value, abs=SUM_TOLERANCE)
@@ -199,55 +205,60 @@ def test_a_batch_that_no_single_device_can_have_is_named() -> None:
     assert "21 samples on 2 devices are 10.5 each" in run.missing["batch"]
 
 
-def test_the_limits_of_a_part_come_from_the_estimates_it_is_made_of() -> None:
-    _, bare, own = weak_scaling_runs()
-    run = attribute_weak()
-    limits = [throughput.throughput(one)[1] for one in (bare, own)]
-    half_width = sum(((10 / one.low - 10 / one.high) / 2) ** 2 for one in limits if one) ** 0.5
-    part = run.part("overhead")
-    assert (part.step_s.high - part.step_s.low) / 2 == pytest.approx(half_width, rel=1e-3)
-    assert all(one.share.has_limits for one in run.parts)
+def test_one_repeat_has_limits_only_of_what_compares_conditions_of_one_process() -> None:
+    run = attribute_strong()
+    without = {part.names[0] for part in run.parts if not (part.step_s.has_limits or part.share.has_limits)}
+    assert without == {"batch", "overhead", "contention"} and not run.lost.has_limits
+    within = [part for part in run.parts if part.names[0] not in without]
+    assert all(part.step_s.has_limits and part.share.has_limits for part in within)
+    merged = attribute_strong(probes={"local_step_s": []}).part("imbalance")
+    assert merged.names == ("imbalance", "transfer") and merged.share.has_limits
 
 
-def test_parts_have_no_limits_if_there_are_too_few_blocks() -> None:
-    result, bare, own = weak_scaling_runs()
-    for rank in own.ranks:
-        rank.block_s, rank.block_samples = rank.block_s[:5], rank.block_samples[:5]
-    run = attribute_run(result, ReferenceRuns(bare, bare, own))
-    assert run is not None and adds_up(run)
-    assert {part.names[0] for part in run.parts if not part.step_s.has_limits} == {"overhead", "contention"}
-
-
-def repeat(values: dict[tuple[str, ...], float], run_id: str = "a", missing: Any = None) -> Attribution:
-    parts = tuple(Part(names, Estimate(value), Estimate(value / 10, 0, 1)) for names, value in values.items())
-    total = sum(values.values())
-    return Attribution(run_id, 2, 10.0, 10.0 - total, Estimate(total / 10), parts, missing or {})
+def make_repeats(factors: Sequence[float], probed: Sequence[int]) -> list[MeasuredRepeat]:
+    """Return repeats of a run in strong scaling whose own steps take these factors longer; some have no probes."""
+    repeats = []
+    for number, factor in enumerate(factors):
+        result, full, bare, own = strong_scaling_runs(**({} if number in probed else {"probes": None}))
+        for rank in result.ranks:
+            rank.block_s = [seconds * factor for seconds in rank.block_s]
+        repeats.append(measure_repeat(dataclasses.replace(result, run_id=str(number)), ReferenceRuns(full, bare, own)))
+    return repeats
 
 
 def test_each_repeat_is_one_observation() -> None:
-    run = pool_repeats([repeat({("data",): value, ("drift",): 1.0}) for value in (1.0, 2.0, 6.0)])
-    data, drift = run.part("data"), run.part("drift")
-    assert data.step_s.value == 3.0 and run.repeats == 3 and adds_up(run)
-    # sd 2.6458, t(0.975, 2) = 4.302653
-    assert data.step_s.high == pytest.approx(3 + 4.302653 * 2.645751 / 3**0.5, rel=1e-6)
-    assert run.lost.value == pytest.approx(0.4) and run.lost.low < 0.4
-    assert msgspec.structs.astuple(drift.share) == pytest.approx((0.1, 0.1, 0.1))
+    """Only the steps of the group differ: what compares them with one device has the spread of three means."""
+    run = attribute_repeats(make_repeats((0.98, 1.0, 1.05), range(3)))
+    steps_s = [STEP_S * factor for factor in (0.98, 1.0, 1.05)]
+    reach = t.ppf(0.975, 2) * statistics.stdev(steps_s) / 3**0.5
+    drift, overhead = run.part("drift"), run.part("overhead")
+    assert (run.repeats, run.run_id) == (3, "0") and adds_up(run)
+    assert drift.step_s.value == pytest.approx(statistics.fmean(steps_s) - STEP_S + DRIFT_S, abs=TOLERANCE_S)
+    assert drift.step_s.high - drift.step_s.value == pytest.approx(reach, rel=1e-4)
+    assert overhead.step_s.high - overhead.step_s.low == pytest.approx(0, abs=1e-12), "equal in all repeats"
+    assert run.lost.low < run.lost.value < run.lost.high
 
 
-def test_two_repeats_have_no_limits_and_one_is_itself() -> None:
-    first = repeat({("data",): 1.0})
-    assert pool_repeats([first]) is first
-    (part,) = pool_repeats([first, repeat({("data",): 2.0})]).parts
-    assert (part.names, part.step_s, part.share.has_limits) == (("data",), Estimate(1.5), False)
-    assert part.share.value == pytest.approx(0.15)
+def test_repeats_without_probes_count_with_those_of_the_first() -> None:
+    """What their steps take longer is in contention, which compares processes."""
+    run = attribute_repeats(make_repeats((1.0, 1.02, 1.04), [0]))
+    one = attribute_strong()
+    assert adds_up(run) and [part.names for part in run.parts] == [(name,) for name in LOSS_PARTS]
+    for name in ("data", "imbalance", "transfer", "drift"):
+        ours, alone = (msgspec.structs.astuple(each.part(name).step_s) for each in (run, one))
+        assert ours == pytest.approx(alone, abs=TOLERANCE_S)
+    contention = run.part("contention").step_s
+    assert contention.value == pytest.approx(CONTENTION_S + 0.02 * STEP_S, abs=TOLERANCE_S)
+    spread = t.ppf(0.975, 2) * 0.02 * STEP_S / 3**0.5
+    assert spread < contention.value - contention.low < 1.1 * spread
 
 
-def test_parts_that_one_repeat_merges_are_merged_in_all() -> None:
-    complete = repeat({("overhead",): 1.0, ("contention",): 2.0, ("data",): 3.0}, "first")
-    merged = repeat({("overhead", "contention"): 4.0, ("data",): 3.0}, "second", {"overhead": "no run"})
-    run = pool_repeats([complete, merged, complete])
-    assert seconds(run) == {("overhead", "contention"): pytest.approx(10 / 3), ("data",): 3.0}
-    assert (run.run_id, run.missing) == ("first", {"overhead": "no run"}) and adds_up(run)
+def test_what_one_repeat_lacks_of_one_device_is_missing_in_all() -> None:
+    result, full, bare, own = strong_scaling_runs()
+    complete = measure_repeat(result, ReferenceRuns(full, bare, own))
+    lacking = measure_repeat(result, ReferenceRuns(full, bare, None))
+    run = attribute_repeats([complete, lacking, complete])
+    assert ("overhead", "contention") in seconds(run) and adds_up(run) and "strategy=ddp" in run.missing["overhead"]
 
 
 INCOMPLETE_PROBES = st.fixed_dictionaries(
@@ -262,10 +273,23 @@ INCOMPLETE_PROBES = st.fixed_dictionaries(
 )
 
 
-@given(INCOMPLETE_PROBES, st.sampled_from(["", "bare", "self", "bare self"]), st.booleans())
-def test_parts_always_add_up_to_what_is_lost(probes: dict[str, Any], without: str, independent: bool) -> None:
-    run = attribute_strong(without, probes=probes, independent=independent)
+@given(INCOMPLETE_PROBES, st.sampled_from(["", "bare", "self", "bare self"]), st.booleans(), st.data())
+def test_parts_always_add_up_to_what_is_lost(
+    probes: dict[str, Any], without: str, independent: bool, data: st.DataObject
+) -> None:
+    """Of one repeat, and of several that differ, of which only some were probed."""
+    repeats = []
+    for number in range(data.draw(st.integers(1, 4))):
+        changes = {"probes": probes if number == 0 or data.draw(st.booleans()) else None, "independent": independent}
+        result, full, bare, own = strong_scaling_runs(**changes)
+        factor = data.draw(st.floats(0.5, 2))
+        for rank in result.ranks:
+            rank.block_s = [seconds * factor for seconds in rank.block_s]
+        references = ReferenceRuns(full, None if "bare" in without else bare, None if "self" in without else own)
+        repeats.append(measure_repeat(result, references))
+    run = attribute_repeats(repeats)
     scale = 1 + sum(abs(part.share.value) for part in run.parts)
-    assert abs(sum(part.share.value for part in run.parts) - run.lost.value) < 1e-11 * scale
+    assert abs(sum(part.share.value for part in run.parts) - run.lost.value) < 1e-9 * scale
+    assert abs(sum(part.step_s.value for part in run.parts) - (run.step_s - run.ideal_s)) < 1e-9 * scale
     assert len({name for part in run.parts for name in part.names}) == (5 if independent else 7)
-    assert pool_repeats([run, run, run]).lost.value == pytest.approx(run.lost.value)
+    assert run.repeats == len(repeats)

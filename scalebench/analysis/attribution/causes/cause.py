@@ -9,7 +9,6 @@ from typing import Any
 from scalebench.analysis.attribution.lost_efficiency import Attribution, Part
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
 from scalebench.core.result import Result
-from scalebench.core.stats.estimate_arithmetic import combine
 
 MIN_SHARE = 0.02  # points of efficiency; smaller parts need no cause
 
@@ -38,12 +37,14 @@ class AttributedRun:
     rows: Sequence[Mapping[str, Any]] = ()  # of the frame or the pooled frame, this run's too; None for null
 
     def significant(self, name: str) -> Part | None:
-        """Return the part that includes `name` if it is large and not within its noise; for drift also a large gain."""
+        """Return the part that includes `name` if it is large and surely above zero; for drift also a large gain.
+
+        A part without limits is none: one repeat does not say that another process would lose the same.
+        """
         part = self.attribution.part(name)
         if part is None or abs(part.share.value) < MIN_SHARE:
             return None
-        gain = combine({"share": -1.0}, {"share": part.share})
-        return part if part.share.is_above_zero or (name == "drift" and gain.is_above_zero) else None
+        return part if part.share.low > 0 or (name == "drift" and part.share.high < 0) else None
 
     @property
     def flags(self) -> list[str]:

@@ -7,12 +7,12 @@ from typing import Any
 
 from scalebench.analysis import step_breakdown
 from scalebench.analysis.attribution.causes.cause import AttributedRun, Cause, format_whole_percent
+from scalebench.analysis.verdicts import compare_rates
 from scalebench.core.result import Result
 from scalebench.core.units import format_bytes, format_seconds
 
 MIN_EXPOSED_SHARE = 0.8  # of the isolated synchronization
 MAX_SMALL_MESSAGE_BYTES, MIN_LARGE_MESSAGE_BYTES = 256e3, 1e6  # on average
-MIN_SPEED_RATIO = 1.05  # where there are no intervals
 MIN_UTILIZATION_RISE, MAX_POWER_RATIO = 0.15, 1.05  # power of one device
 USAGE_COLUMNS = ("gpu_util_mean", "gpu_power_w_mean", "speedup_self")
 SHARED_COLUMNS = ("model", "dataset", "hardware", "scaling", "precision", "feed")
@@ -117,7 +117,7 @@ def check_nccl_without_links(run: AttributedRun) -> Cause | None:
     if not links or any(link.startswith("NV") for link in links) or _has_full_peer_access(run.result):
         return None
     rows = run.similar_rows(*SHARED_COLUMNS, "framework", "gpus", "global_batch")
-    faster = [other for other in rows if _reduces_on_cpu(other) and _is_faster(other, row)]
+    faster = [other for other in rows if _reduces_on_cpu(other) and compare_rates(other, row).low > 1]
     if not faster:
         return None
     best = max(faster, key=lambda row: float(row["throughput_samples_per_s"]))
@@ -185,14 +185,6 @@ def _has_full_peer_access(result: Result) -> bool:
 def _reduces_on_cpu(row: Mapping[str, Any]) -> bool:
     name = str(row["strategy"])
     return name.endswith(("reduce_cpu", "storage_cpu", "ps_cpu", "_gloo"))
-
-
-def _is_faster(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    low, high = row.get("throughput_low"), other.get("throughput_high")
-    if low is not None and high is not None:
-        return bool(low > high)
-    rate, other_rate = row["throughput_samples_per_s"], other["throughput_samples_per_s"]
-    return rate is not None and other_rate is not None and rate > MIN_SPEED_RATIO * other_rate
 
 
 COMMUNICATION_CHECKS = (

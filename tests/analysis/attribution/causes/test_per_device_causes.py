@@ -10,9 +10,9 @@ import pytest
 from scalebench.analysis.attribution import causes
 from scalebench.analysis.attribution.causes import AttributedRun, Cause
 from scalebench.analysis.attribution.causes import per_device as checks
-from scalebench.analysis.attribution.lost_efficiency import attribute_run
+from scalebench.analysis.attribution.lost_efficiency import attribute_repeats, attribute_run, measure_repeat
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
-from scalebench.core.result import MonitorRecord, ProbeRecord, Result
+from scalebench.core.result import MonitorRecord, Result
 from tests.builders.attribution_runs import (
     BARE_S,
     BATCH,
@@ -28,12 +28,11 @@ from tests.builders.attribution_runs import (
 def attributed(
     result: Result | None = None, full: Result | None = None, bare: Result | None = None, own: Result | None = None
 ) -> AttributedRun:
-    """Of strong scaling."""
+    """Of strong scaling, in three repeats that are equal."""
     made = strong_scaling_runs()
     result, full, bare, own = (changed or usual for changed, usual in zip((result, full, bare, own), made, strict=True))
     references = ReferenceRuns(full, bare, own)
-    attribution = attribute_run(result, references)
-    return AttributedRun(attribution, result, references)
+    return AttributedRun(attribute_repeats([measure_repeat(result, references)] * 3), result, references)
 
 
 def with_parts(result: Result, computing_s: float, slower: float = 1.0) -> Result:
@@ -187,16 +186,13 @@ def test_one_process_for_all_devices_has_no_threads_to_count() -> None:
     assert cause.evidence == "2 devices on 2 cores, flagged oversubscribed"
 
 
-def test_parts_within_their_noise_have_no_cause() -> None:
-    """A large contention that is not resolved."""
-    assert require_cause(checks.check_oversubscription, attributed(contended(flags=["oversubscribed"])))
-    wide = contended(flags=["oversubscribed"])
-    for one in wide.ranks:
-        assert isinstance(one.probes, ProbeRecord)
-        one.probes.fixed_batch_s = [
-            seconds * (1 + 0.9 * (-1) ** n) for n, seconds in enumerate(one.probes.fixed_batch_s)
-        ]
-    assert checks.check_oversubscription(attributed(wide)) is None
+def test_a_part_that_compares_processes_has_no_cause_in_one_repeat() -> None:
+    three = attributed(contended(flags=["oversubscribed"]))
+    assert require_cause(checks.check_oversubscription, three)
+    one = attribute_run(three.result, three.references)
+    assert one.part("contention").share.value == three.attribution.part("contention").share.value
+    causes_of_one = causes.find_causes(dataclasses.replace(three, attribution=one))
+    assert {cause.part for cause in causes_of_one} == {"imbalance", "transfer"}, "within one process"
 
 
 def test_a_sentence_has_part_cause_evidence_and_remedy() -> None:

@@ -1,0 +1,75 @@
+"""Verdicts on rows of the pooled frame: which rows may carry one, the ratio of two rows, and what is missing.
+
+A verdict (best, slower, pays, saturating, resolved) compares processes. Blocks of one process say nothing about its
+next start, so it needs limits that hold over repeats; and it needs rows that nothing else disturbed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from scalebench.analysis.columns import RATE
+from scalebench.analysis.repeats import holds_over_repeats
+from scalebench.core.stats.estimates import Estimate, divide_estimates
+
+Row = Mapping[str, Any]
+
+REPEATS = 3  # of a sweep, by default
+MORE_REPEATS = f"measure.repeats={REPEATS} decides"
+# Flags of rows whose figures are of other programs too, or of no such devices.
+NO_VERDICT_FLAGS = {
+    "busy_machine": "other programs kept the processors busy",
+    "oversubscribed": "more threads than cores",
+    "superlinear_on_cpu": "faster than so many workers can be, which is an error of the measurement",
+}
+
+
+def explain_no_verdict(*rows: Row) -> str:
+    """Return why no verdict rests on these rows, with the setting that helps; empty if one may."""
+    reasons: dict[str, None] = {}
+    for row in rows:
+        flags, repeats = (row.get("flags") or "").split(), row.get("repeats") or 1
+        if not holds_over_repeats(row):
+            count = "one repeat" if repeats == 1 else f"{repeats} repeats without an interval"
+            reasons[f"{count}, {MORE_REPEATS}"] = None
+        reasons |= {reason: None for flag, reason in NO_VERDICT_FLAGS.items() if flag in flags}
+    return "; ".join(reasons)
+
+
+def compare_rates(row: Row, base: Row) -> Estimate:
+    """Return the throughput of a row over that of another, with 95 % limits if a verdict may rest on both.
+
+    Rows with speedups over the same bare baseline are also compared through these, in which changes of the machine
+    cancel; the narrower limits count. Both are at least as wide as those of paired repeats.
+    """
+    value = row[RATE] / base[RATE]
+    if explain_no_verdict(row, base):
+        return Estimate(value)
+    ratios = [_divide_columns(row, base, RATE, "throughput")]
+    if row.get("baseline_bare_id") is not None and row["baseline_bare_id"] == base["baseline_bare_id"]:
+        ratios.append(_divide_columns(row, base, "speedup_bare", "speedup_bare"))
+    limited = [ratio for ratio in ratios if ratio is not None and ratio.has_limits]
+    return min(limited, key=lambda ratio: ratio.high / ratio.low, default=Estimate(value))
+
+
+def _divide_columns(row: Row, base: Row, name: str, stem: str) -> Estimate | None:
+    figure, base_figure = (estimate_of(each, name, stem) for each in (row, base))
+    return None if figure is None or base_figure is None else divide_estimates(figure, base_figure)
+
+
+def estimate_of(row: Row, name: str, stem: str | None = None) -> Estimate | None:
+    """Return the figure of a column with its limits, `stem`_low and `stem`_high; None if it has no limits.
+
+    An upper limit that the data do not give is null in a frame and infinite here.
+    """
+    stem = stem or name
+    value, low, high = row[name], row[f"{stem}_low"], row[f"{stem}_high"]
+    return None if value is None or low is None else Estimate(value, low, math.inf if high is None else high)
+
+
+def count_missing_repeats(*rows: Row) -> int:
+    """Return how many repeats give these rows limits over repeats, or narrower ones: twice as many as there are."""
+    most = max((row.get("repeats") or 1 for row in rows), default=1)
+    return 2 * most if most >= REPEATS else REPEATS
