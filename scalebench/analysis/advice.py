@@ -25,8 +25,9 @@ class Advice:
 
     `take`: `rows` has one row, surely faster than one device and than every other row. `tied`: several that are
     equally fast within noise, the fastest of them surely faster than one device. `stay`: one device is surely faster
-    than every row. `unsure`: neither is certain. `unknown`: nothing was measured on one device. `one device`: nothing was measured on several;
-    `rows` is empty. In `stay`, `unsure` and `unknown`, `rows` has each curve's fastest row, the fastest first.
+    than every row. `unsure`: neither is certain. `unknown`: nothing was measured on one device. `one device`: nothing
+    was measured on several, and `rows` is empty. In `stay`, `unsure` and `unknown`, `rows` has each curve's fastest
+    row, the fastest first.
     """
 
     kind: Literal["take", "tied", "stay", "unsure", "unknown", "one device"]

@@ -95,8 +95,8 @@ def test_the_sharding_cost_compares_the_fastest_of_both_kinds() -> None:
     assert (price.sharded["strategy"], price.full["strategy"]) == ("lightning_ddp_gloo", "ddp_gloo")
     assert price.ratio.value == pytest.approx(0.7 / 0.9, rel=0.01)
     assert price.ratio.limits == (None, None), "one repeat"
-    repeats = [run_with_memory(name, 2, state, repeat=repeat) for repeat in range(3)
-               for name, state in (("ddp_gloo", FULL_STATE_BYTES), ("lightning_ddp_gloo", FULL_STATE_BYTES // 2))]  # fmt: skip
+    states = {"ddp_gloo": FULL_STATE_BYTES, "lightning_ddp_gloo": FULL_STATE_BYTES // 2}
+    repeats = [run_with_memory(*each, repeat=n) for n in range(3) for each in ((k, 2, v) for k, v in states.items())]
     (model,) = of(run_with_memory("bare_torch", 1, FULL_STATE_BYTES), *repeats)
     ratio = model.sharding_cost(model.competing_rows()[1]).ratio
     assert ratio.low < 0.7 / 0.9 < ratio.high < 1

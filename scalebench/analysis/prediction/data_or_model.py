@@ -105,14 +105,16 @@ class ParallelismComparison:
 
     @property
     def tied(self) -> list[str]:
-        """Measured kinds that the fastest is not surely faster than, by limits over repeats."""
+        """Measured kinds that are as fast as the fastest within their 95 % limits over repeats."""
         if self.measured is None:
             return []
         first = self.results[self.measured].row
         others = {
             kind: result.row for kind, result in self.results.items() if result.measured and kind != self.measured
         }
-        return [kind for kind, row in others.items() if compare_rates(first, row).low <= 1]
+        return [
+            kind for kind, row in others.items() if (ratio := compare_rates(first, row)).has_limits and ratio.low <= 1
+        ]
 
     @property
     def right(self) -> bool | None:

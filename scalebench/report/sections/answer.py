@@ -125,10 +125,11 @@ def _describe(advice: Advice) -> str:
 
 def compare_with_one_device(row: dict[str, Any], one: dict[str, Any]) -> Estimate:
     """Return the row's speedup over a row on one device: that of the frame, where it is against this one."""
+    ratio = compare_rates(row, one)
     for kind in ("bare", "self"):
         if row[f"baseline_{kind}_id"] == one["run_id"] and row[f"speedup_{kind}"] is not None:
-            return estimate_of(row, f"speedup_{kind}") or Estimate(row[f"speedup_{kind}"])
-    return compare_rates(row, one)
+            ratio = estimate_of(row, f"speedup_{kind}") or Estimate(row[f"speedup_{kind}"])
+    return Estimate(ratio.value) if explain_no_verdict(row, one) else ratio
 
 
 def _format_loss(ratio: Estimate) -> str:

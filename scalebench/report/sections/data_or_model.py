@@ -20,7 +20,7 @@ from scalebench.analysis.prediction.data_or_model import (
     compare_parallelism,
 )
 from scalebench.analysis.scaling_curves import plain_rows
-from scalebench.analysis.verdicts import estimate_of
+from scalebench.analysis.verdicts import estimate_of, explain_no_verdict
 from scalebench.core import units
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
@@ -202,10 +202,13 @@ def _measured_cell(comparison: ParallelismComparison, kind: str, limits: bool) -
 
 
 def _describe_winner(comparison: ParallelismComparison) -> str:
-    """Return `pipeline (pipeline_gpipe)`, or `data (ddp_gloo), tied: model`."""
+    """Return `pipeline (pipeline_gpipe)`, or `data (ddp_gloo), tied: model`; not sure without limits over repeats."""
     if comparison.measured is None:
         return ""
     name = f"{comparison.measured} ({comparison.results[comparison.measured].row['strategy']})"
+    missing = explain_no_verdict(*(result.row for result in comparison.results.values() if result.measured))
+    if missing:
+        return f"{name}, not sure: {missing}"
     return f"{name}, tied: {', '.join(comparison.tied)}" if comparison.tied else name
 
 

@@ -6,11 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from scalebench.analysis.repeats import pool_results
-from scalebench.analysis.scaling_curves import Curve
+from scalebench.analysis.scaling_curves import Curve, make_curves
 from scalebench.core.result import Result
 from scalebench.core.spec import HardwareSpec
 from scalebench.report.document import Chart
@@ -77,7 +76,8 @@ def make_curve(
 ) -> Curve:
     """Limits lie off by the share `width`; without `start_s` its steps are not known."""
     rows = [
-        {"batch_per_device": batch, "throughput_samples_per_s": rate, "gpus": gpus,
+        {"batch_per_device": batch, "throughput_samples_per_s": rate, "gpus": gpus, "flags": None,
+         "interval_over": "blocks" if width is None else "repeats", "repeats": 1 if width is None else 3,
          "throughput_low": None if width is None else rate * (1 - width),
          "throughput_high": None if width is None else rate * (1 + width),
          "step_s": None if start_s is None else batch * gpus / rate}
@@ -113,7 +113,9 @@ def make_curve(
 )
 def test_the_sentence_about_the_saturating_batch(rates: dict[int, float], sentence: str) -> None:
     assert describe_curve(make_curve(rates)) == sentence
-    assert str(describe_curve(make_curve(rates, width=None))).endswith(", with no interval to tell neighbours from it")
+    assert str(describe_curve(make_curve(rates, width=None))).endswith(
+        ", which is not sure: one repeat, measure.repeats=3 decides"
+    )
     assert str(describe_curve(make_curve(rates), "mlp")).count("(mlp with ddp, 1 devices)") == 1
 
 
@@ -127,19 +129,24 @@ def test_the_step_time_fit_follows_the_saturating_batch() -> None:
     assert "n_1/2" not in str(describe_curve(make_curve({10: 10.0, 20: 18.0, 40: 30.0, 80: 40.0})))
 
 
-def pool(*results: Result) -> pd.DataFrame:
-    return pool_results(results, [Path(str(number)) for number in range(len(results))])
+def make_all_curves(*results: Result) -> list[Curve]:
+    return make_curves(pool_results(results, [Path(str(number)) for number in range(len(results))]))
 
 
 def test_a_sweep_over_batches_has_a_line_for_each_curve() -> None:
-    assert [line.partition(":")[0] for line in list_terminal_sentences(pool(make_run(10), make_run(20)))] == [
-        "no saturating batch up to 20 per device (ddp_gloo, 1 device)"
-    ]
-    assert list_terminal_sentences(pool(make_run(10), make_run(10, strategy="horovod_gloo"), sweeps.failed_run())) == []
-    of_one_device = list_terminal_sentences(pool(make_run(10), make_run(20), sweeps.run("ddp_gloo", 2)))
+    assert [
+        line.partition(":")[0] for line in list_terminal_sentences(make_all_curves(make_run(10), make_run(20)))
+    ] == ["no saturating batch up to 20 per device (ddp_gloo, 1 device)"]
+    assert (
+        list_terminal_sentences(
+            make_all_curves(make_run(10), make_run(10, strategy="horovod_gloo"), sweeps.failed_run())
+        )
+        == []
+    )
+    of_one_device = list_terminal_sentences(make_all_curves(make_run(10), make_run(20), sweeps.run("ddp_gloo", 2)))
     assert len(of_one_device) == 1
     many = [make_run(batch, strategy=f"s{number}") for number in range(MAX_SENTENCES + 2) for batch in (10, 20)]
-    sentences = list_terminal_sentences(pool(*many))
+    sentences = list_terminal_sentences(make_all_curves(*many))
     assert len(sentences) == MAX_SENTENCES + 1 and sentences[-1].startswith("saturating batches: 2 more")
 
 

@@ -17,12 +17,14 @@ from tests.report.section_blocks import (
 
 
 def test_an_unresolved_pair_is_reported_as_such(tmp_path: Path) -> None:
-    pair = [batched("ddp_gloo", 1, 20), batched("ddp_gloo", 2, 10)]
+    pair = [batched("ddp_gloo", *each, None, repeat) for repeat in range(3) for each in ((1, 20), (2, 10))]
     for run in pair:
         for rank in run.ranks:
             rank.block_s = [0.64 * seconds / sum(rank.block_s) for seconds in rank.block_s]
     (answer, *_) = select_blocks(build_section(devices_or_batch, tmp_path, pair), Paragraph)
     assert answer.text.endswith(": no difference in throughput is resolved.")
+    (answer, *_) = select_blocks(build_section(devices_or_batch, tmp_path / "one", pair[:2]), Paragraph)
+    assert answer.text.endswith(", which is not sure: one repeat, measure.repeats=3 decides.")
 
 
 def test_times_to_the_target_have_columns_where_there_is_one(tmp_path: Path) -> None:
