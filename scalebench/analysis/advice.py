@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.ranking import Ranking, rank_curves, rank_rows
+from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import explain_no_verdict
 
@@ -42,15 +43,17 @@ class Advice:
         return self.rankings[0].group
 
 
-def list_advice(curves: Sequence[Curve]) -> list[Advice]:
+def list_advice(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[Advice]:
     """Return the advice for each group of curves that are ranked together; those with several devices come first."""
     rows_by_id = {row["run_id"]: (curve.name, row) for curve in curves for row in curve.rows}
-    groups = [list(members) for _, members in groupby(rank_curves(curves), key=lambda ranking: ranking.group)]
+    groups = [
+        list(members) for _, members in groupby(rank_curves(curves, estimate_ratio), key=lambda ranking: ranking.group)
+    ]
     groups.sort(key=lambda members: members[-1].gpus == 1)
-    return [advise(members, rows_by_id) for members in groups]
+    return [advise(members, rows_by_id, estimate_ratio) for members in groups]
 
 
-def advise(rankings: Sequence[Ranking], rows_by_id: Mapping[str, NamedRow]) -> Advice:
+def advise(rankings: Sequence[Ranking], rows_by_id: Mapping[str, NamedRow], estimate_ratio: EstimateRatio) -> Advice:
     """Return the advice for the rankings of one group; baselines are looked up in `rows_by_id`."""
     rows = [(name, row) for ranking in rankings for name, row in _rows_of(ranking)]
     several = sorted((pair for pair in rows if pair[1]["gpus"] > 1), key=_negative_rate)
@@ -67,7 +70,7 @@ def advise(rankings: Sequence[Ranking], rows_by_id: Mapping[str, NamedRow]) -> A
     eligible = [pair for pair in several if not explain_no_verdict(pair[1])]
     if one_device in left_out or not eligible:
         return Advice("unsure", rankings, fastest, one_device, left_out, "")
-    contest = rank_rows(rankings[0].group, 0, [one_device, *eligible])
+    contest = rank_rows(rankings[0].group, 0, [one_device, *eligible], estimate_ratio)
     behind = {rival.row["run_id"] for rival in contest.rivals if rival.verdict == "slower"}
     first = [pair for pair in (one_device, *eligible) if pair[1]["run_id"] not in behind]
     if one_device[1]["run_id"] in behind:

@@ -70,7 +70,7 @@ def make_overview(runs: Survey) -> Iterator[Part]:
     parallelism, and the operations that some runs measured on request."""
     curves = make_curves(runs.pooled)
     yield make_configurations(runs.pooled, runs.baseline_label)
-    yield from answer.list_terminal_sentences(curves)
+    yield from answer.list_terminal_sentences(curves, runs.configurations.estimate_ratio)
     if (trainings := training_tables.make_row_table(runs.pooled)) is not None:
         yield make_rich_table(trainings)
     yield from training_tables.list_terminal_sentences(runs.frame)

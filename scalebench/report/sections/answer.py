@@ -8,6 +8,7 @@ from typing import Any
 
 from scalebench.analysis.advice import Advice, NamedRow, list_advice
 from scalebench.analysis.ranking import Ranking, is_control, join_with_and
+from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, ScalingLimit, find_scaling_limit, format_batch, format_group_title
 from scalebench.analysis.verdicts import (
     compare_rates,
@@ -56,7 +57,7 @@ def section(report_data: ReportData) -> Section | None:
     if len(report_data.pooled) == 0:
         return None
     curve_of = {row["run_id"]: curve for curve in report_data.curves for row in curve.rows}
-    all_advice = list_advice(report_data.curves)
+    all_advice = list_advice(report_data.curves, report_data.configurations.estimate_ratio)
     blocks: list[Block] = []
     for number, (advice, text) in enumerate(zip(all_advice[:MAX_ANSWERS], describe_advice(all_advice), strict=False)):
         last = advice.rankings[-1]
@@ -75,9 +76,9 @@ def section(report_data: ReportData) -> Section | None:
     return Section("answer", "Which strategy, and how sure", blocks)
 
 
-def list_terminal_sentences(curves: Sequence[Curve]) -> list[str]:
+def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[str]:
     """Return the answer for each group of curves that was measured on several devices."""
-    all_advice = [advice for advice in list_advice(curves) if advice.kind != "one device"]
+    all_advice = [advice for advice in list_advice(curves, estimate_ratio) if advice.kind != "one device"]
     more = len(all_advice) - MAX_TERMINAL_ANSWERS
     rest = [f"{more} more answers are in the report"] if more > 0 else []
     return describe_advice(all_advice)[:MAX_TERMINAL_ANSWERS] + rest
