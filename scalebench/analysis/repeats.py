@@ -34,7 +34,7 @@ from scalebench.analysis.rows import (
 from scalebench.analysis.run_summary import Run, RunSummary, start_time
 from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import mean_over_repeats
-from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.estimates import Estimate, scale_estimate
 from scalebench.core.stats.log_means import LogMean, mean_of_logs
 from scalebench.core.stats.moderated_variance import RepeatTable
 
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OVER_REPEATS = ("repeats", "history")  # intervals that hold what differs between starts
-SINGLE_RUN_FLAGS = ("no_interval", "superlinear", "superlinear_within_noise")  # decided anew for pooled figures
+# Decided anew for pooled figures.
+SINGLE_RUN_FLAGS = ("no_interval", "superlinear", "superlinear_on_cpu", "superlinear_within_noise")
 UNION_COLUMNS = ("flags", "throttle_reasons")
 FIRST_RUN_COLUMNS = ("run_id", "started_at", "path", "reason")  # of the first repeat, in time
 LIMIT_COLUMNS = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))}  # of runs: none of their mean
@@ -153,12 +154,13 @@ class Configurations:
         present = [base for base in against.values() if base is not None]
         if not configuration.rates or (repeats == 1 and all(len(base.repeats) == 1 for base in present)):
             return cells
-        efficiency = None
+        efficiencies: list[Estimate] = []
         for kind, base in against.items():
             ratio = self._ratio(configuration, base).to_estimate() if base is not None and base.rates else None
             devices = first.scale.gpus / (base.repeats[0].scale.gpus if base is not None else 1)
             cells.update(speedup_cells(kind, devices, ratio and ratio.value, ratio))
-            efficiency = throughput.scale_to_efficiency(ratio, devices) if kind == "self" else efficiency
+            if ratio is not None and (kind == "self" or (kind == "bare" and first.scale.gpus > 1)):
+                efficiencies.append(scale_estimate(ratio, 1 / devices))
         overhead = self._overhead(against["self"], against["bare"])
         lost, limits = throughput.lost_share(overhead and overhead.value, overhead)
         cells.update(interval_cells("overhead_share", "overhead_share", lost, limits))
@@ -166,7 +168,9 @@ class Configurations:
             cells.update(_headline_cells(configuration, self._mean(configuration).to_estimate()))
         flags = [flag for flag in (cells["flags"] or "").split() if flag not in SINGLE_RUN_FLAGS]
         no_interval = ["no_interval"] if cells["throughput_high"] is None else []
-        cells["flags"] = join_words([*flags, *no_interval, *throughput.superlinear_flags(efficiency)])
+        highest = max(efficiencies, key=lambda each: (each.low > 1, each.value), default=None)
+        flags += [*no_interval, *throughput.superlinear_flags(highest, first.scale.device)]
+        cells["flags"] = join_words([*flags, *throughput.repeats_differ_flags(configuration.rates.values())])
         return cells
 
     def _find_baselines(self, run: RunSummary) -> dict[str, Configuration | None]:

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from scalebench.core.stats.estimates import (
 )
 from scalebench.core.stats.steady_state import MIN_BLOCKS, find_unsteadiness, find_warmup_length
 
+MAX_REPEAT_RATIO = 1.1
 MAX_WARMUP_SHARE = 0.25  # of the measured blocks
 Blocks = tuple[FloatArray, FloatArray]  # seconds and samples of each block
 Figure = tuple[float | None, Estimate | None]
@@ -186,11 +187,20 @@ def list_flags(
     return flags
 
 
-def superlinear_flags(efficiency: Estimate | None) -> list[str]:
-    """Return the flag of an efficiency above 1, which says whether its interval is above 1 too."""
+def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:
+    """Return the flag of an efficiency above 1, which says whether its interval is above 1 too. On CPU workers, which
+    share the processors that there are, that is an error of the measurement."""
     if efficiency is None or efficiency.value <= 1 or not math.isfinite(efficiency.low):
         return []
-    return ["superlinear_within_noise" if efficiency.low <= 1 else "superlinear"]
+    if efficiency.low <= 1:
+        return ["superlinear_within_noise"]
+    return ["superlinear_on_cpu"] if device == "cpu" else ["superlinear"]
+
+
+def repeats_differ_flags(rates: Iterable[float]) -> list[str]:
+    """Return the flag of repeats of which the fastest is more than MAX_REPEAT_RATIO times as fast as the slowest."""
+    rates = list(rates)
+    return ["repeats_differ"] if max(rates) > MAX_REPEAT_RATIO * min(rates) else []
 
 
 def divide_throughputs(run: Run, baseline: Run | None) -> float | None:

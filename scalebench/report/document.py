@@ -26,6 +26,7 @@ MAX_ID_LENGTH = 60
 TAG_COLUMNS = ("model", "strategy", "hardware")
 THROUGHPUT = "throughput_samples_per_s"
 DEVICES = "devices"
+REPEAT_ROWS = "repeat_rows"  # key of a curve's row: the rows of its repeats, where there are several
 CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # terminal colours, bells
 
 Number = float | None  # None: not measured
@@ -47,7 +48,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """The points of one line, or bars. `low` and `high` are 95 % limits, absent or None where there is no interval."""
+    """The points of one line, or bars. `low` and `high` are 95 % limits, absent or None where there is no interval;
+    `repeats` are the figures of the single repeats behind each point, which lines show as dots."""
 
     name: str
     x: Sequence[float | str]
@@ -58,6 +60,11 @@ class Series:
     style: Literal["line", "ideal", "published", "points"] = "line"
     notes: Sequence[str] = ()  # one for each point, shown beside it on demand
     point_tags: Sequence[Tags] = ()  # one for each point, where they differ: bars of several strategies
+    repeats: Sequence[Sequence[float]] = ()
+
+    def list_dots(self) -> list[tuple[Any, float]]:
+        """Return (x, y) of each single repeat."""
+        return [(x, y) for x, values in zip(self.x, self.repeats, strict=False) for y in values]
 
 
 @dataclass(frozen=True)
@@ -220,7 +227,8 @@ def make_bar_series(curves: Iterable[Curve], column: str) -> list[Series]:
     for line in make_line_series(curves, column):
         kept = [i for i, y in enumerate(line.y) if y is not None]
         low, high = ([limits[i] for i in kept] if limits else () for limits in (line.low, line.high))
-        bars.append(replace(line, x=[line.x[i] for i in kept], y=[line.y[i] for i in kept], low=low, high=high))
+        x, y = [line.x[i] for i in kept], [line.y[i] for i in kept]
+        bars.append(replace(line, x=x, y=y, low=low, high=high, repeats=()))
     return bars
 
 
@@ -237,7 +245,10 @@ def make_series(
         low, high = [], []
     style: Literal["points", "line"] = "points" if count == 1 else "line"
     x_values = [float(row[x]) for row in rows]
-    return Series(name, x_values, values, low or (), high or (), dict(tags), style, notes)
+    repeats = [
+        [y for each in row.get(REPEAT_ROWS) or () if (y := to_number(each.get(column))) is not None] for row in rows
+    ]
+    return Series(name, x_values, values, low or (), high or (), dict(tags), style, notes, repeats=repeats)
 
 
 def format_duration(value_s: float | None, low_s: float | None, high_s: float | None) -> str:

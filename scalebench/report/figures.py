@@ -194,6 +194,8 @@ def _draw_line(axes: Any, series: Series, style: LineStyle) -> Any:
         series.x, ys, color=colour, marker=marker, linestyle="none" if only_points else DASHES[style.dash],
         markerfacecolor="white" if is_open else colour, markersize=6 if series.style == "published" else None,
     )  # fmt: skip
+    if dots := series.list_dots():
+        axes.plot(*zip(*dots, strict=True), color=colour, linestyle="none", marker=".", markersize=3, alpha=0.6)
     low, high = _pair_limits(series)
     if any(not math.isnan(limit) for limit in low) and not only_points and len(ys) > 1:
         axes.fill_between(series.x, low, high, color=colour, alpha=0.18, linewidth=0)

@@ -73,6 +73,10 @@ ADVICE = {
         "There is no interval, so nothing says how sure the figure is: too few blocks, or two repeats. "
         "Measure longer (measure.max_s), or with measure.repeats=3."
     ),
+    "repeats_differ": (
+        "The fastest of its repeats is more than 1.1 times as fast as the slowest: the dots of the charts show each. "
+        "Limits of a few repeats miss a program that has two speeds; more repeats show both (measure.repeats=10)."
+    ),
     "target_missed": (
         "The interval is wider than requested (measure.target). Measure longer (measure.max_s), or on a "
         "quieter machine."
@@ -88,6 +92,11 @@ ADVICE = {
     "superlinear": (
         "More than N times as fast on N devices. Ask why before believing it: caches that now suffice, or a "
         "baseline that was slow for another reason."
+    ),
+    "superlinear_on_cpu": (
+        "More than N times as fast as one worker on N workers, which share the processors that there are: an error of "
+        "the measurement, and no verdict rests on it. Mostly the baseline shared its cores with another run; measure "
+        "both again, one run at a time."
     ),
     "superlinear_within_noise": (
         "More than N times as fast on N devices, but the interval holds N times too: take it for linear."

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import load, scaling_curves
-from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS
+from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS, column_key
 from scalebench.analysis.read_runs import walk_folders
 from scalebench.analysis.repeats import Configurations
 from scalebench.analysis.scaling_curves import plain_row
@@ -23,6 +23,7 @@ from scalebench.core.json_files import read_json
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
 from scalebench.measure.progress import RankProgress, read_progress
+from scalebench.report.document import REPEAT_ROWS
 from scalebench.report.flag_text import to_text
 
 if TYPE_CHECKING:
@@ -48,6 +49,12 @@ DETAIL_COLUMNS = (
     "run_id strategy gpus path reason flags steady step_s throughput_samples_per_s final_loss metric metric_name "
     "started_at global_batch stopped_by"
 ).split()
+REPEAT_COLUMNS = ["fingerprint", "machine", "framework_version"]  # equal in all repeats of a configuration
+DOT_COLUMNS = [
+    *("throughput_samples_per_s", "step_s", "epoch_s", "device_hours_per_epoch", "energy_j_per_epoch"),
+    *(f"{figure}_{kind}" for figure in ("speedup", "efficiency") for kind in ("self", "bare", "given")),
+    *("sync_exposed_s", "sync_isolated_s", "sync_per_epoch_s"),
+]
 RUN_COLUMNS = tuple(dict.fromkeys([*DETAIL_COLUMNS, *GLOBAL_NAME_COLUMNS, *NAME_COLUMNS]))
 
 
@@ -68,8 +75,19 @@ class ReportData:
 
     @cached_property
     def curves(self) -> list[scaling_curves.Curve]:
-        """The curves of the pooled rows, made once: it takes a second for 10,000 rows, and many sections draw them."""
-        return scaling_curves.make_curves(self.pooled)
+        """The curves of the pooled rows, made once: it takes a second for 10,000 rows, and many sections draw them.
+
+        A row of several repeats also has REPEAT_ROWS, the DOT_COLUMNS of each repeat, for the dots of charts.
+        """
+        curves = scaling_curves.make_curves(self.pooled)
+        if (self.pooled["repeats"] > 1).any():
+            repeats: dict[Any, list[Row]] = {}
+            figures = self.frame.loc[self.frame["status"] == "ok", REPEAT_COLUMNS + DOT_COLUMNS]
+            for row in scaling_curves.plain_rows(figures):
+                repeats.setdefault(column_key(row, REPEAT_COLUMNS), []).append(row)
+            for row in (row for curve in curves for row in curve.rows if row["repeats"] > 1):
+                row[REPEAT_ROWS] = repeats.get(column_key(row, REPEAT_COLUMNS), [])
+        return curves
 
     @cached_property
     def detailed_run_ids(self) -> list[str]:

@@ -55,7 +55,7 @@ def test_three_repeats_are_one_row_with_an_interval() -> None:
     pooled_row = [row[f"throughput_{name}"] for name in ("low", "samples_per_s", "high")]
     assert pooled_row == pytest.approx([low, value, high], rel=1e-5)
     assert row["step_s"] == pytest.approx(20 / value) and row["epoch_s"] == pytest.approx(1000 / value)
-    assert (row["repeats"], row["interval_over"], row["repeat"], row["flags"]) == (3, "repeats", None, None)
+    assert (row["repeats"], row["interval_over"], row["repeat"], row["flags"]) == (3, "repeats", None, "repeats_differ")
     assert row["run_id"] == "ddp-2-0-2" and row["path"] == "/runs/0"
 
 
@@ -143,7 +143,7 @@ def test_runs_that_failed_with_one_reason_are_one_row() -> None:
 
 
 def test_other_columns_are_merged_by_their_kind() -> None:
-    made = [run_of(r, 0.1 + 0.01 * r) for r in range(3)]
+    made = [run_of(r, 0.1 + 0.001 * r) for r in range(3)]
     for r, result in enumerate(made):
         result.flags = [["oversubscribed"], [], ["hot", "oversubscribed"]][r]
         result.phases.wall_s, result.scale.backend_used = [3.0, 4.0, 8.0][r], ["gloo", "nccl", "gloo"][r]

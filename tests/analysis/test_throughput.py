@@ -195,7 +195,9 @@ NARROW, WIDE, ENDLESS = Estimate(100, 99.5, 100.5), Estimate(100, 90, 110), Esti
     ],
 )
 def test_flags_of_a_run(interval: Estimate | None, efficiency: Estimate | None, expected: list[str]) -> None:
-    assert throughput.list_flags(record(), interval, 0.01) + throughput.superlinear_flags(efficiency) == expected
+    assert (
+        throughput.list_flags(record(), interval, 0.01) + throughput.superlinear_flags(efficiency, "cuda") == expected
+    )
 
 
 def test_flags_of_the_run_come_first_and_failed_runs_have_no_others() -> None:
@@ -215,3 +217,15 @@ def test_throughput_is_samples_over_time_whatever_the_blocks(seconds: list[float
     samples = devices * len(seconds) * (len(seconds) + 1) / 2
     assert value == pytest.approx(samples / sum(seconds))
     assert interval.low <= value * (1 + 1e-12) and interval.high >= value * (1 - 1e-12)
+
+
+def test_more_than_so_many_cpu_workers_can_do_is_an_error_of_the_measurement() -> None:
+    """3.65 times as fast on two cores."""
+    assert throughput.superlinear_flags(Estimate(1.8, 1.7, 1.9), "cpu") == ["superlinear_on_cpu"]
+    assert throughput.superlinear_flags(Estimate(1.1, 0.9, 1.2), "cpu") == ["superlinear_within_noise"]
+    assert throughput.superlinear_flags(Estimate(3.0), "cpu") == throughput.superlinear_flags(None, "cpu") == []
+
+
+@pytest.mark.parametrize(("rates", "flags"), [([100, 109, 105], []), ([100, 112, 105], ["repeats_differ"]), ([5], [])])
+def test_repeats_that_differ_by_more_than_a_tenth_are_flagged(rates: list[float], flags: list[str]) -> None:
+    assert throughput.repeats_differ_flags(rates) == flags

@@ -61,6 +61,13 @@ def test_lines_bands_and_the_ideal() -> None:
     assert axes.yaxis.get_major_formatter()(0.5).endswith("%")
 
 
+def test_each_repeat_is_a_dot() -> None:
+    line = Series("a", [1.0, 2.0], [1.0, 1.9], [0.9, 1.8], [1.1, 2.0], repeats=[[0.9, 1.0, 1.1], [1.9]])
+    line_of_means, dots = draw_axes(Chart("c", "C", Axis("devices"), Axis("speedup"), [line])).lines
+    assert [list(values) for values in dots.get_data()] == [[1, 1, 1, 2], [0.9, 1.0, 1.1, 1.9]]
+    assert dots.get_color() == line_of_means.get_color() and dots.get_linestyle() == "None"
+
+
 def test_stacked_bars_have_negative_ones_below_zero() -> None:
     bars = [(bar.get_y(), bar.get_height()) for bar in draw_axes(stacked_chart()).patches]
     assert bars == [(0, 0.1), (0, 0.3), (0, -0.02), (0.3, 0.01)]

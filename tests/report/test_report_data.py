@@ -15,6 +15,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import write_spec
 from scalebench.report import report_data
+from scalebench.report.document import REPEAT_ROWS, make_line_series
 from scalebench.report.report_data import (
     MAX_LINE_LENGTH,
     MAX_LOG_BYTES,
@@ -40,6 +41,20 @@ def test_rows_are_those_of_load_and_pooled(sweep: Path) -> None:
     assert data.frame.equals(load(sweep)) and data.pooled.equals(pooled(sweep)) and len(data.pooled) == 3
     assert (data.paths, data.unreadable, data.baseline_name, data.published) == ([sweep], [], None, None)
     assert data.min_efficiency == 0.8 and load_report_data([sweep], 0.5).min_efficiency == 0.5
+
+
+def test_curves_have_the_rows_of_each_repeat(tmp_path: Path) -> None:
+    sweeps.sweep(tmp_path, repeats=3)
+    data = load_report_data([tmp_path])
+    for row in (row for curve in data.curves for row in curve.rows):
+        rates = [each["throughput_samples_per_s"] for each in row[REPEAT_ROWS]]
+        chosen = data.frame[data.frame["fingerprint"] == row["fingerprint"]]
+        assert len(rates) == 3 and rates == list(chosen["throughput_samples_per_s"])
+    (line, *_) = make_line_series(data.curves, "throughput_samples_per_s", "throughput")
+    assert [len(values) for values in line.repeats] == [3] * len(line.x)
+    sweeps.sweep(tmp_path / "one", repeats=1)
+    single = load_report_data([tmp_path / "one"]).curves
+    assert not any(series.list_dots() for series in make_line_series(single, "throughput_samples_per_s"))
 
 
 def test_a_file_that_cannot_be_read_is_listed(sweep: Path) -> None:

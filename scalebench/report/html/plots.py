@@ -101,10 +101,10 @@ def make_figure(chart: Chart, styles: Sequence[LineStyle]) -> Figure:
         if series.point_tags:
             meta["points"] = [dict(tags) for tags in series.point_tags]
         if chart.kind == "lines":
-            band = _make_band(chart, series, meta)
-            # A click on a name in the legend takes the band with the line.
-            group = {"legendgroup": str(number)} if band else {}
-            traces += [*band, {**_make_line_trace(chart, series, style, meta), **group}]
+            beside = [*_make_band(chart, series, meta), *_make_dots(series, meta)]
+            # A click on a name in the legend takes band and dots with the line.
+            group = {"legendgroup": str(number)} if beside else {}
+            traces += [*beside, {**_make_line_trace(chart, series, style, meta), **group}]
         else:
             traces.append(_make_bar_trace(chart, series, style, meta))
     layout: Figure = {"xaxis": _make_axis(chart.x, chart, "x"), "yaxis": _make_axis(chart.y, chart, "y")}
@@ -197,6 +197,16 @@ def _make_band(chart: Chart, series: Series, meta: Figure) -> list[Figure]:
     return [{"type": "scatter", "x": xs, "y": ys, "mode": "lines", "fill": "toself", "line": {"width": 0},
              "hoverinfo": "skip", "showlegend": False, "legendgroup": str(meta["series"]),
              "meta": {**meta, "role": "band"}}]  # fmt: skip
+
+
+def _make_dots(series: Series, meta: Figure) -> list[Figure]:
+    """Return a trace with a dot for each repeat, so that one that differs from the others is seen."""
+    if not (dots := series.list_dots()):
+        return []
+    x, y = ([round_number(value) for value in values] for values in zip(*dots, strict=True))
+    return [{"type": "scatter", "x": x, "y": y, "mode": "markers", "hoverinfo": "skip", "showlegend": False,
+             "marker": {"symbol": "circle", "size": 4, "opacity": 0.6}, "legendgroup": str(meta["series"]),
+             "meta": {**meta, "role": "repeat"}}]  # fmt: skip
 
 
 def _limits_without_band(chart: Chart, series: Series) -> list[tuple[Number, Number]]:

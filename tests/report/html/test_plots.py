@@ -39,6 +39,15 @@ def test_a_line_and_its_band() -> None:
     assert line["customdata"][1] == "<br>95 %: 1.8 to 2"
 
 
+def test_each_repeat_is_a_dot() -> None:
+    figure = draw(Series("a", [1, 2], [1.0, 1.9], tags={"strategy": "ddp"}, repeats=[[0.9, 1.0, 1.1], [1.9]]))
+    (line,), (dots,) = select_traces(figure, "line"), select_traces(figure, "repeat")
+    assert (dots["x"], dots["y"]) == ([1, 1, 1, 2], [0.9, 1.0, 1.1, 1.9])
+    assert dots["mode"] == "markers" and dots["marker"]["size"] < line["marker"]["size"] and not dots["showlegend"]
+    assert dots["meta"]["slot"] == line["meta"]["slot"] and dots["legendgroup"] == line["legendgroup"]
+    assert select_traces(draw(Series("a", [1, 2], [1.0, 1.9], repeats=[[], []])), "repeat") == []
+
+
 def test_a_gap_parts_the_band_and_a_lone_point_gets_bars() -> None:
     low, high = [0.9, 1.8, None, 3.4, None, 7.0], [1.1, 2.0, None, 3.6, None, 7.2]
     figure = draw(Series("a", [1, 2, 3, 4, 5, 6], [1.0, 1.9, None, 3.5, 4.0, 7.1], low, high))
