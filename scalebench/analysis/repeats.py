@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -106,7 +106,7 @@ class Configurations:
     def __init__(self, compared: ComparedRuns | None = None) -> None:
         self._compared = compared
         self._by_run: dict[str, Configuration] = {} if compared is None else _group_by_configuration(compared)
-        by_sweep: dict[tuple[str, ...], dict[int, dict[Any, float]]] = {}
+        by_sweep: dict[tuple[str, ...], dict[Hashable, dict[Any, float]]] = {}
         for configuration in dict.fromkeys(self._by_run.values()):
             by_sweep.setdefault(configuration.sweep, {})[id(configuration)] = configuration.levels()
         self._tables: dict[tuple[str, ...], RepeatTable] = {
@@ -137,7 +137,7 @@ class Configurations:
         if configuration is base:
             return LogMean(0.0)
         pairs = pair_interleaved(configuration.repeats, base.repeats)
-        if len(pairs) < 2 and len(pairs) < min(len(configuration.repeats), len(base.repeats)):
+        if len(pairs) < 2 and not len(configuration.repeats) == len(base.repeats) == 1:
             return self._mean(configuration).minus(self._mean(base))
         logs = [math.log(throughput.divide_throughputs(a, b) or math.nan) for a, b in pairs]
         if configuration.sweep != base.sweep:
@@ -158,11 +158,11 @@ class Configurations:
         for kind, base in against.items():
             ratio = self._ratio(configuration, base).to_estimate() if base is not None and base.rates else None
             devices = first.scale.gpus / (base.repeats[0].scale.gpus if base is not None else 1)
-            cells.update(speedup_cells(kind, devices, ratio and ratio.value, ratio))
+            cells.update(speedup_cells(kind, devices, None if ratio is None else ratio.value, ratio))
             if ratio is not None and (kind == "self" or (kind == "bare" and first.scale.gpus > 1)):
                 efficiencies.append(scale_estimate(ratio, 1 / devices))
         overhead = self._overhead(against["self"], against["bare"])
-        lost, limits = throughput.lost_share(overhead and overhead.value, overhead)
+        lost, limits = throughput.lost_share(None if overhead is None else overhead.value, overhead)
         cells.update(interval_cells("overhead_share", "overhead_share", lost, limits))
         if repeats > 1:
             cells.update(_headline_cells(configuration, self._mean(configuration).to_estimate()))

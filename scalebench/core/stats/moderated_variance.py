@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class RepeatTable:
     not, since it cancels.
     """
 
-    def __init__(self, levels: Mapping[Hashable, Mapping[Hashable, float]]) -> None:
+    def __init__(self, levels: Mapping[Hashable, Mapping[Any, float]]) -> None:
         """`levels`: by configuration, by repeat. Where a configuration has no figure the repeat is missing."""
         self._rows = {name: number for number, name in enumerate(levels)}
         repeats = {key: number for number, key in enumerate(dict.fromkeys(itertools.chain(*levels.values())))}

@@ -58,8 +58,8 @@ def test_what_the_machine_does_in_a_repeat_is_known_once() -> None:
     table = make_table(alike)
     assert 2 <= table.mean(0, alike[0]).degrees_of_freedom < 2.1, "three repeats, whoever was measured in them"
     assert table.difference(0, 1, alike[0] - alike[1]).degrees_of_freedom > 8
-    independent = World("", 0.1).draw(rng, 10, 3)
-    assert make_table(independent).mean(0, independent[0]).degrees_of_freedom > 12
+    independent = [World("", 0.1).draw(rng, 10, 3) for _ in range(100)]
+    assert np.median([make_table(each).mean(0, each[0]).degrees_of_freedom for each in independent]) > 12
 
 
 def test_a_repeat_that_failed_leaves_the_others() -> None:
