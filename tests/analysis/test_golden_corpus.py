@@ -98,7 +98,8 @@ def slope_rows(curve: Curve) -> Iterator[Row]:
         row: Row = {"curve": curve.name, "against": against}
         line = scaling_curves.fit_slope(curve, against)
         if line is not None:
-            row |= {"slope": line.value, "slope_low": line.low, "slope_high": line.high, "intercept": line.intercept}
+            (low, high), value = line.speedup.limits, line.speedup.value
+            row |= {"slope": value, "slope_low": low, "slope_high": high, "intercept": line.intercept}
         limit = scaling_curves.find_scaling_limit(curve, KEPT_EFFICIENCY, against)
         counts = {"most_devices": limit.gpus, "most_devices_surely": limit.certain_gpus}
         yield row | counts | {"most_measured": limit.largest_measured}
@@ -107,10 +108,12 @@ def slope_rows(curve: Curve) -> Iterator[Row]:
 def node_boundary_rows(curve: Curve) -> Iterator[Row]:
     """Yield what a scaling curve loses where it continues on another node."""
     for jump in scaling_curves.find_node_boundaries(curve):
-        devices = {"gpus_before": jump.gpus[0], "gpus_after": jump.gpus[1], "nodes_after": jump.nodes[1]}
-        efficiency = {"efficiency_before": jump.before, "efficiency_after": jump.after}
-        ratio = {"ratio": jump.ratio, "ratio_low": jump.low, "ratio_high": jump.high, "resolved": jump.resolved}
-        yield {"curve": curve.name, **devices, **efficiency, **ratio}
+        before, after = jump.rows
+        devices = {"gpus_before": before["gpus"], "gpus_after": after["gpus"], "nodes_after": after["nodes"]}
+        (low, high), (efficiency_before, efficiency_after) = jump.ratio.limits, jump.efficiencies
+        limits = {"ratio": jump.ratio.value, "ratio_low": low, "ratio_high": high}
+        efficiencies = {"efficiency_before": efficiency_before, "efficiency_after": efficiency_after}
+        yield {"curve": curve.name, **devices, **efficiencies, **limits}
 
 
 def comparison_tables(folder: Path) -> Tables:
