@@ -23,9 +23,9 @@ LIMIT_S = 500.0  # of a sweep
 PATIENCE_S = 120.0  # with what SLURM, or a job, gets round to sooner or later
 # Over in no time: nothing is asked but that it runs. The loss of each update is in the record.
 TINY = (
-    "hardware=testcluster dataset.size=1000 measure=quick measure.warmup_steps=5 measure.warmup_max_s=0.2 "
-    "measure.block_s=0.0001 measure.min_s=0 measure.max_s=0.2 measure.evaluate=false measure.probes=false "
-    "measure.monitor=false"
+    "hardware=testcluster hardware.max_jobs=null dataset.size=1000 measure=quick measure.warmup_steps=5 "
+    "measure.warmup_max_s=0.2 measure.block_s=0.0001 measure.min_s=0 measure.max_s=0.2 measure.evaluate=false "
+    "measure.probes=false measure.monitor=false"
 ).split()
 # Of runs that last until somebody ends them.
 ENDLESS = ("measure.min_s=500", "measure.max_s=500")

@@ -44,6 +44,7 @@ MEASURE = {
     "warmup_steps": 16, "warmup_max_s": 2.0, "block_s": 0.05, "min_s": 1.0, "max_s": 8.0, "target": 0.05,
     "probe_s": 4.0, "evaluate": False,
 }  # fmt: skip
+COMPARING_PARTS = ("batch", "overhead", "contention")  # of processes, which one repeat gives no limits
 MAX_DEVIATION = 0.03  # of a step: how far the median trial may be off, since the harness takes time beside the sleeps
 
 
@@ -91,11 +92,14 @@ def test_the_intervals_contain_what_was_slept(tmp_path: Path) -> None:
         parts = [each.parts[number] for each in attributions]
         assert all(part.names == (name,) for part in parts)
         share = truth[name] / update_s
+        off[name] = float(np.median([part.share.value for part in parts])) - share
+        if name in COMPARING_PARTS:
+            assert not any(part.share.has_limits for part in parts), "one repeat"
+            continue
         held[name] = min(
             sum(contains(part.step_s, truth[name]) for part in parts),
             sum(contains(part.share, share) for part in parts),
         )
-        off[name] = float(np.median([part.share.value for part in parts])) - share
         print(f"{name}: {100 * share:.2f} points in {held[name]} of {TRIALS}, median off by {100 * off[name]:+.2f}")
     for each in attributions:
         assert abs(sum(part.share.value for part in each.parts) - each.lost.value) < 1e-12
