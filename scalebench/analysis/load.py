@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
+from scalebench.analysis.history import history_file, read_history
 from scalebench.analysis.named_baseline import resolve_named_baseline
 from scalebench.analysis.read_runs import (
     PathLike,
@@ -87,7 +88,10 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     compared = compare_runs(runs, named_baseline)
     folders = [Path(run.cells["path"]) for run in runs if run.has_requested_probes]
     label = None if named_baseline is None else named_baseline.label
-    frame, configurations = make_frame(compared.rows, FRAME_COLUMNS), Configurations(compared)
+    history, why_unreadable = read_history()
+    if why_unreadable is not None:
+        unreadable.append((history_file() or Path(), why_unreadable))
+    frame, configurations = make_frame(compared.rows, FRAME_COLUMNS), Configurations(compared, history)
     return Survey(frame, configurations.make_frame(), unreadable, label, configurations, folders)
 
 

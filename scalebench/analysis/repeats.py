@@ -13,12 +13,14 @@ import math
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalebench.analysis import throughput
 from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, make_frame
+from scalebench.analysis.history import History, HistoryEntry, read_history
 from scalebench.analysis.identity import comparison_key, pooling_key
 from scalebench.analysis.named_baseline import resolve_named_baseline
 from scalebench.analysis.read_runs import PathLike, find_results, list_paths, pause_garbage_collection, summarize_files
@@ -35,7 +37,7 @@ from scalebench.analysis.run_summary import Run, RunSummary, start_time
 from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import mean_over_repeats
 from scalebench.core.stats.estimates import Estimate, scale_estimate
-from scalebench.core.stats.log_means import LogMean, mean_of_logs
+from scalebench.core.stats.log_means import LogMean, mean_of_blocks, mean_of_logs, mean_of_repeats
 from scalebench.core.stats.moderated_variance import RepeatTable
 
 if TYPE_CHECKING:
@@ -103,8 +105,9 @@ class Configuration:
 class Configurations:
     """The configurations of runs that were loaded together, their rows, and ratios between any two of them."""
 
-    def __init__(self, compared: ComparedRuns | None = None) -> None:
-        self._compared = compared
+    def __init__(self, compared: ComparedRuns | None = None, history: History | None = None) -> None:
+        """With a `history` of this machine single repeats have limits, too."""
+        self._compared, self._history = compared, history or History()
         self._by_run: dict[str, Configuration] = {} if compared is None else _group_by_configuration(compared)
         by_sweep: dict[tuple[str, ...], dict[Hashable, dict[Any, float]]] = {}
         for configuration in dict.fromkeys(self._by_run.values()):
@@ -126,10 +129,41 @@ class Configurations:
             return self._ratio(self._by_run[row["run_id"]], self._by_run[base["run_id"]])
         return LogMean(math.log(row["throughput_samples_per_s"] / base["throughput_samples_per_s"]))
 
+    def list_history(self, session: str) -> list[HistoryEntry]:
+        """Return what these configurations, a sweep that has ended, add to the history of the machine."""
+        entries, ended_at = [], datetime.now(UTC).isoformat(timespec="seconds")
+        several = [each for each in dict.fromkeys(self._by_run.values()) if len(each.rates) > 1]
+        for each in several:
+            cells, scale, own = each.rows[0], each.repeats[0].scale, mean_of_repeats([*each.rates.values()])
+            if scale.framework == "none":  # sleeps, whose starts do not differ
+                continue
+            members = sum(other.sweep == each.sweep for other in several)
+            freedom = self._tables[each.sweep].degrees_of_freedom / members or own.degrees_of_freedom
+            variance, rate = own.variance * len(each.rates), math.exp(own.mean)
+            entries.append(
+                HistoryEntry(
+                    cells["machine"], cells["model"], scale.strategy, scale.gpus, scale.global_batch, len(each.rates),
+                    variance, freedom, rate, session, ended_at,
+                )
+            )  # fmt: skip
+        return entries
+
     def _mean(self, configuration: Configuration) -> LogMean:
+        if len(configuration.rates) == 1:
+            return self._mean_of_single(configuration.repeats[0])
         logs = [math.log(rate) for rate in configuration.rates.values()]
         table = self._tables.get(configuration.sweep)
         return mean_of_logs(logs) if table is None else table.mean(id(configuration), logs)
+
+    def _mean_of_single(self, run: RunSummary) -> LogMean:
+        """Return the log throughput of a single start, with the variance over its blocks and that between starts in the
+        history; of unknown variance without a history."""
+        rate, over_blocks = run.throughput
+        prior = self._history.prior(run.cells["machine"])
+        if prior is None or over_blocks is None:
+            return LogMean(math.log(rate or math.nan))
+        blocks = mean_of_blocks(over_blocks)
+        return LogMean(blocks.mean, blocks.variance + prior.variance, prior.degrees_of_freedom)
 
     def _ratio(self, configuration: Configuration, base: Configuration) -> LogMean:
         """Return the mean of the ratios within repeats, where these were interleaved or took turns, else the ratio of
@@ -140,6 +174,9 @@ class Configurations:
         if len(pairs) < 2 and not len(configuration.repeats) == len(base.repeats) == 1:
             return self._mean(configuration).minus(self._mean(base))
         logs = [math.log(throughput.divide_throughputs(a, b) or math.nan) for a, b in pairs]
+        if len(logs) == 1:  # of a single start each, which took turns or not
+            means = self._mean(configuration).minus(self._mean(base))
+            return LogMean(logs[0], means.variance, means.degrees_of_freedom)
         if configuration.sweep != base.sweep:
             return mean_of_logs(logs)
         return self._tables[base.sweep].difference(id(configuration), id(base), logs)
@@ -151,8 +188,11 @@ class Configurations:
         cells["repeats"] = repeats
         for kind, base in against.items():
             cells[f"baseline_{kind}_id"] = None if base is None else base.repeats[0].run_id
-        present = [base for base in against.values() if base is not None]
-        if not configuration.rates or (repeats == 1 and all(len(base.repeats) == 1 for base in present)):
+        if not configuration.rates:
+            return cells
+        rate = self._mean(configuration).to_estimate()
+        others = [base for base in against.values() if base is not None and len(base.repeats) > 1]
+        if repeats == 1 and not others and not rate.has_limits:
             return cells
         efficiencies: list[Estimate] = []
         for kind, base in against.items():
@@ -165,7 +205,9 @@ class Configurations:
         lost, limits = throughput.lost_share(None if overhead is None else overhead.value, overhead)
         cells.update(interval_cells("overhead_share", "overhead_share", lost, limits))
         if repeats > 1:
-            cells.update(_headline_cells(configuration, self._mean(configuration).to_estimate()))
+            cells.update(_headline_cells(configuration, rate))
+        elif rate.has_limits:
+            cells.update(throughput_low=rate.low, throughput_high=rate.high, interval_over="history")
         flags = [flag for flag in (cells["flags"] or "").split() if flag not in SINGLE_RUN_FLAGS]
         no_interval = ["no_interval"] if cells["throughput_high"] is None else []
         highest = max(efficiencies, key=lambda each: (each.low > 1, each.value), default=None)
@@ -200,9 +242,11 @@ def pooled(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     are a row for each status and reason. Copies of a run (resume=true makes some) count once, and a repeat that was
     measured twice counts twice.
 
-    One repeat: the row of `load`. Several: `throughput_samples_per_s`, `step_s` and `epoch_s` are geometric means, and
-    `interval_over` is `repeats`. Speedups, efficiencies and overheads are means of the ratios within repeats where
-    those of both were interleaved or took turns, and ratios of independent means (Welch) where they were not. The
+    One repeat: the row of `load`, with limits of the throughput that hold what differs between starts where the history
+    of this machine knows it (`interval_over` is `history`, else `blocks`). Several: `throughput_samples_per_s`,
+    `step_s` and `epoch_s` are geometric means, and `interval_over` is `repeats`. Speedups, efficiencies and overheads
+    are means of the ratios within repeats where those of both were interleaved or took turns, and ratios of independent
+    means (Welch) where they were not; they have limits where both throughputs hold what differs between starts. The
     variance between repeats is moderated by that of the other configurations of the same sweep
     (core.stats.moderated_variance); without others three repeats have limits and two have none. Other figures are
     means, with Student's t over three repeats or more for those that have an interval in `load`; `_min` is the least;
@@ -218,7 +262,8 @@ def pooled(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
 def load_configurations(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> Configurations:
     """Return the configurations behind the frame of `pooled`, which knows the ratios between any two of its rows."""
     runs = summarize_files(find_results(list_paths(path)))
-    return Configurations(compare_runs(runs, None if baseline is None else resolve_named_baseline(baseline, runs)))
+    compared = compare_runs(runs, None if baseline is None else resolve_named_baseline(baseline, runs))
+    return Configurations(compared, read_history()[0])
 
 
 def pool_results(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataFrame:

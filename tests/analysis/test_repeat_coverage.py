@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.builders.repeat_worlds import BIMODAL, WORLDS, World, cover, rank_many
+from tests.builders.repeat_worlds import BIMODAL, WORLDS, World, cover, cover_single, rank_many
 
 pytestmark = pytest.mark.truth
 QUICK, MANY = 500, 3000
@@ -27,6 +27,12 @@ def test_limits_hold_the_truth_in_many_trials(world: World, repeats: int) -> Non
     lowest = 0.90 if world.wild > 1 or world.unlike else 0.92
     assert lowest <= throughput <= 0.97
     assert lowest <= ratio <= 0.97
+
+
+@pytest.mark.parametrize("world", WORLDS[1:5], ids=lambda world: world.name)
+def test_limits_by_the_history_hold_the_truth(world: World) -> None:
+    held, _ = cover_single(world, QUICK)
+    assert 0.92 - NOISE / 2 <= held <= 0.98
 
 
 @pytest.mark.slow

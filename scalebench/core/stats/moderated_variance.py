@@ -63,6 +63,12 @@ class RepeatTable:
         prior = self._prior(name, base)
         return moderate(differences, None if prior is None else Prior(2 * prior.variance, prior.degrees_of_freedom))
 
+    @property
+    def degrees_of_freedom(self) -> float:
+        """What all configurations together are worth as a prior for another one; 0 if they have none."""
+        prior = self._prior()
+        return 0.0 if prior is None else prior.degrees_of_freedom
+
     @cached_property
     def _max_freedom(self) -> float:
         """What all configurations know of the variance between repeats: with what is common to them counted once, so
@@ -76,7 +82,7 @@ class RepeatTable:
         key = len(names), left_out
         if key not in self._priors:
             layout = Layout(np.delete(self._levels, list(left_out), axis=0))
-            self._priors[key] = layout.fit() if len(names) == 1 else layout.fit_rest(self._levels[own])
+            self._priors[key] = layout.fit_rest(self._levels[own]) if len(names) == 2 else layout.fit()
         return self._priors[key]
 
 
