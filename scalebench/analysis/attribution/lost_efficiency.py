@@ -100,9 +100,10 @@ def attribute_repeats(repeats: Sequence[MeasuredRepeat]) -> Attribution:
     """Attribute the lost efficiency of a configuration from its repeats, one or more, the first to start first.
 
     A part is the mean over repeats. `batch`, `overhead`, `contention` and the loss compare processes, so their limits
-    are over repeats, by Student's t, and one repeat has none. The other parts compare conditions of one process: where
-    one repeat alone was probed their limits are over its blocks, else over the probed repeats. A repeat without probes
-    counts with the probed parts of the others, and what its step takes longer is in the part that compares processes.
+    are over repeats, by Student's t, and one repeat has none. The other parts compare conditions of one process: of one
+    repeat their limits are over its blocks, and so are they where that one alone was probed, with the spread of the
+    steps that they are shares of. A repeat without probes counts with the probed parts of the others, and what its step
+    takes longer is in the part that compares processes.
     What one repeat lacks of one-device runs is missing in all. Repeats that are compared with other things than the
     first one is (bare, or the strategy itself) do not count.
     """
@@ -135,20 +136,15 @@ def _make_part(
     own = {name: factor for name, factor in terms.items() if name not in OTHER_RUNS}
     seconds = [_part_s(terms, own, each, probed) for each in repeats]
     shares = [value / each.step_s for value, each in zip(seconds, repeats, strict=True)]
-    if len(own) < len(terms):
-        spread_s, spread = mean_over_repeats(seconds), mean_over_repeats(shares)
-        if len(probed) < len(repeats) and set(own) - {"step"}:
-            # What the probes of one process missed is the same in all of these values, which do not show it.
-            probes = {"probes": combine({**own, "step": -1.0}, probed[0].estimates)}
-            both = {"repeats": 1.0, "probes": 1.0}
-            spread_s = combine(both, {"repeats": spread_s, **probes})
-            spread = combine({**both, "probes": 1 / probed[0].step_s}, {"repeats": spread, **probes})
-    elif len(probed) == 1:
-        estimates = probed[0].estimates
+    estimates, is_within = probed[0].estimates, len(own) == len(terms)
+    spread_s, spread = mean_over_repeats(seconds), mean_over_repeats(shares)
+    if is_within and len(repeats) == 1:
         spread_s, spread = combine(own, estimates), divide_by_total(own, estimates, "step")
-    else:
-        spread_s = mean_over_repeats([each.value(own) for each in probed])
-        spread = mean_over_repeats([each.value(own) / each.step_s for each in probed])
+    elif len(probed) == 1 < len(repeats) and set(own) - {"step"}:
+        # What the probes of one process missed is the same in all of these values, which do not show it.
+        probes = {"probes": combine(own if is_within else {**own, "step": -1.0}, estimates)}
+        spread_s = combine({"repeats": 1.0, "probes": 1.0}, {"repeats": spread_s, **probes})
+        spread = combine({"repeats": 1.0, "probes": 1 / probed[0].step_s}, {"repeats": spread, **probes})
     return Part(names, _move(spread_s, statistics.fmean(seconds)), _move(spread, statistics.fmean(shares)))
 
 
