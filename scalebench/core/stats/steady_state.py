@@ -18,6 +18,7 @@ from scalebench.core.stats.estimates import (
     Estimate,
     FloatArray,
     as_series,
+    autocorrelation_inflation,
     batch_bounds,
     correlate_neighbours,
     student_t,
@@ -90,8 +91,9 @@ def estimate_drift(block_s: npt.ArrayLike) -> Estimate | None:
 
     Return None with fewer than 16 blocks.
 
-    The slope of the least-squares line through 16 batch means, which are nearly independent where blocks are not,
-    times the length of the series; Student's t with 14 degrees of freedom.
+    The slope of the least-squares line through 16 batch means times the length of the series; Student's t with 14
+    degrees of freedom. Means of short batches still resemble their neighbours, which makes a wandering level look like
+    a drift, so the variance is that of independent ones times `autocorrelation_inflation` of their residuals.
 
     Sources: Draper and Smith 1998, "Applied Regression Analysis", chapter 1 (interval of a slope); Law and Kelton 1991,
     "Simulation Modeling and Analysis" (batch means).
@@ -111,7 +113,7 @@ def _estimate_drift(series: FloatArray) -> Estimate | None:
     slope = float(at @ means) / spread
     residuals = means - np.add.reduce(means) / BATCHES - slope * at
     error = math.sqrt(float(residuals @ residuals) / (BATCHES - 2) / spread)
-    half_width = student_t(BATCHES - 2, CONFIDENCE) * error
+    half_width = student_t(BATCHES - 2, CONFIDENCE) * error * math.sqrt(autocorrelation_inflation(residuals))
     return Estimate(slope, slope - half_width, slope + half_width)
 
 
