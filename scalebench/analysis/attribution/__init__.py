@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.attribution.components import LOSS_PARTS
 from scalebench.analysis.attribution.lost_efficiency import Attribution, attribute_run, pool_repeats
-from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder
+from scalebench.analysis.attribution.reference_runs import ProbedRepeats, ReferenceRunFinder
 from scalebench.analysis.identity import configuration_key
 from scalebench.analysis.read_runs import find_results
 from scalebench.analysis.run_summary import start_time
@@ -32,9 +32,12 @@ def attribute_runs(results: Iterable[Result], among: Iterable[Result] = ()) -> l
     the limits are by Student's t over repeats; two repeats have none.
     """
     by_id = {result.run_id: result for result in results}
-    references = ReferenceRunFinder({**{result.run_id: result for result in among}, **by_id}.values())
+    every = {**{result.run_id: result for result in among}, **by_id}.values()
+    references, probed = ReferenceRunFinder(every), ProbedRepeats(every)
     attributed = (
-        (result, attribute_run(result, references.find(result))) for result in by_id.values() if result.status == "ok"
+        (result, attribute_run(result, references.find(result), probed))
+        for result in by_id.values()
+        if result.status == "ok"
     )
     return pool_by_configuration([(result, run) for result, run in attributed if run is not None])
 

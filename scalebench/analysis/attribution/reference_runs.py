@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scalebench.analysis.baselines import Baselines
-from scalebench.analysis.identity import WITHOUT_BATCH_MARK, without_batch
+from scalebench.analysis.identity import WITHOUT_BATCH_MARK, configuration_key, without_batch
+from scalebench.analysis.run_summary import start_time
 from scalebench.core.result import Result
 
 
@@ -49,6 +50,25 @@ class ReferenceRunFinder:
         if result.scale.scaling == "strong" and result.scale.gpus > 1:
             return ReferenceRuns(bare, self._local.find_bare(result), self._local.find_self(result), own)
         return ReferenceRuns(bare, bare, own, own)
+
+
+class ProbedRepeats:
+    """Which repeat of a configuration was probed, where only some were: with measure.repeats the first."""
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        groups: dict[tuple[str, ...], dict[str, Result]] = {}
+        for result in results:
+            if result.status == "ok":
+                groups.setdefault(configuration_key(result), {})[result.run_id] = result
+        self._probed: dict[str, Result] = {}
+        for repeats in groups.values():
+            probed = [run for run in repeats.values() if all(rank.probes is not None for rank in run.ranks)]
+            if 0 < len(probed) < len(repeats):
+                self._probed |= dict.fromkeys(repeats, min(probed, key=start_time))
+
+    def find(self, result: Result | None) -> Result | None:
+        """Return the probed repeat of a configuration; None where each repeat has its own probes, or none has any."""
+        return None if result is None else self._probed.get(result.run_id)
 
 
 class LocalBaselines:

@@ -11,7 +11,7 @@ from scalebench.analysis.attribution.causes import find_causes
 from scalebench.analysis.attribution.causes.cause import AttributedRun, Cause
 from scalebench.analysis.attribution.components import LOSS_PARTS
 from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, attribute_run
-from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder, samples_per_device
+from scalebench.analysis.attribution.reference_runs import ProbedRepeats, ReferenceRunFinder, samples_per_device
 from scalebench.analysis.scaling_curves import Curve, plain_rows
 from scalebench.core import units
 from scalebench.core.result import Result, read_result
@@ -64,7 +64,7 @@ class AttributionRecords:
             if row["gpus"] == 1 and row["status"] == "ok":
                 self._one_device.setdefault((row["model"], row["global_batch"]), []).append(run_id)
 
-    def read_baselines(self, results: Iterable[Result]) -> ReferenceRunFinder:
+    def read_baselines(self, results: Iterable[Result]) -> list[Result]:
         """Read all rows that may be a baseline of `results`: those that the frame names, and in strong scaling the
         runs of the same model at the local batch."""
         run_ids: dict[str, None] = {}
@@ -76,11 +76,11 @@ class AttributionRecords:
                 strategies = (scale.strategy, scale.baseline_bare)
                 candidates += [name for name in at_local_batch if self._rows[name]["strategy"] in strategies]
             run_ids |= dict.fromkeys(name for name in candidates if name in self._rows)
-        return ReferenceRunFinder([self._read(name) for name in run_ids])
+        return [self._read(name) for name in run_ids]
 
     def attribute(self, result: Result) -> AttributedRun | None:
         """Attribute the lost efficiency of a single repeat; None if it has no baseline."""
-        references = self.read_baselines([result]).find(result)
+        references = ReferenceRunFinder(self.read_baselines([result])).find(result)
         parts = attribute_run(result, references)
         if parts is None:
             return None
@@ -102,15 +102,17 @@ def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
     status = dict(zip(report_data.frame["run_id"], report_data.frame["status"], strict=True))
     results = [report_data.result(run_id) for run_id in report_data.detailed_run_ids if status[run_id] == "ok"]
     records = AttributionRecords(report_data.frame[BASELINE_CHOICE_COLUMNS], report_data.result)
-    candidates = records.read_baselines(results)
+    baselines = records.read_baselines(results)
+    candidates, probed = ReferenceRunFinder(baselines), ProbedRepeats([*results, *baselines])
     rows = plain_rows(report_data.pooled)
     references = {result.run_id: candidates.find(result) for result in results}
-    attributions = [(result, attribute_run(result, references[result.run_id])) for result in results]
+    attributions = [(result, attribute_run(result, references[result.run_id], probed)) for result in results]
     results_by_id = {result.run_id: result for result in results}
     cases = {}
     for parts in pool_by_configuration([(result, parts) for result, parts in attributions if parts is not None]):
         run_id = parts.run_id
-        cases[run_id] = AttributedRun(parts, results_by_id[run_id], references[run_id], rows)
+        result = results_by_id[run_id]
+        cases[run_id] = AttributedRun(parts, probed.find(result) or result, references[run_id], rows)
     return cases
 
 
