@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis import load, step_breakdown, throughput
+from scalebench.analysis.attribution import attribute_runs
 from scalebench.analysis.attribution.components import (
     INDEPENDENT_REPLICAS,
     LOSS_PARTS,
@@ -22,6 +23,8 @@ from scalebench.analysis.attribution.components import (
 )
 from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, attribute_run, pool_repeats
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
+from scalebench.core.result import Result
+from scalebench.core.stats.estimate_arithmetic import mean_over_repeats
 from scalebench.core.stats.estimates import Estimate
 from tests.builders.attribution_runs import (
     BARE_S,
@@ -138,7 +141,7 @@ def test_data_has_all_loading_if_that_of_one_device_was_not_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "reason"), [(False, "(measure.probes=false)"), (None, "older version"), (True, "a rank has none")]
+    ("setting", "reason"), [(False, "(measure.probes=false)"), (None, "older version"), (True, "a rank has no probes")]
 )
 def test_a_run_without_probes_says_why(setting: bool | None, reason: str) -> None:
     result, bare, own = weak_scaling_runs(probes=None)
@@ -212,7 +215,7 @@ def test_the_limits_of_a_part_come_from_the_estimates_it_is_made_of() -> None:
 def test_parts_have_no_limits_if_there_are_too_few_blocks() -> None:
     result, bare, own = weak_scaling_runs()
     for rank in own.ranks:
-        rank.block_s, rank.block_samples = rank.block_s[:5], rank.block_samples[:5]
+        rank.block_s, rank.block_samples = rank.block_s[:4], rank.block_samples[:4]
     run = attribute_run(result, ReferenceRuns(bare, bare, own))
     assert run is not None and adds_up(run)
     assert {part.names[0] for part in run.parts if not part.step_s.has_limits} == {"overhead", "contention"}
@@ -269,3 +272,45 @@ def test_parts_always_add_up_to_what_is_lost(probes: dict[str, Any], without: st
     assert abs(sum(part.share.value for part in run.parts) - run.lost.value) < 1e-11 * scale
     assert len({name for part in run.parts for name in part.names}) == (5 if independent else 7)
     assert pool_repeats([run, run, run]).lost.value == pytest.approx(run.lost.value)
+
+
+def repeats_of_one_sweep(count: int) -> list[Result]:
+    """Return a run, bare and self in several repeats, which get slower by 1 % each; only the first one has probes."""
+    repeats = []
+    for number in range(count):
+        for run in weak_scaling_runs():
+            for each in run.ranks:
+                each.block_s = [seconds * (1 + number / 100) for seconds in each.block_s]
+                each.probes = each.probes if number == 0 else None
+            scale = dataclasses.replace(run.scale, repeat=number)
+            repeats.append(
+                dataclasses.replace(run, scale=scale, run_id=f"{run.run_id} {number}", fingerprint=run.run_id)
+            )
+    return repeats
+
+
+def test_the_probes_of_the_first_repeat_count_for_all() -> None:
+    (run,) = [run for run in attribute_runs(repeats_of_one_sweep(3)) if run.gpus == 2]
+    assert run.repeats == 3 and adds_up(run)
+    assert [part.names for part in run.parts] == [part.names for part in attribute_first().parts]
+    for name in ("data", "imbalance", "transfer", "drift"):
+        part, alone = run.part(name), attribute_first().part(name)
+        assert part.step_s.value == pytest.approx(alone.step_s.value, abs=1e-12)
+        assert part.step_s.high - part.step_s.low == pytest.approx(alone.step_s.high - alone.step_s.low, abs=1e-12)
+    # Of the three steps the mean is 1 % slower than the first one: that is a difference between starts.
+    slower_s = 0.01 * (run.step_s - run.ideal_s) / 1.01
+    assert sum(run.part(name).step_s.value - attribute_first().part(name).step_s.value
+               for name in ("overhead", "contention")) == pytest.approx(slower_s, abs=1e-9)  # fmt: skip
+
+
+def attribute_first() -> Attribution:
+    (run,) = [run for run in attribute_runs(repeats_of_one_sweep(1)) if run.gpus == 2]
+    return run
+
+
+def test_what_compares_starts_has_limits_over_repeats() -> None:
+    two, three = (next(run for run in attribute_runs(repeats_of_one_sweep(count)) if run.gpus == 2) for count in (2, 3))
+    assert not any(part.step_s.has_limits for part in two.parts)
+    overhead = [(1 + number / 100) * (SELF_S - BARE_S) for number in range(3)]
+    expected, actual = mean_over_repeats(overhead), three.part("overhead").step_s
+    assert (actual.low, actual.high) == pytest.approx((expected.low, expected.high), abs=TOLERANCE_S)
