@@ -11,7 +11,7 @@ from scalebench.core.spec import MeasureSpec
 from scalebench.core.stats.estimates import precise_enough
 from scalebench.core.stats.steady_state import MIN_BLOCKS, find_steady_start
 from scalebench.measure.timed_loop import BlockSeries, LoopPhase
-from scalebench.measure.timing import MAX_REPEATS, Clock, choose_block_s, repeats_within
+from scalebench.measure.timing import Clock, choose_block_s
 from scalebench.strategies.base import Strategy
 
 MIN_WARMUP_STEPS = 5  # however slow they are
@@ -78,7 +78,7 @@ def choose_steps_per_block(warmup: BlockSeries | None, block_s: float, device: s
     if warmup is None or not later or later[len(later) // 2] <= 0:
         return 1
     step_s = later[len(later) // 2] / warmup.steps
-    return repeats_within(choose_block_s(device, step_s, block_s), step_s, 1, MAX_REPEATS)
+    return max(1, round(choose_block_s(device, step_s, block_s) / step_s))
 
 
 def create_measure_phase(
