@@ -25,21 +25,24 @@ def variant_blocks(result: Result) -> dict[str, list[float]]:
     All variants have the same number of blocks, so that sums of their differences are exact.
     """
     probes = _probes(result) or []
-    measured = [name for name in VARIANTS if probes and all(getattr(record, name) for record in probes)]
-    blocks = min((len(getattr(record, name)) for record in probes for name in measured), default=0)
-    return {name: _mean_over_ranks(probes, name, "steps")[:blocks] for name in measured} if blocks > 1 else {}
+    lengths = _count_variant_blocks(probes)
+    return {name: _mean_over_ranks(probes, name, "steps")[:blocks] for name, blocks in lengths.items() if blocks > 1}
 
 
 def part_blocks(result: Result, part: str) -> list[float]:
     """Return the seconds of a part of a step (data, exposed, forward, backward, optimizer) in each block of the probes,
     means over ranks; empty if not measured."""
+    probes = _probes(result) or []
     if part in PART_BEFORE:
-        probes, before = _probes(result) or [], PART_BEFORE[part]
+        before = PART_BEFORE[part]
         blocks = _mean_over_ranks(probes, f"{part}_s", "part_steps")
         return blocks if before is None else _subtract(blocks, _mean_over_ranks(probes, f"{before}_s", "part_steps"))
-    variants = variant_blocks(result)
-    on, off, fixed_batch = (variants.get(name, []) for name in VARIANTS)
-    return _subtract(on, off) if part == "exposed" else _subtract(off or on, fixed_batch)
+    lengths = _count_variant_blocks(probes)
+    without_sync = "sync_off_s" if "sync_off_s" in lengths else "sync_on_s"
+    more, less = ("sync_on_s", "sync_off_s") if part == "exposed" else (without_sync, "fixed_batch_s")
+    if not {more, less} <= set(lengths):
+        return []
+    return _subtract(*(_mean_over_ranks(probes, name, "steps")[: lengths[name]] for name in (more, less)))
 
 
 def exposed_sync(result: Result) -> Estimate | None:
@@ -160,11 +163,21 @@ def _probes(result: Result) -> list[ProbeRecord] | None:
     return probes if len(probes) == len(result.ranks) else None
 
 
+def _count_variant_blocks(probes: Sequence[ProbeRecord]) -> dict[str, int]:
+    """Return the number of blocks that all variants have, by those that were measured."""
+    measured = [name for name in VARIANTS if probes and all(getattr(record, name) for record in probes)]
+    return dict.fromkeys(measured, min((len(getattr(p, name)) for p in probes for name in measured), default=0))
+
+
 def _mean_over_ranks(probes: Sequence[ProbeRecord], name: str, count: str) -> list[float]:
     """Return the seconds of one of the `count` operations in each block; empty if not measured."""
     repeats = getattr(probes[0], count) if probes else None
+    if not repeats:
+        return []
     ranks = [getattr(record, name) for record in probes]
-    return [sum(block) / (len(block) * repeats) for block in zip(*ranks, strict=False)] if repeats else []
+    totals = ranks[0] if len(ranks) == 1 else map(sum, zip(*ranks, strict=False))
+    divisor = len(ranks) * repeats
+    return [total / divisor for total in totals]
 
 
 def _subtract(more: Sequence[float], less: Sequence[float]) -> list[float]:
