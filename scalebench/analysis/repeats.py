@@ -248,7 +248,7 @@ def pooled(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     are means of the ratios within repeats where those of both were interleaved or took turns, and ratios of independent
     means (Welch) where they were not; they have limits where both throughputs hold what differs between starts. The
     variance between repeats is moderated by that of the other configurations of the same sweep
-    (core.stats.moderated_variance); without others three repeats have limits and two have none. Other figures are
+    (core.stats.moderated_variance); two repeats alone have limits that are 12.7 standard errors off. Other figures are
     means, with Student's t over three repeats or more for those that have an interval in `load`; `_min` is the least;
     memory peaks are the largest; steady if all are; flags of any. `run_id`, `started_at` and `path` are those of the
     first repeat; differing texts are joined; `repeat` is null. A `baseline` that is one of these runs stands for all

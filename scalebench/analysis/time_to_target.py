@@ -11,14 +11,13 @@ never reached are those of the lucky ones.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.rows import interval_cells
 from scalebench.analysis.scaling_curves import plain_rows
-from scalebench.core.stats.estimate_arithmetic import mean_over_repeats
+from scalebench.core.stats.estimate_arithmetic import MIN_REPEATS_FOR_LIMITS, mean_over_repeats
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import mean_of_repeats
 
@@ -135,7 +134,7 @@ def mean_of_factors(values: Sequence[float]) -> Figure:
     if min(values) <= 0:
         return mean_of_levels(values)
     mean = mean_of_repeats(values).to_estimate()
-    return mean.value, mean if math.isfinite(mean.low) else None
+    return mean.value, mean if len(values) >= MIN_REPEATS_FOR_LIMITS else None
 
 
 def mean_of_levels(values: Sequence[float]) -> Figure:

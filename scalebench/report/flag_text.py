@@ -70,7 +70,7 @@ ADVICE = {
         "in their logs and files do not compare. Have them kept by NTP or chrony."
     ),
     "no_interval": (
-        "There is no interval, so nothing says how sure the figure is: too few blocks, or two repeats. "
+        "There is no interval, so nothing says how sure the figure is: too few blocks. "
         "Measure longer (measure.max_s), or with measure.repeats=3."
     ),
     "repeats_differ": (
@@ -156,8 +156,6 @@ def describe_intervals(frame: pd.DataFrame) -> str:
         parts.append("over one repeat and what differs between starts by this machine's earlier sweeps")
     if (over == "blocks").any():
         parts.append("over blocks of one repeat: they miss what differs between repeats (measure.repeats=3 shows it)")
-    if ((repeats == 2) & (frame["status"] == "ok") & over.isna()).any():
-        parts.append("two repeats give none (three do)")
     return f"intervals: 95 %, {'; '.join(parts)}" if parts else ""
 
 

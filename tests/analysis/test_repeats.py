@@ -59,17 +59,16 @@ def test_three_repeats_are_one_row_with_an_interval() -> None:
     assert row["run_id"] == "ddp-2-0-2" and row["path"] == "/runs/0"
 
 
-@pytest.mark.parametrize(("repeat_count", "over"), [(1, "blocks"), (2, None), (3, "repeats")])
-def test_fewer_than_three_repeats_have_no_interval(repeat_count: int, over: str | None) -> None:
+@pytest.mark.parametrize(("repeat_count", "over"), [(1, "blocks"), (2, "repeats"), (3, "repeats")])
+def test_what_intervals_are_over(repeat_count: int, over: str) -> None:
     made = [run_of(r, s, gpus=g) for r, s in enumerate((0.1, 0.12, 0.11)[:repeat_count]) for g in (1, 2)]
     one, two = rows_of(made)
     assert (two["interval_over"], two["repeats"]) == (over, repeat_count)
-    assert (two["throughput_low"] is not None) == (over is not None)
+    assert two["throughput_low"] is not None and two["flags"] is None
     assert holds_over_repeats(two) == (over == "repeats")
     for name in ("speedup_self", "efficiency_self", "overhead_share"):
-        assert two[f"{name}_low"] is None or over == "repeats"
+        assert (two[f"{name}_low"] is not None) == (over == "repeats" and name != "overhead_share")
     assert two["speedup_self"] == pytest.approx(2) and two["efficiency_self"] == pytest.approx(1)
-    assert ("no_interval" in (two["flags"] or "")) == (over is None)
     assert (one["speedup_self"], one["speedup_self_low"]) == (1, None)
 
 
@@ -178,7 +177,11 @@ def test_limits_over_blocks_are_replaced_by_limits_over_repeats(
     low, value, high = (pooled_row[name] for name in NAMES)
     assert value == pytest.approx(np.mean(exposed))
     if repeat_count == 2:
-        assert {pooled_row[name] for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))} == {None}
+        limits = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))} - {
+            "throughput_low",
+            "throughput_high",
+        }
+        assert {pooled_row[name] for name in limits} == {None}
     else:
         assert [low, high] == pytest.approx([0.02 - T[3] * 0.03 / 3**0.5, 0.02 + T[3] * 0.03 / 3**0.5], rel=1e-5)
 
@@ -208,7 +211,9 @@ def test_the_other_configurations_of_a_sweep_moderate_the_variance() -> None:
     widths = [row["throughput_high"] / row["throughput_low"] - 1 for row in (of_sweep[0], alone)]
     assert 0.3 < widths[0] / widths[1] < 0.8
     *_, last = rows_of([run for run in made if run.scale.strategy != "d" or run.scale.repeat < 2])
-    assert (last["repeats"], last["interval_over"]) == (2, "repeats"), "two repeats have limits by the others"
+    (two_alone,) = rows_of([run for run in made if run.scale.strategy == "d" and run.scale.repeat < 2])
+    widths = [math.log(row["throughput_high"] / row["throughput_low"]) for row in (last, two_alone)]
+    assert last["repeats"] == two_alone["repeats"] == 2 and widths[0] < widths[1] / 2
 
 
 def test_a_baseline_of_the_own_cohort_goes_before_another_of_the_repeat() -> None:

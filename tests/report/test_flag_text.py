@@ -90,7 +90,6 @@ BLOCKS = "over blocks of one repeat: they miss what differs between repeats (mea
         ([("repeats", 3), ("repeats", 3)], "intervals: 95 %, over 3 repeats"),
         ([("repeats", 3), ("repeats", 5), (None, 9)], "intervals: 95 %, over 3 to 5 repeats"),
         ([("repeats", 4), ("blocks", 1)], f"intervals: 95 %, over 4 repeats; {BLOCKS}"),
-        ([("repeats", 3), (None, 2)], "intervals: 95 %, over 3 repeats; two repeats give none (three do)"),
         ([("repeats", 2), ("repeats", 3)], "intervals: 95 %, over 2 to 3 repeats"),
         (
             [("history", 1)],

@@ -17,7 +17,7 @@ import msgspec
 
 from scalebench.core.stats.estimates import BATCHES, CONFIDENCE, Estimate, student_t
 
-MIN_DEGREES_OF_FREEDOM = 2 - 1e-9  # for limits: those of one, at 12.7 standard errors, say nothing that helps
+MIN_DEGREES_OF_FREEDOM = 1 - 1e-9  # for limits; those of two repeats alone are 12.7 standard errors off
 MAX_REACH = 700  # beyond it exp overflows; nothing measured has such a limit
 
 
@@ -48,7 +48,7 @@ class LogMean(msgspec.Struct, frozen=True):
 
     def to_estimate(self, confidence: float = CONFIDENCE) -> Estimate:
         """Return the geometric mean, or ratio, with limits by Student's t; without limits where the variance is unknown
-        or has less than two degrees of freedom."""
+        or has less than a degree of freedom."""
         value = math.exp(self.mean)
         if self.degrees_of_freedom < MIN_DEGREES_OF_FREEDOM or not math.isfinite(self.variance):
             return Estimate(value)

@@ -32,12 +32,12 @@ def test_the_ratio_of_independent_repeats_is_welchs(confidence: float) -> None:
     assert (estimate.low, estimate.high) == pytest.approx((math.exp(expected.low), math.exp(expected.high)))
 
 
-def test_one_repeat_and_two_have_no_limits() -> None:
+def test_a_single_repeat_has_no_limits() -> None:
     single = mean_of_repeats([3.0]).to_estimate()
     assert single.value == pytest.approx(3.0) and not single.has_limits
-    assert not mean_of_repeats([3.0, 4.0]).to_estimate().has_limits
+    assert mean_of_repeats([3.0, 4.0]).to_estimate().high == pytest.approx(12**0.5 * (4 / 3) ** (12.706 / 2), rel=1e-3)
     assert not mean_of_repeats(ONE).minus(mean_of_repeats([3.0])).to_estimate().has_limits
-    assert LogMean(0.0, 1.0, 2.0).to_estimate().has_limits
+    assert not LogMean(0.0, 1.0, 0.9).to_estimate().has_limits
 
 
 def test_what_overflows_is_infinite() -> None:
