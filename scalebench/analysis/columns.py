@@ -36,7 +36,8 @@ FRAME_COLUMNS = (
     "trained_steps trained_epochs train_metric generalisation_gap best_metric first_step_s evaluate_s points "
     "speedup_target_self speedup_target_bare max_batch_per_device memory_limit_bytes "
     "training_id train_options "
-    "stages micro_batches stage_balance bubble_share bubble_share_expected state_bytes"
+    "stages micro_batches stage_balance bubble_share bubble_share_expected state_bytes "
+    "step_s_median step_s_p95 step_cv"
 ).split()
 TEXT_COLUMNS = (
     "run_id started_at status reason path fingerprint model dataset strategy framework framework_version "

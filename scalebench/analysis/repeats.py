@@ -326,8 +326,11 @@ def _merge_rows(rows: Sequence[Cells]) -> Cells:
         if equal != len(rows) or name in UNION_COLUMNS:
             cells[name] = _merge_values(name, values)
     for name in COLUMNS_WITH_LIMITS:
-        if present := _present_values(rows, name):
-            mean = mean_over_repeats(present)
+        present = [row for row in rows if row.get(name) is not None]
+        if len(present) == 1:  # such as the probes, which only the first repeat has: over its blocks
+            cells |= {column: present[0].get(column) for column in (name, f"{name}_low", f"{name}_high")}
+        elif present:
+            mean = mean_over_repeats([row[name] for row in present])
             cells.update(interval_cells(name, name, mean.value, mean))
     return cells
 

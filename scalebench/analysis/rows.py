@@ -127,7 +127,7 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
         "flops_per_sample": w.flops_per_sample,
         **interval_cells("throughput_samples_per_s", "throughput", value, interval),
         "interval_over": "blocks" if interval else None,
-        "step_s": step_s, **step_breakdown.breakdown_cells(result, step_s),
+        "step_s": step_s, **measurement.step_spread, **step_breakdown.breakdown_cells(result, step_s),
         "epoch_s": epoch_s,
         "steps_per_epoch": w.steps_per_epoch, "launch_s": p.launch_s, "setup_s": p.setup_s,
         "warmup_s": p.warmup_s, "measured_s": p.measure_s, "wall_s": p.wall_s,

@@ -1,7 +1,8 @@
 """The breakdown of a step into parts: figures computed on load from the series that probes recorded.
 
-Each is a mean over blocks with its 95 % interval, in seconds of one step. Unless stated otherwise it is that of the
-median rank. A figure that was not measured is None, and `unmeasured_reasons` has the reason.
+Each is a mean over ranks and over blocks with its 95 % interval, in seconds of one step. Means over ranks are linear:
+what differences measure adds up, whatever the noise of a rank. A figure that was not measured is None, and
+`unmeasured_reasons` has the reason.
 """
 
 from __future__ import annotations
@@ -14,60 +15,78 @@ from typing import Any
 from scalebench.core.result import ProbeRecord, Result
 from scalebench.core.stats.estimates import Estimate, estimate_mean
 
-Series = Sequence[float]
-OverRanks = Callable[[Series], float]
+VARIANTS = ("sync_on_s", "sync_off_s", "fixed_batch_s")  # of the steps in blocks that take turns
+PART_BEFORE = {"forward": None, "backward": "forward", "optimizer": "backward"}  # each block includes the part before
 
 
-def find_median(values: Series) -> float:
-    """Return the median of a few values twice as fast as the module statistics: each run has dozens."""
-    ordered, half = sorted(values), len(values) // 2
-    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
+def variant_blocks(result: Result) -> dict[str, list[float]]:
+    """Return the seconds of a step in the blocks of each variant, means over ranks; empty if not measured.
+
+    All variants have the same number of blocks, so that sums of their differences are exact.
+    """
+    probes = _probes(result) or []
+    measured = [name for name in VARIANTS if probes and all(getattr(record, name) for record in probes)]
+    blocks = min((len(getattr(record, name)) for record in probes for name in measured), default=0)
+    return {name: _mean_over_ranks(probes, name, "steps")[:blocks] for name in measured} if blocks > 1 else {}
+
+
+def part_blocks(result: Result, part: str) -> list[float]:
+    """Return the seconds of a part of a step (data, exposed, forward, backward, optimizer) in each block of the probes,
+    means over ranks; empty if not measured."""
+    if part in PART_BEFORE:
+        probes, before = _probes(result) or [], PART_BEFORE[part]
+        blocks = _mean_over_ranks(probes, f"{part}_s", "part_steps")
+        return blocks if before is None else _subtract(blocks, _mean_over_ranks(probes, f"{before}_s", "part_steps"))
+    variants = variant_blocks(result)
+    on, off, fixed_batch = (variants.get(name, []) for name in VARIANTS)
+    return _subtract(on, off) if part == "exposed" else _subtract(off or on, fixed_batch)
 
 
 def exposed_sync(result: Result) -> Estimate | None:
     """Return the time of a step with gradient synchronization minus one without: what overlap did not hide. It includes
     the wait for the slowest rank, which that rank itself does not have."""
-    return _difference(_probes(result), "sync_on_s", "sync_off_s")
+    return _estimate(part_blocks(result, "exposed"))
 
 
 def isolated_sync(result: Result) -> Estimate | None:
     """Return the time to synchronize the gradients of one step alone, in the messages of training, until the last rank
     has them."""
-    return _mean(_probes(result), "isolated_sync_s", "isolated_sync_repeats", over=max)
+    probes = _probes(result) or []
+    repeats = probes[0].isolated_sync_repeats if probes else None
+    ranks = [record.isolated_sync_s for record in probes]
+    return _estimate([max(block) / repeats for block in zip(*ranks, strict=False)]) if repeats else None
 
 
 def imbalance(result: Result) -> Estimate | None:
-    """Return how long the median device waits for the slowest one in a step: the largest minus the median of their own
-    times, for steps that all start together."""
+    """Return how long a device waits for the slowest one in a step, on average over the devices: the largest minus the
+    mean of their own times, for steps that all start together."""
     devices = [series for probes in _probes(result) or [] for series in probes.local_step_s]
     if len(devices) < 2 or not all(devices):
         return None
-    return estimate_mean([max(step) - find_median(step) for step in zip(*devices, strict=False)])
+    return _estimate([max(step) - sum(step) / len(step) for step in zip(*devices, strict=False)])
 
 
 def data_loading(result: Result) -> Estimate | None:
     """Return the time of a step with a batch from the feed minus one with a batch on the device: what loading costs
     beside the device's work. Both are without synchronization where that can be switched off."""
-    probes = _probes(result)
-    reference = "sync_off_s" if probes and probes[0].sync_off_s else "sync_on_s"
-    return _difference(probes, reference, "fixed_batch_s")
+    return _estimate(part_blocks(result, "data"))
 
 
 def forward_pass(result: Result) -> Estimate | None:
-    return _mean(_probes(result), "forward_s", "part_steps")
+    return _estimate(part_blocks(result, "forward"))
 
 
 def backward_pass(result: Result) -> Estimate | None:
-    return _difference(_probes(result), "backward_s", "forward_s", "part_steps")
+    return _estimate(part_blocks(result, "backward"))
 
 
 def optimizer_step(result: Result) -> Estimate | None:
-    return _difference(_probes(result), "optimizer_s", "backward_s", "part_steps")
+    return _estimate(part_blocks(result, "optimizer"))
 
 
 def host_to_device_copy(result: Result) -> Estimate | None:
     """Return the time to copy a batch from host memory to the devices, alone."""
-    return _mean(_probes(result), "copy_s", "copy_repeats")
+    return _estimate(_mean_over_ranks(_probes(result) or [], "copy_s", "copy_repeats"))
 
 
 # By column of the frame, which has _low and _high too. REASON_KEYS has their names in the recorded reasons.
@@ -112,6 +131,15 @@ def unmeasured_reasons(result: Result) -> dict[str, str]:
     return dict(probes[0].reasons) if probes else {}
 
 
+def explain_missing_probes(result: Result) -> str:
+    """Return why no probes were made, or not by every rank."""
+    settings = result.spec.get("measure", {})
+    if settings.get("probes") and (settings.get("repeats") or 1) > 1 and result.scale.repeat > 0:
+        return "only the first repeat has them"
+    reasons = {None: "an older version wrote the record", False: "measure.probes=false"}
+    return reasons.get(settings.get("probes"), "a rank has no probes")
+
+
 def collective_shares(result: Result) -> tuple[float | None, float | None]:
     """Return (share of all kernels' own time, share of the step's wall time) of collective operations under the
     profiler, means over the ranks. The first can be large while the second is small, and vice versa."""
@@ -132,28 +160,16 @@ def _probes(result: Result) -> list[ProbeRecord] | None:
     return probes if len(probes) == len(result.ranks) else None
 
 
-def _mean(probes: list[ProbeRecord] | None, name: str, count: str, over: OverRanks = find_median) -> Estimate | None:
-    blocks = _over_ranks(probes, lambda record: getattr(record, name), over)
-    return _seconds_per_operation(blocks, probes[0], count) if probes else None
+def _mean_over_ranks(probes: Sequence[ProbeRecord], name: str, count: str) -> list[float]:
+    """Return the seconds of one of the `count` operations in each block; empty if not measured."""
+    repeats = getattr(probes[0], count) if probes else None
+    ranks = [getattr(record, name) for record in probes]
+    return [sum(block) / (len(block) * repeats) for block in zip(*ranks, strict=False)] if repeats else []
 
 
-def _difference(probes: list[ProbeRecord] | None, more: str, less: str, count: str = "steps") -> Estimate | None:
-    """Return the median rank's difference between interleaved blocks, block by block."""
-
-    def differences(record: ProbeRecord) -> list[float]:
-        return list(map(operator.sub, getattr(record, more), getattr(record, less)))  # as many as both have
-
-    blocks = _over_ranks(probes, differences, find_median)
-    return _seconds_per_operation(blocks, probes[0], count) if probes else None
+def _subtract(more: Sequence[float], less: Sequence[float]) -> list[float]:
+    return list(map(operator.sub, more, less))  # as many as both have
 
 
-def _over_ranks(
-    probes: list[ProbeRecord] | None, series: Callable[[ProbeRecord], Series], over: OverRanks
-) -> list[float]:
-    ranks = [series(record) for record in probes or []]
-    return list(ranks[0]) if len(ranks) == 1 else [over(block) for block in zip(*ranks, strict=False)]
-
-
-def _seconds_per_operation(blocks: list[float], first: ProbeRecord, count: str) -> Estimate | None:
-    repeats = getattr(first, count)
-    return estimate_mean([seconds / repeats for seconds in blocks]) if repeats and len(blocks) > 1 else None
+def _estimate(blocks: Sequence[float]) -> Estimate | None:
+    return estimate_mean(blocks) if len(blocks) > 1 else None

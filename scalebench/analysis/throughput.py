@@ -26,6 +26,7 @@ from scalebench.core.stats.steady_state import MIN_BLOCKS, find_unsteadiness, fi
 
 MAX_REPEAT_RATIO = 1.1
 MAX_WARMUP_SHARE = 0.25  # of the measured blocks
+SPREAD_COLUMNS = ("step_s_median", "step_s_p95", "step_cv")
 Blocks = tuple[FloatArray, FloatArray]  # seconds and samples of each block
 Figure = tuple[float | None, Estimate | None]
 
@@ -47,6 +48,7 @@ class Measurement:
 
     throughput: Figure
     step_s: float | None
+    step_spread: dict[str, float | None]  # columns of the frame
     steady: bool | None
     flags: list[str]  # without those that compare the run with others
 
@@ -59,7 +61,8 @@ def evaluate_blocks(result: Result) -> Measurement:
     drift = _drift(groups)
     steady = None if drift is None else not drift
     flags = list_flags(result, throughput_figure[1], target, groups)
-    return Measurement(throughput_figure, _step_s(result, groups), steady, flags)
+    blocks = _step_blocks(result, groups)
+    return Measurement(throughput_figure, _step_s(blocks), describe_step_spread(blocks), steady, flags)
 
 
 def throughput(run: Run) -> Figure:
@@ -75,7 +78,7 @@ def throughput(run: Run) -> Figure:
 
 def step_s(result: Result) -> float | None:
     """Return the mean seconds of one step of the group (of its slowest rank)."""
-    return _step_s(result, _count_all_blocks(result, wanted_half_width(result)))
+    return _step_s(_step_blocks(result, _count_all_blocks(result, wanted_half_width(result))))
 
 
 def find_drift(result: Result, target: Any) -> list[str] | None:
@@ -154,14 +157,39 @@ def _throughput_of_blocks(seconds: FloatArray, samples: FloatArray) -> Figure:
     return (sum(samples.tolist()) / total_s, estimate_throughput(seconds, samples)) if total_s else (None, None)
 
 
-def _step_s(result: Result, groups: Sequence[CountedBlocks]) -> float | None:
+def _step_blocks(result: Result, groups: Sequence[CountedBlocks]) -> FloatArray:
+    """Return the mean seconds of a step in each counted block of the group (of its slowest rank)."""
     if not groups or not result.ranks[0].block_steps:
-        return None
+        return np.empty(0)
     group = groups[0]
     if result.scale.independent:
         group = count_blocks(result.ranks, wanted_half_width(result), rounds_left_out(result))
-    steps = len(group.seconds) * result.ranks[0].block_steps
-    return sum(group.seconds.tolist()) / steps if steps else None
+    blocks: FloatArray = group.seconds / result.ranks[0].block_steps
+    return blocks
+
+
+def _step_s(blocks: FloatArray) -> float | None:
+    return sum(blocks.tolist()) / len(blocks) if len(blocks) else None
+
+
+def describe_step_spread(blocks: FloatArray) -> dict[str, float | None]:
+    """Return the columns that say how step times vary from block to block: median, 95th percentile (interpolated
+    between blocks) and coefficient of variation (standard deviation over mean, from two blocks on)."""
+    if not len(blocks):
+        return dict.fromkeys(SPREAD_COLUMNS)
+    ordered, mean = np.sort(blocks), float(np.add.reduce(blocks)) / len(blocks)
+    median, p95 = (_interpolate(ordered, share) for share in (0.5, 0.95))
+    deviations = blocks - mean
+    variance = float(deviations @ deviations) / max(1, len(blocks) - 1)
+    cv = math.sqrt(variance) / mean if mean and len(blocks) > 1 else None
+    return dict(zip(SPREAD_COLUMNS, (median, p95, cv), strict=True))
+
+
+def _interpolate(ordered: FloatArray, share: float) -> float:
+    """Return a quantile as np.quantile does, in a tenth of its time."""
+    position = share * (len(ordered) - 1)
+    below, above = (float(ordered[end(position)]) for end in (math.floor, math.ceil))
+    return below + (above - below) * (position % 1)
 
 
 def _drift(groups: Sequence[CountedBlocks]) -> list[str] | None:
@@ -180,11 +208,16 @@ def list_flags(
             flags.append("no_interval")
         elif result.quality.curve:  # the training went on to its end, however precise its throughput was
             pass
-        elif isinstance(target, (int, float)) and interval.relative_half_width() > target:
+        elif isinstance(target, (int, float)) and interval.relative_half_width() > target * _repeat_factor(result):
             flags.append("target_missed")
         flags += ["warmup_left"] if any(group.warmup_blocks for group in groups) else []
         flags += _drift(groups) or []
     return flags
+
+
+def _repeat_factor(result: Result) -> float:
+    """Return how many times as wide as `measure.target` the interval of one repeat may be (RunSpec.repeat_settings)."""
+    return math.sqrt(result.spec.get("measure", {}).get("repeats") or 1)
 
 
 def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:

@@ -23,6 +23,7 @@ NO_VALIDATION_SAMPLES = (
     "train.stop.target is of the validation metric, and there are fewer samples to validate than replicas"
 )
 CHIEF = "chief"  # the role of the only process that measures, where processes have roles
+FIRST_REPEAT_ONLY = ("evaluate", "probes", "trace", "collectives", "bandwidth", "timeline")  # keys of MeasureSpec
 
 
 def choice_field(*values: str) -> Any:
@@ -175,7 +176,7 @@ class MeasureSpec:
         20.0, at_least=0
     )  # nor longer; of slow steps fewer are enough, but at least five
     block_s: float = number_field(0.05, positive=True)
-    min_s: float = number_field(3.0, at_least=0)
+    min_s: float = number_field(3.0, at_least=0)  # of all repeats of a run together, as max_s
     max_s: float = number_field(30.0, positive=True)
     target: float = number_field(
         0.01, positive=True
@@ -183,7 +184,8 @@ class MeasureSpec:
     evaluate: bool = True
     hang_s: float = number_field(300.0, positive=True)  # a run without progress for so long is ended
     timeout_s: float = number_field(3600.0, positive=True)  # of the whole run
-    repeats: int = number_field(1, at_least=1, at_most=1000)  # starts of each run; three or more give intervals
+    # Starts of each run; null: three in a sweep of measured throughputs, else one (RunSpec.repeats).
+    repeats: int | None = number_field(None, at_least=1, at_most=1000)
     # Of the runs of a sweep, within each repeat. auto: rounds where runs can take turns, else given.
     order: str = choice_field("auto", "rounds", "given", "random")
     slot_s: float = number_field(0.1, positive=True)  # of order=rounds: how long a run measures in each round
@@ -311,6 +313,26 @@ class RunSpec:
     def can_start(self) -> bool:
         """True if its processes can be started; otherwise its result is written at once and costs no time."""
         return self.unsupported is None and self.plugin_error is None
+
+    @property
+    def repeats(self) -> int:
+        """The number of starts of this configuration in its sweep."""
+        return self.config.measure.repeats or 1
+
+    @property
+    def repeat_settings(self) -> MeasureSpec:
+        """The settings of measuring for this repeat by itself.
+
+        `min_s` and `max_s` are for all repeats together, so each has its share. It may stop at an interval that is
+        sqrt(repeats) times as wide as `target`, since that of their mean is then as narrow as requested. What is
+        measured besides throughput is measured in the first repeat only. A search has the complete settings each time.
+        """
+        settings, repeats = self.config.measure, self.repeats
+        if repeats == 1 or settings.search != "none":
+            return settings
+        changes: dict[str, Any] = dict.fromkeys(FIRST_REPEAT_ONLY, False) if self.config.repeat > 0 else {}
+        changes |= {"min_s": settings.min_s / repeats, "max_s": settings.max_s / repeats}
+        return dataclasses.replace(settings, target=settings.target * math.sqrt(repeats), **changes)
 
     @property
     def services(self) -> dict[int, str]:

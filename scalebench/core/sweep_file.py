@@ -57,10 +57,21 @@ class SweepRecord:
 
 
 def join_labels(runs: Sequence[PlannedRun], max_labels: int) -> str:
-    """Return each label once, the first `max_labels` of them, and how many more there are."""
-    labels = list(dict.fromkeys(run.label for run in runs))
+    """Name each configuration once, the first `max_labels` of them, with how many of its repeats these are, and say how
+    many more there are."""
+    by_configuration: dict[str, list[PlannedRun]] = {}
+    for run in runs:
+        by_configuration.setdefault(run.fingerprint, []).append(run)
+    labels = list(dict.fromkeys(map(_name_configuration, by_configuration.values())))
     more = f" and {len(labels) - max_labels} more" if len(labels) > max_labels else ""
     return ", ".join(labels[:max_labels]) + more
+
+
+def _name_configuration(repeats: Sequence[PlannedRun]) -> str:
+    first = repeats[0]
+    if len(repeats) == 1:
+        return first.label
+    return f"{first.label.removesuffix(f' repeat={first.repeat}')} ({len(repeats)} repeats)"
 
 
 def write_sweep(record: SweepRecord, folder: Path) -> None:

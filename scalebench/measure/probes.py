@@ -25,7 +25,14 @@ from scalebench.core.spec import RunSpec
 from scalebench.measure.bandwidth import measure_bandwidth
 from scalebench.measure.collectives import ONE_DEVICE, measure_collectives
 from scalebench.measure.timed_loop import BlockSeries, LoopPhase, TimedLoop, closable_iterator
-from scalebench.measure.timing import MAX_REPEATS, Clock, repeats_within, time_blocks, time_warm_call
+from scalebench.measure.timing import (
+    MAX_REPEATS,
+    Clock,
+    choose_block_s,
+    repeats_within,
+    time_blocks,
+    time_warm_call,
+)
 from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy, probes_of
 from scalebench.workloads.source import Source
 
@@ -189,7 +196,7 @@ class ProbeRunner:
             self.record.reasons["data"] = "samples are read within the step, by other processes"
         else:
             variants.append(Variant("fixed_batch", sync=not can_switch, new_batches=False))
-        steps = repeats_within(self.settings.block_s, self.step_s, 1, MAX_REPEATS)
+        steps = self._block_repeats(self.step_s)
         round_s = len(variants) * (steps + 1) * self.step_s
         rounds = repeats_within(self.settings.probe_s, round_s, *ROUND_BOUNDS)
         loop = InterleavedLoop(self.strategy, batches, variants, steps, rounds, self.clock, self.report)
@@ -248,9 +255,14 @@ class ProbeRunner:
     def _time_repeated(self, action: Callable[[], None]) -> tuple[int, list[float]]:
         """Return the calls in each block, and the seconds of each block."""
         once_s = time_warm_call(self.strategy, action, self.clock)
-        repeats = repeats_within(self.settings.block_s, once_s, 1, MAX_REPEATS)
+        repeats = self._block_repeats(once_s)
         blocks = repeats_within(self.settings.probe_s / 2, repeats * once_s, *REPEATED_BLOCK_BOUNDS)
         return repeats, time_blocks(self.strategy, action, repeats, blocks, self.clock)
+
+    def _block_repeats(self, once_s: float) -> int:
+        """Return the repeats in a block of an action that takes `once_s`."""
+        block_s = choose_block_s(self.spec.device, once_s, self.settings.block_s)
+        return repeats_within(block_s, once_s, 1, MAX_REPEATS)
 
     def _probe_parts(self) -> None:
         """Time the parts of a step, in interleaved blocks; each part includes the ones before it."""
@@ -259,7 +271,7 @@ class ProbeRunner:
             action = partial(self.probes.partial_step, self.batch, part)
             if self._try(part, partial(time_warm_call, self.strategy, action, self.clock)):
                 parts.append((part, action))
-        steps = repeats_within(self.settings.block_s, self.step_s, 1, MAX_REPEATS)
+        steps = self._block_repeats(self.step_s)
         rounds = repeats_within(self.settings.probe_s, len(PARTS) * steps * self.step_s, *ROUND_BOUNDS)
         self.record.part_steps = steps if parts else None
         for _ in range(rounds):

@@ -51,7 +51,7 @@ class Session:
 
     def run(self) -> None:
         """Run all phases but close. The record is filled as far as the session got, also where it raises."""
-        settings = self.spec.config.measure
+        settings = self.spec.repeat_settings
         self._enter("setup")
         replica, replicas = self.strategy.shard()
         train, validation = datasets.open_sources(self.spec, replica, replicas, on_copied=self._report_setup)
@@ -81,9 +81,10 @@ class Session:
         return TrainingRun(self.spec, self.strategy, train, (validation, subset), self._report_training)
 
     def _measure(self, train: Source, training: TrainingRun | None) -> None:
-        settings = self.spec.config.measure
+        settings = self.spec.repeat_settings
         synchronous = not self.spec.config.strategy.independent
-        warmup = Warmup(self.strategy, settings, synchronous, self._report, self._clock)
+        # What is left of a warm-up does not average out over repeats, so its end is as precise as requested.
+        warmup = Warmup(self.strategy, self.spec.config.measure, synchronous, self._report, self._clock)
         measure = create_measure_phase(self.strategy, settings, synchronous, self._report, self._clock)
         if self._gate is not None:
             slots = SlotPhase(self.strategy, settings, synchronous, self._gate, self._report, self._clock)
@@ -122,14 +123,14 @@ class Session:
         self.record.backend_used = self.strategy.backend_used()
         self.record.settings_used = self.probes.settings_used()
         self.record.stages = self.probes.stages()
-        if self.spec.config.measure.timeline:
+        if self.spec.repeat_settings.timeline:
             self.record.timeline = self._record_timeline()
         self.record.versions = self.probes.versions()
         self._check_backend()
 
     def _run_probes(self, train: Source) -> None:
         """Measure where the time of a step goes; only after the check that the steps were as requested."""
-        record, settings = self.record, self.spec.config.measure
+        record, settings = self.record, self.spec.repeat_settings
         if not (settings.probes or settings.collectives or settings.bandwidth):
             return
         blocks, steps = record.block_s, record.block_steps or 1

@@ -11,10 +11,11 @@ from scalebench.core.spec import MeasureSpec
 from scalebench.core.stats.estimates import precise_enough
 from scalebench.core.stats.steady_state import MIN_BLOCKS, find_steady_start
 from scalebench.measure.timed_loop import BlockSeries, LoopPhase
-from scalebench.measure.timing import Clock
+from scalebench.measure.timing import Clock, choose_block_s
 from scalebench.strategies.base import Strategy
 
 MIN_WARMUP_STEPS = 5  # however slow they are
+MIN_REPEAT_BLOCKS = 8  # in a share of the time, if those of all repeats together have time for them
 Report = Callable[[BlockSeries], None]
 
 
@@ -70,12 +71,14 @@ class Warmup:
         return self._strategy.broadcast(float(late)) > 0 if self._synchronous else late
 
 
-def choose_steps_per_block(warmup: BlockSeries | None, block_s: float) -> int:
-    """Return the steps that fill about `block_s` seconds, by the median of the later half of the warm-up blocks."""
+def choose_steps_per_block(warmup: BlockSeries | None, block_s: float, device: str) -> int:
+    """Return the steps of a block that is as long as `choose_block_s` says for this kind of device, by the median of
+    the later half of the warm-up blocks."""
     later = sorted(warmup.seconds[len(warmup.seconds) // 2 :]) if warmup is not None else []
     if warmup is None or not later or later[len(later) // 2] <= 0:
         return 1
-    return max(1, round(block_s * warmup.steps / later[len(later) // 2]))
+    step_s = later[len(later) // 2] / warmup.steps
+    return max(1, round(choose_block_s(device, step_s, block_s) / step_s))
 
 
 def create_measure_phase(
@@ -93,7 +96,7 @@ def create_measure_phase(
 
     def start(warmup: BlockSeries | None) -> int:
         nonlocal start_s
-        steps = int(strategy.broadcast(float(choose_steps_per_block(warmup, settings.block_s))))
+        steps = int(strategy.broadcast(float(choose_steps_per_block(warmup, settings.block_s, strategy.spec.device))))
         start_s = now() if synchronous else strategy.broadcast(now())
         return steps
 
@@ -117,7 +120,7 @@ def create_training_phase(
     """
 
     def start(warmup: BlockSeries | None) -> int:
-        steps = int(strategy.broadcast(float(choose_steps_per_block(warmup, settings.block_s))))
+        steps = int(strategy.broadcast(float(choose_steps_per_block(warmup, settings.block_s, strategy.spec.device))))
         return fit_steps_to_interval(steps, interval())
 
     return LoopPhase("measure", start, lambda series: False, limit_s)
@@ -130,9 +133,13 @@ def fit_steps_to_interval(steps: int, interval: int | None) -> int:
 
 
 def is_long_enough(series: BlockSeries, settings: MeasureSpec, elapsed_s: float) -> bool:
-    """Return whether measuring may stop: at its time limit, or when throughput is precise enough."""
+    """Return whether measuring may stop: at its time limit, or when throughput is precise enough.
+
+    `settings` are those of one repeat. Where its share of the time is too short for a few blocks it may take longer,
+    but not longer than all repeats together.
+    """
     if elapsed_s >= settings.max_s:
-        return True
+        return len(series.seconds) >= MIN_REPEAT_BLOCKS or elapsed_s >= settings.max_s * (settings.repeats or 1)
     # A rank without losses, as the first stage of a pipeline is, counts its steps instead.
     amounts = series.samples if all(series.samples) else [series.steps] * len(series.seconds)
     return elapsed_s >= settings.min_s and precise_enough(series.seconds, amounts, settings.target)

@@ -83,7 +83,8 @@ class SlotPhase:
         self.phase = LoopPhase("measure", self._start, self._decide, settings.max_s)
 
     def _start(self, warmup: BlockSeries | None) -> int:
-        steps = int(self._strategy.broadcast(float(choose_steps_per_block(warmup, self._settings.block_s))))
+        steps = choose_steps_per_block(warmup, self._settings.block_s, self._strategy.spec.device)
+        steps = int(self._strategy.broadcast(float(steps)))
         self._begin_slot(self._gate.wait(), 0)
         return steps
 

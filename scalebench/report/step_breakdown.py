@@ -11,7 +11,7 @@ from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.scaling_curves import Curve, format_group_title, group_curves
 from scalebench.core import units
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import Estimate, scale_estimate, sum_estimates
+from scalebench.core.stats.estimates import Estimate, estimate_mean, scale_estimate, sum_estimates
 from scalebench.report.document import (
     MAX_CURVES,
     MAX_ROWS,
@@ -62,12 +62,13 @@ STEP_PARTS = {
 }
 OTHER_FIGURES = (
     StepPart("imbalance", step_breakdown.imbalance, ("imbalance",),
-             "wait of the median device for the slowest; in exposed sync"),
+             "wait of a device for the slowest, on average; in exposed sync"),
     StepPart("isolated sync", step_breakdown.isolated_sync, ("isolated",),
              "gradient synchronization alone, with nothing to overlap"),
     StepPart("host-to-device copy", step_breakdown.host_to_device_copy, ("copy",),
              "of a batch, alone; hidden if batches are prefetched"),
 )  # fmt: skip
+INTERLEAVED_PARTS = (("data", "exposed"), ("forward", "backward", "optimizer"))
 REST = "not in any of these"
 BREAKDOWN_COLUMNS = ("part", "time (95 %)", "of a step", "remark")
 COLUMNS = ("run", "devices", "a step", *(part.name for part in STEP_PARTS.values()), REST, "not measured")
@@ -116,15 +117,23 @@ def step_interval(result: Result) -> Estimate | None:
 def compute_rest(result: Result, step: Estimate | None) -> tuple[Estimate | None, str]:
     """Return the step time that no part explains, with a remark. It is negative within noise if the parts are all
     there is."""
-    figures = {part.name: part.measure(result) for part in STEP_PARTS.values()}
-    negated = [Estimate(-figure.value, -figure.high, -figure.low) for figure in figures.values() if figure is not None]
+    totals = [estimate_mean(blocks) for blocks in _sum_interleaved_parts(result)]
+    negated = [Estimate(-total.value, -total.high, -total.low) for total in totals if total is not None]
     if step is None or not negated:
         return None, "no part was measured"
     synchronizes = result.scale.gpus > 1 and not result.scale.independent
-    missing = [name for name, figure in figures.items() if figure is None]
+    missing = [part.name for part in STEP_PARTS.values() if part.measure(result) is None]
     missing = [name for name in missing if synchronizes or name != EXPOSED_SYNC.name]
     rest = sum_estimates([step, *negated])
     return rest, f"contains {', '.join(missing)}, not measured" if missing else _add_unresolved("", rest)
+
+
+def _sum_interleaved_parts(result: Result) -> list[list[float]]:
+    """Return the sums of the parts that were measured in blocks which took turns, block by block: most of what is one
+    part's end is the next one's beginning, so that the parts are no independent estimates."""
+    groups = [[step_breakdown.part_blocks(result, part) for part in parts] for parts in INTERLEAVED_PARTS]
+    measured = [[blocks for blocks in group if len(blocks) > 1] for group in groups]
+    return [list(map(sum, zip(*group, strict=False))) for group in measured]
 
 
 def _add_unresolved(remark: str, interval: Estimate) -> str:

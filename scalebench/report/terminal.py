@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from scalebench.analysis import collectives, throughput
+from scalebench.analysis import collectives, step_breakdown, throughput
 from scalebench.analysis.attribution.causes import find_causes
 from scalebench.analysis.attribution.causes.cause import AttributedRun
 from scalebench.analysis.scaling_curves import make_curves
@@ -138,7 +138,7 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
     yield _make_fact_table([*list_headline(result), *list_training_facts(result), *list_files(result, folder)])
     yield from _with_titles(pipeline_stages.make_run_blocks(result))
     if any(rank.probes is None for rank in result.ranks):
-        yield f"where the time of a step goes was not measured: {_explain_missing_probes(result)}"
+        yield f"where the time of a step goes was not measured: {step_breakdown.explain_missing_probes(result)}"
     else:
         yield "where the time of a step goes"
         yield make_rich_table(make_run_breakdown(result), collapse=False)
@@ -261,13 +261,6 @@ def list_files(result: Result, folder: Path) -> FactRows:
     if result.monitor.file is not None:
         rows.append(("monitor", f"{folder / result.monitor.file}"))
     return rows
-
-
-def _explain_missing_probes(result: Result) -> str:
-    probes = result.spec.get("measure", {}).get("probes")
-    return {None: "an older version wrote the record", False: "measure.probes=false"}.get(
-        probes, "a rank has no probes"
-    )
 
 
 def _fill(template: str, show: Callable[[float], str]) -> Callable[[Any], str]:

@@ -117,7 +117,7 @@ class Cohort:
         """The first run is the reference of those whose own baseline is not among `runs`."""
         self.id = uuid.uuid4().hex[:12]
         self.members = [Member(run, self.id, module) for run in runs]
-        self._settings = self.members[0].spec.config.measure
+        self._settings = self.members[0].spec.repeat_settings
         config = self.members[0].spec.config
         self._random = random.Random(f"{config.seed} {config.repeat}")
         self._progress, self._on_progress = CohortProgress(len(runs)), on_progress
@@ -166,11 +166,13 @@ class Cohort:
                 return
 
     def _do_rounds(self, members: list[Member]) -> None:
-        limit_s = sum(member.spec.config.measure.max_s for member in members)
+        limit_s = sum(member.spec.repeat_settings.max_s for member in members)
+        # Where the share of one repeat is too short for a few rounds, it may take the time of all repeats for them.
+        most_s = sum(member.spec.config.measure.max_s for member in members)
         begin_s, number, look = time.monotonic(), 0, FIRST_LOOK_ROUNDS
         while members:
             elapsed_s = time.monotonic() - begin_s
-            if number and elapsed_s + elapsed_s / number > limit_s:  # one more would be too long
+            if number and elapsed_s + elapsed_s / number > (most_s if number < FIRST_LOOK_ROUNDS else limit_s):
                 return
             if number == look:
                 look *= 2

@@ -264,7 +264,7 @@ def _parenthesize(text: str) -> str:
 
 def format_repeat(spec: RunSpec) -> str:
     """Return ` repeat=2` where runs are repeated, since their labels would be equal without it."""
-    return f" repeat={spec.config.repeat}" if spec.config.measure.repeats > 1 else ""
+    return f" repeat={spec.config.repeat}" if spec.repeats > 1 else ""
 
 
 def escape_markup(text: str) -> str:

@@ -21,6 +21,7 @@ from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec, has_stop
 from scalebench.slurm.commands import in_allocation
 
+SWEEP_REPEATS = 3  # the fewest that give an interval; of a configuration where measure.repeats leaves it open
 TURN_LAUNCHERS = ("local", "mpi")
 OWN_JOBS = "each run is a job of its own"
 
@@ -39,13 +40,9 @@ class SweepRun:
     def __post_init__(self) -> None:
         self.key = (self.spec.fingerprint, self.spec.config.repeat)
 
-    @property
-    def repeats(self) -> int:
-        return self.spec.config.measure.repeats
-
     def with_repeat(self, repeat: int) -> SweepRun:
         """Return the same run as another repeat. Nothing else differs, so that it need not be composed again."""
-        if self.repeats == 1:
+        if self.spec.repeats == 1:
             return self
         config = dataclasses.replace(self.spec.config, repeat=repeat)
         others = [override for override in self.overrides if not override.startswith("repeat=")]
@@ -59,9 +56,9 @@ Compose = Callable[[Sequence[str]], DictConfig]
 def plan_sweep(overrides: Sequence[Sequence[str]], compose: Compose) -> list[SweepRun]:
     """Return the runs of a sweep in order, each once, with missing baselines before their first use.
 
-    `measure.repeats` unrolls: all runs of one repeat, then those of the next, so that a slow drift of the machine
-    spreads evenly over them. `measure.order=random` shuffles within each repeat, in the same way for the same
-    seed.
+    `measure.repeats`, three by default, unrolls: all runs of one repeat, then those of the next, so that a slow drift
+    of the machine spreads evenly over them. `measure.order=random` shuffles within each repeat, in the same way for the
+    same seed.
 
     Raise InputError or a composition error for the first override that is wrong, before anything starts.
     """
@@ -71,14 +68,16 @@ def plan_sweep(overrides: Sequence[Sequence[str]], compose: Compose) -> list[Swe
         return resolve(to_config(compose(arguments)))
 
     requested = [SweepRun(list(arguments), resolve_cached(*arguments)) for arguments in overrides]
+    if all(run.spec.config.repeat == 0 for run in requested):  # else the sweep numbers its repeats itself
+        requested = list(map(_with_default_repeats, requested))
     for run in requested:
         _check_repeat(run)
     groups = [(*_make_baselines(run, resolve_cached), run) for run in requested]
-    requested_keys = {run.with_repeat(repeat).key for run in requested for repeat in range(run.repeats)}
+    requested_keys = {run.with_repeat(repeat).key for run in requested for repeat in range(run.spec.repeats)}
     planned: dict[tuple[str, int], SweepRun] = {}
-    for repeat in range(max((run.repeats for run in requested), default=1)):
+    for repeat in range(max((run.spec.repeats for run in requested), default=1)):
         for *baselines, run in groups:
-            if repeat >= run.repeats:
+            if repeat >= run.spec.repeats:
                 continue
             repeated = [baseline.with_repeat(repeat) for baseline in baselines]
             missing = [baseline for baseline in repeated if baseline.key not in requested_keys]
@@ -89,12 +88,24 @@ def plan_sweep(overrides: Sequence[Sequence[str]], compose: Compose) -> list[Swe
     return runs
 
 
+def _with_default_repeats(run: SweepRun) -> SweepRun:
+    """Return a requested run with SWEEP_REPEATS where measure.repeats is open. A training to a stop, a search, a
+    debugged run and one that cannot happen here are done once."""
+    config = run.spec.config
+    is_done_once = has_stop(config.train.stop) or config.measure.search != "none" or config.debug
+    if config.measure.repeats is not None or is_done_once or not run.spec.can_start:
+        return run
+    config = dataclasses.replace(config, measure=dataclasses.replace(config.measure, repeats=SWEEP_REPEATS))
+    overrides = [*run.overrides, f"measure.repeats={SWEEP_REPEATS}"]
+    return SweepRun(overrides, dataclasses.replace(run.spec, config=config))
+
+
 def _check_repeat(run: SweepRun) -> None:
-    repeat = run.spec.config.repeat
-    if run.repeats > 1 and repeat != 0:  # 0 is the default, also in the files of sweeps
+    repeat, repeats = run.spec.config.repeat, run.spec.repeats
+    if repeats > 1 and repeat != 0:  # 0 is the default, also in the files of sweeps
         raise InputError(
-            f"repeat={repeat} and measure.repeats={run.repeats}: the latter makes repeats 0 to {run.repeats - 1} by "
-            "itself; leave one of them out"
+            f"repeat={repeat} and measure.repeats={repeats}: the latter makes repeats 0 to {repeats - 1} by itself; "
+            "leave one of them out"
         )
 
 

@@ -237,7 +237,7 @@ class CheckSingleRun(Callback):
         console = Console()
         try:
             spec = resolve(to_config(config))
-            if spec.config.measure.repeats > 1:
+            if spec.repeats > 1:
                 raise RepeatsRequested
             if not config.dry_run:
                 if not config.resume:

@@ -22,7 +22,7 @@ def estimate_s(spec: RunSpec) -> tuple[float, float]:
 
     A training to a stop takes as long as the stop says in seconds. Without seconds, most is infinite: the duration is
     unknown before a similar training has ended."""
-    settings, stop, overhead_s = spec.config.measure, spec.config.train.stop, _overhead_s(spec)
+    settings, stop, overhead_s = spec.repeat_settings, spec.config.train.stop, _overhead_s(spec)
     if has_stop(stop) and settings.search == "none":
         ends_by_time_only = (stop.epochs, stop.steps, stop.target) == (None, None, None)
         most_s = overhead_s + (math.inf if stop.seconds is None else stop.seconds)
@@ -34,7 +34,7 @@ def estimate_s(spec: RunSpec) -> tuple[float, float]:
 
 def _overhead_s(spec: RunSpec) -> float:
     """Return the seconds of a run that are not spent in its steps."""
-    settings = spec.config.measure
+    settings = spec.repeat_settings
     probes_s = PROBE_PHASES * settings.probe_s if settings.probes else 0.0
     return SETUP_S.get(spec.config.strategy.framework, 4.0) + probes_s
 
@@ -95,8 +95,8 @@ def format_range(least_s: float, most_s: float) -> str:
     return f"{least_s:.0f} to {most_s:.0f} s"
 
 
-def _duration_key(spec: RunSpec) -> tuple[str, str, str]:
-    return duration_key(spec.config, _training_length(spec)[0])
+def _duration_key(spec: RunSpec) -> tuple[str, str, str, bool]:
+    return *duration_key(spec.config, _training_length(spec)[0]), spec.repeat_settings.probes
 
 
 def _training_length(spec: RunSpec) -> tuple[str, float]:
@@ -124,5 +124,5 @@ def _is_bounded(spec: RunSpec) -> bool:
 
 def _midpoint_s(spec: RunSpec) -> float:
     """Return the middle of the estimate; without an upper limit, the most that a throughput measurement takes."""
-    settings, (least_s, most_s) = spec.config.measure, estimate_s(spec)
+    settings, (least_s, most_s) = spec.repeat_settings, estimate_s(spec)
     return (least_s + most_s) / 2 if math.isfinite(most_s) else least_s + settings.warmup_max_s + settings.max_s

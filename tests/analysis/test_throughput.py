@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -233,3 +234,26 @@ def test_more_than_so_many_cpu_workers_can_do_is_an_error_of_the_measurement() -
 @pytest.mark.parametrize(("rates", "flags"), [([100, 109, 105], []), ([100, 112, 105], ["repeats_differ"]), ([5], [])])
 def test_repeats_that_differ_by_more_than_a_tenth_are_flagged(rates: list[float], flags: list[str]) -> None:
     assert throughput.repeats_differ_flags(rates) == flags
+@pytest.mark.parametrize("count", [1, 2, 5, 40])
+def test_the_spread_of_step_times_is_over_the_means_of_blocks(count: int) -> None:
+    block_s = [0.2 + 0.01 * (7 * n % 11) for n in range(count)]
+    columns = throughput.evaluate_blocks(record(ranks=[rank(0, block_s)])).step_spread
+    steps_s = np.array(block_s) / 2  # two steps a block
+    assert columns["step_s_median"] == pytest.approx(np.median(steps_s))
+    assert columns["step_s_p95"] == pytest.approx(np.quantile(steps_s, 0.95))
+    assert columns["step_cv"] == (None if count == 1 else pytest.approx(steps_s.std(ddof=1) / steps_s.mean()))
+
+
+def test_what_was_not_measured_has_no_spread() -> None:
+    columns = throughput.evaluate_blocks(record(status="failed", block_s=None)).step_spread
+    assert columns == {"step_s_median": None, "step_s_p95": None, "step_cv": None}
+
+
+def test_one_of_several_repeats_may_have_a_wider_interval() -> None:
+    """Their mean is as narrow as requested when each is sqrt(repeats) times as wide."""
+    interval = Estimate(100.0, 98.5, 101.5)
+    result = record()
+    result.spec["measure"] = {"repeats": None}
+    assert "target_missed" in throughput.list_flags(result, interval, 0.01)
+    result.spec["measure"] = {"repeats": 3}
+    assert "target_missed" not in throughput.list_flags(result, interval, 0.01)

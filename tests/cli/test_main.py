@@ -105,7 +105,7 @@ def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(call: Call, word:
     ],
 )
 def test_a_dry_run_lists_the_runs_and_leaves_nothing(call: Call, words: list[str], runs: int) -> None:
-    status, out, err = call("hardware=cpu", "strategy=simulated", *words, "dry_run=true")
+    status, out, err = call("hardware=cpu", "strategy=simulated", "measure.repeats=1", *words, "dry_run=true")
     assert (status, err) == (0, [])
     assert len(out) == runs + 1 and out[-1].endswith("nothing was started")
     assert os.listdir() == []

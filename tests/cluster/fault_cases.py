@@ -23,7 +23,7 @@ LIMIT_S = 240.0  # of a program, on a machine that has a lot else to do
 JOB_LIMIT_S = 120.0  # of what a job gets round to
 WORDS = (
     "hardware=testcluster hardware.max_jobs=null strategy=simulated baseline=none dataset.size=1000 measure=quick "
-    "measure.evaluate=false measure.probes=false measure.monitor=false sweep.report=false"
+    "measure.evaluate=false measure.probes=false measure.monitor=false measure.repeats=1 sweep.report=false"
 ).split()
 # Over at once, or going on until somebody ends it.
 SHORT = ("gpus=1", "measure.min_s=0", "measure.max_s=0.2")

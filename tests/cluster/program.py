@@ -64,7 +64,7 @@ class Program:
         """Of the command line; `text` is cut into words as a shell does it."""
         where = [f"hydra.sweep.dir={self.sweep}", f"hardware.slurm.bin={self.bin}"]
         told = [*TINY, f"sweep.report={str(report).lower()}", *where, *shlex.split(text), *more]
-        return [sys.executable, "-m", "scalebench", *(["--multirun"] if several else []), *told]
+        return [sys.executable, "-m", "scalebench", *(["--multirun", "measure.repeats=1"] if several else []), *told]
 
     def run(self, text: str, *more: str, report: bool = False) -> Done:
         begin_s = time.monotonic()

@@ -34,7 +34,7 @@ from tests.builders.runs import simulated_config, simulated_spec
 SHORT = [
     *("hardware=cpu", "gpus=1", "dataset.size=1000", "measure=quick", "measure.min_s=0", "measure.max_s=0.1"),
     *("measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false", "measure.monitor=false"),
-    *("sweep.report=false", "hydra.sweep.dir=out"),
+    *("measure.repeats=1", "sweep.report=false", "hydra.sweep.dir=out"),
 ]
 FEWER = f"{CODE}    from dataclasses import make_dataclass\n    Options = make_dataclass('Options', [('x', int, 1)])\n"
 
@@ -167,7 +167,12 @@ def test_a_dry_run_of_a_sweep_among_them(dists: Distributions, capsys: pytest.Ca
     install(dists, OF_METADATA)
     try:
         strategies = ",".join(["simulated", *OF_METADATA])
-        assert main(["--multirun", f"strategy={strategies}", "gpus=2", "hardware=cpu", "dry_run=true"]) == 0
+        assert (
+            main(
+                ["--multirun", f"strategy={strategies}", "gpus=2", "hardware=cpu", "measure.repeats=1", "dry_run=true"]
+            )
+            == 0
+        )
     finally:
         GlobalHydra.instance().clear()
         HydraConfig.instance().cfg = None

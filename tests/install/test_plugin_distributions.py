@@ -24,7 +24,14 @@ from packaging.requirements import Requirement
 from tests.conftest import ROOT
 
 PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
-QUICK = ["measure=quick", "measure.min_s=0", "measure.max_s=0.5", "measure.probe_s=0.1", "dataset.size=1000"]
+QUICK = [
+    "measure=quick",
+    "measure.min_s=0",
+    "measure.max_s=0.5",
+    "measure.probe_s=0.1",
+    "measure.repeats=1",
+    "dataset.size=1000",
+]
 LIMIT_S = 1800.0
 TRIALS = ["hydra.sweeper.n_trials=2", "train.stop.seconds=1", "train.batch_per_device=100"]
 # For each plugin: a sweep, how many of its runs are ok (with the baselines that it adds), and the strategies to check.

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-QUICK = ["measure=quick", "measure.min_s=0", "measure.max_s=0.5", "dataset.size=1000"]
+QUICK = ["measure=quick", "measure.min_s=0", "measure.max_s=0.5", "measure.repeats=1", "dataset.size=1000"]
 
 
 def run(command: list[str], folder: Path, status: int = 0) -> str:

@@ -20,6 +20,7 @@ from scalebench.measure.stopping_rule import (
     create_measure_phase,
     create_training_phase,
     fit_steps_to_interval,
+    is_long_enough,
 )
 from scalebench.measure.timed_loop import BlockSeries, LoopPhase
 
@@ -38,7 +39,7 @@ class Rank:
     """The part of a strategy that the phases use; `from_rank_0` returns the value that rank 0 broadcasts."""
 
     def __init__(self, rank: int, from_rank_0: Callable[[float], float] = lambda value: value) -> None:
-        self.place = SimpleNamespace(rank=rank)
+        self.place, self.spec = SimpleNamespace(rank=rank), SimpleNamespace(device="cpu")
         self.broadcasts: list[float] = []
         self._from_rank_0 = from_rank_0
 
@@ -70,13 +71,30 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_a_block_has_the_steps_that_fill_its_time(
     seconds: list[float], steps: int, block_s: float, expected: int
 ) -> None:
-    assert choose_steps_per_block(series(seconds, steps), block_s) == expected
-    assert choose_steps_per_block(None, block_s) == 1
+    assert choose_steps_per_block(series(seconds, steps), block_s, "cpu") == expected
+    assert choose_steps_per_block(None, block_s, "cpu") == 1
+
+
+@pytest.mark.parametrize(
+    ("step_s", "block_s", "expected"),
+    [
+        (0.001, 0.05, 250),  # a quarter of a second
+        (0.04, 0.05, 10),  # ten steps
+        (0.2, 0.05, 10),
+        (0.5, 0.05, 5),  # as many as fit into 2.5 s
+        (7.0, 0.05, 1),
+        (0.001, 1.0, 1000),  # as long as requested
+    ],
+)
+def test_a_block_on_a_gpu_is_long_beside_the_emptying_of_its_queue(
+    step_s: float, block_s: float, expected: int
+) -> None:
+    assert choose_steps_per_block(series([step_s] * 5), block_s, "cuda") == expected
 
 
 @given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=20), st.integers(1, 100), st.floats(1e-3, 1))
 def test_a_block_takes_about_the_requested_time(seconds: list[float], steps: int, block_s: float) -> None:
-    chosen = choose_steps_per_block(series(seconds, steps), block_s)
+    chosen = choose_steps_per_block(series(seconds, steps), block_s, "cpu")
     later = seconds[len(seconds) // 2 :]
     assert chosen >= 1
     assert chosen == 1 or (chosen - 1) * min(later) / steps < block_s < (chosen + 1) * max(later) / steps
@@ -177,6 +195,16 @@ def test_measuring_stops_when_precise_after_the_minimum_or_at_the_maximum(
     phase = start_measuring(Rank(0))
     now.s += elapsed_s
     assert phase.decide(precise(blocks)) is stops
+
+
+@pytest.mark.parametrize(
+    ("blocks", "elapsed_s", "stops"),
+    [(8, 9.9, False), (8, 10.0, True), (7, 10.0, False), (1, 29.9, False), (1, 30.0, True)],
+)
+def test_a_third_of_the_time_may_be_too_short_for_eight_blocks(blocks: int, elapsed_s: float, stops: bool) -> None:
+    """Then a repeat takes longer, but not longer than all three may take together."""
+    settings = dataclasses.replace(SETTINGS, max_s=10.0, repeats=3)
+    assert is_long_enough(precise(blocks), settings, elapsed_s) is stops
 
 
 def test_measuring_goes_on_while_the_interval_is_wide(now: SimpleNamespace) -> None:

@@ -41,7 +41,8 @@ class Trainer:
     """A rank whose step number k takes `step_s(k)` and has a loss of 1/k; evaluations and broadcasts take long."""
 
     def __init__(self, rank: int = 0, from_rank_0: list[float] | None = None, **changes: Any) -> None:
-        self.place, self.now_s, self.steps = SimpleNamespace(rank=rank), 0.0, 0
+        self.place, self.spec = SimpleNamespace(rank=rank), SimpleNamespace(device="cpu")
+        self.now_s, self.steps = 0.0, 0
         self.broadcasts: list[float] = []
         self.rates: list[tuple[int, float]] = []
         self.evaluations: list[tuple[int, int]] = []  # (after which step, number of the first sample)

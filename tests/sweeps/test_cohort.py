@@ -158,7 +158,7 @@ def test_no_process_survives_the_program(sign: signal.Signals, tmp_path: Path) -
     overrides = [f"measure.{key}={str(value).lower()}" for key, value in (SETTINGS | {"max_s": 60.0}).items()]
     command = [
         sys.executable, "-m", "scalebench", "--multirun", "strategy=simulated", "gpus=1,2", *overrides,
-        "sweep.report=false", f"hydra.sweep.dir={tmp_path / 'sweep'}",
+        "measure.repeats=1", "sweep.report=false", f"hydra.sweep.dir={tmp_path / 'sweep'}",
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as program:
         wait_until(lambda: min(turn_number(tmp_path / "sweep" / name) for name in "01") >= 2)

@@ -143,13 +143,18 @@ def test_progress_is_a_line_per_run_or_in_a_terminal_one_that_changes(capsys: py
 
 def test_runs_left_out_for_lack_of_time_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     record = new_sweep_record([], "", "", 1.5)
-    record.runs = [PlannedRun(number, f"run {number // 2}", "", 0, left_out=number > 3) for number in range(30)]
+    record.runs = [
+        PlannedRun(number, f"run {number // 2}", f"{number}", 0, left_out=number > 3) for number in range(30)
+    ]
     Console().print_left_out(record)
     assert capsys.readouterr().out == (
         "sweep.max_minutes=1.5 left out 26 of 30 runs: run 2, run 3, run 4, run 5, run 6, run 7, run 8, run 9, run 10, "
         "run 11 and 3 more; the same command with resume=true and more time adds them\n"
     )
-    record.runs = record.runs[:3]
+    record.runs = [PlannedRun(n, f"run {n // 3} repeat={n % 3}", f"{n // 3}", n % 3, left_out=n > 1) for n in range(6)]
+    Console().print_left_out(record)
+    assert "left out 4 of 6 runs: run 0 repeat=2, run 1 (3 repeats); the same" in capsys.readouterr().out
+    record.runs = record.runs[:2]
     Console().print_left_out(record)
     assert capsys.readouterr().out == ""
 

@@ -29,7 +29,7 @@ def sweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
     """A sweep into the folder `s`: status, output, errors."""
 
     def swept(*words: str, folder: str = "s") -> tuple[int, str, str]:
-        status = program.main([*SHORT, "--multirun", f"hydra.sweep.dir={folder}", *words])
+        status = program.main([*SHORT, "--multirun", "measure.repeats=1", f"hydra.sweep.dir={folder}", *words])
         out, err = capsys.readouterr()
         return status, out, err
 
@@ -184,3 +184,16 @@ def test_a_sweep_without_time_lists_the_runs_left_out(sweep: Sweep) -> None:
     assert (status, err) == (1, "scalebench: s: no report: not one run fits into sweep.max_minutes=1e-06\n")
     status, out, _ = sweep("gpus=1,2", "sweep.max_minutes=10", "resume=true")
     assert status == 0 and len(rows()) == 2 and "left out" not in out
+
+
+def test_a_sweep_starts_each_run_three_times_and_probes_the_first(sweep: Sweep) -> None:
+    words = ["gpus=1", "measure.repeats=null", "measure.probes=true", "measure.probe_s=0.01", "measure.evaluate=true"]
+    status, _, _ = sweep(*words)
+    assert status == 0 and rows().repeat.tolist() == [0, 1, 2] and rows().fingerprint.nunique() == 1
+    results = [read_result(Path(path) / "result.json") for path in rows().path]
+    assert [result.ranks[0].probes is not None for result in results] == [True, False, False]
+    assert [result.quality.metric is not None for result in results] == [True, False, False]
+    assert [result.spec["measure"]["repeats"] for result in results] == [3, 3, 3]
+    assert scalebench.pooled("s").repeats.tolist() == [3]
+    status, out, _ = sweep(*words, "resume=true", folder="t")
+    assert status == 0 and out.count("done before, kept") == 3

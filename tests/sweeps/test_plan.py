@@ -21,7 +21,7 @@ from scalebench.sweeps import plan as plan_module
 from scalebench.sweeps.plan import SweepRun
 from tests.builders.runs import record
 
-BASE = ["hardware=cpu", "dataset.size=1000"]
+BASE = ["hardware=cpu", "dataset.size=1000", "measure.repeats=1"]
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +91,36 @@ def test_repeats_come_with_their_baselines_one_after_the_other(words: list[str])
     once = ["+bare_torch 1", "+ddp_gloo 1", "ddp_gloo 2", "ddp_gloo 4"]
     assert with_repeat(planned) == [(repeat, name) for repeat in range(3) for name in once]
     assert len({job.spec.fingerprint for job in planned}) == 4 and len({job.key for job in planned}) == 12
+
+
+@pytest.mark.parametrize(
+    ("words", "repeats"),
+    [
+        ("gpus=2", 3),
+        ("repeat=0 gpus=2", 3),  # as the files of sweeps have it
+        ("gpus=2 measure.repeats=2", 2),
+        ("gpus=2 measure.repeats=1", 1),
+        ("gpus=2 train.stop.steps=3", 1),
+        ("gpus=2 measure=max_batch", 1),
+        ("gpus=2 measure.search=max_batch", 1),
+        ("gpus=2 debug=true", 1),
+        ("gpus=2 strategy=ddp_nccl", 1),  # which cannot happen here
+    ],
+)
+def test_a_sweep_starts_what_it_measures_three_times(words: str, repeats: int) -> None:
+    lines = [["strategy=ddp_gloo", "baseline=none", *words.split()]]
+    planned = plan_module.plan_sweep(lines, lambda line: compose([*BASE[:2], *line]))
+    assert [run.spec.config.repeat for run in planned] == list(range(repeats))
+    for run in planned:
+        assert resolve(to_config(compose([*BASE[:2], *run.overrides]))) == run.spec
+        assert run.spec.repeats == repeats
+
+
+def test_a_sweep_that_numbers_its_repeats_makes_no_others() -> None:
+    lines = [["strategy=ddp_gloo", f"repeat={number}", "gpus=2"] for number in (0, 1)]
+    planned = plan_module.plan_sweep(lines, lambda line: compose([*BASE[:2], *line]))
+    assert [run.spec.config.repeat for run in planned] == [0, 0, 0, 1, 1, 1]
+    assert {run.spec.repeats for run in planned} == {1}, "each is measured completely"
 
 
 def test_a_repeat_is_what_its_overrides_compose_to() -> None:

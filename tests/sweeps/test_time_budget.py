@@ -17,24 +17,24 @@ def names(specs: list[RunSpec]) -> list[tuple[int, int]]:
     return [(spec.gpus, spec.config.repeat) for spec in specs]
 
 
-def list_dropped_runs() -> list[tuple[int, int]]:
-    """The runs in the order in which ever less time leaves them out."""
-    left: list[tuple[int, int]] = []
-    for seconds in range(len(PLANNED) - 1, -1, -1):
-        kept = select_affordable(PLANNED, PLANNED, [1.0] * len(PLANNED), seconds)
-        assert len(kept) == seconds and not {names(PLANNED)[place] for place in kept} & set(left)
-        left += [name for place, name in enumerate(names(PLANNED)) if place not in kept and name not in left]
-    return left
+def keep(seconds: float) -> list[tuple[int, int]]:
+    """Return what is kept of runs that take a second each."""
+    kept = select_affordable(PLANNED, PLANNED, [1.0] * len(PLANNED), seconds)
+    return names([PLANNED[place] for place in kept])
 
 
 def test_the_least_informative_runs_are_dropped_first() -> None:
-    assert list_dropped_runs() == [
-        *[(8, 3), (4, 3), (2, 3), (1, 3)],  # a fourth repeat
-        *[(4, 2), (2, 2), (4, 1), (2, 1)],  # further repeats between the ends of the curve
-        *[(4, 0), (2, 0)],  # those counts at all
-        *[(8, 2), (1, 2), (8, 1), (1, 1)],  # third and second repeats
-        *[(8, 0), (1, 0)],
-    ]
+    """A configuration is dropped with all its repeats: fewer than three allow no verdict."""
+    first_three = [(gpus, repeat) for repeat in range(3) for gpus in COUNTS]
+    assert set(names(PLANNED)) - set(keep(15)) == {(4, 3)}, "a fourth repeat, between the ends of the curve"
+    assert keep(13) == [*first_three, (1, 3)] and keep(12) == first_three
+    assert keep(11) == keep(9) == [run for run in first_three if run[0] != 4]
+    assert keep(8) == keep(6) == [run for run in first_three if run[0] in (1, 8)]
+    assert keep(5) == keep(3) == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_of_the_last_configuration_as_many_repeats_are_kept_as_fit() -> None:
+    assert [keep(seconds) for seconds in (2, 1, 0)] == [[(1, 0), (1, 1)], [(1, 0)], []]
 
 
 def test_strategies_have_curves_of_their_own() -> None:
@@ -42,6 +42,8 @@ def test_strategies_have_curves_of_their_own() -> None:
     planned = [*(simulated_spec(size=1000, gpus=gpus) for gpus in COUNTS), *other]
     kept = select_affordable(planned, planned, [1.0] * 6, 4)
     assert names([planned[place] for place in kept]) == [(1, 0), (8, 0), (1, 0), (2, 0)], "two are the other's most"
+    assert select_affordable(planned, planned, [1.0] * 6, 3) == [0, 3, 4], "the last curve first"
+    assert select_affordable(planned, planned, [1.0] * 6, 2) == [0, 3]
 
 
 def test_an_unsupported_run_is_no_end_of_a_curve_and_costs_nothing() -> None:

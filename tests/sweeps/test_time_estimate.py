@@ -46,6 +46,17 @@ def test_similar_runs_count_first_then_how_far_estimates_were_off() -> None:
     assert estimate.expected_s(spec(2, "other")) == pytest.approx(60 / 3 / 15.3 * 15.3), "what the others took"
 
 
+def test_a_repeat_has_its_share_of_the_time_and_the_first_one_the_probes() -> None:
+    measure = {"min_s": 3.0, "max_s": 6.0, "warmup_max_s": 0.0, "probes": True, "probe_s": 2.0, "repeats": 3}
+    first, second = (simulated_spec(measure=measure, repeat=repeat) for repeat in (0, 1))
+    probes_s = PROBE_PHASES * 2.0
+    assert estimate_s(first) == pytest.approx((1.3 + probes_s, 2.3 + probes_s))
+    assert estimate_s(second) == pytest.approx((1.3, 2.3))
+    estimate = TimeEstimate()
+    estimate.record_duration(first, 2 * (1.8 + probes_s))
+    assert estimate.expected_s(second) == pytest.approx(2 * 1.8), "not what the first one took, which had probes"
+
+
 def test_the_rest_is_its_runs_and_their_pauses() -> None:
     paused = spec()
     paused.config.measure.cool_down_s = 5.0

@@ -226,38 +226,22 @@ def contains(one: Estimate | None, value: float) -> bool:
     return one is not None and one.has_limits and one.low - ROUNDING <= value <= one.high + ROUNDING
 
 
-def truths(times: Times, noise: Noise, ranks: int, steps: int, part_steps: int) -> dict[str, float]:
-    """What each figure is by its definition, from a million updates; `steps` and `part_steps` are the updates of a
-    probe's block, which the median over ranks is taken of."""
+def truths(times: Times, noise: Noise, ranks: int) -> dict[str, float]:
+    """What each figure is by its definition, from a million updates: means over ranks."""
     own, loading, sync = arrays(times, noise, ranks, UPDATES, np.random.default_rng(99))
     alone = own + loading
     on = alone.max(axis=0) + (sync if ranks > 1 else 0.0)
-    # What other blocks saw: draws that come so much later, as the blocks of a round do.
-    fixed = np.roll(own, steps + 1, axis=1)
-    forward, backward, complete = (
-        share * np.roll(own, at * part_steps, axis=1) for at, share in enumerate(UNTIL.values())
-    )
+    forward, backward, complete = (share * own.mean() for share in UNTIL.values())
     actual = {
         "throughput": BATCH * ranks / on.mean(),
-        "data_s": _median(_blocks((alone if ranks > 1 else on[None]) - fixed, steps)),
-        "copy_s": _median(_blocks(loading, steps)) * times.copy_s / times.loading_s,
-        "forward_s": _median(_blocks(forward, part_steps)),
-        "backward_s": _median(_blocks(backward - forward, part_steps)),
-        "optimizer_s": _median(_blocks(complete - backward, part_steps)),
+        "data_s": loading.mean(),
+        "copy_s": loading.mean() * times.copy_s / times.loading_s,
+        "forward_s": forward,
+        "backward_s": backward - forward,
+        "optimizer_s": complete - backward,
     }
     if ranks > 1:
         actual["sync_isolated_s"] = sync.mean()
-        actual["sync_exposed_s"] = _median(_blocks(on - np.roll(alone, steps + 1, axis=1), steps))
-        actual["imbalance_s"] = (alone.max(axis=0) - np.median(alone, axis=0)).mean()
+        actual["sync_exposed_s"] = on.mean() - alone.mean()
+        actual["imbalance_s"] = alone.max(axis=0).mean() - alone.mean()
     return {name: float(value) for name, value in actual.items()}
-
-
-def _blocks(seconds: FloatArray, steps: int) -> FloatArray:
-    """(ranks, updates) -> (ranks, blocks): means of so many updates each."""
-    ranks, updates = seconds.shape
-    actual: FloatArray = seconds[:, : updates // steps * steps].reshape(ranks, -1, steps).mean(axis=2)
-    return actual
-
-
-def _median(of_ranks: FloatArray) -> float:
-    return float(np.median(of_ranks, axis=0).mean())

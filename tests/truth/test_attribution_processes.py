@@ -72,7 +72,7 @@ def truths(slept: Slept) -> tuple[dict[str, float], float]:
     own = np.array([slept("group", rank, step_s + STRAGGLER_S * rank) for rank in (0, 1)])
     alone = own + np.array([slept("group", rank, options["group"]["loading_s"]) for rank in (0, 1)])
     together_s, sync_s = alone.max(axis=0).mean(), slept("group", 0, SYNC_S).mean()
-    actual = {  # the median of two ranks is their mean
+    actual = {
         "batch": alone_s["bare"] - alone_s["full"] / DEVICES,
         "overhead": alone_s["self"] - alone_s["bare"],
         "contention": own.mean() + loading_s - alone_s["self"],

@@ -43,16 +43,12 @@ def coverage(
 ) -> tuple[Counter[str], dict[str, float], Counter[str]]:
     """(trials that hold the truth, mean half-width over the truth) by figure; and how often a row is flagged."""
     spec = spec_of(ranks)
-    reference: dict[tuple[int, int], dict[str, float]] = {}
+    reference = truths(times, noise, ranks)
     held, widths, flags = Counter[str](), Counter[str](), Counter[str]()
     for seed in range(trials):
         result = run(spec, times, noise, UPDATES, seed)
-        probes = result.ranks[0].probes
-        assert probes is not None and probes.steps is not None and probes.part_steps is not None
-        steps = probes.steps, probes.part_steps
-        reference.setdefault(steps, truths(times, noise, ranks, *steps))
         flags.update(throughput.find_drift(result, spec.config.measure.target) or [])
-        for name, truth in reference[steps].items():
+        for name, truth in reference.items():
             actual = figure(result, name)
             held[name] += contains(actual, truth)
             widths[name] += 0.0 if actual is None else (actual.high - actual.low) / 2 / truth  # type: ignore[assignment]
@@ -96,13 +92,14 @@ def test_throughput_lies_in_its_interval_where_blocks_resemble_each_other(correl
 def test_truths_are_those_of_the_definitions() -> None:
     """Where they can be told without a simulation: no noise, one straggler."""
     still = white(0.0)
-    one, three = truths(QUICK, still, 1, 4, 4), truths(QUICK, still, 3, 4, 4)
+    one, three = truths(QUICK, still, 1), truths(QUICK, still, 3)
     update_s = QUICK.step_s + QUICK.straggler_s + QUICK.loading_s + QUICK.sync_s
+    mean_s = QUICK.step_s + QUICK.straggler_s / 3
     expected = {
         "throughput": 30 / update_s, "data_s": QUICK.loading_s, "copy_s": QUICK.copy_s,
-        "forward_s": 0.3 * QUICK.step_s, "backward_s": 0.5 * QUICK.step_s, "optimizer_s": 0.2 * QUICK.step_s,
-        "sync_isolated_s": QUICK.sync_s, "imbalance_s": QUICK.straggler_s,
-        "sync_exposed_s": QUICK.sync_s + QUICK.straggler_s,  # the median rank waits for the straggler
+        "forward_s": 0.3 * mean_s, "backward_s": 0.5 * mean_s, "optimizer_s": 0.2 * mean_s,
+        "sync_isolated_s": QUICK.sync_s, "imbalance_s": 2 / 3 * QUICK.straggler_s,
+        "sync_exposed_s": QUICK.sync_s + 2 / 3 * QUICK.straggler_s,  # two of three wait for the straggler
     }  # fmt: skip
     assert three == pytest.approx(expected)
     assert one["throughput"] == pytest.approx(10 / (QUICK.step_s + QUICK.loading_s))

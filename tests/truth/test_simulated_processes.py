@@ -53,7 +53,6 @@ def truths(folder: Path) -> dict[str, float]:
     alone = own + both(LOADING_S)
     together_s = alone.max(axis=0).mean()
     sync_s = both(SYNC_S).mean()  # common to both
-    # The median of two ranks is their mean.
     forward_s, backward_s, whole_s = (both(*(share * own_s for own_s in OWN_S)).mean() for share in UNTIL)
     actual = {
         "throughput": 2 * BATCH / (together_s + sync_s),

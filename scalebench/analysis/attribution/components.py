@@ -5,14 +5,12 @@ All seconds are of one step of one device's share of the work. Formulas: docs/at
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns, samples_per_device
 from scalebench.analysis.identity import comparison_key
-from scalebench.core.result import ProbeRecord, Result
+from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import Coefficients, rate_to_seconds
 from scalebench.core.stats.estimates import Estimate, estimate_mean
 
@@ -22,7 +20,6 @@ LEVEL_OF_PART = {"batch": "bare", "overhead": "self"}  # part -> the one-device 
 OTHER_RUNS = ("ideal", "bare", "self")  # steps of the runs on one device, in the order in which parts are added
 Estimates = dict[str, Estimate]
 Split = list[tuple[tuple[str, ...], Coefficients]]
-Series = Callable[[ProbeRecord], Sequence[float]]
 
 NO_OTHER_DEVICE = "one device has nobody to share with, to wait for or to exchange with"
 SAME_BATCH = "the baseline has the batch of a device too"
@@ -44,8 +41,7 @@ def estimate_from_probes(result: Result) -> Estimates:
 
     `data`, `imbalance` and `exposed` are the frame's columns. `fixed_batch` is the step that they add to: one batch
     over and over, without gradient synchronization where that can be switched off; it is called `fed` where samples
-    are read within the step. `probed` is the sum of that step, `data` and `exposed`. It has the interval of its own
-    blocks, since the variants took turns and are no independent estimates.
+    are read within the step. `probed` is the step with everything, which is the sum of that step, `data` and `exposed`.
     """
     columns = {
         "data": step_breakdown.data_loading(result),
@@ -57,25 +53,12 @@ def estimate_from_probes(result: Result) -> Estimates:
         for name, column in columns.items()
         if column is not None
     }
-    base = "fixed_batch" if "data" in estimates else "fed"
-    off = "sync_off_s" if "exposed" in estimates else "sync_on_s"
-    lowest = "fixed_batch_s" if base == "fixed_batch" else off
-    series: list[Series] = [lambda probes: getattr(probes, lowest)]
-    level = _estimate_median_rank(result, series)
-    if base == "fixed_batch":
-        series.append(lambda probes: _subtract_series(getattr(probes, off), probes.fixed_batch_s))
-    if "exposed" in estimates:
-        series.append(lambda probes: _subtract_series(probes.sync_on_s, probes.sync_off_s))
-    total = _estimate_median_rank(result, series)
-    if level is None or total is None:
+    blocks = step_breakdown.variant_blocks(result)
+    lowest = estimate_mean(blocks[list(blocks)[-1]]) if blocks else None
+    probed = estimate_mean(blocks.get("sync_on_s", []))
+    if lowest is None or probed is None:
         return estimates  # the imbalance at most: the others need such blocks too
-    # Blocks that only some variants have count in their own estimates.
-    value = math.fsum([level.value, *(estimates[name].value for name in ("data", "exposed") if name in estimates)])
-    probed = Estimate(value)
-    if total.has_limits:
-        low, high = (limit + (value - total.value) for limit in (total.low, total.high))
-        probed = Estimate(value, min(value, low), max(value, high))
-    return {**estimates, base: level, "probed": probed}
+    return {**estimates, "fixed_batch" if "data" in estimates else "fed": lowest, "probed": probed}
 
 
 def split_lost_time(possible: Sequence[str], measured: Collection[str]) -> Split:
@@ -138,22 +121,6 @@ def _subtract_terms(terms: Coefficients, others: Sequence[Coefficients]) -> Coef
     return {name: factor for name, factor in difference.items() if factor != 0}
 
 
-def _estimate_median_rank(result: Result, series: Sequence[Series]) -> Estimate | None:
-    """Return the seconds of one step as the sum of several series, each of the median rank in every block."""
-    probes = [rank.probes for rank in result.ranks if rank.probes is not None]
-    if result.status != "ok" or not probes or len(probes) < len(result.ranks) or not probes[0].steps:
-        return None
-    medians = [
-        [statistics.median(block) for block in zip(*map(get_blocks, probes), strict=False)] for get_blocks in series
-    ]
-    blocks = [sum(block) / probes[0].steps for block in zip(*medians, strict=False)]
-    return estimate_mean(blocks) if len(blocks) > 1 else None
-
-
-def _subtract_series(more: Sequence[float], less: Sequence[float]) -> list[float]:
-    return [a - b for a, b in zip(more, less, strict=False)]
-
-
 def find_possible_parts(result: Result, references: ReferenceRuns) -> tuple[list[str], dict[str, str]]:
     """Return the parts that a run can have at all, and why it cannot have the others."""
     absent = {}
@@ -182,7 +149,7 @@ def explain_unmeasured_parts(
     if "contention" not in possible:
         return missing
     if "probed" not in measured:
-        reason = _explain_missing_probes(result)
+        reason = f"no probes of a step ({step_breakdown.explain_missing_probes(result)})"
         return missing | dict.fromkeys((name for name in PROBED_PARTS if name in possible), reason)
     reasons = step_breakdown.unmeasured_reasons(result)
     if "fixed_batch" not in measured:
@@ -216,9 +183,3 @@ def _explain_missing_run(result: Result, strategy: str) -> str:
         f"no good run of {strategy} on one device with a batch of {batch:.0f} is among these: baseline={value} adds it "
         f"in a sweep, by itself strategy={strategy} gpus=1 scaling=weak train.batch_per_device={batch:.0f}"
     )
-
-
-def _explain_missing_probes(result: Result) -> str:
-    setting = result.spec.get("measure", {}).get("probes")
-    reasons = {None: "the record is of an older version", False: "measure.probes=false"}
-    return f"no probes of a step ({reasons.get(setting, 'a rank has none')}): measure.probes=true takes it apart"

@@ -24,6 +24,7 @@ FloatArray = npt.NDArray[np.float64]
 CONFIDENCE = 0.95
 FIRST_CHECK_BLOCKS = 64  # the stopping rule looks at 64, 128, 256, ... blocks
 BATCHES = 16
+MIN_BLOCKS_FOR_LIMITS = 5  # fewer cannot show how far they resemble each other
 AUTOCORRELATION_LIMIT = 0.2
 MAX_AUTOCORRELATION = 0.9  # between neighbours; beyond it too few independent values are left for an interval
 MAX_VALUE = 1e300  # beyond any measurement, and low enough that no sum of blocks overflows
@@ -142,7 +143,8 @@ def uncorrelated_factor(
 def estimate_throughput(
     seconds: npt.ArrayLike, samples: npt.ArrayLike, batches: int = BATCHES, confidence: float = CONFIDENCE
 ) -> Estimate | None:
-    """Estimate throughput in samples/s by batch means; None with fewer blocks than batches.
+    """Estimate throughput in samples/s by batch means, or by the blocks themselves where they are fewer than `batches`;
+    None with fewer than MIN_BLOCKS_FOR_LIMITS.
 
     The value is sum(samples) / sum(seconds). Time at a given number of samples is what varies and what
     averages, so the interval is built for r, seconds per sample, and inverted: `high` lies further off than
@@ -159,8 +161,9 @@ def estimate_throughput(
         raise ValueError(f"an interval needs at least 2 batches, not {batches}")
     block_seconds, block_samples = _blocks(seconds, samples)
     blocks = len(block_seconds)
-    if blocks < batches:
+    if blocks < MIN_BLOCKS_FOR_LIMITS:
         return None
+    batches = min(batches, blocks)
     total_seconds, total_samples = float(np.add.reduce(block_seconds)), float(np.add.reduce(block_samples))
     if total_seconds == 0:
         raise ValueError("no time passed in any block")

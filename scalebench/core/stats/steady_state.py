@@ -19,6 +19,7 @@ from scalebench.core.stats.estimates import (
     FloatArray,
     as_series,
     batch_bounds,
+    batch_variance_inflation,
     correlate_neighbours,
     student_t,
 )
@@ -90,8 +91,9 @@ def estimate_drift(block_s: npt.ArrayLike) -> Estimate | None:
 
     Return None with fewer than 16 blocks.
 
-    The slope of the least-squares line through 16 batch means, which are nearly independent where blocks are not,
-    times the length of the series; Student's t with 14 degrees of freedom.
+    The slope of the least-squares line through 16 batch means times the length of the series; Student's t with 14
+    degrees of freedom. Means of short batches still resemble their neighbours, which makes a wandering level look like
+    a drift, so the variance is that of independent ones times `batch_variance_inflation` of the blocks around the line.
 
     Sources: Draper and Smith 1998, "Applied Regression Analysis", chapter 1 (interval of a slope); Law and Kelton 1991,
     "Simulation Modeling and Analysis" (batch means).
@@ -99,7 +101,8 @@ def estimate_drift(block_s: npt.ArrayLike) -> Estimate | None:
     return _estimate_drift(as_series(block_s))
 
 
-def _estimate_drift(series: FloatArray) -> Estimate | None:
+def _estimate_drift(series: FloatArray, independent: bool = False) -> Estimate | None:
+    """Return the drift, with `independent` as if batch means did not resemble their neighbours."""
     if len(series) < BATCHES:
         return None
     mean = float(np.add.reduce(series)) / len(series)
@@ -111,6 +114,9 @@ def _estimate_drift(series: FloatArray) -> Estimate | None:
     slope = float(at @ means) / spread
     residuals = means - np.add.reduce(means) / BATCHES - slope * at
     error = math.sqrt(float(residuals @ residuals) / (BATCHES - 2) / spread)
+    if not independent:
+        line = mean * slope * ((np.arange(len(series)) + 0.5) / len(series) - 0.5)
+        error *= math.sqrt(batch_variance_inflation(series - line, BATCHES))
     half_width = student_t(BATCHES - 2, CONFIDENCE) * error
     return Estimate(slope, slope - half_width, slope + half_width)
 
@@ -130,8 +136,11 @@ def find_unsteadiness(block_s: npt.ArrayLike, tolerance: float) -> list[str] | N
     `warmup_left`: the first blocks are still warm-up, and the mean moves by more than `tolerance` (a share of it)
     without them. `drifts`: there is a drift larger than that whose interval is on one side of 0.
     """
-    series = as_series(block_s)
-    drift = _estimate_drift(series)
+    return _find_unsteadiness(as_series(block_s), tolerance)
+
+
+def _find_unsteadiness(series: FloatArray, tolerance: float, independent: bool = False) -> list[str] | None:
+    drift = _estimate_drift(series, independent=True)  # which takes half the time, and is enough for most series
     if drift is None:
         return None
     flags = []
@@ -139,9 +148,13 @@ def find_unsteadiness(block_s: npt.ArrayLike, tolerance: float) -> list[str] | N
     rest = float(series[length:].mean()) if length else 0.0
     if rest > 0 and abs(float(series.mean()) / rest - 1) > tolerance:
         flags.append("warmup_left")
-    if (drift.low > 0 or drift.high < 0) and abs(drift.value) > max(tolerance, ROUNDING):
+    if _is_drift(drift, tolerance) and (independent or _is_drift(_estimate_drift(series), tolerance)):
         flags.append("drifts")
     return flags
+
+
+def _is_drift(drift: Estimate | None, tolerance: float) -> bool:
+    return drift is not None and (drift.low > 0 or drift.high < 0) and abs(drift.value) > max(tolerance, ROUNDING)
 
 
 def _may_move_mean(series: FloatArray, tolerance: float) -> bool:
@@ -160,11 +173,12 @@ def find_steady_start(block_s: npt.ArrayLike, tolerance: float) -> int | None:
     """Return the first block of the steady state while the series still grows; None where none is visible yet.
 
     `find_warmup_length` detects no change in the later half of a series, where a long warm-up may still end. So the
-    blocks after the cut must be enough to say, and neither drift nor contain a warm-up of their own.
+    blocks after the cut must be enough to say, and neither drift nor contain a warm-up of their own. A level that has
+    just changed looks like correlated blocks, so here a drift is what would be one of independent blocks.
     """
     series = as_series(block_s)
     start = find_warmup_length(series)
-    if start is None or find_unsteadiness(series[start:], tolerance) != []:
+    if start is None or _find_unsteadiness(series[start:], tolerance, independent=True) != []:
         return None
     return start
 

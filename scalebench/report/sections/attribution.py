@@ -65,7 +65,7 @@ class AttributionRecords:
             if row["gpus"] == 1 and row["status"] == "ok":
                 self._one_device.setdefault((row["model"], row["global_batch"]), []).append(run_id)
 
-    def read_baselines(self, results: Iterable[Result]) -> ReferenceRunFinder:
+    def read_baselines(self, results: Iterable[Result]) -> list[Result]:
         """Read all rows that may be a baseline of `results`: those that the frame names, and in strong scaling the
         runs of the same model at the local batch."""
         run_ids: dict[str, None] = {}
@@ -77,11 +77,11 @@ class AttributionRecords:
                 strategies = (scale.strategy, scale.baseline_bare)
                 candidates += [name for name in at_local_batch if self._rows[name]["strategy"] in strategies]
             run_ids |= dict.fromkeys(name for name in candidates if name in self._rows)
-        return ReferenceRunFinder([self._read(name) for name in run_ids])
+        return [self._read(name) for name in run_ids]
 
     def attribute(self, result: Result) -> AttributedRun | None:
         """Attribute the lost efficiency of a single repeat; None if it has no baseline."""
-        references = self.read_baselines([result]).find(result)
+        references = ReferenceRunFinder(self.read_baselines([result])).find(result)
         parts = attribute_run(result, references)
         if parts is None:
             return None
@@ -103,7 +103,7 @@ def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
     status = dict(zip(report_data.frame["run_id"], report_data.frame["status"], strict=True))
     results = [report_data.result(run_id) for run_id in report_data.detailed_run_ids if status[run_id] == "ok"]
     records = AttributionRecords(report_data.frame[BASELINE_CHOICE_COLUMNS], report_data.result)
-    candidates = records.read_baselines(results)
+    candidates = ReferenceRunFinder(records.read_baselines(results))
     rows = plain_rows(report_data.pooled)
     measured = [measure_repeat(result, candidates.find(result)) for result in results]
     by_id = {repeat.result.run_id: repeat for repeat in measured if repeat is not None}

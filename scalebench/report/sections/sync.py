@@ -46,7 +46,7 @@ FIGURES = (
      "what gradient synchronization adds to a step, imbalance included; less is better"),
     ("sync_isolated_s", "isolated sync",
      "gradient synchronization of a step alone, with nothing to overlap; less is better"),
-    ("imbalance_s", "imbalance", "how long the median device waits for the slowest one; less is better"),
+    ("imbalance_s", "imbalance", "how long a device waits for the slowest one, on average; less is better"),
 )  # fmt: skip
 PROFILE_SHARES = {
     "collective_step_share": "the wall time of a step",
@@ -100,10 +100,9 @@ def _make_bars(group: CurveGroup, column: str, title: str, axis: Axis, caption: 
 
 def _describe_probe_intervals(group: CurveGroup) -> str:
     """Say what the intervals of the probes are taken over, which are not those of throughput."""
-    repeats = sorted({row["repeats"] for curve in group.curves for row in _rows_with_sync(curve)})
-    over = ["over blocks of the probes of one repeat"] if repeats[0] == 1 else []
-    over += [f"over {count} repeats" for count in repeats if count >= MIN_REPEATS_FOR_LIMITS]
-    return f"intervals: 95 %, {' or '.join(over)}" if over else ""
+    most = max(row["repeats"] for curve in group.curves for row in _rows_with_sync(curve))
+    several = ", over repeats where three and more were probed" if most >= MIN_REPEATS_FOR_LIMITS else ""
+    return f"intervals: 95 %, over blocks of the probes of one repeat{several}"
 
 
 def _make_epoch_chart(group: CurveGroup) -> Iterator[Chart]:

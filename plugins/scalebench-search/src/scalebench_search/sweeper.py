@@ -85,9 +85,9 @@ class TrialRunner:
         corners = [self._resolve(space, space.overrides(values)) for values in space.corners()]
         for spec in corners:
             objective.check_objective(self._settings.objective, spec.config)
-            if spec.config.measure.repeats > 1:
+            if spec.repeats > 1:
                 raise InputError(
-                    f"measure.repeats={spec.config.measure.repeats}: a trial is one run; repeat the best one afterwards"
+                    f"measure.repeats={spec.repeats}: a trial is one run; repeat the best one afterwards"
                 )
             if self._more_is_better(spec) != self._more_is_better(corners[0]):
                 raise InputError("models of different metrics are no choices of one search")
