@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +10,15 @@ from datetime import datetime
 from pathlib import Path
 
 from scalebench.analysis import throughput
+from scalebench.analysis.comparison.ratio_tests import geometric_mean
 from scalebench.analysis.comparison.run_facts import NAMED_GROUPS, Facts, RunFacts, Value, collect_facts
 from scalebench.analysis.identity import facts_key, is_under
 from scalebench.analysis.read_runs import find_results
 from scalebench.analysis.run_summary import start_time
 from scalebench.core.result import Result, read_result
-from scalebench.core.stats.estimates import Estimate
 
 FAILED_STATUSES = ("failed", "oom", "timeout", "cancelled")
+DISTURBED_FLAGS = frozenset({"busy_machine", "foreign_process"})  # other programs used the devices meanwhile
 CLOCK_FIELDS = ("sm_clock_mhz_mean", "mem_clock_mhz_mean")
 SEED_KEY = "seed"  # may differ between the repeats of a row if it is left out of the pairing
 MAX_CLOSEST_CANDIDATES = 2000  # rows that are searched for the one closest to another
@@ -31,13 +31,17 @@ class ComparedRun:
     record: Result  # without its ranks and its spec
     started: datetime
     rate: float | None  # samples/s
-    interval: Estimate | None  # over its blocks
     facts: RunFacts
     side: int = 0  # number of the folder on the command line
+    session: int = 0  # as sessions.number_sessions numbers them; 0: all are one
 
     @property
     def run_id(self) -> str:
         return self.record.run_id
+
+    @property
+    def is_disturbed(self) -> bool:
+        return not DISTURBED_FLAGS.isdisjoint(self.record.flags)
 
 
 @dataclass
@@ -56,8 +60,20 @@ class ComparisonRow:
     @property
     def rate(self) -> float:
         """Geometric mean over the repeats, samples/s."""
-        rates = self.rates
-        return math.exp(math.fsum(map(math.log, rates)) / len(rates))
+        return geometric_mean(self.rates)
+
+    @property
+    def sessions(self) -> dict[int, list[float]]:
+        """The samples/s of the repeats of each session, in the order of time."""
+        by_session: dict[int, list[float]] = {}
+        for run in self.measured:
+            by_session.setdefault(run.session, []).append(run.rate or 0.0)
+        return by_session
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Other programs disturbed all of its repeats."""
+        return all(run.is_disturbed for run in self.measured)
 
 
 def load_compared_runs(paths: Sequence[str | os.PathLike[str]], side: int = 0) -> list[ComparedRun]:
@@ -75,9 +91,9 @@ def drop_copies(runs: Iterable[ComparedRun]) -> list[ComparedRun]:
 
 
 def make_compared_run(result: Result, side: int = 0) -> ComparedRun:
-    rate, interval = throughput.throughput(result)
+    rate, _ = throughput.throughput(result)
     slim = dataclasses.replace(result, ranks=[], spec={})
-    return ComparedRun(slim, start_time(result), rate, interval, collect_facts(result), side)
+    return ComparedRun(slim, start_time(result), rate, collect_facts(result), side)
 
 
 def make_comparison_rows(runs: Iterable[ComparedRun]) -> list[ComparisonRow]:
@@ -87,17 +103,22 @@ def make_comparison_rows(runs: Iterable[ComparedRun]) -> list[ComparisonRow]:
         row = by_key.setdefault(facts_key(run.facts.identity), ComparisonRow(run.facts.identity))
         (row.unmeasured if run.rate is None else row.measured).append(run)
     for row in by_key.values():
-        _keep_latest_version(row)
+        _choose_repeats(row)
     return list(by_key.values())
 
 
-def _keep_latest_version(row: ComparisonRow) -> None:
+def _choose_repeats(row: ComparisonRow) -> None:
+    """Leave out repeats of older framework versions, and those that other programs disturbed if there are others."""
     versions = [run.record.scale.framework_version for run in row.measured]
     older = [version for version in versions if version != versions[-1]]
     if older:
         row.measured = [run for run in row.measured if run.record.scale.framework_version == versions[-1]]
         names = ", ".join(dict.fromkeys(version or "unknown" for version in older))
         row.notes.append(f"repeats of {names} are left out beside those of {versions[-1]}")
+    quiet = [run for run in row.measured if not run.is_disturbed]
+    if quiet and len(quiet) < len(row.measured):
+        row.measured = quiet
+        row.notes.append("repeats during which other programs used the devices are left out")
 
 
 def merge_rows(
@@ -126,7 +147,7 @@ def _join_rows(group: Sequence[ComparisonRow]) -> ComparisonRow:
     joined.measured = sorted((run for row in group for run in row.measured), key=lambda run: run.started)
     joined.unmeasured = sorted((run for row in group for run in row.unmeasured), key=lambda run: run.started)
     joined.notes = list(dict.fromkeys(note for row in group for note in row.notes))
-    _keep_latest_version(joined)
+    _choose_repeats(joined)
     return joined
 
 
