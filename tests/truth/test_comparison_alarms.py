@@ -78,11 +78,22 @@ def test_days_that_differ_are_no_regression(world: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.truth
-@pytest.mark.parametrize("world", [World(), World((5, 5)), World((5, 1)), World((5, 2))], ids=str)
-def test_equal_runs_of_one_session_rarely_differ(world: World) -> None:
+@pytest.mark.parametrize(
+    ("world", "chance"),
+    [
+        (World(), 0.0),
+        (World((5, 5)), 0.0),
+        (World((5, 1)), 0.015),
+        (World((5, 2)), 0.015),
+    ],  # by Student's t exactly 5 %
+    ids=str,
+)
+def test_equal_runs_of_one_session_rarely_differ(world: World, chance: float) -> None:
+    """`chance`: Student's t of unlike numbers of repeats is wrong in exactly 5 %, Welch's in fewer."""
     compared = trials(world, 0.0, TRIALS)
-    assert sum(any(pair.verdict in ("faster", "slower") for pair in each.pairs) for each in compared) <= ALARMS * TRIALS
-    assert sum(each.status == "regression" for each in compared) <= ALARMS / 2 * TRIALS
+    different = sum(any(pair.verdict in ("faster", "slower") for pair in each.pairs) for each in compared)
+    assert different / TRIALS <= ALARMS + chance
+    assert sum(each.status == "regression" for each in compared) / TRIALS <= ALARMS / 2 + chance
     assert count_regressions(world, 0.03, TRIALS) <= 0.01
 
 
@@ -90,7 +101,8 @@ def test_equal_runs_of_one_session_rarely_differ(world: World) -> None:
 @pytest.mark.truth
 def test_what_is_slower_is_found() -> None:
     """Days that differ by 3 % hide 5 %, which runs of one session show."""
-    assert count_regressions(World(saved=5, slower=0.2), 0.03, TRIALS) >= 0.85
+    assert count_regressions(World(saved=5, slower=0.2, every_row=True), 0.03, TRIALS) >= 0.9
+    assert count_regressions(World(saved=5, slower=0.2), 0.03, TRIALS) >= 0.83
     assert count_regressions(World(saved=10, slower=0.2), 0.03, TRIALS) >= 0.99
     assert count_regressions(World((5, 5), slower=0.05), 0.03, TRIALS) >= 0.95
     assert count_regressions(World(slower=0.1), 0.03, TRIALS) >= 0.95
