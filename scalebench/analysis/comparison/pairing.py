@@ -39,10 +39,6 @@ class ComparedRun:
     def run_id(self) -> str:
         return self.record.run_id
 
-    @property
-    def is_disturbed(self) -> bool:
-        return not DISTURBED_FLAGS.isdisjoint(self.record.flags)
-
 
 @dataclass
 class ComparisonRow:
@@ -72,8 +68,9 @@ class ComparisonRow:
 
     @property
     def is_disturbed(self) -> bool:
-        """Other programs disturbed all of its repeats."""
-        return all(run.is_disturbed for run in self.measured)
+        """Other programs disturbed more than half of its repeats. Of fewer the interval shows what that made."""
+        disturbed = [run for run in self.measured if not DISTURBED_FLAGS.isdisjoint(run.record.flags)]
+        return 2 * len(disturbed) > len(self.measured)
 
 
 def load_compared_runs(paths: Sequence[str | os.PathLike[str]], side: int = 0) -> list[ComparedRun]:
@@ -103,22 +100,17 @@ def make_comparison_rows(runs: Iterable[ComparedRun]) -> list[ComparisonRow]:
         row = by_key.setdefault(facts_key(run.facts.identity), ComparisonRow(run.facts.identity))
         (row.unmeasured if run.rate is None else row.measured).append(run)
     for row in by_key.values():
-        _choose_repeats(row)
+        _keep_latest_version(row)
     return list(by_key.values())
 
 
-def _choose_repeats(row: ComparisonRow) -> None:
-    """Leave out repeats of older framework versions, and those that other programs disturbed if there are others."""
+def _keep_latest_version(row: ComparisonRow) -> None:
     versions = [run.record.scale.framework_version for run in row.measured]
     older = [version for version in versions if version != versions[-1]]
     if older:
         row.measured = [run for run in row.measured if run.record.scale.framework_version == versions[-1]]
         names = ", ".join(dict.fromkeys(version or "unknown" for version in older))
         row.notes.append(f"repeats of {names} are left out beside those of {versions[-1]}")
-    quiet = [run for run in row.measured if not run.is_disturbed]
-    if quiet and len(quiet) < len(row.measured):
-        row.measured = quiet
-        row.notes.append("repeats during which other programs used the devices are left out")
 
 
 def merge_rows(
@@ -147,7 +139,7 @@ def _join_rows(group: Sequence[ComparisonRow]) -> ComparisonRow:
     joined.measured = sorted((run for row in group for run in row.measured), key=lambda run: run.started)
     joined.unmeasured = sorted((run for row in group for run in row.unmeasured), key=lambda run: run.started)
     joined.notes = list(dict.fromkeys(note for row in group for note in row.notes))
-    _choose_repeats(joined)
+    _keep_latest_version(joined)
     return joined
 
 

@@ -35,7 +35,9 @@ ONE_SESSION_NOTE = (
     "repeats of one session: if the machine changed between A and B, these intervals do not hold it; runs of one sweep "
     "take turns and are free of that, saved sessions (compare --save) hold it"
 )
-DISTURBED_NOTE = "other programs used the devices in all repeats of a side: no verdict; run it again on a quiet machine"
+DISTURBED_NOTE = (
+    "other programs used the devices in most repeats of a side, which gives no verdict: run it again on a quiet machine"
+)
 
 
 def number_sessions(runs: Iterable[Result]) -> dict[str, int]:
