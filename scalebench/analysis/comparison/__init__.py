@@ -171,9 +171,8 @@ def _compare_sides(
     unmatched = {(row.side, *row.label.items(), row.reason, row.run_id): row
                  for side in sides[1:] for row in find_unmatched(base, side, labels, without)}  # fmt: skip
     refusal = None if contrasts else explain_no_pairs(sides, without)
-    comparison = Comparison(by, ignored, threshold, contrasts, list(unmatched.values()), refusal)
-    comparison.notes += warn_about_samples(comparison.pairs)
-    return comparison
+    notes = warn_about_samples((a, b) for group in tested for a, b, _ in group)
+    return Comparison(by, ignored, threshold, contrasts, list(unmatched.values()), refusal, notes)
 
 
 def _test_ratio(a: ComparisonRow, b: ComparisonRow) -> tuple[ComparisonRow, ComparisonRow, RatioTest]:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -28,15 +29,6 @@ MACHINE_FILE = "machine.json"
 MAX_SESSIONS = 10  # that a baseline keeps, the latest ones
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 SavedRun = tuple[Path, Result]  # a file, and its record without ranks and spec
-
-
-@dataclass(frozen=True)
-class MachineBaselines:
-    """The baselines of one machine class in the store."""
-
-    kind: MachineClass
-    folder: Path
-    names: list[str]
 
 
 @dataclass(frozen=True)
@@ -139,22 +131,19 @@ def explain_missing_baseline(name: str, kinds: Iterable[MachineClass]) -> str:
     """Return the error line for a baseline that was not saved for these machine classes, with what there is instead."""
     wanted = "; ".join(dict.fromkeys(map(str, kinds)))
     stored = list_saved_baselines()
-    others = [str(saved.kind) for saved in stored if name in saved.names]
+    others = [str(kind) for kind, names in stored if name in names]
     if others:
         return f"no baseline '{name}' for this machine ({wanted}); saved ones are for {'; '.join(others)}"
-    names = sorted({other for saved in stored for other in saved.names})
-    return f"no baseline '{name}' in {store_folder()} ({wanted}); saved names: {', '.join(names) or 'none'}"
+    saved = ", ".join(sorted({other for _, names in stored for other in names}))
+    return f"no baseline '{name}' in {store_folder()} ({wanted}); saved names: {saved or 'none'}"
 
 
-def list_saved_baselines() -> list[MachineBaselines]:
-    """Return the baselines of all machine classes in the store that can be read."""
+def list_saved_baselines() -> list[tuple[MachineClass, list[str]]]:
+    """Return the names of the baselines of each machine class in the store that can be read."""
     saved = []
     for file in sorted(store_folder().glob(f"*/{MACHINE_FILE}")):
-        try:
-            kind = read_record(file, MachineClass)
-        except (OSError, ValueError):
-            continue
-        folders = [path.name for path in file.parent.iterdir() if path.is_dir()]
-        names = sorted(name for name in folders if NAME_PATTERN.fullmatch(name))
-        saved.append(MachineBaselines(kind, file.parent, names))
+        with contextlib.suppress(OSError, ValueError):
+            folders = [path.name for path in file.parent.iterdir() if path.is_dir()]
+            names = sorted(name for name in folders if NAME_PATTERN.fullmatch(name))
+            saved.append((read_record(file, MachineClass), names))
     return saved
