@@ -205,13 +205,8 @@ def make_json(comparison: Comparison, exit_code: int) -> str:
 
 
 def _unmatched_tree(row: UnmatchedRow) -> dict[str, Any]:
-    return {
-        "side": row.side,
-        "row": row.label,
-        "reason": row.reason,
-        "failed": row.failed,
-        "run_id": row.run_id or None,
-    }
+    fields = {"side": row.side, "row": row.label, "reason": row.reason, "failed": row.failed}
+    return {**fields, "run_id": row.run_id or None}
 
 
 def _contrast_tree(contrast: Contrast) -> dict[str, Any]:
