@@ -20,6 +20,7 @@ NAMES = (
     "evaluating",
     "memory",
     "load_10000",
+    "coverage",
     "resnet50",
     "pipeline_bubble",
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
+from scalebench.analysis.history import history_file, read_history
 from scalebench.analysis.named_baseline import resolve_named_baseline
 from scalebench.analysis.read_runs import (
     PathLike,
@@ -19,7 +20,7 @@ from scalebench.analysis.read_runs import (
     summarize_files,
     summarize_readable,
 )
-from scalebench.analysis.repeats import pool_runs
+from scalebench.analysis.repeats import Configurations
 from scalebench.analysis.rounds import ROUND_COLUMNS, make_round_rows
 from scalebench.analysis.rows import compare_runs, summarize_run
 from scalebench.core.errors import InputError
@@ -37,6 +38,7 @@ class Survey:
     pooled: pd.DataFrame  # as returned by repeats.pooled
     unreadable: Unreadable
     baseline_label: str | None  # describes the named baseline, for the head of a column
+    configurations: Configurations  # behind the pooled frame
     probe_folders: list[Path]  # of the runs that measured collective operations or bandwidths
 
 
@@ -86,7 +88,11 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     compared = compare_runs(runs, named_baseline)
     folders = [Path(run.cells["path"]) for run in runs if run.has_requested_probes]
     label = None if named_baseline is None else named_baseline.label
-    return Survey(make_frame(compared.rows, FRAME_COLUMNS), pool_runs(compared), unreadable, label, folders)
+    history, why_unreadable = read_history()
+    if why_unreadable is not None:
+        unreadable.append((history_file() or Path(), why_unreadable))
+    frame, configurations = make_frame(compared.rows, FRAME_COLUMNS), Configurations(compared, history)
+    return Survey(frame, configurations.make_frame(), unreadable, label, configurations, folders)
 
 
 def frame_of_results(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataFrame:

@@ -8,24 +8,30 @@ controls, which are no rivals if there are others.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from scalebench.analysis.identity import INPUT_COLUMNS
+from scalebench.analysis.read_runs import PathLike
+from scalebench.analysis.repeats import holds_over_repeats, load_configurations
 from scalebench.analysis.scaling_curves import Curve, group_curves, make_curves
 from scalebench.core import config_files
-from scalebench.core.stats.estimates import BATCHES, CONFIDENCE, Estimate, student_t
-
-if TYPE_CHECKING:
-    import pandas as pd
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate
+from scalebench.core.stats.log_means import LogMean
 
 TEST_DESCRIPTION = (
-    "comparison with the best: Student's t (Welch) on the logarithms of throughput, simultaneous {} % intervals by "
-    "Bonferroni over {} {}"
+    "comparison with the best: Student's t on the logarithms of throughput, of ratios within repeats where these were "
+    "interleaved, simultaneous {} % intervals by Bonferroni over {} {}"
 )
-Verdict = Literal["slower", "tied", "no interval"]
+# Flags of rows whose figures are of other programs too, or of ranks that wait for each other's cores.
+NO_VERDICT_FLAGS = {
+    "busy_machine": "other programs kept the processors busy",
+    "oversubscribed": "more threads than cores",
+}
+MORE_REPEATS = "measure.repeats=3 decides"
+Verdict = Literal["slower", "tied", "no verdict"]
+EstimateRatio = Callable[[Mapping[str, Any], Mapping[str, Any]], LogMean]  # as Configurations.estimate_ratio
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Rival:
     @property
     def verdict(self) -> Verdict:
         """`slower` if the interval is above 1, `tied` if it includes 1."""
-        return "no interval" if self.low is None else "slower" if self.low > 1 else "tied"
+        return "no verdict" if self.low is None else "slower" if self.low > 1 else "tied"
 
     def label(self) -> str:
         """Return `ddp_gloo (1.31 [1.25, 1.37])`."""
@@ -71,15 +77,23 @@ class Ranking:
 
     @property
     def undecided(self) -> list[Rival]:
-        """Rivals that cannot be compared, since they or the best have no interval."""
-        return [rival for rival in self.rivals if rival.verdict == "no interval"]
+        """Rivals that cannot be compared, since one of the two rows gives no verdict."""
+        return [rival for rival in self.rivals if rival.verdict == "no verdict"]
 
     @property
     def certainty(self) -> Literal["best", "tied", "not sure", "alone"]:
-        """`not sure` if an interval is missing and no rival is tied; `alone` without rivals."""
+        """`not sure` if a row gives no verdict; `alone` without rivals."""
         if not self.rivals:
             return "alone"
-        return "tied" if self.tied else "not sure" if self.undecided else "best"
+        return "not sure" if self.undecided else "tied" if self.tied else "best"
+
+    def explain_doubts(self) -> str:
+        """Return `one repeat (ddp, mirrored)`: why rows give no verdict; empty if all do."""
+        names: dict[str, list[str]] = {}
+        for name, row in [(self.best, self.row), *((rival.name, rival.row) for rival in self.rivals)]:
+            if reason := explain_no_verdict(row):
+                names.setdefault(reason, []).append(name)
+        return "; ".join(f"{reason} ({', '.join(members)})" for reason, members in names.items())
 
     def sentence(self) -> str:
         """Return `at 2 devices: mirrored, 40,828 samples/s, 1.31 [1.25, 1.37] times as fast as the next (ddp_gloo)`."""
@@ -92,9 +106,8 @@ class Ranking:
         if self.tied:
             parts.append(f"tied within noise with {join_with_and([rival.label() for rival in self.tied])}")
         if self.undecided:
-            parts.append(
-                f"no interval, so not sure against {join_with_and([rival.label() for rival in self.undecided])}"
-            )
+            against = join_with_and([rival.label() for rival in self.undecided])
+            parts.append(f"not sure against {against}: {self.explain_doubts() or 'no interval'}")
         first = next((rival for rival in self.rivals if rival.verdict == "slower"), None)
         if first is not None:
             who = "the next" if first is self.rivals[0] else "the first that is slower beyond noise"
@@ -102,38 +115,44 @@ class Ranking:
         return ", ".join(parts)
 
 
-def rank(pooled: pd.DataFrame) -> list[Ranking]:
-    """Return one ranking for each group and number of devices, in the order of the frame and of devices.
+def explain_no_verdict(row: Mapping[str, Any]) -> str:
+    """Return why no verdict rests on a row of the pooled frame, with the setting that helps; empty if one may."""
+    if not holds_over_repeats(row):
+        repeats = row.get("repeats") or 1
+        return f"{'one repeat' if repeats == 1 else f'{repeats} repeats without an interval'}, {MORE_REPEATS}"
+    flags = (row["flags"] or "").split()
+    return "; ".join(reason for flag, reason in NO_VERDICT_FLAGS.items() if flag in flags)
 
-    The best has the largest throughput; of two equal ones it is the first in the frame. Each other strategy is compared
-    with it by the ratio of throughputs. Standard errors of their logarithms come from the widths of the 95 % intervals,
-    Student's t with repeats - 1 degrees of freedom over repeats and 15 over blocks (estimates.BATCHES); those of a
-    ratio are Welch's. The k - 1 intervals hold simultaneously (Bonferroni: each at 1 - 0.05 / (k - 1)), and a rival
-    with an interval above 1 is `slower`. So "X is the best" is wrong in at most 2.5 % of all rankings, however many
-    strategies there are and although X was chosen by these same figures: for another to be the true best, X must beat
-    that one by more than noise. And in as many rankings the true best is X or one of those that are tied.
 
-    Repeats count as independent: where they were interleaved and the drift of the machine moves them all together,
-    there are ties that paired figures (the speedups) might resolve. Intervals over the blocks of single runs do not
-    include what differs between repeats, and neither does the certainty then.
+def rank(path: PathLike | Sequence[PathLike]) -> list[Ranking]:
+    """Return one ranking for each group and number of devices of the runs at or below `path`, in the order of the
+    pooled frame and of devices.
 
-    Sources: Hsu 1981, "Simultaneous confidence intervals for all distances from the 'best'" and Hsu 1996, "Multiple
-    Comparisons: Theory and Methods", chapter 4 (comparisons with the best need no more than those with one control);
-    Dunn 1961, "Multiple comparisons among means" (Bonferroni); Welch 1947, "The generalization of 'Student's' problem
-    when several different population variances are involved"; Altman and Bland 2011, "How to obtain the confidence
-    interval from a P value" (standard errors from limits).
+    The best has the largest throughput over that of the others, as `repeats.pooled` forms ratios: where the machine is
+    slow in a repeat it is slow for all. Of two equal ones it is the first in the frame. The k - 1 intervals hold
+    simultaneously (Bonferroni: each at 1 - 0.05 / (k - 1)), and a rival with an interval above 1 is `slower`. So "X is
+    the best" is wrong in at most 2.5 % of all rankings, however many strategies there are and although X was chosen by
+    these same figures: for another to be the true best, X must beat that one by more than noise. And in as many
+    rankings the true best is X or one of those that are tied.
+
+    A row whose interval does not hold what differs between starts gives no verdict, nor does one of NO_VERDICT_FLAGS.
+
+    Sources: Bonferroni after Hsu 1981, "Simultaneous confidence intervals for all distances from the 'best'", and Hsu
+    1996, "Multiple Comparisons: Theory and Methods", chapter 4 (comparisons with the best need no more than those with
+    one control); Dunn 1961, "Multiple comparisons among means".
     """
-    return rank_curves(make_curves(pooled))
+    configurations = load_configurations(path)
+    return rank_curves(make_curves(configurations.make_frame()), configurations.estimate_ratio)
 
 
-def rank_curves(all_curves: Iterable[Curve]) -> list[Ranking]:
+def rank_curves(all_curves: Iterable[Curve], estimate_ratio: EstimateRatio) -> list[Ranking]:
     """Rank the curves of a pooled frame, as `rank` describes."""
     rankings = []
     for _, members in group_curves(all_curves):
         for group, contest in _split_into_contests(members):
             for gpus in sorted({count for curve in contest for count in curve.gpus}):
                 rows = [(curve.name, row) for curve in contest for row in curve.rows if row["gpus"] == gpus]
-                rankings.append(rank_rows(group, gpus, rows))
+                rankings.append(rank_rows(group, gpus, rows, estimate_ratio))
     return rankings
 
 
@@ -164,48 +183,33 @@ def is_control(strategy: str) -> bool:
     return tree.get("framework") == "none" or bool(tree.get("independent"))
 
 
-def rank_rows(group: dict[str, str], gpus: int, rows: Sequence[tuple[str, dict[str, Any]]]) -> Ranking:
+def rank_rows(
+    group: dict[str, str], gpus: int, rows: Sequence[tuple[str, dict[str, Any]]], estimate_ratio: EstimateRatio
+) -> Ranking:
     """Rank these (name, cells), at least one, as `rank` describes."""
-    ordered = sorted(rows, key=lambda pair: -pair[1]["throughput_samples_per_s"])
+    reference = max((row for _, row in rows), key=lambda row: row["throughput_samples_per_s"])
+    ordered = sorted(rows, key=lambda pair: -estimate_ratio(pair[1], reference).mean)
     (name, best), others = ordered[0], ordered[1:]
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(others))
     rivals = []
     for rival, row in others:
-        limits = throughput_ratio(best, row, confidence)
-        low, high = (None, None) if limits is None else (limits.low, limits.high)
-        rivals.append(Rival(rival, row, _rate(best) / _rate(row), low, high))
+        estimate = decide_ratio(best, row, estimate_ratio, confidence)
+        ratio = best["throughput_samples_per_s"] / row["throughput_samples_per_s"]
+        limits = (None, None) if estimate is None else estimate.limits
+        rivals.append(Rival(rival, row, ratio if estimate is None else estimate.value, *limits))
     compared = "comparison" if len(others) == 1 else "comparisons"
     test = TEST_DESCRIPTION.format(f"{100 * CONFIDENCE:.0f}", len(others), compared) if others else ""
     return Ranking(group, gpus, name, best, rivals, test)
 
 
-def throughput_ratio(a: dict[str, Any], b: dict[str, Any], confidence: float) -> Estimate | None:
-    """Return the throughput of row `a` over that of row `b` with limits at this confidence, as `rank` describes; None
-    if one of the rows has no complete interval, or one over neither blocks nor repeats."""
-    error_a, error_b = log_standard_error(a), log_standard_error(b)
-    if error_a is None or error_b is None:
+def decide_ratio(
+    row: Mapping[str, Any], base: Mapping[str, Any], estimate_ratio: EstimateRatio, confidence: float = CONFIDENCE
+) -> Estimate | None:
+    """Return the throughput of a row over that of another where a verdict may rest on both; else None."""
+    if explain_no_verdict(row) or explain_no_verdict(base):
         return None
-    (deviation_a, freedom_a), (deviation_b, freedom_b) = error_a, error_b
-    variance = deviation_a**2 + deviation_b**2
-    freedom = math.inf if variance == 0 else variance**2 / (deviation_a**4 / freedom_a + deviation_b**4 / freedom_b)
-    reach = 0.0 if variance == 0 else student_t(freedom, confidence) * math.sqrt(variance)
-    value = _rate(a) / _rate(b)
-    # Beyond 700, exp would overflow; nothing measured has such a limit.
-    return Estimate(value, value * math.exp(-reach), value * math.exp(reach)) if reach < 700 else None
-
-
-def log_standard_error(row: dict[str, Any]) -> tuple[float, int] | None:
-    """Return (standard error of log throughput, its degrees of freedom), from the width of its interval."""
-    low, high = row["throughput_low"], row["throughput_high"]
-    freedom = {"blocks": BATCHES - 1, "repeats": (row.get("repeats") or 1) - 1}.get(row["interval_over"], 0)
-    if low is None or high is None or low <= 0 or freedom < 1:
-        return None
-    return math.log(high / low) / 2 / student_t(freedom, CONFIDENCE), freedom
-
-
-def _rate(row: dict[str, Any]) -> float:
-    rate: float = row["throughput_samples_per_s"]
-    return rate
+    estimate = estimate_ratio(row, base).to_estimate(confidence)
+    return estimate if estimate.has_limits else None
 
 
 def join_with_and(names: Sequence[str]) -> str:

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalebench.analysis import throughput
 from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, make_frame
+from scalebench.analysis.history import History, HistoryEntry, read_history
 from scalebench.analysis.identity import comparison_key, pooling_key
 from scalebench.analysis.named_baseline import resolve_named_baseline
 from scalebench.analysis.read_runs import PathLike, find_results, list_paths, pause_garbage_collection, summarize_files
@@ -32,12 +35,15 @@ from scalebench.analysis.rows import (
 )
 from scalebench.analysis.run_summary import Run, RunSummary, start_time
 from scalebench.core.result import Result
-from scalebench.core.stats.estimate_arithmetic import MIN_REPEATS_FOR_LIMITS, mean_over_repeats
-from scalebench.core.stats.estimates import Estimate, divide_estimates
+from scalebench.core.stats.estimate_arithmetic import mean_over_repeats
+from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.log_means import LogMean, mean_of_blocks, mean_of_logs, mean_of_repeats
+from scalebench.core.stats.moderated_variance import RepeatTable
 
 if TYPE_CHECKING:
     import pandas as pd
 
+OVER_REPEATS = ("repeats", "history")  # intervals that hold what differs between starts
 SINGLE_RUN_FLAGS = ("no_interval", "superlinear", "superlinear_within_noise")  # decided anew for pooled figures
 UNION_COLUMNS = ("flags", "throttle_reasons")
 FIRST_RUN_COLUMNS = ("run_id", "started_at", "path", "reason")  # of the first repeat, in time
@@ -56,7 +62,13 @@ MERGED_COLUMNS = [
 R = TypeVar("R", bound=Run)
 
 
-@dataclass
+def holds_over_repeats(row: Mapping[str, Any]) -> bool:
+    """Return whether the throughput interval of a pooled row holds what differs between starts of its processes: no
+    verdict without that."""
+    return row["interval_over"] in OVER_REPEATS
+
+
+@dataclass(eq=False)
 class Configuration:
     """Repeats that become one row, in the order of their start; complete before its figures are used."""
 
@@ -69,6 +81,151 @@ class Configuration:
         rates = {cells["run_id"]: cells["throughput_samples_per_s"] for cells in self.rows}
         return {run_id: rate for run_id, rate in rates.items() if rate is not None}
 
+    @cached_property
+    def sweep(self) -> tuple[str, ...]:
+        """The configurations with an equal one vary between repeats for the same reasons: folder of the sweep, machine
+        and model."""
+        cells = self.rows[0]
+        return os.path.dirname(cells["path"]), str(cells["machine"]), str(cells["model"])
+
+    def levels(self) -> dict[Any, float]:
+        """Return log throughputs by what runs share that are measured at one time: their cohort, or their repeat."""
+        levels: dict[Any, float] = {}
+        for run in self.repeats if self.rates else ():
+            key = run.cohort or (os.path.dirname(run.cells["path"]), run.scale.repeat)
+            rates = run.round_rates.values() or [self.rates[run.run_id]]
+            levels[(key, sum(key == other for other, _ in levels))] = math.fsum(map(math.log, rates)) / len(rates)
+        return levels
+
+
+class Configurations:
+    """The configurations of runs that were loaded together, their rows, and ratios between any two of them."""
+
+    def __init__(self, compared: ComparedRuns | None = None, history: History | None = None) -> None:
+        """With a `history` of this machine single repeats have limits, too."""
+        self._compared, self._history = compared, history or History()
+        self._by_run: dict[str, Configuration] = {} if compared is None else _group_by_configuration(compared)
+        by_sweep: dict[tuple[str, ...], dict[Hashable, dict[Any, float]]] = {}
+        for configuration in dict.fromkeys(self._by_run.values()):
+            by_sweep.setdefault(configuration.sweep, {})[id(configuration)] = configuration.levels()
+        self._tables: dict[tuple[str, ...], RepeatTable] = {
+            sweep: RepeatTable(levels) for sweep, levels in by_sweep.items()
+        }
+
+    def make_frame(self) -> pd.DataFrame:
+        """Return the frame of `pooled`, in the order of the runs."""
+        runs = () if self._compared is None else self._compared.runs
+        configurations = dict.fromkeys(self._by_run[run.run_id] for run in runs)
+        return make_frame([self._make_row(each) for each in configurations], [*FRAME_COLUMNS, "repeats"])
+
+    def estimate_ratio(self, row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
+        """Return the throughput of a row of the pooled frame over that of another, as `pooled` describes; of unknown
+        variance where a row is not of these configurations."""
+        if row["run_id"] in self._by_run and base["run_id"] in self._by_run:
+            return self._ratio(self._by_run[row["run_id"]], self._by_run[base["run_id"]])
+        return LogMean(math.log(row["throughput_samples_per_s"] / base["throughput_samples_per_s"]))
+
+    def list_history(self, session: str) -> list[HistoryEntry]:
+        """Return what these configurations, a sweep that has ended, add to the history of the machine."""
+        entries, ended_at = [], datetime.now(UTC).isoformat(timespec="seconds")
+        several = [each for each in dict.fromkeys(self._by_run.values()) if len(each.rates) > 1]
+        for each in several:
+            cells, scale, own = each.rows[0], each.repeats[0].scale, mean_of_repeats([*each.rates.values()])
+            if scale.framework == "none":  # sleeps, whose starts do not differ
+                continue
+            members = sum(other.sweep == each.sweep for other in several)
+            freedom = self._tables[each.sweep].degrees_of_freedom / members or own.degrees_of_freedom
+            variance, rate = own.variance * len(each.rates), math.exp(own.mean)
+            entries.append(
+                HistoryEntry(
+                    cells["machine"], cells["model"], scale.strategy, scale.gpus, scale.global_batch, len(each.rates),
+                    variance, freedom, rate, session, ended_at,
+                )
+            )  # fmt: skip
+        return entries
+
+    def _mean(self, configuration: Configuration) -> LogMean:
+        if len(configuration.rates) == 1:
+            return self._mean_of_single(configuration.repeats[0])
+        logs = [math.log(rate) for rate in configuration.rates.values()]
+        table = self._tables.get(configuration.sweep)
+        return mean_of_logs(logs) if table is None else table.mean(id(configuration), logs)
+
+    def _mean_of_single(self, run: RunSummary) -> LogMean:
+        """Return the log throughput of a single start, with the variance over its blocks and that between starts in the
+        history; of unknown variance without a history."""
+        rate, over_blocks = run.throughput
+        prior = self._history.prior(run.cells["machine"])
+        if prior is None or over_blocks is None:
+            return LogMean(math.log(rate or math.nan))
+        blocks = mean_of_blocks(over_blocks)
+        return LogMean(blocks.mean, blocks.variance + prior.variance, prior.degrees_of_freedom)
+
+    def _ratio(self, configuration: Configuration, base: Configuration) -> LogMean:
+        """Return the mean of the ratios within repeats, where these were interleaved or took turns, else the ratio of
+        the means of independent repeats."""
+        if configuration is base:
+            return LogMean(0.0)
+        pairs = pair_interleaved(configuration.repeats, base.repeats)
+        if len(pairs) < 2 and not len(configuration.repeats) == len(base.repeats) == 1:
+            return self._mean(configuration).minus(self._mean(base))
+        logs = [math.log(throughput.divide_throughputs(a, b) or math.nan) for a, b in pairs]
+        if len(logs) == 1:  # of a single start each, which took turns or not
+            means = self._mean(configuration).minus(self._mean(base))
+            return LogMean(logs[0], means.variance, means.degrees_of_freedom)
+        if configuration.sweep != base.sweep:
+            return mean_of_logs(logs)
+        return self._tables[base.sweep].difference(id(configuration), id(base), logs)
+
+    def _make_row(self, configuration: Configuration) -> Cells:
+        first, repeats = configuration.repeats[0], len(configuration.repeats)
+        against = self._find_baselines(first)
+        cells = dict(configuration.rows[0]) if repeats == 1 else _merge_rows(configuration.rows)
+        cells["repeats"] = repeats
+        for kind, base in against.items():
+            cells[f"baseline_{kind}_id"] = None if base is None else base.repeats[0].run_id
+        if not configuration.rates:
+            return cells
+        rate = self._mean(configuration).to_estimate()
+        others = [base for base in against.values() if base is not None and len(base.repeats) > 1]
+        if repeats == 1 and not others and not rate.has_limits:
+            return cells
+        efficiency = None
+        for kind, base in against.items():
+            ratio = self._ratio(configuration, base).to_estimate() if base is not None and base.rates else None
+            devices = first.scale.gpus / (base.repeats[0].scale.gpus if base is not None else 1)
+            cells.update(speedup_cells(kind, devices, None if ratio is None else ratio.value, ratio))
+            efficiency = throughput.scale_to_efficiency(ratio, devices) if kind == "self" else efficiency
+        overhead = self._overhead(against["self"], against["bare"])
+        lost, limits = throughput.lost_share(None if overhead is None else overhead.value, overhead)
+        cells.update(interval_cells("overhead_share", "overhead_share", lost, limits))
+        if repeats > 1:
+            cells.update(_headline_cells(configuration, rate))
+        elif rate.has_limits:
+            cells.update(throughput_low=rate.low, throughput_high=rate.high, interval_over="history")
+        flags = [flag for flag in (cells["flags"] or "").split() if flag not in SINGLE_RUN_FLAGS]
+        no_interval = ["no_interval"] if cells["throughput_high"] is None else []
+        cells["flags"] = join_words([*flags, *no_interval, *throughput.superlinear_flags(efficiency)])
+        return cells
+
+    def _find_baselines(self, run: RunSummary) -> dict[str, Configuration | None]:
+        assert self._compared is not None
+        baselines, named = self._compared.baselines, self._compared.named_baseline
+        runs = {"self": baselines.find_self(run), "bare": baselines.find_bare(run)}
+        against = {kind: None if base is None else self._by_run[base.run_id] for kind, base in runs.items()}
+        base = None if named is None else named.for_run(run)
+        if base is not None:
+            against["given"] = self._by_run.get(base.run_id) or Configuration([base], [base.cells])
+        return against
+
+    def _overhead(self, own: Configuration | None, bare: Configuration | None) -> Estimate | None:
+        """Return the throughput on one device over that of the bare baseline; None for the bare strategy itself."""
+        if own is None or bare is None or own is bare or not (own.rates and bare.rates):
+            return None
+        if comparison_key(own.repeats[0], True) == comparison_key(bare.repeats[0], True):
+            return None  # with another placement
+        return self._ratio(own, bare).to_estimate()
+
 
 @pause_garbage_collection()
 def pooled(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> pd.DataFrame:
@@ -78,25 +235,38 @@ def pooled(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     are a row for each status and reason. Copies of a run (resume=true makes some) count once, and a repeat that was
     measured twice counts twice.
 
-    One repeat: the row of `load`. Two: figures without intervals. Three and more: `throughput_samples_per_s`, `step_s`
-    and `epoch_s` are geometric means, speedups and efficiencies are those of `pooled_speedup`, `interval_over` is
-    `repeats`. Other figures are means, with Student's t over the repeats for those that have an interval in `load`;
-    `_min` is the least; memory peaks are the largest; steady if all are; flags of any. `run_id`, `started_at` and
-    `path` are those of the first repeat; differing texts are joined; `repeat` is null. A `baseline` that is one of
-    these runs stands for all repeats of its configuration. Raises InputError as `load` does.
+    One repeat: the row of `load`, with limits of the throughput that hold what differs between starts where the history
+    of this machine knows it (`interval_over` is `history`, else `blocks`). Several: `throughput_samples_per_s`,
+    `step_s` and `epoch_s` are geometric means, and `interval_over` is `repeats`. Speedups, efficiencies and overheads
+    are means of the ratios within repeats where those of both were interleaved or took turns, and ratios of independent
+    means (Welch) where they were not; they have limits where both throughputs hold what differs between starts. The
+    variance between repeats is moderated by that of the other configurations of the same sweep
+    (core.stats.moderated_variance); without others three repeats have limits and two have none. Other figures are
+    means, with Student's t over three repeats or more for those that have an interval in `load`; `_min` is the least;
+    memory peaks are the largest; steady if all are; flags of any. `run_id`, `started_at` and `path` are those of the
+    first repeat; differing texts are joined; `repeat` is null. A `baseline` that is one of these runs stands for all
+    repeats of its configuration. Raises InputError as `load` does.
+
+    Source of paired ratios: Box, Hunter and Hunter 1978, "Statistics for Experimenters" (paired comparisons, blocking).
     """
+    return load_configurations(path, baseline).make_frame()
+
+
+def load_configurations(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> Configurations:
+    """Return the configurations behind the frame of `pooled`, which knows the ratios between any two of its rows."""
     runs = summarize_files(find_results(list_paths(path)))
-    return pool_runs(compare_runs(runs, None if baseline is None else resolve_named_baseline(baseline, runs)))
+    compared = compare_runs(runs, None if baseline is None else resolve_named_baseline(baseline, runs))
+    return Configurations(compared, read_history()[0])
 
 
 def pool_results(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataFrame:
     """Return the frame of `pooled` for records in memory."""
     runs = [summarize_run(result, folder) for result, folder in zip(results, folders, strict=True)]
-    return pool_runs(compare_runs(runs))
+    return Configurations(compare_runs(runs)).make_frame()
 
 
-def pool_runs(compared: ComparedRuns) -> pd.DataFrame:
-    """Return the frame of `pooled`, made of the rows of `load`."""
+def _group_by_configuration(compared: ComparedRuns) -> dict[str, Configuration]:
+    """Return the configuration of each run_id, its repeats in the order of time."""
     pairs = list(zip(compared.runs, compared.rows, strict=True))
     first_copies = {run.run_id: (run, cells) for run, cells in reversed(pairs)}
     by_key: dict[tuple[str, ...], Configuration] = {}
@@ -104,126 +274,40 @@ def pool_runs(compared: ComparedRuns) -> pd.DataFrame:
         configuration = by_key.setdefault(pooling_key(run), Configuration([], []))
         configuration.repeats.append(run)
         configuration.rows.append(cells)
-    by_id = {run.run_id: configuration for configuration in by_key.values() for run in configuration.repeats}
-    rows = []
-    for configuration in {id(by_id[run.run_id]): by_id[run.run_id] for run in compared.runs}.values():
-        first = configuration.repeats[0]
-        runs = {"self": compared.baselines.find_self(first), "bare": compared.baselines.find_bare(first)}
-        against = {kind: None if run is None else by_id[run.run_id] for kind, run in runs.items()}
-        named = None if compared.named_baseline is None else compared.named_baseline.for_run(first)
-        if named is not None:
-            against["given"] = by_id.get(named.run_id) or Configuration([named], [named.cells])
-        rows.append(_make_row(configuration, against))
-    return make_frame(rows, [*FRAME_COLUMNS, "repeats"])
-
-
-def geometric_mean_over_repeats(values: Sequence[float]) -> tuple[float, Estimate | None]:
-    """Return (geometric mean, its 95 % interval) of positive figures, one a repeat; no interval of fewer than three.
-
-    Student's t on the logarithms: repeats differ by factors, no limit becomes negative, seconds and samples/s give the
-    same answer, and a quotient of means is the mean of the quotients. In 1,000 simulated trials each of 3, 5 and 10
-    repeats that differ by 3 %, at least 0.93 of the intervals contain the level that the repeats vary around.
-
-    Sources: Fleming and Wallace 1986, "How not to lie with statistics: the correct way to summarize benchmark
-    results" (geometric mean); Bland and Altman 1996, "Transformations, means, and confidence intervals".
-    """
-    mean = mean_over_repeats([math.log(value) for value in values])
-    value = math.exp(mean.value)
-    if not mean.has_limits:
-        return value, None
-    # Beyond 700, exp would overflow; nothing measured has such a limit.
-    return value, Estimate(value, math.exp(mean.low), math.exp(mean.high) if mean.high < 700 else math.inf)
-
-
-def pooled_speedup(configuration: Configuration, base: Configuration) -> tuple[float | None, Estimate | None]:
-    """Return throughput over the baseline's, with its 95 % interval over repeats; of single runs as for runs.
-
-    Where repeats of both were interleaved, each repeat gives one ratio, in which the drift of the machine cancels, and
-    the interval is Student's t on the logarithms of at least three. Otherwise the repeats count as independent: the
-    quotient of the means, by MOVER on the log scale (estimates.divide_estimates), which is never much narrower, since
-    its t has as few degrees of freedom, and at 5 % common drift twice as wide. A baseline with too few repeats gives no
-    interval: one over its blocks would hide what differs between repeats.
-
-    Sources: Box, Hunter and Hunter 1978, "Statistics for Experimenters" (paired comparisons, blocking); Zou and
-    Donner 2008, as at estimates.divide_estimates.
-    """
-    if configuration is base:
-        return 1.0, None
-    if len(configuration.repeats) == len(base.repeats) == 1:
-        return throughput.speedup(configuration.repeats[0], base.repeats[0])
-    if not (configuration.rates and base.rates):
-        return None, None
-    pairs = pair_interleaved(configuration.repeats, base.repeats)
-    if len(pairs) >= MIN_REPEATS_FOR_LIMITS:
-        return geometric_mean_over_repeats([ratio for a, b in pairs if (ratio := throughput.speedup(a, b)[0])])
-    value, interval = geometric_mean_over_repeats([*configuration.rates.values()])
-    base_value, base_interval = geometric_mean_over_repeats([*base.rates.values()])
-    has_interval = interval is not None and base_interval is not None
-    return value / base_value, divide_estimates(interval, base_interval) if has_interval else None  # type: ignore[arg-type]
+    return {run.run_id: configuration for configuration in by_key.values() for run in configuration.repeats}
 
 
 def pair_interleaved(runs: Sequence[R], base_runs: Sequence[R]) -> list[tuple[R, R]]:
-    """Return pairs of the same repeat, in the order of time; none if repeats overlap in time.
+    """Return pairs of the same repeat, and of the same cohort where two repeats of both took turns, in the order of
+    time; none if repeats overlap in time.
 
     A repeat that both have measured twice gives two pairs; the first sweep's run comes first in each list.
     """
-    by_repeat, base_by_repeat = _group_by_repeat(runs), _group_by_repeat(base_runs)
-    both = [(of_repeat, base_by_repeat.get(repeat, [])) for repeat, of_repeat in by_repeat.items()]
-    pairs = [pair for of_repeat, base in both for pair in zip(of_repeat, base, strict=False)]
+    pairs = _pair_by(lambda run: (run.scale.repeat, run.cohort), runs, base_runs)
+    if len(pairs) < 2:
+        pairs = _pair_by(lambda run: run.scale.repeat, runs, base_runs)
     spans = sorted((sorted(map(start_time, pair)) for pair in pairs), key=lambda span: span[0])
     if any(earlier[1] >= later[0] for earlier, later in itertools.pairwise(spans)):
         return []
     return sorted(pairs, key=lambda pair: start_time(pair[0]))
 
 
-def _group_by_repeat(runs: Sequence[R]) -> dict[int, list[R]]:
-    by_repeat: dict[int, list[R]] = {}
-    for run in sorted(runs, key=start_time):
-        by_repeat.setdefault(run.scale.repeat, []).append(run)
-    return by_repeat
+def _pair_by(key: Callable[[Run], Any], runs: Sequence[R], base_runs: Sequence[R]) -> list[tuple[R, R]]:
+    by_key: dict[Any, tuple[list[R], list[R]]] = {}
+    for side, of_side in enumerate((runs, base_runs)):
+        for run in sorted(of_side, key=start_time):
+            by_key.setdefault(key(run), ([], []))[side].append(run)
+    return [pair for sides in by_key.values() for pair in zip(*sides, strict=False)]
 
 
-def _make_row(configuration: Configuration, against: dict[str, Configuration | None]) -> Cells:
-    repeats, gpus = len(configuration.repeats), configuration.repeats[0].scale.gpus
-    cells = dict(configuration.rows[0]) if repeats == 1 else _merge_rows(configuration.rows)
-    cells["repeats"] = repeats
-    for kind, base in against.items():
-        cells[f"baseline_{kind}_id"] = None if base is None else base.repeats[0].run_id
-    rates, efficiency = configuration.rates, None
-    for kind, base in against.items() if rates else ():
-        value, interval = (None, None) if base is None else pooled_speedup(configuration, base)
-        devices = gpus / (base.repeats[0].scale.gpus if base is not None else 1)
-        cells.update(speedup_cells(kind, devices, value, interval))
-        efficiency = throughput.scale_to_efficiency(interval, devices) if kind == "self" else efficiency
-    automatic = [base for kind, base in against.items() if base is not None and kind != "given"]
-    if not rates or (repeats == 1 and all(len(base.repeats) == 1 for base in automatic)):
-        return cells
-    cells.update(interval_cells("overhead_share", "overhead_share", *_overhead(against["self"], against["bare"])))
-    if repeats > 1:
-        cells.update(_headline_cells(configuration))
-    flags = [flag for flag in (cells["flags"] or "").split() if flag not in SINGLE_RUN_FLAGS]
-    no_interval = ["no_interval"] if cells["throughput_high"] is None else []
-    cells["flags"] = join_words([*flags, *no_interval, *throughput.superlinear_flags(efficiency)])
-    return cells
-
-
-def _headline_cells(configuration: Configuration) -> Cells:
+def _headline_cells(configuration: Configuration, rate: Estimate) -> Cells:
     """Return throughput and the times that follow from it, as geometric means over repeats."""
-    value, interval = geometric_mean_over_repeats([*configuration.rates.values()])
-    cells: Cells = interval_cells("throughput_samples_per_s", "throughput", value, interval)
-    cells["interval_over"] = None if interval is None else "repeats"
+    cells: Cells = interval_cells("throughput_samples_per_s", "throughput", rate.value, rate)
+    cells["interval_over"] = "repeats" if math.isfinite(rate.low) else None
     for name in ("step_s", "epoch_s", "device_hours_per_epoch"):
         values = _present_values(configuration.rows, name)
-        cells[name] = geometric_mean_over_repeats(values)[0] if values else None
+        cells[name] = math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
     return cells
-
-
-def _overhead(own: Configuration | None, bare: Configuration | None) -> tuple[float | None, Estimate | None]:
-    if own is None or bare is None or own is bare:
-        return None, None
-    if comparison_key(own.repeats[0], True) == comparison_key(bare.repeats[0], True):
-        return None, None  # the bare strategy itself, with another placement
-    return throughput.lost_share(*pooled_speedup(own, bare))
 
 
 def _merge_rows(rows: Sequence[Cells]) -> Cells:

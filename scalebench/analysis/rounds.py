@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scalebench.core.result import RankRecord, Result
-from scalebench.core.stats.estimates import Estimate, estimate_ratio_over_rounds
 
 if TYPE_CHECKING:
     from scalebench.analysis.run_summary import RunSummary
@@ -61,13 +61,20 @@ def _rates(ranks: Sequence[RankRecord]) -> dict[int, float]:
     return rates
 
 
-def ratio_in_rounds(run: RunSummary, base: RunSummary) -> Estimate | None:
-    """Return the throughput of a run over that of another of its cohort; None unless they shared two rounds."""
+def ratio_in_rounds(run: RunSummary, base: RunSummary) -> float | None:
+    """Return the throughput of a run over that of another of its cohort, the geometric mean of the ratios within
+    rounds; None unless they shared two rounds.
+
+    So a change of the machine that lasts for a round cancels. Source: Box, Hunter and Hunter 2005, "Statistics for
+    Experimenters", chapter 3 (paired comparisons in blocks).
+    """
     if run.cohort is None or run.cohort != base.cohort:
         return None
     shared = [number for number in run.round_rates if number in base.round_rates]
-    rates, base_rates = ([each.round_rates[number] for number in shared] for each in (run, base))
-    return estimate_ratio_over_rounds(rates, base_rates) if len(shared) > 1 else None
+    if len(shared) < 2:
+        return None
+    logs = [math.log(run.round_rates[number] / base.round_rates[number]) for number in shared]
+    return math.exp(math.fsum(logs) / len(logs))
 
 
 def make_round_rows(result: Result, folder: str) -> list[tuple[object, ...]]:

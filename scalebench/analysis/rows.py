@@ -94,18 +94,17 @@ def make_row(run: RunSummary, baselines: Baselines[RunSummary], named: RunSummar
     """Return the cells of one run, against its self and bare baseline and the named one (columns `given`)."""
     cells, gpus = dict(run.cells), run.scale.gpus
     self_baseline, bare = baselines.find_self(run), baselines.find_bare(run)
-    efficiency = None
     for kind, baseline in (("self", self_baseline), ("bare", bare), ("given", named)):
-        value, interval = throughput.speedup(run, baseline)
         devices = baseline.scale.gpus if baseline is not None else 1
         cells[f"baseline_{kind}_id"] = baseline.run_id if baseline is not None else None
-        cells.update(speedup_cells(kind, gpus / devices, value, interval))
+        cells.update(speedup_cells(kind, gpus / devices, throughput.divide_throughputs(run, baseline), None))
         if kind != "given":
             cells[f"speedup_target_{kind}"] = training_columns.target_speedup(run, baseline)
-        efficiency = throughput.scale_to_efficiency(interval, gpus) if kind == "self" else efficiency
-    cells.update(interval_cells("overhead_share", "overhead_share", *throughput.overhead(self_baseline, bare)))
-    if run.status == "ok" and (more := throughput.superlinear_flags(efficiency)):
-        cells["flags"] = join_words([*(cells["flags"] or "").split(), *more])
+    cells["overhead_share"], cells["overhead_share_low"], cells["overhead_share_high"] = (
+        throughput.overhead(self_baseline, bare),
+        None,
+        None,
+    )
     return cells
 
 

@@ -188,42 +188,46 @@ def list_flags(
 
 def superlinear_flags(efficiency: Estimate | None) -> list[str]:
     """Return the flag of an efficiency above 1, which says whether its interval is above 1 too."""
-    if efficiency is None or efficiency.value <= 1:
+    if efficiency is None or efficiency.value <= 1 or not math.isfinite(efficiency.low):
         return []
     return ["superlinear_within_noise" if efficiency.low <= 1 else "superlinear"]
 
 
-def speedup(run: Run, baseline: Run | None) -> Figure:
-    """Return throughput over the baseline's, with the interval of the ratio; 1 without an interval against itself.
+def divide_throughputs(run: Run, baseline: Run | None) -> float | None:
+    """Return throughput over the baseline's; of two runs that took turns it is formed within rounds.
 
-    Of two runs that took turns it is formed within rounds.
+    Two single starts say nothing of how the next ones differ, so that there is no interval: repeats have one.
     """
     if baseline is None:
-        return None, None
+        return None
     if baseline.run_id == run.run_id:
-        return 1.0, None
+        return 1.0
     if isinstance(run, RunSummary) and isinstance(baseline, RunSummary):
-        paired = ratio_in_rounds(run, baseline)
-        if paired is not None:
-            return paired.value, paired
-    value, interval = throughput(run)
-    base, base_interval = throughput(baseline)
-    if value is None or base is None:
-        return None, None
-    return value / base, None if interval is None or base_interval is None else divide_estimates(
-        interval, base_interval
-    )
+        within_rounds = ratio_in_rounds(run, baseline)
+        if within_rounds is not None:
+            return within_rounds
+    value, base = throughput(run)[0], throughput(baseline)[0]
+    return None if value is None or base is None else value / base
 
 
-def overhead(self_baseline: Run | None, bare: Run | None) -> Figure:
+def speedup(run: Run, baseline: Run) -> Figure:
+    """Return throughput over the baseline's with the interval over blocks, which misses what differs between starts."""
+    value, (_, interval), (_, base) = divide_throughputs(run, baseline), throughput(run), throughput(baseline)
+    if interval is None or base is None or run.run_id == baseline.run_id:
+        return value, None
+    return value, divide_estimates(interval, base)
+
+
+def overhead(self_baseline: Run | None, bare: Run | None) -> float | None:
     """Return the share of the bare baseline's throughput that the strategy loses on one device: 1 - self / bare.
 
-    Its interval is that of the ratio, mirrored; it is negative where the strategy is faster than its bare baseline, and
-    None for the bare strategy itself, whose two baselines are one run.
+    It is negative where the strategy is faster than its bare baseline, and None for the bare strategy itself, whose two
+    baselines are one run.
     """
     if self_baseline is None or bare is None or comparison_key(self_baseline, True) == comparison_key(bare, True):
-        return None, None
-    return lost_share(*speedup(self_baseline, bare))
+        return None
+    value = divide_throughputs(self_baseline, bare)
+    return None if value is None else 1 - value
 
 
 def lost_share(ratio: float | None, interval: Estimate | None) -> Figure:

@@ -3,7 +3,7 @@ target.
 
 A seed is one observation, however many runs it has: runs of a seed follow the same course, and differ in their seconds
 alone. Seconds, epochs and speedups differ by factors, so their means are geometric and their intervals Student's t on
-logarithms (repeats.geometric_mean_over_repeats); metrics and gaps have the arithmetic mean and Student's t.
+logarithms (core.stats.log_means); metrics and gaps have the arithmetic mean and Student's t.
 
 There is an interval only if at least three seeds have the figure and none lacks it: seconds to a target that some seeds
 never reached are those of the lucky ones.
@@ -11,15 +11,16 @@ never reached are those of the lucky ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis.repeats import geometric_mean_over_repeats
 from scalebench.analysis.rows import interval_cells
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.stats.estimate_arithmetic import mean_over_repeats
 from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.log_means import mean_of_repeats
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,9 +130,12 @@ def _over_seeds(
 
 
 def mean_of_factors(values: Sequence[float]) -> Figure:
-    """Return the geometric mean and interval of repeats.geometric_mean_over_repeats; with a zero (a training that
-    reached its target with its first step, whose seconds are not counted) those of mean_of_levels."""
-    return geometric_mean_over_repeats(values) if min(values) > 0 else mean_of_levels(values)
+    """Return the geometric mean and its interval; with a zero (a training that reached its target with its first step,
+    whose seconds are not counted) those of mean_of_levels."""
+    if min(values) <= 0:
+        return mean_of_levels(values)
+    mean = mean_of_repeats(values).to_estimate()
+    return mean.value, mean if math.isfinite(mean.low) else None
 
 
 def mean_of_levels(values: Sequence[float]) -> Figure:

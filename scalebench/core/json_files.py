@@ -28,11 +28,15 @@ def write_json(path: Path, content: Any) -> None:
     Raises ValueError for NaN and infinities, which are not JSON, and OSError when the folder is full or not writable;
     no temporary file is left then.
     """
+    # The standard library's encoder: msgspec's writes null for NaN and refuses numpy's floats.
+    write_text(path, json.dumps(content, indent=1, allow_nan=False, default=dataclasses.asdict) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as `write_json` does."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        # The standard library's encoder: msgspec's writes null for NaN and refuses numpy's floats.
-        text = json.dumps(content, indent=1, allow_nan=False, default=dataclasses.asdict)
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from scalebench.analysis import load, scaling_curves
 from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS
 from scalebench.analysis.read_runs import walk_folders
+from scalebench.analysis.repeats import Configurations
 from scalebench.analysis.scaling_curves import plain_row
 from scalebench.core.json_files import read_json
 from scalebench.core.result import Result, read_result
@@ -62,6 +63,7 @@ class ReportData:
     min_efficiency: float = 0.8
     baseline_name: str | None = None  # label of the run that `--baseline` names, for a column's head
     published: pd.DataFrame | None = None  # rows of published studies (--reference)
+    configurations: Configurations = field(default_factory=Configurations)  # ratios between pooled rows
     _records: dict[str, Result] = field(default_factory=dict)  # cache of records
 
     @cached_property
@@ -129,7 +131,8 @@ def make_report_data(
 ) -> ReportData:
     """Make report data from runs that have already been read."""
     frame, pooled, unreadable = survey.frame, survey.pooled, survey.unreadable
-    return ReportData(list(paths), frame, pooled, unreadable, min_efficiency, survey.baseline_label, published)
+    label, configurations = survey.baseline_label, survey.configurations
+    return ReportData(list(paths), frame, pooled, unreadable, min_efficiency, label, published, configurations)
 
 
 def list_detailed_runs(report_data: ReportData) -> list[Row]:

@@ -46,7 +46,7 @@ def compute(folder: Path) -> Tables:
         "collectives": rows_of(scalebench.collectives(folder)),
         "bandwidth": rows_of(scalebench.bandwidth(folder)),
         "time_to_target": rows_of(time_to_target.make_training_table(load.load(folder))),
-        "ranking": list(ranking_rows(configurations)),
+        "ranking": list(ranking_rows(folder)),
         "curves": [row for curve in all_curves for row in curve_rows(curve)],
         "slopes": [row for curve in all_curves for row in slope_rows(curve)],
         "node_boundaries": [row for curve in all_curves for row in node_boundary_rows(curve)],
@@ -74,9 +74,9 @@ def against_named_baseline(folder: Path, runs: pd.DataFrame) -> list[Row]:
     return rows_of(table[["run_id", *(name for name in table.columns if "given" in name)]])
 
 
-def ranking_rows(configurations: pd.DataFrame) -> Iterator[Row]:
+def ranking_rows(folder: Path) -> Iterator[Row]:
     """A row for the best of each contest, and for each of its rivals in their order."""
-    for contest in ranking.rank(configurations):
+    for contest in ranking.rank(folder):
         group = {f"group.{name}": text for name, text in contest.group.items()}
         common = {**group, "gpus": contest.gpus, "best": contest.best, "certainty": contest.certainty}
         yield {**common, "run_id": contest.row["run_id"], "rival": None}

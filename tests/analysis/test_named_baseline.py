@@ -20,7 +20,6 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import DatasetSpec, HardwareSpec, TrainSpec
-from scalebench.core.stats.estimates import divide_estimates
 from tests.builders import sweeps
 from tests.builders.runs import MODEL, record
 
@@ -62,12 +61,9 @@ def test_a_folder_or_file_of_one_run_names_the_baseline(name: str, sweep: Path, 
         }
     result, folder = sweeps.run("ddp_gloo", 4), Path("x")
     own_runs, other_runs = summarize_run(result, folder), summarize_run(other, folder)
-    value, interval = throughput.speedup(own_runs, other_runs)
-    assert interval == divide_estimates(own_runs.throughput[1], other_runs.throughput[1])  # type: ignore[arg-type]
     row = rows["ddp_gloo-4-0"]
-    assert [row[n] for n in SPEEDUP] == [interval.low, value, interval.high]
+    assert [row[n] for n in SPEEDUP] == [None, throughput.divide_throughputs(own_runs, other_runs), None]
     assert row["efficiency_given"] == pytest.approx(row["speedup_given"] / 4)
-    assert row["efficiency_given_high"] == pytest.approx(row["speedup_given_high"] / 4)
     assert cells(scalebench.pooled(sweep, baseline=tmp_path / name))[0]["baseline_given_id"] == "theirs"
 
 

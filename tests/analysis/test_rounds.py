@@ -41,12 +41,10 @@ def test_the_changes_of_the_machine_cancel_within_rounds() -> None:
     bare = slots("bare_torch", {number: [0.1 * factor] for number, factor in level.items()}, run_id="bare")
     fast = slots("ddp", {number: [0.05 * factor] for number, factor in level.items()}, run_id="fast")
     runs = [summarize_run(result, Path(result.run_id)) for result in (bare, fast)]
-    value, interval = throughput.speedup(runs[1], runs[0])
-    assert value == pytest.approx(2.0)
-    assert interval is not None
-    assert interval.relative_half_width() < 1e-9
+    assert throughput.divide_throughputs(runs[1], runs[0]) == pytest.approx(2.0)
     row = compare_runs(runs).rows[1]
-    assert (row["speedup_bare"], row["speedup_bare_low"]) == pytest.approx((2.0, 2.0))
+    assert row["speedup_bare"] == pytest.approx(2.0)
+    assert row["speedup_bare_low"] is None, "another start may have another ratio"
 
 
 @pytest.mark.parametrize("change", [{"cohort": "other"}, {"cohort": None}])
@@ -55,7 +53,7 @@ def test_runs_of_different_cohorts_are_compared_by_their_means(change: dict[str,
     other = slots("ddp", {1: [0.3], 2: [0.1]})
     other.cohort = change["cohort"]
     runs = [summarize_run(result, Path("x")) for result in (bare, other)]
-    assert throughput.speedup(runs[1], runs[0]) == (pytest.approx(1.0), None)
+    assert throughput.divide_throughputs(runs[1], runs[0]) == pytest.approx(1.0)
 
 
 def test_rounds_in_which_other_programs_took_the_cores_do_not_count(tmp_path: Path) -> None:
@@ -63,7 +61,7 @@ def test_rounds_in_which_other_programs_took_the_cores_do_not_count(tmp_path: Pa
     seconds = {number: [0.2 if number < 3 else 0.05] for number in range(12)}
     ddp = slots("ddp", seconds, run_id="ddp", disturbed_rounds=[0, 1, 2])
     runs = [summarize_run(result, Path(result.run_id)) for result in (bare, ddp)]
-    assert throughput.speedup(runs[1], runs[0])[0] == pytest.approx(2.0)
+    assert throughput.divide_throughputs(runs[1], runs[0]) == pytest.approx(2.0)
     assert throughput.throughput(ddp)[0] == pytest.approx(20 / 0.05)
     ddp.disturbed_rounds = list(range(5))
     assert throughput.throughput(ddp)[0] == pytest.approx(12 * 20 / (3 * 0.2 + 9 * 0.05)), "too few would be left"

@@ -7,17 +7,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scalebench.analysis import throughput
 from scalebench.analysis.load import frame_of_results
 from scalebench.core.result import MonitorRecord, Quality, Result
-from tests.builders.runs import rank, record
+from tests.builders.runs import record
 
 OVERHEAD_COLUMNS = ("overhead_share_low", "overhead_share", "overhead_share_high")
-SECONDS = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=40)
-WILD = [0.01] * 31 + [50.0]  # nothing bounds such a throughput from above
 
 
 def overheads_of(*results: Result) -> list[tuple[Any, ...]]:
@@ -29,23 +25,11 @@ def overheads_of(*results: Result) -> list[tuple[Any, ...]]:
     ]
 
 
-@given(own_s=SECONDS, bare_s=SECONDS)
-def test_the_overhead_is_1_minus_the_speedup_and_within_its_interval(own_s: list[float], bare_s: list[float]) -> None:
-    own, bare = record(ranks=[rank(0, own_s)]), record("bare_torch", ranks=[rank(0, bare_s)])
-    value, interval = throughput.overhead(own, bare)
-    speedup, limits = throughput.speedup(own, bare)
-    assert value == 1 - speedup and value < 1
-    assert (interval is None) == (limits is None) == (min(len(own_s), len(bare_s)) < 16)
-    if interval is not None:
-        rounding = 1e-12 * (1 + abs(value))  # numpy adds up in another order
-        assert interval.low - rounding <= value <= interval.high + rounding and interval.high <= 1
-
-
 def test_there_is_no_overhead_without_two_measured_runs() -> None:
     own, bare = record(), record("bare_torch")
     unmeasured = record(block_s=None, run_id="unmeasured")
     pairs = [(own, None), (None, bare), (None, None), (bare, bare), (unmeasured, bare), (own, unmeasured)]
-    assert {throughput.overhead(*pair) for pair in pairs} == {(None, None)}
+    assert {throughput.overhead(*pair) for pair in pairs} == {None}
 
 
 def test_rows_with_equal_baselines_have_equal_overheads() -> None:
@@ -57,7 +41,7 @@ def test_rows_with_equal_baselines_have_equal_overheads() -> None:
     assert one == two == four == eight and one[1] == pytest.approx(0.17)
     assert alone == without == (None, None, None)
     first = frame_of_results([*rows, bare], [Path("x")] * 5).to_dict("records")[0]
-    assert one == tuple(1 - first[f"speedup_bare{end}"] for end in ("_high", "", "_low"))
+    assert one == (None, 1 - first["speedup_bare"], None), "limits only over repeats"
 
 
 def test_a_bare_strategy_has_an_overhead_only_with_other_options() -> None:
@@ -70,14 +54,6 @@ def test_a_bare_strategy_has_an_overhead_only_with_other_options() -> None:
     assert overheads_of(fit) == [(None, None, None)]  # nothing to compare it with
     sleeper = record("simulated", baseline="simulated")
     assert overheads_of(sleeper, record("simulated", gpus=2, baseline="simulated")) == [(None, None, None)] * 2
-
-
-def test_unknown_limits_of_an_overhead_are_null() -> None:
-    wild, tame = record(ranks=[rank(0, WILD)]), record("bare_torch")
-    low, value, high = overheads_of(wild, tame)[0]
-    assert low is None and value <= high < 1
-    low, value, high = overheads_of(record(), record("bare_torch", ranks=[rank(0, WILD)]))[0]
-    assert low <= value < high == 1  # more than all cannot be lost
 
 
 def test_overheads_use_baselines_of_the_same_repeat() -> None:

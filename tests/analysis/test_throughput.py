@@ -99,7 +99,11 @@ def test_speedup_carries_the_interval_of_the_ratio() -> None:
     assert throughput.scale_to_efficiency(interval, 2) == scale_estimate(interval, 0.5)
     few = record(ranks=[rank(0, [0.1, 0.1])])
     assert throughput.speedup(two, few) == (pytest.approx(1.6), None), "too few blocks for an interval"
-    assert throughput.speedup(two, None) == throughput.speedup(two, record(block_s=None)) == (None, None)
+    assert (
+        throughput.speedup(two, record(block_s=None)) == (None, None)
+        and throughput.divide_throughputs(two, None) is None
+    )
+    assert throughput.divide_throughputs(two, two) == 1.0
 
 
 def test_self_and_bare_are_found() -> None:

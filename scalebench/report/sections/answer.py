@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from scalebench.analysis.ranking import Ranking, is_control, join_with_and, rank_curves, throughput_ratio
+from scalebench.analysis.ranking import Ranking, decide_ratio, is_control, join_with_and, rank_curves
 from scalebench.analysis.scaling_curves import (
     Curve,
     ScalingLimit,
@@ -17,7 +17,6 @@ from scalebench.analysis.scaling_curves import (
     make_curves,
 )
 from scalebench.core.errors import InputError
-from scalebench.core.stats.estimates import CONFIDENCE
 from scalebench.core.units import format_percent
 from scalebench.report.document import THROUGHPUT, Block, Cell, Code, Paragraph, Row, Section, Table, get_tags
 from scalebench.report.repeat_commands import make_command, make_recipe, read_strategy_config
@@ -56,7 +55,8 @@ def section(report_data: ReportData) -> Section | None:
     if len(report_data.pooled) == 0:
         return None
     all_curves = make_curves(report_data.pooled)
-    groups = [list(members) for _, members in groupby(rank_curves(all_curves), key=lambda ranking: ranking.group)]
+    rankings = rank_curves(all_curves, report_data.configurations.estimate_ratio)
+    groups = [list(members) for _, members in groupby(rankings, key=lambda ranking: ranking.group)]
     groups.sort(key=lambda members: members[-1].gpus == 1)  # groups with several device counts come first
     curve_of = {row["run_id"]: curve for curve in all_curves for row in curve.rows}
     blocks: list[Block] = []
@@ -85,7 +85,7 @@ def _make_answer(report_data: ReportData, members: Sequence[Ranking], curve: Cur
     else:
         kept = find_scaling_limit(curve, report_data.min_efficiency, against) if against else None
         efficiency = "" if kept is None else _describe_kept_efficiency(kept, last.best)
-        parts = [answer, efficiency, _describe_loss(last, against), _compare_with_fewer(members)]
+        parts = [answer, efficiency, _describe_loss(last, against), _compare_with_fewer(report_data, members)]
         yield Paragraph(" ".join(part for part in parts if part), "answer", tags)
     if last.rivals:
         intervals = _describe_intervals([last.row, *(rival.row for rival in last.rivals)])
@@ -140,10 +140,11 @@ def _describe_loss(last: Ranking, against: str | None) -> str:
     return f"{loss}; on one device it loses {overhead}." if overhead else f"{loss}."
 
 
-def _compare_with_fewer(members: Sequence[Ranking]) -> str:
+def _compare_with_fewer(report_data: ReportData, members: Sequence[Ranking]) -> str:
     """Say if so many devices may not be worth it, because fewer of them train faster, or may do so."""
     last, fewer = members[-1], max(members[:-1], key=lambda ranking: ranking.row[THROUGHPUT], default=None)
-    limits = None if fewer is None else throughput_ratio(last.row, fewer.row, CONFIDENCE)
+    ratio = report_data.configurations.estimate_ratio
+    limits = None if fewer is None else decide_ratio(last.row, fewer.row, ratio)
     if fewer is None or limits is None or limits.low > 1:
         return ""
     figure = format_ratio(limits.value, limits.low, limits.high)

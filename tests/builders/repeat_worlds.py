@@ -1,0 +1,125 @@
+"""Made-up sweeps whose truth is known: log throughputs of configurations in repeats, on machines of many kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalebench.analysis.ranking import Ranking, rank_rows
+from scalebench.core.stats.estimates import FloatArray
+from scalebench.core.stats.log_means import LogMean
+from scalebench.core.stats.moderated_variance import RepeatTable, fit_prior
+
+BLOCK_SD = 0.002  # of the log throughput of one repeat, by its blocks
+RATE = 100.0
+
+
+@dataclass(frozen=True)
+class World:
+    """How repeats vary, as standard deviations of log throughput."""
+
+    name: str
+    start: float  # from start to start of one configuration
+    drift: float = 0.0  # common to all configurations of a repeat
+    unlike: float = 0.0  # of the logarithms of the configurations' own deviations
+    wild: float = 1.0  # how many times as much the first configuration varies
+    slow: float = 0.0  # share of starts that are slower by 15 %
+
+    def draw(self, rng: np.random.Generator, configurations: int, repeats: int) -> FloatArray:
+        """Return log throughputs around 0, a row for each configuration."""
+        scale = self.start * np.exp(self.unlike * rng.standard_normal(configurations))
+        scale[0] *= self.wild
+        levels = np.hypot(scale, BLOCK_SD)[:, None] * rng.standard_normal((configurations, repeats))
+        levels -= 0.15 * (rng.random((configurations, repeats)) < self.slow)
+        return levels + self.drift * rng.standard_normal(repeats)
+
+    @property
+    def mean(self) -> float:
+        """What the log throughputs vary around."""
+        return -0.15 * self.slow
+
+
+WORLDS = (
+    World("equal starts", 0.0),
+    World("starts differ by 1 %", 0.01),
+    World("3 %", 0.03),
+    World("10 %", 0.10),
+    World("3 %, and the machine by 5 % from repeat to repeat", 0.03, drift=0.05),
+    World("3 %, unlike", 0.03, unlike=0.5),
+    World("3 %, one of them six times as much", 0.03, wild=6.0),
+)
+BIMODAL = World("1 %, a quarter of the starts slower by 15 %", 0.01, slow=0.25)
+
+
+def make_table(levels: FloatArray) -> RepeatTable:
+    return RepeatTable({number: dict(enumerate(row)) for number, row in enumerate(levels.tolist())})
+
+
+def sweeps(world: World, trials: int, configurations: int, repeats: int, seed: int = 0) -> Iterator[FloatArray]:
+    rng = np.random.default_rng(seed)
+    return (world.draw(rng, configurations, repeats) for _ in range(trials))
+
+
+def cover(world: World, trials: int, configurations: int = 5, repeats: int = 3) -> tuple[float, float, float, float]:
+    """Return the share of intervals that hold the truth, of the throughput of the first configuration and of its ratio
+    to the second, and the median half-widths of both (shares)."""
+    held, widths = np.zeros(2), []
+    for levels in sweeps(world, trials, configurations, repeats):
+        table = make_table(levels)
+        means = (table.mean(0, levels[0]), table.difference(0, 1, levels[0] - levels[1]))
+        estimates = [mean.to_estimate() for mean in means]
+        truths = np.exp([world.mean, 0.0])
+        held += [one.low <= truth <= one.high for one, truth in zip(estimates, truths, strict=True)]
+        widths.append([one.relative_half_width() for one in estimates])
+    return (*(held / trials), *np.median(widths, axis=0))
+
+
+def cover_single(world: World, trials: int, earlier: int = 6) -> tuple[float, float]:
+    """Return the share of intervals of a single repeat that hold the throughput, by a history of so many sweeps of
+    three configurations, and their median half-width (a share)."""
+    held, widths = 0, []
+    rng = np.random.default_rng(1)
+    for _ in range(trials):
+        history = [world.draw(rng, 3, 3) for _ in range(earlier)]
+        freedom = sum(make_table(levels).degrees_of_freedom for levels in history)
+        variances = np.concatenate([levels.var(axis=1, ddof=1) for levels in history])
+        prior = fit_prior(variances, np.full(len(variances), 2.0), freedom)
+        assert prior is not None
+        single = LogMean(float(world.draw(rng, 1, 1)[0, 0]), prior.variance, prior.degrees_of_freedom).to_estimate()
+        held += bool(single.low <= np.exp(world.mean) <= single.high)
+        widths.append(single.relative_half_width())
+    return held / trials, float(np.median(widths))
+
+
+def rank_levels(levels: FloatArray) -> Ranking:
+    """Rank strategies `0`, `1`, ... as a sweep whose configurations these are."""
+    table = make_table(levels)
+
+    def estimate_ratio(row: Any, base: Any) -> LogMean:
+        if row is base:
+            return LogMean(0.0)
+        return table.difference(row["name"], base["name"], levels[row["name"]] - levels[base["name"]])
+
+    cells = {"interval_over": "repeats", "flags": None, "repeats": levels.shape[1]}
+    rows: list[tuple[str, dict[str, Any]]] = [
+        (str(k), {**cells, "name": k, "throughput_samples_per_s": RATE * float(np.exp(row.mean()))})
+        for k, row in enumerate(levels)
+    ]
+    return rank_rows({}, 2, rows, estimate_ratio)
+
+
+def rank_many(
+    world: World, trials: int, strategies: int, leads: Sequence[float] = (), repeats: int = 3
+) -> tuple[float, float]:
+    """Return the shares of sweeps in which the first strategy is said to be the best, and in which another one is;
+    `leads` are added to the log throughputs of the first strategies."""
+    said = [0, 0]
+    for levels in sweeps(world, trials, strategies, repeats):
+        levels[: len(leads)] += np.array(leads)[:, None] if leads else 0.0
+        ranking = rank_levels(levels)
+        if ranking.certainty == "best":
+            said[ranking.best != "0"] += 1
+    return said[0] / trials, said[1] / trials
