@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,12 @@ from datetime import datetime
 from pathlib import Path
 
 from scalebench.analysis import throughput
-from scalebench.analysis.comparison.ratio_tests import geometric_mean
 from scalebench.analysis.comparison.run_facts import NAMED_GROUPS, Facts, RunFacts, Value, collect_facts
 from scalebench.analysis.identity import facts_key, is_under
 from scalebench.analysis.read_runs import find_results
 from scalebench.analysis.run_summary import start_time
 from scalebench.core.result import Result, read_result
+from scalebench.core.stats.log_means import mean_of_repeats
 
 FAILED_STATUSES = ("failed", "oom", "timeout", "cancelled")
 DISTURBED_FLAGS = frozenset({"busy_machine", "foreign_process"})  # other programs used the devices meanwhile
@@ -56,7 +57,7 @@ class ComparisonRow:
     @property
     def rate(self) -> float:
         """Geometric mean over the repeats, samples/s."""
-        return geometric_mean(self.rates)
+        return math.exp(mean_of_repeats(self.rates).mean)
 
     @property
     def sessions(self) -> dict[int, list[float]]:

@@ -7,6 +7,7 @@ highest level that varies between two sides (Kalibera and Jones 2013, "Rigorous 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
@@ -17,11 +18,11 @@ from scalebench.analysis.comparison.ratio_tests import (
     compare_independent,
     compare_paired,
     describe_counts,
-    geometric_mean,
 )
 from scalebench.analysis.repeats import pair_interleaved
 from scalebench.analysis.run_summary import start_time
 from scalebench.core.result import Result
+from scalebench.core.stats.log_means import mean_of_repeats
 
 MAX_PAUSE = timedelta(hours=1)  # from the end of a run to the start of the next of its session
 MAX_LENGTH = timedelta(hours=24)  # from the first start to the last: a runner that never rests has a session a day
@@ -70,7 +71,7 @@ def compare_rows(a: ComparisonRow, b: ComparisonRow) -> RatioTest:
     sessions_a, sessions_b = a.sessions, b.sessions
     shared = [number for number in sessions_a if number in sessions_b]
     if len(shared) >= MIN_UNITS_FOR_TEST:
-        pairs = [(geometric_mean(sessions_a[number]), geometric_mean(sessions_b[number])) for number in shared]
+        pairs = [(_mean_rate(sessions_a[number]), _mean_rate(sessions_b[number])) for number in shared]
         return compare_paired(pairs, "sessions")
     rates = {run.run_id: run.rate or 0.0 for row in (a, b) for run in row.measured}
     interleaved = pair_interleaved([run.record for run in a.measured], [run.record for run in b.measured])
@@ -99,5 +100,9 @@ def _session_means(a: Sequence[list[float]], b: Sequence[list[float]]) -> tuple[
     """
     fewer = min(a, b, key=len)
     count = min(map(len, fewer)) if len(fewer) < MIN_UNITS_FOR_TEST else None
-    means_a, means_b = ([geometric_mean(rates[:count]) for rates in side] for side in (a, b))
+    means_a, means_b = ([_mean_rate(rates[:count]) for rates in side] for side in (a, b))
     return means_a, means_b
+
+
+def _mean_rate(rates: Sequence[float]) -> float:
+    return math.exp(mean_of_repeats(rates).mean)
