@@ -234,6 +234,8 @@ def test_more_than_so_many_cpu_workers_can_do_is_an_error_of_the_measurement() -
 @pytest.mark.parametrize(("rates", "flags"), [([100, 109, 105], []), ([100, 112, 105], ["repeats_differ"]), ([5], [])])
 def test_repeats_that_differ_by_more_than_a_tenth_are_flagged(rates: list[float], flags: list[str]) -> None:
     assert throughput.repeats_differ_flags(rates) == flags
+
+
 @pytest.mark.parametrize("count", [1, 2, 5, 40])
 def test_the_spread_of_step_times_is_over_the_means_of_blocks(count: int) -> None:
     block_s = [0.2 + 0.01 * (7 * n % 11) for n in range(count)]
