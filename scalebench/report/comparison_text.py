@@ -13,11 +13,12 @@ from typing import Any
 
 from scalebench.analysis.comparison import (
     FAILED_RUN,
-    NO_INTERVAL,
+    NO_VERDICT,
     NOT_COMPARABLE,
     OK,
     REGRESSION,
     SAME,
+    TOO_LITTLE_DATA,
     UNRESOLVED,
     Comparison,
     Contrast,
@@ -28,15 +29,14 @@ from scalebench.analysis.comparison.unmatched import UnmatchedRow
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.units import format_number
 
-VERSION = 1
+VERSION = 2
 SUITE = "scalebench.compare"
 # Characters that XML 1.0 cannot hold, escaped or not; lone surrogates represent bytes that were no text.
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 MARKUP = re.compile(r"([\\`*_\[\]#|~>$@]|:(?=//|\w+:)|^[-+])")
-EXIT_STATUS = {OK: 0, REGRESSION: 3, NOT_COMPARABLE: 4, FAILED_RUN: 5}
+EXIT_STATUS = {OK: 0, REGRESSION: 3, NOT_COMPARABLE: 4, FAILED_RUN: 5, TOO_LITTLE_DATA: 6}
 MAX_LINES = 20  # of rows without a partner, and of differences
 WIDTH = 200  # of a file or a pipe
-BLOCKS_NOTE = "over blocks of one repeat: the interval misses what differs between repeats (measure.repeats=3 shows it)"
 
 
 def format_comparison(comparison: Comparison, width: int = WIDTH) -> str:
@@ -95,17 +95,15 @@ def list_sentences(comparison: Comparison) -> list[str]:
     """List the lines below the tables, the verdict last."""
     lines = [summarize(contrast) for contrast in comparison.contrasts]
     lines += [line for contrast in comparison.contrasts for line in list_differences(contrast)]
-    lines += list(dict.fromkeys(f"note: {note}" for pair in comparison.pairs for note in pair.notes))
+    verdict = describe_verdict(comparison)
+    notes = dict.fromkeys(note for pair in comparison.pairs for note in pair.notes if note not in verdict)
+    lines += [f"note: {note}" for note in notes]
     lines += [f"note: {note}" for note in comparison.notes]
     if comparison.ignored:
         lines.append(f"note: left out of the pairing: {', '.join(comparison.ignored)}")
-    if any(pair.test.startswith("blocks") for pair in comparison.pairs):
-        lines.append(f"note: {BLOCKS_NOTE}")
-    if any(pair.verdict == NO_INTERVAL for pair in comparison.pairs):
-        lines.append("note: no interval, no verdict: three repeats on one side give one (measure.repeats=3)")
     unmatched = [f"{row.side} {format_label(row.label)}: {row.reason}" for row in comparison.unmatched]
     lines += _limit_lines(unmatched, "rows")
-    return [*lines, describe_verdict(comparison)]
+    return [*lines, verdict]
 
 
 def summarize(contrast: Contrast) -> str:
@@ -143,6 +141,12 @@ def describe_verdict(comparison: Comparison) -> str:
         beyond = f"slower by more than {100 * (comparison.threshold or 0):g} %"
         return f"regression: {len(slower)} of {len(comparison.pairs)} pairs {beyond}, most {format_label(worst.label)}"
     pairs = comparison.pairs
+    lacking = [pair for pair in pairs if pair.verdict == NO_VERDICT]
+    if comparison.status == TOO_LITTLE_DATA:
+        example = f"{format_label(lacking[0].label)}: {lacking[0].notes[-1]}"
+        return f"too little data: {len(lacking)} of {len(pairs)} pairs without a verdict, such as {example}"
+    if len(lacking) == len(pairs):
+        return f"undecided: {lacking[0].notes[-1]}"
     if all(pair.verdict == SAME for pair in pairs):
         return f"no difference: {_count_things(pairs, 'pair')}, both sides the same runs"
     words = Counter(pair.verdict for pair in pairs)
@@ -201,13 +205,8 @@ def make_json(comparison: Comparison, exit_code: int) -> str:
 
 
 def _unmatched_tree(row: UnmatchedRow) -> dict[str, Any]:
-    return {
-        "side": row.side,
-        "row": row.label,
-        "reason": row.reason,
-        "failed": row.failed,
-        "run_id": row.run_id or None,
-    }
+    fields = {"side": row.side, "row": row.label, "reason": row.reason, "failed": row.failed}
+    return {**fields, "run_id": row.run_id or None}
 
 
 def _contrast_tree(contrast: Contrast) -> dict[str, Any]:
@@ -241,7 +240,8 @@ def _pair_tree(pair: Pair) -> dict[str, Any]:
 
 
 def _row_tree(row: ComparisonRow) -> dict[str, Any]:
-    return {"run_ids": [run.run_id for run in row.measured], "throughput_samples_per_s": row.rate}
+    run_ids = [run.run_id for run in row.measured]
+    return {"run_ids": run_ids, "sessions": len(row.sessions), "throughput_samples_per_s": row.rate}
 
 
 def _limit_fields(name: str, interval: Estimate | None) -> dict[str, float | None]:
@@ -253,7 +253,8 @@ def _limit_fields(name: str, interval: Estimate | None) -> dict[str, float | Non
 def make_junit(comparison: Comparison, exit_code: int) -> str:
     """Return JUnit XML with a test case for each pair.
 
-    A failure is a regression, an error a failed run, and a row without a partner is skipped.
+    A failure is a regression, an error a failed run or, at a gate, a pair without a verdict; a row without a partner is
+    skipped.
     """
     suite = ET.Element("testsuite", name=SUITE)
     for contrast in comparison.contrasts:
@@ -262,6 +263,9 @@ def make_junit(comparison: Comparison, exit_code: int) -> str:
             text = f"{pair.verdict}: {format_speed_ratio(pair.ratio, pair.interval)}, {pair.test}"
             if pair.regression:
                 _add_child(case, "failure", text, "regression")
+            elif pair.verdict == NO_VERDICT:
+                is_error = exit_code == EXIT_STATUS[TOO_LITTLE_DATA]
+                _add_child(case, "error" if is_error else "skipped", pair.notes[-1], TOO_LITTLE_DATA)
             else:
                 ET.SubElement(case, "system-out").text = _replace_unprintable(text)
     for row in comparison.unmatched:

@@ -1,4 +1,4 @@
-"""Runs for comparisons: one for each figure, all of a side on one day."""
+"""Runs for comparisons: one for each figure, a side after the other in the session of a day."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scalebench.core.result import Result
 from tests.builders.runs import MACHINE, record, simulated_config
 from tests.builders.sweeps import write_results
 
-DAYS = {"a": 1, "b": 2, "c": 3}
+MINUTES = {"a": 0, "b": 15, "c": 30}  # of the first repeat of a side; a repeat starts each minute
 
 
 def make_results(
@@ -21,17 +21,18 @@ def make_results(
     strategy: str = "ddp",
     gpus: int = 1,
     options: dict[str, Any] | None = None,
+    day: int = 1,
     **changes: Any,
 ) -> list[Result]:
-    """Make a repeat for each of `block_s`, the seconds of its blocks of 20 samples per device.
+    """Make a repeat for each of `block_s`, the seconds of its blocks of 20 samples per device; each day is a session.
 
     `options` are those of the strategy, `changes` as for `record`.
     """
     results = [
         record(
             strategy, gpus, each, baseline=None,
-            **{"repeat": number, "run_id": f"{side}-{strategy}-{gpus}-{number}",
-               "started_at": f"2026-01-{DAYS[side]:02d}T{number:02d}:{gpus:02d}:00.000+00:00", **changes},
+            **{"repeat": number, "run_id": f"{side}-{strategy}-{gpus}-{number}" + f"-{day}" * (day > 1),
+               "started_at": f"2026-01-{day:02d}T00:{MINUTES[side] + number:02d}:{gpus:02d}.000+00:00", **changes},
         )
         for number, each in enumerate(block_s)
     ]  # fmt: skip
@@ -47,10 +48,12 @@ def make_runs(
     return [make_compared_run(result) for result in make_results(side, block_s, strategy, gpus, **changes)]
 
 
-def write_folder(side: str, block_s: Sequence[float], strategy: str = "ddp", gpus: int = 1, **changes: Any) -> Path:
-    """Write runs to <side>/<n>, numbered after the existing ones."""
-    write_results(Path(side), make_results(side, block_s, strategy, gpus, **changes))
-    return Path(side)
+def write_folder(
+    folder: str, block_s: Sequence[float], strategy: str = "ddp", gpus: int = 1, side: str = "", **changes: Any
+) -> Path:
+    """Write runs of `side`, by default that with the name of the folder, to <folder>/<n>, after the existing ones."""
+    write_results(Path(folder), make_results(side or folder, block_s, strategy, gpus, **changes))
+    return Path(folder)
 
 
 def make_failed_run(

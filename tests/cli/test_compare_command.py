@@ -123,12 +123,64 @@ def test_against_a_saved_baseline(call: Call) -> None:
     write_folder("a", STEADY)
     write_folder("b", SLOW)
     status, out, _ = call("--save", "main", "a")
-    assert status == 0 and out.startswith("baseline 'main': 5 runs of cpu a processor, 2 cores, about 8 GiB, no GPU: ")
+    assert status == 0 and out.startswith(
+        "baseline 'main': 5 runs in 1 session of cpu a processor, 2 cores, about 8 GiB, no GPU: "
+    )
+    assert out.endswith("main (a verdict needs 3 sessions)\n")
     status, out, _ = call("--against", "main", "b", "--threshold", "3%")
     assert status == 3 and "A is baseline 'main', B is b" in out
     assert call("--against", "main", "a", "--threshold", "3%")[0] == 0
-    assert call("--save", "main", "b")[0] == 2 and call("--save", "main", "b", "--replace")[0] == 0
+    assert call("--save", "main", "b")[1].startswith("baseline 'main': 10 runs in 1 session of ")
+    assert call("--save", "main", "b", "--replace")[1].startswith("baseline 'main': 5 runs in 1 session of ")
     assert call("--against", "main", "b", "--threshold", "3%")[0] == 0
+
+
+def save_days(levels: list[float], call: Call) -> None:
+    for day, level in enumerate(levels, 1):
+        call("--save", "main", str(write_folder(f"day{day}", [level * each for each in STEADY], side="a", day=day)))
+
+
+def test_a_gate_needs_three_sessions_of_its_baseline(call: Call) -> None:
+    """The recipe for CI: append, and pass until there are enough."""
+    gate = ("--against", "main", "today", "--threshold", "3%")
+    write_folder("today", [1.05 * each for each in STEADY], side="b", day=9)
+    write_folder("slow", [1.5 * each for each in STEADY], side="b", day=9)
+    save_days([1.0, 1.04], call)
+    status, out, _ = call(*gate)
+    line = "too little data: 1 of 1 pairs without a verdict, such as ddp gpus=1: 2 and 1 sessions give no verdict, "
+    assert status == 6 and out.splitlines()[-1].startswith(line)
+    assert call(*gate, "--missing", "ok")[0] == 0
+    _, junit, _ = call(*gate, "--format", "junit")
+    assert 'type="too little data"' in junit and 'errors="1"' in junit
+    assert 'skipped="1"' in call(*gate, "--missing", "ok", "--format", "junit")[1]
+    save_days([1.0, 1.04, 0.97, 1.02], call)
+    status, out, _ = call(*gate)
+    assert status == 0 and "Student's t, 4 and 1 sessions" in out and "no difference resolved" in out
+    assert call("--against", "main", "slow", "--threshold", "3%", "--missing", "ok")[0] == 3
+
+
+def test_too_little_data_of_the_new_runs_is_not_excused(call: Call) -> None:
+    save_days([1.0, 1.04, 0.97], call)
+    write_folder("today", STEADY, side="b", day=9, flags=["busy_machine"])
+    status, out, _ = call("--against", "main", "today", "--threshold", "3%", "--missing", "ok")
+    assert status == 6 and "run it again on a quiet machine" in out
+
+
+def test_one_run_each(call: Call) -> None:
+    write_folder("a", [0.1])
+    write_folder("b", [0.12])
+    status, out, _ = call("a", "b")
+    assert status == 0 and out.splitlines()[-1] == (
+        "undecided: one repeat each gives no verdict, three of each side in one session do (measure.repeats=3)"
+    )
+    assert call("a", "b", "--threshold", "3%")[0] == 6
+
+
+def test_other_days_are_one_session_on_request(call: Call) -> None:
+    write_folder("a", STEADY)
+    write_folder("b", SLOW, day=2)
+    assert call("a", "b", "--threshold", "3%")[0] == 6
+    assert call("a", "b", "--threshold", "3%", "--same-session")[0] == 3
 
 
 def test_another_machine_has_no_baseline(call: Call) -> None:
@@ -172,6 +224,8 @@ REFUSED = {
     "a --save x --by gpus": "compare: --save and --by do not go together",
     "a a --missing ok": "compare: --missing ok is for --against NAME",
     "a a --replace": "compare: --replace is for --save NAME",
+    "a --save x --same-session": "compare: --same-session is for A and B, or --by KEY",
+    "a --against x --same-session": "compare: --same-session is for A and B, or --by KEY",
     "bad --save x": "bad/0/result.json is no whole JSON file",
     "a bad": "bad/0/result.json is no whole JSON file",
     "a newer": "newer/0/result.json has schema version 99",

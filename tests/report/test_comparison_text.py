@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -79,17 +80,22 @@ def test_a_failed_run_is_named() -> None:
     assert "B ddp gpus=2: failed: failed as configured" in list_sentences(comparison)
 
 
-def test_the_note_about_block_intervals_appears_once() -> None:
+def test_what_is_lacking_is_in_the_last_line_and_nowhere_else() -> None:
     def notes(a: list[float], b: list[float]) -> list[str]:
         return [line for line in list_sentences(compare(make_runs("a", a), make_runs("b", b))) if "repeat" in line]
 
-    assert len(notes([0.1], [0.1])) == 1 and "misses what differs between repeats" in notes([0.1], [0.1])[0]
-    assert notes(STEADY, STEADY) == []
+    lacking = "one repeat each gives no verdict, three of each side in one session do (measure.repeats=3)"
+    assert notes([0.1], [0.1]) == [f"undecided: {lacking}"]
+    (missing,) = notes(STEADY, STEADY)
+    assert missing.startswith("note: repeats of one session: if the machine changed between A and B, ")
+    some = compare([*make_runs("a", STEADY), *make_runs("a", [0.1], gpus=2)],
+                   [*make_runs("b", SLOW), *make_runs("b", [0.1], gpus=2)])  # fmt: skip
+    assert f"note: {lacking}" in list_sentences(some)
+    assert describe_verdict(some) == "1 slower, 1 no verdict, at 5 % after Holm over 1 pair"
+    gate = dataclasses.replace(some, threshold=0.3)
+    assert describe_verdict(gate) == f"too little data: 1 of 2 pairs without a verdict, such as ddp gpus=2: {lacking}"
     ignored = compare(make_runs("a", STEADY), make_runs("b", STEADY, seed=1), ignore=["seed"])
     assert "note: left out of the pairing: seed" in list_sentences(ignored)
-    assert notes([0.1] * 2, [0.1]) == [
-        "note: no interval, no verdict: three repeats on one side give one (measure.repeats=3)"
-    ]
 
 
 def test_the_median_has_range_and_interval() -> None:
@@ -97,7 +103,9 @@ def test_the_median_has_range_and_interval() -> None:
         run
         for gpus in range(1, 7)
         for n, precision in enumerate(("float32", "tf32"))
-        for run in make_runs("ab"[n], [0.1 / (1 + n * 0.25 * gpus)], gpus=gpus, **train_settings(precision=precision))
+        for run in make_runs(
+            "a", [0.1 / (1 + n * 0.25 * gpus)], gpus=gpus, run_id=f"{n} {gpus}", **train_settings(precision=precision)
+        )
     ]
     sentence = list_sentences(compare_by(runs, "train.precision", "float32"))[0]
     assert sentence.startswith(

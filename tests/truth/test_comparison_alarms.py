@@ -1,75 +1,126 @@
-"""Comparisons over made-up sweeps: how often nothing is called something, and how surely 5 % is found.
+"""Comparisons over made-up sweeps: how often nothing is called something, and how surely a change is found.
 
-Pairs of rows, each of several launches; a launch has a level of its own, 1 % scatter around that of its row.
+Six pairs of rows, each of several repeats, in sessions: what a machine is like on a day scatters by 3 %, and is common
+to all rows of a session; repeats scatter by 1 % around that.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
 from scalebench.analysis.comparison import Comparison, compare
 from scalebench.analysis.comparison.pairing import ComparedRun
-from scalebench.analysis.comparison.ratio_tests import compare_independent_repeats, median_with_interval
+from scalebench.analysis.comparison.ratio_tests import compare_independent, median_with_interval
+from scalebench.analysis.comparison.run_facts import RunFacts
 from tests.builders.comparisons import make_runs
 
 PAIRS = 6
-NOISE = 0.01
+NOISE, DAY_NOISE = 0.01, 0.03
 ALARMS = 0.05
 TRIALS, BRIEF = 1000, 60
 
-Rates = Callable[[str, int], list[float]]
+
+@dataclass(frozen=True)
+class World:
+    """The sides of a comparison. Without saved sessions A was run before B, in its session."""
+
+    repeats: tuple[int, int] = (3, 3)  # of each session of A and of B
+    saved: int = 0  # sessions of A before that of B
+    slower: float = 0.0  # share of throughput that the first row of B lost
+    every_row: bool = False  # all rows of B lost it
+
+    def templates(self) -> list[tuple[ComparedRun, int, float]]:
+        """Return each run with its day and its mean; made once, a trial gives them other rates. They have few facts,
+        whose comparison would take most of the time."""
+        days = {"a": range(1, self.saved + 1) if self.saved else [1], "b": [self.saved + 1]}
+        templates = []
+        for gpus in range(1, PAIRS + 1):
+            facts, is_slower = RunFacts({"strategy.name": "ddp", "gpus": gpus}, {}), gpus == 1 or self.every_row
+            for side, repeats in zip("ab", self.repeats, strict=True):
+                mean = 200.0 * gpus * (1 - self.slower * (side == "b" and is_slower))
+                runs = [
+                    (run, day) for day in days[side] for run in make_runs(side, [0.1] * repeats, gpus=gpus, day=day)
+                ]
+                templates += [(dataclasses.replace(run, facts=facts), day, mean) for run, day in runs]
+        return templates
 
 
-def templates(launches: dict[str, int]) -> dict[tuple[str, int], list[ComparedRun]]:
-    """Made once: a trial gives them other rates."""
-    return {(side, gpus): make_runs(side, [0.1] * count, gpus=gpus) for side, count in launches.items()
-            for gpus in range(1, PAIRS + 1)}  # fmt: skip
+def trials(world: World, threshold: float, number: int) -> list[Comparison]:
+    chance, templates, compared = random.Random(f"{world} {threshold}"), world.templates(), []
+    for _ in range(number):
+        levels = [chance.lognormvariate(0, DAY_NOISE) for _ in range(world.saved + 2)]
+        sides: dict[str, list[ComparedRun]] = {"a": [], "b": []}
+        for run, day, mean in templates:
+            rate = mean * levels[day] * chance.lognormvariate(0, NOISE)
+            sides[run.run_id[0]].append(dataclasses.replace(run, rate=rate))
+        compared.append(compare(sides["a"], sides["b"], threshold=threshold))
+    return compared
 
 
-def trial(
-    rows: dict[tuple[str, int], list[ComparedRun]], chance: random.Random, slower: float, threshold: float
-) -> Comparison:
-    """Of the rows of b the first is slower by `slower`."""
-    sides: dict[str, list[ComparedRun]] = {"a": [], "b": []}
-    for (side, gpus), actual in rows.items():
-        level = 200.0 * gpus * (1 - slower if (side, gpus) == ("b", 1) else 1)
-        sides[side] += [dataclasses.replace(one, rate=level * chance.lognormvariate(0, NOISE)) for one in actual]
-    return compare(sides["a"], sides["b"], threshold=threshold)
-
-
-def share(launches: dict[str, int], slower: float, threshold: float, trials: int) -> float:
-    """Of the trials that end as a regression."""
-    rows, chance = templates(launches), random.Random(f"{launches} {slower} {threshold}")
-    return sum(trial(rows, chance, slower, threshold).status == "regression" for _ in range(trials)) / trials
-
-
-SIDES = [{"a": 5, "b": 5}, {"a": 3, "b": 3}, {"a": 5, "b": 1}, {"a": 5, "b": 2}]
+def count_regressions(world: World, threshold: float, number: int) -> float:
+    """Return the share of trials that end as a regression."""
+    return sum(each.status == "regression" for each in trials(world, threshold, number)) / number
 
 
 @pytest.mark.slow
 @pytest.mark.truth
-@pytest.mark.parametrize("launches", SIDES, ids=lambda sides: f"{sides['a']}-{sides['b']}")
-def test_where_nothing_differs_few_sweeps_end_as_a_regression(launches: dict[str, int]) -> None:
-    """Threshold 0: the test alone decides. Half of 5 % are slower ones, and 0.05 leaves room for chance."""
-    assert share(launches, 0.0, 0.0, TRIALS) <= ALARMS
-    assert share(launches, 0.0, 0.03, TRIALS) <= 0.01
+@pytest.mark.parametrize(
+    "world", [World(saved=3), World(saved=5), World((3, 1), 5), World((1, 3), 5), World((1, 1), 10)], ids=str
+)
+def test_days_that_differ_are_no_regression(world: World) -> None:
+    """The gate: a new session against saved ones, at a threshold of 3 %."""
+    assert count_regressions(world, 0.03, TRIALS) <= 0.025
 
 
 @pytest.mark.slow
 @pytest.mark.truth
-def test_5_percent_is_found_at_1_percent_noise() -> None:
-    assert share({"a": 5, "b": 5}, 0.05, 0.03, TRIALS) >= 0.95
-    assert share({"a": 10, "b": 10}, 0.05, 0.03, TRIALS) >= 0.99
+@pytest.mark.parametrize(
+    ("world", "chance"),
+    [
+        (World(), 0.0),
+        (World((5, 5)), 0.0),
+        (World((5, 1)), 0.015),
+        (World((5, 2)), 0.015),
+    ],  # by Student's t exactly 5 %
+    ids=str,
+)
+def test_equal_runs_of_one_session_rarely_differ(world: World, chance: float) -> None:
+    """`chance`: Student's t of unlike numbers of repeats is wrong in exactly 5 %, Welch's in fewer."""
+    compared = trials(world, 0.0, TRIALS)
+    different = sum(any(pair.verdict in ("faster", "slower") for pair in each.pairs) for each in compared)
+    assert different / TRIALS <= ALARMS + chance
+    assert sum(each.status == "regression" for each in compared) / TRIALS <= ALARMS / 2 + chance
+    assert count_regressions(world, 0.03, TRIALS) <= 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.truth
+def test_what_is_slower_is_found() -> None:
+    """Days that differ by 3 % hide 5 %, which runs of one session show."""
+    assert count_regressions(World(saved=5, slower=0.2, every_row=True), 0.03, TRIALS) >= 0.9
+    assert count_regressions(World(saved=5, slower=0.2), 0.03, TRIALS) >= 0.83
+    assert count_regressions(World(saved=10, slower=0.2), 0.03, TRIALS) >= 0.99
+    assert count_regressions(World((5, 5), slower=0.05), 0.03, TRIALS) >= 0.95
+    assert count_regressions(World(slower=0.1), 0.03, TRIALS) >= 0.95
 
 
 def test_briefly() -> None:
     """A few of the trials above, in every run of the tests."""
-    assert share({"a": 5, "b": 5}, 0.0, 0.0, BRIEF) <= 0.1
-    assert share({"a": 5, "b": 5}, 0.05, 0.03, BRIEF) >= 0.85
+    assert count_regressions(World(saved=3), 0.03, BRIEF) <= 0.025
+    assert count_regressions(World(saved=5), 0.03, BRIEF) <= 0.025
+    assert count_regressions(World(saved=5, slower=0.2, every_row=True), 0.03, BRIEF) >= 0.85
+    assert count_regressions(World((5, 5)), 0.0, BRIEF) <= ALARMS
+    assert count_regressions(World((5, 5), slower=0.05), 0.03, BRIEF) >= 0.85
+
+
+def test_two_sessions_alone_never_give_a_verdict() -> None:
+    """However many repeats they have: 10 and 10 would be called a regression in 38 % at days that differ by 5 %."""
+    compared = trials(World((10, 10), saved=1, slower=0.5), 0.03, 5)
+    assert {each.status for each in compared} == {"too little data"}
 
 
 @pytest.mark.slow
@@ -84,7 +135,7 @@ def test_intervals_of_a_ratio_hold_it(first: int, second: int, least: float) -> 
     for _ in range(2000):
         a, b = ([level * chance.lognormvariate(0, NOISE) for _ in range(count)] for level, count in
                 ((100.0, first), (95.0, second)))  # fmt: skip
-        interval = compare_independent_repeats(a, b).interval
+        interval = compare_independent(a, b, "sessions").interval
         held += interval is not None and interval.low <= 0.95 <= interval.high
     assert held / 2000 >= least
 

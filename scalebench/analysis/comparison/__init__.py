@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from scalebench.analysis.comparison import ratio_tests
 from scalebench.analysis.comparison.labels import (
-    KeyValue,
     Labels,
     find_differences,
     find_key_values,
     warn_about_samples,
 )
 from scalebench.analysis.comparison.pairing import ComparedRun, ComparisonRow, drop_shared_runs
-from scalebench.analysis.comparison.ratio_tests import MIN_REPEATS_FOR_TEST, SIGNIFICANCE_LEVEL, RatioTest
+from scalebench.analysis.comparison.ratio_tests import (
+    SIGNIFICANCE_LEVEL,
+    RatioTest,
+    adjust_by_holm,
+    median_with_interval,
+)
 from scalebench.analysis.comparison.run_facts import explain_unknown_key, keys_bound_to
+from scalebench.analysis.comparison.sessions import compare_rows, number_sessions
 from scalebench.analysis.comparison.unmatched import (
     ComparedSide,
     UnmatchedRow,
@@ -23,13 +27,13 @@ from scalebench.analysis.comparison.unmatched import (
     find_unmatched,
     make_side,
 )
-from scalebench.analysis.repeats import pair_interleaved
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import Estimate
 
 OK, REGRESSION, NOT_COMPARABLE, FAILED_RUN = "ok", "regression", "not comparable", "failed run"
+TOO_LITTLE_DATA = "too little data"  # for a verdict on each pair, which a gate needs
 FASTER, SLOWER, UNRESOLVED = "faster", "slower", "no difference resolved"
-SAME, NO_INTERVAL = "the same run", "no interval"
+SAME, NO_VERDICT = "the same run", "no verdict"
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Pair:
     """Two rows that differ in nothing but what is compared. `ratio` is throughput, b over a; above 1 b is faster.
 
     `interval` is the 95 % interval of this pair alone; `p_holm` is `p` adjusted for all pairs of the comparison, and
-    decides the verdict.
+    decides the verdict. Of a pair without a verdict the last note says what gives one.
     """
 
     label: dict[str, str]
@@ -61,7 +65,7 @@ class Contrast:
     b: str
     pairs: Sequence[Pair]
     median: float
-    median_interval: Estimate | None  # from six pairs on
+    median_interval: Estimate | None  # from six pairs on, where all of them ran side by side
     differences: Sequence[tuple[str, str, str, int]]  # key, values of a, values of b, number of pairs
 
 
@@ -84,25 +88,34 @@ class Comparison:
 
     @property
     def status(self) -> str:
-        """The outcome: a failed run counts before a regression, and both only with a threshold."""
+        """The outcome. A failed run counts before a regression, and that before too little data; all at a gate only."""
         if self.threshold is not None and any(row.failed for row in self.unmatched):
             return FAILED_RUN
         if any(pair.regression for pair in self.pairs):
             return REGRESSION
+        if self.threshold is not None and any(pair.verdict == NO_VERDICT for pair in self.pairs):
+            return TOO_LITTLE_DATA
         return OK if self.pairs else NOT_COMPARABLE
 
 
 def compare(
-    a: Sequence[ComparedRun], b: Sequence[ComparedRun], ignore: Sequence[str] = (), threshold: float | None = None
+    a: Sequence[ComparedRun],
+    b: Sequence[ComparedRun],
+    ignore: Sequence[str] = (),
+    threshold: float | None = None,
+    same_session: bool = False,
 ) -> Comparison:
     """Compare the rows of `b` with the rows of `a` that are the same configuration on the same kind of machine.
 
     `ignore`: dotted keys, or groups of them, that are left out of the pairing. `threshold`: a share of throughput; a
-    pair that is slower by more is a regression. InputError for an unknown key.
+    pair that is slower by more is a regression. `same_session`: all runs count as those of one session, whenever and
+    wherever they started. InputError for an unknown key.
     """
     _check_keys([*a, *b], ignore)
     without = [bound for key in ignore for bound in keys_bound_to(key)]
-    return _compare_sides([make_side("A", a, without), make_side("B", b, without)], None, ignore, without, threshold)
+    numbers = {} if same_session else number_sessions(run.record for run in (*a, *b))
+    sides = [make_side(name, _with_sessions(runs, numbers), without) for name, runs in (("A", a), ("B", b))]
+    return _compare_sides(sides, None, ignore, without, threshold)
 
 
 def compare_by(
@@ -111,23 +124,25 @@ def compare_by(
     base: str | None = None,
     ignore: Sequence[str] = (),
     threshold: float | None = None,
+    same_session: bool = False,
 ) -> Comparison:
     """Compare rows that differ in nothing but `key`: each of its values with the value `base`.
 
-    Without `base` it is the first value: that of the first folder, then in order. InputError for an unknown key, or a
-    base that no row has.
+    Without `base` it is the first value: that of the first folder, then in order. The others as for `compare`.
+    InputError for an unknown key, or a base that no row has.
     """
     _check_keys(runs, [key, *ignore])
     without = [bound for name in (key, *ignore) for bound in keys_bound_to(name)]
     values = find_key_values(runs, key, base)
-    sides = [make_side(value.name, _runs_with_value(runs, value), without) for value in values]
+    runs = _with_sessions(runs, {} if same_session else number_sessions(run.record for run in runs))
+    sides = [make_side(value.name, [run for run in runs if run.run_id in value.run_ids], without) for value in values]
     if len(sides) < 2:
         return Comparison(key, ignore, threshold, [], [], f"{key} is {sides[0].name} in all rows: nothing to compare")
     return _compare_sides(sides, key, ignore, without, threshold)
 
 
-def _runs_with_value(runs: Sequence[ComparedRun], value: KeyValue) -> list[ComparedRun]:
-    return [run for run in runs if run.run_id in value.run_ids]
+def _with_sessions(runs: Sequence[ComparedRun], numbers: Mapping[str, int]) -> list[ComparedRun]:
+    return [replace(run, session=numbers.get(run.run_id, 0)) for run in runs]
 
 
 def _check_keys(runs: Sequence[ComparedRun], keys: Sequence[str]) -> None:
@@ -148,7 +163,7 @@ def _compare_sides(
     base = sides[0]
     tested = [[_test_ratio(base.rows[key], row) for key, row in side.rows.items() if key in base.rows
                and base.rows[key].measured and row.measured] for side in sides[1:]]  # fmt: skip
-    adjusted = iter(ratio_tests.adjust_by_holm([t.p for group in tested for *_, t in group if t.p is not None]))
+    adjusted = iter(adjust_by_holm([t.p for group in tested for *_, t in group if t.p is not None]))
     contrasts = []
     for side, group in zip(sides[1:], tested, strict=True):
         pairs = [_make_pair(*each, None if each[-1].p is None else next(adjusted), labels, threshold) for each in group]
@@ -156,25 +171,14 @@ def _compare_sides(
     unmatched = {(row.side, *row.label.items(), row.reason, row.run_id): row
                  for side in sides[1:] for row in find_unmatched(base, side, labels, without)}  # fmt: skip
     refusal = None if contrasts else explain_no_pairs(sides, without)
-    comparison = Comparison(by, ignored, threshold, contrasts, list(unmatched.values()), refusal)
-    comparison.notes += warn_about_samples(comparison.pairs)
-    return comparison
+    notes = warn_about_samples((a, b) for group in tested for a, b, _ in group)
+    return Comparison(by, ignored, threshold, contrasts, list(unmatched.values()), refusal, notes)
 
 
 def _test_ratio(a: ComparisonRow, b: ComparisonRow) -> tuple[ComparisonRow, ComparisonRow, RatioTest]:
     """Return both rows without the runs that they share, and the test of their ratio."""
     different = drop_shared_runs(a, b)
-    if different is None:
-        return a, b, RatioTest(1.0, None, None, SAME)
-    a, b = different
-    if len(a.measured) == len(b.measured) == 1:
-        return a, b, ratio_tests.compare_blocks((a.rate, a.measured[0].interval), (b.rate, b.measured[0].interval))
-    rates = {run.run_id: run.rate or 0.0 for row in different for run in row.measured}
-    pairs = pair_interleaved([run.record for run in a.measured], [run.record for run in b.measured])
-    if len(pairs) >= MIN_REPEATS_FOR_TEST:
-        test = ratio_tests.compare_interleaved_repeats([(rates[x.run_id], rates[y.run_id]) for x, y in pairs])
-        return a, b, test
-    return a, b, ratio_tests.compare_independent_repeats(a.rates, b.rates)
+    return (a, b, RatioTest(1.0, test=SAME)) if different is None else (*different, compare_rows(*different))
 
 
 def _make_pair(
@@ -185,19 +189,30 @@ def _make_pair(
     labels: Labels,
     threshold: float | None,
 ) -> Pair:
-    verdict = UNRESOLVED
-    if tested.test == SAME:
-        verdict = SAME
-    elif adjusted is None:
-        verdict = NO_INTERVAL
+    if adjusted is None:
+        verdict = SAME if tested.test == SAME else NO_VERDICT
     elif adjusted <= SIGNIFICANCE_LEVEL:
         verdict = FASTER if tested.ratio > 1 else SLOWER
+    else:
+        verdict = UNRESOLVED
     regression = threshold is not None and verdict == SLOWER and tested.ratio < 1 - threshold
     fields = tested.ratio, tested.interval, tested.p, adjusted, tested.test
-    notes = list(dict.fromkeys([*a.notes, *b.notes]))
+    notes = list(dict.fromkeys([*a.notes, *b.notes, *filter(None, [tested.note])]))
     return Pair(labels.of(a), a, b, *fields, verdict, regression, notes)
 
 
 def _make_contrast(a: str, b: str, pairs: Sequence[Pair], by: str | None) -> Contrast:
-    median, interval = ratio_tests.median_with_interval([pair.ratio for pair in pairs])
-    return Contrast(a, b, pairs, median, interval, find_differences([(pair.a, pair.b) for pair in pairs], by))
+    median, interval = median_with_interval([pair.ratio for pair in pairs])
+    differences = find_differences([(pair.a, pair.b) for pair in pairs], by)
+    return Contrast(a, b, pairs, median, interval if _ran_in_between(pairs) else None, differences)
+
+
+def _ran_in_between(pairs: Sequence[Pair]) -> bool:
+    """Return whether runs of both sides lie between each other in the same sessions.
+
+    Otherwise what changed from one side to the other moves all pairs together, which their order does not show.
+    """
+    a = [run.started for pair in pairs for run in pair.a.measured]
+    b = [run.started for pair in pairs for run in pair.b.measured]
+    same_sessions = all(pair.a.sessions.keys() == pair.b.sessions.keys() for pair in pairs)
+    return same_sessions and min(a) <= max(b) and min(b) <= max(a)

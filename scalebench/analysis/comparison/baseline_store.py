@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import re
 import shutil
@@ -13,26 +15,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebench.analysis.comparison.sessions import number_sessions
 from scalebench.analysis.read_runs import find_results
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_record, write_json
 from scalebench.core.machine.machine import MachineClass, classify_machine
-from scalebench.core.result import read_result
+from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 
 STORE_VARIABLE = "SCALEBENCH_BASELINES"
 DEFAULT_STORE = Path(".scalebench") / "baselines"
 MACHINE_FILE = "machine.json"
+MAX_SESSIONS = 10  # that a baseline keeps, the latest ones
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+SavedRun = tuple[Path, Result]  # a file, and its record without ranks and spec
 
 
 @dataclass(frozen=True)
-class MachineBaselines:
-    """The baselines of one machine class in the store."""
+class SavedBaseline:
+    """A baseline of one machine class after a save, with the number of its runs and of their sessions."""
 
     kind: MachineClass
     folder: Path
-    names: list[str]
+    runs: int
+    sessions: int
 
 
 def store_folder() -> Path:
@@ -49,34 +55,47 @@ def check_baseline_name(name: str) -> str:
     return name
 
 
-def save_baseline(
-    name: str, paths: Sequence[str | os.PathLike[str]], replace: bool = False
-) -> list[tuple[MachineClass, Path, int]]:
-    """Copy all records at or below `paths` as baseline `name` of their machine class; return (class, folder, runs).
+def save_baseline(name: str, paths: Sequence[str | os.PathLike[str]], replace: bool = False) -> list[SavedBaseline]:
+    """Add copies of all records at or below `paths` to baseline `name` of their machine class; with `replace` they are
+    all that it has then.
 
-    A baseline is saved completely or not at all. InputError for a name that is taken, without `replace`; if no record
-    is ok; for a store that cannot be written.
+    It keeps the runs of its last MAX_SESSIONS sessions. Each baseline is saved completely or not at all. InputError if
+    no record is ok, and for a store that cannot be written.
     """
     check_baseline_name(name)
-    by_class: dict[str, tuple[MachineClass, dict[str, Path]]] = {}
-    good: set[str] = set()
-    for file in find_results([Path(path) for path in paths]):
-        result = read_result(file)
-        kind = classify_machine(result.machine)
-        by_class.setdefault(kind.fingerprint, (kind, {}))[1].setdefault(result.run_id, file)
-        good |= {kind.fingerprint} if result.status == "ok" else set()
+    by_class: dict[str, dict[str, SavedRun]] = {}
+    kinds: dict[str, MachineClass] = {}
+    for file, record in map(_read_run, find_results([Path(path) for path in paths])):
+        kind = classify_machine(record.machine)
+        kinds[kind.fingerprint] = kind
+        by_class.setdefault(kind.fingerprint, {}).setdefault(record.run_id, (file, record))
+    good = [key for key, runs in by_class.items() if any(record.status == "ok" for _, record in runs.values())]
     if not good:
         raise InputError(f"no run of {', '.join(map(str, paths))} went well: nothing to compare with later")
-    chosen = [by_class[fingerprint] for fingerprint in sorted(good)]
-    for kind, _ in chosen:
-        if (store_folder() / kind.fingerprint / name).exists() and not replace:
-            raise InputError(f"baseline '{name}' of this machine ({kind}) is there already; --replace takes its place")
+    saved = []
     try:
-        return [(kind, _write_baseline(kind, name, list(files.values())), len(files)) for kind, files in chosen]
+        for key in sorted(good):
+            runs = by_class[key] if replace else {**_read_baseline(name, key), **by_class[key]}
+            numbers = number_sessions(record for _, record in runs.values())
+            sessions = sorted(set(numbers.values()))[-MAX_SESSIONS:]
+            files = [file for run_id, (file, _) in runs.items() if numbers[run_id] in sessions]
+            saved.append(SavedBaseline(kinds[key], _write_baseline(kinds[key], name, files), len(files), len(sessions)))
     except OSError as error:
         raise InputError(
             f"{store_folder()}: {error.strerror or error}; set {STORE_VARIABLE} to a folder that can be written"
         ) from error
+    return saved
+
+
+def _read_run(file: Path) -> SavedRun:
+    return file, dataclasses.replace(read_result(file), ranks=[], spec={})
+
+
+def _read_baseline(name: str, fingerprint: str) -> dict[str, SavedRun]:
+    """Return the runs that a baseline has by their run_id; none where there is no such baseline."""
+    folder = store_folder() / fingerprint / name
+    runs = map(_read_run, find_results([folder])) if folder.is_dir() else ()
+    return {record.run_id: (file, record) for file, record in runs}
 
 
 def _write_baseline(kind: MachineClass, name: str, files: Iterable[Path]) -> Path:
@@ -112,22 +131,19 @@ def explain_missing_baseline(name: str, kinds: Iterable[MachineClass]) -> str:
     """Return the error line for a baseline that was not saved for these machine classes, with what there is instead."""
     wanted = "; ".join(dict.fromkeys(map(str, kinds)))
     stored = list_saved_baselines()
-    others = [str(saved.kind) for saved in stored if name in saved.names]
+    others = [str(kind) for kind, names in stored if name in names]
     if others:
         return f"no baseline '{name}' for this machine ({wanted}); saved ones are for {'; '.join(others)}"
-    names = sorted({other for saved in stored for other in saved.names})
-    return f"no baseline '{name}' in {store_folder()} ({wanted}); saved names: {', '.join(names) or 'none'}"
+    saved = ", ".join(sorted({other for _, names in stored for other in names}))
+    return f"no baseline '{name}' in {store_folder()} ({wanted}); saved names: {saved or 'none'}"
 
 
-def list_saved_baselines() -> list[MachineBaselines]:
-    """Return the baselines of all machine classes in the store that can be read."""
+def list_saved_baselines() -> list[tuple[MachineClass, list[str]]]:
+    """Return the names of the baselines of each machine class in the store that can be read."""
     saved = []
     for file in sorted(store_folder().glob(f"*/{MACHINE_FILE}")):
-        try:
-            kind = read_record(file, MachineClass)
-        except (OSError, ValueError):
-            continue
-        folders = [path.name for path in file.parent.iterdir() if path.is_dir()]
-        names = sorted(name for name in folders if NAME_PATTERN.fullmatch(name))
-        saved.append(MachineBaselines(kind, file.parent, names))
+        with contextlib.suppress(OSError, ValueError):
+            folders = [path.name for path in file.parent.iterdir() if path.is_dir()]
+            names = sorted(name for name in folders if NAME_PATTERN.fullmatch(name))
+            saved.append((read_record(file, MachineClass), names))
     return saved

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from scalebench.analysis.comparison.pairing import (
     CLOCK_FIELDS,
@@ -28,16 +27,6 @@ DIFFERENT_SAMPLES_NOTE = (
     "rows of other models or data are compared: a sample is not the same work in both, and the ratio is one of "
     "samples/s, not of how soon a training ends"
 )
-
-
-class RowPair(Protocol):
-    """Two rows that are compared."""
-
-    @property
-    def a(self) -> ComparisonRow: ...
-
-    @property
-    def b(self) -> ComparisonRow: ...
 
 
 class Labels:
@@ -133,12 +122,10 @@ def _mean_over_repeats(row: ComparisonRow, name: str) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def warn_about_samples(pairs: Sequence[RowPair]) -> list[str]:
+def warn_about_samples(pairs: Iterable[tuple[ComparisonRow, ComparisonRow]]) -> list[str]:
     """Return a warning if a sample is not the same in both rows of any pair."""
-    differs = any(
-        is_under(key, SAMPLE_FACTS) for pair in pairs for key in find_differing_keys(pair.a.identity, pair.b.identity)
-    )
-    return [DIFFERENT_SAMPLES_NOTE] if differs else []
+    keys = {key for a, b in pairs for key in find_differing_keys(a.identity, b.identity)}
+    return [DIFFERENT_SAMPLES_NOTE] if any(is_under(key, SAMPLE_FACTS) for key in keys) else []
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from scalebench.analysis.identity import facts_key, is_under
 from scalebench.analysis.read_runs import find_results
 from scalebench.analysis.run_summary import start_time
 from scalebench.core.result import Result, read_result
-from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.log_means import mean_of_repeats
 
 FAILED_STATUSES = ("failed", "oom", "timeout", "cancelled")
+DISTURBED_FLAGS = frozenset({"busy_machine", "foreign_process"})  # other programs used the devices meanwhile
 CLOCK_FIELDS = ("sm_clock_mhz_mean", "mem_clock_mhz_mean")
 SEED_KEY = "seed"  # may differ between the repeats of a row if it is left out of the pairing
 MAX_CLOSEST_CANDIDATES = 2000  # rows that are searched for the one closest to another
@@ -31,9 +32,9 @@ class ComparedRun:
     record: Result  # without its ranks and its spec
     started: datetime
     rate: float | None  # samples/s
-    interval: Estimate | None  # over its blocks
     facts: RunFacts
     side: int = 0  # number of the folder on the command line
+    session: int = 0  # as sessions.number_sessions numbers them; 0: all are one
 
     @property
     def run_id(self) -> str:
@@ -56,8 +57,21 @@ class ComparisonRow:
     @property
     def rate(self) -> float:
         """Geometric mean over the repeats, samples/s."""
-        rates = self.rates
-        return math.exp(math.fsum(map(math.log, rates)) / len(rates))
+        return math.exp(mean_of_repeats(self.rates).mean)
+
+    @property
+    def sessions(self) -> dict[int, list[float]]:
+        """The samples/s of the repeats of each session, in the order of time."""
+        by_session: dict[int, list[float]] = {}
+        for run in self.measured:
+            by_session.setdefault(run.session, []).append(run.rate or 0.0)
+        return by_session
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Other programs disturbed more than half of its repeats. Of fewer the interval shows what that made."""
+        disturbed = [run for run in self.measured if not DISTURBED_FLAGS.isdisjoint(run.record.flags)]
+        return 2 * len(disturbed) > len(self.measured)
 
 
 def load_compared_runs(paths: Sequence[str | os.PathLike[str]], side: int = 0) -> list[ComparedRun]:
@@ -75,9 +89,9 @@ def drop_copies(runs: Iterable[ComparedRun]) -> list[ComparedRun]:
 
 
 def make_compared_run(result: Result, side: int = 0) -> ComparedRun:
-    rate, interval = throughput.throughput(result)
+    rate, _ = throughput.throughput(result)
     slim = dataclasses.replace(result, ranks=[], spec={})
-    return ComparedRun(slim, start_time(result), rate, interval, collect_facts(result), side)
+    return ComparedRun(slim, start_time(result), rate, collect_facts(result), side)
 
 
 def make_comparison_rows(runs: Iterable[ComparedRun]) -> list[ComparisonRow]:

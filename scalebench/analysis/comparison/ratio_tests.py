@@ -6,71 +6,56 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scalebench.core.stats.estimates import BATCHES, CONFIDENCE, Estimate, divide_estimates, student_t
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate
+from scalebench.core.stats.log_means import LogMean, mean_of_repeats
 
-MIN_REPEATS_FOR_TEST = 3  # show how repeats vary
+MIN_UNITS_FOR_TEST = 3  # repeats or sessions that show how such units vary
 SIGNIFICANCE_LEVEL = 1 - CONFIDENCE
 
 
 @dataclass(frozen=True)
 class RatioTest:
-    """A ratio with its 95 % interval, the two-sided p for a true ratio of 1, and the test; both may be None."""
+    """A ratio with its 95 % interval, the two-sided p for a true ratio of 1, and the test; without p there is no
+    verdict, and `note` says what gives one. Else it says what the interval does not hold."""
 
     ratio: float
-    interval: Estimate | None
-    p: float | None
-    test: str
+    interval: Estimate | None = None
+    p: float | None = None
+    test: str = ""
+    note: str | None = None
 
 
-def compare_independent_repeats(a: Sequence[float], b: Sequence[float]) -> RatioTest:
-    """Return the ratio b over a of independent repeats: positive samples/s of each.
+def compare_independent(a: Sequence[float], b: Sequence[float], units: str, note: str | None = None) -> RatioTest:
+    """Return the ratio b over a of independent `units`: positive samples/s of each, three at least on one side.
 
-    On logarithms, where a ratio is a difference and repeats differ by factors. With three repeats or more on both
-    sides by Welch's t, which needs no equal variances; with fewer on one side, down to a single one, by Student's t
-    with the pooled variance, which assumes that repeats of both sides vary equally. With fewer than three on both
-    sides there is only a ratio.
+    On logarithms, where a ratio is a difference and units differ by factors. With three or more on both sides by
+    Welch's t, which needs no equal variances; with fewer on one side, down to a single one, by Student's t with the
+    pooled variance, which assumes that units of both sides vary equally.
 
     Sources: Welch 1947, "The generalization of 'Student's' problem when several different population variances are
     involved"; Student 1908, "The probable error of a mean"; Crawford and Howell 1998, "Comparing an individual's test
     score against norms derived from small samples" (one observation against several).
     """
-    (mean_a, variance_a), (mean_b, variance_b) = _log_moments(a), _log_moments(b)
-    difference, counts = mean_b - mean_a, f"{len(a)} and {len(b)} repeats"
-    if max(len(a), len(b)) < MIN_REPEATS_FOR_TEST:
-        return RatioTest(math.exp(difference), None, None, f"none, for {counts}")
-    if min(len(a), len(b)) >= MIN_REPEATS_FOR_TEST:
-        parts = variance_a / len(a), variance_b / len(b)
-        squares = parts[0] ** 2 / (len(a) - 1) + parts[1] ** 2 / (len(b) - 1)
-        freedom = sum(parts) ** 2 / squares if squares > 0 else math.inf
-        return _t_test(difference, math.sqrt(sum(parts)), freedom, f"Welch's t, {counts}")
-    freedom = len(a) + len(b) - 2
-    common = ((len(a) - 1) * variance_a + (len(b) - 1) * variance_b) / freedom
-    error = math.sqrt(common * (1 / len(a) + 1 / len(b)))
-    return _t_test(difference, error, freedom, f"Student's t, {counts}")
+    log_a, log_b, counts = mean_of_repeats(a), mean_of_repeats(b), describe_counts(len(a), len(b), units)
+    if min(len(a), len(b)) >= MIN_UNITS_FOR_TEST:
+        return _t_test(log_b.minus(log_a), f"Welch's t, {counts}", note)
+    freedom = log_a.degrees_of_freedom + log_b.degrees_of_freedom
+    squares = [log.variance * len(of) * log.degrees_of_freedom for log, of in ((log_a, a), (log_b, b)) if len(of) > 1]
+    variance = math.fsum(squares) / freedom * (1 / len(a) + 1 / len(b))
+    return _t_test(LogMean(log_b.mean - log_a.mean, variance, freedom), f"Student's t, {counts}", note)
 
 
-def compare_interleaved_repeats(pairs: Sequence[tuple[float, float]]) -> RatioTest:
+def compare_paired(pairs: Sequence[tuple[float, float]], units: str) -> RatioTest:
     """Return the ratio b over a of at least three pairs (a, b) that ran side by side: what they share cancels.
 
     Student's t on the logarithms of the pairs' ratios. Source: Box, Hunter and Hunter 1978, "Statistics for
     Experimenters" (paired comparisons).
     """
-    mean, variance = _log_moments([b / a for a, b in pairs])
-    error = math.sqrt(variance / len(pairs))
-    return _t_test(mean, error, len(pairs) - 1, f"paired t, {len(pairs)} interleaved repeats")
+    return _t_test(mean_of_repeats([b / a for a, b in pairs]), f"paired t, {len(pairs)} {units}")
 
 
-def compare_blocks(a: tuple[float, Estimate | None], b: tuple[float, Estimate | None]) -> RatioTest:
-    """Return the ratio b over a of one repeat each, from the intervals over blocks, which miss how repeats vary.
-
-    The limits are by MOVER (divide_estimates); p comes from the distance between 1 and the ratio, in units of the
-    interval's distance on that side, by Student's t with the degrees of freedom of one repeat's batches.
-    """
-    ratio = b[0] / a[0]
-    if a[1] is None or b[1] is None:
-        return RatioTest(ratio, None, None, "none, for too few blocks")
-    interval = divide_estimates(b[1], a[1])
-    return RatioTest(ratio, interval, _p_from_limits(interval, BATCHES - 1), "blocks of one repeat each")
+def describe_counts(a: int, b: int, units: str) -> str:
+    return f"{a} and {b} {units}"
 
 
 def adjust_by_holm(ps: Sequence[float]) -> list[float]:
@@ -101,33 +86,11 @@ def median_with_interval(values: Sequence[float]) -> tuple[float, Estimate | Non
     return median, Estimate(median, ordered[k - 1], ordered[-k]) if k else None
 
 
-def _log_moments(values: Sequence[float]) -> tuple[float, float]:
-    """Return mean and variance of the logarithms; the variance of one value is 0 and has no weight."""
-    logs = [math.log(value) for value in values]
-    mean = math.fsum(logs) / len(logs)
-    return mean, math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1) if len(logs) > 1 else 0.0
-
-
-def _t_test(difference: float, error: float, freedom: float, test: str) -> RatioTest:
-    ratio = math.exp(difference)
-    if error == 0:
-        return RatioTest(ratio, Estimate(ratio, ratio, ratio), 1.0 if difference == 0 else 0.0, test)
-    half_width = student_t(freedom, CONFIDENCE) * error
-    high = ratio * math.exp(half_width) if half_width < 700 else math.inf
-    interval = Estimate(ratio, ratio * math.exp(-half_width), high)
-    return RatioTest(ratio, interval, _two_sided_p(difference / error, freedom), test)
-
-
-def _p_from_limits(interval: Estimate, freedom: int) -> float:
-    distance = abs(math.log(interval.value))
-    limit = interval.high if interval.value < 1 else interval.low
-    if distance == 0 or limit == 0:
-        return 1.0
-    to_limit = abs(math.log(limit) - math.log(interval.value))
-    return 0.0 if to_limit == 0 else _two_sided_p(distance / to_limit * student_t(freedom, CONFIDENCE), freedom)
-
-
-def _two_sided_p(t: float, freedom: float) -> float:
+def _t_test(log_ratio: LogMean, test: str, note: str | None = None) -> RatioTest:
     from scipy.special import stdtr  # not scipy.stats, which takes 0.6 s to import
 
-    return float(2 * stdtr(freedom, -abs(t)))
+    interval = log_ratio.to_estimate()
+    if log_ratio.variance == 0:
+        return RatioTest(interval.value, interval, 1.0 if log_ratio.mean == 0 else 0.0, test, note)
+    t = abs(log_ratio.mean) / math.sqrt(log_ratio.variance)
+    return RatioTest(interval.value, interval, float(2 * stdtr(log_ratio.degrees_of_freedom, -t)), test, note)

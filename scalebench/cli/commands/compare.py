@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 from scalebench.analysis import comparison
-from scalebench.analysis.comparison import Comparison, baseline_store
+from scalebench.analysis.comparison import NO_VERDICT, TOO_LITTLE_DATA, Comparison, baseline_store
 from scalebench.analysis.comparison.pairing import ComparedRun, drop_copies, load_compared_runs
+from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST
 from scalebench.cli.commands.arguments import CommandParser
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import MachineClass, classify_machine
@@ -27,9 +28,10 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--ignore", action="append", default=[], metavar="KEY", help="a key that may differ")
     parser.add_argument("--threshold", metavar="SHARE", help="smallest change that matters, such as 3%%; for CI")
     parser.add_argument("--against", metavar="NAME", help="compare with a saved baseline")
-    parser.add_argument("--missing", choices=("fail", "ok"), default="fail", help="where that baseline does not exist")
-    parser.add_argument("--save", metavar="NAME", help="save the runs as a baseline")
-    parser.add_argument("--replace", action="store_true", help="of --save: replace a baseline of that name")
+    parser.add_argument("--missing", choices=("fail", "ok"), default="fail", help="where that has too few sessions")
+    parser.add_argument("--save", metavar="NAME", help="add the runs to a baseline, which keeps the last ten sessions")
+    parser.add_argument("--replace", action="store_true", help="of --save: start that baseline anew")
+    parser.add_argument("--same-session", action="store_true", help="count all runs as those of one session")
     parser.add_argument("--format", choices=COMPARISON_FORMATS, default="text")
     parser.add_argument("--out", metavar="FILE", help="write that format to a file, and print the text")
 
@@ -41,7 +43,8 @@ def main(options: argparse.Namespace) -> int:
         return _save_baseline(options)
     threshold = None if options.threshold is None else parse_share(options.threshold)
     compared = _compare(options, threshold)
-    status = 0 if compared.no_baseline and options.missing == "ok" else comparison_text.EXIT_STATUS[compared.status]
+    is_excused = options.missing == "ok" and _lacks_baseline(compared)
+    status = 0 if is_excused else comparison_text.EXIT_STATUS[compared.status]
     _print_comparison(options, compared, status)
     return status
 
@@ -57,6 +60,8 @@ def _check_options(options: argparse.Namespace) -> None:
         raise InputError("compare: --missing ok is for --against NAME")
     if options.replace and options.save is None:
         raise InputError("compare: --replace is for --save NAME")
+    if options.same_session and (options.save or options.against) is not None:
+        raise InputError("compare: --same-session is for A and B, or --by KEY: a baseline is a set of sessions")
     if not modes and len(options.paths) != 2:
         raise InputError("compare needs two folders, A and B; or one and --by KEY, --against NAME or --save NAME")
     if not options.paths:
@@ -76,19 +81,33 @@ def parse_share(text: str) -> float:
 
 
 def _save_baseline(options: argparse.Namespace) -> int:
-    for kind, folder, runs in baseline_store.save_baseline(options.save, options.paths, options.replace):
-        print(f"baseline '{options.save}': {runs} {'run' if runs == 1 else 'runs'} of {kind}: {folder}")
+    for saved in baseline_store.save_baseline(options.save, options.paths, options.replace):
+        counts = f"{_count(saved.runs, 'run')} in {_count(saved.sessions, 'session')}"
+        few = f" (a verdict needs {MIN_UNITS_FOR_TEST} sessions)" if saved.sessions < MIN_UNITS_FOR_TEST else ""
+        print(f"baseline '{options.save}': {counts} of {saved.kind}: {saved.folder}{few}")
     return 0
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
+def _lacks_baseline(compared: Comparison) -> bool:
+    """Return whether nothing is lacking but sessions of the baseline."""
+    lacking = [pair for pair in compared.pairs if pair.verdict == NO_VERDICT]
+    few = all(len(pair.a.sessions) < MIN_UNITS_FOR_TEST for pair in lacking)
+    return compared.no_baseline or (compared.status == TOO_LITTLE_DATA and few)
 
 
 def _compare(options: argparse.Namespace, threshold: float | None) -> Comparison:
     sides = [load_compared_runs([path], number) for number, path in enumerate(options.paths)]
     if options.by is None and options.against is None:
         a, b = sides
-        return _name_sides(comparison.compare(a, b, options.ignore, threshold), *options.paths)
+        compared = comparison.compare(a, b, options.ignore, threshold, options.same_session)
+        return _name_sides(compared, *options.paths)
     runs = drop_copies(run for side in sides for run in side)
     if options.by is not None:
-        return comparison.compare_by(runs, options.by, options.base, options.ignore, threshold)
+        return comparison.compare_by(runs, options.by, options.base, options.ignore, threshold, options.same_session)
     folders = baseline_store.find_baseline_folders(options.against, _list_machine_classes(runs))
     if not folders:
         reason = baseline_store.explain_missing_baseline(options.against, _list_machine_classes(runs))

@@ -70,36 +70,51 @@ def test_a_kind_in_words() -> None:
 
 def test_saved_records_come_back_as_they_were() -> None:
     write_folder("a", [0.1, 0.2])
-    ((machine_kind, target, runs),) = save_baseline("main", ["a", "a/0"])
-    assert (runs, target) == (2, Path(f".scalebench/baselines/{kind().fingerprint}/main"))
-    assert machine_kind == kind()
+    (saved,) = save_baseline("main", ["a", "a/0"])
+    target = saved.folder
+    assert (saved.runs, saved.sessions, target) == (2, 1, Path(f".scalebench/baselines/{kind().fingerprint}/main"))
+    assert saved.kind == kind()
     assert (target / "0" / "result.json").read_bytes() == Path("a/0/result.json").read_bytes()
     assert [one.run_id for one in load_compared_runs(find_baseline_folders("main", [kind()]))] == [
         "a-ddp-1-0",
         "a-ddp-1-1",
     ]
     assert find_baseline_folders("main", [kind(cpus=4)]) == find_baseline_folders("other", [kind()]) == []
-    assert [(one.kind, one.names) for one in list_saved_baselines()] == [(kind(), ["main"])]
+    assert list_saved_baselines() == [(kind(), ["main"])]
 
 
 def test_each_machine_has_its_own() -> None:
     write_folder("a", [0.1])
     write_folder("a", [0.1], gpus=2, **machine_settings(cpus=4))
     actual = save_baseline("main", ["a"])
-    assert {one.fingerprint for one, *_ in actual} == {kind().fingerprint, kind(cpus=4).fingerprint}
+    assert {one.kind.fingerprint for one in actual} == {kind().fingerprint, kind(cpus=4).fingerprint}
     assert len(find_baseline_folders("main", [kind(), kind(cpus=4)])) == 2
 
 
-def test_a_name_that_is_taken() -> None:
+def saved_ids(name: str = "main") -> list[str]:
+    return [one.run_id for one in load_compared_runs(find_baseline_folders(name, [kind()]))]
+
+
+def test_a_save_adds_a_session_and_replaces_only_on_request() -> None:
     write_folder("a", [0.1, 0.2])
-    write_folder("b", [0.3])
-    save_baseline("main", ["a"])
-    with pytest.raises(InputError, match=r"^baseline 'main' of this machine \(cpu a processor, .* is there already"):
-        save_baseline("main", ["b"])
-    assert len(load_compared_runs(find_baseline_folders("main", [kind()]))) == 2
-    save_baseline("main", ["b"], replace=True)
-    assert [one.run_id for one in load_compared_runs(find_baseline_folders("main", [kind()]))] == ["b-ddp-1-0"]
+    write_folder("b", [0.3], day=2)
+    assert [(one.runs, one.sessions) for one in save_baseline("main", ["a"])] == [(2, 1)]
+    assert [(one.runs, one.sessions) for one in save_baseline("main", ["b"])] == [(3, 2)]
+    assert [(one.runs, one.sessions) for one in save_baseline("main", ["a"])] == [(3, 2)], "the same runs"
+    assert saved_ids() == ["a-ddp-1-0", "a-ddp-1-1", "b-ddp-1-0-2"]
+    assert [(one.runs, one.sessions) for one in save_baseline("main", ["b"], replace=True)] == [(1, 1)]
+    assert saved_ids() == ["b-ddp-1-0-2"]
     assert sorted(path.name for path in (store_folder() / kind().fingerprint).iterdir()) == ["machine.json", "main"]
+
+
+def test_the_last_ten_sessions_are_kept() -> None:
+    for day in range(1, 13):
+        write_folder(str(day), [0.1, 0.1], side="a", day=day)
+        (saved,) = save_baseline("main", [str(day)])
+    assert (saved.runs, saved.sessions) == (20, 10)
+    assert saved_ids() == [f"a-ddp-1-{repeat}-{day}" for day in range(3, 13) for repeat in (0, 1)]
+    write_folder("again", [0.1], side="c", day=12)
+    assert [(one.runs, one.sessions) for one in save_baseline("main", ["again"])] == [(21, 10)], "of the last session"
 
 
 def test_a_baseline_is_whole_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,14 +170,16 @@ def test_nothing_that_went_well_is_no_baseline() -> None:
 
 def test_what_a_killed_save_left_is_no_baseline() -> None:
     write_folder("a", [0.1])
-    ((_, target, _),) = save_baseline("main", ["a"])
+    (saved,) = save_baseline("main", ["a"])
+    target = saved.folder
     (target.parent / ".other.123.new" / "0").mkdir(parents=True)
-    assert [one.names for one in list_saved_baselines()] == [["main"]]
+    assert [names for _, names in list_saved_baselines()] == [["main"]]
 
 
 def test_a_run_id_names_no_file() -> None:
     write_folder("a", [0.1], run_id="../../../escaped")
-    ((_, target, _),) = save_baseline("main", ["a"])
+    (saved,) = save_baseline("main", ["a"])
+    target = saved.folder
     assert [path.name for path in target.iterdir()] == ["0"]
 
 

@@ -10,12 +10,10 @@ import scipy.stats
 
 from scalebench.analysis.comparison.ratio_tests import (
     adjust_by_holm,
-    compare_blocks,
-    compare_independent_repeats,
-    compare_interleaved_repeats,
+    compare_independent,
+    compare_paired,
     median_with_interval,
 )
-from scalebench.core.stats.estimates import BATCHES, Estimate, divide_estimates
 
 A, B = [100.0, 103.0, 99.0, 101.0], [92.0, 97.0, 95.0]
 
@@ -25,7 +23,7 @@ def logs(values: list[float]) -> list[float]:
 
 
 def test_welch_agrees_with_scipy() -> None:
-    actual, expected = compare_independent_repeats(A, B), scipy.stats.ttest_ind(logs(B), logs(A), equal_var=False)
+    actual, expected = compare_independent(A, B, "repeats"), scipy.stats.ttest_ind(logs(B), logs(A), equal_var=False)
     assert actual.test == "Welch's t, 4 and 3 repeats"
     assert actual.ratio == pytest.approx(scipy.stats.gmean(B) / scipy.stats.gmean(A))
     assert actual.p == pytest.approx(expected.pvalue)
@@ -35,76 +33,34 @@ def test_welch_agrees_with_scipy() -> None:
 
 @pytest.mark.parametrize("b", [[92.0, 95.0], [92.0, 97.0]])
 def test_two_repeats_beside_several_share_their_variance(b: list[float]) -> None:
-    actual, expected = compare_independent_repeats(A, b), scipy.stats.ttest_ind(logs(b), logs(A), equal_var=True)
+    actual, expected = compare_independent(A, b, "repeats"), scipy.stats.ttest_ind(logs(b), logs(A), equal_var=True)
     assert actual.test == "Student's t, 4 and 2 repeats"
     assert actual.p == pytest.approx(expected.pvalue)
     assert actual.interval.high == pytest.approx(math.exp(expected.confidence_interval(0.95).high))
 
 
 def test_one_repeat_beside_several_is_crawford_and_howells_test() -> None:
-    actual, spread = compare_independent_repeats(A, [92.0]), np.std(logs(A), ddof=1)
+    actual, spread = compare_independent(A, [92.0], "sessions"), np.std(logs(A), ddof=1)
     t = (math.log(92.0) - np.mean(logs(A))) / (spread * math.sqrt(1 + 1 / 4))
     assert actual.p == pytest.approx(2 * scipy.stats.t.sf(abs(t), 3))
-    turned = compare_independent_repeats([92.0], A)
+    assert actual.test == "Student's t, 4 and 1 sessions"
+    turned = compare_independent([92.0], A, "sessions")
     assert turned.p == pytest.approx(actual.p) and turned.ratio == pytest.approx(1 / actual.ratio)
-
-
-@pytest.mark.parametrize(("a", "b"), [([100.0, 101.0], [90.0]), ([100.0, 101.0], [90.0, 91.0]), ([100.0], [90.0])])
-def test_fewer_than_three_repeats_give_only_a_ratio(a: list[float], b: list[float]) -> None:
-    actual = compare_independent_repeats(a, b)
-    assert (actual.interval, actual.p) == (None, None) and actual.test.startswith("none")
-    assert actual.ratio == pytest.approx(scipy.stats.gmean(b) / scipy.stats.gmean(a))
 
 
 @pytest.mark.parametrize(("b", "p"), [([100.0] * 3, 1.0), ([90.0] * 3, 0.0)])
 def test_repeats_without_noise(b: list[float], p: float) -> None:
-    actual = compare_independent_repeats([100.0] * 3, b)
+    actual = compare_independent([100.0] * 3, b, "repeats")
     assert actual.p == p and actual.interval.low == actual.interval.high == actual.ratio
 
 
 def test_shared_drift_of_pairs_cancels() -> None:
     pairs = [(100.0, 95.0), (200.0, 190.4), (50.0, 47.4), (80.0, 76.1)]
-    actual = compare_interleaved_repeats(pairs)
+    actual = compare_paired(pairs, "interleaved repeats")
     expected = scipy.stats.ttest_rel(logs([b for _, b in pairs]), logs([a for a, _ in pairs]))
     assert actual.p == pytest.approx(expected.pvalue) and actual.p < 0.001
     assert actual.interval.low == pytest.approx(math.exp(expected.confidence_interval(0.95).low))
     assert actual.test == "paired t, 4 interleaved repeats"
-
-
-def blocks(value: float, share: float) -> tuple[float, Estimate]:
-    return value, Estimate(value, value * (1 - share), value * (1 + share))
-
-
-@pytest.mark.parametrize("value", [90.0, 97.9, 98.7, 99.3, 101.0, 103.0])
-def test_p_of_blocks_agrees_with_their_interval(value: float) -> None:
-    actual = compare_blocks(blocks(100.0, 0.01), blocks(value, 0.01))
-    assert actual.interval == divide_estimates(blocks(value, 0.01)[1], blocks(100.0, 0.01)[1])
-    assert (actual.p <= 0.05) == (not actual.interval.low <= 1 <= actual.interval.high)
-    assert actual.test == "blocks of one repeat each"
-
-
-def test_p_of_blocks_is_students_t() -> None:
-    actual = compare_blocks((100.0, Estimate(100.0, 100.0, 100.0)), blocks(98.0, 0.01))
-    t = math.log(1 / 0.98) / math.log(1.01) * scipy.stats.t.ppf(0.975, BATCHES - 1)
-    assert actual.p == pytest.approx(2 * scipy.stats.t.sf(t, BATCHES - 1))
-
-
-@pytest.mark.parametrize(
-    ("b", "p"),
-    [
-        (Estimate(90.0, 80.0, math.inf), 1.0),
-        (Estimate(100.0, 99.0, 101.0), 1.0),
-        (Estimate(110.0, 0.0, 120.0), 1.0),
-        (Estimate(90.0, 90.0, 90.0), 0.0),
-    ],
-)
-def test_p_of_infinite_and_zero_intervals(b: Estimate, p: float) -> None:
-    assert compare_blocks((100.0, Estimate(100.0, 100.0, 100.0)), (b.value, b)).p == p
-
-
-def test_too_few_blocks_give_a_ratio() -> None:
-    actual = compare_blocks((100.0, None), blocks(90.0, 0.01))
-    assert (actual.ratio, actual.interval, actual.p) == (0.9, None, None)
 
 
 def test_holm_by_hand() -> None:

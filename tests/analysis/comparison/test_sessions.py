@@ -1,0 +1,169 @@
+"""Sessions, and which level of repetition decides about a pair of rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from scalebench.analysis.comparison import Pair, compare, compare_by
+from scalebench.analysis.comparison.pairing import ComparedRun
+from scalebench.analysis.comparison.sessions import number_sessions
+from scalebench.core.result import Phases
+from tests.builders.comparisons import machine_settings, make_runs, train_settings
+from tests.builders.runs import record
+
+STEADY = [0.1, 0.1005, 0.0995]
+LEVELS = [1.0, 1.04, 0.97, 1.02, 0.99]  # of five sessions
+
+
+def number(*starts: tuple[float, float, str]) -> list[int]:
+    """Number the sessions of runs, each a start (in hours), its length (in hours) and a host."""
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    runs = [
+        record(run_id=str(n), started_at=(begin + timedelta(hours=start)).isoformat(),
+               phases=Phases(wall_s=3600 * length), **machine_settings(hostname=host))
+        for n, (start, length, host) in enumerate(starts)
+    ]  # fmt: skip
+    numbers = number_sessions(runs)
+    return [numbers[str(n)] for n in range(len(runs))]
+
+
+def test_a_session_ends_with_an_hour_in_which_nothing_ran() -> None:
+    assert number((0, 0.1, "x"), (1, 0.1, "x"), (2.05, 0.1, "x")) == [0, 0, 0]
+    assert number((0, 0.1, "x"), (1.2, 0.1, "x"), (2, 0.1, "x")) == [0, 1, 1]
+    assert number((0, 5, "x"), (5.9, 0.1, "x")) == [0, 0], "the pause begins at the end of a run"
+    assert number((0, 5, "x"), (1, 0.1, "x"), (5.5, 0.1, "x")) == [0, 0, 0], "of whichever run ended last"
+
+
+def test_each_host_has_its_own_sessions() -> None:
+    assert number((0, 0.1, "x"), (0.5, 0.1, "y"), (1, 0.1, "x"), (9, 0.1, "y")) == [0, 1, 0, 3]
+
+
+def test_a_runner_that_never_rests_has_a_session_a_day() -> None:
+    hours = [(float(hour), 0.9, "x") for hour in range(50)]
+    assert number(*hours) == [0] * 25 + [25] * 25
+
+
+def test_later_sessions_have_higher_numbers_whatever_the_order_of_the_runs() -> None:
+    assert number((9, 0.1, "x"), (0, 0.1, "x")) == [1, 0]
+
+
+def sessions(side: str, levels: list[float], repeats: int = 3, first: int = 1, **changes: Any) -> list[ComparedRun]:
+    """Make a session a day, whose repeats share its level."""
+    return [run for day, level in enumerate(levels, first)
+            for run in make_runs(side, [level * each for each in STEADY[:repeats]], day=day, **changes)]  # fmt: skip
+
+
+def only(a: list[ComparedRun], b: list[ComparedRun], **options: Any) -> Pair:
+    (pair,) = compare(a, b, **options).pairs
+    return pair
+
+
+def test_one_repeat_each_gives_no_verdict_and_the_note_names_what_gives_one() -> None:
+    for other in (make_runs("b", [0.2]), make_runs("b", [0.2], day=2)):
+        pair = only(make_runs("a", [0.1]), other)
+        assert (pair.verdict, pair.interval, pair.p, pair.test) == (
+            "no verdict",
+            None,
+            None,
+            "none, for 1 and 1 repeats",
+        )
+        assert pair.ratio == pytest.approx(0.5)
+        assert pair.notes == [
+            "one repeat each gives no verdict, three of each side in one session do (measure.repeats=3)"
+        ]
+    two = only(make_runs("a", STEADY[:2]), make_runs("b", [0.2]))
+    assert two.notes[-1].startswith("2 and 1 repeats give no verdict, ")
+
+
+def test_repeats_of_one_session_decide_and_what_they_miss_is_noted() -> None:
+    pair = only(make_runs("a", STEADY), make_runs("b", [1.1 * each for each in STEADY]))
+    assert (pair.verdict, pair.test) == ("slower", "Welch's t, 3 and 3 repeats")
+    assert "if the machine changed between A and B, these intervals do not hold it" in pair.notes[-1]
+
+
+def test_repeats_of_two_sessions_alone_decide_nothing() -> None:
+    pair = only(make_runs("a", STEADY), make_runs("b", [2 * each for each in STEADY], day=2), threshold=0.0)
+    assert (pair.verdict, pair.interval, pair.regression) == ("no verdict", None, False)
+    assert pair.test == "none, for 1 and 1 sessions"
+    assert pair.notes[-1].startswith("one session each gives no verdict, since nothing says how this machine changes")
+    few = only(sessions("a", LEVELS[:2]), sessions("b", [1.0], first=3))
+    assert few.notes[-1].startswith("2 and 1 sessions give no verdict")
+
+
+def test_another_host_is_another_session_unless_they_are_declared_one() -> None:
+    a, b = make_runs("a", STEADY), make_runs("b", [2 * each for each in STEADY], **machine_settings(hostname="other"))
+    assert only(a, b).test == "none, for 1 and 1 sessions"
+    assert only(a, b, same_session=True).test == "Welch's t, 3 and 3 repeats"
+    assert only(a, b, same_session=True).verdict == "slower"
+    by = compare_by([*a, *b], "machine.hostname", same_session=True).pairs[0]
+    assert by.test == "Welch's t, 3 and 3 repeats" and compare_by([*a, *b], "machine.hostname").pairs[0].p is None
+
+
+def test_saved_sessions_count_by_their_means() -> None:
+    """A new session within the spread of five earlier ones is no regression, however well its repeats agree."""
+    saved = sessions("a", LEVELS)
+    pair = only(saved, make_runs("b", [1.05 * each for each in STEADY], day=9), threshold=0.03)
+    assert (pair.test, pair.verdict) == ("Student's t, 5 and 1 sessions", "no difference resolved")
+    slow = only(saved, make_runs("b", [1.3 * each for each in STEADY], day=9), threshold=0.03)
+    assert (slow.verdict, slow.regression) == ("slower", True)
+    mean = math.exp(math.fsum(map(math.log, LEVELS)) / len(LEVELS))
+    assert slow.ratio == pytest.approx(mean / 1.3)
+
+
+def test_a_session_with_more_repeats_weighs_no_more_than_another() -> None:
+    a = [*sessions("a", [1.0, 1.1]), *sessions("a", [1.2], repeats=1, first=3)]
+    pair = only(a, sessions("b", [1.0, 1.1, 1.2], first=5))
+    assert pair.test == "Welch's t, 3 and 3 sessions"
+    mean_s = math.exp((2 * math.log(STEADY[0] * STEADY[1] * STEADY[2]) / 3 + math.log(STEADY[0])) / 3)
+    assert pair.ratio == pytest.approx(mean_s / math.exp(math.log(STEADY[0] * STEADY[1] * STEADY[2]) / 3))
+
+
+def test_sessions_are_no_steadier_for_having_more_repeats_than_the_new_one() -> None:
+    """Where the new session has one repeat, the first one of each saved session is what it is compared with."""
+    saved, first = (
+        sessions("a", LEVELS),
+        [make_runs("a", [level * 0.1], day=day) for day, level in enumerate(LEVELS, 1)],
+    )
+    new = make_runs("b", [0.11], day=9)
+    pair, expected = only(saved, new), only([run for runs in first for run in runs], new)
+    assert (pair.ratio, pair.p) == pytest.approx((expected.ratio, expected.p)) and pair.p is not None
+
+
+def test_both_sides_in_three_sessions_are_paired_by_session() -> None:
+    """What a day is like cancels, although no repeats took turns."""
+    pair = only(
+        sessions("a", LEVELS), sessions("b", [1.02 * level * (1 + 0.001 * n) for n, level in enumerate(LEVELS)])
+    )
+    assert (pair.test, pair.verdict) == ("paired t, 5 sessions", "slower")
+
+
+def test_interleaved_repeats_of_one_sweep_are_paired() -> None:
+    """Both drift by 30 %, which cancels."""
+    drift = [0.1, 0.11, 0.12]
+    a = make_runs("a", drift)
+    b = make_runs(
+        "a", [each * 1.02 * (1 + 0.0005 * n) for n, each in enumerate(drift)], **train_settings(precision="tf32")
+    )
+    renamed = [
+        dataclasses.replace(run, record=dataclasses.replace(run.record, run_id=f"b{n}")) for n, run in enumerate(b)
+    ]
+    (pair,) = compare_by([*a, *renamed], "train.precision").pairs
+    assert (pair.test, pair.verdict, pair.notes) == ("paired t, 3 interleaved repeats", "slower", [])
+
+
+def test_a_side_that_other_programs_disturbed_gives_no_verdict() -> None:
+    """One repeat of four widens the interval; most of them shift it."""
+
+    def against(busy: int) -> Pair:
+        flags = [["busy_machine"]] * busy + [[]] * (4 - busy)
+        b = [make_runs("b", [0.2], flags=flags[n], run_id=f"b{n}", repeat=n)[0] for n in range(4)]
+        return only(make_runs("a", STEADY), b, threshold=0.0)
+
+    assert (against(2).verdict, against(2).test) == ("slower", "Welch's t, 3 and 4 repeats")
+    assert (against(3).verdict, against(3).test) == ("no verdict", "none, for a busy machine")
+    assert against(3).notes[-1].endswith("run it again on a quiet machine")
