@@ -129,7 +129,7 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
         **interval_cells("throughput_samples_per_s", "throughput", value, interval),
         "interval_over": "blocks" if interval else None,
         "step_s": step_s, **step_breakdown.breakdown_cells(result, step_s),
-        "epoch_s": epoch_s,
+        "epoch_s": epoch_s, "mfu": None,  # not computed yet
         "steps_per_epoch": w.steps_per_epoch, "launch_s": p.launch_s, "setup_s": p.setup_s,
         "warmup_s": p.warmup_s, "measured_s": p.measure_s, "wall_s": p.wall_s,
         "warmup_steps": _count_steps(first.warmup_block_s, first.warmup_block_steps) if first else None,
