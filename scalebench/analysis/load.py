@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Survey:
-    """All runs at or below some paths, even if not all of their files can be read."""
+    """All runs at or below some paths, even if not all of their files can be read, and some have not ended."""
 
     frame: pd.DataFrame  # as returned by load
     pooled: pd.DataFrame  # as returned by repeats.pooled
     unreadable: Unreadable
     baseline_label: str | None  # describes the named baseline, for the head of a column
     probe_folders: list[Path]  # of the runs that measured collective operations or bandwidths
+    unfinished_folders: list[Path]  # of runs that have a spec, but no result
 
 
 @pause_garbage_collection()
@@ -77,7 +78,8 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     Raises InputError if not a single file can be read, and for a baseline that is none.
     """
     unreadable: Unreadable = []
-    runs = summarize_readable(search_results(list_paths(path), unreadable), unreadable)
+    files, unfinished = search_results(list_paths(path), unreadable)
+    runs = summarize_readable(files, unreadable)
     if not runs:
         first = unreadable[0][1]
         several = f"not one of {len(unreadable)} files of results can be read; the first: {first}"
@@ -86,7 +88,8 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     compared = compare_runs(runs, named_baseline)
     folders = [Path(run.cells["path"]) for run in runs if run.has_requested_probes]
     label = None if named_baseline is None else named_baseline.label
-    return Survey(make_frame(compared.rows, FRAME_COLUMNS), pool_runs(compared), unreadable, label, folders)
+    frame = make_frame(compared.rows, FRAME_COLUMNS)
+    return Survey(frame, pool_runs(compared), unreadable, label, folders, unfinished)
 
 
 def frame_of_results(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataFrame:
