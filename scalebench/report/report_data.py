@@ -64,9 +64,14 @@ class ReportData:
     _records: dict[str, Result] = field(default_factory=dict)  # cache of records
 
     @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `pooled`, None for null, made once for all sections; not to be changed."""
+        return scaling_curves.plain_rows(self.pooled)
+
+    @cached_property
     def curves(self) -> list[scaling_curves.Curve]:
         """The curves of the pooled rows, made once: it takes a second for 10,000 rows, and many sections draw them."""
-        return scaling_curves.make_curves(self.pooled)
+        return scaling_curves.make_curves_of_rows(self.rows)
 
     @cached_property
     def detailed_run_ids(self) -> list[str]:
@@ -99,8 +104,8 @@ class ReportData:
 
     @cached_property
     def _folders(self) -> dict[str, Path]:
-        names = zip(self.frame["run_id"], self.frame["path"], strict=True)
-        return {str(run_id): Path(str(path)) for run_id, path in names}
+        rows = scaling_curves.plain_rows(self.frame[["run_id", "path"]])
+        return {row["run_id"]: Path(row["path"]) for row in rows}
 
 
 def load_report_data(
@@ -127,9 +132,10 @@ def make_report_data(
     paths: Sequence[Path], survey: Survey, min_efficiency: float = 0.8, published: pd.DataFrame | None = None
 ) -> ReportData:
     """Make report data from runs that have already been read."""
+    frame, pooled, unreadable = survey.frame, survey.pooled, survey.unreadable
     return ReportData(
-        list(paths), survey.frame, survey.pooled, survey.unreadable, min_efficiency, survey.baseline_label, published,
-        survey.unfinished_folders,
+        list(paths), frame, pooled, unreadable, min_efficiency, survey.baseline_label, published,
+        unfinished_folders=survey.unfinished_folders,
     )  # fmt: skip
 
 
