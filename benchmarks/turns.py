@@ -24,7 +24,7 @@ STRATEGIES = (
 PARKED_S = 10.0
 SETTINGS = (
     "gpus=2", "dataset.size=4000", "measure.probes=false", "measure.evaluate=false", "measure.warmup_steps=10",
-    "measure.warmup_max_s=3", "measure.block_s=0.02", "measure.slot_s=0.25", "measure.min_s=4", "measure.max_s=6",
+    "measure.warmup_max_s=3", "measure.block_s=0.02", "measure.min_s=4", "measure.max_s=6",
 )  # fmt: skip
 
 

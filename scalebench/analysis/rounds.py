@@ -28,7 +28,7 @@ def rounds_left_out(result: Result) -> set[int]:
 
 
 def round_rates(result: Result) -> dict[int, float]:
-    """Return the throughput in each round that counts, in samples/s over all devices; empty for one measured by itself."""
+    """Return the throughput in each round that counts, in samples/s over all devices; empty without turns."""
     left_out = rounds_left_out(result)
     return {number: rate for number, rate in _all_rates(result).items() if number not in left_out}
 

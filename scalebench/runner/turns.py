@@ -18,7 +18,8 @@ from scalebench.measure.progress import PARKED, RankProgress, read_progress
 if TYPE_CHECKING:
     from scalebench.runner.launchers.supervise import RankGroup
 
-GATE_INTERVAL_S = 0.002  # between two looks for the end of a slot, from its planned end on
+GATE_INTERVAL_S = 0.002  # between two looks for the end of a slot, from shortly before its expected end on
+EARLY_SHARE = 0.05  # of the last slot's length, how long before its expected end
 STOP_LIMIT_S = 10.0  # for the processes of a run to stop, and for a shared file system to show that nodes have
 PARKED_INTERVAL_S = 0.2  # between two looks at processes that are parked
 # Other programs disturb a slot when they use so much of a core while less than one core is idle. The kernel counts in
@@ -39,7 +40,7 @@ class Turns:
         self._group: RankGroup[Any] | None = None
         self.monitor: MonitorProcess | None = None  # of this host, which is parked with the run
         self._turn = Turn(0)
-        self._granted_at_s = 0.0
+        self._granted_at_s = self._last_slot_s = 0.0
         self._changed = threading.Condition()
         self._parked_since_s: float | None = None
         self._parked_s = 0.0  # in earlier pauses
@@ -82,6 +83,7 @@ class Turns:
                 raise KeyboardInterrupt
             reports = self._read_reports()
             if reports:
+                self._last_slot_s = time.monotonic() - self._granted_at_s if self._turn.slot_s else 0.0
                 return reports
             self._wait(self._look_interval_s())
         return []
@@ -91,10 +93,11 @@ class Turns:
         group = self._group
         assert group is not None, "a run without processes is not at its gate"
         if self._turn.number == 0:
-            pids = [member.pid for member in group.members]
-            self._meter = None if None in pids else CpuMeter([pid for pid in pids if pid is not None])
+            pids = group.local_pids()
+            self._meter = None if pids is None else CpuMeter(pids)
         self._turn.over = True
-        write_json(turn_path(self._folder), self._turn)
+        if self._meter is None:  # agents on nodes read it
+            write_json(turn_path(self._folder), self._turn)
         with self._changed:
             group.pause()
             if self.monitor is not None:
@@ -154,10 +157,12 @@ class Turns:
             self._changed.notify_all()
 
     def _look_interval_s(self) -> float:
-        """Return the seconds until the next look for the gate: short ones only from the planned end of a slot on."""
+        """Return the seconds until the next look for the gate: short ones only when a slot should be over, which lasts
+        longer than planned where steps are slow."""
         if self._turn.slot_s is None:
             return POLL_INTERVAL_S
-        slot_left_s = self._granted_at_s + self._turn.slot_s - time.monotonic()
+        expected_s = max(self._turn.slot_s, (1 - EARLY_SHARE) * self._last_slot_s)
+        slot_left_s = self._granted_at_s + expected_s - time.monotonic()
         return max(GATE_INTERVAL_S, min(slot_left_s, PARKED_INTERVAL_S))
 
     def _wait(self, seconds: float) -> None:

@@ -1,5 +1,6 @@
 """The process that samples: `python -m scalebench.measure.monitor FOLDER [NODE]`. On SIGTERM it writes its series and
-ends. While its run is parked it takes no samples: from PAUSE to RESUME.
+ends. While its run is parked it takes no samples: from PAUSE to RESUME. Of slots shorter than its intervals it samples
+only some, from their start to their end: samples at both ends of all would cost more than the usual ones.
 
 With the number of a node it is that node's monitor, where the agents of other ranks run beside its parent.
 
@@ -22,10 +23,11 @@ from scalebench.measure.monitor.gpu_sampler import GpuSampler
 from scalebench.measure.monitor.host_sampler import HostSampler
 from scalebench.measure.monitor.monitor_process import BLOCKED_SIGNALS, PAUSE, RESUME
 from scalebench.measure.monitor.process_sampler import ProcessSampler
-from scalebench.measure.monitor.time_series import SampleRows
+from scalebench.measure.monitor.time_series import MONITOR, RESUMED, SampleRows
 
 GPU_INTERVAL_S, HOST_INTERVAL_S, FOREIGN_INTERVAL_S = 0.1, 0.5, 2.0  # between samples
 SLOW_INTERVAL_S = 1.0  # the same, for what NVML takes long to count
+MAX_SAMPLING_SHARE = 0.02  # of the time, for the first samples of slots
 NICENESS = 10  # of 19: behind the ranks, yet not so far that it would miss entire seconds
 ROWS_BEFORE_SLOWING = 1_000_000  # 24 MB, a quarter of an hour of eight GPUs; after each as many, half as often
 END_SIGNALS = {signal.SIGTERM, signal.SIGINT}
@@ -51,6 +53,7 @@ class Sampler:
             }
         self._due_s = dict.fromkeys(self._interval_s, 0.0)
         self._is_first_count = True
+        self._next_slot_s = 0.0
         self._slowing_rows = ROWS_BEFORE_SLOWING
 
     def sample(self) -> None:
@@ -68,6 +71,17 @@ class Sampler:
     def seconds_to_next(self) -> float:
         """Return the seconds until a sample is due."""
         return max(0.0, min(self._due_s.values()) - time.monotonic())
+
+    def resume(self) -> bool:
+        """Return whether the slot that begins now is to be sampled, and if so begin with it."""
+        begin_s = time.monotonic()
+        if begin_s < self._next_slot_s:
+            return False
+        self.rows.add(time.time(), MONITOR, RESUMED, 1.0)
+        self.sample_all()
+        cost_s = time.monotonic() - begin_s
+        self._next_slot_s = begin_s + max(HOST_INTERVAL_S, cost_s / MAX_SAMPLING_SHARE)
+        return True
 
     def sample_all(self) -> None:
         """Sample everything, due or not, so that counters reach to the end."""
@@ -102,15 +116,20 @@ def main(argv: list[str]) -> int:
     exit_with_parent.tie_to_parent(parent, signal.SIGKILL)
     os.nice(NICENESS)
     sampler = Sampler(folder, parent, node)
+    is_sampling = True
     while True:
-        sampler.sample()
-        received = signal.sigtimedwait({*END_SIGNALS, PAUSE}, sampler.seconds_to_next())
-        if received is None:
-            continue
-        sampler.sample_all()  # counters reach to the end of the slot, and begin anew with the next one
-        if received.si_signo in END_SIGNALS or signal.sigwait({*END_SIGNALS, RESUME}) in END_SIGNALS:
+        if is_sampling:
+            sampler.sample()
+            received = signal.sigtimedwait({*END_SIGNALS, PAUSE}, sampler.seconds_to_next())
+            if received is None:
+                continue
+            sampler.sample_all()  # counters reach to the end of the slot
+            number = received.si_signo
+        else:
+            number = int(signal.sigwait({*END_SIGNALS, PAUSE}))
+        if number in END_SIGNALS or signal.sigwait({*END_SIGNALS, RESUME}) in END_SIGNALS:
             break
-        sampler.sample_all()
+        is_sampling = sampler.resume()
     try:
         sampler.rows.write(monitor_path(folder, node or 0))
     except Exception as error:

@@ -20,7 +20,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.measure import clock_sync
 from scalebench.measure.monitor.flags import detect_flags, has_unequal_clocks
 from scalebench.measure.monitor.summary import combine_devices, measured_window, smallest_of, sum_of, summarize_monitor
-from scalebench.measure.monitor.time_series import TimeSeries, read_series
+from scalebench.measure.monitor.time_series import MONITOR, RESUMED, TimeSeries, read_series
 from scalebench.measure.nodes import NodeReport
 
 SUMMED_FIELDS = (
@@ -95,7 +95,7 @@ def _summarize_series(
 ) -> NodeMonitor:
     """Summarize a series by the marks of the `first` rank; `unmeasured` is the reason where that rank measured
     nothing."""
-    window = measured_window(first)
+    window = measured_window(first, series.times_s(MONITOR, RESUMED))
     monitor = MonitorRecord() if window is None else summarize_monitor(series, window, used, node)
     monitor.file = name
     monitor.reason = unmeasured if window is None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,15 +15,18 @@ from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow
 IDLE_REASON = "gpu_idle"
 
 
-def measured_window(rank: RankRecord | None) -> TimeWindow | None:
+def measured_window(rank: RankRecord | None, resumed_s: Sequence[float] = ()) -> TimeWindow | None:
     """Return the window from the start of the measured phase to that of the next one, by this rank's marks, without the
-    evaluations during a training; of a run that took turns its slots. None where nothing was measured."""
+    evaluations during a training; None where nothing was measured.
+
+    Of a run that took turns these are its slots, reduced to those for which the monitor resumed at one of `resumed_s`.
+    """
     begin_s = rank.marks_s.get("measure") if rank is not None else None
     if rank is None or begin_s is None:
         return None
     end_s = min((mark_s for mark_s in rank.marks_s.values() if mark_s > begin_s), default=None)
     if slots := _slots(rank):
-        return TimeWindow(slots[0][0], slots[-1][1], tuple((a[1], b[0]) for a, b in itertools.pairwise(slots)))
+        return _join_slots(slots, resumed_s)
     evaluations = tuple((point.at_s, point.at_s + point.evaluate_s) for point in rank.curve)
     return None if end_s is None else TimeWindow(begin_s, end_s, evaluations)
 
@@ -32,6 +36,17 @@ def _slots(rank: RankRecord) -> list[tuple[float, float]]:
     blocks = zip(rank.block_rounds, rank.block_started_at_s, rank.block_s, strict=False)
     slots = [list(slot) for _, slot in itertools.groupby(blocks, key=lambda block: block[0])]
     return [(slot[0][1], slot[-1][1] + slot[-1][2]) for slot in slots]
+
+
+def _join_slots(slots: Sequence[tuple[float, float]], resumed_s: Sequence[float]) -> TimeWindow:
+    """Return the window of those slots that were sampled: the monitor resumed after the slot before, and before the
+    end. All slots, if it did so for none."""
+    ends_s = [end_s for _, end_s in slots]
+    numbers = {bisect.bisect_left(ends_s, time_s) for time_s in resumed_s}
+    sampled = [slot for number, slot in enumerate(slots) if number in numbers] or slots
+    gaps = tuple((before[1], after[0]) for before, after in itertools.pairwise(sampled))
+    all_s, sampled_s = (sum(end_s - begin_s for begin_s, end_s in part) for part in (slots, sampled))
+    return TimeWindow(sampled[0][0], sampled[-1][1], gaps, all_s / sampled_s if sampled_s > 0 else 1.0)
 
 
 def summarize_monitor(
@@ -68,7 +83,8 @@ def combine_devices(devices: list[DeviceMonitorRecord]) -> dict[str, Any]:
 
 def _device(series: TimeSeries, window: TimeWindow, index: int, node: int | None) -> DeviceMonitorRecord:
     gpu = f"gpu{index}"
-    counter_j, power_j = series.counter_growth(gpu, "energy_j", window), series.integral(gpu, "power_w", window)
+    counter_j = _scaled(series.counter_growth(gpu, "energy_j", window), window)
+    power_j = _scaled(series.integral(gpu, "power_w", window), window)
     sent, received = (series.counter_growth(gpu, f"nvlink_{way}_bytes", window) for way in ("sent", "received"))
     return DeviceMonitorRecord(
         index=index,
@@ -128,8 +144,8 @@ def _memory(series: TimeSeries, window: TimeWindow) -> dict[str, Any]:
         "rss_bytes_max": _rounded(sum_of([series.largest(rank, "rss_bytes", window) for rank in ranks])),
         "rss_anon_bytes_max": _rounded(sum_of([series.largest(rank, "rss_anon_bytes", window) for rank in ranks])),
         "memory_available_bytes_min": _rounded(available),
-        "swap_in_bytes": _rounded(series.counter_growth("swap", "in_bytes", window)),
-        "swap_out_bytes": _rounded(series.counter_growth("swap", "out_bytes", window)),
+        "swap_in_bytes": _rounded(_scaled(series.counter_growth("swap", "in_bytes", window), window)),
+        "swap_out_bytes": _rounded(_scaled(series.counter_growth("swap", "out_bytes", window), window)),
     }
 
 
@@ -188,6 +204,10 @@ def _share(core_s: float | None, cores: float | None, window: TimeWindow) -> flo
 
 def _per_s(amount: float | None, window: TimeWindow) -> float | None:
     return None if amount is None else amount / window.seconds
+
+
+def _scaled(amount: float | None, window: TimeWindow) -> float | None:
+    return None if amount is None else amount * window.scale
 
 
 def _rounded(value: float | None) -> int | None:

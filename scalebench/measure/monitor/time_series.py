@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+MONITOR, RESUMED = "monitor", "resumed"  # a row at the start of each slot that is sampled, of a run that takes turns
 MIN_COVERED_SHARE = 0.9  # of a window: a counter sampled for less of it does not represent it
 
 
@@ -80,11 +81,15 @@ class SampleRows:
 
 @dataclass(frozen=True)
 class TimeWindow:
-    """A span of time, in seconds since the epoch, without the `gaps` in it: (begin, end) in their order."""
+    """A span of time, in seconds since the epoch, without the `gaps` in it: (begin, end) in their order.
+
+    What a window contains stands for `scale` times as many seconds, where only some slots of a run were sampled.
+    """
 
     begin_s: float
     end_s: float
     gaps: tuple[tuple[float, float], ...] = ()
+    scale: float = 1.0
 
     @property
     def seconds(self) -> float:

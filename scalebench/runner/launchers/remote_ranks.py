@@ -185,6 +185,9 @@ class RemoteRanks(RankGroup[RemoteRank]):
     def is_paused(self) -> bool:
         return all(member.is_paused() for member in self.members) if self._on_nodes else super().is_paused()
 
+    def local_pids(self) -> list[int] | None:
+        return None if self._on_nodes else super().local_pids()
+
     def resident_bytes(self) -> list[int | None]:
         if not self._on_nodes:
             return super().resident_bytes()

@@ -119,6 +119,10 @@ class RankGroup(Generic[P]):
         """Return whether all workers are stopped, or have ended."""
         return all(is_stopped(member.pid) for member in self.members)
 
+    def local_pids(self) -> list[int] | None:
+        """Return the process id of each worker; None where agents on nodes park them."""
+        return [member.pid for member in self.members if member.pid is not None]
+
     def resident_bytes(self) -> list[int | None]:
         """Return the anonymous memory of each worker that is parked; None where it cannot be read."""
         return [read_anonymous_bytes(member.pid) for member in self.members]

@@ -22,7 +22,7 @@ from scalebench.measure.monitor import __main__ as sampling
 from scalebench.measure.monitor import monitor_process
 from scalebench.measure.monitor.__main__ import Sampler
 from scalebench.measure.monitor.monitor_process import MonitorProcess
-from scalebench.measure.monitor.time_series import read_series
+from scalebench.measure.monitor.time_series import MONITOR, RESUMED, read_series
 from tests.builders.runs import find_running, simulated_spec, wait_until
 from tests.nvml_stand_in import put_in
 
@@ -74,6 +74,27 @@ def test_gpus_are_sampled_ten_times_and_the_host_twice_a_second(
     assert len(lost_s) == 1 and series.times_s("gpu1", "power_w")[-1] <= lost_s[0] < last_s
     assert series.values("gpu0", "energy_j") and not series.values("gpu1", "energy_j")
     assert not series.sources("process:")  # the monitor is no rank
+
+
+def test_a_parked_run_is_not_sampled_and_short_slots_only_now_and_then(folder: Path) -> None:
+    with MonitorProcess(SPEC, folder) as monitor:
+        time.sleep(1.0)
+        monitor.pause()
+        time.sleep(0.7)  # for the samples at the end
+        parked_s = time.time()
+        time.sleep(1.2)
+        resumed_s = time.time()
+        for _ in range(5):
+            monitor.resume()
+            time.sleep(0.02)
+            monitor.pause()
+            time.sleep(0.02)
+        time.sleep(0.5)
+    series = read_series(folder / MONITOR_FILE)
+    times_s = series.times_s("memory", "available_bytes")
+    assert [time_s for time_s in times_s if time_s < parked_s]
+    assert not [time_s for time_s in times_s if parked_s < time_s < resumed_s]
+    assert len(series.times_s(MONITOR, RESUMED)) == 1
 
 
 def test_a_monitor_ended_during_its_start_leaves_a_series(folder: Path) -> None:

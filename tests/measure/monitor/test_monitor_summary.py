@@ -135,6 +135,23 @@ def test_without_samples_all_figures_are_null() -> None:
     assert {value for name, value in vars(device).items() if name != "index"} == {None}
 
 
+def test_only_slots_that_were_sampled_count() -> None:
+    starts_s = [10.0, 20.0, 30.0, 40.0]
+    blocks = {"block_started_at_s": starts_s, "block_rounds": [1, 2, 3, 4], "block_s": [1.0] * 4}
+    taking_turns = rank(marks_s={"measure": 5.0, "end": 50.0}, **blocks)
+    every_slot = TimeWindow(10.0, 41.0, ((11.0, 20.0), (21.0, 30.0), (31.0, 40.0)))
+    assert measured_window(taking_turns) == every_slot
+    assert measured_window(taking_turns, [9.9, 19.0, 29.0, 40.5]) == every_slot
+    assert measured_window(taking_turns, [15.0, 39.0, 45.0]) == TimeWindow(20.0, 41.0, ((21.0, 40.0),), scale=2.0)
+
+
+def test_energy_is_that_of_all_slots() -> None:
+    window = replace(WINDOW, scale=2.0)
+    one, two = (summarize_monitor(gpu(0), each, [0]) for each in (WINDOW, window))
+    assert one.energy_j and two.energy_j == 2 * one.energy_j
+    assert one.gpu_power_w_mean == two.gpu_power_w_mean
+
+
 def test_the_measured_window_excludes_evaluations() -> None:
     marks = {"launch": 1.0, "setup": 2.0, "warmup": 3.0, "measure": 5.0, "probes": 9.0, "end": 10.0}
     assert measured_window(rank(marks_s=marks)) == TimeWindow(5.0, 9.0)

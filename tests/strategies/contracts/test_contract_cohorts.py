@@ -77,7 +77,7 @@ def turns_of(folder: Path) -> int:
 
 @pytest.mark.parametrize("strategy", FAMILIES)
 def test_it_trains_in_turns_as_by_itself(strategy: str, tmp_path: Path) -> None:
-    spec = make_spec(strategy, 2, tmp_path)
+    spec = make_spec(strategy, 2, tmp_path, "measure.hang_s=60")  # TensorFlow starts slowly on a busy machine
     results = run_cohort([make_spec("simulated", 1, tmp_path), spec, spec], tmp_path)
     assert [result.status for result in results] == ["ok"] * 3, [result.reason for result in results]
     alone = run_spec(spec, tmp_path / "alone")
@@ -103,7 +103,7 @@ def test_a_fault_ends_its_run_alone(strategy: str, tmp_path: Path) -> None:
     faults = {2: "raise", 3: "stop", 4: "oom"}
     for number in range(1, 6):
         (tmp_path / str(number)).mkdir()
-        fault = {"fault": faults.get(number, "none"), "rank": rank, "batch": 60 if number in faults else -1}
+        fault = {"fault": faults.get(number, "none"), "rank": rank, "batch": 45 if number in faults else -1}
         write_json(tmp_path / str(number) / FAULT_FILE, fault)
     (tmp_path / "0").mkdir()
     write_json(tmp_path / "0" / FAULT_FILE, {"fault": "none", "rank": 0, "batch": -1})
