@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import MEMORY_COLUMNS, Key
-from scalebench.analysis.scaling_curves import estimate_of, format_batch
+from scalebench.analysis.scaling_curves import estimate_of, format_batch, plain_rows
 from scalebench.core.stats.estimates import Estimate, divide_estimates
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MEMORY_FIGURES = ("state_bytes", "peak_memory_bytes", "max_batch_per_device")  # a model needs one of them to be listed
 MIN_FULL_SHARE = 0.99  # of a full model's state; less than this means that the state is sharded
@@ -92,13 +95,13 @@ class ModelMemory:
         return ShardingCost(sharded, full, sharded[RATE] / full[RATE], limits)
 
 
-def group_by_model(rows: Iterable[Row]) -> list[ModelMemory]:
-    """Group the rows that are ok or were out of memory, in their order, if one has a memory figure."""
+def group_by_model(pooled: pd.DataFrame) -> list[ModelMemory]:
+    """Group the rows that are ok or were out of memory, in the order of the frame, if one has a memory figure."""
     by_key: dict[Key, list[Row]] = {}
-    for row in rows:
+    for row in plain_rows(pooled):
         if row["status"] in ("ok", "oom"):
             by_key.setdefault(tuple(row[name] for name in MEMORY_COLUMNS), []).append(row)
-    return [ModelMemory(members) for members in by_key.values() if any(map(_has_memory_figure, members))]
+    return [ModelMemory(rows) for rows in by_key.values() if any(map(_has_memory_figure, rows))]
 
 
 def _has_memory_figure(row: Row) -> bool:

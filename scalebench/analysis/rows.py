@@ -124,12 +124,13 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
         "machine": str(classify_machine(result.machine)), **_scheduler_cells(result),
         "scaling": s.scaling, "batch_per_device": s.batch_per_device, "global_batch": s.global_batch,
         "precision": w.precision, "data_format": w.data_format, "feed": w.feed,
+        "mfu": None,  # not computed yet
         "model_params": w.model_params, "gradient_bytes": w.gradient_bytes,
         "flops_per_sample": w.flops_per_sample,
         **interval_cells("throughput_samples_per_s", "throughput", value, interval),
         "interval_over": "blocks" if interval else None,
         "step_s": step_s, **step_breakdown.breakdown_cells(result, step_s),
-        "epoch_s": epoch_s, "mfu": None,  # not computed yet
+        "epoch_s": epoch_s,
         "steps_per_epoch": w.steps_per_epoch, "launch_s": p.launch_s, "setup_s": p.setup_s,
         "warmup_s": p.warmup_s, "measured_s": p.measure_s, "wall_s": p.wall_s,
         "warmup_steps": _count_steps(first.warmup_block_s, first.warmup_block_steps) if first else None,

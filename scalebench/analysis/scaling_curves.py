@@ -47,12 +47,8 @@ class Curve:
 
 def make_curves(pooled: pd.DataFrame) -> list[Curve]:
     """Return all curves of the pooled frame, in its order."""
-    return make_curves_of_rows(plain_rows(pooled))
-
-
-def make_curves_of_rows(pooled_rows: Iterable[dict[str, Any]]) -> list[Curve]:
-    """Return all curves of the rows of the pooled frame (plain_rows)."""
-    rows = [row for row in pooled_rows if row["status"] == "ok" and (row["throughput_samples_per_s"] or 0) > 0]
+    measured = pooled[(pooled["status"] == "ok") & (pooled["throughput_samples_per_s"] > 0).fillna(False)]
+    rows = plain_rows(measured)
     distinguishing = [column for column in MODEL_SIZES if _is_ambiguous(rows, "model", column)]
     distinguishing += ["machine"] if _is_ambiguous(rows, "hardware", "machine") else []
     by_group: dict[tuple[str, ...], list[dict[str, Any]]] = {}

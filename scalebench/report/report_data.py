@@ -64,14 +64,9 @@ class ReportData:
     _records: dict[str, Result] = field(default_factory=dict)  # cache of records
 
     @cached_property
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of `pooled`, None for null, made once for all sections; not to be changed."""
-        return scaling_curves.plain_rows(self.pooled)
-
-    @cached_property
     def curves(self) -> list[scaling_curves.Curve]:
         """The curves of the pooled rows, made once: it takes a second for 10,000 rows, and many sections draw them."""
-        return scaling_curves.make_curves_of_rows(self.rows)
+        return scaling_curves.make_curves(self.pooled)
 
     @cached_property
     def detailed_run_ids(self) -> list[str]:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scalebench.analysis.memory import MIN_FULL_SHARE as ALL
 from scalebench.analysis.memory import ModelMemory, bytes_per_parameter, format_strategy, group_by_model
 from scalebench.analysis.repeats import pool_results
-from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.result import Result
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
@@ -20,7 +19,7 @@ from tests.builders.sweeps import FULL_STATE_BYTES, PARAMETERS, out_of_memory, r
 
 
 def of(*results: Result) -> list[ModelMemory]:
-    return group_by_model(plain_rows(pool_results(results, [Path(str(number)) for number in range(len(results))])))
+    return group_by_model(pool_results(results, [Path(str(number)) for number in range(len(results))]))
 
 
 def shares(model: ModelMemory) -> dict[str, float | None]:

@@ -103,13 +103,14 @@ def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
     results = [report_data.result(run_id) for run_id in report_data.detailed_run_ids if status[run_id] == "ok"]
     records = AttributionRecords(report_data.frame[BASELINE_CHOICE_COLUMNS], report_data.result)
     candidates = records.read_baselines(results)
+    rows = plain_rows(report_data.pooled)
     references = {result.run_id: candidates.find(result) for result in results}
     attributions = [(result, attribute_run(result, references[result.run_id])) for result in results]
     results_by_id = {result.run_id: result for result in results}
     cases = {}
     for parts in pool_by_configuration([(result, parts) for result, parts in attributions if parts is not None]):
         run_id = parts.run_id
-        cases[run_id] = AttributedRun(parts, results_by_id[run_id], references[run_id], report_data.rows)
+        cases[run_id] = AttributedRun(parts, results_by_id[run_id], references[run_id], rows)
     return cases
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from scalebench.analysis.batch_size import (
@@ -148,8 +147,7 @@ def _fit_cells(curve: Curve) -> list[Cell]:
 
 def _make_table(group: CurveGroup) -> Table:
     columns = [BATCH.replace("_", " "), "global batch", "samples/s (95 %)", "over the smallest", "epoch (95 %)"]
-    all_rows = ((curve, row) for curve in group.curves for row in curve.rows)
-    rows = [Row(_make_cells(curve, row), curve.tags) for curve, row in islice(all_rows, MAX_ROWS)]
+    rows = [Row(_make_cells(curve, row), curve.tags) for curve in group.curves for row in curve.rows][:MAX_ROWS]
     about = "over the smallest: throughput over that with the smallest batch of the same strategy and devices"
     title, caption = f"Batch size: {group.title}", join_sentences(about, describe_curve_intervals(group.curves))
     return Table(group.make_id("batch_size", "table"), title, ["strategy", *columns], rows, frozenset(columns), caption)

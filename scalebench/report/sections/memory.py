@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.memory import ModelMemory, ShardingCost, bytes_per_parameter, format_strategy, group_by_model
 from scalebench.analysis.memory import Row as MemoryRow
-from scalebench.analysis.scaling_curves import Curve, plain_rows
+from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
 from scalebench.report.document import (
     DEVICES,
@@ -55,7 +55,7 @@ CellMaker = Callable[[ModelMemory, MemoryRow], Cell]
 
 def section(report_data: ReportData) -> Section | None:
     """Return None if it is unknown what devices keep, and no run was out of memory."""
-    models = group_by_model(report_data.rows)
+    models = group_by_model(report_data.pooled)
     rows = [(model, row) for model in models for row in model.rows]
     if not rows:
         return None
@@ -87,9 +87,7 @@ def _make_chart(group: CurveGroup) -> Chart:
 def make_terminal_table(pooled: pd.DataFrame) -> Table | None:
     """Return None if every device keeps a whole model, and all runs had room for it."""
     models = [
-        model
-        for model in group_by_model(plain_rows(pooled))
-        if model.out_of_memory or any(map(model.keeps_less, model.rows))
+        model for model in group_by_model(pooled) if model.out_of_memory or any(map(model.keeps_less, model.rows))
     ]
     rows = [(model, row) for model in models for row in model.rows]
     return make_table(rows) if rows else None
@@ -109,7 +107,7 @@ def make_table(rows: Sequence[tuple[ModelMemory, MemoryRow]]) -> Table:
 
 def list_terminal_sentences(pooled: pd.DataFrame) -> list[str]:
     """Return the sentences for the terminal, without full stops."""
-    models = group_by_model(plain_rows(pooled))
+    models = group_by_model(pooled)
     several = len({model.rows[0]["model"] for model in models}) > 1
     texts = [f"{model.rows[0]['model']}, {text}" if several else text for model in models for text in describe(model)]
     more = len(texts) - MAX_TERMINAL_SENTENCES
