@@ -53,7 +53,7 @@ class ReferenceRunFinder:
 
 
 class ProbedRepeats:
-    """Which repeat of a configuration was probed, where only some were: with measure.repeats the first."""
+    """Finds the repeat of a configuration that was probed, where not all were: with measure.repeats the first."""
 
     def __init__(self, results: Iterable[Result]) -> None:
         groups: dict[tuple[str, ...], dict[str, Result]] = {}
