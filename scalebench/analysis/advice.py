@@ -1,4 +1,4 @@
-"""Whether more devices pay: the fastest rows of a group beside one device of the bare baseline.
+"""The advice on the number of devices: the fastest rows of a group beside one device of the bare baseline.
 
 All rows on several devices and the one device are one contest, so that "take X on N devices" and "stay on one device"
 hold with all comparisons together (ranking.rank). Rows that carry no verdict are left out of it, and named.
@@ -22,7 +22,7 @@ NamedRow = tuple[str, dict[str, Any]]  # name of the curve, cells of the pooled 
 
 @dataclass(frozen=True)
 class Advice:
-    """What the rows of one group say for someone who has to choose.
+    """The advice that follows from the rows of one group.
 
     `take`: `rows` has one row, surely faster than one device and than every other row. `tied`: several that are
     equally fast within noise, the fastest of them surely faster than one device. `stay`: one device is surely faster

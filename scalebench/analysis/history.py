@@ -28,7 +28,7 @@ IS_OFF = ("off", "")
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
-    """What a sweep with repeats said of one configuration."""
+    """The spread between the repeats of one configuration in an earlier sweep."""
 
     machine: str  # classify_machine as text, as in the frame: entries of other types of machines say nothing
     model: str

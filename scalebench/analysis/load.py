@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Survey:
-    """All runs at or below some paths, even if not all of their files can be read."""
+    """All runs at or below some paths, even if not all of their files can be read, and some have not ended."""
 
     frame: pd.DataFrame  # as returned by load
     pooled: pd.DataFrame  # as returned by repeats.pooled
@@ -40,6 +40,7 @@ class Survey:
     baseline_label: str | None  # describes the named baseline, for the head of a column
     configurations: Configurations  # behind the pooled frame
     probe_folders: list[Path]  # of the runs that measured collective operations or bandwidths
+    unfinished_folders: list[Path]  # of runs that have a spec, but no result
 
 
 @pause_garbage_collection()
@@ -79,7 +80,8 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     Raises InputError if not a single file can be read, and for a baseline that is none.
     """
     unreadable: Unreadable = []
-    runs = summarize_readable(search_results(list_paths(path), unreadable), unreadable)
+    files, unfinished = search_results(list_paths(path), unreadable)
+    runs = summarize_readable(files, unreadable)
     if not runs:
         first = unreadable[0][1]
         several = f"not one of {len(unreadable)} files of results can be read; the first: {first}"
@@ -92,7 +94,7 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     if why_unreadable is not None:
         unreadable.append((history_file() or Path(), why_unreadable))
     frame, configurations = make_frame(compared.rows, FRAME_COLUMNS), Configurations(compared, history)
-    return Survey(frame, configurations.make_frame(), unreadable, label, configurations, folders)
+    return Survey(frame, configurations.make_frame(), unreadable, label, configurations, folders, unfinished)
 
 
 def frame_of_results(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataFrame:

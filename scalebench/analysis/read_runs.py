@@ -17,7 +17,7 @@ from scalebench.analysis.run_summary import RunSummary
 from scalebench.core.errors import InputError
 from scalebench.core.machine.cpus import usable_cpus
 from scalebench.core.result import read_result
-from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
 
 PathLike = str | os.PathLike[str]
 Unreadable = list[tuple[Path, str]]  # files or folders, each with one line that gives the reason
@@ -50,18 +50,27 @@ def find_results(paths: Sequence[PathLike]) -> list[Path]:
     Raises InputError for a path without any, and for a folder that must not be listed.
     """
     unreadable: Unreadable = []
-    files = search_results(paths, unreadable)
+    files, _ = search_results(paths, unreadable)
     for _, line in unreadable:
         raise InputError(line)
     return files
 
 
-def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> list[Path]:
-    """Find results as `find_results` does, but add folders that must not be listed to `unreadable`."""
+def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> tuple[list[Path], list[Path]]:
+    """Find results as `find_results` does, but add folders that must not be listed to `unreadable`.
+
+    Also returns the folders at or below `paths` that have a spec but no result, sorted: of runs that have not ended.
+    """
     files: dict[str, Path] = {}
+    unfinished: set[Path] = set()
     for start in map(Path, paths):
         unreadable_before = len(unreadable)
-        below = [(str(start), True)] if start.is_file() else list(walk_folders(str(start), RESULT_FILE, unreadable))
+        below = [(str(start), True)] if start.is_file() else []
+        for folder, has_result, is_link in walk_runs(str(start), unreadable):
+            if has_result:
+                below.append((os.path.join(folder, RESULT_FILE), is_link))
+            else:
+                unfinished.add(Path(folder))
         root = os.path.realpath(start)
         if not below and len(unreadable) == unreadable_before:
             raise InputError(f"no {RESULT_FILE} at or below {start}; give the folder of a run or a sweep")
@@ -71,26 +80,33 @@ def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> list[Pa
                 os.path.realpath(path) if may_be_link else os.path.join(root, path[len(str(start)) :].lstrip(os.sep))
             )
             files.setdefault(real_path, Path(path))
-    return sorted(files.values(), key=lambda path: path.parts)
+    return sorted(files.values(), key=lambda path: path.parts), sorted(unfinished)
 
 
-def walk_folders(folder: str, name: str, unreadable: Unreadable) -> Iterator[tuple[str, bool]]:
-    """Yield the path of everything called `name`, and whether it is a link. Links to folders are not followed, since
-    they may form a circle. Only lists each folder, where os.walk and rglob also look at each of its entries."""
+def walk_runs(folder: str, unreadable: Unreadable) -> Iterator[tuple[str, bool, bool]]:
+    """Yield each folder with a result or a spec, whether it has a result, and whether that is a link.
+
+    Links to folders are not followed, since they may form a circle. Only lists each folder, where os.walk and rglob
+    also look at each of its entries.
+    """
     folders = []
+    has_spec = has_result = is_link = False
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name == name:
-                    yield entry.path, entry.is_symlink()
+                if entry.name == RESULT_FILE:
+                    has_result, is_link = True, entry.is_symlink()
+                has_spec |= entry.name == SPEC_FILE
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         unreadable.append((Path(folder), f"{folder}: {error.strerror}"))
+    if has_result or has_spec:
+        yield folder, has_result, is_link
     for below in sorted(folders):
-        yield from walk_folders(below, name, unreadable)
+        yield from walk_runs(below, unreadable)
 
 
 def summarize_files(files: Sequence[Path]) -> list[RunSummary]:

@@ -106,7 +106,7 @@ class Configurations:
     """The configurations of runs that were loaded together, their rows, and ratios between any two of them."""
 
     def __init__(self, compared: ComparedRuns | None = None, history: History | None = None) -> None:
-        """With a `history` of this machine single repeats have limits, too."""
+        """Single repeats have limits, too, where there is a `history` of this machine."""
         self._compared, self._history = compared, history or History()
         self._by_run: dict[str, Configuration] = {} if compared is None else _group_by_configuration(compared)
         by_sweep: dict[tuple[str, ...], dict[Hashable, dict[Any, float]]] = {}

@@ -84,7 +84,7 @@ def choose_steps_per_block(warmup: BlockSeries | None, block_s: float, device: s
 def create_measure_phase(
     strategy: Strategy, settings: MeasureSpec, synchronous: bool, report: Report, clock: Clock = time.perf_counter
 ) -> LoopPhase:
-    """Return the measured phase of a run that goes on until its throughput has a narrow interval.
+    """Return the measured phase of a run, which ends once its throughput has a narrow interval.
 
     Of synchronous ranks, rank 0 stops after `min_s` once the interval of its own throughput is narrow enough, and at
     `max_s` in any case; it broadcasts its decision, which keeps all ranks at the same step. Replicas without any

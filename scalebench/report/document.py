@@ -33,6 +33,7 @@ Number = float | None  # None: not measured
 Points = list[tuple[float, float]]
 Cells = Mapping[str, Any]  # the cells of one row of the frame
 Tags = Mapping[str, str]  # model, strategy, hardware: what a reader can filter by; without a tag, a block always shows
+Workload = tuple[dict[str, str], list[Curve]]  # what curves share that may be drawn in one chart, and these curves
 
 
 @dataclass(frozen=True)
@@ -170,16 +171,22 @@ def group_curves(
     Returns the groups for which `keep` is true, at most the MAX_CURVE_GROUPS with the most rows and of each the
     MAX_CURVES best curves, and a paragraph if groups were left out.
     """
-    members_of = [(shared, members) for shared, members in group_by_workload(curves) if keep(members)]
-    rows = [sum(len(curve.rows) for curve in members) for _, members in members_of]
-    kept = sorted(sorted(range(len(rows)), key=lambda i: (-rows[i], i))[:MAX_CURVE_GROUPS])
+    kept, left_out = select_largest_groups([group for group in group_by_workload(curves) if keep(group[1])])
     groups = [
-        CurveGroup(number, members_of[i][0], *select_best_curves(members_of[i][1])) for number, i in enumerate(kept, 1)
+        CurveGroup(number, shared, *select_best_curves(members)) for number, (shared, members) in enumerate(kept, 1)
     ]
+    return groups, left_out
+
+
+def select_largest_groups(groups: Sequence[Workload]) -> tuple[list[Workload], list[Paragraph]]:
+    """Return the MAX_CURVE_GROUPS groups with the most rows, in order, and a paragraph if others were left out."""
+    rows = [sum(len(curve.rows) for curve in members) for _, members in groups]
+    kept = sorted(sorted(range(len(rows)), key=lambda i: (-rows[i], i))[:MAX_CURVE_GROUPS])
     if len(kept) == len(rows):
-        return groups, []
+        return list(groups), []
     text = f"{len(rows)} combinations of model, data set, hardware, scaling and batch were measured: drawn are the"
-    return groups, [Paragraph(f"{text} {MAX_CURVE_GROUPS} with the most rows; the frame has all of them.")]
+    left_out = Paragraph(f"{text} {MAX_CURVE_GROUPS} with the most rows; the frame has all of them.")
+    return [groups[i] for i in kept], [left_out]
 
 
 def select_best_curves(curves: Sequence[Curve], count: int = MAX_CURVES) -> tuple[list[Curve], list[Paragraph]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.config_files import list_options, strategy_option_defaults
 from scalebench.report.tables import SORT_COLUMNS, find_missing_baselines
 
@@ -56,7 +57,7 @@ def make_command(row: Mapping[str, Any]) -> str:
 
 def make_baseline_commands(frame: pd.DataFrame) -> list[str]:
     """Make the sweeps that measure the rows without a baseline together with what they are compared with."""
-    rows = [row for row in frame.sort_values(SORT_COLUMNS).to_dict("records") if find_missing_baselines(row)]
+    rows = [row for row in plain_rows(frame.sort_values(SORT_COLUMNS)) if find_missing_baselines(row)]
     return list(dict.fromkeys(map(_make_baseline_command, rows)))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import load, scaling_curves
 from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS, column_key
-from scalebench.analysis.read_runs import walk_folders
 from scalebench.analysis.repeats import Configurations
-from scalebench.analysis.scaling_curves import plain_row
 from scalebench.core.json_files import read_json
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
@@ -71,6 +69,7 @@ class ReportData:
     baseline_name: str | None = None  # label of the run that `--baseline` names, for a column's head
     published: pd.DataFrame | None = None  # rows of published studies (--reference)
     configurations: Configurations = field(default_factory=Configurations)  # ratios between pooled rows
+    unfinished_folders: list[Path] = field(default_factory=list)  # of runs that have a spec, but no result
     _records: dict[str, Result] = field(default_factory=dict)  # cache of records
 
     @cached_property
@@ -120,8 +119,8 @@ class ReportData:
 
     @cached_property
     def _folders(self) -> dict[str, Path]:
-        names = zip(self.frame["run_id"], self.frame["path"], strict=True)
-        return {str(run_id): Path(str(path)) for run_id, path in names}
+        rows = scaling_curves.plain_rows(self.frame[["run_id", "path"]])
+        return {row["run_id"]: Path(row["path"]) for row in rows}
 
 
 def load_report_data(
@@ -149,22 +148,23 @@ def make_report_data(
 ) -> ReportData:
     """Make report data from runs that have already been read."""
     frame, pooled, unreadable = survey.frame, survey.pooled, survey.unreadable
-    label, configurations = survey.baseline_label, survey.configurations
-    return ReportData(list(paths), frame, pooled, unreadable, min_efficiency, label, published, configurations)
+    return ReportData(
+        list(paths), frame, pooled, unreadable, min_efficiency, survey.baseline_label, published,
+        survey.configurations, survey.unfinished_folders,
+    )  # fmt: skip
 
 
 def list_detailed_runs(report_data: ReportData) -> list[Row]:
     """Return the rows of the runs shown in detail, each run once, in the order of `detailed_run_ids`."""
     position = {run_id: number for number, run_id in enumerate(report_data.detailed_run_ids)}
-    frame = report_data.frame
-    columns = [name for name in RUN_COLUMNS if name in frame]
-    rows = scaling_curves.plain_rows(frame.loc[frame["run_id"].isin(position), columns].drop_duplicates("run_id"))
+    frame = select_run_columns(report_data.frame)
+    rows = scaling_curves.plain_rows(frame[frame["run_id"].isin(position)].drop_duplicates("run_id"))
     return sorted(rows, key=lambda row: position[row["run_id"]])
 
 
-def select_run_columns(rows: Iterable[dict[Any, Any]]) -> list[Row]:
-    """Reduce rows of the frame, which has many more columns, to those that describe a single run."""
-    return [plain_row({name: row[name] for name in RUN_COLUMNS if name in row}) for row in rows]
+def select_run_columns(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame, which has many more columns, with those that describe a single run."""
+    return frame[[name for name in RUN_COLUMNS if name in frame]]
 
 
 def name_runs(rows: Sequence[Row]) -> dict[str, str]:
@@ -253,14 +253,11 @@ class UnfinishedRun:
     last_sign: str  # time of the last progress report, UTC
 
 
-def find_unfinished_runs(paths: Sequence[Path]) -> Iterator[UnfinishedRun]:
-    """Yield the runs at or below `paths` that have a spec and no result, in the order of their folders."""
-    folders = {Path(spec).parent for path in paths for spec, _ in walk_folders(str(path), SPEC_FILE, [])}
-    for folder in sorted(folders):
-        if not (folder / RESULT_FILE).exists():
-            last = _read_last_progress(folder)
-            phase, time = ("", "") if last is None else (str(last.phase), _format_time(last.at_s))
-            yield UnfinishedRun(folder, *_read_tags_and_devices(folder), phase, time)
+def describe_unfinished_run(folder: Path) -> UnfinishedRun:
+    """Describe the run in a folder that has a spec and no result."""
+    last = _read_last_progress(folder)
+    phase, time = ("", "") if last is None else (str(last.phase), _format_time(last.at_s))
+    return UnfinishedRun(folder, *_read_tags_and_devices(folder), phase, time)
 
 
 def _read_tags_and_devices(folder: Path) -> tuple[dict[str, str], str]:

@@ -26,6 +26,7 @@ from scalebench.report.document import (
     Table,
     format_cell,
     format_duration_column,
+    select_largest_groups,
 )
 from scalebench.report.flag_text import to_text
 from scalebench.report.report_data import ReportData
@@ -169,17 +170,20 @@ def _make_row(*texts: str) -> Row:
 
 
 def make_blocks(report_data: ReportData, curves: Sequence[Curve]) -> list[Block]:
-    """Make a table for each group of curves, and a stacked chart for each curve; a paragraph if no part is known."""
+    """Make a table for each group of curves, the largest ones, and a stacked chart for each curve; a paragraph if no
+    part is known."""
     filtered = [(curve, [row for row in curve.rows if compute_rest_s(row) is not None]) for curve in curves]
     measured = [Curve(curve.name, curve.group, curve.tags, rows) for curve, rows in filtered if rows]
     if not measured:
         return [
             Paragraph("Where the time of a step goes was not measured: these runs have no probes (measure.probes).")
         ]
-    blocks: list[Block] = [
+    groups, left_out = select_largest_groups(group_curves(measured))
+    tables = (
         _make_table(report_data, number, format_group_title(group), members)
-        for number, (group, members) in enumerate(group_curves(measured))
-    ]
+        for number, (group, members) in enumerate(groups)
+    )
+    blocks: list[Block] = [*left_out, *tables]
     blocks += [_make_chart(number, curve) for number, curve in enumerate(measured[:MAX_CURVES])]
     if len(measured) > MAX_CURVES:
         blocks.append(Paragraph(f"{MAX_CURVES} of {len(measured)} curves are drawn; the frame has the parts of all."))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.load import Survey, survey
+from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.analysis.time_to_target import make_training_table as make_training_frame
 from scalebench.report.document import THROUGHPUT, Cell, Row, Table, get_tags, join_sentences, make_cell
 from scalebench.report.flag_text import describe_intervals, describe_row, get_repeat_counts, to_number, to_text
@@ -62,7 +63,7 @@ def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = No
     columns = {**labels, **figures, **ends}
     rows = [
         Row([make(row) for make in columns.values()], get_tags(row))
-        for row in frame.sort_values(SORT_COLUMNS).to_dict("records")
+        for row in plain_rows(frame.sort_values(SORT_COLUMNS))
     ]
     caption = join_sentences(heading, describe_intervals(frame))
     return Table("strategies", "All configurations", list(columns), rows, frozenset(figures), caption)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalebench.analysis import training_columns
+from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.analysis.time_to_target import Figure, TrainingOutcome, mean_of_levels, summarize_trainings
 from scalebench.core import units
 from scalebench.core.result import LOWER_IS_BETTER, CurvePoint, RankRecord, Result
@@ -24,7 +25,7 @@ from scalebench.report.document import (
     make_cell,
 )
 from scalebench.report.flag_text import to_number, to_text
-from scalebench.report.report_data import name_runs, select_run_columns
+from scalebench.report.report_data import name_runs
 from scalebench.report.tables import SORT_COLUMNS, format_ratio, format_setting, split_shared_columns
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ GetY = Callable[[CurvePoint], float | None]
 
 def name_trainings(trainings: Sequence[TrainingOutcome]) -> dict[str, str]:
     """Map each training_id to a unique name: `ddp_gloo on 2 devices, batch per device 75`."""
-    names = name_runs(select_run_columns([training.first_run for training in trainings]))
+    names = name_runs([training.first_run for training in trainings])
     return {training.first_run["training_id"]: names[training.first_run["run_id"]] for training in trainings}
 
 
@@ -182,7 +183,7 @@ def make_row_table(frame: pd.DataFrame) -> Table | None:
         return None
     (_, varying), figures = split_shared_columns(trained_rows), select_figure_columns(trained_rows)
     rows = []
-    for row in trained_rows.sort_values(SORT_COLUMNS).to_dict("records"):
+    for row in plain_rows(trained_rows.sort_values(SORT_COLUMNS)):
         texts = [format_setting(row[name]) for name in [*varying, "strategy", "gpus"]]
         texts += [*(show(row) for show in figures.values()), to_text(row["stopped_by"])]
         rows.append(Row([Cell(text) for text in texts], get_tags(row)))

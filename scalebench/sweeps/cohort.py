@@ -67,7 +67,7 @@ class Member:
         self.number, self.folder, self.bare, self._module = run.number, run.folder, run.bare, module
         self.spec = replace(run.spec, cohort=cohort)
         self.turns = Turns(self.spec, self.folder)
-        self.rates: dict[int, float] = {}  # samples/s by round, without disturbed ones
+        self.rates: dict[int, float] = {}  # samples/s by round
         self.measured_s = 0.0
         self.result: Result | None = None
         self.error: BaseException | None = None
@@ -105,7 +105,7 @@ class Member:
         steps_per_s = [report.steps / report.elapsed_s for report in reports if report.elapsed_s > 0]
         if self.turns.is_disturbed():
             self.turns.disturbed_rounds.append(round)
-        elif steps_per_s:
+        if steps_per_s:
             self.rates[round] = sum(steps_per_s) / len(reports) * self.spec.global_batch
         self.measured_s += max(report.elapsed_s for report in reports)
 
@@ -224,9 +224,13 @@ class Cohort:
         return next(bare, self.members[0])
 
     def _ratio(self, member: Member) -> Estimate | None:
-        """Return its throughput over that of its reference, from the rounds that both were in."""
+        """Return its throughput over that of its reference, from the rounds that both were in; without disturbed ones
+        if enough are left."""
         reference = self._reference(member)
         rounds = sorted(reference.rates.keys() & member.rates.keys())
+        disturbed = {*reference.turns.disturbed_rounds, *member.turns.disturbed_rounds}
+        undisturbed = [number for number in rounds if number not in disturbed]
+        rounds = undisturbed if len(undisturbed) >= FIRST_LOOK_ROUNDS else rounds
         return estimate_ratio_over_rounds(
             [member.rates[number] for number in rounds], [reference.rates[number] for number in rounds]
         )

@@ -19,8 +19,8 @@ from scalebench.report.document import REPEAT_ROWS, make_line_series
 from scalebench.report.report_data import (
     MAX_LINE_LENGTH,
     MAX_LOG_BYTES,
+    describe_unfinished_run,
     find_run_file,
-    find_unfinished_runs,
     load_report_data,
     read_log_tail,
 )
@@ -197,17 +197,18 @@ def test_the_last_sign_of_any_rank(tmp_path: Path) -> None:
     write_spec(simulated_spec(1), tmp_path / "0")
     write_progress(tmp_path / "7")
     write_progress(tmp_path / "7", rank=1, phase="measure", at_s=1_800_000_060.0)
-    (unfinished,) = find_unfinished_runs([tmp_path])
+    (folder,) = load_report_data([tmp_path]).unfinished_folders
+    unfinished = describe_unfinished_run(folder)
     assert unfinished.folder == tmp_path / "7" and (unfinished.gpus, unfinished.phase) == ("2", "measure")
     assert unfinished.tags == {"model": "materials_cnn", "strategy": "simulated", "hardware": "cpu"}
     assert unfinished.last_sign == "2027-01-15 08:01:00"
-    assert list(find_unfinished_runs([tmp_path / "0" / "result.json"])) == []
+    assert load_report_data([tmp_path / "0" / "result.json"]).unfinished_folders == []
 
 
 @pytest.mark.parametrize("at_s", ["soon", None, 1e300, -1e300, {}])
 def test_progress_may_say_anything(tmp_path: Path, at_s: object) -> None:
     write_progress(tmp_path / "7", at_s=at_s)
-    (unfinished,) = find_unfinished_runs([tmp_path])
+    unfinished = describe_unfinished_run(tmp_path / "7")
     assert unfinished.last_sign == ""
 
 
@@ -217,5 +218,5 @@ def test_progress_may_say_anything(tmp_path: Path, at_s: object) -> None:
 def test_a_spec_may_be_half_written(tmp_path: Path, content: str) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "spec.json").write_text(content)
-    (unfinished,) = find_unfinished_runs([tmp_path])
+    unfinished = describe_unfinished_run(tmp_path / "7")
     assert (unfinished.tags, unfinished.gpus, unfinished.phase, unfinished.last_sign) == ({}, "", "", "")

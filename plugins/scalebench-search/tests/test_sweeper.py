@@ -94,7 +94,7 @@ def test_trials_go_to_the_launcher_together_where_jobs_do(search: Search, monkey
     status, out, err = search(RATE, trials=4)
     assert (status, err) == (0, "")
     lines = [line[:7] for line in out.splitlines() if line.startswith(("trial ", "["))]
-    assert lines == ["trial 0", "trial 1", "trial 2", "[1/4] n", "[2/4] n", "[3/4] n", "trial 3", "[4/4] n"]
+    assert lines == ["trial 0", "trial 1", "trial 2", "[1/4] s", "[2/4] s", "[3/4] s", "trial 3", "[4/4] s"]
     assert values("run") == ["0", "1", "2", "3"]
 
 

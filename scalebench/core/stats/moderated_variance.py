@@ -30,8 +30,7 @@ MIN_RELATIVE_VARIANCE = 1e-5  # of the median: repeats that agree by chance woul
 
 
 class Prior(NamedTuple):
-    """What variance a configuration has by all that is known of others, and as many degrees of freedom as that is
-    worth."""
+    """The variance that the other configurations let one expect, and how many degrees of freedom that is worth."""
 
     variance: float
     degrees_of_freedom: float
@@ -65,14 +64,14 @@ class RepeatTable:
 
     @property
     def degrees_of_freedom(self) -> float:
-        """What all configurations together are worth as a prior for another one; 0 if they have none."""
+        """The degrees of freedom of all configurations together as a prior for another one; 0 if they have none."""
         prior = self._prior()
         return 0.0 if prior is None else prior.degrees_of_freedom
 
     @cached_property
     def _max_freedom(self) -> float:
-        """What all configurations know of the variance between repeats: with what is common to them counted once, so
-        that it does not count as that of a configuration and of the others too."""
+        """The degrees of freedom of all configurations for the variance between repeats: with what is common to them
+        counted once, so that it does not count as that of a configuration and of the others too."""
         return Layout(self._levels).max_freedom
 
     def _prior(self, *names: Hashable) -> Prior | None:
@@ -126,7 +125,7 @@ class Layout:
 
     def fit_rest(self, pair: FloatArray) -> Prior | None:
         """Return the prior of the variance beside what is common to a repeat. A single configuration is seen beside the
-        mean of a `pair` of others, which tells nothing of their difference."""
+        mean of a `pair` of others, which is independent of their difference."""
         if len(self.levels) == 1 and len(pair) == 2:
             beside = self.levels[0] - pair.mean(axis=0)
             own = mean_of_logs(beside[~np.isnan(beside)].tolist() or [0.0])

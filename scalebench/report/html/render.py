@@ -1,7 +1,12 @@
-"""Sections as data for the page's template, which decides nothing; no text is markup here."""
+"""Sections as data for the page's template, which decides nothing.
+
+The rows of tables are markup already: a template takes several times as long for their tens of thousands of cells. No
+other text is markup here.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2.utils import htmlsafe_json_dumps
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from scalebench.report.document import (
     TAG_COLUMNS,
@@ -20,9 +25,11 @@ from scalebench.report.document import (
     Chart,
     Number,
     Paragraph,
+    Row,
     Section,
     Series,
     Table,
+    clean_text,
     make_relative_link,
 )
 from scalebench.report.html.plots import ChartStyles, make_figure
@@ -76,12 +83,16 @@ class Renderer:
     def _make_chart(self, chart: Chart) -> View:
         points = sum(len(series.x) for series in chart.series)
         step = max(1, math.ceil(points / MAX_TABLE_POINTS))
+        limits, notes = any(series.low for series in chart.series), any(any(series.notes) for series in chart.series)
         return {
             "kind": "chart", "id": chart.id, "title": chart.title, "caption": chart.caption,
             "label": make_label(chart), "data": dump_json(make_figure(chart, self.styles.of(chart))), "step": step,
-            "heads": [chart.x.title, chart.y.title], "limits": any(series.low for series in chart.series),
-            "notes": any(any(series.notes) for series in chart.series),
-            "series": [_make_series(chart, series, step) for series in chart.series],
+            "heads": [chart.x.title, chart.y.title], "limits": limits, "notes": notes,
+            "series": [
+                {"name": series.name, "tags": select_filter_tags(series.tags),
+                 "rows": _render_points(chart, series, step, limits, notes)}
+                for series in chart.series
+            ],
         }  # fmt: skip
 
     def _make_table(self, table: Table) -> View:
@@ -89,17 +100,20 @@ class Renderer:
         return {
             "kind": "table", "id": table.id, "title": table.title, "caption": table.caption,
             "columns": list(zip(table.columns, numeric, strict=True)),
-            "rows": [
-                {"tags": select_filter_tags(row.tags),
-                 "cells": [self._make_cell(cell, right) for cell, right in zip(row.cells, numeric, strict=True)]}
-                for row in table.rows
-            ],
+            "rows": Markup("".join(self._render_row(row, numeric) for row in table.rows)),
         }  # fmt: skip
 
-    def _make_cell(self, cell: Cell, right: bool) -> View:
-        value = None if cell.value is None or str(cell.value) == cell.text else str(cell.value)
-        link = make_relative_link(cell.link, self.home, self.folder) if cell.link else None
-        return {"text": cell.text, "value": value, "link": link, "right": right}
+    def _render_row(self, row: Row, numeric: Sequence[bool]) -> str:
+        cells = [self._render_cell(cell, right) for cell, right in zip(row.cells, numeric, strict=True)]
+        return f"<tr{_render_tags(row.tags)}>{''.join(cells)}\n"
+
+    def _render_cell(self, cell: Cell, right: bool) -> str:
+        text, start = _escape(cell.text), '<td class="right"' if right else "<td"
+        if cell.link:
+            text = f'<a href="{_escape(make_relative_link(cell.link, self.home, self.folder))}">{text}</a>'
+        if cell.value is None or (value := str(cell.value)) == cell.text:
+            return f"{start}>{text}"
+        return f'{start} data-value="{_escape(value)}">{text}'
 
 
 def dump_json(data: Any) -> Markup:
@@ -134,14 +148,26 @@ def format_number(number: float | str | None, axis: Axis) -> str:
     return f"{100 * number:.5g} %" if axis.percent else f"{number:.6g}"
 
 
-def _make_series(chart: Chart, series: Series, step: int) -> View:
+def _render_points(chart: Chart, series: Series, step: int, limits: bool, notes: bool) -> Markup:
     rows = []
     for k in range(0, len(series.x), step):
-        limits = (format_number(_get_limit(limits, k), chart.y) for limits in (series.low, series.high))
-        note = series.notes[k] if k < len(series.notes) else ""
-        tags = select_filter_tags(series.point_tags[k]) if k < len(series.point_tags) else {}
-        rows.append([format_number(series.x[k], chart.x), format_number(series.y[k], chart.y), *limits, note, tags])
-    return {"name": series.name, "tags": select_filter_tags(series.tags), "rows": rows}
+        figures = [format_number(series.x[k], chart.x), format_number(series.y[k], chart.y)]
+        if limits:
+            figures += [format_number(_get_limit(ends, k), chart.y) for ends in (series.low, series.high)]
+        note = f'<td class="note-text">{_escape(series.notes[k] if k < len(series.notes) else "")}' if notes else ""
+        tags = _render_tags(series.point_tags[k]) if k < len(series.point_tags) else ""
+        rows.append(f"<tr{tags}>{''.join(f'<td>{_escape(figure)}' for figure in figures)}{note}\n")
+    return Markup("".join(rows))
+
+
+def _render_tags(tags: Mapping[str, str]) -> str:
+    attributes = [f' data-{name}="{_escape(text)}"' for name, text in select_filter_tags(tags).items()]
+    return f" data-tagged{''.join(attributes)}" if attributes else ""
+
+
+@functools.lru_cache(maxsize=10_000)  # most cells of a column are alike
+def _escape(text: str) -> str:
+    return str(escape(clean_text(text)))
 
 
 def _get_limit(limits: Sequence[Number], number: int) -> Number:

@@ -176,13 +176,11 @@ def _make_gain_table(steps: Sequence[tuple[Curve, BatchGain]]) -> Table:
     ]
     rows = [
         Row([make_cell(curve.tags["model"]), make_cell(curve.name), *_gain_cells(gain)], curve.tags)
-        for curve, gain in steps
+        for curve, gain in steps[:MAX_ROWS]
     ]
     columns = ["model", "strategy", *numeric]
     title = "Fewer synchronizations: predicted and measured"
-    return Table(
-        f"{SECTION_ID}-gains", title, columns, rows[:MAX_ROWS], frozenset(numeric), join_sentences(*GAINS_CAPTION)
-    )
+    return Table(f"{SECTION_ID}-gains", title, columns, rows, frozenset(numeric), join_sentences(*GAINS_CAPTION))
 
 
 def _gain_cells(gain: BatchGain) -> list[Cell]:

@@ -3,21 +3,22 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 
+from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
 from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, SweepRecord, join_labels, read_sweep
 from scalebench.report.document import MAX_ROWS, Block, Cell, Code, Paragraph, Row, Section, Table, get_tags
 from scalebench.report.flag_text import ADVICE, format_flag, get_advice, list_flags, to_text
 from scalebench.report.report_data import (
     ReportData,
+    describe_unfinished_run,
     find_run_file,
-    find_unfinished_runs,
     name_runs,
     read_log_tail,
     select_run_columns,
@@ -83,16 +84,14 @@ def _list_unreadable(report_data: ReportData) -> Iterator[Block]:
 
 
 def _list_unfinished(report_data: ReportData) -> Iterator[Block]:
-    runs = find_unfinished_runs(report_data.paths)
-    rows = []
-    for run in islice(runs, MAX_ROWS):
+    folders, rows = report_data.unfinished_folders, []
+    for run in map(describe_unfinished_run, folders[:MAX_ROWS]):
         texts = [str(run.folder), run.tags.get("strategy", ""), run.gpus, run.phase, run.last_sign]
         rows.append(Row([Cell(text, text or None) for text in texts], run.tags))
-    count = len(rows) + sum(1 for _ in runs)
     if rows:
         columns = ("folder", "strategy", "devices", "phase", "last sign (UTC)")
         caption = "They have no result: they are still running, or ended before they could write one."
-        caption = f"{caption} {_describe_cut(count)}".strip()
+        caption = f"{caption} {_describe_cut(len(folders))}".strip()
         yield Table("running", "Running or interrupted", columns, rows, frozenset({"devices"}), caption)
 
 
@@ -120,7 +119,7 @@ def _list_flags(report_data: ReportData) -> Iterator[Block]:
     columns = ("warning", "rows", "what it means, and what to do")
     yield Table("warnings", "Warnings", columns, rows, frozenset({"rows"}))
     flagged = [position for position, names in enumerate(flags) if names]
-    shown = select_run_columns(frame.iloc[flagged[:MAX_ROWS]].to_dict("records"))
+    shown = plain_rows(select_run_columns(frame).iloc[flagged[:MAX_ROWS]])
     names = name_runs(shown)
     texts = [
         [names[row["run_id"]], ", ".join(map(format_flag, flags[position]))]
@@ -131,9 +130,9 @@ def _list_flags(report_data: ReportData) -> Iterator[Block]:
 
 def _select_status(report_data: ReportData, wanted: Callable[[str], bool]) -> tuple[list[RunRow], int]:
     """Return the first rows with a wanted status, and how many there are."""
-    frame = report_data.frame.drop_duplicates("run_id")
+    frame = select_run_columns(report_data.frame).drop_duplicates("run_id")
     chosen = frame[[wanted(to_text(status)) for status in frame["status"]]]
-    return select_run_columns(chosen.head(MAX_ROWS).to_dict("records")), len(chosen)
+    return plain_rows(chosen.head(MAX_ROWS)), len(chosen)
 
 
 def _make_run_table(
@@ -158,8 +157,16 @@ def unfinished_section(report_data: ReportData) -> Section | None:
 def _find_sweeps(report_data: ReportData) -> list[Path]:
     """List the folders with a sweep.json among the report's folders and those directly below."""
     folders = [path if path.is_dir() else path.parent for path in report_data.paths]
-    files = (path for folder in folders for path in [*folder.glob(SWEEP_FILE), *folder.glob(f"*/{SWEEP_FILE}")])
-    return sorted({path.parent for path in files})
+    return sorted({Path(found) for folder in folders for found in _list_sweep_folders(str(folder))})
+
+
+def _list_sweep_folders(folder: str) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:  # glob takes ten times as long, and there may be 10,000 folders
+            candidates = [folder, *(entry.path for entry in entries)]
+    except OSError:
+        return []
+    return [path for path in candidates if os.path.exists(os.path.join(path, SWEEP_FILE))]
 
 
 def make_sweep_blocks(folder: Path) -> Iterator[Block]:

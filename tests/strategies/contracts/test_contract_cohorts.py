@@ -98,7 +98,7 @@ def test_it_trains_in_turns_as_by_itself(strategy: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", FAMILIES)
 def test_a_fault_ends_its_run_alone(strategy: str, tmp_path: Path) -> None:
     """One run each that raises, hangs stopped, runs out of memory, and loses a rank while it is parked."""
-    long = ("measure.target=0.0001", "measure.max_s=6")  # long enough for the faults
+    long = ("measure.target=0.0001", "measure.max_s=12")  # long enough for the faults
     spec, rank = make_spec(strategy, 2, tmp_path, *long), RANK_0_FAILS.get(strategy, 1)
     faults = {2: "raise", 3: "stop", 4: "oom"}
     for number in range(1, 6):

@@ -73,7 +73,8 @@ class TrialRunner:
         for word in space.fixed:
             if word.startswith("baseline=") and word != "baseline=none":
                 raise InputError(f"{word}: the trials of a search are compared with each other, and not with baselines")
-        space.fixed = [*(word for word in space.fixed if not word.startswith("baseline=")), "baseline=none"]
+        fixed = [word for word in space.fixed if not word.startswith("baseline=")]
+        space.fixed = ["measure.repeats=1", *fixed, "baseline=none"]  # a trial is one run, unless that is refused
         return space
 
     def _resolve(self, space: SearchSpace, overrides: Sequence[str]) -> RunSpec:
@@ -86,9 +87,7 @@ class TrialRunner:
         for spec in corners:
             objective.check_objective(self._settings.objective, spec.config)
             if spec.repeats > 1:
-                raise InputError(
-                    f"measure.repeats={spec.repeats}: a trial is one run; repeat the best one afterwards"
-                )
+                raise InputError(f"measure.repeats={spec.repeats}: a trial is one run; repeat the best one afterwards")
             if self._more_is_better(spec) != self._more_is_better(corners[0]):
                 raise InputError("models of different metrics are no choices of one search")
         return corners[0]
