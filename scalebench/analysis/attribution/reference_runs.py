@@ -51,28 +51,6 @@ class ReferenceRunFinder:
         return ReferenceRuns(bare, bare, own, own)
 
 
-<<<<<<< HEAD
-=======
-class ProbedRepeats:
-    """Finds the repeat of a configuration that was probed, where not all were: with measure.repeats the first."""
-
-    def __init__(self, results: Iterable[Result]) -> None:
-        groups: dict[tuple[str, ...], dict[str, Result]] = {}
-        for result in results:
-            if result.status == "ok":
-                groups.setdefault(configuration_key(result), {})[result.run_id] = result
-        self._probed: dict[str, Result] = {}
-        for repeats in groups.values():
-            probed = [run for run in repeats.values() if all(rank.probes is not None for rank in run.ranks)]
-            if 0 < len(probed) < len(repeats):
-                self._probed |= dict.fromkeys(repeats, min(probed, key=start_time))
-
-    def find(self, result: Result | None) -> Result | None:
-        """Return the probed repeat of a configuration; None where each repeat has its own probes, or none has any."""
-        return None if result is None else self._probed.get(result.run_id)
-
-
->>>>>>> measure22
 class LocalBaselines:
     """One-device runs at the batch that each device has in strong scaling.
 
