@@ -64,7 +64,7 @@ def test_what_intervals_are_over(repeat_count: int, over: str) -> None:
     made = [run_of(r, s, gpus=g) for r, s in enumerate((0.1, 0.12, 0.11)[:repeat_count]) for g in (1, 2)]
     one, two = rows_of(made)
     assert (two["interval_over"], two["repeats"]) == (over, repeat_count)
-    assert two["throughput_low"] is not None and two["flags"] is None
+    assert two["throughput_low"] is not None and two["flags"] == ("repeats_differ" if repeat_count > 1 else None)
     assert holds_over_repeats(two) == (over == "repeats")
     for name in ("speedup_self", "efficiency_self", "overhead_share"):
         assert (two[f"{name}_low"] is not None) == (over == "repeats" and name != "overhead_share")

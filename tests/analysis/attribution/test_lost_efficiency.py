@@ -144,7 +144,7 @@ def test_data_has_all_loading_if_that_of_one_device_was_not_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "reason"), [(False, "(measure.probes=false)"), (None, "older version"), (True, "a rank has none")]
+    ("setting", "reason"), [(False, "(measure.probes=false)"), (None, "older version"), (True, "a rank has no probes")]
 )
 def test_a_run_without_probes_says_why(setting: bool | None, reason: str) -> None:
     result, bare, own = weak_scaling_runs(probes=None)

@@ -81,7 +81,7 @@ def test_the_winner_changes_with_the_batch() -> None:
     assert crossing is not None and 8 < crossing < 64
     assert crossing == pytest.approx(large.data_wins_from("model"), rel=1e-3)
     assert small.data_wins_from("pipeline") is None
-    assert (small.tied, large.tied) == (["model"], ["model"]) and small.right and large.right  # equally fast
+    assert (small.tied, large.tied) == ([], []), "one repeat resolves no tie"
 
 
 def test_two_batches_determine_the_cost_of_a_pass() -> None:
