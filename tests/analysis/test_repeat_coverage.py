@@ -24,7 +24,7 @@ def test_limits_hold_the_truth(world: World) -> None:
 @pytest.mark.parametrize("repeats", [3, 5])
 def test_limits_hold_the_truth_in_many_trials(world: World, repeats: int) -> None:
     throughput, ratio, *_ = cover(world, MANY, repeats=repeats)
-    lowest = 0.90 if world.wild > 1 or world.unlike else 0.92
+    lowest = 0.88 if world.wild > 1 else 0.92  # three repeats cannot always tell that one is wilder
     assert lowest <= throughput <= 0.97
     assert lowest <= ratio <= 0.97
 
@@ -39,7 +39,7 @@ def test_limits_by_the_history_hold_the_truth(world: World) -> None:
 def test_starts_of_two_kinds_are_seen_by_no_formula() -> None:
     """Three starts may all be of the fast kind. Ratios suffer less."""
     throughput, ratio, *_ = cover(BIMODAL, MANY)
-    assert 0.80 < throughput < 0.97 and ratio > 0.90
+    assert 0.65 < throughput < 0.90 and ratio > 0.92
 
 
 @pytest.mark.parametrize("strategies", [2, 3, 4, 8])
