@@ -173,7 +173,7 @@ def test_a_sweep_is_filled_in(
 ) -> None:
     monkeypatch.setattr(machine, "count_gpus", lambda: 3)
     monkeypatch.setattr(machine, "pair_of_each_link", lambda: [(0, 2)])
-    assert main([*words, "strategy=simulated", "hardware=cpu", "dry_run=true"]) == 0
+    assert main([*words, "strategy=simulated", "hardware=cpu", "measure.repeats=1", "dry_run=true"]) == 0
     GlobalHydra.instance().clear()
     lines = [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines()[:-1]]
     assert [line[: len(message)] for line, message in zip(lines, planned, strict=True)] == planned

@@ -236,7 +236,8 @@ def test_it_takes_no_time_and_no_part_in_a_curve() -> None:
     assert future.total_s([stopless]) == 0.0 < 5.0 < future.total_s([sound])
     runs = [simulated_spec(gpus=1), simulated_spec(gpus=2), broken(gpus=4)]
     assert time_budget.select_affordable(runs, runs, [1.0, 1.0, 0.0], 0.0) == [2]
-    assert time_budget._find_curve_ends(runs) == time_budget._find_curve_ends(runs[:2])
+    curves = {run.fingerprint: "curve" for run in runs}
+    assert time_budget._find_curve_ends(runs, curves) == time_budget._find_curve_ends(runs[:2], curves)
 
 
 def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +247,7 @@ def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch
             return dataclasses.replace(spec, plugin_error=LINE) if config.gpus in faulty else spec
 
         monkeypatch.setattr(jobs, "resolve", resolve)
-        monkeypatch.setattr(jobs, "to_config", lambda arguments: simulated_config(gpus=arguments))
+        monkeypatch.setattr(jobs, "to_config", lambda arguments: simulated_config(None, {"repeats": 1}, gpus=arguments))
         compose: Any = lambda arguments: int(arguments[-1].partition("=")[2])  # noqa: E731
         return [job.spec.gpus for job in jobs.plan_sweep([["gpus=2"]], compose)]
 

@@ -33,7 +33,7 @@ from tests.builders.runs import simulated_spec
 WORDS = [
     *("hardware=testcluster", "strategy=simulated", "dataset.size=1000", "measure=quick", "measure.min_s=0"),
     *("measure.max_s=0.1", "measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false"),
-    *("measure.monitor=false", "sweep.report=false"),
+    *("measure.monitor=false", "measure.repeats=1", "sweep.report=false"),
 ]
 Call = Callable[..., tuple[int, str, str]]
 

@@ -23,8 +23,6 @@ from tests.truth.simulated_group import (
     BATCH,
     Noise,
     Times,
-    _blocks,
-    _median,
     arrays,
     autoregressive,
     contains,
@@ -47,8 +45,8 @@ SELF = Times(step_s=0.0011, loading_s=0.0002)
 GROUP = Times(step_s=0.0013, loading_s=0.0003, sync_s=0.0004, straggler_s=0.0005)
 
 
-def run_trial(ranks: int, noise: Noise, seed: int) -> tuple[Attribution, int]:
-    """Return the attribution from three repeats of four runs, and the steps of a probe's block of the group.
+def run_trial(ranks: int, noise: Noise, seed: int) -> Attribution:
+    """Return the attribution from three repeats of four runs.
 
     Each start computes faster or slower by a share of its own; only the first repeat has probes.
     """
@@ -73,8 +71,7 @@ def run_trial(ranks: int, noise: Noise, seed: int) -> tuple[Attribution, int]:
             _rename_run(own, "own", "own"),
         )
         repeats.append(measure_repeat(together, ReferenceRuns(*alone)))
-    probes = repeats[0].result.ranks[0].probes
-    return attribute_repeats(repeats), probes.steps
+    return attribute_repeats(repeats)
 
 
 def _rename_run(result: Result, strategy: str, run_id: str, devices: int = 1) -> Result:
@@ -86,14 +83,14 @@ def _rename_run(result: Result, strategy: str, run_id: str, devices: int = 1) ->
     return replace(result, run_id=run_id, ranks=ranks, spec=spec, scale=scale)
 
 
-def true_parts(ranks: int, noise: Noise, steps: int) -> tuple[dict[str, float], float]:
-    """Return the seconds of each part and of a step by their definitions; a probe's block has `steps` steps."""
-    alone = {name: BATCH / truths(times, noise, 1, steps, steps)["throughput"] for name, times in
+def true_parts(ranks: int, noise: Noise) -> tuple[dict[str, float], float]:
+    """Return the seconds of each part and of a step by their definitions."""
+    alone = {name: BATCH / truths(times, noise, 1)["throughput"] for name, times in
              (("full", FULL), ("bare", BARE), ("own", SELF))}  # fmt: skip
-    loading_s = truths(SELF, noise, 1, steps, steps)["data_s"]
-    group = truths(GROUP, noise, ranks, steps, steps)
+    loading_s = truths(SELF, noise, 1)["data_s"]
+    group = truths(GROUP, noise, ranks)
     own, _, _ = arrays(GROUP, noise, ranks, DRAWN, np.random.default_rng(99))
-    held_s, update_s = _median(_blocks(own, steps)), BATCH * ranks / group["throughput"]
+    held_s, update_s = float(own.mean()), BATCH * ranks / group["throughput"]
     actual = {
         "batch": alone["bare"] - alone["full"] / ranks,
         "overhead": alone["own"] - alone["bare"],
@@ -109,14 +106,11 @@ def true_parts(ranks: int, noise: Noise, steps: int) -> tuple[dict[str, float], 
 def measure_coverage(ranks: int, noise: Noise, trials: int) -> tuple[Counter[str], dict[str, float]]:
     """Count the trials whose interval contains the truth, for the seconds and the share of each part and for all that
     is lost, with mean half-widths in points of efficiency; the parts must add up in every trial."""
-    expected: dict[int, tuple[dict[str, float], float]] = {}
+    parts_s, update_s = true_parts(ranks, noise)
     held: Counter[str] = Counter()
     widths: dict[str, float] = {}
     for seed in range(trials):
-        actual, steps = run_trial(ranks, noise, seed)
-        if steps not in expected:
-            expected[steps] = true_parts(ranks, noise, steps)
-        parts_s, update_s = expected[steps]
+        actual = run_trial(ranks, noise, seed)
         assert [part.names for part in actual.parts] == [(name,) for name in LOSS_PARTS]
         assert abs(sum(part.share.value for part in actual.parts) - actual.lost.value) < 1e-9
         for part in actual.parts:
@@ -160,16 +154,16 @@ def test_every_part_lies_in_its_interval(case: str, ranks: int, noise: Noise) ->
 
 def test_truths_are_those_of_the_definitions() -> None:
     """Where they can be told without a simulation: no noise, one straggler of three."""
-    actual, update_s = true_parts(3, white(0.0), 4)
+    actual, update_s = true_parts(3, white(0.0))
     alone_s = {name: times.step_s + times.loading_s for name, times in (("full", FULL), ("bare", BARE), ("own", SELF))}
     assert update_s == pytest.approx(GROUP.step_s + GROUP.straggler_s + GROUP.loading_s + GROUP.sync_s)
     assert actual == pytest.approx(
         {
             "batch": alone_s["bare"] - alone_s["full"] / 3,
             "overhead": SELF.step_s - BARE.step_s,
-            "contention": GROUP.step_s - SELF.step_s,
+            "contention": GROUP.step_s + GROUP.straggler_s / 3 - SELF.step_s,
             "data": GROUP.loading_s - SELF.loading_s,
-            "imbalance": GROUP.straggler_s,
+            "imbalance": 2 / 3 * GROUP.straggler_s,
             "transfer": GROUP.sync_s,
             "drift": 0.0,
         },

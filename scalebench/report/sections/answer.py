@@ -93,19 +93,19 @@ def describe_advice(all_advice: Sequence[Advice]) -> list[str]:
 
 def _describe(advice: Advice) -> str:
     """Return the answer: what to take, by how much it is faster than one device, and which rows carry no verdict."""
-    last, one = advice.rankings[-1], advice.one_device
+    last, single = advice.rankings[-1], advice.one_device
     if advice.kind == "one device":
         return f"More than one device was not measured. A{last.sentence()[1:]}."
-    if one is None:
+    if single is None:
         name, row = advice.rows[0]
         return (
             "Whether more devices pay is unknown: nothing was measured on one device (baseline=auto adds it). "
             f"The fastest was {_on_devices((name, row))}, {format_throughput(row)} samples/s."
         )
     names = join_with_and([_on_devices(pair) for pair in advice.rows])
-    ratios = [compare_with_one_device(row, one[1]) for _, row in advice.rows]
+    ratios = [compare_with_one_device(row, single[1]) for _, row in advice.rows]
     faster = join_with_and([format_ratio(ratio.value, *ratio.limits) for ratio in ratios])
-    times = f"{faster} times as fast as {one[0]} on one device"
+    times = f"{faster} times as fast as {single[0]} on one device"
     if advice.kind == "take":
         text = f"Take {names}: {times}."
     elif advice.kind == "tied":
@@ -114,9 +114,9 @@ def _describe(advice: Advice) -> str:
         behind = [
             f"{_on_devices(pair)} by {_format_loss(ratio)}" for pair, ratio in zip(advice.rows, ratios, strict=True)
         ]
-        text = f"Stay on one device: {one[0]}. Slower than that: {join_with_and(behind)}."
+        text = f"Stay on one device: {single[0]}. Slower than that: {join_with_and(behind)}."
     else:
-        rows = [row for _, row in (one, *advice.rows)]
+        rows = [row for _, row in (single, *advice.rows)]
         more = f"more repeats narrow the limits: measure.repeats={count_missing_repeats(*rows)}"
         missing = more if advice.test else explain_no_verdict(*rows)
         verb = "is" if len(advice.rows) == 1 else "are"
@@ -124,13 +124,13 @@ def _describe(advice: Advice) -> str:
     return " ".join([text, *(_list_left_out(advice) if advice.test else ())])
 
 
-def compare_with_one_device(row: dict[str, Any], one: dict[str, Any]) -> Estimate:
+def compare_with_one_device(row: dict[str, Any], single: dict[str, Any]) -> Estimate:
     """Return the row's speedup over a row on one device: that of the frame, where it is against this one."""
-    ratio = compare_rates(row, one)
+    ratio = compare_rates(row, single)
     for kind in ("bare", "self"):
-        if row[f"baseline_{kind}_id"] == one["run_id"] and row[f"speedup_{kind}"] is not None:
+        if row[f"baseline_{kind}_id"] == single["run_id"] and row[f"speedup_{kind}"] is not None:
             ratio = estimate_of(row, f"speedup_{kind}") or Estimate(row[f"speedup_{kind}"])
-    return Estimate(ratio.value) if explain_no_verdict(row, one) else ratio
+    return Estimate(ratio.value) if explain_no_verdict(row, single) else ratio
 
 
 def _format_loss(ratio: Estimate) -> str:

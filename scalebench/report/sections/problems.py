@@ -157,7 +157,7 @@ def unfinished_section(report_data: ReportData) -> Section | None:
 def _find_sweeps(report_data: ReportData) -> list[Path]:
     """List the folders with a sweep.json among the report's folders and those directly below."""
     folders = [path if path.is_dir() else path.parent for path in report_data.paths]
-    return sorted({Path(found) for folder in folders for found in _list_sweep_folders(str(folder))})
+    return sorted({Path(name) for folder in folders for name in _list_sweep_folders(str(folder))})
 
 
 def _list_sweep_folders(folder: str) -> list[str]:

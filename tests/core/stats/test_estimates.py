@@ -365,14 +365,6 @@ def test_a_rate_gives_seconds(limits: Estimate | None, seconds: Estimate) -> Non
     assert rate_to_seconds(50.0, limits, 10) == seconds
 
 
-@pytest.mark.parametrize(
-    ("estimate", "above"),
-    [(Estimate(1.0), True), (Estimate(1.0, -1, 3), False), (Estimate(1.0, 0.5, 2), True), (Estimate(0.0), False)],
-)
-def test_an_estimate_is_above_zero_if_its_interval_is(estimate: Estimate, above: bool) -> None:
-    assert estimate.is_above_zero is above
-
-
 def test_the_interval_of_a_share_covers_the_truth_in_95_of_100() -> None:
     rng, reach, covered = np.random.default_rng(0), 1.96, 0
     for _ in range(2000):
