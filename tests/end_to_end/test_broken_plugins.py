@@ -243,7 +243,7 @@ def test_it_takes_no_time_and_no_part_in_a_curve() -> None:
 def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(faulty: Sequence[int]) -> list[int]:
         def resolve(config: Any) -> RunSpec:
-            spec = simulated_spec(gpus=config.gpus)
+            spec = simulated_spec(measure={"repeats": 1}, gpus=config.gpus)
             return dataclasses.replace(spec, plugin_error=LINE) if config.gpus in faulty else spec
 
         monkeypatch.setattr(jobs, "resolve", resolve)
