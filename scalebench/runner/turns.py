@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GATE_INTERVAL_S = 0.002  # between two looks for the end of a slot, from shortly before its expected end on
 EARLY_SHARE = 0.05  # of the last slot's length, how long before its expected end
 STOP_LIMIT_S = 10.0  # for the processes of a run to stop, and for a shared file system to show that nodes have
-PARKED_INTERVAL_S = 0.2  # between two looks at processes that are parked
+AWAKE_INTERVAL_S, PARKED_INTERVAL_S = 0.1, 0.2  # between two looks at processes, awake and parked
 # Other programs disturb a slot when they use so much of a core while less than one core is idle. The kernel counts in
 # hundredths of a second, which is a tenth of a core in the shortest slots.
 MAX_OTHER_CORES, MIN_IDLE_CORES = 0.25, 1.0
@@ -65,7 +65,7 @@ class Turns:
     def sleep(self) -> None:
         """Sleep until the next look at the processes; parked ones are looked at less often."""
         with self._changed:
-            self._changed.wait(POLL_INTERVAL_S if self._parked_since_s is None else PARKED_INTERVAL_S)
+            self._changed.wait(AWAKE_INTERVAL_S if self._parked_since_s is None else PARKED_INTERVAL_S)
 
     def end(self) -> None:
         """Register that the run has ended."""
