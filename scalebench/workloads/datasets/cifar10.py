@@ -1,20 +1,22 @@
 """The dataset `cifar10`: the archive of 60,000 images at `dataset.path`, checked and unpacked into the cache.
 
-Files and layouts: https://www.cs.toronto.edu/~kriz/cifar.html. Nothing is downloaded. Of an archive only the members
-with the six known names are read, in memory, so no name in it ever becomes a path. The files of the Python archive are
-pickles, and a pickle is a program that may call anything it names: the reader below knows the three names that the
-files contain, replaces them by inert stand-ins, and fails on any other name.
+Files, layouts and checksums: https://www.cs.toronto.edu/~kriz/cifar.html. Nothing is downloaded. Only the two published
+layouts are read, each by a parser that knows nothing else, and an archive is not trusted: of its members only those with
+the six known names are read, in memory, so no name in it ever becomes a path, and it is read up to MAX_ARCHIVE_BYTES.
+The files of the Python archive are pickles, programs that may call anything and take any time or memory. They are not
+run: their operations have to be, one by one, those that Python 2 wrote for such a file.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
-import tarfile
-from collections.abc import Iterator
+import gzip
+import hashlib
+import pickletools
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +34,9 @@ IMAGES_PER_FILE = 10_000
 FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")  # the last one is for validation
 FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin")
 MAX_FILE_BYTES = 2 * IMAGES_PER_FILE * (IMAGE_BYTES + 1)  # the Python files also contain the images' file names
+MAX_ARCHIVE_BYTES = 8 * MAX_FILE_BYTES  # unpacked; the published ones have 186 MB
+PUBLISHED_MD5 = ("c58f30108f718f92721af3b95e74349a", "c32a1d4ab5d03f1284b67883e8d87530")  # Python and binary, at HOME
+TAR_BLOCK_BYTES = 512
 LabeledImages = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # (n, 3072), channel by channel, and (n,)
 
 
@@ -95,6 +100,16 @@ def _unpack(path: Path, side: int, dtype: str, folder: Path) -> None:
         missing.discard(name)
     if missing:
         raise InputError(f"dataset.path={path} lacks {', '.join(sorted(missing))}: {HINT}")
+    if path.is_file():
+        _compare_checksum(path)
+
+
+def _compare_checksum(path: Path) -> None:
+    """Print a line for an archive with the layout of the published ones that is none of them."""
+    with path.open("rb") as archive:
+        if hashlib.file_digest(archive, "md5").hexdigest() not in PUBLISHED_MD5:
+            line = f"dataset.path={path} is none of the two archives of {HOME} by its MD5: its images may be others"
+            print(f"scalebench: {line}", file=sys.stderr, flush=True)
 
 
 def _resize_all(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
@@ -123,12 +138,49 @@ def _read_files(path: Path) -> Iterator[tuple[str, bytes]]:
             _check_size(file.name, file.stat().st_size)
             yield file.name, file.read_bytes()
         return
-    with tarfile.open(path, "r|*") as archive:  # a stream, read once: every seek would decompress it again
-        for member in archive:
-            name = member.name.rpartition("/")[2]
-            if name.removesuffix(".bin") in FILES and (stream := archive.extractfile(member)) is not None:
-                _check_size(name, member.size)
-                yield name, stream.read()
+    with path.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        yield from _read_tar(gzip.GzipFile(fileobj=raw) if packed else raw)
+
+
+def _read_tar(stream: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[str, bytes]]:
+    """Yield (name, content) of each known member. Raises ValueError for what is no tar file, or too large.
+
+    tarfile is not used: it reads extended headers of any size into memory, and searches them in quadratic time.
+    """
+    left = MAX_ARCHIVE_BYTES
+
+    def read(size: int) -> bytes:
+        nonlocal left
+        block = stream.read(size)
+        left -= len(block)
+        if left < 0:
+            raise ValueError(f"it unpacks to more than {MAX_ARCHIVE_BYTES} bytes")
+        return block
+
+    while any(header := read(TAR_BLOCK_BYTES)):  # up to the first of the blocks of zeros at the end
+        checksum = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
+        if len(header) < TAR_BLOCK_BYTES or _read_octal(header[148:156]) != checksum:
+            raise ValueError("no tar file, or a damaged one")
+        name = header[:100].partition(b"\0")[0].decode("latin-1").rpartition("/")[2]
+        size = _read_octal(header[124:136])
+        padded = size + -size % TAR_BLOCK_BYTES
+        if header[156:157] in (b"0", b"\0") and name.removesuffix(".bin") in FILES:  # regular files, no links
+            _check_size(name, size)
+            yield name, read(padded)[:size]
+        else:
+            while padded > 0 and (skipped := read(min(padded, MAX_FILE_BYTES))):
+                padded -= len(skipped)
+    while read(MAX_FILE_BYTES):  # gzip compares its checksum at the end
+        pass
+
+
+def _read_octal(field: bytes) -> int:
+    digits = field.strip(b" \0")
+    if not digits.isdigit():
+        raise ValueError("no tar file, or a damaged one")
+    return int(digits, 8)
 
 
 def _check_size(name: str, size_bytes: int) -> None:
@@ -145,69 +197,120 @@ def _parse_binary(content: bytes) -> LabeledImages:
     return records[:, 1:], records[:, 0]
 
 
-class _DTypeStandIn:
-    """Replaces numpy.dtype: it keeps the arguments and ignores the state."""
-
-    def __init__(self, *arguments: object) -> None:
-        self.code = arguments[0] if arguments else None
-
-    def __setstate__(self, state: object) -> None:
-        pass
-
-
-class _ArrayStandIn:
-    """Replaces a numpy array: it keeps the pickled state."""
-
-    def __init__(self, *_: object) -> None:
-        self.state: object = None
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state
-
-
-STAND_INS = {
-    ("numpy.core.multiarray", "_reconstruct"): _ArrayStandIn,
-    ("numpy", "ndarray"): _ArrayStandIn,
-    ("numpy", "dtype"): _DTypeStandIn,
-}
-
-
-class _Unpickler(pickle._Unpickler):  # the Python one: that in C allocates as much memory as a damaged index says
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in STAND_INS:
-            raise ValueError(f"it would call {module}.{name}")
-        return STAND_INS[module, name]
+Operation = tuple[str, Any]  # of a pickle: its name, STRING and INT for those of any length, and its argument
+STRING_OPERATIONS = ("SHORT_BINSTRING", "BINSTRING")
+INT_OPERATIONS = ("BININT1", "BININT2", "BININT")
+END: Operation = ("its end", None)
+MAX_OPERATIONS_PER_IMAGE = 4  # its label, its name, and what stores the name: 3
+# A numpy array as it is pickled, before its shape, and its dtype between its shape and the order of its elements.
+# Of the dtype, the numbers of its version, size and alignment are left open.
+ARRAY: list[Operation] = [
+    ("GLOBAL", "numpy.core.multiarray _reconstruct"),
+    ("GLOBAL", "numpy ndarray"),
+    *(("INT", 0), ("TUPLE1", None), ("STRING", "b"), ("TUPLE3", None), ("REDUCE", None), ("MARK", None), ("INT", 1)),
+]
+BYTES_DTYPE: list[Operation] = [
+    *(("GLOBAL", "numpy dtype"), ("STRING", "u1"), ("INT", ...), ("INT", ...), ("TUPLE3", None), ("REDUCE", None)),
+    *(("MARK", None), ("INT", ...), ("STRING", "|"), ("NONE", None), ("NONE", None), ("NONE", None)),
+    *(("INT", ...), ("INT", ...), ("INT", ...), ("TUPLE", None), ("BUILD", None)),
+]
 
 
 def parse_pickle(content: bytes, count: int | None = None, image_bytes: int = IMAGE_BYTES) -> LabeledImages:
     """Return images (count, image_bytes) and labels (count,), both uint8, of one file of the Python archive.
 
-    `count` is IMAGES_PER_FILE by default. Raises ValueError for content of another layout, and whatever pickle raises
-    for content that is no pickle.
+    The file is a dictionary of `labels`, `data` and two more that are skipped, pickled with protocol 2. `count` is
+    IMAGES_PER_FILE by default. Raises ValueError for content of another layout.
     """
-    count = IMAGES_PER_FILE if count is None else count
-    batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-    if not isinstance(batch, dict) or not {b"data", b"labels"} <= batch.keys():
+    shape = (IMAGES_PER_FILE if count is None else count, image_bytes)
+    operations = _list_operations(content, MAX_OPERATIONS_PER_IMAGE * shape[0] + 200)
+    readers: dict[str, Callable[[], Any]] = {
+        "batch_label": lambda: _expect(operations, [("STRING", ...)]),
+        "labels": lambda: _read_list(operations, "INT", shape[0]),
+        "data": lambda: _read_pixels(operations, shape),
+        "filenames": lambda: _read_list(operations, "STRING", shape[0]),
+    }
+    _expect(operations, [("PROTO", 2), ("EMPTY_DICT", None), ("MARK", None)])
+    values = {}
+    while (operation := next(operations))[0] != "SETITEMS":
+        if operation[0] != "STRING" or operation[1] not in readers:
+            raise ValueError(f"{_describe(operation)} as a key")
+        values[operation[1]] = readers.pop(operation[1])()
+    _expect(operations, [("STOP", None), END])
+    if not {"data", "labels"} <= values.keys():
         raise ValueError("a batch without data and labels")
-    return _pixels(batch[b"data"], (count, image_bytes)), _labels(batch[b"labels"], count)
-
-
-def _pixels(array: object, expected: tuple[int, int]) -> NDArray[np.uint8]:
-    """Return the bytes of a pickled array, whose state is (version, shape, dtype, Fortran order, bytes)."""
-    state = array.state if isinstance(array, _ArrayStandIn) else None
-    if not isinstance(state, tuple) or len(state) != 5:
-        raise ValueError("data that are no array")
-    _, shape, dtype, fortran, values = state
-    if shape != expected or not isinstance(dtype, _DTypeStandIn) or dtype.code not in (b"u1", "u1"):
-        raise ValueError(f"data of shape {shape}, expected bytes of {expected}")
-    if not isinstance(values, bytes) or len(values) != expected[0] * expected[1]:
-        raise ValueError("data that are cut short")
-    return np.frombuffer(values, np.uint8).reshape(expected, order="F" if fortran else "C")
-
-
-def _labels(labels: object, count: int) -> NDArray[np.uint8]:
-    if not isinstance(labels, list) or len(labels) != count:
-        raise ValueError(f"labels that are no list of {count}")
-    if not all(type(label) is int and 0 <= label <= 255 for label in labels):
+    labels = values["labels"]
+    if not all(0 <= label <= 255 for label in labels):
         raise ValueError("labels that are no class numbers")
-    return np.array(labels, np.uint8)
+    return values["data"], np.array(labels, np.uint8)
+
+
+def _list_operations(content: bytes, limit: int) -> Iterator[Operation]:
+    """Yield up to `limit` operations of a pickle without running any, and END. Those that store a value for later use
+    are left out, and those that repeat a stored string become that string."""
+    stored: dict[int, Operation] = {}
+    last, position = END, -1
+    for number, (opcode, argument, place) in enumerate(pickletools.genops(content)):
+        position = place or 0
+        if number == limit:
+            raise ValueError(f"more than {limit} operations")
+        if opcode.name in ("BINPUT", "LONG_BINPUT"):
+            stored[argument] = last
+            continue
+        if opcode.name in ("BINGET", "LONG_BINGET"):
+            last = stored.get(argument, END)
+            if last[0] != "STRING":
+                raise ValueError("a repeated object")
+        elif opcode.name in STRING_OPERATIONS:
+            last = ("STRING", argument)
+        else:
+            last = ("INT" if opcode.name in INT_OPERATIONS else opcode.name, argument)
+        yield last
+    if position + 1 != len(content):
+        raise ValueError(f"{len(content) - position - 1} bytes after its end")
+    yield END
+
+
+def _expect(operations: Iterator[Operation], expected: list[Operation]) -> Any:
+    """Return the argument of the last of the next operations, all of which have to be those that are expected, with
+    any argument where that is `...`."""
+    argument = None
+    for name, value in expected:
+        operation = next(operations)
+        argument = operation[1]
+        if operation[0] != name or (value is not ... and argument != value):
+            raise ValueError(f"{_describe(operation)} in place of {_describe((name, value))}")
+    return argument
+
+
+def _describe(operation: Operation) -> str:
+    name, argument = operation
+    return name if argument in (None, ...) else f"{name} {str(argument)[:60]!r}"
+
+
+def _read_pixels(operations: Iterator[Operation], shape: tuple[int, int]) -> NDArray[np.uint8]:
+    """Return the bytes of an array, which are in C order, or in Fortran order."""
+    _expect(operations, [*ARRAY, ("INT", shape[0]), ("INT", shape[1]), ("TUPLE2", None), *BYTES_DTYPE])
+    fortran = next(operations)[0]
+    if fortran not in ("NEWFALSE", "NEWTRUE"):
+        raise ValueError("data without an order")
+    values = _expect(operations, [("STRING", ...)]).encode("latin-1")
+    _expect(operations, [("TUPLE", None), ("BUILD", None)])
+    if len(values) != shape[0] * shape[1]:
+        raise ValueError("data that are cut short")
+    return np.frombuffer(values, np.uint8).reshape(shape, order="F" if fortran == "NEWTRUE" else "C")
+
+
+def _read_list(operations: Iterator[Operation], kind: str, count: int) -> list[Any]:
+    """Return the `count` elements of a list, which Python writes in parts of up to 1,000."""
+    _expect(operations, [("EMPTY_LIST", None)])
+    values: list[Any] = []
+    while len(values) < count:
+        _expect(operations, [("MARK", None)])
+        while (operation := next(operations))[0] == kind:
+            values.append(operation[1])
+        if operation[0] != "APPENDS":
+            raise ValueError(f"{_describe(operation)} in a list")
+    if len(values) != count:
+        raise ValueError(f"a list of {len(values)}, expected {count}")
+    return values
