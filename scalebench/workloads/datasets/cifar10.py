@@ -1,8 +1,9 @@
 """The dataset `cifar10`: the archive of 60,000 images at `dataset.path`, checked and unpacked into the cache.
 
 Files, layouts and checksums: https://www.cs.toronto.edu/~kriz/cifar.html. Nothing is downloaded. Only the two published
-layouts are read, each by a parser that knows nothing else, and an archive is not trusted: of its members only those with
-the six known names are read, in memory, so no name in it ever becomes a path, and it is read up to MAX_ARCHIVE_BYTES.
+layouts are read, each by a parser that knows nothing else, and an archive is not trusted: of its members only those
+with the six known names are read, in memory, so no name in it ever becomes a path, and it is read up to
+MAX_ARCHIVE_BYTES.
 The files of the Python archive are pickles, programs that may call anything and take any time or memory. They are not
 run: their operations have to be, one by one, those that Python 2 wrote for such a file.
 """
@@ -248,7 +249,7 @@ def parse_pickle(content: bytes, count: int | None = None, image_bytes: int = IM
 def _list_operations(content: bytes, limit: int) -> Iterator[Operation]:
     """Yield up to `limit` operations of a pickle without running any, and END. Those that store a value for later use
     are left out, and those that repeat a stored string become that string."""
-    stored: dict[int, Operation] = {}
+    stored: dict[Any, Operation] = {}
     last, position = END, -1
     for number, (opcode, argument, place) in enumerate(pickletools.genops(content)):
         position = place or 0

@@ -366,7 +366,7 @@ CALLS = {
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("name", CALLS)
 def test_no_pickled_function_is_called(tmp_path, name, protocol):
-    with pytest.raises(ValueError, match="in place of|as a key"):
+    with pytest.raises(ValueError, match=r"in place of|as a key"):
         parse_pickle(pickle.dumps({b"data": CALLS[name], b"labels": []}, protocol), 4, 6)
     assert not (tmp_path / "ran").exists()
 
