@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import pickletools
+import io
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -198,21 +198,30 @@ def _parse_binary(content: bytes) -> LabeledImages:
     return records[:, 1:], records[:, 0]
 
 
-Operation = tuple[str, Any]  # of a pickle: its name, STRING and INT for those of any length, and its argument
-STRING_OPERATIONS = ("SHORT_BINSTRING", "BINSTRING")
-INT_OPERATIONS = ("BININT1", "BININT2", "BININT")
+Operation = tuple[str, Any]  # of a pickle: its name and argument
+# Those that a published file has, by their code. Strings and numbers of any length count as one kind.
+NO_ARGUMENT = {
+    b"}": "EMPTY_DICT", b"]": "EMPTY_LIST", b"(": "MARK", b"u": "SETITEMS", b"e": "APPENDS", b".": "STOP",
+    b"\x85": "TUPLE1", b"\x86": "TUPLE2", b"\x87": "TUPLE3", b"t": "TUPLE", b"R": "REDUCE", b"b": "BUILD",
+    b"N": "NONE", b"\x88": "NEWTRUE", b"\x89": "NEWFALSE",
+}  # fmt: skip
+NUMBER_BYTES = {
+    b"\x80": ("PROTO", 1), b"K": ("INT", 1), b"M": ("INT", 2), b"J": ("INT", 4), b"U": ("STRING", 1),
+    b"T": ("STRING", 4), b"q": ("PUT", 1), b"r": ("PUT", 4), b"h": ("GET", 1), b"j": ("GET", 4),
+}  # fmt: skip
 END: Operation = ("its end", None)
+MAX_NAME_BYTES = 50  # of a module, or of what it contains
 MAX_OPERATIONS_PER_IMAGE = 4  # its label, its name, and what stores the name: 3
 # A numpy array as it is pickled, before its shape, and its dtype between its shape and the order of its elements.
 # Of the dtype, the numbers of its version, size and alignment are left open.
 ARRAY: list[Operation] = [
-    ("GLOBAL", "numpy.core.multiarray _reconstruct"),
-    ("GLOBAL", "numpy ndarray"),
-    *(("INT", 0), ("TUPLE1", None), ("STRING", "b"), ("TUPLE3", None), ("REDUCE", None), ("MARK", None), ("INT", 1)),
+    ("GLOBAL", b"numpy.core.multiarray _reconstruct"),
+    ("GLOBAL", b"numpy ndarray"),
+    *(("INT", 0), ("TUPLE1", None), ("STRING", b"b"), ("TUPLE3", None), ("REDUCE", None), ("MARK", None), ("INT", 1)),
 ]
 BYTES_DTYPE: list[Operation] = [
-    *(("GLOBAL", "numpy dtype"), ("STRING", "u1"), ("INT", ...), ("INT", ...), ("TUPLE3", None), ("REDUCE", None)),
-    *(("MARK", None), ("INT", ...), ("STRING", "|"), ("NONE", None), ("NONE", None), ("NONE", None)),
+    *(("GLOBAL", b"numpy dtype"), ("STRING", b"u1"), ("INT", ...), ("INT", ...), ("TUPLE3", None), ("REDUCE", None)),
+    *(("MARK", None), ("INT", ...), ("STRING", b"|"), ("NONE", None), ("NONE", None), ("NONE", None)),
     *(("INT", ...), ("INT", ...), ("INT", ...), ("TUPLE", None), ("BUILD", None)),
 ]
 
@@ -225,11 +234,11 @@ def parse_pickle(content: bytes, count: int | None = None, image_bytes: int = IM
     """
     shape = (IMAGES_PER_FILE if count is None else count, image_bytes)
     operations = _list_operations(content, MAX_OPERATIONS_PER_IMAGE * shape[0] + 200)
-    readers: dict[str, Callable[[], Any]] = {
-        "batch_label": lambda: _expect(operations, [("STRING", ...)]),
-        "labels": lambda: _read_list(operations, "INT", shape[0]),
-        "data": lambda: _read_pixels(operations, shape),
-        "filenames": lambda: _read_list(operations, "STRING", shape[0]),
+    readers: dict[bytes, Callable[[], Any]] = {
+        b"batch_label": lambda: _expect(operations, [("STRING", ...)]),
+        b"labels": lambda: _read_list(operations, "INT", shape[0]),
+        b"data": lambda: _read_pixels(operations, shape),
+        b"filenames": lambda: _read_list(operations, "STRING", shape[0]),
     }
     _expect(operations, [("PROTO", 2), ("EMPTY_DICT", None), ("MARK", None)])
     values = {}
@@ -238,38 +247,48 @@ def parse_pickle(content: bytes, count: int | None = None, image_bytes: int = IM
             raise ValueError(f"{_describe(operation)} as a key")
         values[operation[1]] = readers.pop(operation[1])()
     _expect(operations, [("STOP", None), END])
-    if not {"data", "labels"} <= values.keys():
+    if not {b"data", b"labels"} <= values.keys():
         raise ValueError("a batch without data and labels")
-    labels = values["labels"]
+    labels = values[b"labels"]
     if not all(0 <= label <= 255 for label in labels):
         raise ValueError("labels that are no class numbers")
-    return values["data"], np.array(labels, np.uint8)
+    return values[b"data"], np.array(labels, np.uint8)
 
 
 def _list_operations(content: bytes, limit: int) -> Iterator[Operation]:
-    """Yield up to `limit` operations of a pickle without running any, and END. Those that store a value for later use
-    are left out, and those that repeat a stored string become that string."""
-    stored: dict[Any, Operation] = {}
-    last, position = END, -1
-    for number, (opcode, argument, place) in enumerate(pickletools.genops(content)):
-        position = place or 0
-        if number == limit:
-            raise ValueError(f"more than {limit} operations")
-        if opcode.name in ("BINPUT", "LONG_BINPUT"):
-            stored[argument] = last
+    """Yield up to `limit` operations of a pickle without running any, and END. PUT stores the value before it: it is
+    left out, and GET becomes the string that was stored."""
+    stored: dict[int, Operation] = {}
+    last, stream = END, io.BytesIO(content)
+    for _ in range(limit):
+        operation = _read_operation(stream)
+        if operation[0] == "PUT":
+            stored[operation[1]] = last
             continue
-        if opcode.name in ("BINGET", "LONG_BINGET"):
-            last = stored.get(argument, END)
-            if last[0] != "STRING":
-                raise ValueError("a repeated object")
-        elif opcode.name in STRING_OPERATIONS:
-            last = ("STRING", argument)
-        else:
-            last = ("INT" if opcode.name in INT_OPERATIONS else opcode.name, argument)
+        last = stored.get(operation[1], END) if operation[0] == "GET" else operation
+        if operation[0] == "GET" and last[0] != "STRING":
+            raise ValueError("a repeated object")
         yield last
-    if position + 1 != len(content):
-        raise ValueError(f"{len(content) - position - 1} bytes after its end")
+        if last[0] == "STOP":
+            break
+    else:
+        raise ValueError(f"more than {limit} operations")
+    if more := len(stream.read()):
+        raise ValueError(f"{more} bytes after its end")
     yield END
+
+
+def _read_operation(stream: io.BytesIO) -> Operation:
+    code = stream.read(1)
+    if code in NO_ARGUMENT:
+        return NO_ARGUMENT[code], None
+    if code == b"c":
+        return "GLOBAL", b" ".join(stream.readline(MAX_NAME_BYTES).rstrip(b"\n") for _ in range(2))
+    name, size = NUMBER_BYTES.get(code, ("", 0))
+    if not name:
+        raise ValueError(f"code {code!r}" if code else "a pickle that is cut short")
+    number = int.from_bytes(stream.read(size), "little", signed=code == b"J")
+    return name, stream.read(number) if name == "STRING" else number
 
 
 def _expect(operations: Iterator[Operation], expected: list[Operation]) -> Any:
@@ -286,7 +305,9 @@ def _expect(operations: Iterator[Operation], expected: list[Operation]) -> Any:
 
 def _describe(operation: Operation) -> str:
     name, argument = operation
-    return name if argument in (None, ...) else f"{name} {str(argument)[:60]!r}"
+    if argument in (None, ...):
+        return name
+    return f"{name} {argument[:60]!r}" if isinstance(argument, bytes) else f"{name} {argument}"
 
 
 def _read_pixels(operations: Iterator[Operation], shape: tuple[int, int]) -> NDArray[np.uint8]:
@@ -295,7 +316,7 @@ def _read_pixels(operations: Iterator[Operation], shape: tuple[int, int]) -> NDA
     fortran = next(operations)[0]
     if fortran not in ("NEWFALSE", "NEWTRUE"):
         raise ValueError("data without an order")
-    values = _expect(operations, [("STRING", ...)]).encode("latin-1")
+    values = _expect(operations, [("STRING", ...)])
     _expect(operations, [("TUPLE", None), ("BUILD", None)])
     if len(values) != shape[0] * shape[1]:
         raise ValueError("data that are cut short")
