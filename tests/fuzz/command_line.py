@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import signal
-import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,12 +21,12 @@ from hypothesis.strategies import SearchStrategy
 from scalebench import __main__ as program
 
 MAX_CPU_S = 10.0
-MAX_WALL_S = 60.0  # for what waits and computes nothing; the machine may be busy with other tests
+MAX_WALL_S = 120.0  # for what waits and computes nothing; the machine may be busy with other tests
 MAX_ERROR_LINES = 3
 
 
 class LineHangs(BaseException):
-    """A command line that has not ended after MAX_WALL_S. No handler of the program catches it."""
+    """A command line that has not ended in time. No handler of the program catches it."""
 
 
 class Ending(NamedTuple):
@@ -40,11 +39,9 @@ def run_line(words: Sequence[str], *, statuses: Sequence[int] = (0, 2)) -> Endin
     """Run one command line, check what holds for each, and return how it ended."""
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)  # strict, as standard output is
     err = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True)
-    begin_s = time.process_time()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _limited_time(), _fresh_hydra():
         status = program.main(list(words))
     ending = Ending(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))
-    assert time.process_time() - begin_s < MAX_CPU_S
     assert "Traceback" not in ending.out + ending.err
     assert status in statuses and (status != 2 or ending.err), ending
     return ending
@@ -62,13 +59,16 @@ def _limited_time() -> Iterator[None]:
     def stop(*_: Any) -> None:
         raise LineHangs
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, MAX_WALL_S)
+    limits = ((signal.ITIMER_REAL, signal.SIGALRM, MAX_WALL_S), (signal.ITIMER_PROF, signal.SIGPROF, MAX_CPU_S))
+    before = [signal.signal(number, stop) for _, number, _ in limits]
+    for timer, _, limit_s in limits:
+        signal.setitimer(timer, limit_s)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for (timer, number, _), handler in zip(limits, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

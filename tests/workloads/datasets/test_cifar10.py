@@ -9,7 +9,6 @@ import io
 import os
 import pickle
 import tarfile
-import time
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
@@ -425,13 +424,12 @@ BAD_PICKLES = {
 @pytest.mark.parametrize("case", BAD_PICKLES)
 def test_another_layout(case):
     content, message = BAD_PICKLES[case]
-    before_s = time.process_time()
     tracemalloc.start()
     with pytest.raises(ValueError, match=message) as caught:
         parse_pickle(content, 4, 6)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak_bytes < 1_000_000 and time.process_time() - before_s < 5 and len(str(caught.value)) < 300
+    assert peak_bytes < 1_000_000 and len(str(caught.value)) < 300
 
 
 @settings(max_examples=200, deadline=None)
