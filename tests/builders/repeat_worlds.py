@@ -30,6 +30,7 @@ class World:
     unlike: float = 0.0  # of the logarithms of the configurations' own deviations
     wild: float = 1.0  # how many times as much the first configuration varies
     slow: float = 0.0  # share of starts that are slower by 15 %
+    stalls: float = 0.0  # in a repeat on the average, each 3 % of its time
     machine: float = 0.0  # within a repeat, from second to second; configurations take turns
 
     def draw(self, rng: np.random.Generator, configurations: int, repeats: int) -> FloatArray:
@@ -38,6 +39,8 @@ class World:
         scale[0] *= self.wild
         levels = np.hypot(scale, BLOCK_SD)[:, None] * rng.standard_normal((configurations, repeats))
         levels -= 0.15 * (rng.random((configurations, repeats)) < self.slow)
+        if self.stalls:
+            levels -= 0.03 * rng.poisson(self.stalls, (configurations, repeats))
         if self.machine:
             levels += self.machine * np.stack([draw_turns(rng, configurations) for _ in range(repeats)], axis=1)
         return levels + self.drift * rng.standard_normal(repeats)
@@ -45,7 +48,7 @@ class World:
     @property
     def mean(self) -> float:
         """What the log throughputs vary around."""
-        return -0.15 * self.slow
+        return -0.15 * self.slow - 0.03 * self.stalls
 
 
 def draw_turns(rng: np.random.Generator, configurations: int) -> FloatArray:
@@ -65,6 +68,7 @@ WORLDS = (
     World("10 %", 0.10),
     World("3 %, and the machine by 5 % from repeat to repeat", 0.03, drift=0.05),
     World("3 %, unlike", 0.03, unlike=0.5),
+    World("1 %, and stalls: one of 3 % in each repeat on the average", 0.01, stalls=1.0),
     World("3 %, one of them six times as much", 0.03, wild=6.0),
 )
 IN_TURNS = World("2.5 %, in turns on a machine that varies by 15 %", 0.025, machine=0.15)
