@@ -52,14 +52,16 @@ def _pattern(*names: str, patterns: str) -> re.Pattern[str]:
 
 
 # By these the parent and its ranks communicate; they are removed once result.json is written.
-_TRANSIENT = _pattern(
+TRANSIENT_FILES = _pattern(
     TURN_FILE, TORCHRUN_FILE, STOP_FILE, SRUN_HOSTS_FILE, patterns=r"(progress|pid|exit|paused|machine)\d+\.json"
 )
-_OUTPUT = _pattern(
+OUTPUT_FILES = _pattern(
     MPIRUN_LOG, SRUN_LOG, PLUGIN_LOG, MONITOR_FILE, MERGED_TRACE_FILE, TIMELINE_FILE,
     patterns=r"rank\d+\.(json|log)|trace\d+\.json\.gz|monitor\d+\.parquet",
 )  # fmt: skip
-_RECORD = _pattern(SPEC_FILE, TRY_SPEC_FILE, RESULT_FILE, UNREADABLE_RESULT_FILE, JOB_FILE, patterns=re.escape(JOB_LOG))
+RECORD_FILES = _pattern(
+    SPEC_FILE, TRY_SPEC_FILE, RESULT_FILE, UNREADABLE_RESULT_FILE, JOB_FILE, patterns=re.escape(JOB_LOG)
+)
 
 Record = TypeVar("Record")
 
@@ -243,7 +245,7 @@ def refuse_foreign_folder(folder: Path) -> None:
         if (
             path.is_symlink()
             if is_try
-            else _is_own_name(path.name, _OUTPUT, _TRANSIENT, _RECORD) and not _is_plain(path)
+            else _is_own_name(path.name, OUTPUT_FILES, TRANSIENT_FILES, RECORD_FILES) and not _is_plain(path)
         ):
             raise InputError(
                 f"{path} is no plain {'folder' if is_try else 'file'}, and scalebench writes there; remove it"
@@ -281,12 +283,12 @@ def _is_made_by_hydra(folder: Path) -> bool:
 def remove_transient_files(folder: Path) -> None:
     """Remove the files by which parent and ranks communicated, also in the folders of tries."""
     for path in (folder, *try_folders(folder)):
-        _remove(_own_files(path, _TRANSIENT))
+        _remove(_own_files(path, TRANSIENT_FILES))
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the files of ranks whose parent was killed before it wrote result.json."""
-    _remove(_own_files(folder, _OUTPUT, _TRANSIENT))
+    _remove(_own_files(folder, OUTPUT_FILES, TRANSIENT_FILES))
     for path in try_folders(folder):
         _remove(_all_own_files(path))
         _drop_if_empty(path)
@@ -323,7 +325,7 @@ def is_owned(path: Path) -> bool:
 
 def _all_own_files(folder: Path) -> Iterator[Path]:
     """Yield the plain files of a run, with those of its tries, of Hydra and of its job."""
-    yield from list(_own_files(folder, _OUTPUT, _TRANSIENT, _RECORD))
+    yield from list(_own_files(folder, OUTPUT_FILES, TRANSIENT_FILES, RECORD_FILES))
     for name, files in ((HYDRA_FOLDER, HYDRA_FILES), (SUBMITIT_FOLDER, {JOB_SCRIPT})):
         if not (folder / name).is_symlink():
             yield from (path for file in files if _is_plain(path := folder / name / file))

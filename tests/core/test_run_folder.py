@@ -98,14 +98,16 @@ def test_an_empty_folder_may_be_used_also_with_the_files_of_hydra(tmp_path: Path
     assert files_in(tmp_path) == set(names)
 
 
-@pytest.mark.parametrize("names", [("thesis.tex",), (".hydra/mine",), ("conf/config.yaml",), ("try_3/thesis.tex",),
-                                   ("rank0.json",), ("spec.json",), ("result.json",), (".notes.123",), ("slurm/job.sh",),
-                                   ("sweep.json",), ("multirun.yaml",)])  # fmt: skip
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
-    write_files(tmp_path, *names)
+@pytest.mark.parametrize(
+    "name",
+    "thesis.tex .hydra/mine conf/config.yaml try_3/thesis.tex rank0.json spec.json result.json .notes.123 slurm/job.sh "
+    "sweep.json multirun.yaml".split(),
+)
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, name: str) -> None:
+    write_files(tmp_path, name)
     with pytest.raises(InputError, match=f"^{tmp_path} is not empty and holds no run of scalebench; choose another"):
         run_folder.refuse_foreign_folder(tmp_path)
-    assert files_in(tmp_path) == set(names)
+    assert files_in(tmp_path) == {name}
 
 
 def test_a_folder_is_known_by_its_spec_also_of_another_version_or_by_its_result(tmp_path: Path) -> None:
