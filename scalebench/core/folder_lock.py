@@ -45,8 +45,7 @@ class FolderLock:
     while another program has the lock, and OSError where the folder is not writable."""
 
     def __init__(self, folder: Path, of_ended_job: bool = False) -> None:
-        """With `of_ended_job` a holder on another host is known to have ended: it was a job, and the scheduler says
-        so."""
+        """Lock `folder`. With `of_ended_job` a holder on another host has ended: it was a job, by the scheduler."""
         from filelock import FileLock, Timeout  # needed by programs that run something
 
         self.path = folder / LOCK_FILE

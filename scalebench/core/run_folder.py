@@ -47,21 +47,20 @@ _TRY_FOLDER = re.compile(r"try_\d+(_again)?")
 _TEMPORARY = re.compile(r"\.(.+)\.\d+")  # of json_files.write_text, left where its program was killed
 
 
-def _pattern(*names: str, patterns: str) -> re.Pattern[str]:
-    return re.compile("|".join([*map(re.escape, names), patterns]))
+def _match_any(*names: str, numbered: str = "") -> re.Pattern[str]:
+    """Return the pattern of these names, and of those that the regular expression `numbered` matches."""
+    return re.compile("|".join([*map(re.escape, names), *filter(None, [numbered])]))
 
 
 # By these the parent and its ranks communicate; they are removed once result.json is written.
-TRANSIENT_FILES = _pattern(
-    TURN_FILE, TORCHRUN_FILE, STOP_FILE, SRUN_HOSTS_FILE, patterns=r"(progress|pid|exit|paused|machine)\d+\.json"
+TRANSIENT_FILES = _match_any(
+    TURN_FILE, TORCHRUN_FILE, STOP_FILE, SRUN_HOSTS_FILE, numbered=r"(progress|pid|exit|paused|machine)\d+\.json"
 )
-OUTPUT_FILES = _pattern(
+OUTPUT_FILES = _match_any(
     MPIRUN_LOG, SRUN_LOG, PLUGIN_LOG, MONITOR_FILE, MERGED_TRACE_FILE, TIMELINE_FILE,
-    patterns=r"rank\d+\.(json|log)|trace\d+\.json\.gz|monitor\d+\.parquet",
+    numbered=r"rank\d+\.(json|log)|trace\d+\.json\.gz|monitor\d+\.parquet",
 )  # fmt: skip
-RECORD_FILES = _pattern(
-    SPEC_FILE, TRY_SPEC_FILE, RESULT_FILE, UNREADABLE_RESULT_FILE, JOB_FILE, patterns=re.escape(JOB_LOG)
-)
+RECORD_FILES = _match_any(SPEC_FILE, TRY_SPEC_FILE, RESULT_FILE, UNREADABLE_RESULT_FILE, JOB_FILE, JOB_LOG)
 
 Record = TypeVar("Record")
 
@@ -237,21 +236,14 @@ def refuse_foreign_folder(folder: Path) -> None:
     if not has_foreign_content(folder, SPEC_FILE):
         return
     if not is_run_folder(folder):
-        raise InputError(
-            f"{folder} is not empty and holds no run of scalebench; choose another folder, such as a new one"
-        )
+        raise InputError(f"{folder} is not empty and holds no run of scalebench; choose an empty or a new folder")
     for path in sorted(folder.iterdir()):
-        is_try = _TRY_FOLDER.fullmatch(path.name) is not None
-        if (
-            path.is_symlink()
-            if is_try
-            else _is_own_name(path.name, OUTPUT_FILES, TRANSIENT_FILES, RECORD_FILES) and not _is_plain(path)
-        ):
-            raise InputError(
-                f"{path} is no plain {'folder' if is_try else 'file'}, and scalebench writes there; remove it"
-            )
-        if is_try:
+        if _TRY_FOLDER.fullmatch(path.name) and not path.is_symlink():
             refuse_foreign_folder(path)
+        elif _TRY_FOLDER.fullmatch(path.name) or (
+            _is_own_name(path.name, OUTPUT_FILES, TRANSIENT_FILES, RECORD_FILES) and not _is_plain(path)
+        ):
+            raise InputError(f"{path} is a link, or else no plain file, and scalebench writes there; remove it")
 
 
 def has_foreign_content(folder: Path, marker: str, *others: str) -> bool:
@@ -299,16 +291,18 @@ def remove_run(folder: Path) -> None:
     if not folder.is_dir():
         return
     _remove(path for path in _all_own_files(folder) if path.name != SPEC_FILE or path.parent != folder)
-    for path in (folder / HYDRA_FOLDER, folder / SUBMITIT_FOLDER, *folder.glob("try_*")):
+    for path in [path for path in folder.iterdir() if _TRY_FOLDER.fullmatch(path.name)]:
         _drop_if_empty(path)
+    for name in (HYDRA_FOLDER, SUBMITIT_FOLDER):
+        _drop_if_empty(folder / name)
     if set(os.listdir(folder)) <= {SPEC_FILE, LOCK_FILE}:  # else it stays, as the mark of a folder that is ours
         (folder / SPEC_FILE).unlink(missing_ok=True)
     _drop_if_empty(folder)
 
 
 def copy_run(source: Path, target: Path) -> None:
-    """Copy the files of a run into another folder: plain ones with names of ours. Whoever can write into `source` may
-    have put links there to files that only this user can read."""
+    """Copy the files of a run into another folder: plain ones with names of ours. There may be links in `source` to
+    files that only this user can read, made by others who can write there."""
     for path in _all_own_files(source):
         copy = target / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)

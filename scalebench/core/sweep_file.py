@@ -103,7 +103,9 @@ def read_sweep(folder: Path) -> SweepRecord | None:
 def refuse_foreign_sweep_folder(folder: Path) -> None:
     """Raise InputError where `folder` is neither empty nor a sweep's: its tables would be overwritten."""
     if has_foreign_content(folder, SWEEP_FILE, MULTIRUN_FILE) and not has_marker(folder / SWEEP_FILE, _Marker):
-        raise InputError(f"{folder} is not empty and holds no sweep of scalebench; choose another hydra.sweep.dir")
+        raise InputError(
+            f"{folder} is not empty and holds no sweep of scalebench; choose an empty or a new hydra.sweep.dir"
+        )
 
 
 def new_sweep_record(arguments: list[str], started_at: str, hostname: str, max_minutes: float | None) -> SweepRecord:

@@ -57,7 +57,7 @@ class SweepSession:
         self.not_in_turns: set[Path] = set()  # folders of runs that could not take turns with the others
         self.at_end: list[Callable[[], None]] = []  # called below the table of the sweep
         self._refused_status = 0  # exit status of runs that left no result
-        self._lock: FolderLock | None = None  # on the folder of the sweep, or of a single run until that begins
+        self._lock: FolderLock | None = None  # on the folder of the sweep, or of a single run
         self._new_folders: list[Path] = []  # folders that Hydra makes for the sweep, innermost first
 
     def run_one(self, composed: DictConfig) -> None:
@@ -101,12 +101,9 @@ class SweepSession:
     def _measure(self, spec: RunSpec, folder: Path, resume: bool) -> Result:
         if cluster_runs.is_submitted(spec):
             return cluster_runs.run_single(spec, folder.absolute(), self.console, resume)
-        lock = None
-        if self.sweep is None:
-            lock, self._lock = self._lock, None
         time_left = self.sweep.format_time_left if self.sweep is not None else str
         with self.console.show_progress(spec, len(self.done) + 1, self.planned, time_left) as on_look:
-            return run_spec(spec, folder, on_look, lock=lock)
+            return run_spec(spec, folder, on_look, lock=self._lock if self.sweep is None else None)
 
     def run_cohort(self, runs: Sequence[CohortRun]) -> Iterator[tuple[int, Result]]:
         """Yield (number, result) of each of these runs that could be done side by side."""
@@ -154,9 +151,9 @@ class SweepSession:
                 for folder in folders:
                     folder.rmdir()
 
-    def hold(self, lock: FolderLock | None) -> None:
+    def hold(self, lock: FolderLock) -> None:
         """Take over the lock on the folder of a single run."""
-        self._lock = self._lock or lock
+        self._lock = lock
 
     def begin_sweep(self, planned: Sequence[SweepRun], folder: Path, max_minutes: float | None, report: bool) -> Sweep:
         """Begin a sweep, or its next batch where hydra.sweeper.max_batch_size divides it. Raise InputError while
@@ -270,9 +267,8 @@ class CheckFolders(Callback):
             refuse_folder_with_result(folder)
         refuse_foreign_folder(folder)
         prepare_datasets([spec], console)
-        if not (
-            cluster_runs.is_submitted(spec) or (folder / RESULT_FILE).exists()
-        ):  # a job locks it, and a result stays
+        locked_by_job, resumed = cluster_runs.is_submitted(spec), (folder / RESULT_FILE).exists()
+        if not (locked_by_job or resumed):
             self._lock = claim_run_folder(spec, folder)
 
 
@@ -282,10 +278,7 @@ def _refuse_in_one_line(console: Console) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        line = (
-            f"{error.filename}: {error.strerror or error}; choose another folder" if isinstance(error, OSError) else ""
-        )
-        console.print_error(line or explain_error(error, []))
+        console.print_error(explain_error(error, []))
         raise SystemExit(2) from error
 
 

@@ -104,7 +104,7 @@ def test_hydra_may_write_before_us(call: Call) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "home/s/0 is not empty and holds no run of scalebench; choose another folder, such as a new one"),
+        ([], "home/s/0 is not empty and holds no run of scalebench; choose an empty or a new folder"),
         (["hydra.sweep.subdir=.."], "hydra.sweep.subdir: home/s/.. is not below home/s, where all its runs are"),
         (["hydra.sweep.subdir=."], "hydra.sweep.subdir: home/s is not below home/s, where all its runs are"),
         (["hydra.sweep.subdir={here}/precious"], "hydra.sweep.subdir: {here}/precious is not below home/s"),
