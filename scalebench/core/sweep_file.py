@@ -49,6 +49,11 @@ class SweepRecord:
         """The runs that were left out because of sweep.max_minutes."""
         return [run for run in self.runs if run.left_out]
 
+    @property
+    def time_limit_text(self) -> str:
+        """The key by which runs were left out, with its value as far as the file has it."""
+        return "sweep.max_minutes" if self.max_minutes is None else f"sweep.max_minutes={self.max_minutes:g}"
+
     def is_alive(self, hostname: str) -> bool | None:
         """Return whether the sweep's program still runs; None on another machine, from which that cannot be seen."""
         if self.stopped:
