@@ -273,7 +273,7 @@ def escape_markup(text: str) -> str:
     """Return a line, such as a path or a name, without effects on a terminal: rich takes brackets for markup."""
     from rich.markup import escape as escaped
 
-    return escaped(clean_line(text))
+    return escaped(clean_text(text))
 
 
 def describe_progress(ranks: list[RankProgress]) -> str:
