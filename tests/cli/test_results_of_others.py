@@ -59,9 +59,7 @@ def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[str
     return out, err.splitlines()
 
 
-def test_a_table_of_the_good_runs_and_a_line_for_each_bad_one(
-    shared: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_of_the_good_runs_and_a_line_for_each_bad_one(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, errors = run_command(capsys, "show", shared)
     assert re.search(r"\n +ddp +1 +9 +", out), "nine repeats"
     assert "<U+202E>gpj" in out
@@ -84,7 +82,7 @@ def test_a_report_of_the_good_runs_and_a_line_for_each_bad_one(
 
 
 def test_load_names_the_file_with_half_a_character(shared: Path) -> None:
-    with pytest.raises(InputError, match="11: its record holds what no run leaves .*surrogates not allowed"):
+    with pytest.raises(InputError, match=r"11: its record holds what no run leaves .*surrogates not allowed"):
         load(shared)
 
 

@@ -63,7 +63,7 @@ def test_any_file_beside_a_result_is_read_or_refused_at_once(kind: str, tmp_path
         read_result(tmp_path / RESULT_FILE)
     with pytest.raises(InputError, match=r"sweep\.json is no record of a sweep: "):
         read_sweep(tmp_path)
-    with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
+    with pytest.raises(ValueError):
         read_json(tmp_path / SWEEP_FILE)
     assert read_progress(tmp_path, 0) is None
     assert time.monotonic() - started_s < 10.0
@@ -85,7 +85,9 @@ def test_links_count_only_where_they_are_asked_for(tmp_path: Path) -> None:
 
 def test_a_list_of_texts_is_read_as_it_stands(tmp_path: Path) -> None:
     assert read_text_list(tmp_path, ".hydra/overrides.yaml") == []
-    (tmp_path / "list").write_text("- gpus=2\n- \"a=\\\"b\\\"\"\n- 'note=${oc.env:HOME}'\n- 3\n- !!binary x\n- >-\n  a\n  b\n")
+    (tmp_path / "list").write_text(
+        '- gpus=2\n- "a=\\"b\\""\n- \'note=${oc.env:HOME}\'\n- 3\n- !!binary x\n- >-\n  a\n  b\n'
+    )
     assert read_text_list(tmp_path, "list") == ["gpus=2", 'a="b"', "note=${oc.env:HOME}", "3", "x", "a b"]
     (tmp_path / "list").write_text("[]\n")
     assert read_text_list(tmp_path, "list") == []

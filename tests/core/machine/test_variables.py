@@ -43,7 +43,7 @@ def test_values_are_recorded_by_name_and_never_by_prefix_alone() -> None:
 
 
 def test_the_list_fits_the_patterns() -> None:
-    """A listed name that no pattern has would not be passed to ranks on other hosts; one that looks secret is refused."""
+    """A listed name that no pattern has would not reach ranks on other hosts; secret ones are refused."""
     assert not [name for name in RECORDED_VARIABLES if SECRET_VARIABLES.search(name)]
     assert not [n for n in RECORDED_VARIABLES if not (FRAMEWORK_VARIABLES.match(n) or SYSTEM_VARIABLES.match(n))]
 
