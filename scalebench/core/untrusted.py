@@ -49,7 +49,7 @@ def read_plain_file(path: Path, follow_link: bool = False, max_bytes: int = MAX_
             raise FileRefused("is no plain file; remove it")
         if status.st_size > max_bytes:
             raise FileRefused(f"is larger than {max_bytes >> 10} KiB; remove it")
-        return file.read(max_bytes)  # no more, also of a file that grows
+        return file.read()  # read(max_bytes) would set that much memory aside, for each file
 
 
 def find_run_file(folder: Path, name: str) -> Path | None:
