@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from scalebench.core.untrusted import read_plain_file
+from scalebench.core.untrusted import MAX_FILE_BYTES, read_plain_file
 
 T = TypeVar("T")
 # Patterns of msgspec's messages, and what they are replaced by: fields are named as people write them.
@@ -52,9 +52,9 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, max_bytes: int = MAX_FILE_BYTES) -> Any:
     """Read a JSON file; ValueError when it is no plain file, too large, cut short or not JSON."""
-    return parse_json(read_plain_file(path))
+    return parse_json(read_plain_file(path, max_bytes=max_bytes))
 
 
 def parse_json(content: bytes) -> Any:

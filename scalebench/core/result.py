@@ -433,13 +433,11 @@ def _merge_points(points: tuple[CurvePoint, ...]) -> CurvePoint:
 
 
 def write_result(result: Result, folder: Path) -> Path:
-    """Write result.json completely or not at all; OSError when the folder is full or not writable.
-
-    Records are shown to others: addresses in them lose their user and password. Half characters, of names of files
-    that are no Unicode, become question marks.
-    """
+    """Write result.json completely or not at all, without user and password in addresses; OSError when the folder is
+    full or not writable."""
     path = folder / RESULT_FILE
     text = mask_credentials(format_json(result, escape_all=False))
+    # Bytes of a file name that are no Unicode are lone surrogates in Python, which no reader takes.
     write_text(path, text.encode("utf-8", "replace").decode("utf-8"))
     return path
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_record, write_json
+from scalebench.core.machine.variables import mask_credentials
 from scalebench.core.process import is_process_alive
 from scalebench.core.run_folder import RESULT_FILE
 
@@ -96,7 +97,8 @@ def read_sweep(folder: Path) -> SweepRecord | None:
 
 
 def new_sweep_record(arguments: list[str], started_at: str, hostname: str, max_minutes: float | None) -> SweepRecord:
-    """Return the record of a sweep that this process begins."""
+    """Return the record of a sweep that this process begins, without passwords in its arguments."""
     import psutil
 
-    return SweepRecord(started_at, arguments, hostname, os.getpid(), psutil.Process().create_time(), max_minutes)
+    shown = list(map(mask_credentials, arguments))
+    return SweepRecord(started_at, shown, hostname, os.getpid(), psutil.Process().create_time(), max_minutes)

@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 
 MAX_FILE_BYTES = 256 * 2**20  # the record of a thousand ranks has some ten
+MAX_SMALL_FILE_BYTES = 16 * 2**20  # of one config, or one state
 MAX_LIST_BYTES = 64 * 1024
 MAX_LIST_WORDS = 500
 TERMINAL_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # and cursor movements
@@ -48,7 +49,7 @@ def read_plain_file(path: Path, follow_link: bool = False, max_bytes: int = MAX_
         if not stat.S_ISREG(status.st_mode):
             raise FileRefused("is no plain file; remove it")
         if status.st_size > max_bytes:
-            raise FileRefused(f"is larger than {max_bytes >> 10} KiB; remove it")
+            raise FileRefused(f"is larger than {max_bytes:,} bytes; remove it")
         return file.read()  # read(max_bytes) would set that much memory aside, for each file
 
 

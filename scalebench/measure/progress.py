@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scalebench.core.json_files import read_json, write_json
 from scalebench.core.run_folder import progress_path
+from scalebench.core.untrusted import MAX_SMALL_FILE_BYTES
 
 WRITE_INTERVAL_S = 0.5
 PARKED = "parked"  # the phase of a rank that waits for its turn
@@ -76,7 +77,7 @@ class ProgressFile:
 def read_progress(folder: Path, rank: int) -> RankProgress | None:
     """Return the last progress of a rank, or None before its first."""
     try:
-        return RankProgress(**read_json(progress_path(folder, rank)))
+        return RankProgress(**read_json(progress_path(folder, rank), MAX_SMALL_FILE_BYTES))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -307,7 +307,7 @@ def downsample(points: Sequence[tuple[float, float]], max_points: int) -> Points
 
 
 class HomeFolder:
-    """The home folder of whoever makes a report, which is written `~` in it: reports are shown to others."""
+    """The home folder of the user, which is `~` in a report: reports are shown to others."""
 
     def __init__(self) -> None:
         home = Path(os.path.expanduser("~"))

@@ -84,7 +84,7 @@ def _read_overrides(row: Mapping[str, Any], unreadable: Unreadable | None) -> li
     try:
         overrides = read_text_list(folder, OVERRIDES_FILE)
         if any(map(ENVIRONMENT_VALUE.search, overrides)):
-            raise FileRefused("takes values from the environment of whoever repeats it; type them yourself")
+            raise FileRefused("takes values from the environment of the one who repeats it; type them yourself")
     except (FileRefused, OSError) as error:
         line = (folder / OVERRIDES_FILE, f"{folder / OVERRIDES_FILE} {getattr(error, 'strerror', None) or error}")
         if unreadable is not None and line not in unreadable:

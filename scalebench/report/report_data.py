@@ -20,7 +20,7 @@ from scalebench.analysis.repeats import Configurations
 from scalebench.core.json_files import read_json
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
-from scalebench.core.untrusted import clean_text
+from scalebench.core.untrusted import MAX_SMALL_FILE_BYTES, clean_text
 from scalebench.measure.progress import RankProgress, read_progress
 from scalebench.report.document import REPEAT_ROWS
 from scalebench.report.flag_text import to_text
@@ -254,7 +254,7 @@ def describe_unfinished_run(folder: Path) -> UnfinishedRun:
 def _read_tags_and_devices(folder: Path) -> tuple[dict[str, str], str]:
     """Read them from the spec, which may be half written or hold anything."""
     try:
-        tree = read_json(folder / SPEC_FILE)
+        tree = read_json(folder / SPEC_FILE, MAX_SMALL_FILE_BYTES)
     except (OSError, ValueError):
         return {}, ""
     names = {name: _look_up(tree, "config", name, "name") for name in ("model", "strategy", "hardware")}

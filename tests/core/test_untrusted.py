@@ -14,7 +14,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_json
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE, progress_path
-from scalebench.core.sweep_file import SWEEP_FILE, SweepRecord, read_sweep
+from scalebench.core.sweep_file import SWEEP_FILE, SweepRecord, new_sweep_record, read_sweep
 from scalebench.core.untrusted import (
     MAX_LIST_BYTES,
     MAX_LIST_WORDS,
@@ -79,7 +79,7 @@ def test_links_count_only_where_they_are_asked_for(tmp_path: Path) -> None:
         read_plain_file(tmp_path)
     with pytest.raises(FileNotFoundError):
         read_plain_file(tmp_path / "missing")
-    with pytest.raises(FileRefused, match="is larger than 0 KiB"):
+    with pytest.raises(FileRefused, match="is larger than 0 bytes"):
         read_plain_file(tmp_path / "real", max_bytes=0)
 
 
@@ -156,6 +156,10 @@ def test_shown_texts_do_nothing(text: str, shown: str | None) -> None:
 @pytest.mark.parametrize("pid", [-1, 0, 2**31, 2**80])
 def test_no_number_of_a_process_is_an_error(pid: int) -> None:
     assert SweepRecord("", [], "here", pid, 0.0).is_alive("here") is False
+
+
+def test_the_command_line_in_a_sweep_has_no_passwords() -> None:
+    assert new_sweep_record(["a=http://me:pw@host"], "", "here", None).arguments == ["a=http://***@host"]
 
 
 def test_a_sweep_may_lack_the_limit_that_left_runs_out() -> None:
