@@ -55,11 +55,12 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~", "+")):
         from scalebench.core.errors import InputError
+        from scalebench.core.untrusted import clean_line
 
         try:
             return run_command(arguments[0], arguments[1:])
         except InputError as error:
-            print(f"scalebench: {error}", file=sys.stderr)
+            print(f"scalebench: {clean_line(str(error))}", file=sys.stderr)
             return 2
         except SystemExit as end:  # after --help
             return int(end.code or 0)

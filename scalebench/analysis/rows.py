@@ -81,6 +81,8 @@ def _check(result: Result, cells: Cells) -> None:
         kind = type(value)
         if (kind is str) is not (name in _TEXTS) or (kind is int and abs(value) > MAX_COUNT):
             raise ValueError(f"{name} is {value}")
+        if kind is str and not value.isascii():
+            value.encode()  # a lone surrogate raises ValueError: no column can hold it
 
 
 def compare_runs(runs: Sequence[RunSummary], named_baseline: NamedBaseline | None = None) -> ComparedRuns:

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from scalebench.core.untrusted import MAX_FILE_BYTES, read_plain_file
+
 T = TypeVar("T")
 # Patterns of msgspec's messages, and what they are replaced by: fields are named as people write them.
 MESSAGE_REWRITES = (
@@ -28,8 +30,15 @@ def write_json(path: Path, content: Any) -> None:
     Raises ValueError for NaN and infinities, which are not JSON, and OSError when the folder is full or not writable;
     no temporary file is left then.
     """
+    write_text(path, format_json(content))
+
+
+def format_json(content: Any, escape_all: bool = True) -> str:
+    """Return the text that `write_json` writes, with or without escapes for all but ASCII; ValueError for NaN and
+    infinities."""
     # The standard library's encoder: msgspec's writes null for NaN and refuses numpy's floats.
-    write_text(path, json.dumps(content, indent=1, allow_nan=False, default=dataclasses.asdict) + "\n")
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=escape_all, default=dataclasses.asdict)
+    return f"{text}\n"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -43,9 +52,17 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file; ValueError when it is cut short or not JSON."""
-    return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+def read_json(path: Path, max_bytes: int = MAX_FILE_BYTES) -> Any:
+    """Read a JSON file; ValueError when it is no plain file, too large, cut short or not JSON."""
+    return parse_json(read_plain_file(path, max_bytes=max_bytes))
+
+
+def parse_json(content: bytes) -> Any:
+    """Parse the content of a JSON file; ValueError when it is none, or nested deeper than any record."""
+    try:
+        return json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
+    except (RecursionError, MemoryError) as error:
+        raise ValueError(f"too deeply nested, or too large ({type(error).__name__})") from error
 
 
 def _refuse_constant(constant: str) -> None:
@@ -54,13 +71,17 @@ def _refuse_constant(constant: str) -> None:
 
 def read_record(path: Path, record_type: type[T], ignore_unknown: bool = False) -> T:
     """Read a dataclass from a JSON file; ValueError as those of `read_json` and `build_record`."""
+    return parse_record(read_plain_file(path), record_type, ignore_unknown)
+
+
+def parse_record(content: bytes, record_type: type[T], ignore_unknown: bool = False) -> T:
+    """Parse a dataclass from the content of a JSON file; raises as `read_record`."""
     if ignore_unknown:
         try:
-            with path.open("rb", buffering=0) as file:
-                return msgspec.json.decode(file.read(), type=record_type)
-        except (msgspec.DecodeError, RecursionError):
-            pass  # read again below: for the reason, and since the standard library also takes lone surrogates
-    return build_record(record_type, read_json(path), ignore_unknown)
+            return msgspec.json.decode(content, type=record_type)
+        except (msgspec.DecodeError, RecursionError, MemoryError):
+            pass  # parsed again below: for the reason, and since the standard library also takes lone surrogates
+    return build_record(record_type, parse_json(content), ignore_unknown)
 
 
 def build_record(record_type: type[T], tree: Any, ignore_unknown: bool = False) -> T:

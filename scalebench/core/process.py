@@ -45,6 +45,8 @@ def is_process_alive(pid: int, started_at_s: float) -> bool:
     """
     import psutil
 
+    if pid <= 0:  # in a file that somebody else wrote
+        return False
     try:
         return bool(abs(psutil.Process(pid).create_time() - started_at_s) < 1.0)
     except psutil.Error:

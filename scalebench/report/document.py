@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from scalebench.analysis.scaling_curves import Curve, format_group_title
 from scalebench.analysis.scaling_curves import group_curves as group_by_workload
 from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
+from scalebench.core.untrusted import clean_text
 from scalebench.report.flag_text import to_number, to_text
 
 MAX_CURVES = 24  # of a chart; more are not distinguishable
@@ -27,7 +29,6 @@ TAG_COLUMNS = ("model", "strategy", "hardware")
 THROUGHPUT = "throughput_samples_per_s"
 DEVICES = "devices"
 REPEAT_ROWS = "repeat_rows"  # key of a curve's row: the rows of its repeats, where there are several
-CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # terminal colours, bells
 
 Number = float | None  # None: not measured
 Points = list[tuple[float, float]]
@@ -305,12 +306,36 @@ def downsample(points: Sequence[tuple[float, float]], max_points: int) -> Points
     return [*kept, points[-1]]
 
 
-def clean_text(value: Any) -> Any:
-    """Remove what a document cannot show from a text, and return anything else unchanged. Lone surrogates become
-    question marks."""
-    if not isinstance(value, str) or hasattr(value, "__html__"):
-        return value
-    return CONTROL_SEQUENCES.sub("", value).encode("utf-8", "replace").decode("utf-8")
+class HomeFolder:
+    """The home folder of the user, which is `~` in a report: reports are shown to others."""
+
+    def __init__(self) -> None:
+        home = Path(os.path.expanduser("~"))
+        homes = {str(path) for path in (home, home.resolve()) if len(path.parts) > 1 and path.is_absolute()}
+        self._homes = tuple(homes)
+        names = "|".join(map(re.escape, sorted(homes, key=len, reverse=True))) or r"(?!)"
+        self._pattern = re.compile(rf"(?<![\w.~-])(?:{names})(?![\w-]|\.\w)")
+
+    def hide(self, text: str) -> str:
+        """Return a text with `~` for the home folder where a path begins with it."""
+        return self._pattern.sub("~", text) if any(home in text for home in self._homes) else text
+
+    def hide_in(self, part: Any) -> Any:
+        """Return a section, a block or any part of one with `~` in all its texts; itself, if there is none to write."""
+        if isinstance(part, str):
+            return self.hide(part)
+        if isinstance(part, Cell):
+            text = self.hide(part.text)
+            value = self.hide(part.value) if isinstance(part.value, str) else part.value
+            return part if (text, value) == (part.text, part.value) else replace(part, text=text, value=value)
+        if isinstance(part, (list, tuple)):
+            changed = [self.hide_in(each) for each in part]
+            return part if all(a is b for a, b in zip(changed, part, strict=True)) else changed
+        if is_dataclass(part) and not isinstance(part, type):
+            values = {each.name: getattr(part, each.name) for each in fields(part) if each.name != "id"}
+            texts = {name: new for name, value in values.items() if (new := self.hide_in(value)) is not value}
+            return replace(part, **texts) if texts else part
+        return part
 
 
 def make_relative_link(link: str, home: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
@@ -318,5 +343,5 @@ def make_relative_link(link: str, home: str | os.PathLike[str], folder: str | os
 
     It always begins with a dot and has no colon, so that it can neither run a script nor leave the disk.
     """
-    target = os.path.normpath(os.path.join(home, "./" + str(clean_text(link)).lstrip("/")))
+    target = os.path.normpath(os.path.join(home, "./" + clean_text(link).lstrip("/")))
     return "./" + quote(os.path.relpath(target, folder).replace(os.sep, "/"), safe="/")

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.core.errors import InputError
-from scalebench.report.document import Axis, Chart, Number, Series, clean_text
+from scalebench.core.untrusted import clean_line
+from scalebench.report.document import Axis, Chart, Number, Series
 from scalebench.report.html.plots import MAX_MARKED_POINTS, ChartStyles, LineStyle
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections import make_sections
@@ -120,7 +121,7 @@ def _make_figure(chart: Chart, styles: Sequence[LineStyle], figure_type: Any) ->
     _start_at_zero(axes, chart)
     axes.set_title(title)
     # matplotlib leaves out labels that begin with an underscore.
-    names = [_one_line(series.name) for series, _ in drawn]
+    names = [clean_line(series.name) for series, _ in drawn]
     labels = [f" {name}" if name.startswith("_") else name for name in names]
     if legend_columns:
         figure.legend(handles, labels, loc="outside lower center", ncols=legend_columns, frameon=False)
@@ -137,7 +138,7 @@ def _choose_layout(chart: Chart, drawn: Sequence[Series]) -> tuple[int, float, f
     legend_columns = (4 if width == PAGE_IN else 2) if len(drawn) > MAX_INSIDE_LEGEND else 0
     rows = -(-len(drawn) // legend_columns) if legend_columns else 0
     slanted = SLANTED_NAMES_IN if any(isinstance(x, str) for x in places) else 0.0
-    title = textwrap.wrap(_one_line(chart.title), int(width * CHARACTERS_PER_INCH))
+    title = textwrap.wrap(clean_line(chart.title), int(width * CHARACTERS_PER_INCH))
     height = HEIGHT_IN + slanted + len(title[1:]) * TITLE_LINE_IN + rows * LEGEND_ROW_IN
     return legend_columns, width, height, "\n".join(title)
 
@@ -145,7 +146,7 @@ def _choose_layout(chart: Chart, drawn: Sequence[Series]) -> tuple[int, float, f
 def _set_axis(axes: Any, which: str, axis: Axis, figures: Iterable[float]) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
-    getattr(axes, f"set_{which}label")(_one_line(axis.title))
+    getattr(axes, f"set_{which}label")(clean_line(axis.title))
     side = axes.xaxis if which == "x" else axes.yaxis
     log = axis.log and all(figure > 0 for figure in figures)  # values of 0 or less have no logarithm
     if log:
@@ -164,10 +165,6 @@ def _start_at_zero(axes: Any, chart: Chart) -> None:
         axes.set_ylim(bottom=0)
     if chart.kind != "lines" and axes.get_ylim()[0] < 0:
         axes.axhline(0, color="black", linewidth=0.6)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(str(clean_text(text)).split())
 
 
 def _draw_series(axes: Any, chart: Chart, drawn: StyledSeries) -> list[Any]:

@@ -15,6 +15,7 @@ from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec
 from scalebench.core.sweep_file import SweepRecord, join_labels
+from scalebench.core.untrusted import clean_line, clean_text, find_run_file
 from scalebench.measure.progress import RankProgress, read_progress
 from scalebench.sweeps.time_estimate import estimate_s, format_range
 
@@ -50,10 +51,10 @@ class Console:
         return self._rich
 
     def print_error(self, line: str) -> None:
-        print(f"scalebench: {' '.join(line.split())}", file=sys.stderr)
+        print(f"scalebench: {clean_line(line)}", file=sys.stderr)
 
     def print_line(self, text: str) -> None:
-        self.rich.print(text, markup=False, soft_wrap=True)
+        self.rich.print(clean_text(text), markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def show_activity(self, text: str) -> Iterator[None]:
@@ -115,7 +116,7 @@ class Console:
             return self.print_line(describe_largest_batch(result))
         if result.status == "ok":
             return None
-        log = f" (log: {folder / result.log})" if result.log is not None else ""
+        log = f" (log: {folder / result.log})" if result.log and find_run_file(folder, result.log) else ""
         self.print_line(f"{result.scale.strategy} gpus={result.scale.gpus}: {result.status}: {result.reason}{log}")
 
     def print_skipped(self, result: Result, number: int, planned: int) -> None:
@@ -126,7 +127,7 @@ class Console:
         if not record.left_out:
             return
         self.print_line(
-            f"sweep.max_minutes={record.max_minutes:g} left out {len(record.left_out)} of {len(record.runs)} runs: "
+            f"{record.time_limit_text} left out {len(record.left_out)} of {len(record.runs)} runs: "
             f"{join_labels(record.left_out, MAX_RUN_LABELS)}; the same command with resume=true and more time adds them"
         )
 
@@ -138,13 +139,14 @@ class Console:
         from scalebench.report.terminal import make_overview
 
         runs = survey(paths, baseline)
+        commands = make_baseline_commands(runs.pooled, runs.unreadable)
         for _, line in runs.unreadable[:MAX_UNREADABLE_LINES]:
             self.print_error(f"left out: {line}")
         if (more := len(runs.unreadable) - MAX_UNREADABLE_LINES) > 0:
             self.print_error(f"left out: {more} more that cannot be read")
         for part in make_overview(runs):
             self._print_part(part)
-        for command in make_baseline_commands(runs.pooled)[:MAX_BASELINE_COMMANDS]:
+        for command in commands[:MAX_BASELINE_COMMANDS]:
             self.print_line(f"for the missing baselines: {command}")
         self.print_line(f"results: {', '.join(str(path) for path in paths)}")
         return runs
@@ -268,10 +270,10 @@ def format_repeat(spec: RunSpec) -> str:
 
 
 def escape_markup(text: str) -> str:
-    """Escape brackets, which rich takes for markup, in a path or a name."""
+    """Return a line, such as a path or a name, without effects on a terminal: rich takes brackets for markup."""
     from rich.markup import escape as escaped
 
-    return escaped(text)
+    return escaped(clean_text(text))
 
 
 def describe_progress(ranks: list[RankProgress]) -> str:

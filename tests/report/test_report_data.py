@@ -14,13 +14,13 @@ from scalebench.analysis.repeats import pooled
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import write_spec
+from scalebench.core.untrusted import find_run_file
 from scalebench.report import report_data
 from scalebench.report.document import REPEAT_ROWS, make_line_series
 from scalebench.report.report_data import (
     MAX_LINE_LENGTH,
     MAX_LOG_BYTES,
     describe_unfinished_run,
-    find_run_file,
     load_report_data,
     read_log_tail,
 )

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from scalebench.report.document import Axis, Chart, Number, Series, clean_text
+from scalebench.core.untrusted import clean_text
+from scalebench.report.document import Axis, Chart, Number, Series
 
 COLOUR_COUNT = 8  # --c0 to --c7 in page.css, one set for each theme
 DASHES = "solid dash dot dashdot longdash longdashdot".split()
@@ -282,4 +283,4 @@ def _open_symbol(symbol: str) -> str:
 
 def escape_plotly(text: str) -> str:
     """Escape a text for plotly, which reads <b>, <a href> and entities in texts."""
-    return escape(str(clean_text(text)), quote=False)
+    return escape(clean_text(text), quote=False)

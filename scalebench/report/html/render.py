@@ -17,6 +17,7 @@ from typing import Any
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
+from scalebench.core.untrusted import clean_text
 from scalebench.report.document import (
     TAG_COLUMNS,
     Axis,
@@ -29,7 +30,6 @@ from scalebench.report.document import (
     Section,
     Series,
     Table,
-    clean_text,
     make_relative_link,
 )
 from scalebench.report.html.plots import ChartStyles, make_figure

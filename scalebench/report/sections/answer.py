@@ -268,10 +268,10 @@ def _make_repeat_lines(report_data: ReportData, advice: Advice, with_code: bool)
     target, tags = _on_devices((name, row)), get_tags(row)
     if advice.kind not in ("take", "tied"):
         compared = [each for _, each in (*advice.rows, *filter(None, [advice.one_device]))]
-        command = make_command({**row, "repeats": count_missing_repeats(*compared)})
+        command = make_command({**row, "repeats": count_missing_repeats(*compared)}, report_data.unreadable)
         yield Code(command, "sh", f"Measure {target} so that limits hold over repeats", tags)
         return
-    yield Code(make_command(row), "sh", f"Measure {target} again", tags)
+    yield Code(make_command(row, report_data.unreadable), "sh", f"Measure {target} again", tags)
     device = _get_device(report_data, row["run_id"])
     recipe = make_recipe(row["strategy"], row["gpus"], device, row["options"]) if with_code else None
     if recipe is None:

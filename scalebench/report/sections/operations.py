@@ -8,11 +8,11 @@ from scalebench.analysis import step_breakdown
 from scalebench.analysis.scaling_curves import Curve, group_curves
 from scalebench.core import units
 from scalebench.core.result import Profile, Result
+from scalebench.core.untrusted import find_run_file
 from scalebench.report.document import MAX_ROWS, THROUGHPUT, Block, Cell, Paragraph, Row, Section, Table, Tags, get_tags
 from scalebench.report.report_data import (
     ReportData,
     describe_left_out_runs,
-    find_run_file,
     list_detailed_runs,
     name_runs,
 )

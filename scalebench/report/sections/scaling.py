@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from scalebench.analysis.read_runs import Unreadable
 from scalebench.analysis.scaling_curves import (
     NodeBoundary,
     ScalingLimit,
@@ -232,7 +233,7 @@ def strategies_section(report_data: ReportData) -> Section | None:
         text = f"{len(pooled):,} configurations are more than a table can show: these are the {len(kept)} that"
         blocks.append(Paragraph(f"{text} come first in throughput among those of their number of devices."))
     blocks.append(make_configuration_table(kept, report_data.baseline_name))
-    return Section("strategies", "Strategies", [*blocks, *_list_missing_baselines(kept)])
+    return Section("strategies", "Strategies", [*blocks, *_list_missing_baselines(kept, report_data.unreadable)])
 
 
 def _select_best_rows(pooled: pd.DataFrame) -> pd.DataFrame:
@@ -242,12 +243,12 @@ def _select_best_rows(pooled: pd.DataFrame) -> pd.DataFrame:
     return pooled.loc[pooled.index.isin(kept)]
 
 
-def _list_missing_baselines(frame: pd.DataFrame) -> list[Block]:
+def _list_missing_baselines(frame: pd.DataFrame, unreadable: Unreadable) -> list[Block]:
     """Say how many rows lack a baseline, and which commands measure it."""
     count = sum(bool(find_missing_baselines(row)) for row in frame[BASELINE_COLUMNS].to_dict("records"))
     if not count:
         return []
-    commands = make_baseline_commands(frame)
+    commands = make_baseline_commands(frame, unreadable)
     text = f"{count} {'row lacks a baseline' if count == 1 else 'rows lack a baseline'} on one device, and with it"
     more = f" {len(commands) - MAX_COMMANDS} more commands are left out." if len(commands) > MAX_COMMANDS else ""
     title = "Measures them together with what they are compared with"

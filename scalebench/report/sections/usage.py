@@ -11,6 +11,7 @@ from pathlib import Path
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
 from scalebench.core.result import Result
+from scalebench.core.untrusted import find_run_file
 from scalebench.measure.monitor.summary import measured_window
 from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow, read_series
 from scalebench.report.document import (
@@ -37,7 +38,6 @@ from scalebench.report.report_data import (
     ReportData,
     Row,
     describe_left_out_runs,
-    find_run_file,
     list_detailed_runs,
     name_runs,
 )
