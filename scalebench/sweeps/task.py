@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class SweepSession:
         self.console = Console()
         self.done: list[Result] = []  # here, since Hydra drops what a task function returns
         self.planned = 1
+        self._launched = False  # the processes of a run, of which nothing may be in `done` yet
         self.sweep: Sweep | None = None  # from begin_sweep to end_sweep
         self.collected: dict[Path, Result] = {}  # by folder: results of runs that a scheduler has done
         self.not_in_turns: set[Path] = set()  # folders of runs that could not take turns with the others
@@ -101,11 +103,13 @@ class SweepSession:
             return cluster_runs.run_single(spec, folder.absolute(), self.console, resume)
         time_left = self.sweep.format_time_left if self.sweep is not None else str
         with self.console.show_progress(spec, len(self.done) + 1, self.planned, time_left) as on_look:
+            self._launched = True
             return run_spec(spec, folder, on_look)
 
     def run_cohort(self, runs: Sequence[CohortRun]) -> Iterator[tuple[int, Result]]:
         """Yield (number, result) of each of these runs that could be done side by side."""
         time_left = self.sweep.format_time_left if self.sweep is not None else str
+        self._launched = True
         with self.console.show_cohort(len(self.done) + 1, len(runs), self.planned, time_left) as on_progress:
             yield from Cohort(runs, on_progress).run()
 
@@ -174,10 +178,15 @@ class SweepSession:
         return min(1, self.exit_status())  # 2 means that nothing was started
 
     def stop(self) -> None:
-        """Report the finished runs of a sweep that was cancelled."""
+        """Report the finished runs of a sweep that was cancelled, or that cannot go on."""
         if self.sweep is not None:
-            self.sweep.mark_stopped()
+            with contextlib.suppress(OSError):  # a full disk: the table can still be printed
+                self.sweep.mark_stopped()
             self.end_sweep()
+
+    def has_started(self) -> bool:
+        """Return whether a run was started, or one that a scheduler has done was collected."""
+        return self._launched or bool(self.done or self.collected)
 
     def end_sweep(self) -> None:
         """Print the sweep's table and the runs that were left out, write its files and its report. Raise InputError

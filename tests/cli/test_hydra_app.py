@@ -83,7 +83,7 @@ def test_the_words_of_a_run_as_those_of_a_sweep(switches: list[str], words: list
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_pause_between_runs(number: int) -> None:
     timer = threading.Timer(0.1, os.kill, (os.getpid(), number))
-    with hydra_app._raise_interrupt_on_sigterm(), pytest.raises(KeyboardInterrupt):
+    with process.interrupt_at_signals(), pytest.raises(KeyboardInterrupt):
         timer.start()
         SweepSession([]).cool_down(60.0)
     timer.join()
