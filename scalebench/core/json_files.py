@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,15 +66,15 @@ def rewrite_json(path: Path, content: Any) -> None:
 
 
 class ReservedRoom:
-    """Room on the disk for a last file, which can then be written though the disk has become full: a file of that size
-    until `release`. Construction raises OSError where there is not so much room.
+    """Room on the disk for a last file, which can then be written though the disk has become full: a file that is
+    removed first. A file system that never writes in place (ZFS, Btrfs) promises nothing by it."""
 
-    A file system that never writes in place (ZFS, Btrfs) promises nothing by it.
-    """
-
-    def __init__(self, path: Path, size_bytes: int) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        with open(path, "wb") as file:
+
+    def reserve(self, size_bytes: int) -> None:
+        """Set aside so many bytes; OSError where there are not so many."""
+        with open(self._path, "wb") as file:
             try:
                 os.posix_fallocate(file.fileno(), 0, size_bytes)
             except OSError as error:
@@ -81,8 +82,16 @@ class ReservedRoom:
                     self.release()
                     raise
 
+    def use(self, write: Callable[[], Any]) -> None:
+        """Call `write`, a second time with this room where it fails; OSError where it fails again."""
+        try:
+            write()
+        except OSError:
+            self.release()
+            write()
+        self.release()
+
     def release(self) -> None:
-        """Make the room available, or do nothing where that was done."""
         with contextlib.suppress(OSError):
             self._path.unlink()
 

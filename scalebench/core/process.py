@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import threading
 import time
@@ -71,6 +72,22 @@ def is_process_alive(pid: int, started_at_s: float) -> bool:
         return bool(abs(psutil.Process(pid).create_time() - started_at_s) < 1.0)
     except psutil.Error:
         return False
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error in one line, one for want of memory with the limits of this process: under them an import fails
+    for want of a segment, and a MemoryError says nothing."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        line = ": ".join(str(part) for part in (error.filename, error.strerror) if part is not None)
+    if not isinstance(error, (MemoryError, ImportError)) and getattr(error, "errno", None) != errno.ENOMEM:
+        return line
+    import resource
+
+    limits = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
+    sizes = {name: resource.getrlimit(limit)[0] for name, limit in limits.items()}
+    parts = [f"{name} is {size >> 10:,} KiB" for name, size in sizes.items() if size != resource.RLIM_INFINITY]
+    return "; ".join([line, *parts])
 
 
 def read_anonymous_bytes(pid: int | None) -> int | None:

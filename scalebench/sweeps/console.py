@@ -47,14 +47,14 @@ class _Output:
         return not self.is_lost and sys.stdout.isatty()
 
     def write(self, text: str) -> int:
-        return self._try(lambda: sys.stdout.write(text))
+        return self._try(lambda: sys.stdout.write(text)) or 0
 
     def flush(self) -> None:
         self._try(lambda: sys.stdout.flush())
 
-    def _try(self, act: Callable[[], Any]) -> Any:
+    def _try(self, act: Callable[[], int | None]) -> int | None:
         if self.is_lost:
-            return 0
+            return None
         try:
             return act()
         except OSError as error:
@@ -63,7 +63,7 @@ class _Output:
                 f"standard output cannot be written: {error.strerror}; runs go on, and leave their results"
             )
             Console.drop_output()
-            return 0
+            return None
 
 
 class Console:

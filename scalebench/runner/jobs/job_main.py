@@ -11,7 +11,7 @@ from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.spec import read_spec
-from scalebench.runner.parent import run_spec
+from scalebench.runner.parent import UnwrittenResult, run_spec
 from scalebench.slurm import submit
 
 
@@ -42,6 +42,8 @@ def run_job(folder: str) -> None:
         print("scalebench: cancelled", flush=True)
     except (InputError, OSError) as error:
         print(f"scalebench: {error}", flush=True)
+        if isinstance(error, UnwrittenResult):
+            print(error.record, flush=True)
 
 
 def _format_result(result: Result) -> str:
