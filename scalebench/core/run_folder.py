@@ -28,22 +28,25 @@ STOP_FILE = "stop.json"  # exists when the ranks under torchrun must end; says w
 SRUN_HOSTS_FILE = "srun_hosts.txt"  # the node of each rank, where nodes have different numbers of ranks
 TRY_SPEC_FILE = "try.json"  # the spec of one try of a batch search: as spec.json it would look like an unfinished run
 
+ROOM = "room"  # reserved on the disk for result.json
+
 _RANK_TRACE = re.compile(r"trace(\d+)\.json\.gz")
 _TRY_FOLDER = re.compile(r"try_\d+(_again)?")
-# By these the parent and its ranks communicate; they are removed once result.json is written.
+# By these the parent and its ranks communicate; they are removed just before result.json is written, so that no parent
+# that is killed leaves them beside it.
 TRANSIENT_FILES = (
     "progress*.json",
     "pid*.json",
     "exit*.json",
     "paused*.json",
     "machine*.json",
-    "room*",
+    "room[0-9]*",
     TURN_FILE,
     TORCHRUN_FILE,
     STOP_FILE,
 )
 OUTPUT_FILES = (
-    "rank*.json", "rank*.log", "trace*.json.gz", f"{Path(MONITOR_FILE).stem}*", MPIRUN_LOG, SRUN_LOG, PLUGIN_LOG
+    "rank*.json", "rank*.log", "trace*.json.gz", f"{Path(MONITOR_FILE).stem}*", MPIRUN_LOG, SRUN_LOG, PLUGIN_LOG, ROOM
 )  # fmt: skip
 
 
@@ -99,7 +102,7 @@ def turn_path(folder: Path) -> Path:
 
 def reserved_room_path(folder: Path, rank: int | None = None) -> Path:
     """Return the path of the room that a rank reserves for its record, or the parent for its result."""
-    return folder / f"room{'' if rank is None else rank}"
+    return folder / f"{ROOM}{'' if rank is None else rank}"
 
 
 def rank_log_name(rank: int) -> str:

@@ -116,10 +116,11 @@ class StartedRun:
             spec = self.spec if self.search is None else self.search.spec
             result = assemble_result(spec, self.id, outcome, self._parts(spec, outcome))
             try:
+                remove_transient_files(self.folder)
                 tracked = _result_of_job_tracker(self.folder)
                 if tracked is None:
                     self.room.use(lambda: write_result(result, self.folder))
-                remove_transient_files(self.folder)
+                self.room.release()
             except OSError as error:
                 raise UnwrittenResult(result, self.folder, error) from error
             return tracked or result

@@ -200,6 +200,14 @@ def test_a_full_disk_is_an_error_and_leaves_no_incomplete_result(
     assert not [name for name in os.listdir(tmp_path / "run") if "result" in name]
 
 
+def test_nothing_transient_is_left_beside_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent may be killed as soon as the result is there."""
+    beside: list[str] = []
+    monkeypatch.setattr(parent, "write_result", lambda result, folder: beside.extend(os.listdir(folder)))
+    run_spec(simulated_spec(), tmp_path / "run")
+    assert sorted(beside) == ["rank0.json", "rank0.log", "room", "spec.json"]
+
+
 @pytest.mark.parametrize("instead", ["nothing", "a file"])
 def test_a_folder_that_is_removed_in_mid_run_gets_its_row(tmp_path: Path, instead: str) -> None:
     folder = tmp_path / "run"
