@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalebench.core.private_network import OPEN_PORT
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec
@@ -194,6 +195,14 @@ class Console:
         self.print_line(
             f"{count}, about {format_range(low_s + pause_s, high_s + pause_s)}{pauses}; nothing was started"
         )
+
+    def print_open_ports(self, specs: Sequence[RunSpec]) -> None:
+        """Warn of runs that listen on all interfaces, which their flag says in the record."""
+        for name, framework in sorted(
+            {(spec.config.strategy.name, spec.config.strategy.framework) for spec in specs if OPEN_PORT in spec.flags}
+        ):
+            danger = ", and lets everybody who reaches it read and write files as you" * (framework == "tensorflow")
+            self.print_line(f"{name} listens on all interfaces while it runs{danger} (docs/launching.md)")
 
     @contextlib.contextmanager
     def show_queue(self) -> Iterator[Callable[[QueueState], None]]:
