@@ -198,11 +198,10 @@ class Console:
 
     def print_open_ports(self, specs: Sequence[RunSpec]) -> None:
         """Warn of runs that listen on all interfaces, which their flag says in the record."""
-        for name, framework in sorted(
-            {(spec.config.strategy.name, spec.config.strategy.framework) for spec in specs if OPEN_PORT in spec.flags}
-        ):
-            danger = ", and lets everybody who reaches it read and write files as you" * (framework == "tensorflow")
-            self.print_line(f"{name} listens on all interfaces while it runs{danger} (docs/launching.md)")
+        open_strategies = [spec.config.strategy for spec in specs if OPEN_PORT in spec.flags]
+        for strategy in {strategy.name: strategy for strategy in open_strategies}.values():
+            harm = ", and lets everybody who reaches it read and write files as you" * (OPEN_PORT in strategy.options)
+            self.print_line(f"{strategy.name} listens on all interfaces while it runs{harm} (docs/launching.md)")
 
     @contextlib.contextmanager
     def show_queue(self) -> Iterator[Callable[[QueueState], None]]:
