@@ -44,7 +44,10 @@ def list_listeners(process: psutil.Process) -> set[Listener]:
     listeners = set()
     for each in [process, *process.children(recursive=True)]:
         with contextlib.suppress(OSError, psutil.Error):  # it has ended
-            sockets = {os.readlink(entry.path) for entry in os.scandir(f"/proc/{each.pid}/fd") if entry.is_symlink()}
+            sockets = set()
+            for number in os.listdir(f"/proc/{each.pid}/fd"):
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    sockets.add(os.readlink(f"/proc/{each.pid}/fd/{number}"))
             is_private = os.readlink(f"/proc/{each.pid}/ns/net") != os.readlink("/proc/self/ns/net")
             program = " ".join(each.cmdline()[-3:])
             for table in ("tcp", "tcp6"):
