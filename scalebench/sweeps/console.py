@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalebench.core.private_network import OPEN_PORT
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec
@@ -242,6 +243,13 @@ class Console:
         self.print_line(
             f"{count}, about {format_range(low_s + pause_s, high_s + pause_s)}{pauses}; nothing was started"
         )
+
+    def print_open_ports(self, specs: Sequence[RunSpec]) -> None:
+        """Warn of runs that listen on all interfaces, which their flag says in the record."""
+        open_strategies = [spec.config.strategy for spec in specs if OPEN_PORT in spec.flags]
+        for strategy in {strategy.name: strategy for strategy in open_strategies}.values():
+            harm = ", and lets everybody who reaches it read and write files as you" * (OPEN_PORT in strategy.options)
+            self.print_line(f"{strategy.name} listens on all interfaces while it runs{harm} (docs/launching.md)")
 
     @contextlib.contextmanager
     def show_queue(self) -> Iterator[Callable[[QueueState], None]]:

@@ -87,6 +87,10 @@ class ProcessSampler:
             for pid in _descendants(first, children)
         }
 
+    def first_rank_pid(self) -> int | None:
+        """Return the process id of a rank that runs; None while there is none."""
+        return next((pid for pid in self._rank_pids.values() if pid in self._rank_of), None)
+
     def _new_ranks(self) -> bool:
         before = len(self._rank_pids)
         for rank in self._ranks:

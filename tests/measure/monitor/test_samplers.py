@@ -144,6 +144,18 @@ def test_infiniband_counts_in_fours(root: Path, tmp_path: Path) -> None:
     assert not found.values("infiniband:mlx5_0/2", "sent_bytes")
 
 
+def test_the_loopback_of_a_run_in_a_network_of_its_own(root: Path, tmp_path: Path) -> None:
+    """The machine's own counts other programs, and none of the run's bytes."""
+    (root / "proc/7/net").mkdir(parents=True)
+    counters = "3000 9 0 0 0 0 0 0 2000 8 0 0 0 0 0 0"
+    (root / "proc/7/net/dev").write_text(f"Inter-|\n face |bytes\n  eth0: {counters}\n    lo: {counters}\n")
+    for pid, sent in ((7, [2000.0]), (None, []), (8, [])):  # there is none before the first rank, or after the last one
+        rows = SampleRows()
+        HostSampler(rows, lambda pid=pid: pid).sample()
+        assert read(rows, tmp_path).values("net:lo", "sent_bytes") == sent
+    assert len(sampled_host(tmp_path).values("net:lo", "sent_bytes")) == 1
+
+
 def test_swap_counters_that_psutil_did_not_find_are_not_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = psutil.swap_memory()
 
