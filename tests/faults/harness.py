@@ -38,7 +38,7 @@ WORKLOAD = (
     "measure.warmup_steps=5", "measure.warmup_max_s=0.3", "measure.block_s=0.004", "measure.min_s=0",
     "measure.max_s=0.5", "measure.target=0.5", "measure.repeats=1", "baseline=none", "sweep.report=false",
 )  # fmt: skip
-TURNS = ("measure.max_s=90", "measure.target=0.0001", "measure.slot_s=0.1")
+TURNS = ("measure.max_s=6", "measure.target=0.0001", "measure.slot_s=0.1")  # twelve seconds of rounds
 FRAMEWORK_PACKAGES = {"horovod": "horovod", "mirrored": "tensorflow", "multiworker": "tensorflow",
                       "parameter": "tensorflow", "lightning": "pytorch_lightning"}  # fmt: skip
 
@@ -107,10 +107,12 @@ def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> 
         problems.append(f"exit status {outcome.exit_code} and not {expected.exit_code}")
     if outcome.status != expected.status and not (expected.status and running.printed_row(printed)):
         problems.append(f"status {outcome.status} and not {expected.status}: {outcome.reason}")
-    where = f"rank {row.family.rank}: " if row.family.processes > 1 else ""
-    reason = expected.reason.format(rank=row.family.rank, where=where)
+    where = f"rank {row.rank}: " if row.family.processes > 1 else ""
+    reason = expected.reason.format(rank=row.rank, where=where)
     if result is not None and reason not in (outcome.reason or ""):
         problems.append(f"reason '{outcome.reason}' and not '{reason}'")
+    if result is not None and row.fault.victim == "rank" and result.status != "ok":
+        problems += check_log(row, result, running.folder)
     if "Traceback" in printed:
         problems.append("it printed a traceback")
     if result is not None and any((value or 0.0) < 0 for value in vars(result.phases).values()):
@@ -125,6 +127,18 @@ def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> 
         problems.append(f"it printed: {printed[-1500:]}")
 
 
+def check_log(row: Row, result: Result, folder: Path) -> list[str]:
+    """Return what is wrong with the log that the row of a failed rank names."""
+    if result.log is None or not (folder / result.log).is_file():
+        return [f"no log: {result.log}"]
+    text = (folder / result.log).read_text(errors="replace")
+    if row.fault.name in ("raise", "oom", "unsupported") and "Traceback" not in text:
+        return [f"no traceback in {result.log}"]
+    if row.fault.name == "stop" and "most recent call first" not in text:
+        return [f"no stack of the rank that hung in {result.log}"]
+    return []
+
+
 class RunningProgram:
     """The program of one row, with all processes that it starts."""
 
@@ -135,7 +149,7 @@ class RunningProgram:
         self.folder = self._sweep / "1" if row.phase == PARKED else self._disk / "run"
         self.fault = RankFault(
             row.fault.name if row.fault.inside and row.phase != PARKED else None,
-            PHASE_NAMES.get(row.phase, ""), row.family.rank, self.folder.name, str(scratch),
+            PHASE_NAMES.get(row.phase, ""), row.rank, self.folder.name, str(scratch),
         )  # fmt: skip
         self._user: TorchrunUser | None = None
         self._reader: subprocess.Popen[bytes] | None = None
@@ -291,7 +305,7 @@ class RunningProgram:
         return 0
 
     def _victim(self) -> psutil.Process:
-        progress = json.loads((self.folder / f"progress{self.row.family.rank}.json").read_text())
+        progress = json.loads((self.folder / f"progress{self.row.rank}.json").read_text())
         return psutil.Process(progress["pid"])
 
     def _program_of(self, *words: str) -> psutil.Process:
@@ -349,7 +363,7 @@ class RunningProgram:
         """Put a pipe that nobody writes to in the place of a progress file."""
         pipe = self._scratch / "pipe"
         os.mkfifo(pipe)
-        os.replace(pipe, self.folder / f"progress{self.row.family.rank}.json")
+        os.replace(pipe, self.folder / f"progress{self.row.rank}.json")
 
 
 def describe_machine() -> str:

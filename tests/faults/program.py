@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -108,6 +109,12 @@ def install_injector(fault: RankFault) -> None:
     ProgressFile.enter_phase, ProgressFile.update = enter_phase, update_with_fault  # type: ignore[method-assign]
 
 
+def avoid_broken_sleep() -> None:
+    """Sleep by select: with libfaketime 0.9.10 an absolute clock_nanosleep fails, which is what Python's sleep uses."""
+    if "FAKETIME_TIMESTAMP_FILE" in os.environ:
+        time.sleep = lambda seconds: select.select([], [], [], seconds) and None  # type: ignore[assignment]
+
+
 def run_worker(folder: Path) -> int:
     """Run one rank, as scalebench.runner.worker does, with the fault where it is that of this rank."""
     fault = RankFault(**json.loads(os.environ[FAULT_VARIABLE]))
@@ -129,6 +136,7 @@ def run_program(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    avoid_broken_sleep()
     if "RANK" in os.environ:
         exit_without_cleanup(run_worker(Path(sys.argv[1])))
     sys.exit(run_program(sys.argv[1:]))

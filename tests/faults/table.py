@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -68,7 +69,9 @@ FAULTS = (
         "unsupported", "a rank finds that it cannot run here", Expected("unsupported", 0, "unsupported as configured"),
         phases=(SETUP,),
     ),
-    _rank_fault("descriptors", "a rank has no file descriptor left", RANK_FAILS),
+    _rank_fault(  # at the end close() frees the descriptor that the record needs
+        "descriptors", "a rank has no file descriptor left", RANK_FAILS, by_phase={END: OK}
+    ),
     _rank_fault("print", "a rank prints 1 GB", OK, phases=(SETUP, MEASURING, END)),
     _rank_fault(
         "port", "the port of a rank is taken", Expected("failed", 1, "cannot listen on port"), phases=(SETUP,)
@@ -143,6 +146,11 @@ class Row:
         return f"{self.fault.name}, {self.phase}, {self.family.strategy}, {self.launcher}"
 
     @property
+    def rank(self) -> int:
+        """Return the rank that fails; rank 0 listens for the others."""
+        return 0 if self.fault.name == "port" else self.family.rank
+
+    @property
     def expected(self) -> Expected:
         return self.fault.expected_in(self.phase)
 
@@ -193,10 +201,12 @@ def covering_sample(rows: Iterable[Row]) -> list[Row]:
     left = sorted(rows, key=lambda row: row.cost)
     facets = {row: {row.fault.name, row.phase, row.family.strategy, row.launcher} for row in left}
     missing: set[str] = set().union(*facets.values())
-    sample = []
+    sample: list[Row] = []
+    used: Counter[str] = Counter()
     while missing:
-        best = max(left, key=lambda row: len(facets[row] & missing) - row.cost / 30)
+        best = max(left, key=lambda row: len(facets[row] & missing) - row.cost / 30 - used[row.phase] / 40)
         sample.append(best)
+        used[best.phase] += 1
         left.remove(best)
         missing -= facets[best]
     return [row for row in facets if row in sample]
