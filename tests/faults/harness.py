@@ -81,6 +81,7 @@ def run_row(row: Row, scratch: Path, cache: Path) -> Outcome:
             outcome.exit_code = running.process.wait(max(1.0, deadline_s - time.time()))
         except subprocess.TimeoutExpired:
             outcome.problems.append(f"the program has not ended within {row.bound_s:g} s")
+            running.process.send_signal(signal.SIGABRT)  # has it print where it is
         while (left := running.processes()) and time.time() < deadline_s:
             time.sleep(0.05)
         outcome.took_s = round(time.time() - began_s, 1)
@@ -115,8 +116,8 @@ def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> 
         problems += check_log(row, result, running.folder)
     if "Traceback" in printed:
         problems.append("it printed a traceback")
-    if result is not None and any((value or 0.0) < 0 for value in vars(result.phases).values()):
-        problems.append(f"negative phases: {result.phases}")
+    if result is not None and not _are_possible(vars(result.phases)):
+        problems.append(f"impossible phases: {result.phases}")
     if result is not None:
         left = [path.name for pattern in TRANSIENT_FILES for path in running.folder.glob(pattern)]
         problems += [f"files left: {left}"] if left else []
@@ -124,7 +125,12 @@ def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> 
     if row.phase == PARKED and expected.status is not None and row.fault.victim == "rank" and statuses != {"ok"}:
         problems.append(f"the other run of the cohort is {statuses}")
     if problems:
-        problems.append(f"it printed: {printed[-1500:]}")
+        problems.append(f"it printed: {printed[-6000:]}")
+
+
+def _are_possible(phases_s: dict[str, float | None]) -> bool:
+    wall_s = phases_s["wall_s"]
+    return all(value is None or 0 <= value <= (wall_s or 0.0) + 1.0 for value in phases_s.values())
 
 
 def check_log(row: Row, result: Result, folder: Path) -> list[str]:
