@@ -114,6 +114,8 @@ def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> 
         problems.append(f"reason '{outcome.reason}' and not '{reason}'")
     if result is not None and row.fault.victim == "rank" and result.status != "ok":
         problems += check_log(row, result, running.folder)
+    if result is not None and row.fault.victim == "monitor" and not result.monitor.reason:
+        problems.append("the record does not say that the monitor failed")
     if "Traceback" in printed:
         problems.append("it printed a traceback")
     if result is not None and not _are_possible(vars(result.phases)):
@@ -166,7 +168,8 @@ class RunningProgram:
     def overrides(self) -> list[str]:
         row = self.row
         words = [*WORKLOAD, f"measure.hang_s={row.hang_s:g}", *row.family.overrides]
-        words.append(f"measure.monitor={str(row.fault.victim == 'monitor').lower()}")
+        has_monitor = row.fault.victim == "monitor" or row.fault.name in ("SIGINT", "SIGKILL")
+        words.append(f"measure.monitor={str(has_monitor).lower()}")
         words += [f"measure.probes={str(row.phase == 'probes' and not row.family.is_real).lower()}", "measure.probe_s=0.1"]
         if row.launcher != "by_hand" and not row.family.is_real:
             words.append(f"strategy.launcher={row.launcher}")
@@ -284,7 +287,7 @@ class RunningProgram:
         began_s = time.time()
         if fault.name != "stdout full":
             self._actions()[fault.name]()
-        if fault.expected_in(self.row.phase).status == "ok":
+        if self.row.expected.status == "ok":
             time.sleep(PAUSE_S)
         if fault.name == "SIGSTOP":
             self.process.send_signal(signal.SIGCONT)
@@ -322,6 +325,10 @@ class RunningProgram:
 
         return wait_until(find)[0]
 
+    def _process_of_rank(self, rank: int) -> psutil.Process:
+        """Return a rank that this machine's launcher started; a rank that serves others reports no progress."""
+        return next(process for process in self.processes() if process.environ().get("RANK") == str(rank))
+
     def _agent(self) -> psutil.Process:
         return psutil.Process(json.loads((self.folder / "pid1.json").read_text())["agent"])
 
@@ -341,6 +348,9 @@ class RunningProgram:
             "SIGSTOP": lambda: send(signal.SIGSTOP),
             "kill monitor": lambda: self._program_of(*monitor).kill(),
             "stop monitor": lambda: self._program_of(*monitor).suspend(),
+            "end worker": lambda: self._victim().terminate(),
+            "kill ps": lambda: self._process_of_rank(1).kill(),
+            "kill service": lambda: self._process_of_rank(3).kill(),
             "kill launcher": lambda: self._launcher().kill(),
             "end launcher": lambda: self._launcher().terminate(),
             "kill agent": lambda: self._agent().kill(),

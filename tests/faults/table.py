@@ -29,7 +29,6 @@ class Expected:
 
 OK = Expected("ok", 0)
 CANCELLED = Expected("cancelled", 1, "cancelled while it ran")
-RANK_FAILS = Expected("failed", 1, "rank {rank}")
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,11 @@ class Fault:
     phases: tuple[str, ...]
     inside: bool = False
     bound_s: float = 30.0  # from the fault to the end of the last process
-    by_phase: dict[str, Expected] = field(default_factory=dict, hash=False)
+    elsewhere: dict[str, Expected] = field(default_factory=dict, hash=False)  # by phase or launcher, where it differs
 
-    def expected_in(self, phase: str) -> Expected:
-        return self.by_phase.get(phase, self.expected)
+
+def _failed(reason: str) -> Expected:
+    return Expected("failed", 1, reason)
 
 
 def _rank_fault(name: str, text: str, expected: Expected, **changes: object) -> Fault:
@@ -54,12 +54,12 @@ def _rank_fault(name: str, text: str, expected: Expected, **changes: object) -> 
 
 
 _HANGS = Expected("timeout", 1, "no rank made progress for")
-_KEPT = Expected("failed", 1)  # its row is beside the folder, or on the terminal
+_KEPT = _failed("")  # its row is beside the folder, or on the terminal
 FAULTS = (
-    _rank_fault("raise", "a rank raises an exception", Expected("failed", 1, "{where}RuntimeError: failed as configured")),
-    _rank_fault("exit", "a rank exits with status 7", Expected("failed", 1, "rank {rank} ended with exit status 7")),
+    _rank_fault("raise", "a rank raises an exception", _failed("{where}RuntimeError: failed as configured")),
+    _rank_fault("exit", "a rank exits with status 7", _failed("rank {rank} ended with exit status 7")),
     _rank_fault(
-        "kill", "SIGKILL of a rank", Expected("failed", 1, "rank {rank} was killed by SIGKILL"),
+        "kill", "SIGKILL of a rank", _failed("rank {rank} was killed by SIGKILL"),
         phases=(*IN_A_RANK, PARKED),
     ),
     _rank_fault("stop", "SIGSTOP of a rank", _HANGS, bound_s=60.0),
@@ -70,11 +70,11 @@ FAULTS = (
         phases=(SETUP,),
     ),
     _rank_fault(  # at the end close() frees the descriptor that the record needs
-        "descriptors", "a rank has no file descriptor left", RANK_FAILS, by_phase={END: OK}
+        "descriptors", "a rank has no file descriptor left", _failed("rank {rank}"), elsewhere={END: OK}
     ),
     _rank_fault("print", "a rank prints 1 GB", OK, phases=(SETUP, MEASURING, END)),
     _rank_fault(
-        "port", "the port of a rank is taken", Expected("failed", 1, "cannot listen on port"), phases=(SETUP,)
+        "port", "the port of a rank is taken", _failed("cannot listen on port"), phases=(SETUP,)
     ),
     Fault("SIGINT", "parent", "Ctrl-C", CANCELLED, PHASES),
     Fault("SIGINT twice", "parent", "Ctrl-C twice", CANCELLED, PHASES),
@@ -84,11 +84,15 @@ FAULTS = (
     Fault("SIGSTOP", "parent", "SIGSTOP of the parent for 3 s", OK, AFTER_LAUNCH),
     Fault("kill monitor", "monitor", "SIGKILL of the monitor", OK, AFTER_LAUNCH),
     Fault("stop monitor", "monitor", "SIGSTOP of the monitor", OK, AFTER_LAUNCH),
-    Fault("kill launcher", "launcher", "SIGKILL of mpirun", Expected("failed", 1, "mpirun was killed by SIGKILL"), (MEASURING,)),
+    Fault("end worker", "launcher", "SIGTERM of a rank", _failed("rank {rank} was killed by SIGTERM"), (MEASURING,)),
+    Fault("kill ps", "launcher", "SIGKILL of a parameter server", _failed("rank 1 (ps) was killed by SIGKILL"), (MEASURING,)),
+    Fault("kill service", "launcher", "SIGKILL of a worker of a parameter server", _failed("rank 3 (worker) was killed by SIGKILL"), (MEASURING,)),
+    Fault("kill launcher", "launcher", "SIGKILL of mpirun", _failed("mpirun was killed by SIGKILL"), (MEASURING,)),
     Fault(
-        "end launcher", "launcher", "SIGTERM of mpirun or torchrun", Expected("failed", 1), (MEASURING,),
+        "end launcher", "launcher", "SIGTERM of mpirun or torchrun", _failed("mpirun ended rank "), (MEASURING,),
+        elsewhere={"by_hand": _failed("was terminated on its own host; was its torchrun ended?")},
     ),
-    Fault("kill agent", "launcher", "SIGKILL of a rank's agent", Expected("failed", 1, "rank 1 was killed by SIGKILL"), (MEASURING,)),
+    Fault("kill agent", "launcher", "SIGKILL of a rank's agent", _failed("rank {rank} was killed by SIGKILL"), (MEASURING,)),
     Fault("disk full", "surroundings", "the disk is full", _KEPT, AFTER_LAUNCH),
     Fault("folder gone", "surroundings", "the run's folder is removed", _KEPT, AFTER_LAUNCH),
     Fault("folder read-only", "surroundings", "the run's folder is read-only", _KEPT, AFTER_LAUNCH),
@@ -152,7 +156,7 @@ class Row:
 
     @property
     def expected(self) -> Expected:
-        return self.fault.expected_in(self.phase)
+        return self.fault.elsewhere.get(self.phase) or self.fault.elsewhere.get(self.launcher, self.fault.expected)
 
     @property
     def bound_s(self) -> float:
@@ -182,17 +186,18 @@ def _rows(names: Iterable[str], phases: Iterable[str], family: Family, launcher:
 def planned_rows() -> list[Row]:
     """List all rows that are tried."""
     of_ranks = ("raise", "exit", "kill", "stop", "oom")
-    of_launchers = ("kill launcher", "end launcher", "kill agent")
-    everywhere = [fault.name for fault in FAULTS if fault.name not in of_launchers]
+    of_mpi, of_servers = ("kill launcher", "end launcher", "kill agent"), ("kill ps", "kill service")
+    everywhere = [fault.name for fault in FAULTS if fault.name not in (*of_mpi, *of_servers)]
     rows = [*_rows(everywhere, PHASES, SIMULATED, "local")]
-    rows += _rows((*of_ranks, "hang", "SIGINT", "SIGTERM", "SIGKILL"), PHASES, SIMULATED, "mpi")
-    rows += _rows(of_launchers, PHASES, SIMULATED, "mpi")
+    rows += _rows((*of_ranks, "hang", "end worker", "SIGINT", "SIGTERM", "SIGKILL", *of_mpi), PHASES, SIMULATED, "mpi")
     rows += _rows(("raise", "kill", "SIGINT", "end launcher"), (MEASURING,), SIMULATED, "by_hand")
     rows += _rows(("SIGINT",), (LAUNCH,), SIMULATED, "by_hand")
     for family in FAMILIES[1:]:
         rows += _rows((*of_ranks, "SIGINT", "SIGKILL"), (MEASURING,), family, family.launcher)
         rows += _rows(("kill",), (SETUP, WARMUP, PARKED, PROBES, END), family, family.launcher)
-        rows += _rows(("SIGKILL",), (PARKED,), family, family.launcher)
+        rows += _rows(("SIGINT", "SIGKILL"), (PARKED,), family, family.launcher)
+        if family.strategy == "parameter_server":
+            rows += _rows(of_servers, (MEASURING,), family, family.launcher)
     return rows
 
 
