@@ -97,7 +97,10 @@ def format_results() -> str:
             "### Every fault in every phase: `simulated` on two processes, launcher `local`", "",
             *_expected_table(local, results), "",
             "### Under mpirun and torchrun", "",
-            *_grid("launcher: fault", PHASES, remote, results, lambda row: f"{row.launcher}: {row.fault.text}", lambda row: row.phase), "",
+            *_grid(
+                "launcher: fault", PHASES, remote, results,
+                lambda row: f"{row.launcher}: {row.fault.text}", lambda row: row.phase,
+            ), "",
             "### Each adapter family", "",
             *_grid(
                 "fault", [family.strategy for family in FAMILIES[1:]], real, results,
@@ -118,7 +121,10 @@ def _expected_table(rows: Sequence[Row], results: dict[str, dict[str, Any]]) -> 
     for fault in FAULTS:
         status, code = fault.expected.status or "no row", fault.expected.exit_code
         expected[fault.text] = f"{status}, {code} | {fault.bound_s:g} s"
-    lines = ["| fault | status, exit | bound |" + cells[0].removeprefix("| |"), "| --- | --- | --- |" + " --- |" * len(PHASES)]
+    lines = [
+        "| fault | status, exit | bound |" + cells[0].removeprefix("| |"),
+        "| --- | --- | --- |" + " --- |" * len(PHASES),
+    ]
     for line in cells[2:]:
         text, _, rest = line.removeprefix("| ").partition(" |")
         lines.append(f"| {text} | {expected[text]} |{rest}")
@@ -154,7 +160,8 @@ def _failures(failed: Sequence[Row], results: dict[str, dict[str, Any]]) -> list
 
 
 def _not_run(rows: Sequence[Row], results: dict[str, dict[str, Any]]) -> list[str]:
-    reasons = Counter(results.get(str(row), {}).get("not_run", "not run yet") for row in rows if "held" not in results.get(str(row), {}))
+    missing = [results.get(str(row), {}) for row in rows if "held" not in results.get(str(row), {})]
+    reasons = Counter(result.get("not_run", "not run yet") for result in missing)
     return [f"- {count} planned combinations: {reason}." for reason, count in reasons.items()]
 
 

@@ -25,7 +25,7 @@ from scalebench.core.run_folder import RESULT_FILE, TRANSIENT_FILES
 from tests.builders.launching import TorchrunUser
 from tests.builders.runs import find_running, wait_until
 from tests.faults.program import FAULT_VARIABLE, MODULE, PHASE_NAMES, RankFault
-from tests.faults.table import LAUNCH, PARKED, Row
+from tests.faults.table import LAUNCH, PARKED, PROBES, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 240.0  # until the fault, on a busy machine
@@ -34,7 +34,7 @@ PAUSE_S = 3.0  # for which SIGSTOP holds the parent, or a stall lasts before the
 DISK_BYTES = 24 << 20
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 WORKLOAD = (
-    "hardware=cpu", "gpus=2", "dataset.size=240", "train.batch_per_device=10", "train.dropout=false", "measure=quick",
+    "hardware=cpu", "dataset.size=240", "train.batch_per_device=10", "train.dropout=false", "measure=quick",
     "measure.warmup_steps=5", "measure.warmup_max_s=0.3", "measure.block_s=0.004", "measure.min_s=0",
     "measure.max_s=0.5", "measure.target=0.5", "measure.repeats=1", "baseline=none", "sweep.report=false",
 )  # fmt: skip
@@ -123,7 +123,9 @@ def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> 
     if result is not None:
         left = [path.name for pattern in TRANSIENT_FILES for path in running.folder.glob(pattern)]
         problems += [f"files left: {left}"] if left else []
-    statuses = {read_result(path / RESULT_FILE).status for path in running.other_runs() if (path / RESULT_FILE).exists()}
+    statuses = {
+        read_result(path / RESULT_FILE).status for path in running.other_runs() if (path / RESULT_FILE).exists()
+    }
     if row.phase == PARKED and expected.status is not None and row.fault.victim == "rank" and statuses != {"ok"}:
         problems.append(f"the other run of the cohort is {statuses}")
     if problems:
@@ -166,19 +168,24 @@ class RunningProgram:
     # Start and end.
 
     def overrides(self) -> list[str]:
-        row = self.row
-        words = [*WORKLOAD, f"measure.hang_s={row.hang_s:g}", *row.family.overrides]
+        """Return the arguments of the program: of one run, or of a sweep of two that take turns."""
+        row, strategy = self.row, self.row.family.strategy
         has_monitor = row.fault.victim == "monitor" or row.fault.name in ("SIGINT", "SIGKILL")
-        words.append(f"measure.monitor={str(has_monitor).lower()}")
-        words += [f"measure.probes={str(row.phase == 'probes' and not row.family.is_real).lower()}", "measure.probe_s=0.1"]
-        if row.launcher != "by_hand" and not row.family.is_real:
+        has_probes = row.phase == PROBES and not row.family.is_real
+        words = [
+            *WORKLOAD, f"measure.hang_s={row.hang_s:g}", f"measure.monitor={str(has_monitor).lower()}",
+            f"measure.probes={str(has_probes).lower()}", "measure.probe_s=0.1",
+        ]  # fmt: skip
+        if row.launcher == "by_hand":
+            words.append("hardware.hosts=[localhost:1,127.0.0.1:1]")
+        elif not row.family.is_real:
             words.append(f"strategy.launcher={row.launcher}")
-        if row.phase == PARKED:
-            return ["--multirun", f"strategy=simulated,{row.family.strategy}" if row.family.is_real else "strategy=simulated",
-                    *[word for word in words if row.family.is_real or word != "gpus=2"],
-                    *([] if row.family.is_real else ["gpus=1,2"]), *TURNS, f"hydra.sweep.dir={self._sweep}"]  # fmt: skip
-        hosts = ["hardware.hosts=[localhost:1,127.0.0.1:1]"] if row.launcher == "by_hand" else []
-        return [f"strategy={row.family.strategy}", *words, *hosts, f"hydra.run.dir={self.folder}"]
+        if row.phase != PARKED:
+            return [f"strategy={strategy}", "gpus=2", *words, f"hydra.run.dir={self.folder}"]
+        both = ["strategy=simulated", "gpus=1,2"]
+        if row.family.is_real:
+            both = [f"strategy=simulated,{strategy}", "gpus=2"]
+        return ["--multirun", *both, *words, *TURNS, f"hydra.sweep.dir={self._sweep}"]
 
     def start(self) -> None:
         """Start the program; its output goes to a file, or to a reader that can go away."""
@@ -260,15 +267,16 @@ class RunningProgram:
                     marked.append(process)
         return marked
 
-    def other_runs(self) -> list[Path]:
-        return [path for path in (self._sweep.iterdir() if self._sweep.exists() else ()) if path != self.folder]
+    def other_statuses(self) -> set[str]:
+        """Return the statuses of the other runs of a cohort."""
+        paths = self._sweep.glob(f"*/{RESULT_FILE}")
+        return {read_result(path).status for path in paths if path.parent != self.folder}
 
     def read_row(self) -> Result | None:
         """Return the row of the run with the fault, which may be in the folder above if its own cannot be written."""
-        for path in (self.folder / RESULT_FILE, *sorted(self._disk.rglob(RESULT_FILE))):
-            if path.is_file() and (path.parent == self.folder or path.parent not in self.other_runs()):
-                return read_result(path)
-        return None
+        above = self._sweep if self.row.phase == PARKED else self._disk
+        paths = [path / RESULT_FILE for path in (self.folder, above)]
+        return next((read_result(path) for path in paths if path.is_file()), None)
 
     def printed_row(self, printed: str) -> bool:
         """Return whether the row is on the terminal, where no file could hold it."""
@@ -319,6 +327,7 @@ class RunningProgram:
 
     def _program_of(self, *words: str) -> psutil.Process:
         """Return the process of the program with these words in its command."""
+
         def find() -> list[psutil.Process]:
             commands = [(process, " ".join(process.cmdline())) for process in self.processes()]
             return [process for process, command in commands if all(word in command for word in words)]
@@ -333,7 +342,11 @@ class RunningProgram:
         return psutil.Process(json.loads((self.folder / "pid1.json").read_text())["agent"])
 
     def _launcher(self) -> psutil.Process:
-        return self._program_of("torch.distributed.run") if self._user is not None else psutil.Process(self._agent().ppid())
+        return (
+            self._program_of("torch.distributed.run")
+            if self._user is not None
+            else psutil.Process(self._agent().ppid())
+        )
 
     def _actions(self) -> dict[str, Callable[[], object]]:
         send = self.process.send_signal

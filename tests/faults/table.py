@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 LAUNCH, SETUP, WARMUP, MEASURING, PARKED = "launch", "setup", "warm-up", "measuring", "parked"
 EVALUATING, PROBES, END = "evaluating", "probes", "end"
@@ -49,8 +50,8 @@ def _failed(reason: str) -> Expected:
     return Expected("failed", 1, reason)
 
 
-def _rank_fault(name: str, text: str, expected: Expected, **changes: object) -> Fault:
-    return Fault(name, "rank", text, expected, changes.pop("phases", IN_A_RANK), inside=True, **changes)  # type: ignore[arg-type]
+def _rank_fault(name: str, text: str, expected: Expected, phases: tuple[str, ...] = IN_A_RANK, **changes: Any) -> Fault:
+    return Fault(name, "rank", text, expected, phases, inside=True, **changes)
 
 
 _HANGS = Expected("timeout", 1, "no rank made progress for")
@@ -85,14 +86,20 @@ FAULTS = (
     Fault("kill monitor", "monitor", "SIGKILL of the monitor", OK, AFTER_LAUNCH),
     Fault("stop monitor", "monitor", "SIGSTOP of the monitor", OK, AFTER_LAUNCH),
     Fault("end worker", "launcher", "SIGTERM of a rank", _failed("rank {rank} was killed by SIGTERM"), (MEASURING,)),
-    Fault("kill ps", "launcher", "SIGKILL of a parameter server", _failed("rank 1 (ps) was killed by SIGKILL"), (MEASURING,)),
-    Fault("kill service", "launcher", "SIGKILL of a worker of a parameter server", _failed("rank 3 (worker) was killed by SIGKILL"), (MEASURING,)),
+    Fault("kill ps", "launcher", "SIGKILL of a ps process", _failed("rank 1 (ps) was killed by SIGKILL"), (MEASURING,)),
+    Fault(
+        "kill service", "launcher", "SIGKILL of a worker of a ps", _failed("rank 3 (worker) was killed by SIGKILL"),
+        (MEASURING,),
+    ),
     Fault("kill launcher", "launcher", "SIGKILL of mpirun", _failed("mpirun was killed by SIGKILL"), (MEASURING,)),
     Fault(
         "end launcher", "launcher", "SIGTERM of mpirun or torchrun", _failed("mpirun ended rank "), (MEASURING,),
         elsewhere={"by_hand": _failed("was terminated on its own host; was its torchrun ended?")},
     ),
-    Fault("kill agent", "launcher", "SIGKILL of a rank's agent", _failed("rank {rank} was killed by SIGKILL"), (MEASURING,)),
+    Fault(
+        "kill agent", "launcher", "SIGKILL of a rank's agent", _failed("rank {rank} was killed by SIGKILL"),
+        (MEASURING,),
+    ),
     Fault("disk full", "surroundings", "the disk is full", _KEPT, AFTER_LAUNCH),
     Fault("folder gone", "surroundings", "the run's folder is removed", _KEPT, AFTER_LAUNCH),
     Fault("folder read-only", "surroundings", "the run's folder is read-only", _KEPT, AFTER_LAUNCH),
@@ -114,7 +121,6 @@ class Family:
     rank: int = 1  # that fails, of those that measure
     processes: int = 2
     launcher: str = "local"
-    overrides: tuple[str, ...] = ()
 
     @property
     def is_real(self) -> bool:
@@ -228,7 +234,7 @@ def untried() -> dict[str, str]:
         "by_hand in other phases than measuring": "the agents are those of mpi, which are tried in every phase",
         "srun": "needs a SLURM cluster: tests/cluster/test_faults.py",
         "GPUs": "no machine of the project has several: a rank that hangs in NCCL, a GPU that is lost, Xid errors",
-        "the kernel's own out-of-memory killer": "it would take any process of the machine; a rank gets a limit instead",
+        "the kernel's own out-of-memory killer": "it takes any process of the machine; a rank gets a limit instead",
         "several hosts": "a lost network and a host that dies: tests/cluster, with network namespaces",
         "a stalled network file system": "a pipe stands for it; a hard-mounted NFS cannot be interrupted by anything",
     }

@@ -1,10 +1,11 @@
-"""Rows of the table of faults. A sample that has every fault, phase, family and launcher is fast, the others are slow."""
+"""Rows of the table of faults: a sample with every fault, phase, family and launcher; the other rows are slow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.faults.table import FAMILIES, FAULTS, LAUNCHERS, PHASES, Row, coverin
 ROWS = planned_rows()
 SAMPLE = covering_sample(ROWS)
 AT_ONCE = 4  # rows mostly wait
+NO_ROW = SimpleNamespace(params={})
 
 
 def _marks(row: Row) -> list[pytest.MarkDecorator]:
@@ -51,8 +53,9 @@ class RowRunner:
 def runner(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, data_cache: Path
 ) -> Iterator[RowRunner]:
-    selected = [item.callspec.params["row"] for item in request.session.items if getattr(item, "originalname", "") == test_the_run_ends_as_expected.__name__]  # type: ignore[attr-defined]
-    runner = RowRunner(selected, tmp_path_factory.mktemp("faults"), data_cache)
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    rows = [getattr(test, "callspec", NO_ROW).params.get("row") for test in tests]
+    runner = RowRunner([row for row in rows if isinstance(row, Row)], tmp_path_factory.mktemp("faults"), data_cache)
     yield runner
     runner.close()
 
