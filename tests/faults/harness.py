@@ -123,11 +123,8 @@ def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> 
     if result is not None:
         left = [path.name for pattern in TRANSIENT_FILES for path in running.folder.glob(pattern)]
         problems += [f"files left: {left}"] if left else []
-    statuses = {
-        read_result(path / RESULT_FILE).status for path in running.other_runs() if (path / RESULT_FILE).exists()
-    }
-    if row.phase == PARKED and expected.status is not None and row.fault.victim == "rank" and statuses != {"ok"}:
-        problems.append(f"the other run of the cohort is {statuses}")
+    if row.phase == PARKED and row.fault.victim == "rank" and running.other_statuses() != {"ok"}:
+        problems.append(f"the other run of the cohort is {running.other_statuses()}")
     if problems:
         problems.append(f"it printed: {printed[-6000:]}")
 
@@ -299,7 +296,8 @@ class RunningProgram:
             time.sleep(PAUSE_S)
         if fault.name == "SIGSTOP":
             self.process.send_signal(signal.SIGCONT)
-        self.fault.released.touch()
+        if self.row.expected.status == "ok" or fault.victim == "surroundings":
+            self.fault.released.touch()
         return began_s
 
     def _wait(self, condition: Callable[[], object]) -> None:
