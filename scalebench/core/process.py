@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import threading
 import time
@@ -11,8 +12,30 @@ from types import FrameType
 from typing import Any
 
 POLL_INTERVAL_S = 0.02
+# Each of these ends a program that does not handle it: Ctrl-C and Ctrl-\, a scheduler's SIGTERM and its warnings before
+# that, and the SIGHUP of a terminal that was closed or of a connection that was lost.
+ENDING_SIGNALS = (
+    signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
 
-cancelled = threading.Event()  # set by the program's signal handlers: a mere exception can get lost in a __del__
+
+class Cancellation(threading.Event):
+    """Set by the program's signal handlers: a mere exception can get lost in a __del__."""
+
+    number: int | None = None  # the last signal
+
+    @property
+    def by_hang_up(self) -> bool:
+        """Whether the user's terminal is gone."""
+        return self.number == signal.SIGHUP
+
+    @property
+    def by_user(self) -> bool:
+        """Whether it was Ctrl-C, so that there is a user to ask."""
+        return self.number in (None, signal.SIGINT)
+
+
+cancelled = Cancellation()
 
 
 class StartError(OSError):
@@ -49,6 +72,22 @@ def is_process_alive(pid: int, started_at_s: float) -> bool:
         return bool(abs(psutil.Process(pid).create_time() - started_at_s) < 1.0)
     except psutil.Error:
         return False
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error in one line, one for want of memory with the limits of this process: under them an import fails
+    for want of a segment, and a MemoryError says nothing."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        line = ": ".join(str(part) for part in (error.filename, error.strerror) if part is not None)
+    if not isinstance(error, (MemoryError, ImportError)) and getattr(error, "errno", None) != errno.ENOMEM:
+        return line
+    import resource
+
+    limits = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
+    sizes = {name: resource.getrlimit(limit)[0] for name, limit in limits.items()}
+    parts = [f"{name} is {size >> 10:,} KiB" for name, size in sizes.items() if size != resource.RLIM_INFINITY]
+    return "; ".join([line, *parts])
 
 
 def read_anonymous_bytes(pid: int | None) -> int | None:
@@ -89,8 +128,32 @@ class CpuMeter:
 
 
 @contextlib.contextmanager
+def interrupt_at_signals() -> Iterator[None]:
+    """Make each of ENDING_SIGNALS end a run as Ctrl-C does: no process is left, and the result is recorded as
+    cancelled. What is ignored already stays so: nohup has SIGHUP ignored."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and cancelled.by_hang_up:
+            return  # the kernel sends one, and so does the shell
+        cancelled.number = number
+        cancelled.set()
+        raise KeyboardInterrupt
+
+    def clear() -> None:
+        cancelled.number = None
+        cancelled.clear()
+
+    clear()
+    try:
+        with _signals_handled_by(interrupt):
+            yield
+    finally:
+        clear()
+
+
+@contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the end of the block: an interrupted start would lose track of its process."""
+    """Delay ENDING_SIGNALS until the end of the block: an interrupted start would lose track of its process."""
     received: list[int] = []
     with _signals_handled_by(lambda number, frame: received.append(number)):
         yield
@@ -100,7 +163,7 @@ def defer_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ignore_signals() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM within the block, where files must be written completely."""
+    """Ignore ENDING_SIGNALS within the block, where files must be written completely."""
     with _signals_handled_by(signal.SIG_IGN):
         yield
 
@@ -110,7 +173,8 @@ def _signals_handled_by(handler: Callable[[int, FrameType | None], Any] | signal
     if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
         yield
         return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    previous = {number: handler for number, handler in previous.items() if handler != signal.SIG_IGN}
     try:
         for number in previous:
             signal.signal(number, handler)

@@ -37,6 +37,7 @@ TRANSIENT_FILES = (
     "exit*.json",
     "paused*.json",
     "machine*.json",
+    "room*",
     TURN_FILE,
     TORCHRUN_FILE,
     STOP_FILE,
@@ -94,6 +95,11 @@ def rank_record_path(folder: Path, rank: int) -> Path:
 def turn_path(folder: Path) -> Path:
     """Return the path of the turn of a run that takes turns with others."""
     return folder / TURN_FILE
+
+
+def reserved_room_path(folder: Path, rank: int | None = None) -> Path:
+    """Return the path of the room that a rank reserves for its record, or the parent for its result."""
+    return folder / f"room{'' if rank is None else rank}"
 
 
 def rank_log_name(rank: int) -> str:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench.core.json_files import read_json, write_json
+from scalebench.core.json_files import read_json, rewrite_json
 from scalebench.core.run_folder import progress_path
 
 WRITE_INTERVAL_S = 0.5
@@ -67,7 +67,7 @@ class ProgressFile:
 
     def _write(self) -> None:
         self._next_s = time.monotonic() + WRITE_INTERVAL_S
-        write_json(self._path, self._state)
+        rewrite_json(self._path, self._state)
         resident_bytes = rss_anon_bytes()
         if resident_bytes is not None:
             self.rss_anon_peak_bytes = max(resident_bytes, self.rss_anon_peak_bytes or 0)

@@ -6,12 +6,14 @@ A run always leaves a result.json, also when it failed; nothing here raises for 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from scalebench.core.errors import InputError
+from scalebench.core.json_files import ReservedRoom
 from scalebench.core.machine import machine, nccl_log
 from scalebench.core.process import StartError, ignore_signals
 from scalebench.core.result import RankRecord, Result, SchedulerRecord, read_result, write_result
@@ -22,6 +24,7 @@ from scalebench.core.run_folder import (
     rank_log_name,
     remove_leftovers,
     remove_transient_files,
+    reserved_room_path,
 )
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.measure import nodes
@@ -33,6 +36,8 @@ from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.supervise import WORKER, OnProgress
 from scalebench.runner.turns import Turns
 
+RESULT_ROOM_BYTES, RANK_ROOM_BYTES = 64 << 10, 64 << 10  # of result.json: without its ranks, and for each of them
+
 
 def run_spec(
     spec: RunSpec,
@@ -43,8 +48,9 @@ def run_spec(
 ) -> Result:
     """Run `spec` in `folder` and leave its result.json there; with `turns`, beside the other runs of its cohort.
 
-    Raises InputError when the folder already holds a result, OSError when it cannot be written, and
-    KeyboardInterrupt, after the result is written, when it was cancelled.
+    Raises InputError when the folder already holds a result, OSError when it cannot be written before the start,
+    UnwrittenResult when it cannot be at the end, and KeyboardInterrupt, after the result is written, when it was
+    cancelled.
     """
     refuse_folder_with_result(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,6 +62,7 @@ def run_spec(
     if reason is not None:
         return started.finish(RunOutcome("unsupported", reason))
     remove_leftovers(folder)
+    started.room.reserve(RESULT_ROOM_BYTES + spec.processes * RANK_ROOM_BYTES)
     try:
         outcome = started.launch(on_progress, module)
     except KeyboardInterrupt:
@@ -63,9 +70,20 @@ def run_spec(
         raise
     except Exception as error:
         text = f"the parent failed: {type(error).__name__}: {' '.join(str(error).split())}"
-        started.finish(RunOutcome("failed", text))
+        result = started.finish(RunOutcome("failed", text))
+        if isinstance(error, OSError):  # no defect of ours, and the row says it
+            return result
         raise
     return started.finish(outcome)
+
+
+class UnwrittenResult(OSError):
+    """The result of a run that has ended cannot be written."""
+
+    def __init__(self, result: Result, folder: Path, error: OSError) -> None:
+        super().__init__(*error.args)
+        self.folder = folder
+        self.record = json.dumps(asdict(result))  # as in result.json
 
 
 @dataclass
@@ -92,15 +110,42 @@ class StartedRun:
             return _launch_once(self.id.id, module, self.spec, self.folder, on_progress, self.turns)
 
     def finish(self, outcome: RunOutcome) -> Result:
-        """Write result.json, which Ctrl-C and SIGTERM do not interrupt, and return it."""
+        """Write result.json, which no signal interrupts, and return it; UnwrittenResult where that fails."""
         with ignore_signals():
+            outcome = self._explain_by_folder(outcome)
             spec = self.spec if self.search is None else self.search.spec
             result = assemble_result(spec, self.id, outcome, self._parts(spec, outcome))
-            tracked = _result_of_job_tracker(self.folder)
-            if tracked is None:
-                write_result(result, self.folder)
-            remove_transient_files(self.folder)
+            try:
+                tracked = _result_of_job_tracker(self.folder)
+                if tracked is None:
+                    self.room.use(lambda: write_result(result, self.folder))
+                remove_transient_files(self.folder)
+            except OSError as error:
+                raise UnwrittenResult(result, self.folder, error) from error
             return tracked or result
+
+    @property
+    def room(self) -> ReservedRoom:
+        """Room for the result."""
+        return ReservedRoom(reserved_room_path(self.folder))
+
+    def _explain_by_folder(self, outcome: RunOutcome) -> RunOutcome:
+        """Return the outcome with what became of the run's folder, which is made again where it was removed: a rank
+        that could write no record left no reason."""
+        why = None
+        if not self.folder.is_dir():
+            why = "its folder was removed while it ran"
+            with contextlib.suppress(OSError):
+                self.folder.mkdir(parents=True)
+                write_spec(self.spec, self.folder)
+        elif outcome.status in ("failed", "timeout"):
+            probe = ReservedRoom(self.folder / f"{self.id.id}.probe")
+            try:
+                probe.reserve(RANK_ROOM_BYTES)
+            except OSError as error:
+                why = error.strerror
+            probe.release()
+        return outcome if why is None else replace(outcome, reason="; ".join(filter(None, [outcome.reason, why])))
 
     def _parts(self, spec: RunSpec, outcome: RunOutcome) -> ResultParts:
         rank_folder = self.folder if self.search is None else self.search.rank_folder

@@ -29,7 +29,41 @@ MAX_UNREADABLE_LINES = 10  # files named one by one
 MAX_RUN_LABELS = 10  # of runs in a line
 MAX_RUNS_SHOWN = 2  # running jobs whose phase is shown
 MAX_RANKS_READ = 8  # of a running job
+MAX_ERROR_CHARACTERS = 1000  # the way out stands at the end of a line
 PLAIN_WIDTH_CHARACTERS = 200  # of a file or a pipe, where no window is the limit
+
+
+class _Output:
+    """Standard output, which ends no run when it cannot be written: of a full disk, a pipe whose reader has ended, or a
+    terminal that is gone. What follows is then dropped."""
+
+    def __init__(self) -> None:
+        self.is_lost = sys.stdout is None  # a program can be started without one
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
+
+    def isatty(self) -> bool:
+        return not self.is_lost and sys.stdout.isatty()
+
+    def write(self, text: str) -> int:
+        return self._try(lambda: sys.stdout.write(text)) or 0
+
+    def flush(self) -> None:
+        self._try(lambda: sys.stdout.flush())
+
+    def _try(self, act: Callable[[], int | None]) -> int | None:
+        if self.is_lost:
+            return None
+        try:
+            return act()
+        except OSError as error:
+            self.is_lost = True
+            Console.print_error(
+                f"standard output cannot be written: {error.strerror}; runs go on, and leave their results"
+            )
+            Console.drop_output()
+            return None
 
 
 class Console:
@@ -44,13 +78,25 @@ class Console:
         if self._rich is None:
             import rich.console
 
-            self._rich = rich.console.Console(highlight=False)
+            self._rich = rich.console.Console(highlight=False, file=_Output())  # type: ignore[arg-type]
             if not self._rich.is_terminal:
                 self._rich.width = PLAIN_WIDTH_CHARACTERS
         return self._rich
 
-    def print_error(self, line: str) -> None:
-        print(f"scalebench: {' '.join(line.split())}", file=sys.stderr)
+    @staticmethod
+    def print_error(line: str) -> None:
+        """Print a line on stderr, without the middle of a very long one; nowhere if that cannot be written."""
+        line = " ".join(line.split())
+        if len(line) > MAX_ERROR_CHARACTERS:
+            line = f"{line[: MAX_ERROR_CHARACTERS * 2 // 3]} [...] {line[-MAX_ERROR_CHARACTERS // 3 :]}"
+        with contextlib.suppress(OSError):
+            print(f"scalebench: {line}", file=sys.stderr)
+
+    @staticmethod
+    def drop_output() -> None:
+        """Write what comes to standard output nowhere from now on, and what is still in its buffer."""
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
     def print_line(self, text: str) -> None:
         self.rich.print(text, markup=False, soft_wrap=True)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalebench.core import exit_with_parent
+from scalebench.core.process import describe_error
 from scalebench.core.run_folder import monitor_path
 from scalebench.core.spec import read_spec
 from scalebench.measure.monitor.gpu_sampler import GpuSampler
@@ -133,7 +134,7 @@ def main(argv: list[str]) -> int:
     try:
         sampler.rows.write(monitor_path(folder, node or 0))
     except Exception as error:
-        print(f"the series could not be written: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
+        print(f"the series could not be written: {describe_error(error)}", file=sys.stderr)
         return 1
     if sampler.missing is not None:
         print(f"no GPU figures: {sampler.missing}", file=sys.stderr)
