@@ -270,10 +270,9 @@ class RunningProgram:
         return {read_result(path).status for path in paths if path.parent != self.folder}
 
     def read_row(self) -> Result | None:
-        """Return the row of the run with the fault, which may be in the folder above if its own cannot be written."""
-        above = self._sweep if self.row.phase == PARKED else self._disk
-        paths = [path / RESULT_FILE for path in (self.folder, above)]
-        return next((read_result(path) for path in paths if path.is_file()), None)
+        """Return the row of the run with the fault."""
+        path = self.folder / RESULT_FILE
+        return read_result(path) if path.is_file() else None
 
     def printed_row(self, printed: str) -> bool:
         """Return whether the row is on the terminal, where no file could hold it."""
@@ -366,7 +365,7 @@ class RunningProgram:
             "end launcher": lambda: self._launcher().terminate(),
             "kill agent": lambda: self._agent().kill(),
             "disk full": self._fill_disk,
-            "folder gone": lambda: shutil.rmtree(self.folder, ignore_errors=True),
+            "folder gone": lambda: shutil.rmtree(self.folder.rename(self._disk / "gone")),
             "folder read-only": lambda: self.folder.chmod(0o555),
             "stdout closed": lambda: self._reader.kill() if self._reader else None,
             "few descriptors": self._leave_few_descriptors,

@@ -55,7 +55,6 @@ def _rank_fault(name: str, text: str, expected: Expected, phases: tuple[str, ...
 
 
 _HANGS = Expected("timeout", 1, "no rank made progress for")
-_KEPT = _failed("")  # its row is beside the folder, or on the terminal
 FAULTS = (
     _rank_fault("raise", "a rank raises an exception", _failed("{where}RuntimeError: failed as configured")),
     _rank_fault("exit", "a rank exits with status 7", _failed("rank {rank} ended with exit status 7")),
@@ -100,10 +99,14 @@ FAULTS = (
         "kill agent", "launcher", "SIGKILL of a rank's agent", _failed("rank {rank} was killed by SIGKILL"),
         (MEASURING,),
     ),
-    Fault("disk full", "surroundings", "the disk is full", _KEPT, AFTER_LAUNCH),
-    Fault("folder gone", "surroundings", "the run's folder is removed", _KEPT, AFTER_LAUNCH),
-    Fault("folder read-only", "surroundings", "the run's folder is read-only", _KEPT, AFTER_LAUNCH),
-    Fault("stdout full", "surroundings", "stdout is /dev/full", OK, (LAUNCH,)),
+    Fault("disk full", "surroundings", "the disk is full", OK, AFTER_LAUNCH),
+    Fault(
+        "folder gone", "surroundings", "the run's folder is removed", _failed("its folder was removed while it ran"),
+        AFTER_LAUNCH,
+    ),
+    # The row is on the terminal.
+    Fault("folder read-only", "surroundings", "the run's folder is read-only", _failed(""), AFTER_LAUNCH),
+    Fault("stdout full", "surroundings", "stdout is /dev/full from the start", OK, (LAUNCH,), bound_s=60.0),
     Fault("stdout closed", "surroundings", "the reader of stdout has gone", OK, PHASES),
     Fault("few descriptors", "surroundings", "the parent may open 4 more files", OK, AFTER_LAUNCH),
     Fault("clock forward", "surroundings", "the clock is set an hour forward", OK, AFTER_LAUNCH),
@@ -167,7 +170,8 @@ class Row:
     @property
     def bound_s(self) -> float:
         """Return the limit in seconds from the fault to the end of the last process."""
-        return self.fault.bound_s + (30.0 if self.family.is_real or self.launcher == "by_hand" else 0.0)
+        is_slow = self.family.is_real or self.launcher == "by_hand" or self.phase == PARKED
+        return self.fault.bound_s + (30.0 if is_slow else 0.0)
 
     @property
     def hang_s(self) -> float:
