@@ -20,7 +20,7 @@ from typing import Any
 
 from scalebench.core.json_files import read_json, write_text
 from tests.faults.harness import describe_machine, missing_requirement, run_row
-from tests.faults.table import FAMILIES, FAULTS, PHASES, SIMULATED, Row, planned_rows, untried
+from tests.faults.table import FAMILIES, FAULTS, PHASES, SIMULATED, Row, covering_sample, planned_rows, untried
 
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = Path(__file__).resolve().parents[2] / "docs/reliability.md"
@@ -170,9 +170,13 @@ def main() -> int:
     parser.add_argument("rows", nargs="?", default=".*", metavar="REGEX", help="the rows to run; all by default")
     parser.add_argument("--at-once", type=int, default=4, help="rows that run beside each other (default: 4)")
     parser.add_argument("--missing", action="store_true", help="only rows that have not been run, or that failed")
+    parser.add_argument("--sample", action="store_true", help="only those of `make test`")
     parser.add_argument("--page", action="store_true", help="run nothing")
     options = parser.parse_args()
     rows = [] if options.page else [row for row in planned_rows() if re.fullmatch(options.rows, str(row))]
+    if options.sample:
+        sample = covering_sample(planned_rows())
+        rows = [row for row in rows if row in sample]
     if options.missing:
         rows = [row for row in rows if not read_results().get(str(row), {}).get("held")]
     succeeded = run_rows(rows, options.at_once)

@@ -25,7 +25,7 @@ from scalebench.core.run_folder import RESULT_FILE, TRANSIENT_FILES
 from tests.builders.launching import TorchrunUser
 from tests.builders.runs import find_running, wait_until
 from tests.faults.program import FAULT_VARIABLE, MODULE, PHASE_NAMES, RankFault
-from tests.faults.table import LAUNCH, PARKED, PROBES, Row
+from tests.faults.table import CANCELLED, LAUNCH, PARKED, PROBES, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 240.0  # until the fault, on a busy machine
@@ -116,6 +116,8 @@ def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> 
         problems += check_log(row, result, running.folder)
     if result is not None and row.fault.victim == "monitor" and not result.monitor.reason:
         problems.append("the record does not say that the monitor failed")
+    if expected == CANCELLED and "scalebench: cancelled" not in printed:
+        problems.append("it did not print that it was cancelled")
     if "Traceback" in printed:
         problems.append("it printed a traceback")
     if result is not None and not _are_possible(vars(result.phases)):
