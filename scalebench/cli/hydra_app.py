@@ -31,14 +31,12 @@ def main(arguments: list[str]) -> int:
     with process.interrupt_at_signals():
         try:
             return _run_or_sweep(session, arguments)
-        except EXPECTED_ERRORS as error:
-            return _end_early(session, explain_error(error, arguments))
-        except OSError as error:
-            return _end_early(session, _explain_os_error(error, session))
+        except (*EXPECTED_ERRORS, OSError) as error:
+            return _end_early(session, error)
         except Exception as error:
             if session.has_started() or os.environ.get("SCALEBENCH_TRACEBACK"):
                 raise
-            return _end_early(session, explain_error(error, arguments))
+            return _end_early(session, error)
         except SystemExit as end:  # raised by callbacks and by Hydra's own switches
             return int(end.code or 0)
         except cluster_runs.UserDetached as left:
@@ -117,17 +115,12 @@ def _is_dry_run(overrides: list[str]) -> bool:
     return bool(values) and re.fullmatch(r"\W*(true|yes|on|y|1)\W*", values[-1], re.IGNORECASE) is not None
 
 
-def _explain_os_error(error: OSError, session: SweepSession) -> str:
-    line = f"{error.filename or 'output folder'}: {error.strerror or error}"
-    if session.has_started():
-        return f"{line}; nothing more is started, and resume=true does the rest of a sweep"
-    return f"{line}; choose another hydra.run.dir or hydra.sweep.dir"
-
-
-def _end_early(session: SweepSession, line: str) -> int:
+def _end_early(session: SweepSession, error: Exception) -> int:
     """End for an error outside of any run: with 2 where nothing was started, else with what there is."""
+    line = explain_error(error, session.arguments)
     if session.has_started():
-        return _stop_sweep(session, line)
+        line = process.describe_error(error) if isinstance(error, OSError) else line
+        return _stop_sweep(session, f"{line}; nothing more is started, and resume=true does the rest of a sweep")
     session.drop_unused_folder()
     session.console.print_error(line)
     return 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import resource
 import shutil
@@ -86,7 +87,7 @@ def run_row(row: Row, scratch: Path, cache: Path) -> Outcome:
             time.sleep(0.05)
         outcome.took_s = round(time.time() - began_s, 1)
         if left:
-            outcome.problems.append(f"processes left: {[' '.join(process.cmdline()[:5]) for process in left]}")
+            outcome.problems.append(f"processes left: {[describe_process(process) for process in left]}")
     except (AssertionError, OSError, psutil.Error) as error:
         outcome.problems.append(f"the fault did not come about: {type(error).__name__}: {error}")
     finally:
@@ -96,6 +97,13 @@ def run_row(row: Row, scratch: Path, cache: Path) -> Outcome:
     finally:
         running.remove_disk()
     return outcome
+
+
+def describe_process(process: psutil.Process) -> str:
+    """Return the command of a process, which may end meanwhile."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline()[:5])
+    return f"process {process.pid}, which has ended"
 
 
 def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> None:
@@ -123,7 +131,7 @@ def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> 
     if result is not None and not _are_possible(vars(result.phases)):
         problems.append(f"impossible phases: {result.phases}")
     if result is not None:
-        left = [path.name for pattern in TRANSIENT_FILES for path in running.folder.glob(pattern)]
+        left = [name for name in os.listdir(running.folder) if TRANSIENT_FILES.fullmatch(name)]
         problems += [f"files left: {left}"] if left else []
     if row.phase == PARKED and row.fault.victim == "rank" and running.other_statuses() != {"ok"}:
         problems.append(f"the other run of the cohort is {running.other_statuses()}")
@@ -132,8 +140,8 @@ def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> 
 
 
 def _are_possible(phases_s: dict[str, float | None]) -> bool:
-    wall_s = phases_s["wall_s"]
-    return all(value is None or 0 <= value <= (wall_s or 0.0) + 1.0 for value in phases_s.values())
+    longest_s = math.inf if phases_s["wall_s"] is None else phases_s["wall_s"] + 1.0
+    return all(value is None or 0 <= value <= longest_s for value in phases_s.values())
 
 
 def check_log(row: Row, result: Result, folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ IN_A_RANK = (SETUP, WARMUP, MEASURING, EVALUATING, PROBES, END)  # phases in whi
 PHASES = (LAUNCH, SETUP, WARMUP, MEASURING, PARKED, EVALUATING, PROBES, END)
 AFTER_LAUNCH = PHASES[1:]
 RANK_HANG_S = 6.0  # measure.hang_s of rows whose rank hangs; longer than any pause of the simulated strategy
-REAL_HANG_S = 30.0  # the same for frameworks, which start slowly
+REAL_HANG_S = 45.0  # the same for frameworks, which start slowly
 
 
 @dataclass(frozen=True)
