@@ -14,8 +14,9 @@ from typing import Any
 
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import Key, curve_key
+from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, name_curves
-from scalebench.analysis.verdicts import compare_rates
+from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.stats.estimates import CONFIDENCE, student_t
 
 BATCH = "batch_per_device"
@@ -105,13 +106,15 @@ class StepFit:
         return 1 / self.beta_s if self.beta_s > 0 else None
 
 
-def find_saturating_batch(rows: Sequence[Row], share: float = SATURATION_SHARE) -> SaturatingBatch | None:
+def find_saturating_batch(
+    rows: Sequence[Row], estimate_ratio: EstimateRatio, share: float = SATURATION_SHARE
+) -> SaturatingBatch | None:
     """Find the saturating batch among rows of one configuration, one for each batch in ascending order; None for fewer
     than two.
 
-    A batch is a candidate if the 95 % intervals of its throughput over that of each other batch
-    (verdicts.compare_rates) all reach `share`, and no smaller batch certainly does. Each pair is tested by itself,
-    so that several comparisons together err more often than 5 %. The highest measured throughput belongs to a finite
+    A batch is a candidate if the 95 % intervals of its throughput over that of each other batch all reach `share`, and
+    no smaller batch certainly does. Each pair is tested by itself, so that several comparisons together err more often
+    than 5 %. The highest measured throughput belongs to a finite
     series and is no limit: StepFit has one.
     """
     if len(rows) < 2:
@@ -120,14 +123,14 @@ def find_saturating_batch(rows: Sequence[Row], share: float = SATURATION_SHARE) 
     row = next(row for row in rows if row[RATE] >= share * best[RATE])
     return SaturatingBatch(
         row[BATCH], row[RATE] / best[RATE], row[RATE], best[BATCH], best[RATE],
-        _saturation_candidates(rows, share), row is rows[0], row is rows[-1],
+        _saturation_candidates(rows, estimate_ratio, share), row is rows[0], row is rows[-1],
     )  # fmt: skip
 
 
-def _saturation_candidates(rows: Sequence[Row], share: float) -> tuple[int, ...] | None:
+def _saturation_candidates(rows: Sequence[Row], estimate_ratio: EstimateRatio, share: float) -> tuple[int, ...] | None:
     candidates = []
     for row in rows:
-        ratios = [compare_rates(row, other) for other in rows if other is not row]
+        ratios = [decide_ratio(row, other, estimate_ratio) for other in rows if other is not row]
         if not all(ratio.has_limits for ratio in ratios):
             return None
         if min(ratio.high for ratio in ratios) >= share:

@@ -21,7 +21,8 @@ from scalebench.analysis.identity import (
     SETTING_COLUMNS,
     curve_key,
 )
-from scalebench.analysis.verdicts import compare_rates, estimate_of, explain_no_verdict
+from scalebench.analysis.repeats import EstimateRatio
+from scalebench.analysis.verdicts import decide_ratio, estimate_of, explain_no_verdict
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ def _correlated_distance(distances: Sequence[float]) -> float:
     return math.sqrt(max(independent, (1 - MAX_CORRELATION) * independent + MAX_CORRELATION * common))
 
 
-def find_node_boundaries(curve: Curve, against: str = "bare") -> list[NodeBoundary]:
+def find_node_boundaries(curve: Curve, estimate_ratio: EstimateRatio, against: str = "bare") -> list[NodeBoundary]:
     """Return where a curve continues on more nodes: the last number of devices before, the first after.
 
     The ratio of the two efficiencies is that of throughputs per device, in which the baseline cancels; its interval is
@@ -274,7 +275,7 @@ def find_node_boundaries(curve: Curve, against: str = "bare") -> list[NodeBounda
         NodeBoundary(
             (before, after),
             (before[name], after[name]),
-            scale_estimate(compare_rates(after, before), before["gpus"] / after["gpus"]),
+            scale_estimate(decide_ratio(after, before, estimate_ratio), before["gpus"] / after["gpus"]),
         )
         for before, after in itertools.pairwise(curve.rows)
         if after["nodes"] > before["nodes"]

@@ -17,7 +17,6 @@ from scalebench.core.result import RankRecord, Result
 from scalebench.core.stats.estimates import (
     Estimate,
     FloatArray,
-    divide_estimates,
     estimate_throughput,
     scale_estimate,
     sum_estimates,
@@ -251,14 +250,6 @@ def divide_throughputs(run: Run, baseline: Run | None) -> float | None:
             return within_rounds
     value, base = throughput(run)[0], throughput(baseline)[0]
     return None if value is None or base is None else value / base
-
-
-def speedup(run: Run, baseline: Run) -> Figure:
-    """Return throughput over the baseline's with the interval over blocks, which misses what differs between starts."""
-    value, (_, interval), (_, base) = divide_throughputs(run, baseline), throughput(run), throughput(baseline)
-    if interval is None or base is None or run.run_id == baseline.run_id:
-        return value, None
-    return value, divide_estimates(interval, base)
 
 
 def overhead(self_baseline: Run | None, bare: Run | None) -> float | None:

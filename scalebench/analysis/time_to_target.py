@@ -51,6 +51,7 @@ class TrainingOutcome:
     reached: int  # seeds of which every run reached the target
     failed: int  # seeds without a run that is ok
     figures: dict[str, Figure]
+    target_s: list[float]  # seconds to the target of each seed that reached it
 
     @property
     def target(self) -> float | None:
@@ -112,20 +113,25 @@ def _summarize_training(rows: list[Row]) -> TrainingOutcome:
         is_own = ended and all(row[f"baseline_{name.rpartition('_')[2]}_id"] == row["run_id"] for row in ended)
         value, interval = _over_seeds(name, seeds, seed_count, mean_of_factors)
         figures[name] = (value, None if is_own else interval)  # against itself it is 1, which has no interval
+    target_s = _means_of_seeds("time_to_target_s", seeds, mean_of_factors)
     reached = sum(all(row["time_to_target_s"] is not None for row in runs) for runs in seeds)
-    return TrainingOutcome((ended or rows)[0], ended, seed_count, reached, seed_count - len(seeds), figures)
+    return TrainingOutcome((ended or rows)[0], ended, seed_count, reached, seed_count - len(seeds), figures, target_s)
 
 
 def _over_seeds(
     name: str, seeds: list[list[Row]], seed_count: int, mean: Callable[[Sequence[float]], Figure]
 ) -> Figure:
     """Return the mean over the seeds that have this figure, each with the mean of its runs."""
-    values_of_seeds = [[row[name] for row in runs if row[name] is not None] for runs in seeds]
-    means = [seed_mean for values in values_of_seeds if values and (seed_mean := mean(values)[0]) is not None]
+    means = _means_of_seeds(name, seeds, mean)
     if not means:
         return None, None
     value, interval = mean(means)
     return value, interval if len(means) == seed_count else None
+
+
+def _means_of_seeds(name: str, seeds: list[list[Row]], mean: Callable[[Sequence[float]], Figure]) -> list[float]:
+    values_of_seeds = [[row[name] for row in runs if row[name] is not None] for runs in seeds]
+    return [seed_mean for values in values_of_seeds if values and (seed_mean := mean(values)[0]) is not None]
 
 
 def mean_of_factors(values: Sequence[float]) -> Figure:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from scalebench.analysis.columns import RATE
-from scalebench.analysis.repeats import holds_over_repeats
-from scalebench.core.stats.estimates import Estimate, divide_estimates
+from scalebench.analysis.repeats import EstimateRatio, holds_over_repeats
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate
+from scalebench.core.stats.log_means import LogMean
 
 Row = Mapping[str, Any]
 
@@ -38,25 +38,10 @@ def explain_no_verdict(*rows: Row) -> str:
     return "; ".join(reasons)
 
 
-def compare_rates(row: Row, base: Row) -> Estimate:
-    """Return the throughput of a row over that of another, with 95 % limits if a verdict may rest on both.
-
-    Rows with speedups over the same bare baseline are also compared through these, in which changes of the machine
-    cancel; the narrower limits count. Both are at least as wide as those of paired repeats.
-    """
-    value = row[RATE] / base[RATE]
-    if explain_no_verdict(row, base):
-        return Estimate(value)
-    ratios = [_divide_columns(row, base, RATE, "throughput")]
-    if row.get("baseline_bare_id") is not None and row["baseline_bare_id"] == base["baseline_bare_id"]:
-        ratios.append(_divide_columns(row, base, "speedup_bare", "speedup_bare"))
-    limited = [ratio for ratio in ratios if ratio is not None and ratio.has_limits]
-    return min(limited, key=lambda ratio: ratio.high / ratio.low, default=Estimate(value))
-
-
-def _divide_columns(row: Row, base: Row, name: str, stem: str) -> Estimate | None:
-    figure, base_figure = (estimate_of(each, name, stem) for each in (row, base))
-    return None if figure is None or base_figure is None else divide_estimates(figure, base_figure)
+def decide_ratio(row: Row, base: Row, estimate_ratio: EstimateRatio, confidence: float = CONFIDENCE) -> Estimate:
+    """Return the throughput of a row over that of another, with limits if a verdict may rest on both."""
+    ratio = estimate_ratio(row, base)
+    return (LogMean(ratio.mean) if explain_no_verdict(row, base) else ratio).to_estimate(confidence)
 
 
 def estimate_of(row: Row, name: str, stem: str | None = None) -> Estimate | None:

@@ -314,27 +314,6 @@ def estimate_ratio_over_rounds(rates: npt.ArrayLike, reference_rates: npt.ArrayL
     return None if mean is None else Estimate(*(math.exp(part) for part in (mean.value, mean.low, mean.high)))
 
 
-def divide_estimates(a: Estimate, b: Estimate) -> Estimate:
-    """Return a / b for independent estimates at the same confidence.
-
-    MOVER on the log scale, where a ratio is a difference and no limit turns negative. Values must be positive
-    and limits not negative, else ValueError. A limit of 0 or infinity makes that of the ratio 0 or infinite.
-    Sources: Zou and Donner 2008, "Construction of confidence limits about effect measures: a general
-    approach"; Donner and Zou 2012, "Closed-form confidence intervals for functions of the normal mean and
-    standard deviation".
-    """
-    for part in (a, b):
-        if not (part.value > 0 and part.low >= 0):
-            raise ValueError(f"the ratio of estimates needs positive values, not {part}")
-    value = a.value / b.value
-    if value == 0:
-        raise ValueError(f"{a.value} / {b.value} is too small for a float")
-    down = math.hypot(_log_ratio(a.value, a.low), _log_ratio(b.high, b.value))
-    up = math.hypot(_log_ratio(a.high, a.value), _log_ratio(b.value, b.low))
-    # Beyond 700, exp would overflow; nothing measured has such a limit.
-    return Estimate(value, value * math.exp(-down), value * math.exp(up) if up < 700 else math.inf)
-
-
 def scale_estimate(estimate: Estimate, factor: float) -> Estimate:
     """Return the estimate times a positive constant (a change of unit, or speedup to efficiency)."""
     if not 0 < factor < math.inf:
@@ -354,10 +333,6 @@ def sum_estimates(estimates: Sequence[Estimate]) -> Estimate:
     down = math.hypot(*(part.value - part.low for part in estimates))
     up = math.hypot(*(part.high - part.value for part in estimates))
     return Estimate(value, value - down, value + up)
-
-
-def _log_ratio(large: float, small: float) -> float:
-    return math.inf if small == 0 else math.log(large) - math.log(small)
 
 
 def as_series(values: npt.ArrayLike) -> FloatArray:

@@ -10,12 +10,7 @@ from scalebench.analysis.advice import Advice, NamedRow, list_advice
 from scalebench.analysis.ranking import Ranking, is_control, join_with_and
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, ScalingLimit, find_scaling_limit, format_batch, format_group_title
-from scalebench.analysis.verdicts import (
-    compare_rates,
-    count_missing_repeats,
-    estimate_of,
-    explain_no_verdict,
-)
+from scalebench.analysis.verdicts import count_missing_repeats, decide_ratio, explain_no_verdict
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.units import format_percent
@@ -57,9 +52,11 @@ def section(report_data: ReportData) -> Section | None:
     if len(report_data.pooled) == 0:
         return None
     curve_of = {row["run_id"]: curve for curve in report_data.curves for row in curve.rows}
-    all_advice = list_advice(report_data.curves, report_data.configurations.estimate_ratio)
+    estimate_ratio = report_data.configurations.estimate_ratio
+    all_advice = list_advice(report_data.curves, estimate_ratio)
     blocks: list[Block] = []
-    for number, (advice, text) in enumerate(zip(all_advice[:MAX_ANSWERS], describe_advice(all_advice), strict=False)):
+    texts = describe_advice(all_advice, estimate_ratio)
+    for number, (advice, text) in enumerate(zip(all_advice[:MAX_ANSWERS], texts, strict=False)):
         last = advice.rankings[-1]
         blocks.append(Paragraph(text, "answer", get_tags((advice.rows or [(last.best, last.row)])[0][1])))
         blocks += _explain_answer(report_data, advice, curve_of[last.row["run_id"]])
@@ -81,17 +78,17 @@ def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRat
     all_advice = [advice for advice in list_advice(curves, estimate_ratio) if advice.kind != "one device"]
     more = len(all_advice) - MAX_TERMINAL_ANSWERS
     rest = [f"{more} more answers are in the report"] if more > 0 else []
-    return describe_advice(all_advice)[:MAX_TERMINAL_ANSWERS] + rest
+    return describe_advice(all_advice, estimate_ratio)[:MAX_TERMINAL_ANSWERS] + rest
 
 
-def describe_advice(all_advice: Sequence[Advice]) -> list[str]:
+def describe_advice(all_advice: Sequence[Advice], estimate_ratio: EstimateRatio) -> list[str]:
     """Return the answer for each group, which is named if there are several."""
     if len(all_advice) == 1:
-        return [_describe(all_advice[0])]
-    return [f"{format_group_title(advice.group)}: {_describe(advice)}" for advice in all_advice]
+        return [_describe(all_advice[0], estimate_ratio)]
+    return [f"{format_group_title(advice.group)}: {_describe(advice, estimate_ratio)}" for advice in all_advice]
 
 
-def _describe(advice: Advice) -> str:
+def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     """Return the answer: what to take, by how much it is faster than one device, and which rows carry no verdict."""
     last, single = advice.rankings[-1], advice.one_device
     if advice.kind == "one device":
@@ -103,7 +100,7 @@ def _describe(advice: Advice) -> str:
             f"The fastest was {_on_devices((name, row))}, {format_throughput(row)} samples/s."
         )
     names = join_with_and([_on_devices(pair) for pair in advice.rows])
-    ratios = [compare_with_one_device(row, single[1]) for _, row in advice.rows]
+    ratios = [decide_ratio(row, single[1], estimate_ratio) for _, row in advice.rows]
     faster = join_with_and([format_ratio(ratio.value, *ratio.limits) for ratio in ratios])
     times = f"{faster} times as fast as {single[0]} on one device"
     if advice.kind == "take":
@@ -122,15 +119,6 @@ def _describe(advice: Advice) -> str:
         verb = "is" if len(advice.rows) == 1 else "are"
         text = f"Not sure that more devices pay: {names} {verb} {times}; {missing}."
     return " ".join([text, *(_list_left_out(advice) if advice.test else ())])
-
-
-def compare_with_one_device(row: dict[str, Any], single: dict[str, Any]) -> Estimate:
-    """Return the row's speedup over a row on one device: that of the frame, where it is against this one."""
-    ratio = compare_rates(row, single)
-    for kind in ("bare", "self"):
-        if row[f"baseline_{kind}_id"] == single["run_id"] and row[f"speedup_{kind}"] is not None:
-            ratio = estimate_of(row, f"speedup_{kind}") or Estimate(row[f"speedup_{kind}"])
-    return Estimate(ratio.value) if explain_no_verdict(row, single) else ratio
 
 
 def _format_loss(ratio: Estimate) -> str:

@@ -104,13 +104,14 @@ def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
     results = [report_data.result(run_id) for run_id in report_data.detailed_run_ids if status[run_id] == "ok"]
     records = AttributionRecords(report_data.frame[BASELINE_CHOICE_COLUMNS], report_data.result)
     candidates = ReferenceRunFinder(records.read_baselines(results))
-    rows = plain_rows(report_data.pooled)
+    rows, configurations = plain_rows(report_data.pooled), report_data.configurations
     measured = [measure_repeat(result, candidates.find(result)) for result in results]
     by_id = {repeat.result.run_id: repeat for repeat in measured if repeat is not None}
-    return {
-        parts.run_id: AttributedRun(parts, by_id[parts.run_id].result, by_id[parts.run_id].references, rows)
-        for parts in attribute_configurations(list(by_id.values()))
-    }
+    cases = {}
+    for parts in attribute_configurations(list(by_id.values())):
+        first = by_id[parts.run_id]
+        cases[parts.run_id] = AttributedRun(parts, first.result, first.references, rows, configurations)
+    return cases
 
 
 def format_share(share: Estimate) -> str:

@@ -16,8 +16,9 @@ from scalebench.analysis.batch_size import (
     fit_step_time,
     make_batch_curves,
 )
+from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
-from scalebench.analysis.verdicts import compare_rates, explain_no_verdict
+from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
 from scalebench.core import units
 from scalebench.report.document import (
     MAX_ROWS,
@@ -66,13 +67,14 @@ def section(report_data: ReportData) -> Section | None:
     ]
     groups, left_out = group_curves(batch_curves)
     blocks: list[Block] = [*left_out]
+    estimate_ratio = report_data.configurations.estimate_ratio
     for group in groups:
-        blocks += [*_make_answers(group), *group.paragraphs, *_make_charts(group)]
-        blocks += [_make_saturation_table(group), _make_table(group)]
+        blocks += [*_make_answers(group, estimate_ratio), *group.paragraphs, *_make_charts(group, estimate_ratio)]
+        blocks += [_make_saturation_table(group, estimate_ratio), _make_table(group, estimate_ratio)]
     return Section("batch-size", "Batch size", blocks) if groups else None
 
 
-def _make_charts(group: CurveGroup) -> Iterator[Chart]:
+def _make_charts(group: CurveGroup, estimate_ratio: EstimateRatio) -> Iterator[Chart]:
     intervals = describe_curve_intervals(group.curves)
     charts = (
         (THROUGHPUT, "throughput", "Throughput", "samples/s", "samples/s over all devices; more is better"),
@@ -82,23 +84,23 @@ def _make_charts(group: CurveGroup) -> Iterator[Chart]:
         series = (make_series(curve.name, curve.tags, curve.rows, BATCH, column, stem) for curve in group.curves)
         lines = [line for line in series if line is not None]
         if lines:
-            lines += _mark_saturating_batches(group) if column == THROUGHPUT else []
+            lines += _mark_saturating_batches(group, estimate_ratio) if column == THROUGHPUT else []
             about = f"{about}. A larger batch makes fewer steps per epoch, and may learn less in it"
             x = Axis("batch per device", log=True, ticks=sorted({float(x) for line in lines for x in line.x}))
             heading, caption = f"{title} over batch: {group.title}", join_sentences(about, intervals)
             yield Chart(group.make_id("batch_size", title), heading, x, Axis(axis), lines, "lines", caption)
 
 
-def _make_answers(group: CurveGroup) -> Iterator[Paragraph]:
+def _make_answers(group: CurveGroup, estimate_ratio: EstimateRatio) -> Iterator[Paragraph]:
     for curve in group.curves[:MAX_SENTENCES]:
-        if (text := describe_curve(curve)) is not None:
+        if (text := describe_curve(curve, estimate_ratio)) is not None:
             yield Paragraph(f"{text[0].upper()}{text[1:]}.", "answer", curve.tags)
 
 
-def _mark_saturating_batches(group: CurveGroup) -> list[Series]:
+def _mark_saturating_batches(group: CurveGroup, estimate_ratio: EstimateRatio) -> list[Series]:
     """Make one series of points, the saturating batches of all curves."""
-    knees = [(curve, point) for curve in group.curves if (point := find_saturating_batch(curve.rows)) is not None]
-    certain = [(curve, point) for curve, point in knees if not (point.first or point.last)]
+    points = ((curve, find_saturating_batch(curve.rows, estimate_ratio)) for curve in group.curves)
+    certain = [(curve, point) for curve, point in points if point is not None and not (point.first or point.last)]
     if not certain:
         return []
     x, y = [float(point.batch) for _, point in certain], [point.rate for _, point in certain]
@@ -106,17 +108,20 @@ def _mark_saturating_batches(group: CurveGroup) -> list[Series]:
     return [Series("saturating batch", x, y, tags=group.tags, style="points", notes=notes, point_tags=tags)]
 
 
-def _make_saturation_table(group: CurveGroup) -> Table:
+def _make_saturation_table(group: CurveGroup, estimate_ratio: EstimateRatio) -> Table:
     columns = ["saturating batch", "could be", "of the highest", "highest at", "n_1/2 (95 %)", "limit, samples/s", "R²",
                "worst"]  # fmt: skip
-    rows = [Row([make_cell(curve.name), *_knee_cells(curve), *_fit_cells(curve)], curve.tags) for curve in group.curves]
+    rows = [
+        Row([make_cell(curve.name), *_saturation_cells(curve, estimate_ratio), *_fit_cells(curve)], curve.tags)
+        for curve in group.curves
+    ]
     title, caption = f"Where a larger batch stops to pay: {group.title}", join_sentences(*CAPTION)
     table_id = group.make_id("batch_size", "saturation")
     return Table(table_id, title, ["strategy", *columns], rows, frozenset(columns), caption)
 
 
-def _knee_cells(curve: Curve) -> list[Cell]:
-    point = find_saturating_batch(curve.rows)
+def _saturation_cells(curve: Curve, estimate_ratio: EstimateRatio) -> list[Cell]:
+    point = find_saturating_batch(curve.rows, estimate_ratio)
     if point is None:
         return [Cell("")] * 4
     could_be = "" if point.candidates is None else ", ".join(f"{batch:,}" for batch in point.candidates)
@@ -141,46 +146,42 @@ def _fit_cells(curve: Curve) -> list[Cell]:
     ]
 
 
-def _make_table(group: CurveGroup) -> Table:
+def _make_table(group: CurveGroup, estimate_ratio: EstimateRatio) -> Table:
     columns = [BATCH.replace("_", " "), "global batch", "samples/s (95 %)", "over the smallest", "epoch (95 %)"]
-    rows = [Row(_make_cells(curve, row), curve.tags) for curve in group.curves for row in curve.rows][:MAX_ROWS]
+    pairs = [(curve, row) for curve in group.curves for row in curve.rows][:MAX_ROWS]
+    rows = [Row(_make_cells(curve, row, estimate_ratio), curve.tags) for curve, row in pairs]
     about = "over the smallest: throughput over that with the smallest batch of the same strategy and devices"
     title, caption = f"Batch size: {group.title}", join_sentences(about, describe_curve_intervals(group.curves))
     return Table(group.make_id("batch_size", "table"), title, ["strategy", *columns], rows, frozenset(columns), caption)
 
 
-def _make_cells(curve: Curve, row: Cells) -> list[Cell]:
+def _make_cells(curve: Curve, row: Cells, estimate_ratio: EstimateRatio) -> list[Cell]:
+    smallest = curve.rows[0]
+    gain = decide_ratio(row, smallest, estimate_ratio)
     return [
         make_cell(curve.name),
         *(make_cell(f"{row[name]:,}", row[name]) for name in (BATCH, "global_batch")),
         make_cell(format_throughput(row), row[THROUGHPUT]),
-        _gain_cell(row, curve.rows[0]),
+        make_cell(format_ratio(gain.value, *gain.limits) if row is not smallest else "1.00", gain.value),
         make_cell(format_duration_column(row, "epoch_s"), row["epoch_s"]),
     ]
 
 
-def _gain_cell(row: Cells, smallest: Cells) -> Cell:
-    if row is smallest:
-        return make_cell("1.00", 1.0)
-    ratio = compare_rates(row, smallest)
-    return make_cell(format_ratio(ratio.value, *ratio.limits), ratio.value)
-
-
-def list_terminal_sentences(curves: Sequence[Curve]) -> list[str]:
+def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[str]:
     """Return a sentence for each configuration and device count whose throughput is known with two batches or more."""
     batch_curves = make_batch_curves(curves)
     several = len({curve.tags["model"] for curve in batch_curves}) > 1
-    texts = [describe_curve(curve, curve.tags["model"] if several else "") for curve in batch_curves]
+    texts = [describe_curve(curve, estimate_ratio, curve.tags["model"] if several else "") for curve in batch_curves]
     described = [text for text in texts if text is not None]
     more = len(described) - MAX_SENTENCES
     rest = [f"saturating batches: {more} more are in the report and in scalebench.load"] if more > 0 else []
     return described[:MAX_SENTENCES] + rest
 
 
-def describe_curve(curve: Curve, model: str = "") -> str | None:
+def describe_curve(curve: Curve, estimate_ratio: EstimateRatio, model: str = "") -> str | None:
     """Return `saturating batch: 700 per device (ddp_gloo, 2 devices): 93 % of the highest throughput, ...`, without a
     full stop; None if there is no curve."""
-    point = find_saturating_batch(curve.rows)
+    point = find_saturating_batch(curve.rows, estimate_ratio)
     if point is None:
         return None
     name = f"({model} with {curve.name})" if model else f"({curve.name})"

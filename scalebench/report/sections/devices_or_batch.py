@@ -52,7 +52,8 @@ GAINS_CAPTION = (
 
 def section(report_data: ReportData) -> Section | None:
     """Return None if nothing was measured both ways, and no strategy with two batches on several devices."""
-    pairs = compare_devices_with_batch(report_data.curves, summarize_trainings(report_data.frame))
+    estimate_ratio, outcomes = report_data.configurations.estimate_ratio, summarize_trainings(report_data.frame)
+    pairs = compare_devices_with_batch(report_data.curves, estimate_ratio, outcomes)
     groups, left_out = group_curves(make_batch_curves(report_data.curves))
     steps = [(curve, gain) for group in groups for curve in group.curves for gain in list_batch_gains(curve)]
     if not pairs and not steps:

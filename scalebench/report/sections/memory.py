@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.memory import ModelMemory, ShardingCost, bytes_per_parameter, format_strategy, group_by_model
 from scalebench.analysis.memory import Row as MemoryRow
+from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core import units
@@ -60,16 +61,19 @@ def section(report_data: ReportData) -> Section | None:
     rows = [(model, row) for model in models for row in model.rows]
     if not rows:
         return None
-    blocks: list[Block] = [*(paragraph for model in models for paragraph in _make_paragraphs(model, len(models) > 1))]
+    estimate_ratio, several = report_data.configurations.estimate_ratio, len(models) > 1
+    blocks: list[Block] = []
+    for model in models:
+        blocks += _make_paragraphs(model, several, estimate_ratio)
     groups, left_out = group_curves(report_data.curves, _states_differ)
     blocks += [make_table(rows), *left_out, *map(_make_chart, groups)]
     return Section("memory", "Memory of a device", blocks)
 
 
-def _make_paragraphs(model: ModelMemory, several: bool) -> Iterator[Paragraph]:
+def _make_paragraphs(model: ModelMemory, several: bool, estimate_ratio: EstimateRatio) -> Iterator[Paragraph]:
     first = model.rows[0]
     tags = {"model": str(first["model"]), "hardware": str(first["hardware"])}
-    for text in describe(model):
+    for text in describe(model, estimate_ratio):
         yield Paragraph(join_sentences(f"{first['model']}, {text}" if several else text), "plain", tags)
 
 
@@ -106,21 +110,25 @@ def make_table(rows: Sequence[tuple[ModelMemory, MemoryRow]]) -> Table:
     return Table("memory-table", "What a device keeps", list(columns), made, frozenset(columns) - TEXT_COLUMNS, caption)
 
 
-def list_terminal_sentences(pooled: pd.DataFrame) -> list[str]:
+def list_terminal_sentences(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> list[str]:
     """Return the sentences for the terminal, without full stops."""
     models = group_by_model(pooled)
     several = len({model.rows[0]["model"] for model in models}) > 1
-    texts = [f"{model.rows[0]['model']}, {text}" if several else text for model in models for text in describe(model)]
+    texts = [
+        f"{model.rows[0]['model']}, {text}" if several else text
+        for model in models
+        for text in describe(model, estimate_ratio)
+    ]
     more = len(texts) - MAX_TERMINAL_SENTENCES
     return texts[:MAX_TERMINAL_SENTENCES] + ([f"memory: {more} more are in the report"] if more > 0 else [])
 
 
-def describe(model: ModelMemory) -> Iterator[str]:
+def describe(model: ModelMemory, estimate_ratio: EstimateRatio) -> Iterator[str]:
     """Yield sentences about the figures of one model."""
     for competing in model.competing_rows():
         sentences = (
             _describe_kept(model, competing),
-            _describe_price(model.sharding_cost(competing)),
+            _describe_price(model.sharding_cost(competing, estimate_ratio)),
             _describe_room(competing),
         )
         yield from filter(None, sentences)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import (
     NodeBoundary,
     ScalingLimit,
@@ -83,7 +84,8 @@ def section(report_data: ReportData) -> Section | None:
             heads = {kind: str(report_data.baseline_name) if kind == "given" else kind for kind in baselines}
             blocks.append(_make_slope_table(group, heads, report_data.min_efficiency))
         kind = next(iter(baselines), "bare")
-        blocks += _make_jump_table(group, kind, baselines.get(kind, BASELINES[kind]))
+        about, estimate_ratio = baselines.get(kind, BASELINES[kind]), report_data.configurations.estimate_ratio
+        blocks += _make_jump_table(group, estimate_ratio, kind, about)
     return Section("scaling", "Scaling", blocks) if groups else None
 
 
@@ -196,12 +198,12 @@ def _keeps_cell(kept: ScalingLimit) -> Cell:
     return make_cell(f"{kept.gpus or 'none'} [{kept.certain_gpus or 'none'}]{again}", kept.gpus or 0)
 
 
-def _make_jump_table(group: CurveGroup, kind: str, about: str) -> Iterator[Table]:
+def _make_jump_table(group: CurveGroup, estimate_ratio: EstimateRatio, kind: str, about: str) -> Iterator[Table]:
     """Make a row for each node boundary of a curve; `about` describes the baseline `kind`."""
     rows = [
         Row([make_cell(curve.name), *_jump_cells(jump)], curve.tags)
         for curve in group.curves
-        for jump in find_node_boundaries(curve, kind)
+        for jump in find_node_boundaries(curve, estimate_ratio, kind)
     ]
     if rows:
         columns = ["strategy", DEVICES, "nodes", "efficiency before", "after", "ratio", "remarks"]

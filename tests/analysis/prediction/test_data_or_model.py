@@ -9,9 +9,10 @@ import pytest
 from scalebench.analysis.prediction.calibration import Row
 from scalebench.analysis.prediction.data_or_model import ParallelismComparison, compare_parallelism
 from scalebench.analysis.repeats import pool_results
-from scalebench.analysis.scaling_curves import plain_row
+from scalebench.analysis.scaling_curves import plain_row, plain_rows
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
+from tests.builders import sweeps
 from tests.builders.parallelism_runs import (
     BYTES_PER_S,
     FIRST_SHARE,
@@ -31,8 +32,9 @@ from tests.builders.parallelism_runs import (
 
 def compared(*runs: Result) -> list[ParallelismComparison]:
     by_id = {run.run_id: run for run in runs}
-    rows = [plain_row(row) for row in pool_results(runs, run_folders(*runs)).to_dict("records")]
-    return compare_parallelism(rows, lambda row: by_id[row["run_id"]])
+    configurations = sweeps.pool(runs)
+    rows = plain_rows(configurations.make_frame())
+    return compare_parallelism(rows, lambda row: by_id[row["run_id"]], configurations.estimate_ratio)
 
 
 def test_predictions_are_of_one_device_the_link_and_the_network() -> None:
@@ -180,4 +182,4 @@ def test_a_record_that_has_gone_is_left_out() -> None:
     def gone(row: Row) -> Result:
         raise InputError(f"{row['path']}: gone")
 
-    assert compare_parallelism(rows, gone) == []
+    assert compare_parallelism(rows, gone, sweeps.ratio_of_rows) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 from scalebench.analysis import step_breakdown
 from scalebench.analysis.attribution.causes.cause import AttributedRun, Cause, format_whole_percent
-from scalebench.analysis.verdicts import compare_rates
+from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.result import Result
 from scalebench.core.units import format_bytes, format_seconds
 
@@ -117,7 +117,8 @@ def check_nccl_without_links(run: AttributedRun) -> Cause | None:
     if not links or any(link.startswith("NV") for link in links) or _has_full_peer_access(run.result):
         return None
     rows = run.similar_rows(*SHARED_COLUMNS, "framework", "gpus", "global_batch")
-    faster = [other for other in rows if _reduces_on_cpu(other) and compare_rates(other, row).low > 1]
+    estimate_ratio = run.configurations.estimate_ratio
+    faster = [other for other in rows if _reduces_on_cpu(other) and decide_ratio(other, row, estimate_ratio).low > 1]
     if not faster:
         return None
     best = max(faster, key=lambda row: float(row["throughput_samples_per_s"]))
