@@ -23,6 +23,7 @@ from scalebench.analysis.identity import (
 )
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.verdicts import decide_ratio, estimate_of, explain_no_verdict
+from scalebench.core.stats.estimate_arithmetic import fit_least_squares
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 
 if TYPE_CHECKING:
@@ -232,12 +233,11 @@ def fit_slope(curve: Curve, against: str = "bare") -> Slope | None:
     points = tuple((row["gpus"], row[name]) for row in rows)
     if len(points) < 2:
         return None
-    mean_x, mean_y = (math.fsum(values) / len(points) for values in zip(*points, strict=True))
-    spread = math.fsum((x - mean_x) ** 2 for x, _ in points)
-    factors = [(x - mean_x) / spread for x, _ in points]
-    value = math.fsum(factor * y for factor, (_, y) in zip(factors, points, strict=True))
-    intercept = mean_y - value * mean_x
-    worst = max(abs(y - intercept - value * x) / y for x, y in points)
+    fit = fit_least_squares([(1.0, x) for x, _ in points], [y for _, y in points])
+    if fit is None:
+        return None
+    (intercept, value), factors = fit.coefficients.tolist(), fit.weights[1].tolist()
+    worst = max(abs(off) / y for off, (_, y) in zip(fit.deviations.tolist(), points, strict=True))
     limits = [_limits_over_repeats(row, name, against) for row in rows]
     if not all(each.has_limits for each in limits):
         return Slope(Estimate(value), intercept, points, worst)

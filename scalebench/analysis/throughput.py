@@ -17,6 +17,7 @@ from scalebench.core.result import RankRecord, Result
 from scalebench.core.stats.estimates import (
     Estimate,
     FloatArray,
+    count_batches,
     estimate_throughput,
     scale_estimate,
     sum_estimates,
@@ -46,6 +47,7 @@ class Measurement:
     """The figures of one run's measured blocks, computed from one pass over them."""
 
     throughput: Figure
+    batches: int  # that the interval of the throughput is over
     step_s: float | None
     step_spread: dict[str, float | None]  # columns of the frame
     steady: bool | None
@@ -61,7 +63,8 @@ def evaluate_blocks(result: Result) -> Measurement:
     steady = None if drift is None else not drift
     flags = list_flags(result, throughput_figure[1], target, groups)
     blocks = _step_blocks(result, groups)
-    return Measurement(throughput_figure, _step_s(blocks), describe_step_spread(blocks), steady, flags)
+    batches = min((count_batches(len(group.seconds)) for group in groups), default=0)
+    return Measurement(throughput_figure, batches, _step_s(blocks), describe_step_spread(blocks), steady, flags)
 
 
 def throughput(run: Run) -> Figure:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.rows import interval_cells
 from scalebench.analysis.scaling_curves import plain_rows
-from scalebench.core.stats.estimate_arithmetic import MIN_REPEATS_FOR_LIMITS, mean_over_repeats
 from scalebench.core.stats.estimates import Estimate
-from scalebench.core.stats.log_means import mean_of_repeats
+from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS, mean_of_repeats, mean_over_repeats
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -50,7 +50,7 @@ class Axis:
 @dataclass(frozen=True)
 class Series:
     """The points of one line, or bars. `low` and `high` are 95 % limits, absent or None where there is no interval;
-    `repeats` are the figures of the single repeats behind each point, which lines show as dots."""
+    `repeats` are the figures of the single repeats behind each point, which lines and bars show as dots."""
 
     name: str
     x: Sequence[float | str]
@@ -63,9 +63,9 @@ class Series:
     point_tags: Sequence[Tags] = ()  # one for each point, where they differ: bars of several strategies
     repeats: Sequence[Sequence[float]] = ()
 
-    def list_dots(self) -> list[tuple[Any, float]]:
-        """Return (x, y) of each single repeat."""
-        return [(x, y) for x, values in zip(self.x, self.repeats, strict=False) for y in values]
+    def list_dots(self, places: Sequence[Any] | None = None) -> list[tuple[Any, float]]:
+        """Return (x, y) of each single repeat; `places` are other x of the points, as of bars side by side."""
+        return [(x, y) for x, values in zip(places or self.x, self.repeats, strict=False) for y in values]
 
 
 @dataclass(frozen=True)
@@ -234,8 +234,8 @@ def make_bar_series(curves: Iterable[Curve], column: str) -> list[Series]:
     for line in make_line_series(curves, column):
         kept = [i for i, y in enumerate(line.y) if y is not None]
         low, high = ([limits[i] for i in kept] if limits else () for limits in (line.low, line.high))
-        x, y = [line.x[i] for i in kept], [line.y[i] for i in kept]
-        bars.append(replace(line, x=x, y=y, low=low, high=high, repeats=()))
+        x, y, repeats = [line.x[i] for i in kept], [line.y[i] for i in kept], [line.repeats[i] for i in kept]
+        bars.append(replace(line, x=x, y=y, low=low, high=high, repeats=repeats))
     return bars
 
 

@@ -195,7 +195,7 @@ def _draw_line(axes: Any, series: Series, style: LineStyle) -> Any:
         markerfacecolor="white" if is_open else colour, markersize=6 if series.style == "published" else None,
     )  # fmt: skip
     if dots := series.list_dots():
-        axes.plot(*zip(*dots, strict=True), color=colour, linestyle="none", marker=".", markersize=3, alpha=0.6)
+        _draw_dots(axes, dots, colour)
     low, high = _pair_limits(series)
     if any(not math.isnan(limit) for limit in low) and not only_points and len(ys) > 1:
         axes.fill_between(series.x, low, high, color=colour, alpha=0.18, linewidth=0)
@@ -225,11 +225,17 @@ def _draw_bars(axes: Any, drawn: StyledSeries, stacked: bool) -> list[Any]:
                                 edgecolor="white", linewidth=0.4))  # fmt: skip
         if not stacked and series.low:
             _draw_whiskers(axes, xs, series, "black")
+        if not stacked and (dots := series.list_dots(xs)):
+            _draw_dots(axes, dots, "black")
     words = [x if isinstance(x, str) else f"{x:g}" for x in places]
     crowded = sum(map(len, words)) > 40
     axes.set_xticks(list(at.values()), words, rotation=30 if crowded else 0, ha="right" if crowded else "center")
     axes.grid(False, axis="x")
     return handles
+
+
+def _draw_dots(axes: Any, dots: Sequence[tuple[Any, float]], colour: str) -> None:
+    axes.plot(*zip(*dots, strict=True), color=colour, linestyle="none", marker=".", markersize=3, alpha=0.6)
 
 
 def _draw_whiskers(axes: Any, xs: Sequence[Any], series: Series, colour: str) -> None:

@@ -51,7 +51,9 @@ REPEAT_COLUMNS = ["fingerprint", "machine", "framework_version"]  # equal in all
 DOT_COLUMNS = [
     *("throughput_samples_per_s", "step_s", "epoch_s", "device_hours_per_epoch", "energy_j_per_epoch"),
     *(f"{figure}_{kind}" for figure in ("speedup", "efficiency") for kind in ("self", "bare", "given")),
-    *("sync_exposed_s", "sync_isolated_s", "sync_per_epoch_s"),
+    *("sync_exposed_s", "sync_isolated_s", "sync_per_epoch_s", "state_bytes", "peak_memory_bytes", "rss_peak_bytes"),
+    *("gpu_util_mean", "gpu_power_w_mean", "sm_clock_mhz_mean", "sm_clock_mhz_min", "mem_clock_mhz_min"),
+    *("cpu_util_mean", "net_sent_bytes_per_s", "net_received_bytes_per_s"),
 ]
 RUN_COLUMNS = tuple(dict.fromkeys([*DETAIL_COLUMNS, *GLOBAL_NAME_COLUMNS, *NAME_COLUMNS]))
 

@@ -145,7 +145,7 @@ def ratio_of_rows(row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
     means = []
     for each in (row, base):
         rate, low, high = (each[name] for name in ("throughput_samples_per_s", "throughput_low", "throughput_high"))
-        means.append(LogMean(math.log(rate)) if low is None else mean_of_blocks(Estimate(rate, low, high)))
+        means.append(LogMean(math.log(rate)) if low is None else mean_of_blocks(Estimate(rate, low, high), 16))
     return means[0].minus(means[1])
 
 

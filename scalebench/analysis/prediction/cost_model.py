@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scalebench.core.stats.estimate_arithmetic import fit_least_squares
+
 PASSES_OVER_CUT = 2  # activations go forward, their gradients come back
 
 
@@ -158,7 +160,7 @@ def _check_devices(devices: int) -> None:
         raise ValueError(f"{devices} devices")
 
 
-MAX_COLLINEARITY = 1e-9  # below it sizes and messages are proportional and cannot separate latency from bandwidth
+MIN_SIZE_INDEPENDENCE = 1e-9  # below it sizes and messages are proportional and cannot separate latency from bandwidth
 
 
 @dataclass(frozen=True)
@@ -190,15 +192,14 @@ def fit_link_rate(syncs: Sequence[MeasuredSync]) -> LinkRate | None:
     rows = [_regression_row(sync) for sync in syncs if sync.devices > 1 and sync.size_bytes > 0 and sync.seconds > 0]
     if not rows:
         return None
-    s11, s12, s22 = (math.fsum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    t1, t2 = (math.fsum(row[i] for row in rows) for i in (0, 1))
-    determinant = s11 * s22 - s12 * s12
-    if determinant <= MAX_COLLINEARITY * s11 * s22:
-        return LinkRate(s22 / t2, None, len(rows))
-    latency_s, byte_s = (s22 * t1 - s12 * t2) / determinant, (s11 * t2 - s12 * t1) / determinant
+    by_bytes_alone = math.fsum(sent * sent for _, sent in rows) / math.fsum(sent for _, sent in rows)
+    fit = fit_least_squares(rows, [1.0] * len(rows), MIN_SIZE_INDEPENDENCE)
+    if fit is None:
+        return LinkRate(by_bytes_alone, None, len(rows))
+    latency_s, byte_s = map(float, fit.coefficients)
     if byte_s <= 0:
         return None
-    return LinkRate(1 / byte_s, latency_s, len(rows)) if latency_s > 0 else LinkRate(s22 / t2, 0.0, len(rows))
+    return LinkRate(1 / byte_s, latency_s, len(rows)) if latency_s > 0 else LinkRate(by_bytes_alone, 0.0, len(rows))
 
 
 def _regression_row(sync: MeasuredSync) -> tuple[float, float]:

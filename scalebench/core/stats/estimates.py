@@ -163,7 +163,7 @@ def estimate_throughput(
     blocks = len(block_seconds)
     if blocks < MIN_BLOCKS_FOR_LIMITS:
         return None
-    batches = min(batches, blocks)
+    batches = count_batches(blocks, batches)
     total_seconds, total_samples = float(np.add.reduce(block_seconds)), float(np.add.reduce(block_samples))
     if total_seconds == 0:
         raise ValueError("no time passed in any block")
@@ -177,6 +177,11 @@ def estimate_throughput(
     return Estimate(value, value / (1 + half_width), value / (1 - half_width) if half_width < 1 else math.inf)
 
 
+def count_batches(blocks: int, batches: int = BATCHES) -> int:
+    """Return how many batches so many blocks make: fewer blocks than batches are a batch each."""
+    return min(batches, blocks)
+
+
 def estimate_mean(values: npt.ArrayLike, batches: int = BATCHES, confidence: float = CONFIDENCE) -> Estimate | None:
     """Estimate the mean of a series, in its unit; None for fewer than 2 values.
 
@@ -188,7 +193,7 @@ def estimate_mean(values: npt.ArrayLike, batches: int = BATCHES, confidence: flo
     autoregression-adjusted batch-means procedure for simulation analysis" (the autoregression adjustment).
     """
     series = as_series(values)
-    count = min(batches, len(series))
+    count = count_batches(len(series), batches)
     if count < 2:
         return None
     mean = float(np.add.reduce(series)) / len(series)  # series.mean() takes three times as long

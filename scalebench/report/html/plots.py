@@ -96,6 +96,7 @@ def _make_style(position: int, variant: int) -> LineStyle:
 def make_figure(chart: Chart, styles: Sequence[LineStyle]) -> Figure:
     """Return `data` and `layout`; `meta` of a trace holds its role, colour, tags and the number of its series."""
     traces: list[Figure] = []
+    has_dots = chart.kind == "bars" and any(series.list_dots() for series in chart.series)
     for number, (series, style) in enumerate(zip(chart.series, styles, strict=True)):
         meta: Figure = {"series": number, "slot": style.slot, "tags": dict(series.tags)}
         if series.point_tags:
@@ -106,10 +107,14 @@ def make_figure(chart: Chart, styles: Sequence[LineStyle]) -> Figure:
             group = {"legendgroup": str(number)} if beside else {}
             traces += [*beside, {**_make_line_trace(chart, series, style, meta), **group}]
         else:
-            traces.append(_make_bar_trace(chart, series, style, meta))
+            # In a stack the dots would lie on the sums.
+            dots = _make_dots(series, meta) if chart.kind == "bars" else []
+            group = {"legendgroup": str(number), "offsetgroup": str(number)} if has_dots else {}
+            traces += [{**trace, **group} for trace in (_make_bar_trace(chart, series, style, meta), *dots)]
     layout: Figure = {"xaxis": _make_axis(chart.x, chart, "x"), "yaxis": _make_axis(chart.y, chart, "y")}
     if chart.kind != "lines":
         layout["barmode"] = "relative" if chart.kind == "stacked" else "group"
+        layout |= {"scattermode": "group"} if has_dots else {}  # each dot on its bar, by their offsetgroup
     return {"data": traces, "layout": layout}
 
 

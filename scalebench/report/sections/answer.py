@@ -97,7 +97,7 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
         name, row = advice.rows[0]
         return (
             "Whether more devices pay is unknown: nothing was measured on one device (baseline=auto adds it). "
-            f"The fastest was {_on_devices((name, row))}, {format_throughput(row)} samples/s."
+            f"The fastest was {_on_devices((name, row))}, {format_throughput(row, ' samples/s')}."
         )
     names = join_with_and([_on_devices(pair) for pair in advice.rows])
     ratios = [decide_ratio(row, single[1], estimate_ratio) for _, row in advice.rows]

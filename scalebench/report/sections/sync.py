@@ -12,7 +12,7 @@ from scalebench.analysis.identity import OPERATION_COLUMNS
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
 from scalebench.core.result import COLLECTIVES
-from scalebench.core.stats.estimate_arithmetic import MIN_REPEATS_FOR_LIMITS
+from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
 from scalebench.core.units import format_binary_bytes
 from scalebench.report.document import (
     DEVICES,

@@ -19,7 +19,6 @@ from scalebench.core.stats.estimate_arithmetic import (
     combine,
     divide_by_total,
     estimate_around,
-    mean_over_repeats,
     rate_to_seconds,
 )
 from scalebench.core.stats.estimates import (
@@ -29,6 +28,7 @@ from scalebench.core.stats.estimates import (
     precise_enough,
     student_t,
 )
+from scalebench.core.stats.log_means import mean_over_repeats
 
 TRUE_S = 0.01  # seconds per sample in every simulation
 SAMPLES = 50
