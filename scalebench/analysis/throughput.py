@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from scalebench.analysis.identity import comparison_key
-from scalebench.analysis.rounds import ratio_in_rounds, rounds_left_out
+from scalebench.analysis.rounds import counting_flags, ratio_in_rounds, rounds_left_out
 from scalebench.analysis.run_summary import Run, RunSummary
 from scalebench.core.result import RankRecord, Result
 from scalebench.core.stats.estimates import (
@@ -204,7 +204,7 @@ def list_flags(
     result: Result, interval: Estimate | None, target: Any, groups: Sequence[CountedBlocks] = ()
 ) -> list[str]:
     """Return the flags of a row: those of the record, a missing or wide interval, an unsteady series."""
-    flags = list(result.flags)
+    flags = counting_flags(result)
     if result.status == "ok":
         if interval is None or not math.isfinite(interval.high):
             flags.append("no_interval")

@@ -18,10 +18,9 @@ from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.core.spec import RunSpec, has_stop
+from scalebench.core.spec import SWEEP_REPEATS, RunSpec, has_stop
 from scalebench.slurm.commands import in_allocation
 
-SWEEP_REPEATS = 3  # the fewest that give an interval; of a configuration where measure.repeats leaves it open
 TURN_LAUNCHERS = ("local", "mpi")
 OWN_JOBS = "each run is a job of its own"
 

@@ -10,7 +10,13 @@ from scalebench.analysis.advice import Advice, NamedRow, list_advice
 from scalebench.analysis.ranking import Ranking, is_control, join_with_and
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, ScalingLimit, find_scaling_limit, format_batch, format_group_title
-from scalebench.analysis.verdicts import count_missing_repeats, decide_ratio, explain_no_verdict
+from scalebench.analysis.verdicts import (
+    DOUBTS,
+    NO_VERDICT_FLAGS,
+    count_missing_repeats,
+    decide_ratio,
+    explain_no_verdict,
+)
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.units import format_percent
@@ -20,22 +26,6 @@ from scalebench.report.report_data import ReportData
 from scalebench.report.tables import format_percent as format_whole_percent
 from scalebench.report.tables import format_percent_column, format_ratio, format_throughput
 
-# Flags that make a figure doubtful, as text; verdicts.SPOILING_FLAGS do more.
-DOUBTS = {
-    "approximate": "its steps are not the baseline's, so its speed is that of a different training",
-    "not_in_turns": "it was measured by itself, while the others of its sweep took turns",
-    "foreign_process": "a program outside the run computed on one of its devices",
-    "hot_at_start": "a GPU was close to throttling before it began",
-    "throttled": "something held a GPU's clocks back",
-    "unequal_clocks": "the clocks of its GPUs differ",
-    "swapping": "the machine swapped",
-    "gpu_lost": "a GPU was lost",
-    "no_interval": "no interval, with too few blocks",
-    "target_missed": "the interval is wider than requested",
-    "repeats_differ": "its repeats differ by more than a tenth",
-    "drifts": "its level changed while it was measured",
-    "superlinear": "an efficiency above 1, which needs an explanation",
-}
 COLUMNS = ("devices", "fastest", "samples/s (95 %)", "efficiency", "against", "how sure", "tied with")
 CAPTION = (
     "Efficiency is against one device: of the bare baseline, which has no strategy around it, or where there is none, "
@@ -199,7 +189,7 @@ def _list_doubts(report_data: ReportData, advice: Advice) -> list[str]:
     pairs = advice.rows if advice.kind in ("take", "tied") else [(last.best, last.row)]
     doubts = []
     for name, row in pairs:
-        flags = [DOUBTS[flag] for flag in (row["flags"] or "").split() if flag in DOUBTS]
+        flags = [DOUBTS[flag] for flag in (row["flags"] or "").split() if flag in DOUBTS.keys() - NO_VERDICT_FLAGS]
         if row["steady"] is False and "drifts" not in (row["flags"] or ""):
             flags.append("it was not steady")
         doubts += [f"{name}: {', '.join(flags)}"] if flags else []

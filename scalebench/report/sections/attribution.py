@@ -13,10 +13,10 @@ from scalebench.analysis.attribution.components import LOSS_PARTS
 from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, attribute_run, measure_repeat
 from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder, samples_per_device
 from scalebench.analysis.scaling_curves import Curve, plain_rows
-from scalebench.analysis.verdicts import REPEATS
 from scalebench.core import units
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.spec import SWEEP_REPEATS
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report.document import (
     Axis,
@@ -217,7 +217,7 @@ def _make_table(group: CurveGroup, bars: list[Bar]) -> Table:
         rows.append(Row([*head, *(_make_part_cell(case, name) for name in parts)], curve.tags))
     caption = (
         "Shares of ideal throughput with 95 % intervals. The loss, batch, overhead and contention compare processes: "
-        f"they have limits over repeats only (measure.repeats={REPEATS} gives them). The other parts compare "
+        f"they have limits over repeats only (measure.repeats={SWEEP_REPEATS} gives them). The other parts compare "
         "conditions of one process, and have limits over its blocks. The parts add up to the loss; seconds are of one "
         "step. A part shown as contained in another one could not be measured apart from it."
     )

@@ -60,8 +60,8 @@ TRAFFIC_CAPTION = (
 )
 WINNERS_CAPTION = (
     "should: predicted seconds of a step, from the figures above and the optimizer's seconds on one device, but from "
-    "no step time of these runs. It assumes that no synchronization or transfer overlaps with computation, and that "
-    "devices do not slow each other down",
+    "no step time of these runs. It assumes that devices do not slow each other down, and that nothing overlaps with "
+    "computation: of data parallelism, which hides synchronization behind the backward pass, it is an upper limit",
     "took: the samples of a step over the measured throughput, with 95 % limits",
     "tied: within those limits",
 )
