@@ -10,7 +10,8 @@ from scalebench.measure.monitor.gpu_sampler import NO_REASON, THROTTLE_REASONS, 
 from scalebench.measure.monitor.summary import IDLE_REASON
 from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow
 
-# For other programs, over the whole measured phase: daemons and kernel threads use a little of any machine, more of a larger one.
+# For other programs, over the whole measured phase: daemons and kernel threads use a little of any machine, more of a
+# larger one.
 MAX_MEAN_OTHER_CORES, MAX_MEAN_OTHER_SHARE = 0.1, 0.01
 MIN_BUSY_WINDOW_S = (
     1.0  # the kernel counts in hundredths of a second: in a shorter window, two of them would set the flag
