@@ -6,11 +6,13 @@ plain: a renderer escapes them, and nothing in them is markup.
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 from scalebench.analysis.scaling_curves import Curve, format_group_title
@@ -33,6 +35,8 @@ Number = float | None  # None: not measured
 Points = list[tuple[float, float]]
 Cells = Mapping[str, Any]  # the cells of one row of the frame
 Tags = Mapping[str, str]  # model, strategy, hardware: what a reader can filter by; without a tag, a block always shows
+T = TypeVar("T")  # what a row of a table shows
+CurveRow = tuple[Curve, Mapping[str, Any]]  # a row of a curve
 Workload = tuple[dict[str, str], list[Curve]]  # what curves share that may be drawn in one chart, and these curves
 
 
@@ -62,6 +66,14 @@ class Series:
     notes: Sequence[str] = ()  # one for each point, shown beside it on demand
     point_tags: Sequence[Tags] = ()  # one for each point, where they differ: bars of several strategies
     repeats: Sequence[Sequence[float]] = ()
+
+    def list_limits(self) -> list[tuple[Number, Number]]:
+        """Return both limits of each point; None for both where one is missing or infinite."""
+        pairs = zip(self.low, self.high, strict=True) if self.low else itertools.repeat((None, None), len(self.x))
+        return [
+            (None, None) if low is None or high is None or math.isinf(low) or math.isinf(high) else (low, high)
+            for low, high in pairs
+        ]
 
     def list_dots(self, places: Sequence[Any] | None = None) -> list[tuple[Any, float]]:
         """Return (x, y) of each single repeat; `places` are other x of the points, as of bars side by side."""
@@ -157,6 +169,23 @@ class CurveGroup:
         text = re.sub(r"[^a-z0-9]+", "-", " ".join((*words, str(self.number), self.title)).lower())
         return text.strip("-")[:MAX_ID_LENGTH].strip("-")
 
+    def list_rows(self) -> list[tuple[CurveRow, Tags]]:
+        """Return each row with its curve, and its tags: the items of a table."""
+        return [((curve, row), curve.tags) for curve in self.curves for row in curve.rows]
+
+    def make_chart(
+        self,
+        section: str,
+        figure: str,
+        title: str,
+        axes: tuple[Axis, Axis],
+        series: Sequence[Series],
+        caption: str,
+        kind: Literal["lines", "bars"] = "lines",
+    ) -> Chart:
+        """Make a chart of these curves; its id and title say which they are."""
+        return Chart(self.make_id(section, figure), f"{title}: {self.title}", *axes, series, kind, caption)
+
     @property
     def tags(self) -> dict[str, str]:
         """The tags of a block that belongs to all curves of the group, whose strategies differ."""
@@ -219,6 +248,20 @@ def make_cell(text: str, value: Any = None) -> Cell:
 def format_cell(value: Any, show: Callable[[Any], str]) -> Cell:
     """Make a cell for a value, empty if it is None."""
     return Cell("") if value is None else make_cell(show(value), value)
+
+
+def build_table(
+    table_id: str,
+    title: str,
+    columns: Mapping[str, Callable[[T], Cell]],
+    items: Iterable[tuple[T, Tags]],
+    words: Iterable[str] = (),
+    caption: str = "",
+) -> Table:
+    """Make a table with a row for each item and its tags; `columns` make its cells by their heads. Columns other than
+    the `words` are numbers."""
+    rows = [Row([make(item) for make in columns.values()], tags) for item, tags in items]
+    return Table(table_id, title, list(columns), rows, frozenset(columns) - set(words), caption)
 
 
 def make_line_series(curves: Iterable[Curve], column: str, stem: str = "") -> list[Series]:

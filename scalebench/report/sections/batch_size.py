@@ -3,8 +3,9 @@ from which a larger one brings nearly nothing. The terminal shows the same sente
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from scalebench.analysis.batch_size import (
     BATCH,
@@ -26,15 +27,15 @@ from scalebench.report.document import (
     Axis,
     Block,
     Cell,
-    Cells,
     Chart,
     CurveGroup,
+    CurveRow,
     Paragraph,
-    Row,
     Section,
     Series,
     Table,
     add_epoch_limits,
+    build_table,
     format_cell,
     format_duration_column,
     group_curves,
@@ -87,8 +88,8 @@ def _make_charts(group: CurveGroup, estimate_ratio: EstimateRatio) -> Iterator[C
             lines += _mark_saturating_batches(group, estimate_ratio) if column == THROUGHPUT else []
             about = f"{about}. A larger batch makes fewer steps per epoch, and may learn less in it"
             x = Axis("batch per device", log=True, ticks=sorted({float(x) for line in lines for x in line.x}))
-            heading, caption = f"{title} over batch: {group.title}", join_sentences(about, intervals)
-            yield Chart(group.make_id("batch_size", title), heading, x, Axis(axis), lines, "lines", caption)
+            axes, caption = (x, Axis(axis)), join_sentences(about, intervals)
+            yield group.make_chart("batch_size", title, f"{title} over batch", axes, lines, caption)
 
 
 def _make_answers(group: CurveGroup, estimate_ratio: EstimateRatio) -> Iterator[Paragraph]:
@@ -109,62 +110,55 @@ def _mark_saturating_batches(group: CurveGroup, estimate_ratio: EstimateRatio) -
 
 
 def _make_saturation_table(group: CurveGroup, estimate_ratio: EstimateRatio) -> Table:
-    columns = ["saturating batch", "could be", "of the highest", "highest at", "n_1/2 (95 %)", "limit, samples/s", "R²",
-               "worst"]  # fmt: skip
-    rows = [
-        Row([make_cell(curve.name), *_saturation_cells(curve, estimate_ratio), *_fit_cells(curve)], curve.tags)
+    columns: dict[str, Callable[[SaturationRow], Cell]] = {
+        "strategy": lambda row: make_cell(row.curve.name),
+        "saturating batch": lambda row: format_cell(row.point.batch, lambda batch: format_batch(row.point)),
+        "could be": lambda row: make_cell(", ".join(f"{batch:,}" for batch in row.point.candidates or ())),
+        "of the highest": lambda row: format_cell(row.point.share, format_percent),
+        "highest at": lambda row: format_cell(row.point.highest, "{:,}".format),
+        "n_1/2 (95 %)": lambda row: make_cell(format_half_batch(row.line), row.line and row.line.half_batch),
+        "limit, samples/s": lambda row: format_cell(row.limit, "{:,.0f}".format),
+        "R²": lambda row: format_cell(row.line and row.line.r_squared, "{:.3f}".format),
+        "worst": lambda row: format_cell(row.line and row.line.worst, units.format_percent),
+    }
+    items = [
+        (SaturationRow(curve, point, fit_step_time(batch_and_step_s(curve.rows))), curve.tags)
         for curve in group.curves
+        if (point := find_saturating_batch(curve.rows, estimate_ratio)) is not None
     ]
-    title, caption = f"Where a larger batch stops to pay: {group.title}", join_sentences(*CAPTION)
-    table_id = group.make_id("batch_size", "saturation")
-    return Table(table_id, title, ["strategy", *columns], rows, frozenset(columns), caption)
+    title, table_id = f"Where a larger batch stops to pay: {group.title}", group.make_id("batch_size", "saturation")
+    return build_table(table_id, title, columns, items, ["strategy"], join_sentences(*CAPTION))
 
 
-def _saturation_cells(curve: Curve, estimate_ratio: EstimateRatio) -> list[Cell]:
-    point = find_saturating_batch(curve.rows, estimate_ratio)
-    if point is None:
-        return [Cell("")] * 4
-    could_be = "" if point.candidates is None else ", ".join(f"{batch:,}" for batch in point.candidates)
-    return [
-        make_cell(format_batch(point), point.batch),
-        make_cell(could_be),
-        make_cell(format_percent(point.share), point.share),
-        make_cell(f"{point.highest:,}", point.highest),
-    ]
+class SaturationRow(NamedTuple):
+    curve: Curve
+    point: SaturatingBatch
+    line: StepFit | None
 
-
-def _fit_cells(curve: Curve) -> list[Cell]:
-    line = fit_step_time(batch_and_step_s(curve.rows))
-    if line is None:
-        return [Cell("")] * 4
-    limit = None if line.limit is None else line.limit * curve.rows[0]["gpus"]
-    return [
-        make_cell(format_half_batch(line), line.half_batch),
-        format_cell(limit, "{:,.0f}".format),
-        make_cell(f"{line.r_squared:.3f}", line.r_squared),
-        make_cell(units.format_percent(line.worst), line.worst),
-    ]
+    @property
+    def limit(self) -> float | None:
+        """The samples/s over all devices that the line of the steps approaches."""
+        return None if self.line is None or self.line.limit is None else self.line.limit * self.curve.rows[0]["gpus"]
 
 
 def _make_table(group: CurveGroup, estimate_ratio: EstimateRatio) -> Table:
-    columns = [BATCH.replace("_", " "), "global batch", "samples/s (95 %)", "over the smallest", "epoch (95 %)"]
-    pairs = [(curve, row) for curve in group.curves for row in curve.rows][:MAX_ROWS]
-    rows = [Row(_make_cells(curve, row, estimate_ratio), curve.tags) for curve, row in pairs]
+    def make_gain(item: CurveRow) -> Cell:
+        smallest, row = item[0].rows[0], item[1]
+        gain = decide_ratio(row, smallest, estimate_ratio)
+        return make_cell("1.00" if row is smallest else format_ratio(gain.value, *gain.limits), gain.value)
+
+    columns: dict[str, Callable[[CurveRow], Cell]] = {
+        "strategy": lambda item: make_cell(item[0].name),
+        "batch per device": lambda item: format_cell(item[1][BATCH], "{:,}".format),
+        "global batch": lambda item: format_cell(item[1]["global_batch"], "{:,}".format),
+        "samples/s (95 %)": lambda item: make_cell(format_throughput(item[1]), item[1][THROUGHPUT]),
+        "over the smallest": make_gain,
+        "epoch (95 %)": lambda item: make_cell(format_duration_column(item[1], "epoch_s"), item[1]["epoch_s"]),
+    }
     about = "over the smallest: throughput over that with the smallest batch of the same strategy and devices"
     title, caption = f"Batch size: {group.title}", join_sentences(about, describe_curve_intervals(group.curves))
-    return Table(group.make_id("batch_size", "table"), title, ["strategy", *columns], rows, frozenset(columns), caption)
-
-
-def _make_cells(curve: Curve, row: Cells, estimate_ratio: EstimateRatio) -> list[Cell]:
-    smallest = curve.rows[0]
-    gain = decide_ratio(row, smallest, estimate_ratio)
-    return [
-        make_cell(curve.name),
-        *(make_cell(f"{row[name]:,}", row[name]) for name in (BATCH, "global_batch")),
-        make_cell(format_throughput(row), row[THROUGHPUT]),
-        make_cell(format_ratio(gain.value, *gain.limits) if row is not smallest else "1.00", gain.value),
-        make_cell(format_duration_column(row, "epoch_s"), row["epoch_s"]),
-    ]
+    table_id = group.make_id("batch_size", "table")
+    return build_table(table_id, title, columns, group.list_rows()[:MAX_ROWS], ["strategy"], caption)
 
 
 def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[str]:
@@ -197,9 +191,9 @@ def format_batch(point: SaturatingBatch) -> str:
     return f"{point.batch:,} or less" if point.first else f"{point.batch:,}"
 
 
-def format_half_batch(line: StepFit) -> str:
+def format_half_batch(line: StepFit | None) -> str:
     """Return `420 [390, 450]` samples; empty if the line has none."""
-    if line.half_batch is None:
+    if line is None or line.half_batch is None:
         return ""
     if line.low is None or line.high is None:
         return units.format_number(line.half_batch)

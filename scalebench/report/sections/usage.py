@@ -101,8 +101,7 @@ def _make_charts(group: CurveGroup) -> Iterator[Chart]:
         bars = make_bar_series(group.curves, column)
         if any(y for bar in bars for y in bar.y):  # bars of 0, as of an unused network, cannot be seen
             caption = join_sentences(about, "measured while blocks were timed, without intervals")
-            title = f"{title}: {group.title}"
-            yield Chart(group.make_id("usage", column), title, Axis(DEVICES), axis, bars, "bars", caption)
+            yield group.make_chart("usage", column, title, (Axis(DEVICES), axis), bars, caption, "bars")
 
 
 def _find_waits(curve: Curve, estimate_ratio: EstimateRatio) -> Iterator[Paragraph]:
