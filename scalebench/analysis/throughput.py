@@ -14,13 +14,13 @@ from scalebench.analysis.identity import comparison_key
 from scalebench.analysis.rounds import counting_flags, ratio_in_rounds, rounds_left_out
 from scalebench.analysis.run_summary import Run, RunSummary
 from scalebench.core.result import RankRecord, Result
+from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import (
     Estimate,
     FloatArray,
     count_batches,
     estimate_throughput,
     scale_estimate,
-    sum_estimates,
 )
 from scalebench.core.stats.steady_state import MIN_BLOCKS, find_unsteadiness, find_warmup_length
 
@@ -148,8 +148,9 @@ def _throughput(result: Result, groups: Sequence[CountedBlocks]) -> Figure:
     values, intervals = zip(*figures, strict=True)
     if any(value is None for value in values):
         return None, None
-    present = [interval for interval in intervals if interval is not None]
-    return sum(values), sum_estimates(present) if len(present) == len(values) else None
+    if any(interval is None for interval in intervals):
+        return sum(values), None
+    return sum(values), combine(dict.fromkeys(range(len(intervals)), 1.0), dict(enumerate(intervals)))
 
 
 def _throughput_of_blocks(seconds: FloatArray, samples: FloatArray) -> Figure:

@@ -14,10 +14,10 @@ from scalebench.analysis import throughput
 from scalebench.analysis.baselines import Baselines
 from scalebench.core.result import Result
 from scalebench.core.spec import DatasetSpec, HardwareSpec, TrainSpec
+from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import (
     Estimate,
     estimate_throughput,
-    sum_estimates,
 )
 from tests.builders.runs import MACHINE, rank, record
 
@@ -52,7 +52,7 @@ def test_the_interval_is_of_batch_means() -> None:
 def test_the_interval_of_replicas_is_of_the_sum() -> None:
     result = record(gpus=2, independent=True)
     one = estimate_throughput(result.ranks[0].block_s[:-1], [20] * 31)
-    assert throughput.throughput(result)[1] == sum_estimates([one, one])
+    assert throughput.throughput(result)[1] == combine({"first": 1.0, "second": 1.0}, {"first": one, "second": one})
 
 
 @pytest.mark.parametrize("status", ["failed", "oom", "timeout", "unsupported", "cancelled"])

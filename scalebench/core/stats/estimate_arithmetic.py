@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scalebench.core.stats.estimates import Estimate, FloatArray
 
 MIN_INDEPENDENCE = 1e-13  # of two columns that differ by more than rounding
-Coefficients = Mapping[str, float]  # name of an estimate -> its factor
+Coefficients = Mapping[Any, float]  # name of an estimate -> its factor
 
 
 def estimate_around(value: float, limits: Estimate | None) -> Estimate:
@@ -30,7 +30,7 @@ def rate_to_seconds(rate: float, limits: Estimate | None, samples: float) -> Est
     return estimate_around(seconds, Estimate(samples / limits.value, samples / limits.high, samples / limits.low))
 
 
-def combine(coefficients: Coefficients, estimates: Mapping[str, Estimate]) -> Estimate:
+def combine(coefficients: Coefficients, estimates: Mapping[Any, Estimate]) -> Estimate:
     """Return the sum of c_i x_i for independent x_i, with c_i of either sign.
 
     The distance of each limit is the root of the sum of squares of the distances that the terms have on that side
@@ -42,7 +42,7 @@ def combine(coefficients: Coefficients, estimates: Mapping[str, Estimate]) -> Es
     return _with_distances(value, _distances(coefficients, estimates))
 
 
-def divide_by_total(coefficients: Coefficients, estimates: Mapping[str, Estimate], total: str) -> Estimate:
+def divide_by_total(coefficients: Coefficients, estimates: Mapping[Any, Estimate], total: str) -> Estimate:
     """Return a linear combination over the estimate `total`, which may be one of its terms: c + (the others) / total.
 
     By the delta method: the limits of the other terms count with slope 1 / total, those of the total with slope
@@ -90,7 +90,7 @@ def fit_least_squares(
     return LeastSquares(coefficients, weights, targets - design @ coefficients)
 
 
-def _distances(slopes: Coefficients, estimates: Mapping[str, Estimate]) -> tuple[float, float] | None:
+def _distances(slopes: Coefficients, estimates: Mapping[Any, Estimate]) -> tuple[float, float] | None:
     """Return how far the limits of a sum are below and above its value; None if a term has no limits."""
     down, up = [], []
     for name, slope in slopes.items():

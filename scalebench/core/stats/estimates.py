@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -324,20 +323,6 @@ def scale_estimate(estimate: Estimate, factor: float) -> Estimate:
     if not 0 < factor < math.inf:
         raise ValueError(f"an estimate is scaled by a positive number, not {factor}")
     return Estimate(estimate.value * factor, estimate.low * factor, estimate.high * factor)
-
-
-def sum_estimates(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the sum of independent estimates in one unit, at the same confidence (MOVER); ValueError for none at all.
-
-    Source: Zou and Donner 2008, "Construction of confidence limits about effect measures: a general
-    approach".
-    """
-    if not estimates:
-        raise ValueError("there are no estimates to sum")
-    value = sum(part.value for part in estimates)
-    down = math.hypot(*(part.value - part.low for part in estimates))
-    up = math.hypot(*(part.high - part.value for part in estimates))
-    return Estimate(value, value - down, value + up)
 
 
 def as_series(values: npt.ArrayLike) -> FloatArray:

@@ -143,11 +143,11 @@ def _time_cell(training: TrainingOutcome | None) -> Cell:
     """Make `12.3 s`, `12.3 s (5 seeds)`, `2 of 3 seeds reached it` or `never`; empty without a target."""
     if training is None:
         return Cell("")
-    seconds, _ = training.figures["time_to_target_s"]
+    seconds = training.figures["time_to_target_s"]
     if training.reached < training.seeds or seconds is None:
         return Cell("never" if training.seeds == 1 else f"{training.reached} of {training.seeds} seeds reached it")
     seeds = f" ({training.seeds} seeds)" if training.seeds > 1 else ""
-    return make_cell(format_seconds(seconds) + seeds, seconds)
+    return make_cell(format_seconds(seconds.value) + seeds, seconds.value)
 
 
 def _ratio_cell(ratio: Estimate | None) -> Cell:

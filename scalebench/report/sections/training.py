@@ -259,12 +259,7 @@ def _epoch_cells(row: Cells) -> list[Cell]:
 
 
 def _cost_cell(row: Cells, column: str, unit: str) -> Cell:
-    shows = {
-        "joules": lambda value: f"{units.format_number(value)} J",
-        "seconds": format_seconds,
-        "device-hours": _format_hours,
-    }
-    return format_cell(to_number(row.get(column)), shows[unit])
+    return format_cell(to_number(row.get(column)), COST_FORMATS[unit])
 
 
 def _format_joules(value: float) -> str:

@@ -97,7 +97,7 @@ def test_sum_covers_the_true_sum() -> None:
     parts = np.random.default_rng(6).normal([1.0, 5.0, 20.0], [0.1, 0.2, 0.3], (4000, 3))
     half = 1.96 * np.array([0.1, 0.2, 0.3])
     limits = np.stack([parts, parts - half, parts + half], axis=-1)
-    sums = [estimates.sum_estimates([Estimate(*part) for part in run]) for run in limits]
+    sums = [combine(dict.fromkeys(range(3), 1.0), {k: Estimate(*part) for k, part in enumerate(run)}) for run in limits]
     assert 0.94 <= np.mean([each.low <= 26 <= each.high for each in sums]) <= 0.96
 
 
@@ -184,7 +184,8 @@ def test_missing_limits_are_infinite_not_negative() -> None:
     wild = estimate_throughput([1e-6] * 15 + [1.0], [1] * 16)
     assert wild is not None and wild.high == wild.relative_half_width() == math.inf and wild.low > 0
     exact = Estimate(1.0, 1.0, 1.0)
-    assert estimates.sum_estimates([wild, exact]).high == estimates.scale_estimate(wild, 2).high == math.inf
+    assert estimates.scale_estimate(wild, 2).high == math.inf
+    assert not combine({"wild": 1.0, "exact": 1.0}, {"wild": wild, "exact": exact}).has_limits
     assert Estimate(0.0, -1.0, 1.0).relative_half_width() == math.inf
     assert Estimate(2.0, 1.0, 4.0).relative_half_width() == 0.75, "half the width over the value"
     assert estimate_throughput([1.0] * 4, [1] * 4) is None
@@ -211,7 +212,6 @@ def test_missing_limits_are_infinite_not_negative() -> None:
         ("above 0, not nan", lambda: precise_enough([1.0] * 64, [1] * 64, math.nan)),
         ("not negative", lambda: estimates.next_check(-1)),
         ("by a positive number", lambda: estimates.scale_estimate(Estimate(1.0, 1.0, 1.0), -1)),
-        ("no estimates", lambda: estimates.sum_estimates([])),
     ],
 )
 def test_invalid_input_is_an_error(message: str, call: Callable[[], object]) -> None:
@@ -256,7 +256,7 @@ def test_units_do_not_matter(blocks: list[tuple[float, int]], unit_s: float, fac
 
 @given(intervals, intervals)
 def test_sums_are_consistent(a: Estimate, b: Estimate) -> None:
-    both = estimates.sum_estimates([a, b])
+    both = combine({"a": 1.0, "b": 1.0}, {"a": a, "b": b})
     assert both.value == a.value + b.value
     rounding = 1e-12 * (a.high + b.high)
     assert a.low + b.low - rounding <= both.low
