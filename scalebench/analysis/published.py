@@ -41,18 +41,13 @@ class Study:
     notes: list[str] = field(default_factory=list)
 
 
-def list_studies() -> list[tuple[str, str]]:
-    """Return (name, title) of each study."""
-    return [(name, load_study(name).title) for name in _study_names()]
-
-
 @cache
 def load_study(name: str) -> Study:
     """Return the source of a study's rows. Raises InputError for an unknown name, with the nearest one."""
     from omegaconf import OmegaConf
 
-    if name not in _study_names():
-        raise InputError(f"{unknown_name_message('published study', name, _study_names())} (--reference)")
+    if name not in list_studies():
+        raise InputError(f"{unknown_name_message('published study', name, list_studies())} (--reference)")
     read: Any = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
     return Study(name=name, **read)
 
@@ -76,7 +71,8 @@ def load_published(names: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=PUBLISHED_COLUMNS).astype(kinds)
 
 
-def _study_names() -> list[str]:
+def list_studies() -> list[str]:
+    """Return the names of the published studies."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 

@@ -80,16 +80,8 @@ def format_group_title(group: Mapping[str, str]) -> str:
     return ", ".join([head, f"batch {group['batch']}", *more])
 
 
-def plain_row(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a row of a frame (a Series or a dict) in plain Python, None for null."""
-    import pandas as pd
-
-    plain = {str(name): value.item() if hasattr(value, "item") else value for name, value in row.items()}
-    return {name: None if value is pd.NA or value != value else value for name, value in plain.items()}
-
-
 def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return all rows as `plain_row` does, but column by column: a tenth of the time for thousands of rows."""
+    """Return the rows of a frame in plain Python, None for null. Column by column, which takes a tenth of the time."""
     names = [str(name) for name in frame.columns]
     columns = [frame[name].to_numpy(dtype=object, na_value=None).tolist() for name in frame.columns]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

@@ -291,9 +291,8 @@ def make_curve_series(curves: TrainingCurves, get_y: GetY, get_x: GetX) -> Serie
     if not x:
         return None
     kept = [int(k) for k, _ in downsample([(float(k), mean.value) for k, mean in enumerate(means)], MAX_CURVE_POINTS)]
-    low, high = (
-        [means[k].limits[end] for k in kept] if any(means[k].has_limits for k in kept) else () for end in (0, 1)
-    )
+    has_limits = any(means[k].has_limits for k in kept)
+    low, high = ([means[k].limits[end] for k in kept] if has_limits else () for end in (0, 1))
     style: Any = "points" if len(kept) == 1 else "line"
     return Series(curves.name, [x[k] for k in kept], [means[k].value for k in kept], low, high, curves.tags, style)
 

@@ -21,7 +21,7 @@ from scalebench.analysis import comparison, load, ranking, scaling_curves, time_
 from scalebench.analysis.comparison import Comparison
 from scalebench.analysis.comparison.pairing import load_compared_runs
 from scalebench.analysis.repeats import load_configurations
-from scalebench.analysis.scaling_curves import Curve, make_curves, plain_row
+from scalebench.analysis.scaling_curves import Curve, make_curves, plain_rows
 from scalebench.report.comparison_text import make_json
 
 Row = dict[str, Any]
@@ -58,7 +58,7 @@ def compute(folder: Path) -> Tables:
 def rows_of(table: pd.DataFrame, folder: Path | None = None) -> list[Row]:
     """The rows of a frame; with `folder` their paths are relative to it. Hashes that identify trainings are numbered
     in the order in which they come, since they change with the name of any config key."""
-    rows_found = [plain_row(row) for row in table.to_dict("records")]
+    rows_found = plain_rows(table)
     trainings: dict[str, str] = {}
     for row in rows_found:
         if folder is not None:

@@ -142,11 +142,6 @@ def ring_rounds(devices: int) -> int:
     return 2 * (devices - 1)
 
 
-def stage_imbalance(stages: Sequence[ModelStage]) -> float:
-    """Return the work of the most expensive stage over the mean of all: 1 if they are equal."""
-    return max(stage.share for stage in stages) * len(stages)
-
-
 def crossover_batch(first: StepCost, second: StepCost) -> float | None:
     """Return the global batch from which `first` is faster; 0: at every batch, None: at no batch."""
     gained_s = second.per_sample_s - first.per_sample_s
@@ -179,7 +174,6 @@ class LinkRate:
 
     bytes_per_s: float
     latency_s: float | None
-    syncs: int
 
 
 def fit_link_rate(syncs: Sequence[MeasuredSync]) -> LinkRate | None:
@@ -195,11 +189,11 @@ def fit_link_rate(syncs: Sequence[MeasuredSync]) -> LinkRate | None:
     by_bytes_alone = math.fsum(sent * sent for _, sent in rows) / math.fsum(sent for _, sent in rows)
     fit = fit_least_squares(rows, [1.0] * len(rows), MIN_SIZE_INDEPENDENCE)
     if fit is None:
-        return LinkRate(by_bytes_alone, None, len(rows))
+        return LinkRate(by_bytes_alone, None)
     latency_s, byte_s = map(float, fit.coefficients)
     if byte_s <= 0:
         return None
-    return LinkRate(1 / byte_s, latency_s, len(rows)) if latency_s > 0 else LinkRate(by_bytes_alone, 0.0, len(rows))
+    return LinkRate(1 / byte_s, latency_s) if latency_s > 0 else LinkRate(by_bytes_alone, 0.0)
 
 
 def _regression_row(sync: MeasuredSync) -> tuple[float, float]:

@@ -8,8 +8,7 @@ import pytest
 
 from scalebench.analysis.prediction.calibration import Row
 from scalebench.analysis.prediction.data_or_model import ParallelismComparison, compare_parallelism
-from scalebench.analysis.repeats import pool_results
-from scalebench.analysis.scaling_curves import plain_row, plain_rows
+from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from tests.builders import sweeps
@@ -25,7 +24,6 @@ from tests.builders.parallelism_runs import (
     ddp_run,
     make_parallel_run,
     pipeline_run,
-    run_folders,
     work_s,
 )
 
@@ -177,7 +175,7 @@ def test_only_the_same_work_stands_beside_each_other() -> None:
 
 def test_a_record_that_has_gone_is_left_out() -> None:
     runs = [bare_run(8), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, 0.05)]
-    rows = [plain_row(row) for row in pool_results(runs, run_folders(*runs)).to_dict("records")]
+    rows = plain_rows(sweeps.pool(runs).make_frame())
 
     def gone(row: Row) -> Result:
         raise InputError(f"{row['path']}: gone")
