@@ -21,7 +21,7 @@ from scalebench.core.json_files import read_json
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
 from scalebench.measure.progress import RankProgress, read_progress
-from scalebench.report.document import REPEAT_ROWS
+from scalebench.report.document import REPEAT_ROWS, Block, Paragraph
 from scalebench.report.flag_text import to_text
 
 if TYPE_CHECKING:
@@ -184,14 +184,15 @@ def name_runs(rows: Sequence[Row]) -> dict[str, str]:
     return names
 
 
-def describe_left_out_runs(report_data: ReportData) -> str:
-    """Return a sentence if not all runs are shown in detail, else an empty text."""
+def list_left_out_runs(report_data: ReportData) -> list[Block]:
+    """Return a paragraph if not all runs are shown in detail."""
     if len(report_data.detailed_run_ids) == len(report_data.frame):
-        return ""
-    return (
+        return []
+    text = (
         f"Single runs are shown for the first repeat of {len(report_data.detailed_run_ids)} configurations, out of "
         f"{len(report_data.frame):,} runs: a report reads at most {MAX_DETAILED_RUNS} records."
     )
+    return [Paragraph(text)]
 
 
 def select_first_repeats(rows: Sequence[Row], count: int) -> list[Row]:

@@ -32,7 +32,7 @@ from scalebench.report.document import (
     format_duration,
     group_curves,
 )
-from scalebench.report.report_data import MAX_DETAILED_RUNS, ReportData
+from scalebench.report.report_data import ReportData, list_left_out_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,10 +148,7 @@ def section(report_data: ReportData) -> Section | None:
     groups, left_out = group_curves(report_data.curves, lambda members: any(_list_bars(members, cases)))
     if not groups:
         return None
-    blocks: list[Block] = [*left_out]
-    if len(report_data.frame) > len(report_data.detailed_run_ids):
-        text = f"There are more than {MAX_DETAILED_RUNS} runs: the first repeat of each configuration is shown."
-        blocks.append(Paragraph(text))
+    blocks: list[Block] = [*left_out, *list_left_out_runs(report_data)]
     for group in groups:
         bars = list(_list_bars(group.curves, cases))
         blocks += [*group.paragraphs, *_make_chart(group, bars), _make_table(group, bars)]

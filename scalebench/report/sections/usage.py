@@ -38,9 +38,9 @@ from scalebench.report.flag_text import format_flag, to_text
 from scalebench.report.report_data import (
     ReportData,
     Row,
-    describe_left_out_runs,
     find_run_file,
     list_detailed_runs,
+    list_left_out_runs,
     name_runs,
 )
 from scalebench.report.tables import format_throughput
@@ -162,8 +162,7 @@ def clocks_section(report_data: ReportData) -> Section | None:
     if left > 0:
         text = f"{left} more runs with a flag, or of the most devices of a curve, are not drawn here."
         blocks.append(Paragraph(text))
-    if text := describe_left_out_runs(report_data):
-        blocks.append(Paragraph(text))
+    blocks += list_left_out_runs(report_data)
     return Section("clocks", "Clocks, power and processors while a run was measured", blocks, folded=True)
 
 
