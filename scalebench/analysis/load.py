@@ -12,6 +12,7 @@ from scalebench.analysis.history import history_file, read_history
 from scalebench.analysis.named_baseline import resolve_named_baseline
 from scalebench.analysis.read_runs import (
     PathLike,
+    RunFiles,
     Unreadable,
     find_results,
     list_paths,
@@ -40,7 +41,7 @@ class Survey:
     baseline_label: str | None  # describes the named baseline, for the head of a column
     configurations: Configurations  # behind the pooled frame
     probe_folders: list[Path]  # of the runs that measured collective operations or bandwidths
-    unfinished_folders: list[Path]  # of runs that have a spec, but no result
+    files: RunFiles
 
 
 @pause_garbage_collection()
@@ -80,8 +81,8 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     Raises InputError if not a single file can be read, and for a baseline that is none.
     """
     unreadable: Unreadable = []
-    files, unfinished = search_results(list_paths(path), unreadable)
-    runs = summarize_readable(files, unreadable)
+    files = search_results(list_paths(path), unreadable)
+    runs = summarize_readable(files.results, unreadable)
     if not runs:
         first = unreadable[0][1]
         several = f"not one of {len(unreadable)} files of results can be read; the first: {first}"
@@ -94,7 +95,7 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     if why_unreadable is not None:
         unreadable.append((history_file() or Path(), why_unreadable))
     frame, configurations = make_frame(compared.rows, FRAME_COLUMNS), Configurations(compared, history)
-    return Survey(frame, configurations.make_frame(), unreadable, label, configurations, folders, unfinished)
+    return Survey(frame, configurations.make_frame(), unreadable, label, configurations, folders, files)
 
 
 def frame_of_results(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataFrame:

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 from scalebench.analysis.rows import summarize_run
 from scalebench.analysis.run_summary import RunSummary
@@ -18,12 +20,32 @@ from scalebench.core.errors import InputError
 from scalebench.core.machine.cpus import usable_cpus
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
+from scalebench.core.sweep_file import SWEEP_FILE
 
 PathLike = str | os.PathLike[str]
 Unreadable = list[tuple[Path, str]]  # files or folders, each with one line that gives the reason
 MIN_FILES_PER_PROCESS = 200  # starting a process takes as long as reading so many
 MAX_PROCESSES = 8
 FILES_PER_TASK = 50
+
+
+@dataclass
+class RunFiles:
+    """What a search below some paths returns."""
+
+    results: list[Path]  # each file once, sorted
+    unfinished_folders: list[Path] = field(default_factory=list)  # of runs that have a spec, but no result; sorted
+    sweep_folders: list[Path] = field(default_factory=list)  # those with a sweep.json, sorted
+
+
+class FolderEntries(NamedTuple):
+    """A folder of a run or a sweep, by the names in it."""
+
+    folder: str
+    has_result: bool
+    result_is_link: bool
+    has_spec: bool
+    has_sweep: bool
 
 
 @contextmanager
@@ -50,27 +72,28 @@ def find_results(paths: Sequence[PathLike]) -> list[Path]:
     Raises InputError for a path without any, and for a folder that must not be listed.
     """
     unreadable: Unreadable = []
-    files, _ = search_results(paths, unreadable)
+    results = search_results(paths, unreadable).results
     for _, line in unreadable:
         raise InputError(line)
-    return files
+    return results
 
 
-def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> tuple[list[Path], list[Path]]:
-    """Find results as `find_results` does, but add folders that must not be listed to `unreadable`.
-
-    Also returns the folders at or below `paths` that have a spec but no result, sorted: of runs that have not ended.
-    """
+def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> RunFiles:
+    """Find results as `find_results` does, with the folders of unfinished runs and of sweeps, but add folders that must
+    not be listed to `unreadable`."""
     files: dict[str, Path] = {}
     unfinished: set[Path] = set()
+    sweeps: set[Path] = set()
     for start in map(Path, paths):
         unreadable_before = len(unreadable)
         below = [(str(start), True)] if start.is_file() else []
-        for folder, has_result, is_link in walk_runs(str(start), unreadable):
-            if has_result:
-                below.append((os.path.join(folder, RESULT_FILE), is_link))
-            else:
-                unfinished.add(Path(folder))
+        for entries in walk_runs(str(start), unreadable):
+            if entries.has_result:
+                below.append((os.path.join(entries.folder, RESULT_FILE), entries.result_is_link))
+            elif entries.has_spec:
+                unfinished.add(Path(entries.folder))
+            if entries.has_sweep:
+                sweeps.add(Path(entries.folder))
         root = os.path.realpath(start)
         if not below and len(unreadable) == unreadable_before:
             raise InputError(f"no {RESULT_FILE} at or below {start}; give the folder of a run or a sweep")
@@ -80,31 +103,31 @@ def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> tuple[l
                 os.path.realpath(path) if may_be_link else os.path.join(root, path[len(str(start)) :].lstrip(os.sep))
             )
             files.setdefault(real_path, Path(path))
-    return sorted(files.values(), key=lambda path: path.parts), sorted(unfinished)
+    return RunFiles(sorted(files.values(), key=lambda path: path.parts), sorted(unfinished), sorted(sweeps))
 
 
-def walk_runs(folder: str, unreadable: Unreadable) -> Iterator[tuple[str, bool, bool]]:
-    """Yield each folder with a result or a spec, whether it has a result, and whether that is a link.
+def walk_runs(folder: str, unreadable: Unreadable) -> Iterator[FolderEntries]:
+    """Yield each folder with a result, a spec or a sweep.json.
 
     Links to folders are not followed, since they may form a circle. Only lists each folder, where os.walk and rglob
-    also look at each of its entries.
+    also look at each of its entries: asking for a file that is not there takes longer than listing on many file
+    systems.
     """
-    folders = []
-    has_spec = has_result = is_link = False
+    folders, names = [], {}
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name == RESULT_FILE:
-                    has_result, is_link = True, entry.is_symlink()
-                has_spec |= entry.name == SPEC_FILE
-                if entry.is_dir(follow_symlinks=False):
+                if entry.name in (RESULT_FILE, SPEC_FILE, SWEEP_FILE):
+                    names[entry.name] = entry.is_symlink()
+                elif entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         unreadable.append((Path(folder), f"{folder}: {error.strerror}"))
-    if has_result or has_spec:
-        yield folder, has_result, is_link
+    if names:
+        is_link = names.get(RESULT_FILE, False)
+        yield FolderEntries(folder, RESULT_FILE in names, is_link, SPEC_FILE in names, SWEEP_FILE in names)
     for below in sorted(folders):
         yield from walk_runs(below, unreadable)
 

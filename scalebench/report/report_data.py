@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import load, scaling_curves
 from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS, column_key
+from scalebench.analysis.read_runs import RunFiles
 from scalebench.analysis.repeats import Configurations
 from scalebench.core.json_files import read_json
 from scalebench.core.result import Result, read_result
@@ -71,7 +72,7 @@ class ReportData:
     baseline_name: str | None = None  # label of the run that `--baseline` names, for a column's head
     published: pd.DataFrame | None = None  # rows of published studies (--reference)
     configurations: Configurations = field(default_factory=Configurations)  # ratios between pooled rows
-    unfinished_folders: list[Path] = field(default_factory=list)  # of runs that have a spec, but no result
+    files: RunFiles = field(default_factory=lambda: RunFiles([]))  # all that was searched
     _records: dict[str, Result] = field(default_factory=dict)  # cache of records
 
     @cached_property
@@ -152,7 +153,7 @@ def make_report_data(
     frame, pooled, unreadable = survey.frame, survey.pooled, survey.unreadable
     return ReportData(
         list(paths), frame, pooled, unreadable, min_efficiency, survey.baseline_label, published,
-        survey.configurations, survey.unfinished_folders,
+        survey.configurations, survey.files,
     )  # fmt: skip
 
 

@@ -198,12 +198,12 @@ def test_the_last_sign_of_any_rank(tmp_path: Path) -> None:
     write_spec(simulated_spec(1), tmp_path / "0")
     write_progress(tmp_path / "7")
     write_progress(tmp_path / "7", rank=1, phase="measure", at_s=1_800_000_060.0)
-    (folder,) = load_report_data([tmp_path]).unfinished_folders
+    (folder,) = load_report_data([tmp_path]).files.unfinished_folders
     unfinished = describe_unfinished_run(folder)
     assert unfinished.folder == tmp_path / "7" and (unfinished.gpus, unfinished.phase) == ("2", "measure")
     assert unfinished.tags == {"model": "materials_cnn", "strategy": "simulated", "hardware": "cpu"}
     assert unfinished.last_sign == "2027-01-15 08:01:00"
-    assert load_report_data([tmp_path / "0" / "result.json"]).unfinished_folders == []
+    assert load_report_data([tmp_path / "0" / "result.json"]).files.unfinished_folders == []
 
 
 @pytest.mark.parametrize("at_s", ["soon", None, 1e300, -1e300, {}])

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 from collections import Counter
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
-from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, SweepRecord, join_labels, read_sweep
+from scalebench.core.sweep_file import PlannedRun, SweepRecord, join_labels, read_sweep
 from scalebench.report.document import MAX_ROWS, Block, Cell, Code, Paragraph, Row, Section, Table, get_tags
 from scalebench.report.flag_text import ADVICE, format_flag, get_advice, list_flags, to_text
 from scalebench.report.report_data import (
@@ -84,7 +83,7 @@ def _list_unreadable(report_data: ReportData) -> Iterator[Block]:
 
 
 def _list_unfinished(report_data: ReportData) -> Iterator[Block]:
-    folders, rows = report_data.unfinished_folders, []
+    folders, rows = report_data.files.unfinished_folders, []
     for run in map(describe_unfinished_run, folders[:MAX_ROWS]):
         texts = [str(run.folder), run.tags.get("strategy", ""), run.gpus, run.phase, run.last_sign]
         rows.append(Row([Cell(text, text or None) for text in texts], run.tags))
@@ -150,23 +149,8 @@ def _describe_cut(count: int) -> str:
 
 def unfinished_section(report_data: ReportData) -> Section | None:
     """Return None if every sweep ended with all of its runs."""
-    blocks = [block for folder in _find_sweeps(report_data) for block in make_sweep_blocks(folder)]
+    blocks = [block for folder in report_data.files.sweep_folders for block in make_sweep_blocks(folder)]
     return Section("unfinished", "Incomplete sweeps", blocks) if blocks else None
-
-
-def _find_sweeps(report_data: ReportData) -> list[Path]:
-    """List the folders with a sweep.json among the report's folders and those directly below."""
-    folders = [path if path.is_dir() else path.parent for path in report_data.paths]
-    return sorted({Path(name) for folder in folders for name in _list_sweep_folders(str(folder))})
-
-
-def _list_sweep_folders(folder: str) -> list[str]:
-    try:
-        with os.scandir(folder) as entries:  # glob takes ten times as long, and there may be 10,000 folders
-            candidates = [folder, *(entry.path for entry in entries)]
-    except OSError:
-        return []
-    return [path for path in candidates if os.path.exists(os.path.join(path, SWEEP_FILE))]
 
 
 def make_sweep_blocks(folder: Path) -> Iterator[Block]:
