@@ -35,7 +35,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Tra
 
     cases = [(gpus, seed) for gpus in (1, 2) for seed in range(3)]
     assert set(in_parallel(one, cases, at_once=1).values()) == {"ok"}
-    return folder, {one.first["gpus"]: one for one in summarize_trainings(scalebench.load(folder))}
+    return folder, {one.first_run["gpus"]: one for one in summarize_trainings(scalebench.load(folder))}
 
 
 def test_epochs_metric_and_gap_are_those_of_the_course(found: tuple[Path, dict[int, TrainingOutcome]]) -> None:
