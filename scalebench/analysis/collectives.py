@@ -8,15 +8,15 @@ functions.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalebench.analysis.columns import make_typed_frame
 from scalebench.analysis.identity import OPERATION_COLUMNS
-from scalebench.analysis.read_runs import find_results
+from scalebench.analysis.read_runs import PathLike, find_results, list_paths
 from scalebench.core.result import COLLECTIVES, CollectiveRecord, Result, TransferRecord, read_result
 from scalebench.core.stats import estimates
 from scalebench.core.stats.estimate_arithmetic import combine, fit_least_squares
@@ -34,10 +34,9 @@ COLLECTIVE_TEXTS = ("run_id", "strategy", "framework", "backend_used", "hardware
 COLLECTIVE_COUNTS = ("gpus", "nodes", "repeat", "size_bytes")
 
 
-def load_collectives(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
+def load_collectives(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
     """Return make_collective_table for all runs at or below `path`; raises InputError as scalebench.load does."""
-    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    return make_collective_table([read_result(file) for file in find_results(paths)])
+    return make_collective_table([read_result(file) for file in find_results(list_paths(path))])
 
 
 def make_collective_table(results: Iterable[Result]) -> pd.DataFrame:
@@ -46,11 +45,8 @@ def make_collective_table(results: Iterable[Result]) -> pd.DataFrame:
     `time_s` is the time of one operation: in each block that of the slowest rank, then the mean over blocks with its 95
     % interval. Bandwidths are in bytes/s. Runs without collectives have no row.
     """
-    import pandas as pd
-
-    table = pd.DataFrame([row for result in results for row in _collective_rows(result)], columns=COLLECTIVE_COLUMNS)
-    kinds = dict.fromkeys(COLLECTIVE_TEXTS, "string") | dict.fromkeys(COLLECTIVE_COUNTS, "Int64")
-    return table.astype({name: kinds.get(name, "Float64") for name in COLLECTIVE_COLUMNS})
+    rows = [row for result in results for row in _collective_rows(result)]
+    return make_typed_frame(rows, COLLECTIVE_COLUMNS, COLLECTIVE_TEXTS, COLLECTIVE_COUNTS)
 
 
 def _collective_rows(result: Result) -> list[dict[str, Any]]:
@@ -218,10 +214,9 @@ BANDWIDTH_TEXTS = ("run_id", "strategy", "backend_used", "hardware", "kind")
 BANDWIDTH_COUNTS = ("gpus", "nodes", "repeat", "source", "target", "size_bytes", "moved_bytes")
 
 
-def load_bandwidth(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
+def load_bandwidth(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
     """Return make_bandwidth_table for all runs at or below `path`; raises InputError as scalebench.load does."""
-    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    return make_bandwidth_table([read_result(file) for file in find_results(paths)])
+    return make_bandwidth_table([read_result(file) for file in find_results(list_paths(path))])
 
 
 def make_bandwidth_table(results: Iterable[Result]) -> pd.DataFrame:
@@ -230,11 +225,8 @@ def make_bandwidth_table(results: Iterable[Result]) -> pd.DataFrame:
     `bytes_per_s` counts all bytes that move at the same time, in both directions and for all devices; its 95 % interval
     is over blocks, in each of which the slowest rank's time counts. A limit that the blocks do not give is null.
     """
-    import pandas as pd
-
-    table = pd.DataFrame([row for result in results for row in _bandwidth_rows(result)], columns=BANDWIDTH_COLUMNS)
-    kinds = dict.fromkeys(BANDWIDTH_TEXTS, "string") | dict.fromkeys(BANDWIDTH_COUNTS, "Int64")
-    return table.astype({name: kinds.get(name, "Float64") for name in BANDWIDTH_COLUMNS})
+    rows = [row for result in results for row in _bandwidth_rows(result)]
+    return make_typed_frame(rows, BANDWIDTH_COLUMNS, BANDWIDTH_TEXTS, BANDWIDTH_COUNTS)
 
 
 def _bandwidth_rows(result: Result) -> list[dict[str, Any]]:

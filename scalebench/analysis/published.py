@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalebench.analysis.columns import make_typed_frame
 from scalebench.core.errors import InputError, unknown_name_message
 
 if TYPE_CHECKING:
@@ -59,16 +60,10 @@ def load_published(names: Sequence[str]) -> pd.DataFrame:
     `slope` speedup per GPU, `value` the figure that `quantity` names, `settings` has further settings in scalebench's
     terms. Raises InputError for an unknown name.
     """
-    import pandas as pd
-
     chosen = [load_study(name).name for name in dict.fromkeys(names)]
     rows = [{"study": name, **row} for name in chosen for row in _read_csv(name)]
-    kinds = (
-        dict.fromkeys(PUBLISHED_COLUMNS, "string")
-        | dict.fromkeys(PUBLISHED_COUNTS, "Int64")
-        | dict.fromkeys(PUBLISHED_FIGURES, "Float64")
-    )
-    return pd.DataFrame(rows, columns=PUBLISHED_COLUMNS).astype(kinds)
+    texts = [name for name in PUBLISHED_COLUMNS if name not in (*PUBLISHED_COUNTS, *PUBLISHED_FIGURES)]
+    return make_typed_frame(rows, PUBLISHED_COLUMNS, texts, PUBLISHED_COUNTS)
 
 
 def list_studies() -> list[str]:
