@@ -121,8 +121,8 @@ def check_nccl_without_links(run: AttributedRun) -> Cause | None:
     if not links or any(link.startswith("NV") for link in links) or _has_full_peer_access(run.result):
         return None
     rows = run.similar_rows(*SHARED_COLUMNS, "framework", "gpus", "global_batch")
-    estimate_ratio = run.configurations.estimate_ratio
-    faster = [other for other in rows if _reduces_on_cpu(other) and decide_ratio(other, row, estimate_ratio).low > 1]
+    rivals = [other for other in rows if _reduces_on_cpu(other) and other["throughput_samples_per_s"]]
+    faster = [other for other in rivals if decide_ratio(other, row, run.configurations.estimate_ratio).low > 1]
     if not faster:
         return None
     best = max(faster, key=lambda row: float(row["throughput_samples_per_s"]))

@@ -139,6 +139,7 @@ def test_nccl_without_direct_links() -> None:
         {"strategy": "mirrored_hierarchical"},
         {"status": "failed"},
         {"throughput_low": None},
+        {"throughput_samples_per_s": None},
         {"interval_over": "blocks"},
     ],
 )
