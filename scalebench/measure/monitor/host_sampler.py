@@ -5,13 +5,13 @@ Times and bytes are the counters of the kernel: the amount used between two mome
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from scalebench.core.machine.cpus import read_cpu_times, usable_cpus
 from scalebench.measure.monitor.time_series import SampleRows
 
 PORT_COUNTERS = {"sent_bytes": "port_xmit_data", "received_bytes": "port_rcv_data"}
@@ -30,9 +30,7 @@ class HostSampler:
 
     def __init__(self, rows: SampleRows, find_rank: Callable[[], int | None] | None = None) -> None:
         self._rows, self._find_rank = rows, find_rank
-        self._allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-        self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
-        rows.add(time.time(), "cpu", "cores", len(self._allowed))
+        rows.add(time.time(), "cpu", "cores", len(usable_cpus()))
         self._ports = sorted(_ROOT.glob("sys/class/infiniband/*/ports/*/counters"))
 
     def sample(self) -> None:
@@ -41,18 +39,11 @@ class HostSampler:
                 sample_part()
 
     def _cpu(self) -> None:
-        at_s, programs, interrupts, stolen = time.time(), 0, 0, 0
-        for line in _ROOT.joinpath("proc/stat").read_text().splitlines():
-            name, _, rest = line.partition(" ")
-            if name in self._allowed:
-                user, nice, system, _, _, irq, softirq, steal = map(int, rest.split()[:8])
-                programs += user + nice + system
-                interrupts += irq + softirq
-                stolen += steal
-        if programs:  # some sandboxes show a file of zeros
-            self._rows.add(at_s, "cpu", "programs_s", programs * self._tick_s)
-            self._rows.add(at_s, "cpu", "busy_s", (programs + interrupts) * self._tick_s)
-            self._rows.add(at_s, "cpu", "stolen_s", stolen * self._tick_s)  # by other virtual machines
+        at_s, times = time.time(), read_cpu_times()
+        if times.programs_s:  # some sandboxes show a file of zeros
+            self._rows.add(at_s, "cpu", "programs_s", times.programs_s)
+            self._rows.add(at_s, "cpu", "busy_s", times.programs_s + times.interrupts_s)
+            self._rows.add(at_s, "cpu", "stolen_s", times.stolen_s)
 
     def _memory(self) -> None:
         import psutil
