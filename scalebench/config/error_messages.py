@@ -26,15 +26,15 @@ def explain_error(error: BaseException, arguments: list[str]) -> str:
     """Return one line for an error that composing and checking the config of these arguments raised."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
-    if isinstance(error, MissingConfigException):  # which is an OSError, too
-        return _explain_missing_file(error)
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not isinstance(error, HydraException):  # some of Hydra's are both
         where = error.filename or "output folder"
         return f"{where}: {error.strerror or error}; choose another hydra.run.dir or hydra.sweep.dir"
     if not isinstance(error, EXPECTED_ERRORS):
         # Hydra checks some of its own settings with bare asserts, conversions and look-ups.
         line = traceback.format_exception_only(error)[0].strip()
         return f"the overrides cannot be composed: {line} (SCALEBENCH_TRACEBACK=1 shows where)"
+    if isinstance(error, MissingConfigException):
+        return _explain_missing_file(error)
     if isinstance(error, OverrideParseException):
         return f"cannot read the override '{error.override}': {_first_line(error)}"
     text = str(error)
