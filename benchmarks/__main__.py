@@ -21,6 +21,7 @@ NAMES = (
     "memory",
     "load_10000",
     "coverage",
+    "soak",
     "resnet50",
     "pipeline_bubble",
 )

@@ -54,16 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the program and return its exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~", "+")):
-        from scalebench.core.errors import InputError
-        from scalebench.core.untrusted import clean_line
-
-        try:
-            return run_command(arguments[0], arguments[1:])
-        except InputError as error:
-            print(f"scalebench: {clean_line(str(error))}", file=sys.stderr)
-            return 2
-        except SystemExit as end:  # after --help
-            return int(end.code or 0)
+        return _run_command_to_its_end(arguments[0], arguments[1:])
     if "--help" in arguments or "-h" in arguments:
         build_parsers()[""].print_help()
         return 0
@@ -73,6 +64,28 @@ def main(arguments: list[str] | None = None) -> int:
     from scalebench.cli import hydra_app
 
     return hydra_app.main(arguments)
+
+
+def _run_command_to_its_end(name: str, arguments: list[str]) -> int:
+    """Return the exit status of a command, also of one that ends with an error of its user or of the output."""
+    from scalebench.core.errors import InputError
+
+    try:
+        status = run_command(name, arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return status
+    except (InputError, OSError) as error:
+        from scalebench.sweeps.console import Console
+
+        if isinstance(error, InputError):
+            Console.print_error(str(error))
+            return 2
+        Console.print_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        Console.drop_output()  # what is left of it would fail again at the end
+        return 1
+    except SystemExit as end:  # after --help
+        return int(end.code or 0)
 
 
 def run_command(name: str, arguments: list[str]) -> int:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -30,31 +28,36 @@ def main(arguments: list[str]) -> int:
     """Run what the command line describes. Return 0 where all runs are ok or unsupported, 1 where one is not, 2 for bad
     input."""
     session = SweepSession(arguments)
-    try:
-        with tempfile.TemporaryDirectory() as scratch, compose.raise_hydra_errors(), _raise_interrupt_on_sigterm():
-            switches, overrides = split_arguments(arguments)
-            if _is_dry_run(overrides):  # Hydra makes its folders before it calls us
-                overrides += [f"hydra.run.dir={scratch}", f"hydra.sweep.dir={scratch}"]
-            _register_and_warn()
-            try:
-                _run_hydra(session, [*switches, *overrides])
-            except RepeatsRequested:
-                _run_hydra(session, make_sweep_arguments(switches, overrides))
-            return session.finish()
-    except (*EXPECTED_ERRORS, OSError) as error:
-        return _reject(session, explain_error(error, arguments))
-    except Exception as error:
-        if session.done or os.environ.get("SCALEBENCH_TRACEBACK"):
-            raise
-        return _reject(session, explain_error(error, arguments))
-    except SystemExit as end:  # raised by callbacks and by Hydra's own switches
-        return int(end.code or 0)
-    except cluster_runs.UserDetached as left:
-        return _stop_sweep(session, str(left))
-    except KeyboardInterrupt:
-        return _stop_sweep(session, "cancelled")
-    finally:
-        session.release()
+    with process.interrupt_at_signals():
+        try:
+            return _run_or_sweep(session, arguments)
+        except (*EXPECTED_ERRORS, OSError) as error:
+            return _end_early(session, error)
+        except Exception as error:
+            if session.has_started() or os.environ.get("SCALEBENCH_TRACEBACK"):
+                raise
+            return _end_early(session, error)
+        except SystemExit as end:  # raised by callbacks and by Hydra's own switches
+            return int(end.code or 0)
+        except cluster_runs.UserDetached as left:
+            return _stop_sweep(session, str(left))
+        except KeyboardInterrupt:
+            return _stop_sweep(session, "cancelled")
+        finally:
+            session.release()
+
+
+def _run_or_sweep(session: SweepSession, arguments: list[str]) -> int:
+    with tempfile.TemporaryDirectory() as scratch, compose.raise_hydra_errors():
+        switches, overrides = split_arguments(arguments)
+        if _is_dry_run(overrides):  # Hydra makes its folders before it calls us
+            overrides += [f"hydra.run.dir={scratch}", f"hydra.sweep.dir={scratch}"]
+        _register_and_warn()
+        try:
+            _run_hydra(session, [*switches, *overrides])
+        except RepeatsRequested:
+            _run_hydra(session, make_sweep_arguments(switches, overrides))
+        return session.finish()
 
 
 def _register_and_warn() -> None:
@@ -86,7 +89,12 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
 
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
-    overrides = parser.parse_intermixed_args(arguments).overrides
+    options = parser.parse_intermixed_args(arguments)
+    if options.experimental_rerun is not None:
+        raise InputError(
+            "--experimental-rerun is refused: its file may hold any code; give the arguments of the run again"
+        )
+    overrides = options.overrides
     switches = list(arguments)
     for override in overrides:
         switches.remove(override)
@@ -107,28 +115,15 @@ def _is_dry_run(overrides: list[str]) -> bool:
     return bool(values) and re.fullmatch(r"\W*(true|yes|on|y|1)\W*", values[-1], re.IGNORECASE) is not None
 
 
-@contextlib.contextmanager
-def _raise_interrupt_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM end a run as Ctrl-C does: no process is left, and the result is recorded as cancelled."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        if number == signal.SIGTERM:
-            cluster_runs.terminated.set()
-        process.cancelled.set()
-        raise KeyboardInterrupt
-
-    before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
-    handled = [sign for sign, handler in before.items() if handler != signal.SIG_IGN]  # what nohup ignores stays so
-    process.cancelled.clear()
-    cluster_runs.terminated.clear()
-    try:
-        for sign in handled:
-            signal.signal(sign, interrupt)
-        yield
-    finally:
-        process.cancelled.clear()
-        for sign in handled:
-            signal.signal(sign, before[sign])
+def _end_early(session: SweepSession, error: Exception) -> int:
+    """End for an error outside of any run: with 2 where nothing was started, else with what there is."""
+    line = explain_error(error, session.arguments)
+    if session.has_started():
+        line = process.describe_error(error) if isinstance(error, OSError) else line
+        return _stop_sweep(session, f"{line}; nothing more is started, and resume=true does the rest of a sweep")
+    session.drop_unused_folder()
+    session.console.print_error(line)
+    return 2
 
 
 def _stop_sweep(session: SweepSession, line: str) -> int:
@@ -137,9 +132,3 @@ def _stop_sweep(session: SweepSession, line: str) -> int:
     with contextlib.suppress(InputError, OSError, KeyboardInterrupt):
         session.stop()
     return 1
-
-
-def _reject(session: SweepSession, line: str) -> int:
-    session.drop_unused_folder()
-    session.console.print_error(line)
-    return 2

@@ -1,11 +1,15 @@
-"""Records as JSON files: written under a temporary name and renamed, read back with the type of every field checked."""
+"""Files of a run as text: JSON records, written under a temporary name and renamed, read back with the type of every
+field checked; ends of logs."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +18,7 @@ import msgspec
 from scalebench.core.untrusted import MAX_FILE_BYTES, read_plain_file
 
 T = TypeVar("T")
+DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
 # Patterns of msgspec's messages, and what they are replaced by: fields are named as people write them.
 MESSAGE_REWRITES = (
     (r"^Expected `(.+?)(?: \| null)?`, got `(.+)`$", r"should be \1, not \2"),
@@ -50,6 +55,57 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def rewrite_json(path: Path, content: Any) -> None:
+    """Write a file that is written again and again as `write_json` does; on a full disk in its own place, which takes
+    no room. A reader may then see half of it."""
+    try:
+        write_json(path, content)
+    except OSError as error:
+        if error.errno not in DISK_FULL_ERRNOS or not path.exists():
+            raise
+        with open(path, "r+", encoding="utf-8") as file:
+            file.write(format_json(content))
+            file.truncate()
+
+
+class ReservedRoom:
+    """Room on the disk for a last file, which can then be written though the disk has become full: a file that is
+    removed first. A file system that never writes in place (ZFS, Btrfs) promises nothing by it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def reserve(self, size_bytes: int) -> None:
+        """Set aside so many bytes; OSError where there are not so many."""
+        with open(self._path, "wb") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, size_bytes)
+            except OSError as error:
+                if error.errno in DISK_FULL_ERRNOS:
+                    self.release()
+                    raise
+
+    def use(self, write: Callable[[], Any]) -> None:
+        """Call `write`, a second time with this room where it fails; OSError where it fails again."""
+        try:
+            write()
+        except OSError:
+            self.release()
+            write()
+        self.release()
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+
+def read_tail(path: Path, limit_bytes: int) -> str:
+    """Read the end of a text file that may be larger than memory, such as a log; OSError where it cannot be read."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - limit_bytes))
+        return file.read(limit_bytes).decode("utf-8", "replace")
 
 
 def read_json(path: Path, max_bytes: int = MAX_FILE_BYTES) -> Any:

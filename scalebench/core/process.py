@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 POLL_INTERVAL_S = 0.02
+# Each of these ends a program that does not handle it: Ctrl-C and Ctrl-\, a scheduler's SIGTERM and its warnings before
+# that, and the SIGHUP of a terminal that was closed or of a connection that was lost.
+ENDING_SIGNALS = (
+    signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
 
-cancelled = threading.Event()  # set by the program's signal handlers: a mere exception can get lost in a __del__
+
+class Cancellation(threading.Event):
+    """Set by the program's signal handlers: a mere exception can get lost in a __del__."""
+
+    number: int | None = None  # the last signal
+
+    @property
+    def by_hang_up(self) -> bool:
+        """Whether the user's terminal is gone."""
+        return self.number == signal.SIGHUP
+
+    @property
+    def by_user(self) -> bool:
+        """Whether it was Ctrl-C, so that there is a user to ask."""
+        return self.number in (None, signal.SIGINT)
+
+
+cancelled = Cancellation()
 
 
 class StartError(OSError):
@@ -53,6 +77,22 @@ def is_process_alive(pid: int, started_at_s: float) -> bool:
         return False
 
 
+def describe_error(error: BaseException) -> str:
+    """Return an error in one line, one for want of memory with the limits of this process: under them an import fails
+    for want of a segment, and a MemoryError says nothing."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        line = ": ".join(str(part) for part in (error.filename, error.strerror) if part is not None)
+    if not isinstance(error, (MemoryError, ImportError)) and getattr(error, "errno", None) != errno.ENOMEM:
+        return line
+    import resource
+
+    limits = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
+    sizes = {name: resource.getrlimit(limit)[0] for name, limit in limits.items()}
+    parts = [f"{name} is {size >> 10:,} KiB" for name, size in sizes.items() if size != resource.RLIM_INFINITY]
+    return "; ".join([line, *parts])
+
+
 def read_anonymous_bytes(pid: int | None) -> int | None:
     """Return the anonymous memory of a process of this host; None where it cannot be read."""
     import psutil
@@ -66,33 +106,65 @@ def read_anonymous_bytes(pid: int | None) -> int | None:
     return int(memory.rss - memory.shared)
 
 
+class ProcessStat(NamedTuple):
+    parent: int
+    cpu_s: float  # that it has used
+
+
+def read_process_stat(pid: int) -> ProcessStat | None:
+    """Return a process's parent and CPU seconds; None when it is gone. Read from /proc directly: psutil opens several
+    files for each process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()  # the name before it may contain anything
+        return ProcessStat(int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 class CpuMeter:
     """The CPU seconds that some processes of this host have used, with the processes that they had started by now."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         import psutil
 
-        self._processes = []
+        self._pids: list[int] = []
         for pid in pids:
             with contextlib.suppress(psutil.Error):
-                process = psutil.Process(pid)
-                self._processes += [process, *process.children(recursive=True)]
+                self._pids += [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
 
     def read_s(self) -> float:
         """Return the seconds of those that still exist."""
-        import psutil
+        return sum(stat.cpu_s for pid in self._pids if (stat := read_process_stat(pid)))
 
-        total_s = 0.0
-        for process in self._processes:
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                total_s += times.user + times.system
-        return total_s
+
+@contextlib.contextmanager
+def interrupt_at_signals() -> Iterator[None]:
+    """Make each of ENDING_SIGNALS end a run as Ctrl-C does: no process is left, and the result is recorded as
+    cancelled. What is ignored already stays so: nohup has SIGHUP ignored."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and cancelled.by_hang_up:
+            return  # the kernel sends one, and so does the shell
+        cancelled.number = number
+        cancelled.set()
+        raise KeyboardInterrupt
+
+    def clear() -> None:
+        cancelled.number = None
+        cancelled.clear()
+
+    clear()
+    try:
+        with _signals_handled_by(interrupt):
+            yield
+    finally:
+        clear()
 
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the end of the block: an interrupted start would lose track of its process."""
+    """Delay ENDING_SIGNALS until the end of the block: an interrupted start would lose track of its process."""
     received: list[int] = []
     with _signals_handled_by(lambda number, frame: received.append(number)):
         yield
@@ -102,7 +174,7 @@ def defer_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ignore_signals() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM within the block, where files must be written completely."""
+    """Ignore ENDING_SIGNALS within the block, where files must be written completely."""
     with _signals_handled_by(signal.SIG_IGN):
         yield
 
@@ -112,7 +184,8 @@ def _signals_handled_by(handler: Callable[[int, FrameType | None], Any] | signal
     if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
         yield
         return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    previous = {number: handler for number, handler in previous.items() if handler != signal.SIG_IGN}
     try:
         for number in previous:
             signal.signal(number, handler)

@@ -192,11 +192,12 @@ def _draw_line(axes: Any, series: Series, style: LineStyle) -> Any:
         markerfacecolor="white" if is_open else colour, markersize=6 if series.style == "published" else None,
     )  # fmt: skip
     if dots := series.list_dots():
-        axes.plot(*zip(*dots, strict=True), color=colour, linestyle="none", marker=".", markersize=3, alpha=0.6)
-    low, high = _pair_limits(series)
-    if any(not math.isnan(limit) for limit in low) and not only_points and len(ys) > 1:
+        _draw_dots(axes, dots, colour)
+    limits = series.list_limits()
+    if any(low is not None for low, _ in limits) and not only_points and len(ys) > 1:
+        low, high = ([_to_float(limit) for limit in ends] for ends in zip(*limits, strict=True))
         axes.fill_between(series.x, low, high, color=colour, alpha=0.18, linewidth=0)
-    elif any(not math.isnan(limit) for limit in low):
+    else:
         _draw_whiskers(axes, series.x, series, colour)
     return handle
 
@@ -222,6 +223,8 @@ def _draw_bars(axes: Any, drawn: StyledSeries, stacked: bool) -> list[Any]:
                                 edgecolor="white", linewidth=0.4))  # fmt: skip
         if not stacked and series.low:
             _draw_whiskers(axes, xs, series, "black")
+        if not stacked and (dots := series.list_dots(xs)):
+            _draw_dots(axes, dots, "black")
     words = [x if isinstance(x, str) else f"{x:g}" for x in places]
     crowded = sum(map(len, words)) > 40
     axes.set_xticks(list(at.values()), words, rotation=30 if crowded else 0, ha="right" if crowded else "center")
@@ -229,22 +232,14 @@ def _draw_bars(axes: Any, drawn: StyledSeries, stacked: bool) -> list[Any]:
     return handles
 
 
+def _draw_dots(axes: Any, dots: Sequence[tuple[Any, float]], colour: str) -> None:
+    axes.plot(*zip(*dots, strict=True), color=colour, linestyle="none", marker=".", markersize=3, alpha=0.6)
+
+
 def _draw_whiskers(axes: Any, xs: Sequence[Any], series: Series, colour: str) -> None:
-    low, high = _pair_limits(series)
-    for x, lower, upper in zip(xs, low, high, strict=True):
-        if not math.isnan(lower):
-            axes.plot([x, x], [lower, upper], color=colour, linewidth=0.9, marker="_", markersize=3)
-
-
-def _pair_limits(series: Series) -> tuple[list[float], list[float]]:
-    """Return both limits of each point or NaN: an infinite upper limit, which the data cannot give, is not drawn."""
-    pairs = [(_get_limit(series.low, k), _get_limit(series.high, k)) for k in range(len(series.y))]
-    finite = [(low, high) if not math.isnan(low + high) else (math.nan, math.nan) for low, high in pairs]
-    return [low for low, _ in finite], [high for _, high in finite]
-
-
-def _get_limit(limits: Sequence[Number], number: int) -> float:
-    return _to_float(limits[number]) if number < len(limits) else math.nan
+    for x, (low, high) in zip(xs, series.list_limits(), strict=True):
+        if low is not None:
+            axes.plot([x, x], [low, high], color=colour, linewidth=0.9, marker="_", markersize=3)
 
 
 def _to_float(value: Number) -> float:

@@ -22,7 +22,7 @@ from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
 from scalebench.core.untrusted import MAX_SMALL_FILE_BYTES, clean_text
 from scalebench.measure.progress import RankProgress, read_progress
-from scalebench.report.document import REPEAT_ROWS
+from scalebench.report.document import REPEAT_ROWS, Block, Paragraph
 from scalebench.report.flag_text import to_text
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ REPEAT_COLUMNS = ["fingerprint", "machine", "framework_version"]  # equal in all
 DOT_COLUMNS = [
     *("throughput_samples_per_s", "step_s", "epoch_s", "device_hours_per_epoch", "energy_j_per_epoch"),
     *(f"{figure}_{kind}" for figure in ("speedup", "efficiency") for kind in ("self", "bare", "given")),
-    *("sync_exposed_s", "sync_isolated_s", "sync_per_epoch_s"),
+    *("sync_exposed_s", "sync_isolated_s", "sync_per_epoch_s", "state_bytes", "peak_memory_bytes", "rss_peak_bytes"),
+    *("gpu_util_mean", "gpu_power_w_mean", "sm_clock_mhz_mean", "sm_clock_mhz_min", "mem_clock_mhz_min"),
+    *("cpu_util_mean", "net_sent_bytes_per_s", "net_received_bytes_per_s"),
 ]
 RUN_COLUMNS = tuple(dict.fromkeys([*DETAIL_COLUMNS, *GLOBAL_NAME_COLUMNS, *NAME_COLUMNS]))
 
@@ -185,14 +187,15 @@ def name_runs(rows: Sequence[Row]) -> dict[str, str]:
     return names
 
 
-def describe_left_out_runs(report_data: ReportData) -> str:
-    """Return a sentence if not all runs are shown in detail, else an empty text."""
+def list_left_out_runs(report_data: ReportData) -> list[Block]:
+    """Return a paragraph if not all runs are shown in detail."""
     if len(report_data.detailed_run_ids) == len(report_data.frame):
-        return ""
-    return (
+        return []
+    text = (
         f"Single runs are shown for the first repeat of {len(report_data.detailed_run_ids)} configurations, out of "
         f"{len(report_data.frame):,} runs: a report reads at most {MAX_DETAILED_RUNS} records."
     )
+    return [Paragraph(text)]
 
 
 def select_first_repeats(rows: Sequence[Row], count: int) -> list[Row]:

@@ -146,13 +146,19 @@ def format_setting(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) and value == value else to_text(value)
 
 
-def format_throughput(row: Mapping[str, Any]) -> str:
-    """Return `12,345 ± 0.8 %`, the figure alone if there is no interval, and nothing if none was measured."""
+def format_throughput(row: Mapping[str, Any], unit: str = "") -> str:
+    """Return `12,345 ± 0.8 %`, the figure alone if there is no interval, and nothing if none was measured.
+
+    An interval over blocks misses what differs between starts, so it is `± 0.8 % within this repeat`.
+    """
     value, low, high = (to_number(row[name]) for name in (THROUGHPUT, "throughput_low", "throughput_high"))
     if value is None:
         return ""
-    figure = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    return figure if low is None or high is None else f"{figure} ± {100 * (high - low) / 2 / value:.1f} %"
+    figure = f"{value:,.0f}{unit}" if value >= 100 else f"{value:.3g}{unit}"
+    if low is None or high is None:
+        return figure
+    within = " within this repeat" if row["interval_over"] == "blocks" else ""
+    return f"{figure} ± {100 * (high - low) / 2 / value:.1f} %{within}"
 
 
 def format_ratio(value: float | None, low: float | None = None, high: float | None = None) -> str:

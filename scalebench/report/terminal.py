@@ -73,17 +73,17 @@ def _make_text(text: str) -> Text:
 def make_overview(runs: Survey) -> Iterator[Part]:
     """Yield what the terminal shows of a sweep: configurations, the answer, trainings, memory, batches, kinds of
     parallelism, and the operations that some runs measured on request."""
-    curves = make_curves(runs.pooled)
+    curves, estimate_ratio = make_curves(runs.pooled), runs.configurations.estimate_ratio
     yield make_configurations(runs.pooled, runs.baseline_label)
-    yield from answer.list_terminal_sentences(curves, runs.configurations.estimate_ratio)
+    yield from answer.list_terminal_sentences(curves, estimate_ratio)
     if (trainings := training_tables.make_row_table(runs.pooled)) is not None:
         yield make_rich_table(trainings)
     yield from training_tables.list_terminal_sentences(runs.frame)
     if (memory_table := memory.make_terminal_table(runs.pooled)) is not None:
         yield make_rich_table(memory_table)
-        yield from memory.list_terminal_sentences(runs.pooled)
-    yield from batch_size.list_terminal_sentences(curves)
-    for part in data_or_model.make_terminal_blocks(runs.pooled):
+        yield from memory.list_terminal_sentences(runs.pooled, estimate_ratio)
+    yield from batch_size.list_terminal_sentences(curves, estimate_ratio)
+    for part in data_or_model.make_terminal_blocks(runs.pooled, estimate_ratio):
         yield part if isinstance(part, str) else make_rich_table(part, part.title)
     if runs.probe_folders:
         yield from _show_requested([read_result(folder / RESULT_FILE) for folder in runs.probe_folders])

@@ -16,6 +16,7 @@ import re
 import sys
 from pathlib import Path
 
+from scalebench.core.json_files import read_tail
 from scalebench.core.machine.cpus import memory_limit_bytes
 
 NODE_SHARE = 0.8  # of a node's memory, for all its processes together; the rest is for the system and the parent
@@ -77,9 +78,7 @@ def _hard_limit_bytes() -> int | None:
 def find_out_of_memory_line(log: Path) -> str | None:
     """Return the last line of a log that reports a failed allocation of memory; None where there is none."""
     try:
-        with open(log, "rb") as file:
-            file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+        text = read_tail(log, LOG_TAIL_BYTES)
     except OSError:
         return None
     lines = [line for line in text.splitlines() if OUT_OF_MEMORY.search(line)]

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock
+from scalebench.core.json_files import ReservedRoom
 from scalebench.core.machine import machine, nccl_log
 from scalebench.core.process import StartError, ignore_signals
 from scalebench.core.result import RankRecord, Result, SchedulerRecord, read_result, write_result
@@ -26,6 +28,7 @@ from scalebench.core.run_folder import (
     remove_leftovers,
     remove_run,
     remove_transient_files,
+    reserved_room_path,
 )
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.measure import nodes
@@ -36,6 +39,8 @@ from scalebench.runner.collect import ResultParts, RunId, RunOutcome, assemble_r
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.supervise import WORKER, OnProgress
 from scalebench.runner.turns import Turns
+
+RESULT_ROOM_BYTES, RANK_ROOM_BYTES = 64 << 10, 64 << 10  # of result.json: without its ranks, and for each of them
 
 
 def run_spec(
@@ -49,8 +54,9 @@ def run_spec(
     """Run `spec` in `folder` and leave its result.json there; with `turns`, beside the other runs of its cohort.
 
     `lock` is that of claim_run_folder, where the caller has claimed the folder; it is released in the end. Raises
-    InputError as claim_run_folder does, OSError when the folder cannot be written, and KeyboardInterrupt, after the
-    result is written, when it was cancelled.
+    InputError as claim_run_folder does, OSError when the folder cannot be written before the start,
+    UnwrittenResult when it cannot be at the end, and KeyboardInterrupt, after the result is written, when it was
+    cancelled.
     """
     with lock or claim_run_folder(spec, folder):
         return _run_in_claimed_folder(spec, folder, on_progress, module, turns)
@@ -97,6 +103,7 @@ def _run_in_claimed_folder(
     if reason is not None:
         return started.finish(RunOutcome("unsupported", reason))
     remove_leftovers(folder)
+    started.room.reserve(RESULT_ROOM_BYTES + spec.processes * RANK_ROOM_BYTES)
     try:
         outcome = started.launch(on_progress, module)
     except KeyboardInterrupt:
@@ -104,9 +111,20 @@ def _run_in_claimed_folder(
         raise
     except Exception as error:
         text = f"the parent failed: {type(error).__name__}: {' '.join(str(error).split())}"
-        started.finish(RunOutcome("failed", text))
+        result = started.finish(RunOutcome("failed", text))
+        if isinstance(error, OSError):  # no defect of ours, and the row says it
+            return result
         raise
     return started.finish(outcome)
+
+
+class UnwrittenResult(OSError):
+    """The result of a run that has ended cannot be written."""
+
+    def __init__(self, result: Result, folder: Path, error: OSError) -> None:
+        super().__init__(*error.args)
+        self.folder = folder
+        self.record = json.dumps(asdict(result))  # as in result.json
 
 
 @dataclass
@@ -134,15 +152,43 @@ class StartedRun:
             return _launch_once(self.id.id, module, self.spec, self.folder, on_progress, self.turns)
 
     def finish(self, outcome: RunOutcome) -> Result:
-        """Write result.json, which Ctrl-C and SIGTERM do not interrupt, and return it."""
+        """Write result.json, which no signal interrupts, and return it; UnwrittenResult where that fails."""
         with ignore_signals():
+            outcome = self._explain_by_folder(outcome)
             spec = self.spec if self.search is None else self.search.spec
             result = assemble_result(spec, self.id, outcome, self._parts(spec, outcome))
-            tracked = _result_of_job_tracker(self.spec, self.folder)
-            if tracked is None:
-                write_result(result, self.folder)
-            remove_transient_files(self.folder)
+            try:
+                remove_transient_files(self.folder)
+                tracked = _result_of_job_tracker(self.spec, self.folder)
+                if tracked is None:
+                    self.room.use(lambda: write_result(result, self.folder))
+                self.room.release()
+            except OSError as error:
+                raise UnwrittenResult(result, self.folder, error) from error
             return tracked or result
+
+    @property
+    def room(self) -> ReservedRoom:
+        """Room for the result."""
+        return ReservedRoom(reserved_room_path(self.folder))
+
+    def _explain_by_folder(self, outcome: RunOutcome) -> RunOutcome:
+        """Return the outcome with what became of the run's folder, which is made again where it was removed: a rank
+        that could write no record left no reason."""
+        why = None
+        if not self.folder.is_dir():
+            why = "its folder was removed while it ran"
+            with contextlib.suppress(OSError):
+                self.folder.mkdir(parents=True)
+                write_spec(self.spec, self.folder)
+        elif outcome.status in ("failed", "timeout"):
+            probe = ReservedRoom(self.folder / f"{self.id.id}.probe")
+            try:
+                probe.reserve(RANK_ROOM_BYTES)
+            except OSError as error:
+                why = error.strerror
+            probe.release()
+        return outcome if why is None else replace(outcome, reason="; ".join(filter(None, [outcome.reason, why])))
 
     def _parts(self, spec: RunSpec, outcome: RunOutcome) -> ResultParts:
         rank_folder = self.folder if self.search is None else self.search.rank_folder

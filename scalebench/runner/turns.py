@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.core.json_files import write_json
+from scalebench.core.json_files import rewrite_json, write_json
 from scalebench.core.machine.cpus import CpuTimes, read_cpu_times
 from scalebench.core.process import POLL_INTERVAL_S, CpuMeter, cancelled
 from scalebench.core.run_folder import Turn, turn_path
@@ -24,7 +24,7 @@ STOP_LIMIT_S = 10.0  # for the processes of a run to stop, and for a shared file
 AWAKE_INTERVAL_S, PARKED_INTERVAL_S = 0.1, 0.2  # between two looks at processes, awake and parked
 # Other programs disturb a slot when they use so much of a core while less than one core is idle. The kernel counts in
 # hundredths of a second, which is a tenth of a core in the shortest slots.
-MAX_OTHER_CORES, MIN_IDLE_CORES = 0.25, 1.0
+MAX_SLOT_OTHER_CORES, MIN_IDLE_CORES = 0.25, 1.0
 
 
 class Turns:
@@ -49,7 +49,7 @@ class Turns:
         self._use_at_grant: tuple[float, CpuTimes, float] | None = None
         self.disturbed_rounds: list[int] = []  # in which other programs took the cores
         self.over = False
-        self.refused = False  # its processes did not stop
+        self.refused: str | None = None  # why it cannot take turns any more
 
     # For the supervisor.
 
@@ -111,10 +111,10 @@ class Turns:
             time.sleep(GATE_INTERVAL_S)
         return True
 
-    def refuse(self) -> None:
-        """Have the supervisor end the run, whose processes did not stop."""
+    def refuse(self, reason: str) -> None:
+        """Have the supervisor end the run, which failed for this reason."""
         with self._changed:
-            self.refused = True
+            self.refused = reason
             self._parked_since_s = None
             self._changed.notify_all()
 
@@ -138,12 +138,15 @@ class Turns:
         seconds, now = time.monotonic() - begin_s, read_cpu_times()
         others_s = now.busy_s - begin.busy_s - (self._meter.read_s() - own_s)
         is_idle = now.idle_s - begin.idle_s >= MIN_IDLE_CORES * seconds
-        return others_s > MAX_OTHER_CORES * seconds and not is_idle
+        return others_s > MAX_SLOT_OTHER_CORES * seconds and not is_idle
 
     def grant(self, slot_s: float | None, round: int = 0) -> None:
-        """Continue the parked run for a slot of so many seconds, or to its end."""
+        """Continue the parked run for a slot of so many seconds or to its end; if that cannot be written, it fails."""
         self._turn = Turn(self._turn.number + 1, slot_s, round)
-        write_json(turn_path(self._folder), self._turn)
+        try:
+            rewrite_json(turn_path(self._folder), self._turn)
+        except OSError as error:
+            self.refuse(f"its turn cannot be written: {error.strerror}")
         with self._changed:
             if self._parked_since_s is not None:
                 self._parked_s += time.monotonic() - self._parked_since_s

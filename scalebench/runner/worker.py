@@ -20,8 +20,9 @@ from typing import NoReturn
 from scalebench.config import placement
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
+from scalebench.core.json_files import ReservedRoom
 from scalebench.core.result import RankRecord
-from scalebench.core.run_folder import rank_record_path, write_rank_file
+from scalebench.core.run_folder import rank_record_path, reserved_room_path, write_rank_file
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session, complete_record
@@ -31,6 +32,7 @@ from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy, Unsupported
 
 PARENT_PID = "SCALEBENCH_PARENT_PID"
+RECORD_ROOM_BYTES = 128 << 10  # a record of some hundred blocks with probes
 CLOSE_LIMIT_S = 5  # for a failed rank to leave its group
 OUT_OF_MEMORY_PHRASES = (
     "out of memory",
@@ -64,8 +66,10 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     record.marks_s["launch"] = launched_s
     record.affinity = cpu_affinity()
     progress = ProgressFile(folder, rank, os.getpid())
+    room = ReservedRoom(reserved_room_path(folder, rank))
     strategy: Strategy | None = None
     try:
+        room.reserve(RECORD_ROOM_BYTES)
         progress.enter_phase("setup")
         record.marks_s["setup"] = time.time()  # the framework's import is part of it
         strategy = registry.create_strategy(spec, rank)
@@ -74,11 +78,12 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
         strategy.close()
     except BaseException as error:
         classify_error(error, record)
-        traceback.print_exc()
-        write_record(record, progress, folder)
+        with contextlib.suppress(OSError):  # the log of this rank is on the same full disk
+            traceback.print_exc()
+        write_record(record, progress, folder, room)
         _close_quietly(strategy)
         return 1
-    write_record(record, progress, folder)
+    write_record(record, progress, folder, room)
     return 0
 
 
@@ -94,9 +99,9 @@ def serve_rank(spec: RunSpec, rank: int, folder: Path) -> int:
     return 1
 
 
-def write_record(record: RankRecord, progress: ProgressFile, folder: Path) -> None:
+def write_record(record: RankRecord, progress: ProgressFile, folder: Path, room: ReservedRoom) -> None:
     complete_record(record, progress)
-    write_rank_file(rank_record_path(folder, record.rank), record)
+    room.use(lambda: write_rank_file(rank_record_path(folder, record.rank), record))
 
 
 def classify_error(error: BaseException, record: RankRecord) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING
 
 from scalebench.core import process
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 REPORT_LIMIT_S = 60.0  # for the job of a sweep to end after its last run
 POLL_INTERVAL_S = 0.5
-terminated = Event()  # set by the program's handler of SIGTERM: there is no user to answer then
 
 
 class UserDetached(KeyboardInterrupt):
@@ -64,7 +62,7 @@ def follow_jobs(
     the program that submitted it was killed, are followed and not submitted again.
 
     At Ctrl-C the user decides once whether to cancel the jobs: KeyboardInterrupt follows when their results have been
-    yielded, UserDetached where they keep running.
+    yielded, UserDetached where they keep running. They do when the connection to the user is lost.
     """
     from scalebench.runner.jobs import find_running_jobs
 
@@ -142,7 +140,8 @@ def _follow(
             return
         except KeyboardInterrupt:
             process.cancelled.clear()  # handled; a user in a hurry presses Ctrl-C again
-            if not console.confirm_cancel(follower.unfinished, not terminated.is_set()):
+            is_lost = process.cancelled.by_hang_up and follower.unfinished
+            if is_lost or not console.confirm_cancel(follower.unfinished, process.cancelled.by_user):
                 raise UserDetached(_describe_resuming(requests, submission, follower.unfinished)) from None
             follower.cancel()
         yield from results

@@ -26,7 +26,7 @@ from scalebench.core.stats.estimates import Estimate, estimate_ratio_over_rounds
 from scalebench.measure.progress import RankProgress
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.supervise import WORKER
-from scalebench.runner.parent import run_spec
+from scalebench.runner.parent import UnwrittenResult, run_spec
 from scalebench.runner.turns import Turns
 
 FIRST_LOOK_ROUNDS = 8  # at the precision of the ratios; then at each doubling, since every look is another chance
@@ -117,6 +117,7 @@ class Cohort:
     def __init__(self, runs: Sequence[CohortRun], on_progress: OnProgress, module: str = WORKER) -> None:
         """The first run is the reference of those whose own baseline is not among `runs`."""
         self.id = uuid.uuid4().hex[:12]
+        self.unwritten: list[UnwrittenResult] = []
         self.members = [Member(run, self.id, module) for run in runs]
         self._settings = self.members[0].spec.repeat_settings
         config = self.members[0].spec.config
@@ -124,7 +125,7 @@ class Cohort:
         self._progress, self._on_progress = CohortProgress(len(runs)), on_progress
 
     def run(self) -> Iterator[tuple[int, Result]]:
-        """Yield (number, result) of each run that has ended, when all have.
+        """Yield (number, result) of each run that has ended, when all have; `unwritten` holds those without a file.
 
         Those that did not fit into the memory beside the others, or could not be stopped, are left out, and leave no
         folder. Raises KeyboardInterrupt, after the results are written, when it was cancelled.
@@ -150,7 +151,9 @@ class Cohort:
             elif member.result is not None:
                 yield member.number, member.result
         for member in started:
-            if member.error is not None:  # such as a full disk
+            if isinstance(member.error, UnwrittenResult):
+                self.unwritten.append(member.error)
+            elif member.error is not None:
                 raise member.error
 
     def _start(self, started: list[Member]) -> None:
@@ -202,7 +205,7 @@ class Cohort:
         member.on_progress = lambda ranks: None
         if not member.turns.park():
             member.dropped = True
-            member.turns.refuse()
+            member.turns.refuse("its processes could not be stopped, and so cannot take turns")
             member.turns.await_end()
 
     def _fits(self, member: Member, started: Sequence[Member]) -> bool:

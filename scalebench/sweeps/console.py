@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalebench.core.private_network import OPEN_PORT
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec
@@ -30,7 +31,41 @@ MAX_UNREADABLE_LINES = 10  # files named one by one
 MAX_RUN_LABELS = 10  # of runs in a line
 MAX_RUNS_SHOWN = 2  # running jobs whose phase is shown
 MAX_RANKS_READ = 8  # of a running job
+MAX_ERROR_CHARACTERS = 1000  # the way out stands at the end of a line
 PLAIN_WIDTH_CHARACTERS = 200  # of a file or a pipe, where no window is the limit
+
+
+class _Output:
+    """Standard output, which ends no run when it cannot be written: of a full disk, a pipe whose reader has ended, or a
+    terminal that is gone. What follows is then dropped."""
+
+    def __init__(self) -> None:
+        self.is_lost = sys.stdout is None  # a program can be started without one
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stdout, name)
+
+    def isatty(self) -> bool:
+        return not self.is_lost and sys.stdout.isatty()
+
+    def write(self, text: str) -> int:
+        return self._try(lambda: sys.stdout.write(text)) or 0
+
+    def flush(self) -> None:
+        self._try(lambda: sys.stdout.flush())
+
+    def _try(self, act: Callable[[], int | None]) -> int | None:
+        if self.is_lost:
+            return None
+        try:
+            return act()
+        except OSError as error:
+            self.is_lost = True
+            Console.print_error(
+                f"standard output cannot be written: {error.strerror}; runs go on, and leave their results"
+            )
+            Console.drop_output()
+            return None
 
 
 class Console:
@@ -45,13 +80,25 @@ class Console:
         if self._rich is None:
             import rich.console
 
-            self._rich = rich.console.Console(highlight=False)
+            self._rich = rich.console.Console(highlight=False, file=_Output())  # type: ignore[arg-type]
             if not self._rich.is_terminal:
                 self._rich.width = PLAIN_WIDTH_CHARACTERS
         return self._rich
 
-    def print_error(self, line: str) -> None:
-        print(f"scalebench: {clean_line(line)}", file=sys.stderr)
+    @staticmethod
+    def print_error(line: str) -> None:
+        """Print a line on stderr, without the middle of a very long one; nowhere if that cannot be written."""
+        line = clean_line(line)
+        if len(line) > MAX_ERROR_CHARACTERS:
+            line = f"{line[: MAX_ERROR_CHARACTERS * 2 // 3]} [...] {line[-MAX_ERROR_CHARACTERS // 3 :]}"
+        with contextlib.suppress(OSError):
+            print(f"scalebench: {line}", file=sys.stderr)
+
+    @staticmethod
+    def drop_output() -> None:
+        """Write what comes to standard output nowhere from now on, and what is still in its buffer."""
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
     def print_line(self, text: str) -> None:
         self.rich.print(clean_text(text), markup=False, soft_wrap=True)
@@ -196,6 +243,13 @@ class Console:
         self.print_line(
             f"{count}, about {format_range(low_s + pause_s, high_s + pause_s)}{pauses}; nothing was started"
         )
+
+    def print_open_ports(self, specs: Sequence[RunSpec]) -> None:
+        """Warn of runs that listen on all interfaces, which their flag says in the record."""
+        open_strategies = [spec.config.strategy for spec in specs if OPEN_PORT in spec.flags]
+        for strategy in {strategy.name: strategy for strategy in open_strategies}.values():
+            harm = ", and lets everybody who reaches it read and write files as you" * (OPEN_PORT in strategy.options)
+            self.print_line(f"{strategy.name} listens on all interfaces while it runs{harm} (docs/launching.md)")
 
     @contextlib.contextmanager
     def show_queue(self) -> Iterator[Callable[[QueueState], None]]:

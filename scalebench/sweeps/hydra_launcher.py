@@ -7,6 +7,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -23,6 +24,7 @@ from scalebench.sweeps.cohort import CohortRun
 from scalebench.sweeps.execute import Sweep
 from scalebench.sweeps.task import get_session, prepare_datasets
 
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # lists all runs at once
 SUBDIR_BY_NUMBER = "${hydra.job.num}"  # hydra.sweep.subdir in conf/config.yaml
 NO_MAX_MINUTES = (
     "sweep.max_minutes is for runs on this machine, and how long jobs wait in a queue is unknown; leave it out: "
@@ -38,6 +40,10 @@ class SweepLauncher(Launcher):
         self._context, self._task, self._config = hydra_context, task_function, config
         self.session = get_session(task_function)
         self.session.expect_folder(Path(str(config.hydra.sweep.dir)))
+        sweeper = config.hydra.sweeper
+        if sweeper._target_ == BASIC_SWEEPER:
+            words = [f"{key}={value}" for key, value in (sweeper.params or {}).items()] + config.hydra.overrides.task
+            plan.check_size(OverridesParser.create(hydra_context.config_loader).parse_overrides(words))
         self._is_warm = False  # a run of this sweep has heated the machine
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hydra.core.override_parser.types import Override, RangeSweep
 from omegaconf import DictConfig
 
 from scalebench.config.compose import to_config
@@ -18,11 +21,11 @@ from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.run_folder import RESULT_FILE, is_owned
-from scalebench.core.spec import RunSpec, has_stop
+from scalebench.core.spec import SWEEP_REPEATS, RunSpec, has_stop
 from scalebench.slurm.commands import in_allocation
 
-SWEEP_REPEATS = 3  # the fewest that give an interval; of a configuration where measure.repeats leaves it open
 TURN_LAUNCHERS = ("local", "mpi")
+MAX_RUNS = 10_000  # all are composed and checked before the first, which takes 30 ms each
 OWN_JOBS = "each run is a job of its own"
 
 
@@ -53,6 +56,25 @@ class SweepRun:
 Compose = Callable[[Sequence[str]], DictConfig]
 
 
+def check_size(overrides: Sequence[Override]) -> None:
+    """Raise InputError where Hydra would list more than MAX_RUNS runs of these overrides, before it does so."""
+    counts = {}
+    for override in overrides:
+        values = override.value()
+        if override.is_discrete_sweep():
+            # Hydra lists a range before it shuffles it.
+            listed = values.range() if isinstance(values, RangeSweep) else override.sweep_iterator()
+            counts[override.get_key_element()] = sum(1 for _ in itertools.islice(listed, MAX_RUNS + 1))
+    _refuse_too_many(math.prod(counts.values()))
+
+
+def _refuse_too_many(runs: int) -> None:
+    if runs > MAX_RUNS:
+        raise InputError(
+            f"this sweep has more than {MAX_RUNS:,} runs; divide it into several of fewer values or repeats"
+        )
+
+
 def plan_sweep(overrides: Sequence[Sequence[str]], compose: Compose) -> list[SweepRun]:
     """Return the runs of a sweep in order, each once, with missing baselines before their first use.
 
@@ -72,6 +94,7 @@ def plan_sweep(overrides: Sequence[Sequence[str]], compose: Compose) -> list[Swe
         requested = list(map(_with_default_repeats, requested))
     for run in requested:
         _check_repeat(run)
+    _refuse_too_many(sum(run.spec.repeats for run in requested))
     groups = [(*_make_baselines(run, resolve_cached), run) for run in requested]
     requested_keys = {run.with_repeat(repeat).key for run in requested for repeat in range(run.spec.repeats)}
     planned: dict[tuple[str, int], SweepRun] = {}

@@ -17,7 +17,7 @@ from scalebench.analysis.load import Survey
 from scalebench.config.compose import to_config
 from scalebench.config.error_messages import explain_error
 from scalebench.config.resolve import resolve
-from scalebench.core import process
+from scalebench.core import private_network, process
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock
@@ -26,7 +26,7 @@ from scalebench.core.run_folder import RESULT_FILE, refuse_foreign_folder
 from scalebench.core.spec import RunSpec
 from scalebench.core.sweep_file import MULTIRUN_FILE, refuse_foreign_sweep_folder
 from scalebench.report.tables import write_tables
-from scalebench.runner.parent import claim_run_folder, refuse_folder_with_result, run_spec
+from scalebench.runner.parent import UnwrittenResult, claim_run_folder, refuse_folder_with_result, run_spec
 from scalebench.sweeps import cluster_runs
 from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.sweeps.console import Console
@@ -52,6 +52,7 @@ class SweepSession:
         self.console = Console()
         self.done: list[Result] = []  # here, since Hydra drops what a task function returns
         self.planned = 1
+        self._launched = False  # the processes of a run, of which nothing may be in `done` yet
         self.sweep: Sweep | None = None  # from begin_sweep to end_sweep
         self.collected: dict[Path, Result] = {}  # by folder: results of runs that a scheduler has done
         self.not_in_turns: set[Path] = set()  # folders of runs that could not take turns with the others
@@ -67,8 +68,10 @@ class SweepSession:
         except InputError as error:
             self._refused_status = 2 if not self.done else 1
             self.console.print_error(str(error))
-        except OSError as error:  # the result itself cannot be written
-            self._refused_status = 1
+        except UnwrittenResult as error:
+            self._print_unwritten(error)
+        except OSError as error:  # before it was started
+            self._refused_status = 1 if self.done or self.collected else 2
             folder = HydraConfig.get().runtime.output_dir
             self.console.print_error(f"{folder} cannot be written: {error.strerror or error}")
 
@@ -95,21 +98,38 @@ class SweepSession:
             self.console.print_outcome(result, folder)
         self.done.append(result)
         if single:
+            self._print_single(folder)
+
+    def _print_single(self, folder: Path) -> None:
+        try:
             self.console.print_table([folder])
             self.console.print_details(folder)
+        except (MemoryError, ImportError) as error:
+            self._refused_status = 1
+            self.console.print_error(f"{folder}: no table: {process.describe_error(error)}; show prints it")
 
     def _measure(self, spec: RunSpec, folder: Path, resume: bool) -> Result:
         if cluster_runs.is_submitted(spec):
             return cluster_runs.run_single(spec, folder.absolute(), self.console, resume)
         time_left = self.sweep.format_time_left if self.sweep is not None else str
         with self.console.show_progress(spec, len(self.done) + 1, self.planned, time_left) as on_look:
+            self._launched = True
             return run_spec(spec, folder, on_look, lock=self._lock if self.sweep is None else None)
 
     def run_cohort(self, runs: Sequence[CohortRun]) -> Iterator[tuple[int, Result]]:
         """Yield (number, result) of each of these runs that could be done side by side."""
         time_left = self.sweep.format_time_left if self.sweep is not None else str
+        self._launched = True
         with self.console.show_cohort(len(self.done) + 1, len(runs), self.planned, time_left) as on_progress:
-            yield from Cohort(runs, on_progress).run()
+            cohort = Cohort(runs, on_progress)
+            yield from cohort.run()
+        for error in cohort.unwritten:
+            self._print_unwritten(error)
+
+    def _print_unwritten(self, error: UnwrittenResult) -> None:
+        self._refused_status = 1
+        self.console.print_error(f"{error.folder} cannot be written: {error.strerror}; here is the record of its run")
+        self.console.print_line(error.record)
 
     def show_plan(self, planned: Sequence[SweepRun], several: bool) -> None:
         """Print what would be run, in a sweep (`several`) or as a single run."""
@@ -164,6 +184,7 @@ class SweepSession:
             self.planned, self._new_folders = 0, []
             self.sweep = Sweep(folder, self.arguments, max_minutes, report)
         self.planned += len(planned)
+        self.console.print_open_ports([run.spec for run in planned])
         return self.sweep
 
     def finish(self) -> int:
@@ -175,16 +196,22 @@ class SweepSession:
             self.sweep.mark_ended()
             self.end_sweep()
         except Exception as error:
-            reason = error if isinstance(error, (InputError, OSError)) else repr(error)
+            is_expected = isinstance(error, (InputError, OSError, MemoryError, ImportError))
+            reason = process.describe_error(error) if is_expected else repr(error)
             self.console.print_error(f"{folder}: no report: {reason}")
             return 1
         return min(1, self.exit_status())  # 2 means that nothing was started
 
     def stop(self) -> None:
-        """Report the finished runs of a sweep that was cancelled."""
+        """Report the finished runs of a sweep that was cancelled, or that cannot go on."""
         if self.sweep is not None:
-            self.sweep.mark_stopped()
+            with contextlib.suppress(OSError):  # a full disk: the table can still be printed
+                self.sweep.mark_stopped()
             self.end_sweep()
+
+    def has_started(self) -> bool:
+        """Return whether a run was started, or one that a scheduler has done was collected."""
+        return self._launched or bool(self.done or self.collected)
 
     def end_sweep(self) -> None:
         """Print the sweep's table and the runs that were left out, write its files and its report. Raise InputError
@@ -250,6 +277,10 @@ class CheckFolders(Callback):
             spec = resolve(to_config(config))
             if spec.repeats > 1:
                 raise RepeatsRequested
+            # A row of a sweep, whose other runs go on; of a single run it is for the user to decide.
+            if (refusal := private_network.explain_refusal(spec.config)) is not None and spec.unsupported == refusal:
+                raise InputError(refusal)
+            console.print_open_ports([spec])
             if not config.dry_run:
                 self._claim(spec, Path(str(config.hydra.run.dir)), config.resume, console)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -72,10 +71,10 @@ def test_the_words_of_a_run_as_those_of_a_sweep(switches: list[str], words: list
     assert hydra_app.make_sweep_arguments(switches, words) == sweep
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", process.ENDING_SIGNALS)
 def test_a_signal_ends_a_pause_between_runs(number: int) -> None:
     timer = threading.Timer(0.1, os.kill, (os.getpid(), number))
-    with hydra_app._raise_interrupt_on_sigterm(), pytest.raises(KeyboardInterrupt):
+    with process.interrupt_at_signals(), pytest.raises(KeyboardInterrupt):
         timer.start()
         SweepSession([]).cool_down(60.0)
     timer.join()
@@ -106,19 +105,6 @@ def test_an_unexpected_error_is_one_line_too(
     monkeypatch.setenv("SCALEBENCH_TRACEBACK", "1")
     with pytest.raises(LookupError):
         hydra_app.main(["gpus=1"])
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_with_a_result_and_no_process(tmp_path: Path, number: int) -> None:
-    words = ["strategy=simulated", "hardware=cpu", "gpus=2", "dataset.size=1000", "strategy.options.fault=hang"]
-    command = [sys.executable, "-m", "scalebench", *words, f"hydra.run.dir={tmp_path}/run"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: len(find_run_processes(tmp_path / "run")) >= 3)  # two workers and the monitor
-        process.send_signal(number)
-        _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (1, "scalebench: cancelled\n")
-    assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "cancelled"
-    assert find_run_processes(tmp_path / "run") == []
 
 
 @pytest.mark.slow

@@ -3,8 +3,10 @@ missing runs, and whether its program still runs."""
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,15 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import build_record, read_json, read_record, write_json
+from scalebench.core.json_files import (
+    ReservedRoom,
+    build_record,
+    read_json,
+    read_record,
+    read_tail,
+    rewrite_json,
+    write_json,
+)
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, read_sweep, write_sweep
 
@@ -173,3 +183,67 @@ def test_an_invalid_file_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / SWEEP_FILE).write_text(text)
     with pytest.raises(InputError, match=r"sweep\.json is no record of a sweep: "):
         read_sweep(tmp_path)
+
+
+def fail_once(error: OSError, write: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that raises the error at its first call."""
+    errors = [error]
+
+    def fail() -> None:
+        if errors:
+            raise errors.pop()
+        write()
+
+    return fail
+
+
+def test_reserved_room_is_used_when_the_disk_is_full(tmp_path: Path) -> None:
+    room = ReservedRoom(tmp_path / "room")
+    room.reserve(1 << 16)
+    assert (tmp_path / "room").stat().st_size == (tmp_path / "room").stat().st_blocks * 512 == 1 << 16
+    full = OSError(errno.ENOSPC, "full")
+
+    def write() -> None:
+        assert not (tmp_path / "room").exists()
+        (tmp_path / "a").touch()
+
+    room.use(fail_once(full, write))
+    assert os.listdir(tmp_path) == ["a"]
+    room.use(lambda: None)  # with nothing reserved
+    with pytest.raises(OSError, match="full"):
+        room.use(fail_once(full, fail_once(full, write)))
+
+
+def test_no_room_is_an_error_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP):  # the last: of file systems that cannot reserve
+
+        def refuse(*_: int, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+        if number == errno.EOPNOTSUPP:
+            ReservedRoom(tmp_path / "room").reserve(10)
+            continue
+        with pytest.raises(OSError, match=os.strerror(number)):
+            ReservedRoom(tmp_path / "room").reserve(10)
+        assert not (tmp_path / "room").exists()
+
+
+def test_a_file_is_rewritten_in_its_place_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "progress.json"
+    rewrite_json(path, {"steps": 12345, "phase": "measure"})
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    rewrite_json(path, {"steps": 7})
+    assert read_json(path) == {"steps": 7} and os.listdir(tmp_path) == [path.name]
+    with pytest.raises(OSError, match="full"):
+        rewrite_json(tmp_path / "new.json", {})
+
+
+@pytest.mark.parametrize(("limit_bytes", "tail"), [(2, "f\ufffd"), (100, "abcdef\ufffd")])
+def test_the_end_of_a_text_is_read(tmp_path: Path, limit_bytes: int, tail: str) -> None:
+    (tmp_path / "log").write_bytes(b"abcdef\xff")
+    assert read_tail(tmp_path / "log", limit_bytes) == tail

@@ -115,8 +115,9 @@ def test_only_some_of_many_runs_are_listed(tmp_path: Path, monkeypatch: pytest.M
     data = load_report_data([tmp_path])
     rows = report_data.list_detailed_runs(data)
     assert [row["run_id"] for row in rows] == data.detailed_run_ids and len(rows) == 3
-    assert "3 configurations, out of 8 runs" in report_data.describe_left_out_runs(data)
-    assert report_data.describe_left_out_runs(load_report_data([tmp_path / "0"])) == ""
+    (paragraph,) = report_data.list_left_out_runs(data)
+    assert "3 configurations, out of 8 runs" in paragraph.text
+    assert report_data.list_left_out_runs(load_report_data([tmp_path / "0"])) == []
 
 
 def test_files_named_by_a_record_stay_in_its_folder(tmp_path: Path) -> None:

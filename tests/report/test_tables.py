@@ -142,7 +142,10 @@ def cells(name: str, value: Any, low: Any = None, high: Any = None) -> dict[str,
     ],
 )
 def test_throughput(value: Any, low: Any, high: Any, shown: str) -> None:
-    assert format_throughput(cells("throughput_samples_per_s", value, low, high)) == shown
+    row = cells("throughput_samples_per_s", value, low, high)
+    assert format_throughput({**row, "interval_over": "repeats"}) == shown
+    within = f"{shown} within this repeat" if "±" in shown else shown
+    assert format_throughput({**row, "interval_over": "blocks"}) == within
 
 
 def test_ratios_and_shares() -> None:

@@ -221,4 +221,5 @@ def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path: Path, capsys: p
     assert "Data or model parallelism: predicted and measured" in out and "Bytes of a step" in out
     assert "mlp on 2 devices: pipeline should win at 8, data should win at 64; model won at 8 and 64;" in out
     sweeps.sweep(tmp_path / "others")
-    assert list(make_terminal_blocks(survey([tmp_path / "others"]).pooled)) == []
+    others = survey([tmp_path / "others"])
+    assert list(make_terminal_blocks(others.pooled, others.configurations.estimate_ratio)) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import json
 import os
 import shutil
 import signal
@@ -28,11 +29,12 @@ from scalebench.core.run_folder import (
 )
 from scalebench.core.spec import HardwareSpec, read_spec, write_spec
 from scalebench.measure import nodes
+from scalebench.measure.progress import RankProgress
 from scalebench.runner import parent as parent
 from scalebench.runner import trace_merge
 from scalebench.runner.launchers import local, mpi
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest
-from scalebench.runner.parent import run_spec
+from scalebench.runner.parent import UnwrittenResult, run_spec
 from tests.builders.runs import simulated_spec
 
 
@@ -206,6 +208,54 @@ def test_a_full_disk_is_an_error_and_leaves_no_incomplete_result(
     assert not [name for name in os.listdir(tmp_path / "run") if "result" in name]
 
 
+def test_nothing_transient_is_left_beside_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent may be killed as soon as the result is there."""
+    beside: list[str] = []
+    monkeypatch.setattr(parent, "write_result", lambda result, folder: beside.extend(os.listdir(folder)))
+    run_spec(simulated_spec(), tmp_path / "run")
+    assert sorted(beside) == ["rank0.json", "rank0.log", "room", LOCK_FILE, "spec.json"]
+
+
+@pytest.mark.parametrize("instead", ["nothing", "a file"])
+def test_a_folder_that_is_removed_in_mid_run_gets_its_row(tmp_path: Path, instead: str) -> None:
+    folder = tmp_path / "run"
+
+    def remove(progress: list[RankProgress]) -> None:
+        if folder.is_dir() and any(rank.phase == "measure" for rank in progress):
+            shutil.rmtree(folder)
+            if instead == "a file":
+                folder.touch()
+
+    spec = simulated_spec(measure={"min_s": 60.0, "max_s": 60.0, "target": 1e-9})
+    if instead == "nothing":
+        result = run_spec(spec, folder, remove)
+        assert read_result(folder / RESULT_FILE) == result and read_spec(folder) == spec
+        assert result.status == "failed" and (result.reason or "").endswith("; its folder was removed while it ran")
+        return
+    with pytest.raises(UnwrittenResult) as caught:
+        run_spec(spec, folder, remove)
+    record = json.loads(caught.value.record)
+    assert record["reason"].endswith("; its folder was removed while it ran")
+    assert caught.value.folder == folder and folder.read_text() == ""
+
+
+def test_a_failure_on_a_full_disk_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank could neither write its record nor its traceback."""
+
+    def fill(*_: Any) -> GroupExit:
+        def refuse(*_: Any) -> None:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+        return GroupExit([1], 0.0, 1.0, [0])
+
+    monkeypatch.setattr(local, "launch", fill)
+    result = run_spec(simulated_spec(), tmp_path / "run")
+    reason = f"rank 0 ended with exit status 1 and without a reason; {os.strerror(errno.EDQUOT)}"
+    assert (result.status, result.reason) == ("failed", reason)
+    assert sorted(os.listdir(tmp_path / "run")) == ["result.json", "spec.json"]
+
+
 def run_with_traces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     """Run two ranks, of which the second died while it wrote its trace."""
 
@@ -255,7 +305,7 @@ def test_rank_files_of_an_earlier_run_are_removed(tmp_path: Path, monkeypatch: p
         (folder / name).touch()
 
     def stand_in(*args: Any) -> GroupExit:
-        assert sorted(os.listdir(folder)) == [LOCK_FILE, "spec.json"]
+        assert sorted(os.listdir(folder)) == ["room", LOCK_FILE, "spec.json"]
         for name in left[:-1]:
             (folder / name).touch()
         return GroupExit([0], 0.0, 1.0)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.spec import read_spec
-from scalebench.runner.parent import run_spec
+from scalebench.runner.parent import UnwrittenResult, run_spec
 from scalebench.slurm import submit
 
 
@@ -32,22 +31,19 @@ def become_sweep(folder: str, *arguments: str) -> NoReturn:
 def run_job(folder: str) -> None:
     """Perform the run of the spec.json in `folder`, and leave its result there, also of a failure.
 
-    SIGTERM, which SLURM sends when a job is cancelled or at its time limit, ends the run as Ctrl-C does.
+    SIGTERM, which SLURM sends when a job is cancelled or at its time limit, ends the run as Ctrl-C does, and so do the
+    signals that its users have it send before.
     """
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(sign, _interrupt)
     path = Path(folder)
     try:
-        print(_format_result(run_spec(read_spec(path), path)), flush=True)
+        with process.interrupt_at_signals():
+            print(_format_result(run_spec(read_spec(path), path)), flush=True)
     except KeyboardInterrupt:
         print("scalebench: cancelled", flush=True)
     except (InputError, OSError) as error:
         print(f"scalebench: {error}", flush=True)
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    process.cancelled.set()
-    raise KeyboardInterrupt
+        if isinstance(error, UnwrittenResult):
+            print(error.record, flush=True)
 
 
 def _format_result(result: Result) -> str:

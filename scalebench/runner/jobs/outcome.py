@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scalebench.core.errors import InputError
+from scalebench.core.json_files import read_tail
 from scalebench.core.result import Result, SchedulerRecord, read_result, write_result
 from scalebench.core.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE, has_rank_files
 from scalebench.core.spec import RunSpec
@@ -150,9 +151,7 @@ def _job_log(folder: Path) -> Path:
 def last_log_line(log: Path) -> str:
     """Return the last line of a log, without submitit's own messages."""
     try:
-        with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            lines = file.read().decode(errors="replace").splitlines()
+        lines = read_tail(log, 4096).splitlines()
     except OSError:
         return ""
     lines = [line.strip() for line in lines if line.strip() and not line.startswith("submitit INFO ")]

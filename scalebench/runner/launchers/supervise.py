@@ -204,8 +204,8 @@ def _watch(request: LaunchRequest, group: RankGroup[P]) -> tuple[list[int], str 
         if failed:
             wait_until(lambda: all(member.poll() is not None for member in measuring), FOLLOW_LIMIT_S)
             return group.first_failed(failed), None, None
-        if request.turns is not None and request.turns.refused:
-            return [], None, "its processes could not be stopped, and so cannot take turns"
+        if request.turns is not None and request.turns.refused is not None:
+            return [], None, request.turns.refused
         timeout = limits.exceeded()
         if timeout is not None:
             return [], timeout, None

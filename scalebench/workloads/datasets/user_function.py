@@ -25,6 +25,7 @@ import numpy as np
 
 from scalebench.core import plugins
 from scalebench.core.errors import InputError, PluginError
+from scalebench.core.json_files import read_tail
 from scalebench.core.spec import Config, DatasetSpec
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets import cache
@@ -201,7 +202,7 @@ def run_function(call: FunctionCall, limit_s: float, folder: Path) -> None:
         response = _read_response(exchange / RESPONSE_FILE) if status == 0 else None
         if response is None:
             response = {"problem": _describe_exit(status, limit_s, call)}
-        output = (exchange / LOG_FILE).read_bytes()[-MAX_LOG_BYTES:].decode("utf-8", "replace")
+        output = read_tail(exchange / LOG_FILE, MAX_LOG_BYTES)
     if "errno" in response:
         raise OSError(response["errno"], os.strerror(response["errno"]))
     if "input" in response:

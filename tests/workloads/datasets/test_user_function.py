@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -426,3 +427,20 @@ def test_results_that_cannot_be_trained_on(tmp_path: Path, case: str) -> None:
     result, message = UNUSABLE[case]
     with pytest.raises(UnusableSamples, match=message):
         user_function_worker.write_samples(result, tmp_path)
+
+
+def test_only_the_end_of_a_long_output_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def print_much(command: list[str], log: int, *_: object) -> int:
+        os.ftruncate(log, 1 << 30)
+        os.pwrite(log, b"the end", (1 << 30) - 7)
+        return 1
+
+    monkeypatch.setattr(user_function, "_run_worker", print_much)
+    tracemalloc.start()
+    try:
+        with pytest.raises(PluginError) as caught:
+            run_worker(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 10 * user_function.MAX_LOG_BYTES
+    finally:
+        tracemalloc.stop()
+    assert caught.value.log.endswith("the end")

@@ -1,0 +1,198 @@
+"""How the program ends when something outside its runs fails: signals, a full disk, a lost output, scarce memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from scalebench import __main__ as program
+from scalebench.cli import hydra_app
+from scalebench.core.errors import InputError
+from scalebench.core.result import read_result
+from scalebench.core.sweep_file import read_sweep
+from scalebench.measure.progress import read_progress
+from scalebench.runner import parent
+from scalebench.sweeps.console import MAX_ERROR_CHARACTERS, Console
+from tests.builders.launching import SmallDisk
+from tests.builders.runs import find_run_processes, wait_until
+
+WORDS = "strategy=simulated hardware=cpu gpus=2 dataset.size=1000 measure=quick measure.probes=false".split()
+WORDS += "measure.monitor=false measure.min_s=0 measure.target=0.5 measure.warmup_max_s=0.1".split()
+LONG = [*WORDS, "measure.min_s=3", "measure.max_s=3"]
+PROGRAM = [sys.executable, "-m", "scalebench"]
+
+
+@pytest.fixture(autouse=True)
+def hydra_forgets() -> Iterator[None]:
+    yield
+    GlobalHydra.instance().clear()
+    HydraConfig.instance().cfg = None
+
+
+def test_a_closed_terminal_ends_a_sweep_with_its_tables_and_nohup_does_not(tmp_path: Path) -> None:
+    words = [*WORDS, "measure.order=given", "measure.repeats=2", "sweep.report=false"]
+    hanging = [*PROGRAM, "--multirun", *words, "strategy.options.fault=hang", f"hydra.sweep.dir={tmp_path}/s"]
+    with subprocess.Popen(hanging, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: len(find_run_processes(tmp_path / "s/0")) >= 1, 120.0)
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGHUP)  # of the kernel and of the shell
+        assert process.wait(timeout=120) == 1
+    sweep = read_sweep(tmp_path / "s")
+    assert sweep is not None and sweep.stopped and not sweep.ended
+    assert "cancelled" in (tmp_path / "s/results.csv").read_text()
+    command = ["sh", "-c", 'trap "" HUP; exec "$@"', "", *PROGRAM, *LONG, f"hydra.run.dir={tmp_path}/run"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: find_run_processes(tmp_path / "run"), 120.0)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(timeout=120) == 0
+
+
+@pytest.mark.parametrize("output", ["full", "pipe", "none"])
+def test_an_output_that_cannot_be_written_ends_no_run(tmp_path: Path, output: str) -> None:
+    command, reader = [*PROGRAM, *WORDS, f"hydra.run.dir={tmp_path}/run"], subprocess.DEVNULL
+    if output == "none":
+        command = ["sh", "-c", 'exec "$@" >&-', "", *command]
+    elif output == "full":
+        reader = os.open("/dev/full", os.O_WRONLY)
+    else:
+        end, reader = os.pipe()
+        os.close(end)
+    ended = subprocess.run(command, stdout=reader, stderr=subprocess.PIPE, text=True, timeout=120)
+    if output != "none":
+        os.close(reader)
+        assert ended.stderr.startswith("scalebench: standard output cannot be written: ")
+    assert (ended.returncode, ended.stderr.count("\n")) == (0, int(output != "none"))
+    assert read_result(tmp_path / "run/result.json").status == "ok"
+
+
+def test_a_command_whose_output_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run([*PROGRAM, "strategies"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (1, "scalebench: standard output: No space left on device\n")
+
+
+def is_measuring(folder: Path, ranks: int) -> bool:
+    progress = [read_progress(folder, rank) for rank in range(ranks)]
+    return all(rank is not None and rank.phase == "measure" for rank in progress)
+
+
+def run_until_full(
+    disk: SmallDisk, words: Sequence[str], run: str, ready: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run the program, fill its disk while that run of two ranks measures and the files `ready` exist, and again when
+    the run has ended."""
+    command = disk.command([*PROGRAM, *words])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        folder = disk.seen_by(process.pid) / run
+        files = [disk.seen_by(process.pid) / name for name in ready]
+        wait_until(lambda: process.poll() is not None or all(file.exists() for file in files), 120.0)
+        wait_until(lambda: process.poll() is not None or is_measuring(folder, 2), 120.0)
+        disk.fill(process.pid)
+        wait_until(lambda: process.poll() is not None or (folder / "result.json").exists(), 120.0)
+        wait_until(lambda: disk.fill(process.pid) or process.poll() is not None, 120.0)
+        out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def test_a_disk_that_is_full_in_mid_run_takes_its_result(tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path / "disk")
+    ended = run_until_full(disk, [*LONG, f"hydra.run.dir={disk.folder}/run"], "run")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    result = read_result(disk.after / "run/result.json")
+    assert result.status == "ok" and sum(result.ranks[1].block_s) > 1.0
+    assert not list((disk.after / "run").glob("room*"))
+
+
+@pytest.mark.parametrize("order", ["given", "rounds"])
+def test_a_sweep_ends_on_a_full_disk_with_1_and_its_table(tmp_path: Path, order: str) -> None:
+    """Hydra cannot write into the folder of the next run, or into that of a run that took turns."""
+    disk = SmallDisk(tmp_path / "disk")
+    sweep = [f"measure.order={order}", "measure.slot_s=0.3", "measure.repeats=2", "gpus=1,2", "baseline=none"]
+    words = ["--multirun", *LONG, *sweep, f"hydra.sweep.dir={disk.folder}/s"]
+    ended = run_until_full(disk, words, "s/1", ["s/0/turn.json", "s/1/turn.json"] if order == "rounds" else [])
+    results = [read_result(path) for path in sorted((disk.after / "s").glob("*/result.json"))]
+    assert [(result.status, result.scale.gpus) for result in results] == [("ok", 1), ("ok", 2)]
+    assert ended.returncode == 1 and "simulated" in ended.stdout.partition("samples/s")[2]
+    assert ended.stderr.splitlines()[0].endswith("nothing more is started, and resume=true does the rest of a sweep")
+
+
+def test_a_result_that_cannot_be_written_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(parent, "write_result", refuse)
+    assert hydra_app.main([*WORDS, "hydra.run.dir=run"]) == 1
+    out, err = capsys.readouterr()
+    assert "/run cannot be written: No space left on device; here is the record of its run" in err
+    Path("saved").mkdir()
+    Path("saved/result.json").write_text(out.splitlines()[-1])
+    assert read_result(Path("saved/result.json")).ranks[0].block_s
+
+
+@pytest.mark.parametrize("error", [InputError("no table"), OSError(28, "full"), KeyError("defect")], ids=type)
+def test_an_error_after_a_run_is_not_the_status_of_a_refusal(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Console, "print_table", fail)
+    if isinstance(error, KeyError):
+        with pytest.raises(KeyError):  # with its traceback, and so with 1
+            hydra_app.main([*WORDS, "hydra.run.dir=run"])
+    else:
+        assert hydra_app.main([*WORDS, "hydra.run.dir=run"]) == 1
+        assert capsys.readouterr().err.count("\n") == 1
+    assert read_result(Path("run/result.json")).status == "ok"
+
+
+def test_a_limit_of_memory_is_named(tmp_path: Path) -> None:
+    """The ranks need less than the table does."""
+    limit = 300_000 << 10
+    ended = subprocess.run(
+        [*PROGRAM, *WORDS, "measure.monitor=true", f"hydra.run.dir={tmp_path}/run"], capture_output=True, text=True,
+        timeout=120, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )  # fmt: skip
+    assert ended.returncode == 1 and ended.stderr.count("\n") == 1
+    assert "no table: " in ended.stderr and "; ulimit -v is 300,000 KiB; " in ended.stderr
+    result = read_result(tmp_path / "run/result.json")
+    assert result.status == "ok" and "ulimit -v is 300,000 KiB" in (result.monitor.reason or "")
+
+
+@pytest.mark.parametrize("words", ["seed=range(10000000)", "seed=range(0,1,1e-9)", "seed=shuffle(range(10000000))"])
+def test_a_sweep_of_too_many_runs_is_refused_before_they_are_listed(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program.main(["--multirun", *WORDS, words, "hydra.sweep.dir=s"]) == 2
+    assert "this sweep has more than 10,000 runs" in capsys.readouterr().err and not Path("s").exists()
+
+
+def test_too_many_repeats_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["--multirun", *WORDS, "seed=range(11)", "measure.repeats=1000", "dry_run=true"]) == 2
+    assert "this sweep has more than 10,000 runs" in capsys.readouterr().err
+
+
+def test_a_rerun_from_a_pickle_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config.pickle").write_bytes(b"cos\nmkdir\n(S'made'\ntR.")
+    assert program.main([*WORDS, "--experimental-rerun", "config.pickle"]) == 2
+    assert not Path("made").exists()
+    assert capsys.readouterr().err.startswith("scalebench: --experimental-rerun is refused: ")
+
+
+def test_a_very_long_message_loses_its_middle(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([f"{'x' * 1_000_000}=1"], ["x" * 1_000_000]):
+        assert program.main(arguments) == 2
+        err = capsys.readouterr().err
+        assert len(err) < MAX_ERROR_CHARACTERS + 100 and "x [...] " in err and err.count("\n") == 1
