@@ -182,13 +182,15 @@ class SweepLauncher(Launcher):
                 self.session.cool_down(run.spec.config.measure.cool_down_s)
             self._is_warm = True
         with cluster_runs.delay_interrupts() if is_collected else nullcontext():
-            return run_job(
+            job = run_job(
                 task_function=self._task,
                 config=config,
                 job_dir_key="hydra.sweep.dir",
                 job_subdir_key="hydra.sweep.subdir",
                 hydra_context=self._context,
             )
+        job.cfg = job.hydra_cfg = None  # a quarter of a megabyte for each run of the sweep; only callbacks read them
+        return job
 
 
 def _copy_earlier_run(earlier: Path, folder: Path) -> None:
