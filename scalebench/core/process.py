@@ -11,6 +11,8 @@ from types import FrameType
 from typing import Any
 
 POLL_INTERVAL_S = 0.02
+# Set by the launcher for rank 0: the address of this host on which it waits for the other ranks; "": all interfaces.
+LISTEN_ADDRESS = "SCALEBENCH_LISTEN_ADDRESS"
 
 cancelled = threading.Event()  # set by the program's signal handlers: a mere exception can get lost in a __del__
 
