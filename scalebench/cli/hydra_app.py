@@ -41,14 +41,8 @@ def main(arguments: list[str]) -> int:
             except RepeatsRequested:
                 _run_hydra(session, make_sweep_arguments(switches, overrides))
             return session.finish()
-    except EXPECTED_ERRORS as error:
+    except (*EXPECTED_ERRORS, OSError) as error:
         return _reject(session, explain_error(error, arguments))
-    except OSError as error:
-        return _reject(
-            session,
-            f"{error.filename or 'output folder'}: {error.strerror or error}; "
-            "choose another hydra.run.dir or hydra.sweep.dir",
-        )
     except Exception as error:
         if session.done or os.environ.get("SCALEBENCH_TRACEBACK"):
             raise

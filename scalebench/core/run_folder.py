@@ -1,13 +1,23 @@
-"""The names of all files in the folder of a run, and which of them are removed when it ends."""
+"""The names of all files in the folder of a run, how a folder is known as a run's, and which files are removed.
+
+Nothing but plain files with exactly these names is ever removed or copied, and only in a folder that is a run's: a user
+may name any folder for a run, and has files there that no one else can make again.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
+
+from scalebench.core.errors import InputError
+from scalebench.core.json_files import build_record, read_json, read_record, write_json
 
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
@@ -27,23 +37,53 @@ STALE_TURN_LIMIT_S = 5.0  # for a shared file system to show turn.json as it is
 STOP_FILE = "stop.json"  # exists when the ranks under torchrun must end; says whether the run succeeded
 SRUN_HOSTS_FILE = "srun_hosts.txt"  # the node of each rank, where nodes have different numbers of ranks
 TRY_SPEC_FILE = "try.json"  # the spec of one try of a batch search: as spec.json it would look like an unfinished run
+LOCK_FILE = "scalebench.lock"  # exists while a program uses the folder, of a run or of a sweep
+HYDRA_FOLDER = ".hydra"
+HYDRA_FILES = frozenset({"config.yaml", "hydra.yaml", "overrides.yaml"})  # Hydra writes them before it calls us
+RUN_ID_VARIABLE = "SCALEBENCH_RUN_ID"  # of the environment of ranks and their agents
 
 _RANK_TRACE = re.compile(r"trace(\d+)\.json\.gz")
 _TRY_FOLDER = re.compile(r"try_\d+(_again)?")
+_TEMPORARY = re.compile(r"\.(.+)\.\d+")  # of json_files.write_text, left where its program was killed
+
+
+def _match_any(*names: str, numbered: str = "") -> re.Pattern[str]:
+    """Return the pattern of these names, and of those that the regular expression `numbered` matches."""
+    return re.compile("|".join([*map(re.escape, names), *filter(None, [numbered])]))
+
+
 # By these the parent and its ranks communicate; they are removed once result.json is written.
-TRANSIENT_FILES = (
-    "progress*.json",
-    "pid*.json",
-    "exit*.json",
-    "paused*.json",
-    "machine*.json",
-    TURN_FILE,
-    TORCHRUN_FILE,
-    STOP_FILE,
+TRANSIENT_FILES = _match_any(
+    TURN_FILE, TORCHRUN_FILE, STOP_FILE, SRUN_HOSTS_FILE, numbered=r"(progress|pid|exit|paused|machine)\d+\.json"
 )
-OUTPUT_FILES = (
-    "rank*.json", "rank*.log", "trace*.json.gz", f"{Path(MONITOR_FILE).stem}*", MPIRUN_LOG, SRUN_LOG, PLUGIN_LOG
+OUTPUT_FILES = _match_any(
+    MPIRUN_LOG, SRUN_LOG, PLUGIN_LOG, MONITOR_FILE, MERGED_TRACE_FILE, TIMELINE_FILE,
+    numbered=r"rank\d+\.(json|log)|trace\d+\.json\.gz|monitor\d+\.parquet",
 )  # fmt: skip
+RECORD_FILES = _match_any(SPEC_FILE, TRY_SPEC_FILE, RESULT_FILE, UNREADABLE_RESULT_FILE, JOB_FILE, JOB_LOG)
+
+Record = TypeVar("Record")
+
+
+@dataclass
+class _SpecMarker:
+    """The fields by which spec.json and try.json are known as ours, of whichever version of scalebench."""
+
+    config: dict[str, Any]
+    places: list[Any]
+    fingerprint: str
+
+
+@dataclass
+class _ResultMarker:
+    """Likewise of result.json, which stands alone where the scheduler refused a job."""
+
+    run_id: str
+    fingerprint: str
+    spec: dict[str, Any]
+
+
+MARKERS = {SPEC_FILE: _SpecMarker, TRY_SPEC_FILE: _SpecMarker, RESULT_FILE: _ResultMarker}
 
 
 @dataclass
@@ -143,9 +183,9 @@ def try_folder(folder: Path, batch: int, more_memory: bool = False) -> Path:
 
 
 def try_folders(folder: Path) -> list[Path]:
-    """Return the folders of all tries of the batch search of a run."""
+    """Return the folders of all tries of the batch search of a run; a folder that only has such a name is none."""
     paths = [path for path in folder.glob("try_*") if _TRY_FOLDER.fullmatch(path.name)]
-    return [path for path in paths if path.is_dir() and not path.is_symlink()]
+    return [path for path in paths if path.is_dir() and not path.is_symlink() and is_run_folder(path)]
 
 
 def launcher_log_name(folder: Path) -> str | None:
@@ -158,21 +198,155 @@ def has_rank_files(names: Iterable[str]) -> bool:
     return any(name.startswith(("rank", "progress")) for name in names)
 
 
+def write_rank_file(path: Path, record: Any) -> None:
+    """Write what a rank or its agent reports to its launcher, with the id of the run that both belong to."""
+    write_json(path, {"run_id": os.environ.get(RUN_ID_VARIABLE), **vars(record)})
+
+
+def read_rank_file(path: Path, record_type: type[Record], run_id: str | None = None) -> Record | None:
+    """Read such a report. None where it is missing or incomplete, or of another run than `run_id`, whose ranks may
+    still write after their parent was killed; with `run_id` None that of any run counts."""
+    try:
+        tree = read_json(path)
+        of_run = tree.pop("run_id", None)
+        return build_record(record_type, tree) if run_id in (None, of_run) else None
+    except (OSError, ValueError, AttributeError, TypeError):
+        return None
+
+
+def has_marker(path: Path, record_type: type) -> bool:
+    """Return whether `path` is a plain file that reads as such a record, which marks its folder as ours."""
+    if not _is_plain(path):
+        return False
+    try:
+        read_record(path, record_type, ignore_unknown=True)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Return whether scalebench made a run in this folder, also one that did not come to its end."""
+    return any(has_marker(folder / name, record_type) for name, record_type in MARKERS.items())
+
+
+def refuse_foreign_folder(folder: Path) -> None:
+    """Raise InputError where `folder` is neither empty nor a run's, so that nothing of it may be touched, and where a
+    folder, link or pipe in it has the name of a file of ours, through which we would write elsewhere."""
+    if not has_foreign_content(folder, SPEC_FILE):
+        return
+    if not is_run_folder(folder):
+        raise InputError(f"{folder} is not empty and holds no run of scalebench; choose an empty or a new folder")
+    for path in sorted(folder.iterdir()):
+        if _TRY_FOLDER.fullmatch(path.name) and not path.is_symlink():
+            refuse_foreign_folder(path)
+        elif _TRY_FOLDER.fullmatch(path.name) or (
+            _is_own_name(path.name, OUTPUT_FILES, TRANSIENT_FILES, RECORD_FILES) and not _is_plain(path)
+        ):
+            raise InputError(f"{path} is a link, or else no plain file, and scalebench writes there; remove it")
+
+
+def has_foreign_content(folder: Path, marker: str, *others: str) -> bool:
+    """Return whether `folder` holds more than Hydra's own files, a lock, `others`, and the temporary file of a
+    `marker`. Raise InputError where it is no folder."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [
+                entry.name
+                for entry in entries
+                if not (entry.is_dir(follow_symlinks=False) and _is_made_by_hydra(Path(entry.path)))
+            ]
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError:
+        raise InputError(f"{folder} is no folder; choose another one") from None
+    temporaries = {name for name in names if (match := _TEMPORARY.fullmatch(name)) and match[1] == marker}
+    return bool(set(names) - temporaries - {LOCK_FILE, *others})
+
+
+def _is_made_by_hydra(folder: Path) -> bool:
+    """Return whether only Hydra has written here; hydra.output_subdir may have given the folder another name."""
+    with contextlib.suppress(OSError):
+        names = set(os.listdir(folder))
+        return names <= HYDRA_FILES and (folder.name == HYDRA_FOLDER or "hydra.yaml" in names)
+    return False
+
+
 def remove_transient_files(folder: Path) -> None:
     """Remove the files by which parent and ranks communicated, also in the folders of tries."""
     for path in (folder, *try_folders(folder)):
-        _remove(path, TRANSIENT_FILES)
+        _remove(_own_files(path, TRANSIENT_FILES))
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the files of ranks whose parent was killed before it wrote result.json."""
-    _remove(folder, (*OUTPUT_FILES, *TRANSIENT_FILES))
+    _remove(_own_files(folder, OUTPUT_FILES, TRANSIENT_FILES))
     for path in try_folders(folder):
-        with contextlib.suppress(OSError):
-            shutil.rmtree(path)
+        _remove(_all_own_files(path))
+        _drop_if_empty(path)
 
 
-def _remove(folder: Path, patterns: Iterable[str]) -> None:
-    for pattern in patterns:
-        for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
+def remove_run(folder: Path) -> None:
+    """Remove a run, if it is there, with its folder if nothing else is in it. The caller knows that it is a run's."""
+    if not folder.is_dir():
+        return
+    _remove(path for path in _all_own_files(folder) if path.name != SPEC_FILE or path.parent != folder)
+    for path in [path for path in folder.iterdir() if _TRY_FOLDER.fullmatch(path.name)]:
+        _drop_if_empty(path)
+    for name in (HYDRA_FOLDER, SUBMITIT_FOLDER):
+        _drop_if_empty(folder / name)
+    if set(os.listdir(folder)) <= {SPEC_FILE, LOCK_FILE}:  # else it stays, as the mark of a folder that is ours
+        (folder / SPEC_FILE).unlink(missing_ok=True)
+    _drop_if_empty(folder)
+
+
+def copy_run(source: Path, target: Path) -> None:
+    """Copy the files of a run into another folder: plain ones with names of ours. There may be links in `source` to
+    files that only this user can read, made by others who can write there."""
+    for path in _all_own_files(source):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy, follow_symlinks=False)
+
+
+def is_owned(path: Path) -> bool:
+    """Return whether `path` exists, is no link, and belongs to the user of this process."""
+    try:
+        return (status := path.lstat()).st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
+    except OSError:
+        return False
+
+
+def _all_own_files(folder: Path) -> Iterator[Path]:
+    """Yield the plain files of a run, with those of its tries, of Hydra and of its job."""
+    yield from list(_own_files(folder, OUTPUT_FILES, TRANSIENT_FILES, RECORD_FILES))
+    for name, files in ((HYDRA_FOLDER, HYDRA_FILES), (SUBMITIT_FOLDER, {JOB_SCRIPT})):
+        if not (folder / name).is_symlink():
+            yield from (path for file in files if _is_plain(path := folder / name / file))
+    for path in try_folders(folder):
+        yield from _all_own_files(path)
+
+
+def _own_files(folder: Path, *kinds: re.Pattern[str]) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if _is_own_name(path.name, *kinds) and _is_plain(path)]
+
+
+def _is_own_name(name: str, *kinds: re.Pattern[str]) -> bool:
+    temporary = _TEMPORARY.fullmatch(name)
+    return any(kind.fullmatch(name if temporary is None else temporary[1]) for kind in kinds)
+
+
+def _is_plain(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG(path.lstat().st_mode)
+    return False
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in list(paths):
+        path.unlink(missing_ok=True)
+
+
+def _drop_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()

@@ -6,13 +6,23 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_record, write_json
 from scalebench.core.process import is_process_alive
-from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.run_folder import RESULT_FILE, has_foreign_content, has_marker
 
 SWEEP_FILE = "sweep.json"
+MULTIRUN_FILE = "multirun.yaml"  # Hydra writes it before it calls us
+
+
+@dataclass
+class _Marker:
+    """The fields by which sweep.json is known as ours, of whichever version of scalebench."""
+
+    arguments: list[str]
+    runs: list[Any]
 
 
 @dataclass
@@ -88,6 +98,14 @@ def read_sweep(folder: Path) -> SweepRecord | None:
         return None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is no record of a sweep: {error}") from error
+
+
+def refuse_foreign_sweep_folder(folder: Path) -> None:
+    """Raise InputError where `folder` is neither empty nor a sweep's: its tables would be overwritten."""
+    if has_foreign_content(folder, SWEEP_FILE, MULTIRUN_FILE) and not has_marker(folder / SWEEP_FILE, _Marker):
+        raise InputError(
+            f"{folder} is not empty and holds no sweep of scalebench; choose an empty or a new hydra.sweep.dir"
+        )
 
 
 def new_sweep_record(arguments: list[str], started_at: str, hostname: str, max_minutes: float | None) -> SweepRecord:

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scalebench.core.json_files import read_record, write_json
 from scalebench.core.machine import gpus, machine
 from scalebench.core.machine.machine import Machine, MachineClass, classify_machine
 from scalebench.core.process import wait_until
 from scalebench.core.result import RankRecord
-from scalebench.core.run_folder import node_report_path
+from scalebench.core.run_folder import node_report_path, read_rank_file, write_rank_file
 from scalebench.core.spec import RunSpec
 from scalebench.measure import clock_sync
 from scalebench.measure.monitor.monitor_process import MonitorProcess
@@ -96,40 +95,37 @@ class _ReportWriter:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # left to the thread that waits for the worker
         with contextlib.suppress(Exception):
             self._report = self._make()
-            write_json(self._path, self._report)
+            write_rank_file(self._path, self._report)
 
     def end(self, oom_killed: bool | None, monitor_reason: str | None) -> None:
         self._thread.join(FACTS_LIMIT_S)
         if self._report is not None and not self._thread.is_alive():
             report = dataclasses.replace(self._report, over=True, oom_killed=oom_killed, monitor_reason=monitor_reason)
             with contextlib.suppress(OSError):
-                write_json(self._path, report)
+                write_rank_file(self._path, report)
 
 
-def read_reports(spec: RunSpec, folder: Path) -> NodeReports:
-    """Return what each node reported; empty where the nodes of this run do not report."""
-    return [_read(folder, node) for node in range(spec.nodes)] if has_node_reports(spec) else []
+def read_reports(spec: RunSpec, folder: Path, run_id: str | None = None) -> NodeReports:
+    """Return what each node reported in this run (None: in any run there); empty where the nodes do not report."""
+    return [_read(folder, node, run_id) for node in range(spec.nodes)] if has_node_reports(spec) else []
 
 
-def wait_for_reports(spec: RunSpec, folder: Path, succeeded: bool) -> NodeReports:
+def wait_for_reports(spec: RunSpec, folder: Path, succeeded: bool, run_id: str | None = None) -> NodeReports:
     """Return what the nodes reported when all of them were done, or at the time limit."""
-    reports = read_reports(spec, folder)
+    reports = read_reports(spec, folder, run_id)
 
     def done() -> bool:
         for node, report in enumerate(reports):
             if report is None or not report.over:
-                reports[node] = _read(folder, node)
+                reports[node] = _read(folder, node, run_id)
         return all(report is not None and report.over for report in reports)
 
     wait_until(done, REPORT_LIMIT_S if succeeded else FAILED_REPORT_LIMIT_S)
     return reports
 
 
-def _read(folder: Path, node: int) -> NodeReport | None:
-    try:
-        return read_record(node_report_path(folder, node), NodeReport)
-    except (OSError, ValueError):
-        return None
+def _read(folder: Path, node: int, run_id: str | None) -> NodeReport | None:
+    return read_rank_file(node_report_path(folder, node), NodeReport, run_id)
 
 
 def any_oom_kill(reports: NodeReports) -> bool:

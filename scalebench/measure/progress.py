@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench.core.json_files import read_json, write_json
-from scalebench.core.run_folder import progress_path
+from scalebench.core.run_folder import progress_path, read_rank_file, write_rank_file
 
 WRITE_INTERVAL_S = 0.5
 PARKED = "parked"  # the phase of a rank that waits for its turn
@@ -67,18 +66,15 @@ class ProgressFile:
 
     def _write(self) -> None:
         self._next_s = time.monotonic() + WRITE_INTERVAL_S
-        write_json(self._path, self._state)
+        write_rank_file(self._path, self._state)
         resident_bytes = rss_anon_bytes()
         if resident_bytes is not None:
             self.rss_anon_peak_bytes = max(resident_bytes, self.rss_anon_peak_bytes or 0)
 
 
-def read_progress(folder: Path, rank: int) -> RankProgress | None:
-    """Return the last progress of a rank, or None before its first."""
-    try:
-        return RankProgress(**read_json(progress_path(folder, rank)))
-    except (OSError, ValueError, TypeError):
-        return None
+def read_progress(folder: Path, rank: int, run_id: str | None = None) -> RankProgress | None:
+    """Return the last progress of a rank of this run (None: of any run there), or None before its first."""
+    return read_rank_file(progress_path(folder, rank), RankProgress, run_id)
 
 
 def rss_anon_bytes() -> int | None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebench.core.json_files import read_record
 from scalebench.core.result import (
     SCHEMA_VERSION,
     MaxBatch,
@@ -30,7 +29,7 @@ from scalebench.core.result import (
     first_point_at_target,
     merge_curves,
 )
-from scalebench.core.run_folder import MERGED_TRACE_FILE, rank_record_path
+from scalebench.core.run_folder import MERGED_TRACE_FILE, rank_record_path, read_rank_file
 from scalebench.core.spec import RunSpec
 from scalebench.measure import clock_sync
 from scalebench.measure.monitor.aggregate import MonitorPart
@@ -123,15 +122,9 @@ def with_job_outcome(result: Result, scheduler: SchedulerRecord, outcome: RunOut
     return dataclasses.replace(result, scheduler=scheduler, status=status, reason=reason)
 
 
-def read_ranks(folder: Path, processes: int) -> list[RankRecord | None]:
-    """Return each rank's record; None where it left none, or an incomplete one."""
-    records: list[RankRecord | None] = []
-    for rank in range(processes):
-        try:
-            records.append(read_record(rank_record_path(folder, rank), RankRecord))
-        except (OSError, ValueError):
-            records.append(None)
-    return records
+def read_ranks(folder: Path, processes: int, run_id: str | None = None) -> list[RankRecord | None]:
+    """Return each rank's record in this run (None: in any run there); None where it left none, or an incomplete one."""
+    return [read_rank_file(rank_record_path(folder, rank), RankRecord, run_id) for rank in range(processes)]
 
 
 def classify_exit(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:

@@ -66,9 +66,9 @@ class BatchSearch:
     record has.
     """
 
-    def __init__(self, spec: RunSpec, folder: Path) -> None:
+    def __init__(self, spec: RunSpec, folder: Path, run_id: str | None = None) -> None:
         self.spec, self.rank_folder = spec, folder
-        self._requested, self._folder = spec, folder
+        self._requested, self._folder, self._run_id = spec, folder, run_id
         self._on_node = max(Counter(place.node for place in spec.places).values())
         limit = spec.config.measure.memory_limit_bytes
         limit = None if spec.device != "cpu" else limit or memory_limit.limit_per_process_bytes(self._on_node)
@@ -106,7 +106,8 @@ class BatchSearch:
         if outcome.status not in ("ok", "oom"):
             raise _SearchEnded(dataclasses.replace(outcome, reason=f"batch {batch} per device: {outcome.reason}"))
         self._outcomes[batch] = outcome
-        ranks = [rank for rank in read_ranks(self.rank_folder, self._requested.processes) if rank is not None]
+        records = read_ranks(self.rank_folder, self._requested.processes, self._run_id)
+        ranks = [rank for rank in records if rank is not None]
         self.answer.trials.append(_describe_try(batch, outcome, ranks))
         return outcome.status == "ok"
 

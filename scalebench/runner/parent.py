@@ -6,12 +6,14 @@ A run always leaves a result.json, also when it failed; nothing here raises for 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from scalebench.core.errors import InputError
+from scalebench.core.folder_lock import FolderLock
 from scalebench.core.machine import machine, nccl_log
 from scalebench.core.process import StartError, ignore_signals
 from scalebench.core.result import RankRecord, Result, SchedulerRecord, read_result, write_result
@@ -20,7 +22,9 @@ from scalebench.core.run_folder import (
     RESULT_FILE,
     launcher_log_name,
     rank_log_name,
+    refuse_foreign_folder,
     remove_leftovers,
+    remove_run,
     remove_transient_files,
 )
 from scalebench.core.spec import RunSpec, write_spec
@@ -40,14 +44,51 @@ def run_spec(
     on_progress: OnProgress = lambda progress: None,
     module: str = WORKER,
     turns: Turns | None = None,
+    lock: FolderLock | None = None,
 ) -> Result:
     """Run `spec` in `folder` and leave its result.json there; with `turns`, beside the other runs of its cohort.
 
-    Raises InputError when the folder already holds a result, OSError when it cannot be written, and
-    KeyboardInterrupt, after the result is written, when it was cancelled.
+    `lock` is that of claim_run_folder, where the caller has claimed the folder; it is released in the end. Raises
+    InputError as claim_run_folder does, OSError when the folder cannot be written, and KeyboardInterrupt, after the
+    result is written, when it was cancelled.
+    """
+    with lock or claim_run_folder(spec, folder):
+        return _run_in_claimed_folder(spec, folder, on_progress, module, turns)
+
+
+def claim_run_folder(spec: RunSpec, folder: Path) -> FolderLock:
+    """Make `folder` that of a run that begins: lock it, and write spec.json, by which it is known as a run's.
+
+    Raises InputError, with nothing touched, for a folder that holds a result, is used by another program, or is neither
+    empty nor a run's. Hydra writes into the folder before it calls us, and so it is claimed before Hydra does.
     """
     refuse_folder_with_result(folder)
+    refuse_foreign_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(folder)
+    try:
+        refuse_folder_with_result(folder)  # of a program that has ended just now
+        write_spec(spec, folder)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def clear_run_folder(folder: Path, of_ended_job: bool = False) -> None:
+    """Remove a run that is to be done again. Raise InputError, with nothing touched, where the folder is not a run's or
+    another program uses it; `of_ended_job` as for FolderLock."""
+    if folder.exists():
+        refuse_foreign_folder(folder)
+        with FolderLock(folder, of_ended_job):
+            remove_run(folder)
+        with contextlib.suppress(OSError):  # something else is in it
+            folder.rmdir()
+
+
+def _run_in_claimed_folder(
+    spec: RunSpec, folder: Path, on_progress: OnProgress, module: str, turns: Turns | None
+) -> Result:
     started = StartedRun(spec, folder, turns=turns)
     write_spec(spec, folder)
     if spec.plugin_error is not None:
@@ -83,9 +124,10 @@ class StartedRun:
     def launch(self, on_progress: OnProgress, module: str) -> RunOutcome:
         """Run the ranks, once or for each try of a batch search."""
         if self.spec.config.measure.search == max_batch.MAX_BATCH_SEARCH:
-            self.search = max_batch.BatchSearch(self.spec, self.folder)
+            self.search = max_batch.BatchSearch(self.spec, self.folder, self.id.id)
             return self.search.run(lambda *trial: _launch_once(self.id.id, module, *trial), on_progress)
-        self.monitor = MonitorProcess(self.spec, self.folder, local=not nodes.has_node_reports(self.spec))
+        local = not nodes.has_node_reports(self.spec)
+        self.monitor = MonitorProcess(self.spec, self.folder, local=local, run_id=self.id.id)
         if self.turns is not None:
             self.turns.monitor = self.monitor
         with self.monitor:
@@ -96,7 +138,7 @@ class StartedRun:
         with ignore_signals():
             spec = self.spec if self.search is None else self.search.spec
             result = assemble_result(spec, self.id, outcome, self._parts(spec, outcome))
-            tracked = _result_of_job_tracker(self.folder)
+            tracked = _result_of_job_tracker(self.spec, self.folder)
             if tracked is None:
                 write_result(result, self.folder)
             remove_transient_files(self.folder)
@@ -104,9 +146,10 @@ class StartedRun:
 
     def _parts(self, spec: RunSpec, outcome: RunOutcome) -> ResultParts:
         rank_folder = self.folder if self.search is None else self.search.rank_folder
-        records = read_ranks(rank_folder, spec.processes)
+        run_id = self.id.id if self.scheduler is None else None  # a job has an id of its own, which only it knows
+        records = read_ranks(rank_folder, spec.processes, run_id)
         ranks = [rank for rank in records if rank is not None]
-        reports = nodes.read_reports(spec, rank_folder)
+        reports = nodes.read_reports(spec, rank_folder, run_id)
         machines = nodes.make_machines_part(reports, ranks)
         monitor = MonitorPart()
         if self.search is None and (self.monitor is not None or any(reports)):
@@ -134,12 +177,12 @@ def _launch_once(
         ended = launchers.launch(spec, folder, run_id, on_progress, module, turns)
     except StartError as error:
         return RunOutcome("failed", f"the processes could not be started: {error.strerror or error}")
-    ranks = read_ranks(folder, spec.processes)
+    ranks = read_ranks(folder, spec.processes, run_id)
     if ended.outcome is not None or ended.broken is not None:  # these need no other explanation
         return classify_exit(ended, ranks, oom_kill=False)
     oom_kill = kills_before is not None and (machine.oom_kills() or 0) > kills_before
     succeeded = all(rank is not None and rank.status == "ok" for rank in ranks)
-    reports = nodes.wait_for_reports(spec, folder, succeeded)
+    reports = nodes.wait_for_reports(spec, folder, succeeded, run_id)
     return classify_exit(ended, ranks, oom_kill or nodes.any_oom_kill(reports))
 
 
@@ -168,10 +211,13 @@ def _failure_log(folder: Path, rank_folder: Path, outcome: RunOutcome) -> str | 
     return name if name is None or rank_folder == folder else f"{rank_folder.name}/{name}"
 
 
-def _result_of_job_tracker(folder: Path) -> Result | None:
-    """Return the result that the job tracker has written, which had assumed that this node was dead."""
+def _result_of_job_tracker(spec: RunSpec, folder: Path) -> Result | None:
+    """Return the result that the job tracker has written, which had assumed that this node was dead. Raise OSError
+    where there is no scheduler, so that it is another run's: some file systems have no locks."""
     if RESULT_FILE not in os.listdir(folder):  # a listing queries the file server; a stat of the file may be cached
         return None
+    if spec.config.hardware.scheduler != "slurm":
+        raise FileExistsError(errno.EEXIST, f"another program wrote {RESULT_FILE} there while this run went on")
     try:
         return read_result(folder / RESULT_FILE)
     except (OSError, InputError):

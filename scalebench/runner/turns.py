@@ -38,6 +38,7 @@ class Turns:
         self._folder = folder
         self._measuring = [place.rank for place in spec.places if place.rank not in spec.services]
         self._group: RankGroup[Any] | None = None
+        self._run_id: str | None = None
         self.monitor: MonitorProcess | None = None  # of this host, which is parked with the run
         self._turn = Turn(0)
         self._granted_at_s = self._last_slot_s = 0.0
@@ -52,9 +53,9 @@ class Turns:
 
     # For the supervisor.
 
-    def attach(self, group: RankGroup[Any]) -> None:
+    def attach(self, group: RankGroup[Any], run_id: str) -> None:
         """Register the processes of the run when they have been started."""
-        self._group = group
+        self._group, self._run_id = group, run_id
 
     def awake_s(self) -> float:
         """Return the time of a clock that stands still while the run is parked, in seconds."""
@@ -173,7 +174,7 @@ class Turns:
     def _read_reports(self) -> list[RankProgress]:
         reports = []
         for rank in self._measuring:
-            report = read_progress(self._folder, rank)
+            report = read_progress(self._folder, rank, self._run_id)
             if report is None or report.phase != PARKED or report.turn != self._turn.number:
                 return []
             reports.append(report)

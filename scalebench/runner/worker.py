@@ -20,9 +20,8 @@ from typing import NoReturn
 from scalebench.config import placement
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import write_json
 from scalebench.core.result import RankRecord
-from scalebench.core.run_folder import rank_record_path
+from scalebench.core.run_folder import rank_record_path, write_rank_file
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session, complete_record
@@ -91,13 +90,13 @@ def serve_rank(spec: RunSpec, rank: int, folder: Path) -> int:
         record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
         classify_error(error, record)
         traceback.print_exc()
-        write_json(rank_record_path(folder, rank), record)
+        write_rank_file(rank_record_path(folder, rank), record)
     return 1
 
 
 def write_record(record: RankRecord, progress: ProgressFile, folder: Path) -> None:
     complete_record(record, progress)
-    write_json(rank_record_path(folder, record.rank), record)
+    write_rank_file(rank_record_path(folder, record.rank), record)
 
 
 def classify_error(error: BaseException, record: RankRecord) -> None:

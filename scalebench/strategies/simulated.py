@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
+from scalebench.core.run_folder import RUN_ID_VARIABLE
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import (
     BACKWARD,
@@ -208,7 +209,7 @@ def raise_fault(fault: str) -> None:
 def connect_ranks(rank: int, processes: int) -> list[Connection]:
     """Return rank 0's connections to the others in order of rank, or on other ranks the one to rank 0."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    key = os.environ.get("SCALEBENCH_RUN_ID", "").encode() or None
+    key = os.environ.get(RUN_ID_VARIABLE, "").encode() or None
     if rank == 0:
         with _listen((listen_address(), port), processes, key) as listener:
             listener._listener._socket.settimeout(JOIN_TIMEOUT_S)  # type: ignore[attr-defined]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
 from scalebench.core import process
 from scalebench.core.errors import InputError
+from scalebench.core.folder_lock import FolderLock
 from scalebench.core.result import Result
+from scalebench.core.run_folder import JOB_FILE
 from scalebench.core.spec import HardwareSpec, RunSpec
+from scalebench.runner.parent import clear_run_folder
 from scalebench.slurm.commands import Slurm, SlurmError, in_allocation
 from scalebench.slurm.job_states import JobStatePoller
 from scalebench.slurm.submit import Submission, read_submission, submit_sweep
@@ -74,18 +76,27 @@ def follow_jobs(
     if root is not None:
         requests = _adopt_running_jobs(requests, find_running_jobs(root, slurm))
         for request in requests:
-            if not request.adopted and request.folder != root:
-                shutil.rmtree(request.folder, ignore_errors=True)  # of a run that was not successful
+            if not request.adopted and request.folder != root:  # a run that was not successful
+                clear_run_folder(request.folder, of_ended_job=(request.folder / JOB_FILE).exists())
     else:
         _check_no_running_job([request.folder for request in requests], slurm)
+    for request in requests:
+        if not request.adopted and request.folder.exists():  # by a program that is no job
+            FolderLock(request.folder, of_ended_job=(request.folder / JOB_FILE).exists()).release()
     yield from _follow(slurm, min(limits, default=None), requests, None, console)
 
 
 def follow_sweep(
-    requests: Sequence[JobRequest], folder: Path, arguments: Sequence[str], console: Console, resume: bool
+    requests: Sequence[JobRequest],
+    folder: Path,
+    arguments: Sequence[str],
+    console: Console,
+    resume: bool,
+    mark_folder: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[JobRequest, Result]]:
     """Submit the sweep of these runs as one job in `folder`, unless its job still runs, and yield each run with its
-    result as it ends. `arguments` are those of the program within the job. At Ctrl-C as `follow_jobs`."""
+    result as it ends. `arguments` are those of the program within the job, which accepts only a folder that
+    `mark_folder` has marked as a sweep's. At Ctrl-C as `follow_jobs`."""
     from scalebench.runner.jobs import find_sweep_job
 
     hardware = [request.spec.config.hardware for request in requests]
@@ -94,6 +105,7 @@ def follow_sweep(
     if submission is not None and not resume:
         raise InputError(_describe_running_job(submission.job_id, folder))
     if submission is None:
+        mark_folder()
         try:
             submission = submit_sweep([r.spec for r in requests if r.spec.can_start], folder, arguments)
         except SlurmError as error:

@@ -6,8 +6,8 @@ random order. Evaluation and probes follow, one run after the other.
 
 from __future__ import annotations
 
+import contextlib
 import random
-import shutil
 import threading
 import time
 import uuid
@@ -20,6 +20,7 @@ import psutil
 
 from scalebench.core.process import cancelled
 from scalebench.core.result import Result
+from scalebench.core.run_folder import remove_run
 from scalebench.core.spec import RunSpec
 from scalebench.core.stats.estimates import Estimate, estimate_ratio_over_rounds
 from scalebench.measure.progress import RankProgress
@@ -144,7 +145,8 @@ class Cohort:
         for member in started:
             member.join()
             if member.dropped or (len(started) > 1 and member.ran_out_of_memory()):
-                shutil.rmtree(member.folder, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    remove_run(member.folder)
             elif member.result is not None:
                 yield member.number, member.result
         for member in started:

@@ -57,9 +57,8 @@ class Sweep:
         others begin when all of them have ended. Runs with the same cohort_key are given to `take_turns`, which yields
         those that have ended; the others get another chance, and are then done by themselves.
         """
-        self._first, begin = first, len(self.record.runs)
-        self.record.runs += [self._plan_record(number, run) for number, run in enumerate(planned, first)]
-        self._write()
+        begin = len(self.record.runs)
+        self.add_planned(planned, first)
         for position in follow(jobs):
             yield first + position, planned[position]
         rest = [position for position in range(len(planned)) if position not in set(jobs)]
@@ -86,6 +85,13 @@ class Sweep:
                 yield first + unit[0], planned[unit[0]]
         for position in rest:
             self.record.runs[begin + position].left_out = True
+        self._write()
+
+    def add_planned(self, planned: Sequence[SweepRun], first: int) -> None:
+        """Write the runs that are to be done, numbered from `first`, into sweep.json, which marks the folder as a
+        sweep's."""
+        self._first = first
+        self.record.runs += [self._plan_record(number, run) for number, run in enumerate(planned, first)]
         self._write()
 
     def _next_unit(self, affordable: Sequence[int], planned: list[SweepRun]) -> list[int]:

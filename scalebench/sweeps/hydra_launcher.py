@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
 from hydra.core.utils import JobReturn, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scalebench.config.compose import to_config, use_caching_loader
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
+from scalebench.core.run_folder import copy_run, refuse_foreign_folder
 from scalebench.core.spec import RunSpec
-from scalebench.runner.parent import refuse_folder_with_result
+from scalebench.runner.parent import claim_run_folder, clear_run_folder, refuse_folder_with_result
 from scalebench.sweeps import cluster_runs, plan
 from scalebench.sweeps.cohort import CohortRun
+from scalebench.sweeps.execute import Sweep
 from scalebench.sweeps.task import get_session, prepare_datasets
 
+SUBDIR_BY_NUMBER = "${hydra.job.num}"  # hydra.sweep.subdir in conf/config.yaml
 NO_MAX_MINUTES = (
     "sweep.max_minutes is for runs on this machine, and how long jobs wait in a queue is unknown; leave it out: "
     "hardware.slurm.time_minutes limits each job"
@@ -45,13 +47,11 @@ class SweepLauncher(Launcher):
             self.session.show_plan(planned, several=True)
             return []
         sweep_dir = Path(str(self._config.hydra.sweep.dir))
+        self._check_folders(planned, initial_job_idx, sweep_dir)
         if self._config.resume:
             earlier = plan.find_earlier_results(sweep_dir.absolute().parent)
             for run in planned:
                 run.earlier = earlier.get(run.key)
-        else:
-            for number in range(initial_job_idx, initial_job_idx + len(planned)):
-                refuse_folder_with_result(sweep_dir / str(number))
         jobs = [n for n, run in enumerate(planned) if run.earlier is None and cluster_runs.is_submitted(run.spec)]
         if jobs and self._config.sweep.max_minutes is not None:
             raise InputError(NO_MAX_MINUTES)
@@ -104,9 +104,10 @@ class SweepLauncher(Launcher):
         ]
         self.session.planned = len(planned)
         arguments = [*self.session.arguments, f"hydra.sweep.dir={sweep_dir}"]
-        console = self.session.console
+        console, resume = self.session.console, self._config.resume
+        mark_folder = partial(Sweep(sweep_dir, self.session.arguments, None).add_planned, planned, first)
         try:
-            for run, result in cluster_runs.follow_sweep(requests, sweep_dir, arguments, console, self._config.resume):
+            for run, result in cluster_runs.follow_sweep(requests, sweep_dir, arguments, console, resume, mark_folder):
                 console.print_outcome(result, run.folder)
                 self.session.done.append(result)
         finally:
@@ -123,7 +124,7 @@ class SweepLauncher(Launcher):
         self.session.not_in_turns.update(folders.values())  # until each has
         if self._config.resume:
             for folder in folders.values():
-                shutil.rmtree(folder, ignore_errors=True)  # of a run that was not successful
+                clear_run_folder(folder)  # of a run that was not successful
         if self._is_warm:
             self.session.cool_down(max(planned[n].spec.config.measure.cool_down_s for n in positions))
         self._is_warm = True
@@ -145,13 +146,31 @@ class SweepLauncher(Launcher):
             config.hydra.job.num = number
         return config, (sweep_dir / str(config.hydra.sweep.subdir)).absolute()
 
+    def _check_folders(self, planned: Sequence[plan.SweepRun], first: int, sweep_dir: Path) -> None:
+        """Raise InputError for the folder of a run that is not below the sweep's own, or is neither empty nor a run's,
+        or holds a result unless the sweep is resumed. Nothing has been touched then."""
+        settings = OmegaConf.to_container(self._config.hydra.sweep, resolve=False)
+        by_number = isinstance(settings, dict) and settings["subdir"] == SUBDIR_BY_NUMBER
+        for number, run in enumerate(planned, first):  # to compose each once more would take as long as planning
+            folder = sweep_dir / str(number) if by_number else self._configure(run, number, sweep_dir)[1]
+            if sweep_dir.resolve() not in folder.resolve().parents:
+                raise InputError(
+                    f"hydra.sweep.subdir: {folder} is not below {sweep_dir}, where all its runs are; leave it out"
+                )
+            if not self._config.resume:
+                refuse_folder_with_result(folder)
+            refuse_foreign_folder(folder)
+
     def _run(self, run: plan.SweepRun, number: int, sweep_dir: Path) -> JobReturn:
         config, folder = self._configure(run, number, sweep_dir)
         is_collected = folder in self.session.collected
         if run.earlier is not None:
             _copy_earlier_run(run.earlier, folder)
-        elif self._config.resume and not is_collected:
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was not successful
+        elif not is_collected:
+            if self._config.resume:
+                clear_run_folder(folder)  # of a run that was not successful
+            with suppress(InputError):  # which the run itself will report
+                claim_run_folder(run.spec, folder).release()  # before Hydra writes there
         if run.earlier is None and run.spec.can_start and not is_collected:
             if self._is_warm:
                 self.session.cool_down(run.spec.config.measure.cool_down_s)
@@ -169,5 +188,5 @@ class SweepLauncher(Launcher):
 def _copy_earlier_run(earlier: Path, folder: Path) -> None:
     """Copy an earlier run into this sweep, so that the sweep's folder is complete by itself."""
     if earlier.resolve() != folder.resolve():
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(earlier, folder)
+        clear_run_folder(folder)
+        copy_run(earlier, folder)

@@ -17,7 +17,7 @@ from scalebench.core import result as results
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
-from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.run_folder import RESULT_FILE, is_owned
 from scalebench.core.spec import RunSpec, has_stop
 from scalebench.slurm.commands import in_allocation
 
@@ -195,9 +195,12 @@ def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> li
 
 
 def find_earlier_results(root: Path) -> dict[tuple[str, int], Path]:
-    """Map (fingerprint, repeat) to the folder of the latest successful run below `root`; skip unreadable files."""
+    """Map (fingerprint, repeat) to the folder of the latest successful run below `root`. Unreadable files are skipped,
+    and results of other users, who may write what they like into a shared folder."""
     latest: dict[tuple[str, int], tuple[str, Path]] = {}
     for path in sorted(root.rglob(RESULT_FILE)):
+        if not (is_owned(path) and is_owned(path.parent)):
+            continue
         try:
             result = results.read_result(path)
         except InputError:

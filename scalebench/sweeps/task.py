@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,17 @@ from scalebench.config.resolve import resolve
 from scalebench.core import private_network, process
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError
+from scalebench.core.folder_lock import FolderLock
 from scalebench.core.result import Result, read_result
-from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.run_folder import RESULT_FILE, refuse_foreign_folder
 from scalebench.core.spec import RunSpec
+from scalebench.core.sweep_file import MULTIRUN_FILE, refuse_foreign_sweep_folder
 from scalebench.report.tables import write_tables
-from scalebench.runner.parent import refuse_folder_with_result, run_spec
+from scalebench.runner.parent import claim_run_folder, refuse_folder_with_result, run_spec
 from scalebench.sweeps import cluster_runs
 from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.execute import Sweep
-from scalebench.sweeps.folder_lock import FolderLock
 from scalebench.sweeps.plan import SweepRun, compute_exit_status
 from scalebench.workloads import datasets
 
@@ -55,7 +57,7 @@ class SweepSession:
         self.not_in_turns: set[Path] = set()  # folders of runs that could not take turns with the others
         self.at_end: list[Callable[[], None]] = []  # called below the table of the sweep
         self._refused_status = 0  # exit status of runs that left no result
-        self._lock: FolderLock | None = None  # on the folder of the sweep
+        self._lock: FolderLock | None = None  # on the folder of the sweep, or of a single run
         self._new_folders: list[Path] = []  # folders that Hydra makes for the sweep, innermost first
 
     def run_one(self, composed: DictConfig) -> None:
@@ -101,7 +103,7 @@ class SweepSession:
             return cluster_runs.run_single(spec, folder.absolute(), self.console, resume)
         time_left = self.sweep.format_time_left if self.sweep is not None else str
         with self.console.show_progress(spec, len(self.done) + 1, self.planned, time_left) as on_look:
-            return run_spec(spec, folder, on_look)
+            return run_spec(spec, folder, on_look, lock=self._lock if self.sweep is None else None)
 
     def run_cohort(self, runs: Sequence[CohortRun]) -> Iterator[tuple[int, Result]]:
         """Yield (number, result) of each of these runs that could be done side by side."""
@@ -143,10 +145,15 @@ class SweepSession:
     def drop_unused_folder(self) -> None:
         """Remove the folder of a refused sweep: Hydra makes it before it checks whether the sweep makes sense."""
         folders, self._new_folders = self._new_folders, []
-        if folders and [path.name for path in folders[0].glob("*")] == ["multirun.yaml"]:
-            (folders[0] / "multirun.yaml").unlink()
-            for folder in folders:
-                folder.rmdir()
+        if folders and [path.name for path in folders[0].glob("*")] == [MULTIRUN_FILE]:
+            (folders[0] / MULTIRUN_FILE).unlink()
+            with contextlib.suppress(OSError):  # another program has made a folder there
+                for folder in folders:
+                    folder.rmdir()
+
+    def hold(self, lock: FolderLock) -> None:
+        """Take over the lock on the folder of a single run."""
+        self._lock = lock
 
     def begin_sweep(self, planned: Sequence[SweepRun], folder: Path, max_minutes: float | None, report: bool) -> Sweep:
         """Begin a sweep, or its next batch where hydra.sweeper.max_batch_size divides it. Raise InputError while
@@ -211,7 +218,7 @@ class SweepSession:
         self.console.print_line(f"report: {path}")
 
     def release(self) -> None:
-        """Let other programs use the sweep's folder again."""
+        """Let other programs use the folder again."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
@@ -228,15 +235,19 @@ def get_session(task_function: TaskFunction) -> SweepSession:
     return session
 
 
-class CheckSingleRun(Callback):
-    """Refuses an invalid single run before Hydra makes its folder; a run with several repeats becomes a sweep.
+class CheckFolders(Callback):
+    """Refuses an invalid single run, and a folder that is not scalebench's, before Hydra writes there; a run with
+    several repeats becomes a sweep.
 
     Hydra turns exceptions of callbacks into warnings, except for SystemExit.
     """
 
+    def __init__(self) -> None:
+        self._lock: FolderLock | None = None  # on the folder of a single run, until there is a session to hold it
+
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         console = Console()
-        try:
+        with _refuse_in_one_line(console):
             spec = resolve(to_config(config))
             if spec.repeats > 1:
                 raise RepeatsRequested
@@ -245,12 +256,35 @@ class CheckSingleRun(Callback):
                 raise InputError(refusal)
             console.print_open_ports([spec])
             if not config.dry_run:
-                if not config.resume:
-                    refuse_folder_with_result(Path(str(config.hydra.run.dir)))
-                prepare_datasets([spec], console)
-        except Exception as error:
-            console.print_error(explain_error(error, []))
-            raise SystemExit(2) from error
+                self._claim(spec, Path(str(config.hydra.run.dir)), config.resume, console)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        with _refuse_in_one_line(Console()):
+            if not config.dry_run:
+                refuse_foreign_sweep_folder(Path(str(config.hydra.sweep.dir)))
+
+    def on_job_start(self, config: DictConfig, *, task_function: TaskFunction, **kwargs: Any) -> None:
+        if self._lock is not None:
+            get_session(task_function).hold(self._lock)
+
+    def _claim(self, spec: RunSpec, folder: Path, resume: bool, console: Console) -> None:
+        if not resume:
+            refuse_folder_with_result(folder)
+        refuse_foreign_folder(folder)
+        prepare_datasets([spec], console)
+        locked_by_job, resumed = cluster_runs.is_submitted(spec), (folder / RESULT_FILE).exists()
+        if not (locked_by_job or resumed):
+            self._lock = claim_run_folder(spec, folder)
+
+
+@contextlib.contextmanager
+def _refuse_in_one_line(console: Console) -> Iterator[None]:
+    """Print an error of the block and end the program with status 2, for nothing was started."""
+    try:
+        yield
+    except Exception as error:
+        console.print_error(explain_error(error, []))
+        raise SystemExit(2) from error
 
 
 def prepare_datasets(specs: Sequence[RunSpec], console: Console) -> None:

@@ -160,11 +160,11 @@ def test_reports_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(nodes, "REPORT_LIMIT_S", 60.0)
     original, reads = nodes._read, []
 
-    def late(folder: Path, number: int) -> NodeReport | None:
+    def late(folder: Path, number: int, run_id: str | None) -> NodeReport | None:
         reads.append(number)
         if len(reads) == 6:
             write_report(folder, report_of(1))
-        return original(folder, number)
+        return original(folder, number, run_id)
 
     monkeypatch.setattr(nodes, "_read", late)
     reports = nodes.wait_for_reports(spec, tmp_path, succeeded=True)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from scalebench.core.json_files import write_json
 from scalebench.core.result import RankRecord, Result
-from scalebench.core.run_folder import rank_record_path
+from scalebench.core.run_folder import RUN_ID_VARIABLE, rank_record_path, write_rank_file
 from scalebench.core.spec import RunSpec, TrainSpec, read_spec
 from scalebench.measure.progress import RankProgress
 from scalebench.runner.launchers import local
@@ -24,13 +23,15 @@ Ends = Callable[[RunSpec, Path], GroupExit]
 def ok(spec: RunSpec, folder: Path) -> GroupExit:
     for k in range(spec.processes):
         samples = [spec.batch_per_device * 2] * 4
-        write_json(rank_record_path(folder, k), rank(k, [1.0] * 4, samples, rss_anon_peak_bytes=spec.global_batch + k))
+        write_rank_file(
+            rank_record_path(folder, k), rank(k, [1.0] * 4, samples, rss_anon_peak_bytes=spec.global_batch + k)
+        )
     return GroupExit([0] * spec.processes, 5.0, 2.0)
 
 
 def oom(spec: RunSpec, folder: Path) -> GroupExit:
     record = RankRecord(0, "node", 1, status="oom", reason="out of memory: MemoryError", failed_at_s=1.0)
-    write_json(rank_record_path(folder, 0), record)
+    write_rank_file(rank_record_path(folder, 0), record)
     return GroupExit([1] + [None] * (spec.processes - 1), 5.0, 2.0, [0])
 
 
@@ -64,6 +65,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RunSpec]]:
             assert read_spec(folder) == spec
             assert folder.name.removesuffix("_again") == f"try_{spec.batch_per_device}"
             tries.append(spec)
+            monkeypatch.setenv(RUN_ID_VARIABLE, request.run_id)  # the ranks have it, and this is them
             request.on_progress([RankProgress(0, 1, "measure", 0.0)])
             return (ok if spec.batch_per_device <= border else beyond)(spec, folder)
 

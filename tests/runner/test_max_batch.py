@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scalebench.analysis import load
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.core.spec import Config, DatasetSpec, RunSpec, StopSpec, TrainSpec
+from scalebench.core.spec import Config, DatasetSpec, RunSpec, StopSpec, TrainSpec, write_spec
 from scalebench.report import terminal
 from scalebench.runner import max_batch, memory_limit
 from scalebench.runner.launchers.supervise import GroupExit
@@ -66,8 +66,9 @@ def test_a_try_trains_a_few_steps_and_nothing_else(stand_in: Any, tmp_path: Path
 
 def test_a_search_leaves_one_result_and_the_files_of_each_try(stand_in: Any, tmp_path: Path) -> None:
     """Files of a search that was killed are removed."""
-    for name in ("try_77", "try_mine"):
-        (tmp_path / "run" / name).mkdir(parents=True)
+    for name in (".", "try_77", "try_mine"):
+        (tmp_path / "run" / name).mkdir(parents=True, exist_ok=True)
+        write_spec(searching(), tmp_path / "run" / name)
         (tmp_path / "run" / name / "rank0.json").touch()
     stand_in(10)
     result = run_spec(searching(batch=8), tmp_path / "run")

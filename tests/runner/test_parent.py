@@ -16,11 +16,18 @@ import pytest
 from scalebench.analysis import load
 from scalebench.core import process
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import write_json
 from scalebench.core.machine import machine
 from scalebench.core.result import ProbeRecord, RankRecord, Result, read_result, write_result
-from scalebench.core.run_folder import MPIRUN_LOG, RESULT_FILE, rank_record_path
-from scalebench.core.spec import HardwareSpec, read_spec
+from scalebench.core.run_folder import (
+    LOCK_FILE,
+    MPIRUN_LOG,
+    RESULT_FILE,
+    RUN_ID_VARIABLE,
+    rank_record_path,
+    write_rank_file,
+)
+from scalebench.core.spec import HardwareSpec, read_spec, write_spec
+from scalebench.measure import nodes
 from scalebench.runner import parent as parent
 from scalebench.runner import trace_merge
 from scalebench.runner.launchers import local, mpi
@@ -122,9 +129,10 @@ def test_a_failed_launcher_is_the_reason_rather_than_its_consequences(
 ) -> None:
     folder = tmp_path / "run"
 
-    def stand_in(*args: Any) -> GroupExit:
+    def stand_in(request: LaunchRequest) -> GroupExit:
+        monkeypatch.setenv(RUN_ID_VARIABLE, request.run_id)
         record = RankRecord(0, "here", 1, status="failed", reason="connection lost", failed_at_s=1.0)
-        write_json(rank_record_path(folder, 0), record)
+        write_rank_file(rank_record_path(folder, 0), record)
         if log is not None:
             (folder / log).touch()
         return GroupExit([1], 5.0, 2.0, [0], broken="mpirun was killed by SIGKILL")
@@ -202,9 +210,10 @@ def run_with_traces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     """Run two ranks, of which the second died while it wrote its trace."""
 
     def stand_in(request: LaunchRequest) -> GroupExit:
+        monkeypatch.setenv(RUN_ID_VARIABLE, request.run_id)
         for k in (0, 1):
             probes = ProbeRecord(trace=f"trace{k}.json.gz")
-            write_json(rank_record_path(folder, k), RankRecord(k, "node", 1, block_s=[1.0], probes=probes))
+            write_rank_file(rank_record_path(folder, k), RankRecord(k, "node", 1, block_s=[1.0], probes=probes))
         (folder / "trace0.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
         (folder / "trace1.json.gz").write_bytes(b"half")
         return GroupExit([0, 0], 0.0, 1.0)
@@ -214,6 +223,7 @@ def run_with_traces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
 
 
 def test_the_traces_of_the_ranks_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_spec(simulated_spec(), tmp_path)
     (tmp_path / "trace9.json.gz").write_bytes(b"half")  # of a run that was killed
     result = run_with_traces(tmp_path, monkeypatch)
     assert sorted(path.name for path in tmp_path.glob("trace*")) == ["trace.json.gz", "trace1.json.gz"]
@@ -245,7 +255,7 @@ def test_rank_files_of_an_earlier_run_are_removed(tmp_path: Path, monkeypatch: p
         (folder / name).touch()
 
     def stand_in(*args: Any) -> GroupExit:
-        assert sorted(os.listdir(folder)) == ["spec.json"]
+        assert sorted(os.listdir(folder)) == [LOCK_FILE, "spec.json"]
         for name in left[:-1]:
             (folder / name).touch()
         return GroupExit([0], 0.0, 1.0)
@@ -256,13 +266,24 @@ def test_rank_files_of_an_earlier_run_are_removed(tmp_path: Path, monkeypatch: p
     assert sorted(os.listdir(folder)) == ["result.json", "spec.json"]
 
 
-def test_a_result_that_the_job_tracker_wrote_meanwhile_stays(tmp_path: Path) -> None:
-    """A job tracker writes one where it assumes that a node is dead; the node may come back."""
+@pytest.mark.parametrize("scheduler", ["slurm", "none"])
+def test_a_result_that_the_job_tracker_wrote_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str
+) -> None:
+    """A job tracker writes one where it assumes that a node is dead; the node may come back. Without a scheduler it is
+    another program's, and this run has not gone well."""
+    monkeypatch.setattr(nodes, "REPORT_LIMIT_S", 0.0)
     tracked = run_spec(simulated_spec(), tmp_path / "another")
 
     def write(progress: object) -> None:
         (tmp_path / "run").mkdir(exist_ok=True)
         shutil.copy(tmp_path / "another" / "result.json", tmp_path / "run" / "result.json")
 
-    assert run_spec(simulated_spec(options={"step_s": 0.01}), tmp_path / "run", write).run_id == tracked.run_id
+    spec = simulated_spec(options={"step_s": 0.01})
+    spec.config.hardware.scheduler, spec.config.hardware.this_machine = scheduler, True
+    if scheduler == "slurm":
+        assert run_spec(spec, tmp_path / "run", write).run_id == tracked.run_id
+    else:
+        with pytest.raises(OSError, match=r"another program wrote result.json there while this run went on"):
+            run_spec(spec, tmp_path / "run", write)
     assert read_result(tmp_path / "run" / "result.json").run_id == tracked.run_id

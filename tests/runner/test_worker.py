@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import read_record
 from scalebench.core.result import RankRecord
-from scalebench.core.run_folder import rank_record_path
+from scalebench.core.run_folder import rank_record_path, read_rank_file
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner import worker
 from scalebench.runner.launchers.rank_environment import build_environment, find_free_port
@@ -36,7 +35,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def record_in(folder: Path, rank: int = 0) -> RankRecord:
-    return read_record(rank_record_path(folder, rank), RankRecord)
+    record = read_rank_file(rank_record_path(folder, rank), RankRecord)
+    assert record is not None
+    return record
 
 
 def test_a_rank_that_succeeds_is_ok(folder: Path) -> None:

@@ -14,8 +14,8 @@ from hydra.core.hydra_config import HydraConfig
 
 import scalebench
 from scalebench import __main__ as program
+from scalebench.core.folder_lock import FolderLock
 from scalebench.core.result import read_result
-from scalebench.sweeps.folder_lock import FolderLock
 
 SHORT = (
     "hardware=cpu strategy=simulated dataset.size=1000 measure=quick measure.min_s=0 measure.max_s=0.1 "

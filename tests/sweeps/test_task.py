@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from scalebench.config.resolve import resolve
 from scalebench.core import private_network
 from scalebench.core.config_files import conf_dir
 from scalebench.core.result import write_result
+from scalebench.core.run_folder import LOCK_FILE
 from scalebench.core.sweep_file import read_sweep
 from scalebench.sweeps.plan import SweepRun
-from scalebench.sweeps.task import CheckSingleRun, RepeatsRequested, SweepSession, get_session
+from scalebench.sweeps.task import CheckFolders, RepeatsRequested, SweepSession, get_session
 from tests.builders.runs import record, simulated_spec
 
 
@@ -31,17 +33,22 @@ def composed(*words: str) -> DictConfig:
 
 def test_the_callback_has_the_name_in_the_config() -> None:
     tree = OmegaConf.load(conf_dir() / "config.yaml")
-    assert [entry["_target_"] for entry in tree.hydra.callbacks.values()] == ["scalebench.sweeps.task.CheckSingleRun"]
+    assert [entry["_target_"] for entry in tree.hydra.callbacks.values()] == ["scalebench.sweeps.task.CheckFolders"]
     session = SweepSession([])
     assert get_session(session.run_one) is session, "Hydra hands it on with its task function"
 
 
 @pytest.mark.parametrize("resume", ["resume=true", "resume=false"])
 def test_a_run_with_repeats_is_a_sweep(resume: str) -> None:
-    CheckSingleRun().on_run_start(composed("strategy=simulated", "gpus=1", resume))
     with pytest.raises(RepeatsRequested):
-        CheckSingleRun().on_run_start(composed("strategy=simulated", "gpus=1", "measure.repeats=2", resume))
+        CheckFolders().on_run_start(composed("strategy=simulated", "gpus=1", "measure.repeats=2", resume))
     assert list(Path().iterdir()) == []
+    callback, session = CheckFolders(), SweepSession([])
+    callback.on_run_start(composed("strategy=simulated", "gpus=1", resume))
+    assert sorted(os.listdir("r")) == [LOCK_FILE, "spec.json"], "locked and known as a run's before Hydra writes there"
+    callback.on_job_start(composed(), task_function=session.run_one)
+    session.release()
+    assert os.listdir("r") == ["spec.json"]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +61,7 @@ def test_a_run_with_repeats_is_a_sweep(resume: str) -> None:
 )
 def test_bad_input_ends_the_program_with_2(capsys: pytest.CaptureFixture[str], word: str, line: str) -> None:
     with pytest.raises(SystemExit) as caught:
-        CheckSingleRun().on_run_start(composed(word))
+        CheckFolders().on_run_start(composed(word))
     assert caught.value.code == 2
     assert capsys.readouterr().err == f"scalebench: {line}\n"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from scalebench.core.process import defer_signals
+from scalebench.core.run_folder import RUN_ID_VARIABLE
 from scalebench.core.spec import RunSpec
 
 END_LIMIT_S = 10.0  # for writing its series; a driver that hangs may block it
@@ -30,9 +31,16 @@ class MonitorProcess:
     """
 
     def __init__(
-        self, spec: RunSpec, folder: Path, module: str = MODULE, node: int | None = None, local: bool = True
+        self,
+        spec: RunSpec,
+        folder: Path,
+        module: str = MODULE,
+        node: int | None = None,
+        local: bool = True,
+        run_id: str | None = None,  # None: that of this process's environment, as in the agent of a rank
     ) -> None:
         self._command = [sys.executable, "-m", module, str(folder), *([] if node is None else [str(node)])]
+        self._variables = {} if run_id is None else {RUN_ID_VARIABLE: run_id}
         self._process: subprocess.Popen[bytes] | None = None
         requested = spec.config.measure.monitor and not spec.config.debug
         self._enabled = requested and local
@@ -79,7 +87,7 @@ class MonitorProcess:
                 self._process.stderr.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        env = {**os.environ, "SCALEBENCH_PARENT_PID": str(os.getpid())}
+        env = {**os.environ, **self._variables, "SCALEBENCH_PARENT_PID": str(os.getpid())}
         # The child inherits blocked signals, and waits for them: none can end it before it is ready.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         try:

@@ -16,8 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from scalebench.core import exit_with_parent
-from scalebench.core.json_files import read_record
-from scalebench.core.run_folder import RankProcesses, progress_path, rank_processes_path
+from scalebench.core.run_folder import (
+    RUN_ID_VARIABLE,
+    RankProcesses,
+    progress_path,
+    rank_processes_path,
+    read_rank_file,
+)
 from scalebench.measure.monitor.time_series import SampleRows
 from scalebench.measure.progress import read_progress
 
@@ -90,7 +95,7 @@ class ProcessSampler:
         before = len(self._rank_pids)
         for rank in self._ranks:
             if rank not in self._rank_pids and progress_path(self._folder, rank).exists():
-                progress = read_progress(self._folder, rank)
+                progress = read_progress(self._folder, rank, os.environ.get(RUN_ID_VARIABLE))
                 if progress is not None:
                     self._rank_pids[rank] = progress.pid
         return len(self._rank_pids) > before
@@ -114,10 +119,7 @@ class ProcessSampler:
 
 
 def _read_rank_pids(folder: Path, rank: int) -> RankProcesses | None:
-    try:
-        return read_record(rank_processes_path(folder, rank), RankProcesses)
-    except (OSError, ValueError):
-        return None
+    return read_rank_file(rank_processes_path(folder, rank), RankProcesses, os.environ.get(RUN_ID_VARIABLE))
 
 
 def _launching_program() -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalebench.core.errors import InputError
-from scalebench.core.run_folder import JOB_FILE, RESULT_FILE
+from scalebench.core.run_folder import JOB_FILE, RESULT_FILE, is_owned
 from scalebench.core.spec import read_spec
 from scalebench.runner.jobs import outcome
 from scalebench.runner.jobs.follow import POLL_INTERVAL_S, RESULT_LIMIT_S, JobWatcher, sleep_until_cancelled
@@ -75,10 +75,12 @@ def _unknown_state(submission: Submission, folder: Path, error: SlurmError) -> I
 
 
 def _without_result(root: Path) -> list[SubmittedJob]:
-    """Return the jobs that have no result; folders that cannot be read are skipped."""
+    """Return the jobs of this user that have no result; folders that cannot be read are skipped."""
     jobs = []
     for path in sorted(root.rglob(JOB_FILE)):
         folder = path.parent
+        if not (is_owned(path) and is_owned(folder)):
+            continue
         try:
             submission, spec = read_submission(folder), read_spec(folder)
         except (OSError, ValueError):  # InputError is one

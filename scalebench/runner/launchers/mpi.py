@@ -22,14 +22,13 @@ from scalebench.core import exit_with_parent
 from scalebench.core.machine.machine import FRAMEWORK_VARIABLES, SECRET_VARIABLES
 from scalebench.core.private_network import PrivateNetwork, find_kernel_problem, private_network
 from scalebench.core.process import StartError, as_start_errors, defer_signals
-from scalebench.core.run_folder import MPIRUN_LOG
+from scalebench.core.run_folder import MPIRUN_LOG, RUN_ID_VARIABLE
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import (
     ADDRESSES,
     LOOPBACK,
-    RUN_ID,
     assign_rank_addresses,
     find_free_ports,
 )
@@ -58,7 +57,7 @@ def launch(request: LaunchRequest) -> GroupExit:
     """
     spec, folder = request.spec, request.folder
     on_nodes = srun.uses_allocation(spec)
-    group = RemoteRanks(folder, spec.processes, "mpirun", MPIRUN_LOG, find_mpirun_failure, on_nodes)
+    group = RemoteRanks(folder, spec.processes, "mpirun", MPIRUN_LOG, find_mpirun_failure, on_nodes, request.run_id)
 
     def start() -> None:
         path = shutil.which("mpirun")
@@ -66,7 +65,8 @@ def launch(request: LaunchRequest) -> GroupExit:
             raise StartError(NO_MPIRUN)
         hosts = _hosts(spec)
         command = exit_with_parent.tied_command(os.getpid(), _command(identify_mpirun(path), request, hosts))
-        variables = os.environ | {ADDRESSES: ",".join(_addresses(spec, hosts, request.run_id)), RUN_ID: request.run_id}
+        addresses = ",".join(_addresses(spec, hosts, request.run_id))
+        variables = os.environ | {ADDRESSES: addresses, RUN_ID_VARIABLE: request.run_id}
         if on_nodes:
             variables |= srun.task_layout_variables(hosts, spec.config.hardware.slurm.bin)
             variables |= srun.overlap_variables(spec)
@@ -96,7 +96,7 @@ def _addresses(spec: RunSpec, hosts: list[str], run_id: str) -> list[str]:
 
 def _command(mpirun: Mpirun, request: LaunchRequest, hosts: list[str]) -> list[str]:
     program = [sys.executable, "-m", RANK_AGENT, str(request.folder), request.module]
-    names = {*os.environ, ADDRESSES, RUN_ID, exit_with_parent.LAUNCHER_VARIABLE}
+    names = {*os.environ, ADDRESSES, RUN_ID_VARIABLE, exit_with_parent.LAUNCHER_VARIABLE}
     slots = None if hosts else count_local_slots(mpirun)
     with_slots = [f"{name}:{hosts.count(name)}" for name in dict.fromkeys(hosts)]
     return mpirun_command(mpirun, request.spec.processes, program, with_slots, slots, names, os.getcwd())

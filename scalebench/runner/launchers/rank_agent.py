@@ -28,10 +28,11 @@ from typing import Any
 from scalebench.config import placement
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import read_json, read_record, write_json
+from scalebench.core.json_files import read_json, read_record
 from scalebench.core.process import read_anonymous_bytes, wait_until
 from scalebench.core.run_folder import (
     RESULT_FILE,
+    RUN_ID_VARIABLE,
     SPEC_FILE,
     STALE_TURN_LIMIT_S,
     STOP_FILE,
@@ -45,11 +46,12 @@ from scalebench.core.run_folder import (
     rank_processes_path,
     turn_path,
     worker_exit_path,
+    write_rank_file,
 )
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.measure.nodes import record_node
-from scalebench.runner.launchers.rank_environment import ADDRESSES, RUN_ID, build_environment
+from scalebench.runner.launchers.rank_environment import ADDRESSES, build_environment
 from scalebench.runner.launchers.supervise import FOLLOW_LIMIT_S, GRACE_PERIOD_S, TURN_SIGNAL, is_stopped
 
 # SLURM_PROCID last: it is also set for the process that runs mpirun in a job, and for all that follow from it.
@@ -92,14 +94,14 @@ class RankAgent:
 
     def run(self, spec: RunSpec, module: str) -> int:
         """Run the worker to its end. Return the exit status of the agent for the program that started it."""
-        variables = build_environment(spec, os.environ[RUN_ID], self._rank, os.environ[ADDRESSES].split(","))
+        variables = build_environment(spec, os.environ[RUN_ID_VARIABLE], self._rank, os.environ[ADDRESSES].split(","))
         variables |= placement.make_cpus_variable(spec, self._rank)
         command = [sys.executable, "-m", module, str(self._folder)]
         if spec.cohort:  # a shared file system may show a new file far later than a changed one
             self._write_paused(NO_TURN)
         with record_node(spec, self._folder, spec.places[self._rank].node, self._rank) as self._monitor:
             code = self._run(command, variables, in_foreground=spec.config.debug and self._rank == 0)
-            write_json(worker_exit_path(self._folder, self._rank), WorkerExit(code, self._terminated))
+            write_rank_file(worker_exit_path(self._folder, self._rank), WorkerExit(code, self._terminated))
         if code == 0:
             return 0
         self._stay()
@@ -122,7 +124,7 @@ class RankAgent:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
         processes = RankProcesses(socket.gethostname(), os.getpid(), self._worker.pid)
-        write_json(rank_processes_path(self._folder, self._rank), processes)
+        write_rank_file(rank_processes_path(self._folder, self._rank), processes)
         if self._terminated:  # it came before there was a worker to forward it to
             self._send(signal.SIGTERM)
         code = self._worker.wait()
@@ -164,7 +166,7 @@ class RankAgent:
 
     def _write_paused(self, turn: int) -> None:
         resident_bytes = None if self._worker is None else read_anonymous_bytes(self._worker.pid)
-        write_json(paused_worker_path(self._folder, self._rank), PausedWorker(turn, resident_bytes))
+        write_rank_file(paused_worker_path(self._folder, self._rank), PausedWorker(turn, resident_bytes))
 
     def _send(self, sign: signal.Signals) -> None:
         if self._worker is not None:
@@ -204,7 +206,7 @@ def become_agent(folder: Path) -> None:
 
     The process id stays the same, so that torchrun sees its exit status.
     """
-    if RUN_ID in os.environ:
+    if RUN_ID_VARIABLE in os.environ:
         return
     if not (folder / SPEC_FILE).exists():
         sys.exit(f"scalebench.runner.worker: {socket.gethostname()} sees no {folder / SPEC_FILE}; {SHARED_FOLDER}")
@@ -262,7 +264,7 @@ def _run_under_torchrun(folder: Path) -> int:
         return _refuse("scalebench.runner.worker", str(error))
     for name in [name for name in os.environ if name.startswith(TORCHRUN_VARIABLES)]:
         del os.environ[name]
-    os.environ |= {RUN_ID: group.run_id, ADDRESSES: ",".join(group.addresses)}
+    os.environ |= {RUN_ID_VARIABLE: group.run_id, ADDRESSES: ",".join(group.addresses)}
     return TorchrunAgent(folder, rank).run(spec, group.module)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 from scalebench.core.machine import cpus
 from scalebench.core.process import LISTEN_ADDRESS
+from scalebench.core.run_folder import RUN_ID_VARIABLE
 from scalebench.core.spec import HardwareSpec, RunSpec
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -17,7 +18,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 # CNN, and more or less of it from one start of a program to the next (5 %), as its heap happens to lie. The threshold
 # is the largest that every version of glibc accepts, and that it would reach by itself.
 HEAP_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str((2 << 30) - 1)}
-ADDRESSES, RUN_ID = "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID"
+ADDRESSES = "SCALEBENCH_ADDRESSES"
 NCCL_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"  # 480 s by default
 LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # also for Horovod's Gloo
@@ -55,7 +56,7 @@ def build_environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence
             "PYTHONUNBUFFERED": "1",
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and so hardware.device_ids and the record
             ADDRESSES: ",".join(addresses),
-            RUN_ID: run_id,
+            RUN_ID_VARIABLE: run_id,
             "SCALEBENCH_PARENT_PID": str(os.getpid()),
         }
     )

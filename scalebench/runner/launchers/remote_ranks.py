@@ -12,7 +12,6 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from scalebench.core.json_files import read_record
 from scalebench.core.process import wait_until
@@ -23,6 +22,7 @@ from scalebench.core.run_folder import (
     WorkerExit,
     paused_worker_path,
     rank_processes_path,
+    read_rank_file,
     turn_path,
     worker_exit_path,
 )
@@ -31,14 +31,13 @@ from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, TURN_SIGNAL, R
 
 FS_DELAY_S = 2.0  # for a shared file system to show a file that a rank wrote
 
-Record = TypeVar("Record")
-
 
 class RemoteRank:
     """A rank and its agent, which waits for the rank's end. On another host it gets no signal from here."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._folder, self._rank = folder, rank
+    def __init__(self, folder: Path, rank: int, run_id: str | None = None) -> None:
+        """Only the files of run `run_id` count: the process ids of another run's may be those of any program now."""
+        self._folder, self._rank, self._run_id = folder, rank, run_id
         self._processes: RankProcesses | None = None
         self._exit: WorkerExit | None = None
         self.lost = False  # the agent was killed, and the worker with it
@@ -110,21 +109,23 @@ class RemoteRank:
 
     def read_paused(self) -> PausedWorker | None:
         """Read what its agent reported when it last stopped it."""
-        return _read(PausedWorker, paused_worker_path(self._folder, self._rank))
+        return read_rank_file(paused_worker_path(self._folder, self._rank), PausedWorker, self._run_id)
 
     def is_paused(self) -> bool:
         """Return whether its agent has stopped it since its turn is over, or it has ended."""
         paused = self.read_paused()
-        turn = _read(Turn, turn_path(self._folder))
+        turn = _read_turn(self._folder)
         return self.over or (paused is not None and turn is not None and paused.turn == turn.number)
 
     def _update(self) -> None:
         if self._exit is not None:
             return
-        self._processes = self._processes or _read(RankProcesses, rank_processes_path(self._folder, self._rank))
+        if self._processes is None:
+            path = rank_processes_path(self._folder, self._rank)
+            self._processes = read_rank_file(path, RankProcesses, self._run_id)
         agent_is_gone = self._agent_ended or (self._local is not None and not _process_exists(self._local.agent))
         # Read after the check of the agent, which writes it at its end.
-        self._exit = _read(WorkerExit, worker_exit_path(self._folder, self._rank))
+        self._exit = read_rank_file(worker_exit_path(self._folder, self._rank), WorkerExit, self._run_id)
         self.lost = agent_is_gone and self._exit is None
 
 
@@ -139,12 +140,13 @@ class RemoteRanks(RankGroup[RemoteRank]):
         log: str,
         reason: Callable[[Path], str | None],
         on_nodes: bool = False,
+        run_id: str | None = None,
     ) -> None:
         """`name` is the program's, `log` the file with its output, and `reason` reads from it why the program failed.
         With `on_nodes` the ranks are on nodes of a job, and their agents park them."""
         super().__init__()
         self._name, self._log, self._reason, self._on_nodes = name, folder / log, reason, on_nodes
-        self.members = [RemoteRank(folder, rank) for rank in range(ranks)]
+        self.members = [RemoteRank(folder, rank, run_id) for rank in range(ranks)]
         self.starter: Child | None = None
 
     def broken(self) -> str | None:
@@ -221,9 +223,9 @@ class RemoteRanks(RankGroup[RemoteRank]):
             self._log.unlink()
 
 
-def _read(kind: type[Record], path: Path) -> Record | None:
+def _read_turn(folder: Path) -> Turn | None:
     try:
-        return read_record(path, kind)
+        return read_record(turn_path(folder), Turn)
     except FileNotFoundError:
         return None
 

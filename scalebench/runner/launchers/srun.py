@@ -18,10 +18,10 @@ from scalebench.core.errors import InputError
 from scalebench.core.machine.cpus import parse_cpu_list
 from scalebench.core.process import StartError, as_start_errors, defer_signals
 from scalebench.core.result import SchedulerRecord
-from scalebench.core.run_folder import SRUN_HOSTS_FILE, SRUN_LOG
+from scalebench.core.run_folder import RUN_ID_VARIABLE, SRUN_HOSTS_FILE, SRUN_LOG
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers.local import Child, start_program
-from scalebench.runner.launchers.rank_environment import ADDRESSES, RUN_ID, assign_rank_addresses
+from scalebench.runner.launchers.rank_environment import ADDRESSES, assign_rank_addresses
 from scalebench.runner.launchers.remote_ranks import FS_DELAY_S, RemoteRanks
 from scalebench.runner.launchers.supervise import STACK_LIMIT_S, GroupExit, LaunchRequest, supervise
 from scalebench.slurm.commands import Slurm, SlurmError, in_allocation
@@ -63,7 +63,7 @@ def launch(request: LaunchRequest) -> GroupExit:
     The output of srun is in srun.log. With `debug`, it goes where the output of this process goes.
     """
     spec, folder = request.spec, request.folder
-    group, bin = StepRanks(folder, spec.processes), spec.config.hardware.slurm.bin
+    group, bin = StepRanks(folder, spec.processes, request.run_id), spec.config.hardware.slurm.bin
 
     def start() -> None:
         if Slurm(bin).path("srun") is None:
@@ -92,7 +92,7 @@ def _variables(hosts: list[str], run_id: str, folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
     return kept | {
         ADDRESSES: ",".join(assign_rank_addresses(hosts, run_id)),
-        RUN_ID: run_id,
+        RUN_ID_VARIABLE: run_id,
         exit_with_parent.LAUNCHER_VARIABLE: exit_with_parent.REMOTE_LAUNCHER,  # the nodes' daemons start the ranks
         "SLURM_HOSTFILE": str((folder / SRUN_HOSTS_FILE).absolute()),  # read where the distribution is arbitrary
     }
@@ -211,8 +211,8 @@ def _queued_s(folder: Path, job_id: str, slurm: Slurm) -> float | None:
 class StepRanks(RemoteRanks):
     """The ranks of one job step."""
 
-    def __init__(self, folder: Path, ranks: int) -> None:
-        super().__init__(folder, ranks, "srun", SRUN_LOG, find_srun_failure, on_nodes=True)
+    def __init__(self, folder: Path, ranks: int, run_id: str | None = None) -> None:
+        super().__init__(folder, ranks, "srun", SRUN_LOG, find_srun_failure, on_nodes=True, run_id=run_id)
         self._ending = False
         self._log_before_end = ""  # the output of srun until then
         self._read_bytes = 0

@@ -160,7 +160,7 @@ def supervise(
     try:
         start()
         if request.turns is not None:
-            request.turns.attach(group)
+            request.turns.attach(group, request.run_id)
         died_first, timeout, broken = _watch(request, group)
         timeout_at_s = None if timeout is None else time.time()
         stopped = [] if timeout is None else _stopped(group.members)
@@ -230,7 +230,8 @@ class _Limits:
         now_s = self._clock()
         if now_s - self._read_s >= PROGRESS_INTERVAL_S:
             self._read_s = now_s
-            ranks = [read_progress(self._request.folder, rank) for rank in range(self._request.spec.processes)]
+            request = self._request
+            ranks = [read_progress(request.folder, rank, request.run_id) for rank in range(request.spec.processes)]
             progress = [p for p in ranks if p is not None]
             times = [(p.rank, p.at_s) for p in progress]
             if times != self._last_progress:

@@ -33,7 +33,7 @@ def launch(request: LaunchRequest) -> GroupExit:
     Ranks on other hosts end within seconds of the run's end.
     """
     spec, folder = request.spec, request.folder.absolute()
-    request, group = replace(request, folder=folder), TorchrunRanks(folder, spec)
+    request, group = replace(request, folder=folder), TorchrunRanks(folder, spec, request.run_id)
     (folder / STOP_FILE).unlink(missing_ok=True)
     *ranks, rendezvous = choose_addresses(spec, request.run_id)
     write_json(folder / TORCHRUN_FILE, TorchrunGroup(request.run_id, ranks, request.module))
@@ -94,11 +94,11 @@ def _wait_for_first_rank(spec: RunSpec, folder: Path, group: TorchrunRanks) -> f
 class TorchrunRanks(RankGroup[RemoteRank]):
     """Ranks that torchrun started on each node."""
 
-    def __init__(self, folder: Path, spec: RunSpec) -> None:
+    def __init__(self, folder: Path, spec: RunSpec, run_id: str | None = None) -> None:
         super().__init__()
         self._stop, self._services = folder / STOP_FILE, spec.services
         self.terminated: str | None = None  # the value of broken() just before we end the ranks
-        self.members = [RemoteRank(folder, rank) for rank in range(spec.processes)]
+        self.members = [RemoteRank(folder, rank, run_id) for rank in range(spec.processes)]
 
     def broken(self) -> str | None:
         """Return which ranks were ended other than by this launcher. An agent stays for a while after its rank failed,

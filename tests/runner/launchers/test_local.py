@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from scalebench.core.json_files import read_record
 from scalebench.core.machine import machine
-from scalebench.core.result import RankRecord
-from scalebench.core.run_folder import rank_log_name, rank_record_path
+from scalebench.core.run_folder import rank_log_name
+from scalebench.runner.collect import read_ranks
 from scalebench.runner.launchers import local, supervise
 from scalebench.runner.parent import run_spec
 from tests.builders.launching import FOREVER, FakeInterrupt, launch_run
@@ -32,7 +31,7 @@ def test_ranks_run_according_to_their_placement(tmp_path: Path) -> None:
     assert dict(os.environ) == before
     assert (ended.exit_codes, ended.died_first, ended.timeout, ended.stopped) == ([0, 0], [], None, [])
     assert begin_s <= ended.started_at_s <= time.time() and ended.wall_s > 0
-    records = [read_record(rank_record_path(tmp_path, rank), RankRecord) for rank in range(2)]
+    records = [record for record in read_ranks(tmp_path, 2) if record is not None]
     assert [r.affinity for r in records] == [[cores[-1]], [cores[0]]]
     assert [r.threads for r in records] == [5, 5]
     assert [r.pid for r in records] == ended.pids

@@ -59,7 +59,9 @@ def agent(tmp_path: Path) -> Any:
 
 def read_when_written(path: Path) -> Any:
     wait_until(path.exists)
-    return json.loads(path.read_text())
+    tree = json.loads(path.read_text())
+    assert tree.pop("run_id") == "an id"
+    return tree
 
 
 def test_a_worker_that_succeeds(agent: Any, program: Callable[[str], str], tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ import psutil
 import pytest
 
 from scalebench.core.errors import InputError
-from scalebench.sweeps.folder_lock import LOCK_FILE, FolderLock
+from scalebench.core.folder_lock import FolderLock
+from scalebench.core.run_folder import LOCK_FILE
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from scalebench.sweeps.folder_lock import FolderLock
+from scalebench.core.folder_lock import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)

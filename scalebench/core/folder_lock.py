@@ -1,4 +1,4 @@
-"""Lock a sweep's folder, so that one program uses it at a time, also where several hosts share it.
+"""Lock the folder of a run or a sweep, so that one program uses it at a time, also where several hosts share it.
 
 The lock is the kernel's (filelock) on a file in the folder, and so ends with its holder, however that ends. Some file
 systems limit such locks to one host, or have none; for them, and for people, the file names its holder.
@@ -19,8 +19,8 @@ from types import TracebackType
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import build_record
 from scalebench.core.process import is_process_alive
+from scalebench.core.run_folder import LOCK_FILE
 
-LOCK_FILE = "sweep.lock"
 MAX_WAIT_S = 0.2  # a holder that is just releasing the lock is no other program
 UNSUPPORTED_ERRNOS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
@@ -44,8 +44,9 @@ class FolderLock:
     """A lock on `folder` from construction to `release`, also as a context manager. Construction raises InputError
     while another program has the lock, and OSError where the folder is not writable."""
 
-    def __init__(self, folder: Path) -> None:
-        from filelock import FileLock, Timeout  # needed by sweeps alone
+    def __init__(self, folder: Path, of_ended_job: bool = False) -> None:
+        """Lock `folder`. With `of_ended_job` a holder on another host has ended: it was a job, by the scheduler."""
+        from filelock import FileLock, Timeout  # needed by programs that run something
 
         self.path = folder / LOCK_FILE
         self._lock = FileLock(self.path, timeout=MAX_WAIT_S, thread_local=False)
@@ -57,7 +58,8 @@ class FolderLock:
             if error.errno not in UNSUPPORTED_ERRNOS:
                 raise
         try:
-            self._refuse_unseen(_read_holder(self.path))
+            if not of_ended_job:
+                self._refuse_unseen(_read_holder(self.path))
             self.path.write_text(json.dumps(asdict(_describe_this_process())), encoding="utf-8")
         except BaseException:
             self._lock.release()

@@ -1,0 +1,186 @@
+"""The folder of a run: what is ours in it, what is removed and copied, and that nothing else is touched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scalebench.core import run_folder
+from scalebench.core.errors import InputError
+from scalebench.core.json_files import write_json
+from scalebench.core.run_folder import RUN_ID_VARIABLE, RankProcesses, read_rank_file, write_rank_file
+from scalebench.core.spec import write_spec
+from scalebench.core.sweep_file import new_sweep_record, refuse_foreign_sweep_folder, write_sweep
+from tests.builders.runs import simulated_spec
+
+RECORDS = ("spec.json", "result.json", "job.json", "job.log")
+OUTPUT = ("rank0.json", "rank11.log", "monitor.parquet", "monitor1.parquet", "trace0.json.gz", "plugin.log", "srun.log")
+TRANSIENT = ("progress0.json", "pid0.json", "exit0.json", "paused2.json", "machine1.json", "by_hand.json", "stop.json")
+# Of a user, who works in the same folder: alike, and not ours.
+FOREIGN = (
+    "monitor.py", "monitoring_notes.md", "machine_room.json", "exit_survey.json", "rank_list.json", "rank_all.log",
+    "pidgin.json", "progress_report.json", "trace_old.json.gz", "results.csv", "try_me/rank0.json", "try_8x/thesis.tex",
+)  # fmt: skip
+
+
+def write_files(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+def files_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
+
+
+def fill(folder: Path) -> set[str]:
+    """Make a run with a search, and a user's files beside it. Return the user's files and the records."""
+    tries = [f"try_8/{name}" for name in OUTPUT + TRANSIENT] + ["try_8_again/try.json"]
+    write_files(folder, *RECORDS, *OUTPUT, *TRANSIENT, *FOREIGN, *tries, ".spec.json.123", ".rank0.json.9")
+    for path in (folder, folder / "try_8"):
+        write_spec(simulated_spec(), path)
+    write_spec(simulated_spec(), folder / "try_8_again")
+    os.replace(folder / "try_8_again/spec.json", folder / "try_8_again/try.json")
+    return {*RECORDS, *FOREIGN}
+
+
+def test_transient_files_are_removed_also_in_tries(tmp_path: Path) -> None:
+    fill(tmp_path)
+    before = files_in(tmp_path)
+    run_folder.remove_transient_files(tmp_path)
+    assert files_in(tmp_path) == before - set(TRANSIENT) - {f"try_8/{name}" for name in TRANSIENT}
+
+
+def test_leftovers_are_removed_and_other_files_stay(tmp_path: Path) -> None:
+    others = fill(tmp_path)
+    run_folder.remove_leftovers(tmp_path)
+    assert files_in(tmp_path) == {*others, ".spec.json.123"} and not (tmp_path / "try_8").exists()
+
+
+def test_a_run_is_removed_with_its_folder_unless_something_else_is_in_it(tmp_path: Path) -> None:
+    fill(tmp_path / "a")
+    write_files(tmp_path / "a", ".hydra/config.yaml", ".hydra/notes", "slurm/job.sh")
+    run_folder.remove_run(tmp_path / "a")
+    assert files_in(tmp_path / "a") == {*FOREIGN, ".hydra/notes", "spec.json"}
+    run_folder.refuse_foreign_folder(tmp_path / "a")  # it is still known as ours
+    (tmp_path / "b").mkdir()
+    write_spec(simulated_spec(), tmp_path / "b")
+    write_files(tmp_path / "b", *OUTPUT, ".hydra/hydra.yaml")
+    run_folder.remove_run(tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    run_folder.remove_run(tmp_path / "b")
+
+
+def test_only_plain_files_of_ours_are_copied(tmp_path: Path) -> None:
+    """Whoever shares the folder above may have put links into an earlier run."""
+    earlier, secret = tmp_path / "earlier", tmp_path / "id_rsa"
+    fill(earlier)
+    write_files(tmp_path, "id_rsa", "ssh/config.yaml")
+    for name in ("rank3.log", "notes", "try_9", "slurm"):
+        (earlier / name).symlink_to(secret if "try" not in name else tmp_path / "ssh")
+    (earlier / ".hydra").symlink_to(tmp_path / "ssh")
+    os.mkfifo(earlier / "rank4.log")
+    run_folder.copy_run(earlier, tmp_path / "copy")
+    ours = {*RECORDS, *OUTPUT, *TRANSIENT, ".spec.json.123", ".rank0.json.9", "try_8_again/try.json", "try_8/spec.json"}
+    assert files_in(tmp_path / "copy") == ours | {f"try_8/{name}" for name in OUTPUT + TRANSIENT}
+    assert not [path for path in (tmp_path / "copy").rglob("*") if path.is_symlink()]
+
+
+@pytest.mark.parametrize("names", [(), ("scalebench.lock",), (".hydra/config.yaml", ".hydra/hydra.yaml"),
+                                   (".hydra/config.yaml",), ("conf/hydra.yaml", "conf/config.yaml"),
+                                   (".spec.json.123",)])  # fmt: skip
+def test_an_empty_folder_may_be_used_also_with_the_files_of_hydra(tmp_path: Path, names: tuple[str, ...]) -> None:
+    run_folder.refuse_foreign_folder(tmp_path / "absent")
+    write_files(tmp_path, *names)
+    run_folder.refuse_foreign_folder(tmp_path)
+    assert files_in(tmp_path) == set(names)
+
+
+@pytest.mark.parametrize(
+    "name",
+    "thesis.tex .hydra/mine conf/config.yaml try_3/thesis.tex rank0.json spec.json result.json .notes.123 slurm/job.sh "
+    "sweep.json multirun.yaml".split(),
+)
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, name: str) -> None:
+    write_files(tmp_path, name)
+    with pytest.raises(InputError, match=f"^{tmp_path} is not empty and holds no run of scalebench; choose an empty"):
+        run_folder.refuse_foreign_folder(tmp_path)
+    assert files_in(tmp_path) == {name}
+
+
+def test_a_folder_is_known_by_its_spec_also_of_another_version_or_by_its_result(tmp_path: Path) -> None:
+    write_files(tmp_path, "notes.txt")
+    for name, marker in {
+        "spec.json": {"config": {}, "places": [], "fingerprint": "f", "key_of_tomorrow": 1},
+        "result.json": {"run_id": "r", "fingerprint": "f", "spec": {}, "schema_version": 99},
+    }.items():
+        with pytest.raises(InputError, match="holds no run"):
+            run_folder.refuse_foreign_folder(tmp_path)
+        write_json(tmp_path / name, marker)
+        run_folder.refuse_foreign_folder(tmp_path)
+        os.replace(tmp_path / name, tmp_path / "moved.json")
+        (tmp_path / name).symlink_to(tmp_path / "moved.json")
+        with pytest.raises(InputError, match="holds no run"):
+            run_folder.refuse_foreign_folder(tmp_path)
+        (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / "spec.json")
+    with pytest.raises(InputError, match="holds no run"):
+        run_folder.refuse_foreign_folder(tmp_path)
+    with pytest.raises(InputError, match=r"notes.txt is no folder; choose another one"):
+        run_folder.refuse_foreign_folder(tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize("name", ["rank0.log", "monitor.parquet", "try_3", ".rank0.json.1"])
+def test_a_link_with_a_name_of_ours_is_refused(tmp_path: Path, name: str) -> None:
+    """A log would be written through it."""
+    write_spec(simulated_spec(), tmp_path)
+    (tmp_path / name).symlink_to(tmp_path.parent)
+    with pytest.raises(InputError, match=f"^{tmp_path}/{name} is a link, or else no plain file, and scalebench writes"):
+        run_folder.refuse_foreign_folder(tmp_path)
+
+
+def test_a_foreign_try_folder_within_a_run_is_refused(tmp_path: Path) -> None:
+    write_spec(simulated_spec(), tmp_path)
+    write_files(tmp_path, "try_3/thesis.tex")
+    with pytest.raises(InputError, match=f"^{tmp_path}/try_3 is not empty and holds no run"):
+        run_folder.refuse_foreign_folder(tmp_path)
+    run_folder.remove_leftovers(tmp_path)
+    run_folder.remove_run(tmp_path)
+    assert files_in(tmp_path) == {"spec.json", "try_3/thesis.tex"}
+
+
+def test_a_sweep_is_known_by_its_record(tmp_path: Path) -> None:
+    write_files(tmp_path, "multirun.yaml", "scalebench.lock")
+    refuse_foreign_sweep_folder(tmp_path)
+    write_files(tmp_path, "results.csv", "sweep.json")
+    with pytest.raises(InputError, match=f"^{tmp_path} is not empty and holds no sweep of scalebench; choose an empty"):
+        refuse_foreign_sweep_folder(tmp_path)
+    write_sweep(new_sweep_record([], "now", "here", None), tmp_path)
+    refuse_foreign_sweep_folder(tmp_path)
+
+
+def test_reports_of_another_run_are_as_if_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks on other hosts may write for a while after their parent was killed."""
+    path, record = tmp_path / "pid0.json", RankProcesses("here", 1, 2)
+    monkeypatch.setenv(RUN_ID_VARIABLE, "first")
+    write_rank_file(path, record)
+    assert read_rank_file(path, RankProcesses, "first") == read_rank_file(path, RankProcesses) == record
+    assert read_rank_file(path, RankProcesses, "second") is None
+    write_json(path, record)  # with no id
+    assert read_rank_file(path, RankProcesses, "second") is None
+    for text in ("", "[]", '{"run_id": "first"}', '{"run_id": "first", "host": 1}'):
+        path.write_text(text)
+        assert read_rank_file(path, RankProcesses, "first") is None
+    assert read_rank_file(tmp_path / "pid1.json", RankProcesses, "first") is None
+
+
+def test_names_by_rank_node_and_batch(tmp_path: Path) -> None:
+    nodes = [run_folder.monitor_path(tmp_path, node).name for node in (0, 1)]
+    tries = [run_folder.try_folder(tmp_path, 8, more_memory).name for more_memory in (False, True)]
+    assert (nodes, tries) == (["monitor.parquet", "monitor1.parquet"], ["try_8", "try_8_again"])
+    for rank in (10, 2):
+        (tmp_path / run_folder.rank_trace_name(rank)).touch()
+    (tmp_path / run_folder.MERGED_TRACE_FILE).touch()
+    assert list(run_folder.rank_traces(tmp_path)) == [2, 10]

@@ -1,0 +1,190 @@
+"""The files of a user: no run or sweep removes, overwrites or copies what scalebench did not make."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from scalebench import __main__ as program
+from scalebench.core.json_files import read_json
+from scalebench.core.result import read_result
+from scalebench.core.run_folder import LOCK_FILE
+from scalebench.core.spec import write_spec
+from scalebench.core.sweep_file import MULTIRUN_FILE, new_sweep_record, write_sweep
+from tests.builders.runs import simulated_spec, wait_until
+
+SHORT = (
+    "hardware=cpu strategy=simulated gpus=1 dataset.size=200 measure=quick measure.min_s=0 measure.max_s=0.1 "
+    "measure.warmup_steps=2 measure.evaluate=false measure.probes=false measure.monitor=false sweep.report=false "
+    "baseline=none"
+).split()
+SWEEP = [*SHORT, "--multirun", "measure.repeats=1", "measure.order=given"]
+Call = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+    """Call the program: status, errors."""
+
+    def called(*arguments: str) -> tuple[int, str]:
+        return program.main(list(arguments)), capsys.readouterr().err
+
+    yield called
+    GlobalHydra.instance().clear()
+    HydraConfig.instance().cfg = None
+
+
+def write_files(*names: str) -> dict[str, bytes]:
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(f"content of {name}")
+    return files()
+
+
+def files() -> dict[str, bytes]:
+    """The content of each file; Hydra writes a sweep's multirun.yaml before it calls us."""
+    paths = (path for path in Path().rglob("*") if path.is_file() and path.name != MULTIRUN_FILE)
+    return {str(path): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*SHORT, "hydra.run.dir=."],
+        [*SHORT, "hydra.run.dir=.", "resume=true"],
+        [*SHORT, "hydra.run.dir=.", "hydra/job_logging=default", "hydra.output_subdir=conf"],
+        [*SHORT, "hydra.run.dir=.", "measure.repeats=2"],
+        [*SWEEP, "hydra.sweep.dir=."],
+        [*SWEEP, "hydra.sweep.dir=.", "resume=true"],
+    ],
+    ids=lambda words: " ".join(words[len(SHORT) :]),
+)
+def test_a_folder_with_files_of_a_user_is_refused_and_nothing_is_touched(call: Call, words: list[str]) -> None:
+    before = write_files("monitor.py", "try_3/thesis.tex", "results.csv", "rank_list.json", "conf/config.yaml")
+    status, err = call(*words)
+    assert status == 2 and err.count("\n") == 1
+    assert err.startswith("scalebench: . is not empty and holds no ") and files() == before
+
+
+def test_a_run_in_its_own_unfinished_folder_removes_only_files_of_runs(call: Call) -> None:
+    Path("r").mkdir()
+    assert call(*SHORT, "hydra.run.dir=r")[0] == 0
+    Path("r/result.json").unlink()
+    write_files("r/rank9.json", "r/notes.txt", "r/rank_list.json", "r/monitor.py")
+    assert call(*SHORT, "hydra.run.dir=r")[0] == 0
+    left = {
+        ".hydra",
+        "rank0.json",
+        "rank0.log",
+        "result.json",
+        "spec.json",
+        "notes.txt",
+        "rank_list.json",
+        "monitor.py",
+    }
+    assert set(os.listdir("r")) == left
+
+
+def test_hydra_may_write_before_us(call: Call) -> None:
+    assert call(*SHORT, "hydra.run.dir=r", "hydra/job_logging=default", "hydra.output_subdir=conf")[0] == 0
+    words = ["hydra.sweep.dir=s", "hydra/job_logging=default", "hydra.output_subdir=conf", "hydra.sweep.subdir=a/b"]
+    assert call(*SWEEP, *words)[0] == 0
+    assert read_result(Path("r/result.json")).status == read_result(Path("s/a/b/result.json")).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "home/s/0 is not empty and holds no run of scalebench; choose an empty or a new folder"),
+        (["hydra.sweep.subdir=.."], "hydra.sweep.subdir: home/s/.. is not below home/s, where all its runs are"),
+        (["hydra.sweep.subdir=."], "hydra.sweep.subdir: home/s is not below home/s, where all its runs are"),
+        (["hydra.sweep.subdir={here}/precious"], "hydra.sweep.subdir: {here}/precious is not below home/s"),
+        (["hydra.sweep.subdir=link"], "hydra.sweep.subdir: home/s/link is not below home/s"),
+    ],
+    ids=["0", "..", ".", "absolute", "link"],
+)
+@pytest.mark.parametrize("resume", ["resume=true", "resume=false"])
+def test_a_sweep_touches_nothing_but_its_own_runs(call: Call, words: list[str], line: str, resume: str) -> None:
+    """A user has made a folder `0` in the folder of a sweep that was cut short."""
+    Path("home/s/1").mkdir(parents=True)
+    write_sweep(new_sweep_record([], "", "here", None), Path("home/s"))
+    write_spec(simulated_spec(), Path("home/s/1"))
+    before = write_files("home/s/0/thesis.tex", "home/earlier", "precious/thesis")
+    Path("home/s/link").symlink_to(Path("precious").absolute())
+    here = str(Path().absolute())
+    status, err = call(*SWEEP, "hydra.sweep.dir=home/s", resume, *(word.format(here=here) for word in words))
+    assert status == 2 and err.count("\n") == 1 and err.startswith("scalebench: ")
+    assert line.format(here=here) in err.replace(f"{here}/home", "home") and files() == before
+
+
+def test_resume_repeats_a_failed_run_and_keeps_what_a_user_put_beside_it(call: Call) -> None:
+    assert call(*SWEEP, "hydra.sweep.dir=s", "strategy.options.fault=raise")[0] == 1
+    first = read_result(Path("s/0/result.json"))
+    Path("s/0/notes.txt").write_text("mine")
+    assert call(*SWEEP, "hydra.sweep.dir=s", "strategy.options.fault=raise", "resume=true")[0] == 1
+    assert Path("s/0/notes.txt").read_text() == "mine"
+    assert read_result(Path("s/0/result.json")).run_id != first.run_id
+
+
+def test_resume_copies_no_links_and_nothing_of_other_users(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call(*SWEEP, "hydra.sweep.dir=w/one")[0] == 0
+    run_id = read_result(Path("w/one/0/result.json")).run_id
+    Path("id_rsa").write_text("key")
+    Path("w/one/0/extra").symlink_to(Path().absolute())
+    Path("w/one/0/rank9.log").symlink_to(Path("id_rsa").absolute())
+    assert call(*SWEEP, "hydra.sweep.dir=w/two", "resume=true")[0] == 0
+    assert read_result(Path("w/two/0/result.json")).run_id == run_id
+    assert set(os.listdir("w/two/0")) == {".hydra", "rank0.json", "rank0.log", "result.json", "spec.json"}
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert call(*SWEEP, "hydra.sweep.dir=w/three", "resume=true")[0] == 0
+    assert read_result(Path("w/three/0/result.json")).run_id != run_id
+
+
+def test_a_second_run_into_a_folder_in_use_is_refused_and_the_first_keeps_its_figures(call: Call) -> None:
+    """The second has another configuration and other files of Hydra; neither reaches the record of the first."""
+    words = [*SHORT, "hydra.run.dir=r", "measure.max_s=60", "measure.min_s=60", "strategy.options.step_s=0.02"]
+    first = subprocess.Popen([sys.executable, "-m", "scalebench", *words], stdout=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: Path("r/progress0.json").exists(), 120)
+        status, err = call(*SHORT, "hydra.run.dir=r", "strategy.options.step_s=0.001")
+        assert status == 2 and err.count("\n") == 1
+        assert err.startswith(f"scalebench: process {first.pid} on ") and err.endswith("or choose another folder\n")
+        assert call(*SHORT, "hydra.run.dir=r", "strategy.options.step_s=0.001", "resume=true")[0] == 2
+        assert call(*SHORT, "hydra.run.dir=r", "measure.repeats=2")[0] == 2
+    finally:
+        first.send_signal(signal.SIGINT)
+        assert first.wait(120) == 1
+    result = read_result(Path("r/result.json"))
+    assert (result.status, result.spec["strategy"]["options"]["step_s"]) == ("cancelled", 0.02)
+    assert "strategy.options.step_s=0.02" in Path("r/.hydra/overrides.yaml").read_text()
+    assert read_json(Path("r/spec.json"))["config"]["strategy"]["options"]["step_s"] == 0.02
+    assert not Path("r", LOCK_FILE).exists()
+
+
+def test_a_run_does_not_take_the_record_of_another(call: Call) -> None:
+    """A rank of an earlier run, whose parent was killed, writes while this one goes on."""
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.wait(0.01):
+            for name in ("rank0.json", "rank1.json", "progress1.json"):
+                if Path("r/spec.json").exists():
+                    Path("r", name).write_text('{"run_id": "another", "rank": 1, "hostname": "there", "pid": 1}')
+
+    straggler = threading.Thread(target=write)
+    straggler.start()
+    try:
+        status, _ = call(*SHORT, "gpus=2", "strategy.options.fault=exit", "hydra.run.dir=r")
+    finally:
+        over.set()
+        straggler.join()
+    assert status == 1 and read_result(Path("r/result.json")).ranks == []
