@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ import msgspec
 
 T = TypeVar("T")
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
+# msgspec 0.22 crashes where two threads decode into a dataclass for the first time. Reentrant for signal handlers.
+_decoding = threading.RLock()
 # Patterns of msgspec's messages, and what they are replaced by: fields are named as people write them.
 MESSAGE_REWRITES = (
     (r"^Expected `(.+?)(?: \| null)?`, got `(.+)`$", r"should be \1, not \2"),
@@ -117,7 +120,9 @@ def read_record(path: Path, record_type: type[T], ignore_unknown: bool = False) 
     if ignore_unknown:
         try:
             with path.open("rb", buffering=0) as file:
-                return msgspec.json.decode(file.read(), type=record_type)
+                content = file.read()
+            with _decoding:
+                return msgspec.json.decode(content, type=record_type)
         except (msgspec.DecodeError, RecursionError):
             pass  # read again below: for the reason, and since the standard library also takes lone surrogates
     return build_record(record_type, read_json(path), ignore_unknown)
@@ -129,7 +134,8 @@ def build_record(record_type: type[T], tree: Any, ignore_unknown: bool = False) 
     Raises ValueError that names the field for a missing or unknown key or a value of a wrong type.
     """
     try:
-        record = msgspec.convert(tree, record_type)
+        with _decoding:
+            record = msgspec.convert(tree, record_type)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at ")
         for pattern, replacement in MESSAGE_REWRITES:

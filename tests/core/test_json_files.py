@@ -6,6 +6,8 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,7 @@ from scalebench.core.json_files import (
     rewrite_json,
     write_json,
 )
+from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, read_sweep, write_sweep
 
@@ -247,3 +250,31 @@ def test_a_file_is_rewritten_in_its_place_on_a_full_disk(tmp_path: Path, monkeyp
 def test_the_end_of_a_text_is_read(tmp_path: Path, limit_bytes: int, tail: str) -> None:
     (tmp_path / "log").write_bytes(b"abcdef\xff")
     assert read_tail(tmp_path / "log", limit_bytes) == tail
+
+
+DECODE_IN_THREADS = """
+import dataclasses, pathlib, sys, threading
+from scalebench.core.json_files import build_record, read_record
+from scalebench.core.result import RankRecord
+
+sys.setswitchinterval(1e-6)
+path = pathlib.Path("rank.json")
+tree = dataclasses.asdict(RankRecord(0, "node", 1))
+barrier = threading.Barrier(6)
+
+def decode(number):
+    barrier.wait()
+    record = read_record(path, RankRecord, ignore_unknown=True) if number % 2 else build_record(RankRecord, tree)
+    assert record.hostname == "node"
+
+threads = [threading.Thread(target=decode, args=(number,)) for number in range(6)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def test_threads_decode_a_type_for_the_first_time() -> None:
+    """The runs of a cohort have a thread each, which read the records of their ranks."""
+    write_json(Path("rank.json"), RankRecord(0, "node", 1))
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", DECODE_IN_THREADS], check=True, timeout=120)
