@@ -27,9 +27,9 @@ from scalebench.core.json_files import (
     rewrite_json,
     write_json,
 )
-from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, read_sweep, write_sweep
+from tests.builders.runs import record
 
 
 @dataclass
@@ -253,28 +253,26 @@ def test_the_end_of_a_text_is_read(tmp_path: Path, limit_bytes: int, tail: str) 
 
 
 DECODE_IN_THREADS = """
-import dataclasses, pathlib, sys, threading
-from scalebench.core.json_files import build_record, read_record
-from scalebench.core.result import RankRecord
+import pathlib, sys, threading
+from scalebench.core.json_files import build_record, read_json
+from scalebench.core.result import Result
 
 sys.setswitchinterval(1e-6)
-path = pathlib.Path("rank.json")
-tree = dataclasses.asdict(RankRecord(0, "node", 1))
+tree = read_json(pathlib.Path("result.json"))
 barrier = threading.Barrier(6)
 
-def decode(number):
+def decode():
     barrier.wait()
-    record = read_record(path, RankRecord, ignore_unknown=True) if number % 2 else build_record(RankRecord, tree)
-    assert record.hostname == "node"
+    build_record(Result, tree)
 
-threads = [threading.Thread(target=decode, args=(number,)) for number in range(6)]
+threads = [threading.Thread(target=decode) for _ in range(6)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
 """
 
 
 def test_threads_decode_a_type_for_the_first_time() -> None:
-    """The runs of a cohort have a thread each, which read the records of their ranks."""
-    write_json(Path("rank.json"), RankRecord(0, "node", 1))
-    for _ in range(3):
+    """The runs of a cohort have a thread each, which reads the records of its ranks."""
+    write_json(Path("result.json"), record())
+    for _ in range(2):
         subprocess.run([sys.executable, "-c", DECODE_IN_THREADS], check=True, timeout=120)
