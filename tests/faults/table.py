@@ -183,6 +183,7 @@ class Row:
     def cost(self) -> float:
         """Return about the processor seconds that it takes, with its waits."""
         base = {"local": 4.0, "mpi": 6.0, "by_hand": 16.0}[self.launcher] + (12.0 if self.family.is_real else 0.0)
+        base *= 2 if self.phase == PARKED else 1  # a second run, and rounds of both
         return base + (self.hang_s if self.fault.name in ("stop", "hang") else 0.0)
 
 
