@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from tests.builders.repeat_worlds import BIMODAL, WORLDS, World, cover, cover_single, rank_many
+from tests.builders.repeat_worlds import BIMODAL, IN_TURNS, WORLDS, World, cover, cover_single, rank_many
 
 TRIALS = int(os.environ.get("BENCHMARK_TRIALS", "2000"))
 LEAD = 0.1
@@ -20,7 +20,7 @@ def main() -> None:
         + 6 * "| --- "
         + "|"
     )
-    for world in (*WORLDS, BIMODAL):
+    for world in (*WORLDS, IN_TURNS, BIMODAL):
         cells = [cell for repeats in (3, 5) for cell in format_cover(world, repeats)]
         held, width = cover_single(world, TRIALS)
         print(f"| {world.name} | {' | '.join(cells)} | {held:.3f} [{100 * width:.1f} %] |")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.builders.repeat_worlds import BIMODAL, WORLDS, World, cover, cover_single, rank_many
+from tests.builders.repeat_worlds import BIMODAL, IN_TURNS, WORLDS, World, cover, cover_single, rank_many
 
 pytestmark = pytest.mark.truth
 QUICK, MANY = 500, 3000
@@ -33,6 +33,12 @@ def test_limits_hold_the_truth_in_many_trials(world: World, repeats: int) -> Non
 def test_limits_by_the_history_hold_the_truth(world: World) -> None:
     held, _ = cover_single(world, QUICK)
     assert 0.92 - NOISE / 2 <= held <= 0.98
+
+
+def test_turns_give_narrow_limits_on_ratios_on_a_machine_that_varies() -> None:
+    _, ratio, throughput_width, ratio_width = cover(IN_TURNS, 4 * QUICK)
+    assert 0.92 <= ratio <= 0.97
+    assert ratio_width < 0.0525 < throughput_width, "starts alone give 0.048"
 
 
 @pytest.mark.slow

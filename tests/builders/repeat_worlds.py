@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.signal import lfilter
 
 from scalebench.analysis.ranking import Ranking, rank_rows
 from scalebench.core.stats.estimates import FloatArray
@@ -15,6 +16,8 @@ from scalebench.core.stats.moderated_variance import RepeatTable, fit_prior
 
 BLOCK_SD = 0.002  # of the log throughput of one repeat, by its blocks
 RATE = 100.0
+ROUNDS = 100  # of a repeat in turns: the 30 s of the default settings, in three repeats
+MEMORY = float(np.exp(-0.1 / 2.0))  # correlation of the machine's speed from one slot of 0.1 s to the next: for 2 s
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class World:
     unlike: float = 0.0  # of the logarithms of the configurations' own deviations
     wild: float = 1.0  # how many times as much the first configuration varies
     slow: float = 0.0  # share of starts that are slower by 15 %
+    stalls: float = 0.0  # in a repeat on the average, each 3 % of its time
+    machine: float = 0.0  # within a repeat, from second to second; configurations take turns
 
     def draw(self, rng: np.random.Generator, configurations: int, repeats: int) -> FloatArray:
         """Return log throughputs around 0, a row for each configuration."""
@@ -34,12 +39,26 @@ class World:
         scale[0] *= self.wild
         levels = np.hypot(scale, BLOCK_SD)[:, None] * rng.standard_normal((configurations, repeats))
         levels -= 0.15 * (rng.random((configurations, repeats)) < self.slow)
+        if self.stalls:
+            levels -= 0.03 * rng.poisson(self.stalls, (configurations, repeats))
+        if self.machine:
+            levels += self.machine * np.stack([draw_turns(rng, configurations) for _ in range(repeats)], axis=1)
         return levels + self.drift * rng.standard_normal(repeats)
 
     @property
     def mean(self) -> float:
         """What the log throughputs vary around."""
-        return -0.15 * self.slow
+        return -0.15 * self.slow - 0.03 * self.stalls
+
+
+def draw_turns(rng: np.random.Generator, configurations: int) -> FloatArray:
+    """Return the mean level of a machine that varies by 1 in the slots of each configuration: one in each round, in
+    random order."""
+    steps = np.sqrt(1 - MEMORY**2) * rng.standard_normal(ROUNDS * configurations)
+    steps[0] = rng.standard_normal()
+    speed = lfilter([1.0], [1.0, -MEMORY], steps).reshape(ROUNDS, configurations)
+    mean: FloatArray = rng.permuted(speed, axis=1).mean(axis=0)
+    return mean
 
 
 WORLDS = (
@@ -49,8 +68,10 @@ WORLDS = (
     World("10 %", 0.10),
     World("3 %, and the machine by 5 % from repeat to repeat", 0.03, drift=0.05),
     World("3 %, unlike", 0.03, unlike=0.5),
+    World("1 %, and stalls: one of 3 % in each repeat on the average", 0.01, stalls=1.0),
     World("3 %, one of them six times as much", 0.03, wild=6.0),
 )
+IN_TURNS = World("2.5 %, in turns on a machine that varies by 15 %", 0.025, machine=0.15)
 BIMODAL = World("1 %, a quarter of the starts slower by 15 %", 0.01, slow=0.25)
 
 
