@@ -26,12 +26,12 @@ class Cancellation(threading.Event):
 
     @property
     def by_hang_up(self) -> bool:
-        """Whether the user's terminal is gone."""
+        """Return whether the user's terminal is gone."""
         return self.number == signal.SIGHUP
 
     @property
     def by_user(self) -> bool:
-        """Whether it was Ctrl-C, so that there is a user to ask."""
+        """Return whether it was Ctrl-C, so that there is a user to ask."""
         return self.number in (None, signal.SIGINT)
 
 
