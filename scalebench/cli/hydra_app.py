@@ -120,7 +120,8 @@ def _end_early(session: SweepSession, error: Exception) -> int:
     line = explain_error(error, session.arguments)
     if session.has_started():
         line = process.describe_error(error) if isinstance(error, OSError) else line
-        return _stop_sweep(session, f"{line}; nothing more is started, and resume=true does the rest of a sweep")
+        way_out = "" if session.sweep is None else "; the sweep ends here, and resume=true does the rest"
+        return _stop_sweep(session, f"{line}{way_out}")
     session.drop_unused_folder()
     session.console.print_error(line)
     return 2

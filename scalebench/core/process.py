@@ -18,6 +18,8 @@ POLL_INTERVAL_S = 0.02
 ENDING_SIGNALS = (
     signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
 )  # fmt: skip
+# Set by the launcher for rank 0: the address of this host on which it waits for the other ranks; "": all interfaces.
+LISTEN_ADDRESS = "SCALEBENCH_LISTEN_ADDRESS"
 
 
 class Cancellation(threading.Event):
@@ -27,12 +29,12 @@ class Cancellation(threading.Event):
 
     @property
     def by_hang_up(self) -> bool:
-        """Whether the user's terminal is gone."""
+        """Return whether the user's terminal is gone."""
         return self.number == signal.SIGHUP
 
     @property
     def by_user(self) -> bool:
-        """Whether it was Ctrl-C, so that there is a user to ask."""
+        """Return whether it was Ctrl-C, so that there is a user to ask."""
         return self.number in (None, signal.SIGINT)
 
 

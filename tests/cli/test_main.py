@@ -162,8 +162,8 @@ def test_a_failed_run_is_a_result_and_status_1(call: Call, tmp_path: Path) -> No
 def test_a_folder_that_cannot_be_made(call: Call, key: str) -> None:
     status, _, err = call(*SHORT, key)
     assert (status, len(err)) == (2, 1)
-    assert err[0].startswith(f"scalebench: {key.partition('=')[2]}: ")
-    assert err[0].endswith("; choose another hydra.run.dir or hydra.sweep.dir")
+    assert err[0].startswith(f"scalebench: {key.partition('=')[2]}")
+    assert "; choose another " in err[0]
 
 
 def test_as_people_start_it() -> None:

@@ -136,7 +136,10 @@ def main(argv: list[str]) -> int:
     try:
         sampler.rows.write(monitor_path(folder, node or 0))
     except Exception as error:
-        print(f"the series could not be written: {describe_error(error)}", file=sys.stderr)
+        print(
+            f"the series could not be written: {getattr(error, 'strerror', None) or describe_error(error)}",
+            file=sys.stderr,
+        )
         return 1
     if sampler.missing is not None:
         print(f"no GPU figures: {sampler.missing}", file=sys.stderr)

@@ -62,7 +62,6 @@ def test_sigterm_cancels_the_run(
     replaced(monkeypatch, lambda *_: os.kill(os.getpid(), signal.SIGTERM) or process.wait_until(lambda: False, 10.0))
     job_main.run_job(str(tmp_path))
     assert capsys.readouterr().out == "scalebench: cancelled\n"
-    assert process.cancelled.is_set()
 
 
 @pytest.mark.parametrize("lacking", [SPEC_FILE, RESULT_FILE])
