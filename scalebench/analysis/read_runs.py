@@ -31,7 +31,7 @@ FILES_PER_TASK = 50
 
 @dataclass
 class RunFiles:
-    """What a search below some paths returns."""
+    """The files and folders that a search below some paths returns."""
 
     results: list[Path]  # each file once, sorted
     unfinished_folders: list[Path] = field(default_factory=list)  # of runs that have a spec, but no result; sorted

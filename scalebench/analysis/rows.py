@@ -63,7 +63,7 @@ def _summarize(result: Result, folder: Path) -> RunSummary:
     return RunSummary(
         result.run_id, result.started_at, result.status, result.reason, result.fingerprint, result.scale,
         start_time(result), identity.comparison_keys(result), identity.placement_of(result),
-        uses_default_options(result), measurement.throughput, identity.sample_key(result), cells,
+        uses_default_options(result), measurement.throughput, measurement.batches, identity.sample_key(result), cells,
         any(record.collectives or record.bandwidth for record in probes), result.cohort, round_rates(result),
     )  # fmt: skip
 
@@ -81,6 +81,8 @@ def _check(result: Result, cells: Cells) -> None:
         kind = type(value)
         if (kind is str) is not (name in _TEXTS) or (kind is int and abs(value) > MAX_COUNT):
             raise ValueError(f"{name} is {value}")
+        if kind is str and not value.isascii():
+            value.encode()  # a lone surrogate raises ValueError: no column can hold it
 
 
 def compare_runs(runs: Sequence[RunSummary], named_baseline: NamedBaseline | None = None) -> ComparedRuns:

@@ -42,8 +42,8 @@ class Gate:
 
     def wait(self, steps: int = 0, seconds: float = 0.0) -> Turn:
         """Report the steps and seconds of the slot that is over, wait, and return the turn that has been granted."""
-        self._progress.park(self.turn.number, steps, seconds)
-        while True:
+        while True:  # the report is written again after a wake-up without a turn: it fails where the folder is gone
+            self._progress.park(self.turn.number, steps, seconds)
             self._wait_for_signal()
             turn = self._read_newer_turn()
             if turn is not None:

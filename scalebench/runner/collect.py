@@ -38,6 +38,7 @@ from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.workloads import datasets, networks, user_code
 
 FP32_BYTES = 4
+MAX_CLOCK_DIFFERENCE_S = 1.0  # between the clock of a rank, which may be slewed, and that of the launcher
 PHASE_MARKS = ("launch", "setup", "warmup", "measure", "evaluate", "probes", "close", "end")
 
 
@@ -262,14 +263,20 @@ def _phases(spec: RunSpec, first: RankRecord | None, outcome: RunOutcome) -> Pha
     marks = [(name, first.marks_s[name]) for name in PHASE_MARKS if name in first.marks_s]
     one_clock = not has_node_reports(spec) or first.hostname == socket.gethostname()
     if outcome.launched_at_s is not None and marks and one_clock:
-        phases.launch_s = max(0.0, marks[0][1] - outcome.launched_at_s)
+        phases.launch_s = _possible_s(marks[0][1] - outcome.launched_at_s, outcome)
     for (name, start_s), (_, end_s) in itertools.pairwise(marks):
         if name != "launch":
             within = sum(point.evaluate_s for point in first.curve if start_s <= point.at_s < end_s)
-            setattr(phases, f"{name}_s", end_s - start_s - within)
+            setattr(phases, f"{name}_s", _possible_s(end_s - start_s - within, outcome))
     if first.curve:  # evaluated between the others
         phases.evaluate_s = sum(point.evaluate_s for point in first.curve)
     return phases
+
+
+def _possible_s(seconds: float, outcome: RunOutcome) -> float | None:
+    """Return the length of a phase; None where the machine's clock was set meanwhile, so that it cannot be."""
+    too_long = outcome.wall_s is not None and seconds > outcome.wall_s + MAX_CLOCK_DIFFERENCE_S
+    return None if seconds < -MAX_CLOCK_DIFFERENCE_S or too_long else max(0.0, seconds)
 
 
 def _quality(spec: RunSpec, ranks: list[RankRecord], max_batch: MaxBatch | None) -> Quality:

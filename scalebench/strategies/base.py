@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import os
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +18,8 @@ from scalebench.core.result import Profile, StageRecord
 from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
 from scalebench.workloads.source import Source
 
+# Set by the launcher for rank 0: the address of this host on which it waits for the other ranks; "": all interfaces.
+LISTEN_ADDRESS = "SCALEBENCH_LISTEN_ADDRESS"
 FORWARD, BACKWARD, OPTIMIZER = PARTS = ("forward", "backward", "optimizer")
 T = TypeVar("T")
 GroupSum = Callable[[list[float]], list[float]]  # sums of the values over all ranks, each of which must call it
@@ -264,6 +269,24 @@ def not_measured_if_unsupported(error: Exception, library: str, operation: str) 
         raise error
     message = str(error).partition("\n")[0].strip() or type(error).__name__
     return NotMeasured(f"{library} has no {operation}: {message}")
+
+
+def listen_address() -> str:
+    """Return the address on which rank 0 waits for the others, who connect to MASTER_ADDR."""
+    return os.environ.get(LISTEN_ADDRESS, os.environ["MASTER_ADDR"])
+
+
+def listen_for_ranks(port: int) -> socket.socket:
+    """Return rank 0's listening socket, on any free port where `port` is 0; RuntimeError where the port is taken.
+
+    Frameworks that open it themselves listen on all interfaces, and do for anybody what they do for the other ranks.
+    """
+    try:
+        return socket.create_server((listen_address(), port), backlog=socket.SOMAXCONN)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise RuntimeError(f"port {port} of the rendezvous was taken by another program; run it again") from None
 
 
 def parse_options(strategy_class: type[Strategy], spec: StrategySpec) -> Any:

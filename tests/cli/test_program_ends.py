@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -38,18 +37,6 @@ def hydra_forgets() -> Iterator[None]:
     yield
     GlobalHydra.instance().clear()
     HydraConfig.instance().cfg = None
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_the_run_with_a_result_and_no_process(tmp_path: Path, number: int) -> None:
-    command = [*PROGRAM, *WORDS, "strategy.options.fault=hang", f"hydra.run.dir={tmp_path}/run"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: len(find_run_processes(tmp_path / "run")) >= 2, 120.0)
-        process.send_signal(number)
-        _, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (1, "scalebench: cancelled\n")
-    assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "cancelled"
-    assert find_run_processes(tmp_path / "run") == []
 
 
 def test_a_closed_terminal_ends_a_sweep_with_its_tables_and_nohup_does_not(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from scalebench.runner.launchers.rank_environment import build_environment, find
 from scalebench.runner.worker import run_rank
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.simulated import Simulated
-from tests.builders.runs import find_running, simulated_spec, wait_until
+from tests.builders.runs import simulated_spec
 
 
 @pytest.fixture
@@ -190,36 +189,6 @@ def test_a_worker_ends_whose_parent_is_gone_at_its_start(tmp_path: Path) -> None
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
     assert not rank_record_path(tmp_path, 0).exists()
-
-
-def test_the_kernel_ends_a_worker_whose_parent_was_killed(tmp_path: Path) -> None:
-    """The parent is a process of its own that can be killed; it prints the process id of its worker."""
-    write_spec(simulated_spec(options={"setup_s": 600.0}), tmp_path)
-    parent = (
-        "import os, subprocess, sys, time\n"
-        "env = dict(os.environ, RANK='0', SCALEBENCH_PARENT_PID=str(os.getpid()))\n"
-        "worker = subprocess.Popen([sys.executable, '-m', 'scalebench.runner.worker', sys.argv[1]], env=env)\n"
-        "while not os.path.exists(sys.argv[1] + '/progress0.json'): time.sleep(0.01)\n"
-        "print(worker.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    worker_process = subprocess.Popen([sys.executable, "-c", parent, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    pid = 0
-    try:
-        assert worker_process.stdout is not None
-        pid = int(worker_process.stdout.readline())
-        assert find_running([pid]) == [pid]
-        worker_process.send_signal(signal.SIGKILL)
-        worker_process.wait()
-        wait_until(lambda: not find_running([pid]), 10.0)
-        pid = 0
-    finally:
-        worker_process.kill()
-        worker_process.wait()
-        if worker_process.stdout is not None:
-            worker_process.stdout.close()
-        if pid:
-            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

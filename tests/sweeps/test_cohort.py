@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -104,21 +103,6 @@ def test_a_fault_ends_its_run_alone(fault: str, tmp_path: Path) -> None:
         assert "rank 1" in (results[1].reason or "")
 
 
-def test_a_rank_that_is_killed_while_it_is_parked_ends_its_run_alone(tmp_path: Path) -> None:
-    def kill() -> None:
-        wait_until(lambda: turn_number(tmp_path / "1") >= 2)
-        pids = find_run_processes(tmp_path / "1")
-        wait_until(lambda: all(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids))
-        os.kill(pids[-1], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    results = run_cohort([simulated(1), simulated(2), simulated(2)], tmp_path)
-    killer.join()
-    assert {n: result.status for n, result in results.items()} == {0: "ok", 1: "failed", 2: "ok"}
-    assert "was killed by SIGKILL" in (results[1].reason or "")
-
-
 def test_a_run_that_cannot_be_stopped_is_left_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     park = Turns.park
     monkeypatch.setattr(Turns, "park", lambda self: park(self) and self._folder.name != "1")
@@ -150,26 +134,6 @@ def test_cancelling_ends_all_runs_with_a_result(tmp_path: Path) -> None:
         canceller.join()
         process.cancelled.clear()
     assert {read_result(tmp_path / name / "result.json").status for name in "01"} == {"cancelled"}
-
-
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_process_survives_the_program(sign: signal.Signals, tmp_path: Path) -> None:
-    """Parked processes do not hear SIGTERM; those of a killed program are killed by the kernel, also while stopped."""
-    overrides = [f"measure.{key}={str(value).lower()}" for key, value in (SETTINGS | {"max_s": 60.0}).items()]
-    command = [
-        sys.executable, "-m", "scalebench", "--multirun", "strategy=simulated", "gpus=1,2", *overrides,
-        "measure.repeats=1", "sweep.report=false", f"hydra.sweep.dir={tmp_path / 'sweep'}",
-    ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as program:
-        wait_until(lambda: min(turn_number(tmp_path / "sweep" / name) for name in "01") >= 2)
-        processes = psutil.Process(program.pid).children(recursive=True)
-        assert len(processes) >= 3
-        program.send_signal(sign)
-        program.wait(30)
-    _, alive = psutil.wait_procs(processes, timeout=10)
-    assert not alive
-    statuses = [read_result(path).status for path in (tmp_path / "sweep").glob("*/result.json")]
-    assert statuses == ([] if sign == signal.SIGKILL else ["cancelled"] * 2)
 
 
 class IdleCohort(Cohort):

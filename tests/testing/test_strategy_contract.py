@@ -13,6 +13,7 @@ from scalebench.cli.commands.check import FAILS, HOLDS, ContractCase, ContractRe
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.strategies import registry
+from scalebench.testing import FaultContract
 from scalebench.testing.strategy_contract import StrategyContract, YamlContract
 from tests.builders.plugins import OPTIONS, Distributions, strategy_yaml
 from tests.builders.plugins import dists as dists
@@ -54,6 +55,13 @@ def answers(folder: Path, **settings: Any) -> dict[str, ContractResult]:
     folder.mkdir()
     actual = run_contracts([ContractCase("StrategyContract", {"strategy": "mine", **settings})], folder)
     return {result.test: result for result in actual}
+
+
+class TestSimulatedFaults(FaultContract):
+    """As authors of plugins have it; tests/faults has the faults of the built-in strategies."""
+
+    strategy = "simulated"
+    hang_s = 3.0
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -102,25 +101,6 @@ def test_a_monitor_ended_during_its_start_leaves_a_series(folder: Path) -> None:
         assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "restored after the start"
     assert monitor.reason is None
     assert read_series(folder / MONITOR_FILE).values("memory", "available_bytes")
-
-
-def test_a_monitor_ends_with_a_parent_that_is_killed(folder: Path) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pid = 0
-    try:
-        pid = int(parent.stdout.readline())
-        assert find_running([pid]) == [pid]
-        parent.kill()
-        parent.wait()
-        wait_until(lambda: not find_running([pid]), 10.0)
-    finally:
-        parent.kill()
-        parent.wait()
-        parent.stdout.close()
-        if pid and find_running([pid]):  # it is no child of this process any more
-            os.kill(pid, signal.SIGKILL)
-    assert not (folder / MONITOR_FILE).exists()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +14,9 @@ import pytest
 from scalebench.core.machine import machine
 from scalebench.core.run_folder import rank_log_name
 from scalebench.runner.collect import read_ranks
-from scalebench.runner.launchers import local, supervise
-from scalebench.runner.parent import run_spec
+from scalebench.runner.launchers import local
 from tests.builders.launching import FOREVER, FakeInterrupt, launch_run
-from tests.builders.runs import find_run_processes, find_running, simulated_spec, wait_until
+from tests.builders.runs import find_running, simulated_spec, wait_until
 
 
 def test_ranks_run_according_to_their_placement(tmp_path: Path) -> None:
@@ -108,16 +106,3 @@ def test_debugging_knows_no_limits_and_keeps_rank_0_in_the_foreground(
     assert capfd.readouterr().out == "this is 0 True\n"
     assert not (tmp_path / rank_log_name(0)).exists()
     assert (tmp_path / rank_log_name(1)).read_text() == "this is 1 False\n"
-
-
-def test_a_port_in_use_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        monkeypatch.setattr(local, "find_free_ports", lambda count: [port] * count)
-        result = run_spec(simulated_spec(gpus=2), tmp_path / "run")
-    assert result.status == "failed" and result.log == "rank0.log"
-    words = f"cannot listen on port {port} of 127.0.0.1 (Address already in use); run it again"
-    assert result.reason == f"rank 0: OSError: {words}"
-    assert words in (tmp_path / "run" / "rank0.log").read_text()
-    assert not find_run_processes(tmp_path / "run")

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from scalebench.config.resolve import resolve
 from scalebench.core.run_folder import MPIRUN_LOG, rank_log_name
 from scalebench.core.spec import RunSpec, write_spec
-from scalebench.measure.progress import RankProgress
 from scalebench.runner import launchers
 from scalebench.runner.launchers import mpi
 from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.runner.parent import run_spec
 from tests.builders.launching import NEEDS_MPIRUN
-from tests.builders.runs import find_running, in_parallel, simulated_config
+from tests.builders.runs import find_running, simulated_config
 
 LONG = {"min_s": 600.0, "max_s": 600.0}
 LIMIT_S = 45.0
@@ -108,46 +105,6 @@ def test_the_first_message_of_mpirun_is_taken(tmp_path: Path) -> None:
     }.items():
         log.write_text(text)
         assert mpi.find_mpirun_failure(log) == reason
-
-
-# (process that gets the signal, signal, reason in the result)
-VICTIMS = [
-    ("mpirun", signal.SIGKILL, "mpirun was killed by SIGKILL"),
-    ("mpirun", signal.SIGTERM, "mpirun ended rank "),
-    ("agent", signal.SIGKILL, "rank 1 was killed by SIGKILL"),
-    ("worker", signal.SIGTERM, "rank 1 was killed by SIGTERM"),
-]
-
-
-def processes_of(folder: Path) -> dict[str, psutil.Process]:
-    """mpirun, and the agent and the worker of rank 1."""
-    pids = json.loads((folder / "pid1.json").read_text())
-    agent = psutil.Process(pids["agent"])
-    return {"mpirun": psutil.Process(agent.ppid()), "agent": agent, "worker": psutil.Process(pids["worker"])}
-
-
-@pytest.mark.slow
-@NEEDS_MPIRUN
-def test_a_killed_process_is_the_reason_and_no_process_is_left(tmp_path: Path) -> None:
-    def killed(victim: tuple[str, signal.Signals, str]) -> tuple[str, float, list[int]]:
-        folder, pids = tmp_path / f"{victim[0]} {victim[1].name}", []
-
-        def on_progress(progress: list[RankProgress]) -> None:
-            if not pids and {p.phase for p in progress} == {"measure"} and len(progress) == 2:
-                processes = processes_of(folder)
-                pids.extend(
-                    process.pid for process in [*processes["mpirun"].children(recursive=True), processes["mpirun"]]
-                )
-                processes[victim[0]].send_signal(victim[1])
-
-        begin_s = time.monotonic()
-        result = run_spec(spec_of(measure=LONG), folder, on_progress)
-        assert len(pids) == 5, "mpirun, two agents, two workers"
-        assert result.status == "failed" and not list(folder.glob("pid*")) and not list(folder.glob("exit*"))
-        return str(result.reason), time.monotonic() - begin_s, find_running(pids)
-
-    for (name, sign, expected), (reason, took_s, left) in in_parallel(killed, VICTIMS).items():
-        assert expected in reason and took_s < LIMIT_S and not left, (name, sign, reason, took_s, left)
 
 
 @NEEDS_MPIRUN

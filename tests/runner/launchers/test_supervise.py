@@ -31,6 +31,26 @@ def test_an_exception_while_watching_ends_the_group(error: BaseException, tmp_pa
     assert len(pids) == 2 and not find_running(pids)
 
 
+def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python drops what a signal handler raises within a __del__; the handler's flag stays."""
+    monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.02)
+    pids: list[int] = []
+
+    def on_progress(progress: list[Any]) -> None:
+        pids.extend(p.pid for p in progress)
+        if pids:
+            process.cancelled.set()
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            launch_run(simulated_spec(gpus=2, **FOREVER), tmp_path, on_progress=on_progress)
+    finally:
+        process.cancelled.clear()
+    assert pids and not find_running(pids)
+
+
 def test_a_worker_that_ignores_sigterm_is_killed(
     tmp_path: Path, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

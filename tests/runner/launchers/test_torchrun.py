@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import sys
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from scalebench.runner import launchers
 from scalebench.runner.launchers import torchrun
 from scalebench.runner.parent import run_spec
 from tests.builders.launching import TorchrunUser
-from tests.builders.runs import find_run_processes, simulated_config, simulated_spec, wait_until
+from tests.builders.runs import simulated_config, simulated_spec
 
 
 def spec_of(gpus: int, hosts: list[str], **measure: float) -> RunSpec:
@@ -95,48 +94,3 @@ def test_torchrun_starts_the_ranks_of_every_framework(strategy: str, tmp_path: P
     assert {rank.threads for rank in result.ranks} == {1} and result.phases.launch_s
     left = {path.name for path in (tmp_path / "run").iterdir()}
     assert not left & {STOP_FILE, TORCHRUN_FILE} and not [name for name in left if name.startswith(("pid", "exit"))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [("raise", "rank 2: RuntimeError: failed as configured"), ("kill", "rank 2 was killed by SIGKILL")],
-)
-def test_a_rank_that_fails_ends_all(fault: str, reason: str, tmp_path: Path) -> None:
-    """torchrun, too, which would wait for minutes for one on another node whose ranks ended otherwise."""
-    options = [f"strategy.options.fault={fault}", "strategy.options.fault_rank=2"]
-    with TorchrunUser(["strategy=simulated", *WORDS, *options], tmp_path) as hands:
-        assert hands.end() == (1, [1, 1]), hands.said
-    result = read_result(tmp_path / "run" / "result.json")
-    assert (result.status, result.reason, result.log) == ("failed", reason, "rank2.log")
-    assert not find_run_processes(tmp_path / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["program", "torchrun"])
-def test_the_end_of_one_process_ends_the_others(victim: str, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with TorchrunUser(["strategy=simulated", *WORDS, "measure.min_s=60", "measure.max_s=60"], tmp_path) as hands:
-        wait_until(lambda: [_phase(folder, rank) for rank in range(3)] == ["measure"] * 3, 60.0)
-        process = hands.program if victim == "program" else hands.started[1]
-        process.send_signal(signal.SIGINT if victim == "program" else signal.SIGTERM)
-        assert hands.end() == (1, [1, 1]), hands.said
-    result = read_result(folder / "result.json")
-    reason = "rank 2 was terminated on its own host; was its torchrun ended?"
-    expected = ("cancelled", "cancelled while it ran") if victim == "program" else ("failed", reason)
-    assert (result.status, result.reason) == expected
-    assert not find_run_processes(folder)
-
-
-def _phase(folder: Path, rank: int) -> str | None:
-    path = folder / f"progress{rank}.json"
-    return str(json.loads(path.read_text())["phase"]) if path.exists() else None
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_wait_for_ranks(tmp_path: Path) -> None:
-    with TorchrunUser(["strategy=simulated", *WORDS], tmp_path, willing=False) as hands:
-        wait_until((tmp_path / "run" / TORCHRUN_FILE).exists, 60.0)
-        hands.program.send_signal(signal.SIGINT)
-        assert hands.end() == (1, [])
-    assert read_result(tmp_path / "run" / "result.json").status == "cancelled"

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.core.json_files import read_json, write_json
-from scalebench.core.result import RankRecord, Result, read_result
+from scalebench.core.json_files import read_json
+from scalebench.core.result import RankRecord, Result
 from scalebench.core.run_folder import turn_path
 from scalebench.core.spec import RunSpec
-from scalebench.measure.progress import read_progress
 from scalebench.runner.parent import run_spec
 from scalebench.sweeps.cohort import Cohort, CohortRun
-from scalebench.testing.fault_contract import EXPECTED_OUTCOMES
-from scalebench.testing.fault_worker import FAULT_FILE
 from scalebench.workloads import datasets
-from tests.builders.runs import wait_until
 
 pytestmark = pytest.mark.real
 FAMILIES = (
@@ -92,56 +82,3 @@ def test_it_trains_in_turns_as_by_itself(strategy: str, tmp_path: Path) -> None:
             if any(losses[n] is not None for n in losses):
                 assert len(steps) >= MIN_COMPARED_STEPS
             np.testing.assert_allclose([losses[n] for n in steps], [expected[n] for n in steps], rtol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", FAMILIES)
-def test_a_fault_ends_its_run_alone(strategy: str, tmp_path: Path) -> None:
-    """One run each that raises, hangs stopped, runs out of memory, and loses a rank while it is parked."""
-    long = ("measure.target=0.0001", "measure.max_s=12")  # long enough for the faults
-    spec, rank = make_spec(strategy, 2, tmp_path, *long), RANK_0_FAILS.get(strategy, 1)
-    faults = {2: "raise", 3: "stop", 4: "oom"}
-    for number in range(1, 6):
-        (tmp_path / str(number)).mkdir()
-        fault = {"fault": faults.get(number, "none"), "rank": rank, "batch": 45 if number in faults else -1}
-        write_json(tmp_path / str(number) / FAULT_FILE, fault)
-    (tmp_path / "0").mkdir()
-    write_json(tmp_path / "0" / FAULT_FILE, {"fault": "none", "rank": 0, "batch": -1})
-
-    def kill_parked() -> None:
-        folder = tmp_path / "5"
-        wait_until(lambda: turns_of(folder) >= 2, limit_s=240)
-        progress = read_progress(folder, rank)
-        assert progress is not None
-        wait_until(lambda: psutil.Process(progress.pid).status() == psutil.STATUS_STOPPED)
-        os.kill(progress.pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_parked, daemon=True)
-    killer.start()
-    specs = [make_spec("simulated", 1, tmp_path, *long), *[spec] * 5]
-    results = run_cohort(specs, tmp_path, module="scalebench.testing.fault_worker")
-    killer.join()
-    expected = [*(["ok"] * 2), *(EXPECTED_OUTCOMES[fault][0] for fault in faults.values() if fault != "oom"), "failed"]
-    assert [result.status for result in results] == expected, [result.reason for result in results]
-    assert "SIGKILL" in (results[-1].reason or "")
-    assert not (tmp_path / "4").exists(), "a run without enough memory beside the others is left for later"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("strategy", FAMILIES)
-def test_no_process_survives_the_program(strategy: str, sign: signal.Signals, tmp_path: Path) -> None:
-    sweep = tmp_path / "sweep"
-    command = [
-        sys.executable, "-m", "scalebench", "--multirun", f"strategy=simulated,{strategy}", "gpus=2", *SETTINGS,
-        "measure.max_s=60", "measure.min_s=60", "baseline=none", "sweep.report=false", f"hydra.sweep.dir={sweep}",
-    ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as program:
-        wait_until(lambda: min(turns_of(sweep / name) for name in "01") >= 2, limit_s=90)
-        processes = psutil.Process(program.pid).children(recursive=True)
-        program.send_signal(sign)
-        program.wait(60)
-    _, alive = psutil.wait_procs(processes, timeout=20)
-    assert not alive
-    statuses = [read_result(path).status for path in sweep.glob("*/result.json")]
-    assert statuses == ([] if sign == signal.SIGKILL else ["cancelled"] * 2)

@@ -1,11 +1,11 @@
-"""The contract for each strategy, and that a rank that dies or hangs ends the run.
+"""The contract for each strategy.
 
 Each adapter class passes the contract on two devices, one class of each family on one and three devices as well.
 """
 
 from __future__ import annotations
 
-from tests.strategies.contracts.contract_classes import contract, contract_classes, fault_classes
+from tests.strategies.contracts.contract_classes import contract, contract_classes
 
 SMALL_BUCKETS = "strategy.options.bucket_cap_mb=0.2"  # two buckets for the gradients of the materials CNN
 NO_OVERLAP = ("strategy.options.overlap=false", SMALL_BUCKETS)
@@ -130,17 +130,4 @@ HOROVOD = [
     contract("lightning_horovod"),
 ]  # fmt: skip
 
-# One strategy of each adapter family and launcher.
-FAULTS = [
-    contract("simulated", hang_s=3.0),
-    contract("ddp_gloo"),
-    contract("lightning_ddp_gloo", slow=True),
-    contract("multiworker_ring", slow=True),
-    # The chief; tests/strategies/tensorflow/test_parameter_server.py kills the others.
-    contract("parameter_server", slow=True, rank=0, measuring=1),
-    contract("horovod_gloo", slow=True),
-    contract("horovod_mpi", slow=True),
-]
-
 globals().update(contract_classes([*TORCH, *TENSORFLOW, *HOROVOD]))
-globals().update(fault_classes(FAULTS))

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import signal
-import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -18,7 +15,6 @@ import tensorflow as tf
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.core.result import Result
 from scalebench.core.spec import RunSpec
 from scalebench.measure.progress import RankProgress
 from scalebench.runner.parent import run_spec
@@ -34,36 +30,6 @@ from tests.builders.runs import find_running, simulated_spec
 
 def spec_of(*words: str) -> RunSpec:
     return resolve(compose_config(["strategy=parameter_server", "gpus=2", *UNEVEN_WORKLOAD, *words]))
-
-
-def pid_of(rank: int) -> int:
-    """Of the child with that rank."""
-    return next(c.pid for c in psutil.Process().children(recursive=True) if c.environ().get("RANK") == str(rank))
-
-
-def run_and_kill(rank: int, folder: Path) -> tuple[Result, float]:
-    """A long run, one of whose processes is killed while it measures; and seconds from there to the row."""
-    killed_s: list[float] = []
-
-    def kill(progress: list[RankProgress]) -> None:
-        if not killed_s and any(p.phase == "measure" and p.steps for p in progress):
-            killed_s.append(time.monotonic())
-            os.kill(pid_of(rank), signal.SIGKILL)
-
-    result = run_spec(spec_of("measure.min_s=120", "measure.max_s=120"), folder, kill)
-    assert killed_s, result.reason
-    return result, time.monotonic() - killed_s[0]
-
-
-@pytest.mark.real
-@pytest.mark.slow
-@pytest.mark.parametrize(("rank", "role"), [(1, "ps"), (3, "worker")])
-def test_a_service_that_is_killed_ends_the_run(rank: int, role: str, tmp_path: Path) -> None:
-    """The coordinator itself would wait for it to come back."""
-    result, took_s = run_and_kill(rank, tmp_path / "run")
-    assert (result.status, result.reason) == ("failed", f"rank {rank} ({role}) was killed by SIGKILL")
-    assert result.log == f"rank{rank}.log" and (tmp_path / "run" / result.log).is_file()
-    assert took_s < 30
 
 
 @pytest.mark.slow

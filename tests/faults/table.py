@@ -1,0 +1,244 @@
+"""The table of faults: fault x phase x adapter family x launcher, with the end that each combination has to have.
+
+`planned_rows` lists the combinations that are tried, `untried` says what is not, and why. harness.py runs a row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+LAUNCH, SETUP, WARMUP, MEASURING, PARKED = "launch", "setup", "warm-up", "measuring", "parked"
+EVALUATING, PROBES, END = "evaluating", "probes", "end"
+IN_A_RANK = (SETUP, WARMUP, MEASURING, EVALUATING, PROBES, END)  # phases in which a rank does something
+PHASES = (LAUNCH, SETUP, WARMUP, MEASURING, PARKED, EVALUATING, PROBES, END)
+AFTER_LAUNCH = PHASES[1:]
+RANK_HANG_S = 6.0  # measure.hang_s of rows whose rank hangs; longer than any pause of the simulated strategy
+REAL_HANG_S = 45.0  # the same for frameworks, which start slowly
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The end of a run after a fault."""
+
+    status: str | None  # of its row; None: it has none
+    exit_code: int
+    reason: str = ""  # part of the row's reason; {rank} is the rank that fails, {where} `rank 1: ` of several
+
+
+OK = Expected("ok", 0)
+CANCELLED = Expected("cancelled", 1, "cancelled while it ran")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong, to whom and when; `inside`: a rank does it to itself, the others come from outside."""
+
+    name: str
+    victim: str  # rank, parent, monitor, launcher or surroundings
+    text: str
+    expected: Expected
+    phases: tuple[str, ...]
+    inside: bool = False
+    bound_s: float = 30.0  # from the fault to the end of the last process
+    elsewhere: dict[str, Expected] = field(default_factory=dict, hash=False)  # by phase or launcher, where it differs
+
+
+def _failed(reason: str) -> Expected:
+    return Expected("failed", 1, reason)
+
+
+def _rank_fault(name: str, text: str, expected: Expected, phases: tuple[str, ...] = IN_A_RANK, **changes: Any) -> Fault:
+    return Fault(name, "rank", text, expected, phases, inside=True, **changes)
+
+
+_HANGS = Expected("timeout", 1, "no rank made progress for")
+FAULTS = (
+    _rank_fault("raise", "a rank raises an exception", _failed("{where}RuntimeError: failed as configured")),
+    _rank_fault("exit", "a rank exits with status 7", _failed("rank {rank} ended with exit status 7")),
+    _rank_fault(
+        "kill", "SIGKILL of a rank", _failed("rank {rank} was killed by SIGKILL"),
+        phases=(*IN_A_RANK, PARKED),
+    ),
+    _rank_fault("stop", "SIGSTOP of a rank", _HANGS, bound_s=60.0),
+    _rank_fault("hang", "a rank waits for ever", _HANGS, bound_s=60.0),
+    _rank_fault("oom", "a rank runs out of memory", Expected("oom", 1, "{where}out of memory")),
+    _rank_fault(
+        "unsupported", "a rank finds that it cannot run here", Expected("unsupported", 0, "unsupported as configured"),
+        phases=(SETUP,),
+    ),
+    _rank_fault(  # at the end close() frees the descriptor that the record needs
+        "descriptors", "a rank has no file descriptor left", _failed("rank {rank}"), elsewhere={END: OK}
+    ),
+    _rank_fault("print", "a rank prints 1 GB", OK, phases=(SETUP, MEASURING, END)),
+    _rank_fault(
+        "port", "the port of a rank is taken", _failed("cannot listen on port"), phases=(SETUP,)
+    ),
+    Fault("SIGINT", "parent", "Ctrl-C", CANCELLED, PHASES),
+    Fault("SIGINT twice", "parent", "Ctrl-C twice", CANCELLED, PHASES),
+    Fault("SIGTERM", "parent", "SIGTERM of the parent", CANCELLED, PHASES),
+    Fault("SIGHUP", "parent", "SIGHUP: a closed terminal", CANCELLED, PHASES),
+    Fault("SIGKILL", "parent", "SIGKILL of the parent", Expected(None, -9), PHASES),
+    Fault("SIGSTOP", "parent", "SIGSTOP of the parent for 3 s", OK, AFTER_LAUNCH),
+    Fault("kill monitor", "monitor", "SIGKILL of the monitor", OK, AFTER_LAUNCH),
+    Fault("stop monitor", "monitor", "SIGSTOP of the monitor", OK, AFTER_LAUNCH),
+    Fault("end worker", "launcher", "SIGTERM of a rank", _failed("rank {rank} was killed by SIGTERM"), (MEASURING,)),
+    Fault("kill ps", "launcher", "SIGKILL of a ps process", _failed("rank 1 (ps) was killed by SIGKILL"), (MEASURING,)),
+    Fault(
+        "kill service", "launcher", "SIGKILL of a worker of a ps", _failed("rank 3 (worker) was killed by SIGKILL"),
+        (MEASURING,),
+    ),
+    Fault("kill launcher", "launcher", "SIGKILL of mpirun", _failed("mpirun was killed by SIGKILL"), (MEASURING,)),
+    Fault(
+        "end launcher", "launcher", "SIGTERM of mpirun or torchrun", _failed("mpirun ended rank "), (MEASURING,),
+        elsewhere={"by_hand": _failed("was terminated on its own host; was its torchrun ended?")},
+    ),
+    Fault(
+        "kill agent", "launcher", "SIGKILL of a rank's agent", _failed("rank {rank} was killed by SIGKILL"),
+        (MEASURING,),
+    ),
+    Fault("disk full", "surroundings", "the disk is full", OK, AFTER_LAUNCH),
+    Fault(
+        "folder gone", "surroundings", "the run's folder is removed", _failed("its folder was removed while it ran"),
+        AFTER_LAUNCH,
+    ),
+    # The row is on the terminal.
+    Fault("folder read-only", "surroundings", "the run's folder is read-only", _failed(""), AFTER_LAUNCH),
+    Fault("stdout full", "surroundings", "stdout is /dev/full from the start", OK, (LAUNCH,), bound_s=60.0),
+    Fault("stdout closed", "surroundings", "the reader of stdout has gone", OK, PHASES),
+    Fault("few descriptors", "surroundings", "the parent may open 4 more files", OK, AFTER_LAUNCH),
+    Fault("clock forward", "surroundings", "the clock is set an hour forward", OK, AFTER_LAUNCH),
+    Fault("clock back", "surroundings", "the clock is set an hour back", OK, AFTER_LAUNCH),
+    Fault("stall", "surroundings", "reading a progress file never ends (a pipe in its place)", OK, IN_A_RANK),
+)  # fmt: skip
+BY_NAME = {fault.name: fault for fault in FAULTS}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A strategy that stands for an adapter family."""
+
+    strategy: str
+    rank: int = 1  # that fails, of those that measure
+    processes: int = 2
+    launcher: str = "local"
+
+    @property
+    def is_real(self) -> bool:
+        return self.strategy != "simulated"
+
+
+SIMULATED = Family("simulated")
+FAMILIES = (
+    SIMULATED,
+    Family("ddp_gloo"),
+    Family("lightning_ddp_gloo"),
+    Family("fsdp_gloo"),
+    Family("pipeline_1f1b"),
+    Family("horovod_gloo"),
+    Family("horovod_mpi", launcher="mpi"),
+    Family("mirrored", rank=0, processes=1),
+    Family("multiworker_ring"),
+    Family("parameter_server", rank=0, processes=4),
+)
+LAUNCHERS = ("local", "mpi", "by_hand")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One combination."""
+
+    fault: Fault
+    phase: str
+    family: Family
+    launcher: str
+
+    def __str__(self) -> str:
+        return f"{self.fault.name}, {self.phase}, {self.family.strategy}, {self.launcher}"
+
+    @property
+    def rank(self) -> int:
+        """Return the rank that fails; rank 0 listens for the others."""
+        return 0 if self.fault.name == "port" else self.family.rank
+
+    @property
+    def expected(self) -> Expected:
+        return self.fault.elsewhere.get(self.phase) or self.fault.elsewhere.get(self.launcher, self.fault.expected)
+
+    @property
+    def bound_s(self) -> float:
+        """Return the limit in seconds from the fault to the end of the last process."""
+        is_slow = self.family.is_real or self.launcher == "by_hand" or self.phase == PARKED
+        return self.fault.bound_s + (30.0 if is_slow else 0.0)
+
+    @property
+    def hang_s(self) -> float:
+        if self.fault.name not in ("stop", "hang"):
+            return 240.0
+        return REAL_HANG_S if self.family.is_real else RANK_HANG_S
+
+    @property
+    def cost(self) -> float:
+        """Return about the processor seconds that it takes, with its waits."""
+        base = {"local": 4.0, "mpi": 6.0, "by_hand": 16.0}[self.launcher] + (12.0 if self.family.is_real else 0.0)
+        return base + (self.hang_s if self.fault.name in ("stop", "hang") else 0.0)
+
+
+def _rows(names: Iterable[str], phases: Iterable[str], family: Family, launcher: str) -> Iterator[Row]:
+    wanted = tuple(phases)
+    for name in names:
+        fault = BY_NAME[name]
+        yield from (Row(fault, phase, family, launcher) for phase in fault.phases if phase in wanted)
+
+
+def planned_rows() -> list[Row]:
+    """List all rows that are tried."""
+    of_ranks = ("raise", "exit", "kill", "stop", "oom")
+    of_mpi, of_servers = ("kill launcher", "end launcher", "kill agent"), ("kill ps", "kill service")
+    everywhere = [fault.name for fault in FAULTS if fault.name not in (*of_mpi, *of_servers)]
+    rows = [*_rows(everywhere, PHASES, SIMULATED, "local")]
+    rows += _rows((*of_ranks, "hang", "end worker", "SIGINT", "SIGTERM", "SIGKILL", *of_mpi), PHASES, SIMULATED, "mpi")
+    rows += _rows(("raise", "kill", "SIGINT", "end launcher"), (MEASURING,), SIMULATED, "by_hand")
+    rows += _rows(("SIGINT",), (LAUNCH,), SIMULATED, "by_hand")
+    for family in FAMILIES[1:]:
+        rows += _rows((*of_ranks, "SIGINT", "SIGKILL"), (MEASURING,), family, family.launcher)
+        rows += _rows(("kill",), (SETUP, WARMUP, PARKED, PROBES, END), family, family.launcher)
+        rows += _rows(("SIGINT", "SIGKILL"), (PARKED,), family, family.launcher)
+        if family.strategy == "parameter_server":
+            rows += _rows(of_servers, (MEASURING,), family, family.launcher)
+    return rows
+
+
+def covering_sample(rows: Iterable[Row]) -> list[Row]:
+    """Return few and cheap rows that have every fault, phase, family and launcher at least once."""
+    left = sorted(rows, key=lambda row: row.cost)
+    facets = {row: {row.fault.name, row.phase, row.family.strategy, row.launcher} for row in left}
+    missing: set[str] = set().union(*facets.values())
+    sample: list[Row] = []
+    used: Counter[str] = Counter()
+    while missing:
+        best = max(left, key=lambda row: len(facets[row] & missing) - row.cost / 30 - used[row.phase] / 40)
+        sample.append(best)
+        used[best.phase] += 1
+        left.remove(best)
+        missing -= facets[best]
+    return [row for row in facets if row in sample]
+
+
+def untried() -> dict[str, str]:
+    """Return what is not tried, and why."""
+    return {
+        "a fault inside of a parked rank": "it is stopped and does nothing; only SIGKILL can reach it",
+        "surroundings, the monitor and other signals of the parent with frameworks": (
+            "they end in the parent, which is the same for all strategies: tried with `simulated`"
+        ),
+        "evaluating, and faults in other phases than SIGKILL, with frameworks": "tried with `simulated`",
+        "by_hand in other phases than measuring": "the agents are those of mpi, which are tried in every phase",
+        "srun": "needs a SLURM cluster: tests/cluster/test_faults.py",
+        "GPUs": "no machine of the project has several: a rank that hangs in NCCL, a GPU that is lost, Xid errors",
+        "the kernel's own out-of-memory killer": "it takes any process of the machine; a rank gets a limit instead",
+        "several hosts": "a lost network and a host that dies: tests/cluster, with network namespaces",
+        "a stalled network file system": "a pipe stands for it; a hard-mounted NFS cannot be interrupted by anything",
+    }

@@ -1,0 +1,80 @@
+"""Rows of the table of faults: a sample with every fault, phase, family and launcher; the other rows are slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.faults.__main__ import PAGE, read_results, replace_table
+from tests.faults.harness import Outcome, missing_requirement, run_row
+from tests.faults.table import FAMILIES, FAULTS, LAUNCHERS, PHASES, Row, covering_sample, planned_rows
+
+ROWS = planned_rows()
+SAMPLE = covering_sample(ROWS)
+AT_ONCE = 4  # rows mostly wait
+NO_ROW = SimpleNamespace(params={})
+
+
+def _marks(row: Row) -> list[pytest.MarkDecorator]:
+    is_real = row.family.is_real or row.launcher == "by_hand"
+    return [pytest.mark.real] * is_real + [pytest.mark.slow] * (row not in SAMPLE)
+
+
+@pytest.fixture
+def no_child_left() -> None:
+    """Replaces the guard of the other tests: rows run beside each other, and each looks for its own processes."""
+
+
+class RowRunner:
+    """Runs the selected rows in their order, some of them at once."""
+
+    def __init__(self, rows: list[Row], scratch: Path, cache: Path) -> None:
+        self._rows, self._scratch, self._cache = rows, scratch, cache
+        self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._outcomes: dict[Row, Future[Outcome]] = {}
+
+    def outcome(self, row: Row) -> Outcome:
+        """Return the outcome of a row, and start the next ones."""
+        begin = self._rows.index(row)
+        for number, other in enumerate(self._rows[begin : begin + AT_ONCE], begin):
+            if other not in self._outcomes and missing_requirement(other) is None:
+                self._outcomes[other] = self._pool.submit(run_row, other, self._scratch / str(number), self._cache)
+        return self._outcomes[row].result()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def runner(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, data_cache: Path
+) -> Iterator[RowRunner]:
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    rows = [getattr(test, "callspec", NO_ROW).params.get("row") for test in tests]
+    runner = RowRunner([row for row in rows if isinstance(row, Row)], tmp_path_factory.mktemp("faults"), data_cache)
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, marks=_marks(row), id=str(row)) for row in ROWS])
+def test_the_run_ends_as_expected(row: Row, runner: RowRunner) -> None:
+    if (reason := missing_requirement(row)) is not None:
+        pytest.skip(reason)
+    outcome = runner.outcome(row)
+    assert not outcome.problems, "\n".join(outcome.problems)
+
+
+def test_the_sample_has_everything_once() -> None:
+    assert {row.fault for row in SAMPLE} == set(FAULTS) and {row.phase for row in SAMPLE} == set(PHASES)
+    assert {row.family for row in SAMPLE} == set(FAMILIES) and {row.launcher for row in SAMPLE} == set(LAUNCHERS)
+    assert len(set(ROWS)) == len(ROWS) and len(SAMPLE) < len(FAULTS) + len(FAMILIES)
+
+
+def test_the_page_has_the_results_of_the_last_run() -> None:
+    """`python -m tests.faults --page` writes it."""
+    assert set(read_results()) <= {str(row) for row in ROWS}, "results of rows that are not in the table any more"
+    assert replace_table(PAGE.read_text(encoding="utf-8")) == PAGE.read_text(encoding="utf-8")
