@@ -19,6 +19,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.machine import nccl_log
 from scalebench.core.machine.machine import classify_machine
 from scalebench.core.result import MonitorRecord, Result
+from scalebench.core.run_folder import check_folder_name
 from scalebench.core.stats.estimates import Estimate
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def summarize_run(result: Result, folder: Path) -> RunSummary:
 
     Raises InputError, in one line, if its fields hold no measurement: on reading only their types are checked.
     """
+    check_folder_name(folder)
     try:
         return _summarize(result, folder)
     except MALFORMED_RECORD_ERRORS as error:

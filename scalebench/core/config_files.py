@@ -125,7 +125,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     try:
         tree: Any = OmegaConf.to_container(OmegaConf.load(path))
-    except Exception as error:  # those of yaml, of OmegaConf, a date that is none, too many brackets, and more
+    except Exception as error:  # those of yaml and OmegaConf, brackets without end, and more
         raise PluginError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         raise PluginError(f"{path} cannot be read: it should have keys with values")

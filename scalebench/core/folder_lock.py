@@ -70,7 +70,7 @@ class FolderLock:
         """Release the folder."""
         if self._held:
             self._held = False
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # somebody has removed the folder
+            with contextlib.suppress(OSError):  # the folder was removed, or has become read-only
                 self.path.unlink()  # while it is locked: filelock ignores locks on a removed file
             self._lock.release()
 

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from scalebench.core.untrusted import MAX_FILE_BYTES, read_plain_file
 
 T = TypeVar("T")
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
+# msgspec 0.22 crashes where two threads decode into a dataclass for the first time. Reentrant for signal handlers.
+_decoding = threading.RLock()
 # Patterns of msgspec's messages, and what they are replaced by: fields are named as people write them.
 MESSAGE_REWRITES = (
     (r"^Expected `(.+?)(?: \| null)?`, got `(.+)`$", r"should be \1, not \2"),
@@ -134,7 +137,8 @@ def parse_record(content: bytes, record_type: type[T], ignore_unknown: bool = Fa
     """Parse a dataclass from the content of a JSON file; raises as `read_record`."""
     if ignore_unknown:
         try:
-            return msgspec.json.decode(content, type=record_type)
+            with _decoding:
+                return msgspec.json.decode(content, type=record_type)
         except (msgspec.DecodeError, RecursionError, MemoryError):
             pass  # parsed again below: for the reason, and since the standard library also takes lone surrogates
     return build_record(record_type, parse_json(content), ignore_unknown)
@@ -146,7 +150,8 @@ def build_record(record_type: type[T], tree: Any, ignore_unknown: bool = False) 
     Raises ValueError that names the field for a missing or unknown key or a value of a wrong type.
     """
     try:
-        record = msgspec.convert(tree, record_type)
+        with _decoding:
+            record = msgspec.convert(tree, record_type)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at ")
         for pattern, replacement in MESSAGE_REWRITES:

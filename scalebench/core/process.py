@@ -18,6 +18,8 @@ POLL_INTERVAL_S = 0.02
 ENDING_SIGNALS = (
     signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
 )  # fmt: skip
+# Set by the launcher for rank 0: the address of this host on which it waits for the other ranks; "": all interfaces.
+LISTEN_ADDRESS = "SCALEBENCH_LISTEN_ADDRESS"
 
 
 class Cancellation(threading.Event):

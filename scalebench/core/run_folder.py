@@ -261,7 +261,8 @@ def refuse_foreign_folder(folder: Path) -> None:
 
 def has_foreign_content(folder: Path, marker: str, *others: str) -> bool:
     """Return whether `folder` holds more than Hydra's own files, a lock, `others`, and the temporary file of a
-    `marker`. Raise InputError where it is no folder."""
+    `marker`. Raise InputError where it is no folder, or could not be shown later."""
+    check_folder_name(folder)
     try:
         with os.scandir(folder) as entries:
             names = [
@@ -275,6 +276,15 @@ def has_foreign_content(folder: Path, marker: str, *others: str) -> bool:
         raise InputError(f"{folder} is no folder; choose another one") from None
     temporaries = {name for name in names if (match := _TEMPORARY.fullmatch(name)) and match[1] == marker}
     return bool(set(names) - temporaries - {LOCK_FILE, *others})
+
+
+def check_folder_name(folder: Path) -> None:
+    """Raise InputError for bytes that are no UTF-8, which no column of a frame and no page can hold."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        name = str(folder).encode("utf-8", "backslashreplace").decode()
+        raise InputError(f"{name} is no UTF-8: rename it, or choose another folder") from None
 
 
 def _is_made_by_hydra(folder: Path) -> bool:

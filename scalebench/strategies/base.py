@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from scalebench.core.errors import InputError, unknown_name_message
+from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.core.result import Profile, StageRecord
 from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
 from scalebench.workloads.source import Source
 
-# Set by the launcher for rank 0: the address of this host on which it waits for the other ranks; "": all interfaces.
-LISTEN_ADDRESS = "SCALEBENCH_LISTEN_ADDRESS"
 FORWARD, BACKWARD, OPTIMIZER = PARTS = ("forward", "backward", "optimizer")
 T = TypeVar("T")
 GroupSum = Callable[[list[float]], list[float]]  # sums of the values over all ranks, each of which must call it

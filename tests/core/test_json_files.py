@@ -6,6 +6,8 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +29,7 @@ from scalebench.core.json_files import (
 )
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, read_sweep, write_sweep
+from tests.builders.runs import record
 
 
 @dataclass
@@ -247,3 +250,29 @@ def test_a_file_is_rewritten_in_its_place_on_a_full_disk(tmp_path: Path, monkeyp
 def test_the_end_of_a_text_is_read(tmp_path: Path, limit_bytes: int, tail: str) -> None:
     (tmp_path / "log").write_bytes(b"abcdef\xff")
     assert read_tail(tmp_path / "log", limit_bytes) == tail
+
+
+DECODE_IN_THREADS = """
+import pathlib, sys, threading
+from scalebench.core.json_files import build_record, read_json
+from scalebench.core.result import Result
+
+sys.setswitchinterval(1e-6)
+tree = read_json(pathlib.Path("result.json"))
+barrier = threading.Barrier(6)
+
+def decode():
+    barrier.wait()
+    build_record(Result, tree)
+
+threads = [threading.Thread(target=decode) for _ in range(6)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def test_threads_decode_a_type_for_the_first_time() -> None:
+    """The runs of a cohort have a thread each, which reads the records of its ranks."""
+    write_json(Path("result.json"), record())
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", DECODE_IN_THREADS], check=True, timeout=120)

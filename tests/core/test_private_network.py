@@ -70,7 +70,8 @@ def test_processes_meet_and_are_parked_watched_and_killed_from_outside() -> None
         networks = {os.readlink(f"/proc/{each.pid}/ns/net") for each in started}
         assert len(networks) == 1 and networks != {os.readlink("/proc/self/ns/net")}
         for each in started:
-            assert read_anonymous_bytes(each.pid) is not None and psutil.Process(each.pid).environ()
+            assert read_anonymous_bytes(each.pid) is not None
+            assert wait_until(lambda pid=each.pid: bool(psutil.Process(pid).environ()), 20.0)  # empty during exec
             os.killpg(each.pid, signal.SIGSTOP)
             assert wait_until(lambda pid=each.pid: is_stopped(pid), 20.0)
             os.killpg(each.pid, signal.SIGCONT)

@@ -69,8 +69,8 @@ FAULTS = (
         "unsupported", "a rank finds that it cannot run here", Expected("unsupported", 0, "unsupported as configured"),
         phases=(SETUP,),
     ),
-    _rank_fault(  # at the end close() frees the descriptor that the record needs
-        "descriptors", "a rank has no file descriptor left", _failed("rank {rank}"), elsewhere={END: OK}
+    _rank_fault(  # it can write no record, so that another rank that lost it may be named; at the end close() frees one
+        "descriptors", "a rank has no file descriptor left", _failed("rank "), elsewhere={END: OK}
     ),
     _rank_fault("print", "a rank prints 1 GB", OK, phases=(SETUP, MEASURING, END)),
     _rank_fault(
@@ -183,6 +183,7 @@ class Row:
     def cost(self) -> float:
         """Return about the processor seconds that it takes, with its waits."""
         base = {"local": 4.0, "mpi": 6.0, "by_hand": 16.0}[self.launcher] + (12.0 if self.family.is_real else 0.0)
+        base *= 2 if self.phase == PARKED else 1  # a second run, and rounds of both
         return base + (self.hang_s if self.fault.name in ("stop", "hang") else 0.0)
 
 

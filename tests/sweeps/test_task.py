@@ -78,7 +78,7 @@ def test_a_run_that_would_serve_strangers_needs_consent(
     assert caught.value.code == 2 and line.count("\n") == 1 and "strategy.options.open_port=true" in line
     row = resolve(to_config(composed(*words)))
     assert f"scalebench: {row.unsupported}\n" == line and "open_port" not in row.flags
-    CheckFolders().on_run_start(composed(*words, "strategy.options.open_port=true"))
+    CheckFolders().on_run_start(composed(*words, "strategy.options.open_port=true", "dry_run=true"))
     assert "multiworker_ring listens on all interfaces while it runs, and lets" in capsys.readouterr().out
     accepted = resolve(to_config(composed(*words, "strategy.options.open_port=true")))
     assert (accepted.unsupported, "open_port" in accepted.flags) == (None, True)

@@ -189,3 +189,11 @@ def test_a_run_does_not_take_the_record_of_another(call: Call) -> None:
         straggler.join()
     assert status == 1
     assert not [rank for rank in read_result(Path("r/result.json")).ranks if rank.hostname == "there"]
+
+
+@pytest.mark.parametrize("words", [SHORT, SWEEP])
+def test_a_folder_that_could_not_be_shown_later_is_refused(call: Call, words: list[str]) -> None:
+    """A name with bytes that are no UTF-8: neither a frame nor a page could hold it."""
+    status, err = call(*words, "hydra.run.dir='r\udcff'", "hydra.sweep.dir='s\udcff'")
+    assert status == 2 and err.count("\n") == 1 and "is no UTF-8: rename it, or choose another folder" in err
+    assert files() == {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from scalebench.cli.commands.arguments import CommandParser
 from scalebench.core.errors import InputError
+from scalebench.core.untrusted import clean_line
 
 if TYPE_CHECKING:
     from scalebench.report.report_data import ReportData
@@ -53,7 +54,7 @@ def main(options: argparse.Namespace) -> int:
         if path is not None:
             target = Path(path) if path != DEFAULT_PATH else page.parent / name
             written.append(_write_output(WRITERS[kind], data, target))
-    print("\n".join(map(str, written)))
+    print("\n".join(clean_line(str(path)) for path in written))
     return 0
 
 

@@ -9,9 +9,9 @@ import socket
 from collections.abc import Collection, Sequence
 
 from scalebench.core.machine import cpus
+from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.core.run_folder import RUN_ID_VARIABLE
 from scalebench.core.spec import HardwareSpec, RunSpec
-from scalebench.strategies.base import LISTEN_ADDRESS
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # glibc would give freed memory back to the kernel and fault it in again at each step: a quarter of a step of a small

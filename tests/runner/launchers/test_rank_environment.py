@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from scalebench.core.machine import cpus
+from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.core.spec import HardwareSpec
 from scalebench.runner.launchers import rank_environment
 from scalebench.runner.launchers.rank_environment import (
@@ -20,7 +21,6 @@ from scalebench.runner.launchers.rank_environment import (
     build_environment,
     find_free_ports,
 )
-from scalebench.strategies.base import LISTEN_ADDRESS
 from tests.builders.runs import simulated_spec
 
 
