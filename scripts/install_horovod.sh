@@ -6,11 +6,12 @@ cd "$(dirname "$0")/.."
 
 HOROVOD=0.28.1
 PYTHON=${SCALEBENCH_PYTHON:-.venv/bin/python}
-WHEELS=${SCALEBENCH_WHEELS:-${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/scalebench/wheels}
+CACHE=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
+WHEELS=${SCALEBENCH_WHEELS:-${CACHE:+$CACHE/scalebench/wheels}}
 STAMP=$(dirname "$(dirname "$PYTHON")")/.horovod
 RUNTIME=(cloudpickle psutil pyyaml packaging cffi)
 OPTIONAL=${1:-}
-work='' building='' log=''
+work='' building='' log='' unkept=''
 
 has() { command -v "$1" >/dev/null 2>&1; }
 ask() { PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" "$@"; }
@@ -40,7 +41,7 @@ stop() {
   fi
   exit "$1"
 }
-trap '[ -z "$work" ] || rm -rf "$work"' EXIT
+trap 'rm -rf ${work:+"$work"} ${unkept:+"$unkept"}' EXIT
 trap 'stop 130' INT
 trap 'stop 143' TERM HUP
 
@@ -95,6 +96,7 @@ build() {
   set +m
   wait "$building" || status=$?
   building=''
+  [ "$status" -eq 0 ] || unkept='' # the log stays
   [ "$status" -eq 0 ] || fail "it does not build (exit status $status), see $log"
   log=''
   mkdir -p "$WHEELS/$key"
@@ -108,6 +110,19 @@ find_wheel() {
     if [ -s "$found" ]; then wheel=$found; fi
   done
   [ -n "$wheel" ]
+}
+
+# What is installed is run: others may neither have put it there nor be able to replace it.
+trust() {
+  local path
+  for path in "$@"; do
+    if [ ! -O "$path" ] && [ -z "$(find "$path" -prune -user 0)" ]; then
+      fail "$path is another user's; remove it, or set SCALEBENCH_WHEELS=/another/folder"
+    fi
+    if [ -n "$(find "$path" -prune -perm -0002)" ]; then
+      fail "everybody can write $path: chmod o-w, or set SCALEBENCH_WHEELS=/another/folder"
+    fi
+  done
 }
 
 mark_of_installed() { ask scripts/horovod_facts.py | cut -d ' ' -f 5; }
@@ -130,10 +145,12 @@ there() { [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$key $installed" ] && echo "
 choose
 if there; then exit 0; fi
 for note in "${notes[@]}"; do echo "Horovod $note"; done
+[ -n "$WHEELS" ] || WHEELS=$(mktemp -d) unkept=$WHEELS # no home, no cache
 if ! mkdir -p "$WHEELS" 2>/dev/null || [ ! -w "$WHEELS" ]; then
   fail "$WHEELS cannot be written; set SCALEBENCH_WHEELS=/another/folder"
 fi
 WHEELS=$(cd "$WHEELS" && pwd)
+trust "$WHEELS"
 if has flock; then # two checkouts may share the folder
   exec 9>"$WHEELS/$key.lock"
   if ! flock --nonblock 9; then
@@ -147,4 +164,5 @@ if ! find_wheel; then
   build
   find_wheel || fail "the build left no wheel, see $WHEELS/$key.log"
 fi
+trust "$WHEELS/$key" "$wheel"
 install_wheel

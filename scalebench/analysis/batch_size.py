@@ -12,10 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import Key, curve_key
+from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, name_curves
-from scalebench.analysis.verdicts import compare_rates
+from scalebench.analysis.verdicts import decide_ratio
+from scalebench.core.stats.estimate_arithmetic import LeastSquares, fit_least_squares
 from scalebench.core.stats.estimates import CONFIDENCE, student_t
 
 BATCH = "batch_per_device"
@@ -105,13 +109,15 @@ class StepFit:
         return 1 / self.beta_s if self.beta_s > 0 else None
 
 
-def find_saturating_batch(rows: Sequence[Row], share: float = SATURATION_SHARE) -> SaturatingBatch | None:
+def find_saturating_batch(
+    rows: Sequence[Row], estimate_ratio: EstimateRatio, share: float = SATURATION_SHARE
+) -> SaturatingBatch | None:
     """Find the saturating batch among rows of one configuration, one for each batch in ascending order; None for fewer
     than two.
 
-    A batch is a candidate if the 95 % intervals of its throughput over that of each other batch
-    (verdicts.compare_rates) all reach `share`, and no smaller batch certainly does. Each pair is tested by itself,
-    so that several comparisons together err more often than 5 %. The highest measured throughput belongs to a finite
+    A batch is a candidate if the 95 % intervals of its throughput over that of each other batch all reach `share`, and
+    no smaller batch certainly does. Each pair is tested by itself, so that several comparisons together err more often
+    than 5 %. The highest measured throughput belongs to a finite
     series and is no limit: StepFit has one.
     """
     if len(rows) < 2:
@@ -120,14 +126,14 @@ def find_saturating_batch(rows: Sequence[Row], share: float = SATURATION_SHARE) 
     row = next(row for row in rows if row[RATE] >= share * best[RATE])
     return SaturatingBatch(
         row[BATCH], row[RATE] / best[RATE], row[RATE], best[BATCH], best[RATE],
-        _saturation_candidates(rows, share), row is rows[0], row is rows[-1],
+        _saturation_candidates(rows, estimate_ratio, share), row is rows[0], row is rows[-1],
     )  # fmt: skip
 
 
-def _saturation_candidates(rows: Sequence[Row], share: float) -> tuple[int, ...] | None:
+def _saturation_candidates(rows: Sequence[Row], estimate_ratio: EstimateRatio, share: float) -> tuple[int, ...] | None:
     candidates = []
     for row in rows:
-        ratios = [compare_rates(row, other) for other in rows if other is not row]
+        ratios = [decide_ratio(row, other, estimate_ratio) for other in rows if other is not row]
         if not all(ratio.has_limits for ratio in ratios):
             return None
         if min(ratio.high for ratio in ratios) >= share:
@@ -157,39 +163,27 @@ def fit_step_time(points: Sequence[tuple[float, float]]) -> StepFit | None:
         raise ValueError("a batch has samples, and a step takes time")
     if len({samples for samples, _ in points}) < 2:
         return None
-    # Divided by the time: 1 = alpha / t + beta * b / t. Sizes and times by their largest, so that sums stay numbers.
-    most, longest = (max(values) for values in zip(*points, strict=True))
-    rows = [(longest / seconds, samples / most * longest / seconds) for samples, seconds in points]
-    s11, s12, s22 = (math.fsum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    t1, t2 = (math.fsum(row[i] for row in rows) for i in (0, 1))
-    determinant = s11 * s22 - s12 * s12
-    if not determinant > 0:
+    fit = fit_least_squares([(1 / seconds, samples / seconds) for samples, seconds in points], [1.0] * len(points))
+    if fit is None:
         return None  # sizes that differ by rounding only
-    alpha, beta = (s22 * t1 - s12 * t2) / determinant, (s11 * t2 - s12 * t1) / determinant
-    deviations = [1 - alpha * inverse_s - beta * samples_per_s for inverse_s, samples_per_s in rows]
-    around, flat = math.fsum(value * value for value in deviations), len(rows) - t1 * t1 / s11
-    half = alpha / beta if alpha > 0 and beta > 0 else None
-    limits = _ratio_limits(
-        (alpha, beta), (s22 / determinant, -s12 / determinant, s11 / determinant), around, len(rows) - 2
-    )
-    low, high = (None, None) if half is None or limits is None else limits
-    return StepFit(
-        alpha * longest, beta * longest / most, None if half is None else half * most,
-        None if low is None else max(0.0, low) * most, None if high is None else high * most,
-        1 - around / flat if flat > 0 else 0.0, max(map(abs, deviations)), len(rows),
-    )  # fmt: skip
+    (alpha, beta), worst = map(float, fit.coefficients), float(np.abs(fit.deviations).max())
+    limits = _ratio_limits(fit) if alpha > 0 and beta > 0 else None
+    low, high = (None, None) if limits is None else (max(0.0, limits[0]), limits[1])
+    inverse_s = np.array([1 / seconds for _, seconds in points])
+    around, flat = float(fit.deviations @ fit.deviations), len(points) - inverse_s.sum() ** 2 / (inverse_s @ inverse_s)
+    r_squared = 1 - around / float(flat) if flat > 0 else 0.0
+    half_batch = alpha / beta if alpha > 0 and beta > 0 else None
+    return StepFit(alpha, beta, half_batch, low, high, r_squared, worst, len(points))
 
 
-def _ratio_limits(
-    line: tuple[float, float], inverse: tuple[float, float, float], around: float, freedom: int
-) -> tuple[float, float] | None:
-    """Return the limits of alpha / beta by Fieller's theorem; None if beta is not significantly different from 0.
-    `inverse` is the inverse of the normal equations' matrix."""
-    alpha, beta = line
-    if freedom < 1 or not beta > 0:
+def _ratio_limits(fit: LeastSquares) -> tuple[float, float] | None:
+    """Return the limits of alpha / beta by Fieller's theorem; None for two points, and if beta, which is positive, is
+    not significantly different from 0."""
+    freedom = len(fit.deviations) - 2
+    if freedom < 1:
         return None
-    variance, t = around / freedom, student_t(freedom, CONFIDENCE)
-    v11, v12, v22 = (variance * part for part in inverse)
+    (alpha, beta), t = fit.coefficients.tolist(), student_t(freedom, CONFIDENCE)
+    (v11, v12), (_, v22) = (fit.inverse * float(fit.deviations @ fit.deviations) / freedom).tolist()
     g, ratio = t * t * v22 / (beta * beta), alpha / beta
     if g >= 1:
         return None

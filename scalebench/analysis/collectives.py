@@ -8,17 +8,19 @@ functions.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalebench.analysis.columns import make_typed_frame
 from scalebench.analysis.identity import OPERATION_COLUMNS
-from scalebench.analysis.read_runs import find_results
+from scalebench.analysis.read_runs import PathLike, find_results, list_paths
 from scalebench.core.result import COLLECTIVES, CollectiveRecord, Result, TransferRecord, read_result
 from scalebench.core.stats import estimates
+from scalebench.core.stats.estimate_arithmetic import combine, fit_least_squares
+from scalebench.core.stats.log_means import mean_over_repeats
 from scalebench.core.units import format_binary_bytes
 
 if TYPE_CHECKING:
@@ -32,10 +34,9 @@ COLLECTIVE_TEXTS = ("run_id", "strategy", "framework", "backend_used", "hardware
 COLLECTIVE_COUNTS = ("gpus", "nodes", "repeat", "size_bytes")
 
 
-def load_collectives(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
+def load_collectives(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
     """Return make_collective_table for all runs at or below `path`; raises InputError as scalebench.load does."""
-    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    return make_collective_table([read_result(file) for file in find_results(paths)])
+    return make_collective_table([read_result(file) for file in find_results(list_paths(path))])
 
 
 def make_collective_table(results: Iterable[Result]) -> pd.DataFrame:
@@ -44,11 +45,8 @@ def make_collective_table(results: Iterable[Result]) -> pd.DataFrame:
     `time_s` is the time of one operation: in each block that of the slowest rank, then the mean over blocks with its 95
     % interval. Bandwidths are in bytes/s. Runs without collectives have no row.
     """
-    import pandas as pd
-
-    table = pd.DataFrame([row for result in results for row in _collective_rows(result)], columns=COLLECTIVE_COLUMNS)
-    kinds = dict.fromkeys(COLLECTIVE_TEXTS, "string") | dict.fromkeys(COLLECTIVE_COUNTS, "Int64")
-    return table.astype({name: kinds.get(name, "Float64") for name in COLLECTIVE_COLUMNS})
+    rows = [row for result in results for row in _collective_rows(result)]
+    return make_typed_frame(rows, COLLECTIVE_COLUMNS, COLLECTIVE_TEXTS, COLLECTIVE_COUNTS)
 
 
 def _collective_rows(result: Result) -> list[dict[str, Any]]:
@@ -116,7 +114,7 @@ class OperationComparison:
     strategies: tuple[str, str]
     fastest: list[str] = field(default_factory=list)  # in order of size, one more than crossovers
     crossovers: list[Crossover] = field(default_factory=list)
-    resolved: int = 0  # sizes at which the intervals do not overlap
+    resolved: int = 0  # sizes at which the limits of the difference exclude 0
     sizes: list[int] = field(default_factory=list)  # measured with both
 
     def sentence(self) -> str:
@@ -150,8 +148,8 @@ class OperationComparison:
 def compare_operations(frame: pd.DataFrame) -> list[OperationComparison]:
     """Compare each two strategies of one framework that ran the same operation on as many devices of the same hardware.
 
-    Several runs of a strategy count with their mean, between the lowest and the highest of their limits. Sizes at which
-    the two intervals overlap are unresolved.
+    Sizes at which the limits of the difference include 0 are unresolved. These limits are over the repeats of three
+    runs or more; two have none; those of a single run, over its blocks, say nothing about its next start.
     """
     comparisons = []
     order = {name: number for number, name in enumerate(COLLECTIVES)}
@@ -167,8 +165,13 @@ def compare_operations(frame: pd.DataFrame) -> list[OperationComparison]:
 
 def _times_by_size(rows: pd.DataFrame) -> dict[int, estimates.Estimate]:
     """Return the times of a strategy by size, over its runs."""
-    merged = rows.groupby("size_bytes").agg({"time_s": "mean", "time_low": "min", "time_high": "max"})
-    return {int(size): estimates.Estimate(*map(float, row)) for size, *row in merged.itertuples()}
+    of_size: dict[int, list[estimates.Estimate]] = {}
+    for size, *time in rows[["size_bytes", "time_s", "time_low", "time_high"]].itertuples(index=False):
+        of_size.setdefault(int(size), []).append(estimates.Estimate(*map(float, time)))
+    return {
+        size: times[0] if len(times) == 1 else mean_over_repeats([time.value for time in times])
+        for size, times in of_size.items()
+    }
 
 
 def find_crossovers(
@@ -179,7 +182,8 @@ def find_crossovers(
     last_resolved = 0  # place of the last size so far whose difference is resolved
     for number, size in enumerate(into.sizes):
         a, b = first[size], second[size]
-        if a.low <= b.high and b.low <= a.high:
+        difference = combine({"a": 1.0, "b": -1.0}, {"a": a, "b": b})
+        if difference.low <= 0 <= difference.high:
             continue
         into.resolved += 1
         faster = into.strategies[a.value > b.value]
@@ -196,7 +200,8 @@ def interpolate_crossover_bytes(sizes: Sequence[int], ratios: Sequence[float]) -
     """Return where the least-squares line through (log size, log ratio) passes 0, within the sizes; between two points
     that is interpolation. The first and the last ratio are on different sides of 1."""
     x, y = np.log(np.array(sizes, dtype=np.float64)), np.log(np.array(ratios, dtype=np.float64))
-    slope, start = np.polyfit(x - x[0], y, 1)
+    line = fit_least_squares([(1.0, at) for at in x - x[0]], y)
+    start, slope = (0.0, 0.0) if line is None else line.coefficients
     share = -start / slope if slope else 0.0
     return float(np.exp(x[0] + np.clip(share, 0.0, x[-1] - x[0])))
 
@@ -209,10 +214,9 @@ BANDWIDTH_TEXTS = ("run_id", "strategy", "backend_used", "hardware", "kind")
 BANDWIDTH_COUNTS = ("gpus", "nodes", "repeat", "source", "target", "size_bytes", "moved_bytes")
 
 
-def load_bandwidth(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
+def load_bandwidth(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
     """Return make_bandwidth_table for all runs at or below `path`; raises InputError as scalebench.load does."""
-    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    return make_bandwidth_table([read_result(file) for file in find_results(paths)])
+    return make_bandwidth_table([read_result(file) for file in find_results(list_paths(path))])
 
 
 def make_bandwidth_table(results: Iterable[Result]) -> pd.DataFrame:
@@ -221,11 +225,8 @@ def make_bandwidth_table(results: Iterable[Result]) -> pd.DataFrame:
     `bytes_per_s` counts all bytes that move at the same time, in both directions and for all devices; its 95 % interval
     is over blocks, in each of which the slowest rank's time counts. A limit that the blocks do not give is null.
     """
-    import pandas as pd
-
-    table = pd.DataFrame([row for result in results for row in _bandwidth_rows(result)], columns=BANDWIDTH_COLUMNS)
-    kinds = dict.fromkeys(BANDWIDTH_TEXTS, "string") | dict.fromkeys(BANDWIDTH_COUNTS, "Int64")
-    return table.astype({name: kinds.get(name, "Float64") for name in BANDWIDTH_COLUMNS})
+    rows = [row for result in results for row in _bandwidth_rows(result)]
+    return make_typed_frame(rows, BANDWIDTH_COLUMNS, BANDWIDTH_TEXTS, BANDWIDTH_COUNTS)
 
 
 def _bandwidth_rows(result: Result) -> list[dict[str, Any]]:

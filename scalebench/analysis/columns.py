@@ -78,6 +78,16 @@ def make_frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.Dat
     return pd.DataFrame({name: _make_array(name, values, nulls) for name, values in zip(columns, cells, strict=True)})
 
 
+def make_typed_frame(
+    rows: Sequence[dict[str, Any]], columns: Sequence[str], texts: Sequence[str], counts: Sequence[str]
+) -> pd.DataFrame:
+    """Return rows as a frame of these columns: texts, whole numbers, and else numbers; null where a row has none."""
+    import pandas as pd
+
+    kinds = dict.fromkeys(texts, "string") | dict.fromkeys(counts, "Int64")
+    return pd.DataFrame(rows, columns=columns).astype({name: kinds.get(name, "Float64") for name in columns})
+
+
 def _make_array(name: str, values: Sequence[Any], nulls: dict[str, Any]) -> Any:
     import numpy as np
     import pandas as pd

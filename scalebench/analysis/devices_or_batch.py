@@ -19,11 +19,13 @@ from scalebench.analysis.identity import (
     column_key,
     global_batch_key,
 )
+from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome
-from scalebench.analysis.verdicts import compare_rates, estimate_of, explain_no_verdict
+from scalebench.analysis.verdicts import decide_ratio, estimate_of, explain_no_verdict
 from scalebench.core.stats.estimate_arithmetic import combine, estimate_around, rate_to_seconds
-from scalebench.core.stats.estimates import Estimate, divide_estimates
+from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.log_means import mean_of_repeats
 
 Row = Mapping[str, Any]
 
@@ -69,7 +71,7 @@ class BatchGain:
 
 
 def compare_devices_with_batch(
-    curves: Iterable[Curve], outcomes: Iterable[TrainingOutcome] = ()
+    curves: Iterable[Curve], estimate_ratio: EstimateRatio, outcomes: Iterable[TrainingOutcome] = ()
 ) -> list[DevicesOrBatch]:
     """Compare N devices with one device at the same global batch, on scaling curves and the trainings of the same runs.
 
@@ -94,31 +96,29 @@ def compare_devices_with_batch(
         work, bare_strategy = global_batch_key(row, curve.group), strategy_of.get(row["baseline_bare_id"])
         same = self_rows.get((work, column_key(row, DEVICES_OR_BATCH_COLUMNS)))
         bare = bare_rows.get((work, bare_strategy, column_key(row, BARE_BASELINE_COLUMNS)))
-        comparisons += [] if same is None else [_compare_pair(row, same, True, trained)]
-        comparisons += [] if bare is None or bare is same else [_compare_pair(row, bare, False, trained)]
+        for one, same_strategy in ((same, True), (None if bare is same else bare, False)):
+            if one is not None:
+                throughput = decide_ratio(row, one, estimate_ratio)
+                trainings = _find_trainings(row, one, trained)
+                time_ratio = None if trainings is None else _time_ratio(*trainings)
+                comparisons.append(DevicesOrBatch(row, one, same_strategy, throughput, trainings, time_ratio))
     return comparisons
 
 
-def _compare_pair(
-    many: Row, single: Row, same_strategy: bool, trained: Mapping[str, TrainingOutcome]
-) -> DevicesOrBatch:
-    throughput = compare_rates(many, single)
+def _find_trainings(
+    many: Row, single: Row, trained: Mapping[str, TrainingOutcome]
+) -> tuple[TrainingOutcome, TrainingOutcome] | None:
+    """Return the trainings of both rows if they had the same target."""
     left, right = (trained.get(str(row.get("training_id"))) for row in (many, single))
     if left is None or right is None or left.target is None or left.target != right.target:
-        return DevicesOrBatch(many, single, same_strategy, throughput, None, None)
-    return DevicesOrBatch(many, single, same_strategy, throughput, (left, right), _time_ratio(left, right))
+        return None
+    return left, right
 
 
 def _time_ratio(many: TrainingOutcome, single: TrainingOutcome) -> Estimate | None:
-    if any(outcome.reached < outcome.seeds for outcome in (many, single)):
-        return None
-    (many_s, many_limits), (single_s, single_limits) = (
-        outcome.figures["time_to_target_s"] for outcome in (many, single)
-    )
-    if not (many_s and single_s):
-        return None  # the first step, whose seconds do not count, was enough
-    has_limits = many_limits is not None and single_limits is not None
-    return estimate_around(single_s / many_s, divide_estimates(single_limits, many_limits) if has_limits else None)  # type: ignore[arg-type]
+    if any(outcome.reached < outcome.seeds or not all(outcome.target_s) for outcome in (many, single)):
+        return None  # after 0 s: the first step, whose seconds do not count, was enough
+    return mean_of_repeats(single.target_s).minus(mean_of_repeats(many.target_s)).to_estimate()
 
 
 def list_batch_gains(curve: Curve) -> Iterator[BatchGain]:

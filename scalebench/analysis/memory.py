@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import MEMORY_COLUMNS, Key
+from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import format_batch, plain_rows
-from scalebench.analysis.verdicts import compare_rates
+from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.stats.estimates import Estimate
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class ModelMemory:
                 by_key.setdefault((row["gpus"], row["scaling"], format_batch(row), row["precision"]), []).append(row)
         return list(by_key.values())
 
-    def sharding_cost(self, competing: Iterable[Row]) -> ShardingCost | None:
+    def sharding_cost(self, competing: Iterable[Row], estimate_ratio: EstimateRatio) -> ShardingCost | None:
         """Compare the fastest rows that keep less and that keep all; None unless there are both."""
         measured = [row for row in competing if row["status"] == "ok" and row[RATE] and self.share(row) is not None]
         sharding = [row for row in measured if self.keeps_less(row)]
@@ -90,7 +91,7 @@ class ModelMemory:
         if not sharding or not replicating:
             return None
         sharded, full = (max(rows, key=lambda row: float(row[RATE])) for rows in (sharding, replicating))
-        return ShardingCost(sharded, full, compare_rates(sharded, full))
+        return ShardingCost(sharded, full, decide_ratio(sharded, full, estimate_ratio))
 
 
 def group_by_model(pooled: pd.DataFrame) -> list[ModelMemory]:

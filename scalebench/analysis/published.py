@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalebench.analysis.columns import make_typed_frame
 from scalebench.core.errors import InputError, unknown_name_message
 
 if TYPE_CHECKING:
@@ -41,18 +42,13 @@ class Study:
     notes: list[str] = field(default_factory=list)
 
 
-def list_studies() -> list[tuple[str, str]]:
-    """Return (name, title) of each study."""
-    return [(name, load_study(name).title) for name in _study_names()]
-
-
 @cache
 def load_study(name: str) -> Study:
     """Return the source of a study's rows. Raises InputError for an unknown name, with the nearest one."""
     from omegaconf import OmegaConf
 
-    if name not in _study_names():
-        raise InputError(f"{unknown_name_message('published study', name, _study_names())} (--reference)")
+    if name not in list_studies():
+        raise InputError(f"{unknown_name_message('published study', name, list_studies())} (--reference)")
     read: Any = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
     return Study(name=name, **read)
 
@@ -64,19 +60,14 @@ def load_published(names: Sequence[str]) -> pd.DataFrame:
     `slope` speedup per GPU, `value` the figure that `quantity` names, `settings` has further settings in scalebench's
     terms. Raises InputError for an unknown name.
     """
-    import pandas as pd
-
     chosen = [load_study(name).name for name in dict.fromkeys(names)]
     rows = [{"study": name, **row} for name in chosen for row in _read_csv(name)]
-    kinds = (
-        dict.fromkeys(PUBLISHED_COLUMNS, "string")
-        | dict.fromkeys(PUBLISHED_COUNTS, "Int64")
-        | dict.fromkeys(PUBLISHED_FIGURES, "Float64")
-    )
-    return pd.DataFrame(rows, columns=PUBLISHED_COLUMNS).astype(kinds)
+    texts = [name for name in PUBLISHED_COLUMNS if name not in (*PUBLISHED_COUNTS, *PUBLISHED_FIGURES)]
+    return make_typed_frame(rows, PUBLISHED_COLUMNS, texts, PUBLISHED_COUNTS)
 
 
-def _study_names() -> list[str]:
+def list_studies() -> list[str]:
+    """Return the names of the published studies."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 

@@ -8,7 +8,7 @@ controls, which are no rivals if there are others.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,9 +16,9 @@ from scalebench.analysis.identity import INPUT_COLUMNS
 from scalebench.analysis.read_runs import PathLike
 from scalebench.analysis.repeats import EstimateRatio, load_configurations
 from scalebench.analysis.scaling_curves import Curve, group_curves, make_curves
-from scalebench.analysis.verdicts import explain_no_verdict
+from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
 from scalebench.core import config_files
-from scalebench.core.stats.estimates import CONFIDENCE, Estimate
+from scalebench.core.stats.estimates import CONFIDENCE
 
 TEST_DESCRIPTION = (
     "comparison with the best: Student's t on the logarithms of throughput, of ratios within repeats where these were "
@@ -178,23 +178,11 @@ def rank_rows(
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(others))
     rivals = []
     for rival, row in others:
-        estimate = decide_ratio(best, row, estimate_ratio, confidence)
-        ratio = best["throughput_samples_per_s"] / row["throughput_samples_per_s"]
-        limits = (None, None) if estimate is None else estimate.limits
-        rivals.append(Rival(rival, row, ratio if estimate is None else estimate.value, *limits))
+        ratio = decide_ratio(best, row, estimate_ratio, confidence)
+        rivals.append(Rival(rival, row, ratio.value, *ratio.limits))
     compared = "comparison" if len(others) == 1 else "comparisons"
     test = TEST_DESCRIPTION.format(f"{100 * CONFIDENCE:.0f}", len(others), compared) if others else ""
     return Ranking(group, gpus, name, best, rivals, test)
-
-
-def decide_ratio(
-    row: Mapping[str, Any], base: Mapping[str, Any], estimate_ratio: EstimateRatio, confidence: float = CONFIDENCE
-) -> Estimate | None:
-    """Return the throughput of a row over that of another where a verdict may rest on both; else None."""
-    if explain_no_verdict(row, base):
-        return None
-    estimate = estimate_ratio(row, base).to_estimate(confidence)
-    return estimate if estimate.has_limits else None
 
 
 def join_with_and(names: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ FILES_PER_TASK = 50
 
 @dataclass
 class RunFiles:
-    """What a search below some paths returns."""
+    """The files and folders that a search below some paths returns."""
 
     results: list[Path]  # each file once, sorted
     unfinished_folders: list[Path] = field(default_factory=list)  # of runs that have a spec, but no result; sorted
@@ -117,10 +117,10 @@ def walk_runs(folder: str, unreadable: Unreadable) -> Iterator[FolderEntries]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
                 if entry.name in (RESULT_FILE, SPEC_FILE, SWEEP_FILE):
                     names[entry.name] = entry.is_symlink()
-                elif entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:

@@ -35,9 +35,8 @@ from scalebench.analysis.rows import (
 )
 from scalebench.analysis.run_summary import Run, RunSummary, start_time
 from scalebench.core.result import Result
-from scalebench.core.stats.estimate_arithmetic import mean_over_repeats
 from scalebench.core.stats.estimates import Estimate, scale_estimate
-from scalebench.core.stats.log_means import LogMean, mean_of_blocks, mean_of_logs, mean_of_repeats
+from scalebench.core.stats.log_means import LogMean, mean_of_blocks, mean_of_logs, mean_of_repeats, mean_over_repeats
 from scalebench.core.stats.moderated_variance import RepeatTable
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ class Configurations:
         prior = self._history.prior(run.cells["machine"])
         if prior is None or over_blocks is None:
             return LogMean(math.log(rate or math.nan))
-        blocks = mean_of_blocks(over_blocks)
+        blocks = mean_of_blocks(over_blocks, run.batches)
         return LogMean(blocks.mean, blocks.variance + prior.variance, prior.degrees_of_freedom)
 
     def _ratio(self, configuration: Configuration, base: Configuration) -> LogMean:

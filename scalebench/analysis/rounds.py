@@ -27,6 +27,13 @@ def rounds_left_out(result: Result) -> set[int]:
     return disturbed if len(rounds - disturbed) >= MIN_ROUNDS else set()
 
 
+def counting_flags(result: Result) -> list[str]:
+    """Return the flags of a record that hold for the rounds that count: without `busy_machine` where those in which
+    other programs took the cores are left out."""
+    left_out = rounds_left_out(result)
+    return [flag for flag in result.flags if not (left_out and flag == "busy_machine")]
+
+
 def round_rates(result: Result) -> dict[int, float]:
     """Return the throughput in each round that counts, in samples/s over all devices; empty without turns."""
     left_out = rounds_left_out(result)

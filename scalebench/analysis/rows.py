@@ -19,6 +19,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.machine import nccl_log
 from scalebench.core.machine.machine import classify_machine
 from scalebench.core.result import MonitorRecord, Result
+from scalebench.core.run_folder import check_folder_name
 from scalebench.core.stats.estimates import Estimate
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def summarize_run(result: Result, folder: Path) -> RunSummary:
 
     Raises InputError, in one line, if its fields hold no measurement: on reading only their types are checked.
     """
+    check_folder_name(folder)
     try:
         return _summarize(result, folder)
     except MALFORMED_RECORD_ERRORS as error:
@@ -63,7 +65,7 @@ def _summarize(result: Result, folder: Path) -> RunSummary:
     return RunSummary(
         result.run_id, result.started_at, result.status, result.reason, result.fingerprint, result.scale,
         start_time(result), identity.comparison_keys(result), identity.placement_of(result),
-        uses_default_options(result), measurement.throughput, identity.sample_key(result), cells,
+        uses_default_options(result), measurement.throughput, measurement.batches, identity.sample_key(result), cells,
         any(record.collectives or record.bandwidth for record in probes), result.cohort, round_rates(result),
     )  # fmt: skip
 
@@ -81,6 +83,8 @@ def _check(result: Result, cells: Cells) -> None:
         kind = type(value)
         if (kind is str) is not (name in _TEXTS) or (kind is int and abs(value) > MAX_COUNT):
             raise ValueError(f"{name} is {value}")
+        if kind is str and not value.isascii():
+            value.encode()  # a lone surrogate raises ValueError: no column can hold it
 
 
 def compare_runs(runs: Sequence[RunSummary], named_baseline: NamedBaseline | None = None) -> ComparedRuns:

@@ -21,7 +21,9 @@ from scalebench.analysis.identity import (
     SETTING_COLUMNS,
     curve_key,
 )
-from scalebench.analysis.verdicts import compare_rates, estimate_of, explain_no_verdict
+from scalebench.analysis.repeats import EstimateRatio
+from scalebench.analysis.verdicts import decide_ratio, estimate_of, explain_no_verdict
+from scalebench.core.stats.estimate_arithmetic import fit_least_squares
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 
 if TYPE_CHECKING:
@@ -78,16 +80,8 @@ def format_group_title(group: Mapping[str, str]) -> str:
     return ", ".join([head, f"batch {group['batch']}", *more])
 
 
-def plain_row(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a row of a frame (a Series or a dict) in plain Python, None for null."""
-    import pandas as pd
-
-    plain = {str(name): value.item() if hasattr(value, "item") else value for name, value in row.items()}
-    return {name: None if value is pd.NA or value != value else value for name, value in plain.items()}
-
-
 def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return all rows as `plain_row` does, but column by column: a tenth of the time for thousands of rows."""
+    """Return the rows of a frame in plain Python, None for null. Column by column, which takes a tenth of the time."""
     names = [str(name) for name in frame.columns]
     columns = [frame[name].to_numpy(dtype=object, na_value=None).tolist() for name in frame.columns]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -231,12 +225,11 @@ def fit_slope(curve: Curve, against: str = "bare") -> Slope | None:
     points = tuple((row["gpus"], row[name]) for row in rows)
     if len(points) < 2:
         return None
-    mean_x, mean_y = (math.fsum(values) / len(points) for values in zip(*points, strict=True))
-    spread = math.fsum((x - mean_x) ** 2 for x, _ in points)
-    factors = [(x - mean_x) / spread for x, _ in points]
-    value = math.fsum(factor * y for factor, (_, y) in zip(factors, points, strict=True))
-    intercept = mean_y - value * mean_x
-    worst = max(abs(y - intercept - value * x) / y for x, y in points)
+    fit = fit_least_squares([(1.0, x) for x, _ in points], [y for _, y in points])
+    if fit is None:
+        return None
+    (intercept, value), factors = fit.coefficients.tolist(), fit.weights[1].tolist()
+    worst = max(abs(off) / y for off, (_, y) in zip(fit.deviations.tolist(), points, strict=True))
     limits = [_limits_over_repeats(row, name, against) for row in rows]
     if not all(each.has_limits for each in limits):
         return Slope(Estimate(value), intercept, points, worst)
@@ -262,7 +255,7 @@ def _correlated_distance(distances: Sequence[float]) -> float:
     return math.sqrt(max(independent, (1 - MAX_CORRELATION) * independent + MAX_CORRELATION * common))
 
 
-def find_node_boundaries(curve: Curve, against: str = "bare") -> list[NodeBoundary]:
+def find_node_boundaries(curve: Curve, estimate_ratio: EstimateRatio, against: str = "bare") -> list[NodeBoundary]:
     """Return where a curve continues on more nodes: the last number of devices before, the first after.
 
     The ratio of the two efficiencies is that of throughputs per device, in which the baseline cancels; its interval is
@@ -274,7 +267,7 @@ def find_node_boundaries(curve: Curve, against: str = "bare") -> list[NodeBounda
         NodeBoundary(
             (before, after),
             (before[name], after[name]),
-            scale_estimate(compare_rates(after, before), before["gpus"] / after["gpus"]),
+            scale_estimate(decide_ratio(after, before, estimate_ratio), before["gpus"] / after["gpus"]),
         )
         for before, after in itertools.pairwise(curve.rows)
         if after["nodes"] > before["nodes"]

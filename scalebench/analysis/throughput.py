@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from scalebench.analysis.identity import comparison_key
-from scalebench.analysis.rounds import ratio_in_rounds, rounds_left_out
+from scalebench.analysis.rounds import counting_flags, ratio_in_rounds, rounds_left_out
 from scalebench.analysis.run_summary import Run, RunSummary
 from scalebench.core.result import RankRecord, Result
+from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import (
     Estimate,
     FloatArray,
-    divide_estimates,
+    count_batches,
     estimate_throughput,
     scale_estimate,
-    sum_estimates,
 )
 from scalebench.core.stats.steady_state import MIN_BLOCKS, find_unsteadiness, find_warmup_length
 
@@ -47,6 +47,7 @@ class Measurement:
     """The figures of one run's measured blocks, computed from one pass over them."""
 
     throughput: Figure
+    batches: int  # that the interval of the throughput is over
     step_s: float | None
     step_spread: dict[str, float | None]  # columns of the frame
     steady: bool | None
@@ -62,7 +63,8 @@ def evaluate_blocks(result: Result) -> Measurement:
     steady = None if drift is None else not drift
     flags = list_flags(result, throughput_figure[1], target, groups)
     blocks = _step_blocks(result, groups)
-    return Measurement(throughput_figure, _step_s(blocks), describe_step_spread(blocks), steady, flags)
+    batches = min((count_batches(len(group.seconds)) for group in groups), default=0)
+    return Measurement(throughput_figure, batches, _step_s(blocks), describe_step_spread(blocks), steady, flags)
 
 
 def throughput(run: Run) -> Figure:
@@ -146,8 +148,9 @@ def _throughput(result: Result, groups: Sequence[CountedBlocks]) -> Figure:
     values, intervals = zip(*figures, strict=True)
     if any(value is None for value in values):
         return None, None
-    present = [interval for interval in intervals if interval is not None]
-    return sum(values), sum_estimates(present) if len(present) == len(values) else None
+    if any(interval is None for interval in intervals):
+        return sum(values), None
+    return sum(values), combine(dict.fromkeys(range(len(intervals)), 1.0), dict(enumerate(intervals)))
 
 
 def _throughput_of_blocks(seconds: FloatArray, samples: FloatArray) -> Figure:
@@ -202,7 +205,7 @@ def list_flags(
     result: Result, interval: Estimate | None, target: Any, groups: Sequence[CountedBlocks] = ()
 ) -> list[str]:
     """Return the flags of a row: those of the record, a missing or wide interval, an unsteady series."""
-    flags = list(result.flags)
+    flags = counting_flags(result)
     if result.status == "ok":
         if interval is None or not math.isfinite(interval.high):
             flags.append("no_interval")
@@ -251,14 +254,6 @@ def divide_throughputs(run: Run, baseline: Run | None) -> float | None:
             return within_rounds
     value, base = throughput(run)[0], throughput(baseline)[0]
     return None if value is None or base is None else value / base
-
-
-def speedup(run: Run, baseline: Run) -> Figure:
-    """Return throughput over the baseline's with the interval over blocks, which misses what differs between starts."""
-    value, (_, interval), (_, base) = divide_throughputs(run, baseline), throughput(run), throughput(baseline)
-    if interval is None or base is None or run.run_id == baseline.run_id:
-        return value, None
-    return value, divide_estimates(interval, base)
 
 
 def overhead(self_baseline: Run | None, bare: Run | None) -> float | None:

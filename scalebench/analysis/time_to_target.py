@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.rows import interval_cells
 from scalebench.analysis.scaling_curves import plain_rows
-from scalebench.core.stats.estimate_arithmetic import MIN_REPEATS_FOR_LIMITS, mean_over_repeats
 from scalebench.core.stats.estimates import Estimate
-from scalebench.core.stats.log_means import mean_of_repeats
+from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS, mean_of_repeats, mean_over_repeats
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Figure = tuple[float | None, Estimate | None]
+Figure = Estimate | None  # None: no seed has it
 Row = dict[str, Any]  # cells of the frame, None for null
 FACTOR_COLUMNS = ("time_to_target_s", "epochs_to_target", "trained_s", "trained_epochs")
 LEVEL_COLUMNS = ("metric", "best_metric", "train_metric", "generalisation_gap")
@@ -51,6 +50,7 @@ class TrainingOutcome:
     reached: int  # seeds of which every run reached the target
     failed: int  # seeds without a run that is ok
     figures: dict[str, Figure]
+    target_s: list[float]  # seconds to the target of each seed that reached it
 
     @property
     def target(self) -> float | None:
@@ -95,7 +95,7 @@ def make_training_table(frame: pd.DataFrame) -> pd.DataFrame:
         row |= dict(zip(("seeds", "starts", "reached", "failed"), counts, strict=True))
         row["stopped_by"] = " ".join(outcome.stopped_by) or None
         for name, figure in outcome.figures.items():
-            row |= interval_cells(name, name, *figure)
+            row |= interval_cells(name, name, None if figure is None else figure.value, figure)
         rows.append(row)
     return pd.DataFrame(rows, columns=TRAINING_TABLE_COLUMNS)
 
@@ -107,40 +107,39 @@ def _summarize_training(rows: list[Row]) -> TrainingOutcome:
         by_seed.setdefault(row["seed"], []).append({**row, "epochs_to_target": _epochs_to_target(row)})
     seeds, seed_count = list(by_seed.values()), len({row["seed"] for row in rows})
     figures = {name: _over_seeds(name, seeds, seed_count, mean_of_factors) for name in FACTOR_COLUMNS}
-    figures |= {name: _over_seeds(name, seeds, seed_count, mean_of_levels) for name in LEVEL_COLUMNS}
+    figures |= {name: _over_seeds(name, seeds, seed_count, mean_over_repeats) for name in LEVEL_COLUMNS}
     for name in SPEEDUP_COLUMNS:
         is_own = ended and all(row[f"baseline_{name.rpartition('_')[2]}_id"] == row["run_id"] for row in ended)
-        value, interval = _over_seeds(name, seeds, seed_count, mean_of_factors)
-        figures[name] = (value, None if is_own else interval)  # against itself it is 1, which has no interval
+        mean = _over_seeds(name, seeds, seed_count, mean_of_factors)
+        figures[name] = Estimate(mean.value) if mean is not None and is_own else mean  # 1 exactly, without limits
+    target_s = _means_of_seeds("time_to_target_s", seeds, mean_of_factors)
     reached = sum(all(row["time_to_target_s"] is not None for row in runs) for runs in seeds)
-    return TrainingOutcome((ended or rows)[0], ended, seed_count, reached, seed_count - len(seeds), figures)
+    return TrainingOutcome((ended or rows)[0], ended, seed_count, reached, seed_count - len(seeds), figures, target_s)
 
 
 def _over_seeds(
-    name: str, seeds: list[list[Row]], seed_count: int, mean: Callable[[Sequence[float]], Figure]
+    name: str, seeds: list[list[Row]], seed_count: int, mean: Callable[[Sequence[float]], Estimate]
 ) -> Figure:
-    """Return the mean over the seeds that have this figure, each with the mean of its runs."""
-    values_of_seeds = [[row[name] for row in runs if row[name] is not None] for runs in seeds]
-    means = [seed_mean for values in values_of_seeds if values and (seed_mean := mean(values)[0]) is not None]
+    """Return the mean over the seeds that have this figure; without limits unless all have it."""
+    means = _means_of_seeds(name, seeds, mean)
     if not means:
-        return None, None
-    value, interval = mean(means)
-    return value, interval if len(means) == seed_count else None
+        return None
+    return mean(means) if len(means) == seed_count else Estimate(mean(means).value)
 
 
-def mean_of_factors(values: Sequence[float]) -> Figure:
-    """Return the geometric mean and its interval; with a zero (a training that reached its target with its first step,
-    whose seconds are not counted) those of mean_of_levels."""
+def _means_of_seeds(name: str, seeds: list[list[Row]], mean: Callable[[Sequence[float]], Estimate]) -> list[float]:
+    """Return the mean of the runs of each seed that has this figure."""
+    values_of_seeds = ([row[name] for row in runs if row[name] is not None] for runs in seeds)
+    return [mean(values).value for values in values_of_seeds if values]
+
+
+def mean_of_factors(values: Sequence[float]) -> Estimate:
+    """Return the geometric mean, with limits from three values on; with a zero (a training that reached its target with
+    its first step, whose seconds are not counted) the arithmetic one."""
     if min(values) <= 0:
-        return mean_of_levels(values)
+        return mean_over_repeats(values)
     mean = mean_of_repeats(values).to_estimate()
-    return mean.value, mean if len(values) >= MIN_REPEATS_FOR_LIMITS else None
-
-
-def mean_of_levels(values: Sequence[float]) -> Figure:
-    """Return (mean, 95 % interval by Student's t) of figures that may be negative; no interval of fewer than three."""
-    mean = mean_over_repeats(values)
-    return mean.value, mean if mean.has_limits else None
+    return mean if len(values) >= MIN_REPEATS_FOR_LIMITS else Estimate(mean.value)
 
 
 def _epochs_to_target(row: Row) -> float | None:

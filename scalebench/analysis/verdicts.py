@@ -10,20 +10,35 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from scalebench.analysis.columns import RATE
-from scalebench.analysis.repeats import holds_over_repeats
-from scalebench.core.stats.estimates import Estimate, divide_estimates
+from scalebench.analysis.repeats import EstimateRatio, holds_over_repeats
+from scalebench.core.spec import SWEEP_REPEATS
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate
+from scalebench.core.stats.log_means import LogMean
 
 Row = Mapping[str, Any]
 
-REPEATS = 3  # of a sweep, by default
-MORE_REPEATS = f"measure.repeats={REPEATS} decides"
-# Flags of rows whose figures are of other programs too, or of no such devices.
-NO_VERDICT_FLAGS = {
+MORE_REPEATS = f"measure.repeats={SWEEP_REPEATS} decides"
+# Flags that make the figures of a row doubtful, as text.
+DOUBTS = {
     "busy_machine": "other programs kept the processors busy",
     "oversubscribed": "more threads than cores",
     "superlinear_on_cpu": "faster than so many workers can be, which is an error of the measurement",
+    "approximate": "its steps are not the baseline's, so its speed is that of a different training",
+    "not_in_turns": "it was measured by itself, while the others of its sweep took turns",
+    "foreign_process": "a program outside the run computed on one of its devices",
+    "hot_at_start": "a GPU was close to throttling before it began",
+    "throttled": "something held a GPU's clocks back",
+    "unequal_clocks": "the clocks of its GPUs differ",
+    "swapping": "the machine swapped",
+    "gpu_lost": "a GPU was lost",
+    "no_interval": "no interval, with too few blocks",
+    "target_missed": "the interval is wider than requested",
+    "repeats_differ": "its repeats differ by more than a tenth",
+    "drifts": "its level changed while it was measured",
+    "superlinear": "an efficiency above 1, which needs an explanation",
 }
+# Those of figures that are of other programs too, or of no such devices: no verdict rests on them.
+NO_VERDICT_FLAGS = ("busy_machine", "oversubscribed", "superlinear_on_cpu")
 
 
 def explain_no_verdict(*rows: Row) -> str:
@@ -34,29 +49,14 @@ def explain_no_verdict(*rows: Row) -> str:
         if not holds_over_repeats(row):
             count = "one repeat" if repeats == 1 else f"{repeats} repeats without an interval"
             reasons[f"{count}, {MORE_REPEATS}"] = None
-        reasons |= {reason: None for flag, reason in NO_VERDICT_FLAGS.items() if flag in flags}
+        reasons |= {DOUBTS[flag]: None for flag in NO_VERDICT_FLAGS if flag in flags}
     return "; ".join(reasons)
 
 
-def compare_rates(row: Row, base: Row) -> Estimate:
-    """Return the throughput of a row over that of another, with 95 % limits if a verdict may rest on both.
-
-    Rows with speedups over the same bare baseline are also compared through these, in which changes of the machine
-    cancel; the narrower limits count. Both are at least as wide as those of paired repeats.
-    """
-    value = row[RATE] / base[RATE]
-    if explain_no_verdict(row, base):
-        return Estimate(value)
-    ratios = [_divide_columns(row, base, RATE, "throughput")]
-    if row.get("baseline_bare_id") is not None and row["baseline_bare_id"] == base["baseline_bare_id"]:
-        ratios.append(_divide_columns(row, base, "speedup_bare", "speedup_bare"))
-    limited = [ratio for ratio in ratios if ratio is not None and ratio.has_limits]
-    return min(limited, key=lambda ratio: ratio.high / ratio.low, default=Estimate(value))
-
-
-def _divide_columns(row: Row, base: Row, name: str, stem: str) -> Estimate | None:
-    figure, base_figure = (estimate_of(each, name, stem) for each in (row, base))
-    return None if figure is None or base_figure is None else divide_estimates(figure, base_figure)
+def decide_ratio(row: Row, base: Row, estimate_ratio: EstimateRatio, confidence: float = CONFIDENCE) -> Estimate:
+    """Return the throughput of a row over that of another, with limits if a verdict may rest on both."""
+    ratio = estimate_ratio(row, base)
+    return (LogMean(ratio.mean) if explain_no_verdict(row, base) else ratio).to_estimate(confidence)
 
 
 def estimate_of(row: Row, name: str, stem: str | None = None) -> Estimate | None:
@@ -72,4 +72,4 @@ def estimate_of(row: Row, name: str, stem: str | None = None) -> Estimate | None
 def count_missing_repeats(*rows: Row) -> int:
     """Return how many repeats give these rows limits over repeats, or narrower ones: twice as many as there are."""
     most = max((row.get("repeats") or 1 for row in rows), default=1)
-    return 2 * most if most >= REPEATS else REPEATS
+    return 2 * most if most >= SWEEP_REPEATS else SWEEP_REPEATS

@@ -26,7 +26,7 @@ def explain_error(error: BaseException, arguments: list[str]) -> str:
     """Return one line for an error that composing and checking the config of these arguments raised."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
-    if isinstance(error, OSError) and not isinstance(error, HydraException):  # a missing YAML file is both
+    if isinstance(error, OSError) and not isinstance(error, HydraException):  # some of Hydra's are both
         where = error.filename or "output folder"
         return f"{where}: {error.strerror or error}; choose another hydra.run.dir or hydra.sweep.dir"
     if not isinstance(error, EXPECTED_ERRORS):

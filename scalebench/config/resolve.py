@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from scalebench.config import validate
 from scalebench.config.placement import Placement, compute_placement
 from scalebench.config.support import find_unsupported_reasons
+from scalebench.core import private_network
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.config_fingerprint import compute_fingerprint
 from scalebench.core.errors import InputError, PluginError
@@ -43,7 +44,12 @@ def resolve(config: Config) -> RunSpec:
         draft = step(draft)
     config, placement = draft.config, draft.placement
     assert placement is not None
-    flags = {"oversubscribed": placement.oversubscribed, "approximate": config.strategy.approximate is not None}
+    unsupported = "; ".join(find_unsupported_reasons(config, draft.gpus, placement)) or None
+    flags = {
+        "oversubscribed": placement.oversubscribed,
+        "approximate": config.strategy.approximate is not None,
+        "open_port": unsupported is None and private_network.opens_ports(config),
+    }
     return RunSpec(
         config=config,
         device=config.hardware.devices,
@@ -54,7 +60,7 @@ def resolve(config: Config) -> RunSpec:
         global_batch=draft.global_batch,
         fingerprint=compute_fingerprint(config, draft.gpus, config.hardware.devices),
         flags=[flag for flag, raised in flags.items() if raised],
-        unsupported="; ".join(find_unsupported_reasons(config, draft.gpus, placement)) or None,
+        unsupported=unsupported,
         plugin_error=None if draft.plugin_error is None else str(draft.plugin_error),
         plugin_traceback="" if draft.plugin_error is None else draft.plugin_error.log,
     )

@@ -7,6 +7,7 @@ import shutil
 
 from scalebench.config import horovod_build
 from scalebench.config.placement import Placement, find_binding_problem
+from scalebench.core import private_network
 from scalebench.core.machine import machine
 from scalebench.core.spec import Config, HardwareSpec, StrategySpec, has_stop
 from scalebench.slurm.commands import Slurm, in_allocation
@@ -35,6 +36,8 @@ def find_unsupported_reasons(config: Config, gpus: int, placement: Placement) ->
         reasons.append(placement.shortage)
     reasons += _check_launcher(config, gpus, nodes)
     reasons += _check_user_model(config)
+    if not reasons and (refusal := private_network.explain_refusal(config)) is not None:
+        reasons.append(refusal)
     if config.dataset.prefetch == "device" and hardware.devices == "cpu":
         reasons.append("dataset.prefetch=device copies to a GPU ahead of time and there is none; use queue")
     # Last, and only if nothing else prevents the run: inspecting Horovod takes seconds. The MPI and NCCL of a host that

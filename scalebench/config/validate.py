@@ -10,7 +10,7 @@ import math
 import re
 
 from scalebench.core.errors import InputError
-from scalebench.core.machine.machine import SECRET_VARIABLES
+from scalebench.core.machine.variables import SECRET_VARIABLES
 from scalebench.core.spec import NO_VALIDATION_SAMPLES, Config, HardwareSpec, TrainSpec, has_stop
 from scalebench.workloads import datasets
 

@@ -76,15 +76,14 @@ def _read_error(path: Path, group: str) -> str | None:
     if group not in NAMED_GROUPS or "@package" in path.read_text(errors="replace"):
         return None
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     try:
         tree = {key: value for key, value in read_yaml(path).items() if key != "defaults"}
         OmegaConf.merge(OmegaConf.structured(NAMED_GROUPS[group]), tree)
     except PluginError as error:
         return str(error).partition(" cannot be read: ")[2]
-    except OmegaConfBaseException as error:
-        return str(error).splitlines()[0]
+    except Exception as error:  # not only OmegaConf's own
+        return str(error).partition("\n")[0] or type(error).__name__
     return None
 
 
@@ -123,12 +122,10 @@ def strategy_option_defaults(strategy: str) -> dict[str, Any]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file as it is written. PluginError where it is none, since the built-in ones are all valid."""
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
     try:
         tree: Any = OmegaConf.to_container(OmegaConf.load(path))
-    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+    except Exception as error:  # those of yaml and OmegaConf, brackets without end, and more
         raise PluginError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         raise PluginError(f"{path} cannot be read: it should have keys with values")

@@ -22,12 +22,15 @@ LATER_KEYS: tuple[tuple[str, str, Any], ...] = (
     *(("hardware", key, None) for key in ("interface", "node_copy")),
 )
 # The same for options of strategies.
-LATER_OPTIONS: dict[str, Any] = {"overlap": True}
+LATER_OPTIONS: dict[str, Any] = {"overlap": True, "open_port": False}
+ACCESS_OPTIONS = ("open_port",)  # who can reach the processes, which changes nothing of what they do
 
 
 def normalize_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return a strategy's options without later ones at their default, so that older runs equal newer ones."""
-    return {key: value for key, value in options.items() if key not in LATER_OPTIONS or value != LATER_OPTIONS[key]}
+    """Return a strategy's options without later ones at their default, so that older runs equal newer ones, and without
+    those that change nothing of the training."""
+    changed = {key: value for key, value in options.items() if key not in LATER_OPTIONS or value != LATER_OPTIONS[key]}
+    return {key: value for key, value in changed.items() if key not in ACCESS_OPTIONS}
 
 
 def compute_fingerprint(config: Config, gpus: int, device: str) -> str:

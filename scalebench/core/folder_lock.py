@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import build_record
+from scalebench.core.json_files import read_record
 from scalebench.core.process import is_process_alive
 from scalebench.core.run_folder import LOCK_FILE
 
@@ -106,6 +106,6 @@ def _describe_this_process() -> LockHolder:
 def _read_holder(path: Path) -> LockHolder | None:
     """Return the holder that wrote the file; None where the file is missing, empty or cut short."""
     try:
-        return build_record(LockHolder, json.loads(path.read_text(encoding="utf-8")), ignore_unknown=True)
+        return read_record(path, LockHolder, ignore_unknown=True)
     except (ValueError, FileNotFoundError):
         return None

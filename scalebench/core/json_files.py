@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from scalebench.core.untrusted import MAX_FILE_BYTES, read_plain_file
+
 T = TypeVar("T")
 DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
 # msgspec 0.22 crashes where two threads decode into a dataclass for the first time. Reentrant for signal handlers.
@@ -36,12 +38,15 @@ def write_json(path: Path, content: Any) -> None:
     Raises ValueError for NaN and infinities, which are not JSON, and OSError when the folder is full or not writable;
     no temporary file is left then.
     """
-    write_text(path, _encode(content))
+    write_text(path, format_json(content))
 
 
-def _encode(content: Any) -> str:
+def format_json(content: Any, escape_all: bool = True) -> str:
+    """Return the text that `write_json` writes, with or without escapes for all but ASCII; ValueError for NaN and
+    infinities."""
     # The standard library's encoder: msgspec's writes null for NaN and refuses numpy's floats.
-    return json.dumps(content, indent=1, allow_nan=False, default=dataclasses.asdict) + "\n"
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=escape_all, default=dataclasses.asdict)
+    return f"{text}\n"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -64,7 +69,7 @@ def rewrite_json(path: Path, content: Any) -> None:
         if error.errno not in DISK_FULL_ERRNOS or not path.exists():
             raise
         with open(path, "r+", encoding="utf-8") as file:
-            file.write(_encode(content))
+            file.write(format_json(content))
             file.truncate()
 
 
@@ -106,9 +111,17 @@ def read_tail(path: Path, limit_bytes: int) -> str:
         return file.read(limit_bytes).decode("utf-8", "replace")
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file; ValueError when it is cut short or not JSON."""
-    return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+def read_json(path: Path, max_bytes: int = MAX_FILE_BYTES) -> Any:
+    """Read a JSON file; ValueError when it is no plain file, too large, cut short or not JSON."""
+    return parse_json(read_plain_file(path, max_bytes=max_bytes))
+
+
+def parse_json(content: bytes) -> Any:
+    """Parse the content of a JSON file; ValueError when it is none, or nested deeper than any record."""
+    try:
+        return json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
+    except (RecursionError, MemoryError) as error:
+        raise ValueError(f"too deeply nested, or too large ({type(error).__name__})") from error
 
 
 def _refuse_constant(constant: str) -> None:
@@ -117,15 +130,18 @@ def _refuse_constant(constant: str) -> None:
 
 def read_record(path: Path, record_type: type[T], ignore_unknown: bool = False) -> T:
     """Read a dataclass from a JSON file; ValueError as those of `read_json` and `build_record`."""
+    return parse_record(read_plain_file(path), record_type, ignore_unknown)
+
+
+def parse_record(content: bytes, record_type: type[T], ignore_unknown: bool = False) -> T:
+    """Parse a dataclass from the content of a JSON file; raises as `read_record`."""
     if ignore_unknown:
         try:
-            with path.open("rb", buffering=0) as file:
-                content = file.read()
             with _decoding:
                 return msgspec.json.decode(content, type=record_type)
-        except (msgspec.DecodeError, RecursionError):
-            pass  # read again below: for the reason, and since the standard library also takes lone surrogates
-    return build_record(record_type, read_json(path), ignore_unknown)
+        except (msgspec.DecodeError, RecursionError, MemoryError):
+            pass  # parsed again below: for the reason, and since the standard library also takes lone surrogates
+    return build_record(record_type, parse_json(content), ignore_unknown)
 
 
 def build_record(record_type: type[T], tree: Any, ignore_unknown: bool = False) -> T:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 POLL_INTERVAL_S = 0.02
 # Each of these ends a program that does not handle it: Ctrl-C and Ctrl-\, a scheduler's SIGTERM and its warnings before
@@ -17,6 +18,8 @@ POLL_INTERVAL_S = 0.02
 ENDING_SIGNALS = (
     signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
 )  # fmt: skip
+# Set by the launcher for rank 0: the address of this host on which it waits for the other ranks; "": all interfaces.
+LISTEN_ADDRESS = "SCALEBENCH_LISTEN_ADDRESS"
 
 
 class Cancellation(threading.Event):
@@ -68,6 +71,8 @@ def is_process_alive(pid: int, started_at_s: float) -> bool:
     """
     import psutil
 
+    if pid <= 0:  # in a file that somebody else wrote
+        return False
     try:
         return bool(abs(psutil.Process(pid).create_time() - started_at_s) < 1.0)
     except psutil.Error:
@@ -103,28 +108,36 @@ def read_anonymous_bytes(pid: int | None) -> int | None:
     return int(memory.rss - memory.shared)
 
 
+class ProcessStat(NamedTuple):
+    parent: int
+    cpu_s: float  # that it has used
+
+
+def read_process_stat(pid: int) -> ProcessStat | None:
+    """Return a process's parent and CPU seconds; None when it is gone. Read from /proc directly: psutil opens several
+    files for each process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()  # the name before it may contain anything
+        return ProcessStat(int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 class CpuMeter:
     """The CPU seconds that some processes of this host have used, with the processes that they had started by now."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         import psutil
 
-        self._processes = []
+        self._pids: list[int] = []
         for pid in pids:
             with contextlib.suppress(psutil.Error):
-                process = psutil.Process(pid)
-                self._processes += [process, *process.children(recursive=True)]
+                self._pids += [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
 
     def read_s(self) -> float:
         """Return the seconds of those that still exist."""
-        import psutil
-
-        total_s = 0.0
-        for process in self._processes:
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                total_s += times.user + times.system
-        return total_s
+        return sum(stat.cpu_s for pid in self._pids if (stat := read_process_stat(pid)))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -17,9 +16,11 @@ from typing import Annotated, Any
 import msgspec
 
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import read_json, read_record, write_json
+from scalebench.core.json_files import format_json, parse_json, parse_record, write_text
 from scalebench.core.machine.machine import Machine
+from scalebench.core.machine.variables import mask_credentials
 from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.untrusted import FileRefused, read_plain_file
 
 SCHEMA_VERSION = 2
 SCHEMA_PATH = Path(__file__).with_name("result.schema.json")
@@ -432,9 +433,12 @@ def _merge_points(points: tuple[CurvePoint, ...]) -> CurvePoint:
 
 
 def write_result(result: Result, folder: Path) -> Path:
-    """Write result.json completely or not at all; OSError when the folder is full or not writable."""
+    """Write result.json completely or not at all, without user and password in addresses; OSError when the folder is
+    full or not writable."""
     path = folder / RESULT_FILE
-    write_json(path, result)
+    text = mask_credentials(format_json(result, escape_all=False))
+    # Bytes of a file name that are no Unicode are lone surrogates in Python, which no reader takes.
+    write_text(path, text.encode("utf-8", "replace").decode("utf-8"))
     return path
 
 
@@ -445,15 +449,17 @@ def read_result(path: Path) -> Result:
     are ignored, since later nullable ones keep the version. Raises InputError, in one line, for a file
     that is missing, cut short, of another schema version or no valid record.
     """
-    if _is_special(path):  # opening a pipe would wait for a writer
-        raise InputError(f"{path} is no plain file; remove it")
     try:
-        result = read_record(path, Result, ignore_unknown=True)
-        datetime.fromisoformat(result.started_at)
+        content = read_plain_file(path, follow_link=True)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        _refuse_damaged(path)
+    except FileRefused as error:
+        raise InputError(f"{path} {error}") from error
+    try:
+        result = parse_record(content, Result, ignore_unknown=True)
+        datetime.fromisoformat(result.started_at)
+    except ValueError as error:
+        _refuse_damaged(path, content)
         raise InputError(f"{path} is no valid record: {error}; run it again, or remove its folder") from error
     if result.schema_version != SCHEMA_VERSION:
         raise InputError(_other_version(path, result.schema_version))
@@ -463,15 +469,11 @@ def read_result(path: Path) -> Result:
     return result
 
 
-def _is_special(path: Path) -> bool:
-    return not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path)
-
-
-def _refuse_damaged(path: Path) -> None:
+def _refuse_damaged(path: Path, content: bytes) -> None:
     """Raise InputError for a file that is no JSON, or of another version, where the faults of fields say nothing."""
     try:
-        tree = read_json(path)
-    except (ValueError, RecursionError) as error:
+        tree = parse_json(content)
+    except ValueError as error:
         raise InputError(f"{path} is no whole JSON file ({error}); run it again, or remove its folder") from error
     version = tree.get("schema_version") if isinstance(tree, dict) else None
     if version != SCHEMA_VERSION:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import build_record, read_json, read_record, write_json
+from scalebench.core.untrusted import MAX_FILE_BYTES
 
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
@@ -215,11 +216,13 @@ def write_rank_file(path: Path, record: Any, write: Callable[[Path, Any], None] 
     write(path, {"run_id": os.environ.get(RUN_ID_VARIABLE), **vars(record)})
 
 
-def read_rank_file(path: Path, record_type: type[Record], run_id: str | None = None) -> Record | None:
+def read_rank_file(
+    path: Path, record_type: type[Record], run_id: str | None = None, max_bytes: int = MAX_FILE_BYTES
+) -> Record | None:
     """Read such a report. None where it is missing or incomplete, or of another run than `run_id`, whose ranks may
     still write after their parent was killed; with `run_id` None that of any run counts."""
     try:
-        tree = read_json(path)
+        tree = read_json(path, max_bytes)
         of_run = tree.pop("run_id", None)
         return build_record(record_type, tree) if run_id in (None, of_run) else None
     except (OSError, ValueError, AttributeError, TypeError):
@@ -228,8 +231,6 @@ def read_rank_file(path: Path, record_type: type[Record], run_id: str | None = N
 
 def has_marker(path: Path, record_type: type) -> bool:
     """Return whether `path` is a plain file that reads as such a record, which marks its folder as ours."""
-    if not _is_plain(path):
-        return False
     try:
         read_record(path, record_type, ignore_unknown=True)
     except (OSError, ValueError):
@@ -260,7 +261,8 @@ def refuse_foreign_folder(folder: Path) -> None:
 
 def has_foreign_content(folder: Path, marker: str, *others: str) -> bool:
     """Return whether `folder` holds more than Hydra's own files, a lock, `others`, and the temporary file of a
-    `marker`. Raise InputError where it is no folder."""
+    `marker`. Raise InputError where it is no folder, or could not be shown later."""
+    check_folder_name(folder)
     try:
         with os.scandir(folder) as entries:
             names = [
@@ -274,6 +276,15 @@ def has_foreign_content(folder: Path, marker: str, *others: str) -> bool:
         raise InputError(f"{folder} is no folder; choose another one") from None
     temporaries = {name for name in names if (match := _TEMPORARY.fullmatch(name)) and match[1] == marker}
     return bool(set(names) - temporaries - {LOCK_FILE, *others})
+
+
+def check_folder_name(folder: Path) -> None:
+    """Raise InputError for bytes that are no UTF-8, which no column of a frame and no page can hold."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        name = str(folder).encode("utf-8", "backslashreplace").decode()
+        raise InputError(f"{name} is no UTF-8: rename it, or choose another folder") from None
 
 
 def _is_made_by_hydra(folder: Path) -> bool:

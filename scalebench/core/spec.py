@@ -22,6 +22,7 @@ OPTIMIZERS = ("adam", "adamw", "sgd", "momentum", "rmsprop")
 NO_VALIDATION_SAMPLES = (
     "train.stop.target is of the validation metric, and there are fewer samples to validate than replicas"
 )
+SWEEP_REPEATS = 3  # the fewest that give an interval; of a configuration where measure.repeats leaves it open
 CHIEF = "chief"  # the role of the only process that measures, where processes have roles
 FIRST_REPEAT_ONLY = ("evaluate", "probes", "trace", "collectives", "bandwidth", "timeline")  # keys of MeasureSpec
 
@@ -184,7 +185,7 @@ class MeasureSpec:
     evaluate: bool = True
     hang_s: float = number_field(300.0, positive=True)  # a run without progress for so long is ended
     timeout_s: float = number_field(3600.0, positive=True)  # of the whole run
-    # Starts of each run; null: three in a sweep of measured throughputs, else one (RunSpec.repeats).
+    # Starts of each run; null: SWEEP_REPEATS in a sweep of measured throughputs, else one (RunSpec.repeats).
     repeats: int | None = number_field(None, at_least=1, at_most=1000)
     # Of the runs of a sweep, within each repeat. auto: rounds where runs can take turns, else given.
     order: str = choice_field("auto", "rounds", "given", "random")

@@ -10,6 +10,7 @@ from typing import Any
 
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_record, write_json
+from scalebench.core.machine.variables import mask_credentials
 from scalebench.core.process import is_process_alive
 from scalebench.core.run_folder import RESULT_FILE, has_foreign_content, has_marker
 
@@ -58,6 +59,11 @@ class SweepRecord:
     def left_out(self) -> list[PlannedRun]:
         """The runs that were left out because of sweep.max_minutes."""
         return [run for run in self.runs if run.left_out]
+
+    @property
+    def time_limit_text(self) -> str:
+        """The key by which runs were left out, with its value as far as the file has it."""
+        return "sweep.max_minutes" if self.max_minutes is None else f"sweep.max_minutes={self.max_minutes:g}"
 
     def is_alive(self, hostname: str) -> bool | None:
         """Return whether the sweep's program still runs; None on another machine, from which that cannot be seen."""
@@ -109,7 +115,8 @@ def refuse_foreign_sweep_folder(folder: Path) -> None:
 
 
 def new_sweep_record(arguments: list[str], started_at: str, hostname: str, max_minutes: float | None) -> SweepRecord:
-    """Return the record of a sweep that this process begins."""
+    """Return the record of a sweep that this process begins, without passwords in its arguments."""
     import psutil
 
-    return SweepRecord(started_at, arguments, hostname, os.getpid(), psutil.Process().create_time(), max_minutes)
+    shown = list(map(mask_credentials, arguments))
+    return SweepRecord(started_at, shown, hostname, os.getpid(), psutil.Process().create_time(), max_minutes)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scalebench.core.json_files import rewrite_json
 from scalebench.core.run_folder import progress_path, read_rank_file, write_rank_file
+from scalebench.core.untrusted import MAX_SMALL_FILE_BYTES
 
 WRITE_INTERVAL_S = 0.5
 PARKED = "parked"  # the phase of a rank that waits for its turn
@@ -75,7 +76,7 @@ class ProgressFile:
 
 def read_progress(folder: Path, rank: int, run_id: str | None = None) -> RankProgress | None:
     """Return the last progress of a rank of this run (None: of any run there), or None before its first."""
-    return read_rank_file(progress_path(folder, rank), RankProgress, run_id)
+    return read_rank_file(progress_path(folder, rank), RankProgress, run_id, MAX_SMALL_FILE_BYTES)
 
 
 def rss_anon_bytes() -> int | None:

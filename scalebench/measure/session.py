@@ -83,7 +83,8 @@ class Session:
     def _measure(self, train: Source, training: TrainingRun | None) -> None:
         settings = self.spec.repeat_settings
         synchronous = not self.spec.config.strategy.independent
-        # What is left of a warm-up does not average out over repeats, so its end is as precise as requested.
+        # A warm-up that is not over distorts every repeat in the same direction. More repeats do not average that out,
+        # so the end of the warm-up is found with the requested precision, and not with that of one repeat.
         warmup = Warmup(self.strategy, self.spec.config.measure, synchronous, self._report, self._clock)
         measure = create_measure_phase(self.strategy, settings, synchronous, self._report, self._clock)
         if self._gate is not None:

@@ -14,7 +14,7 @@ from scalebench.strategies.base import NotMeasured, Strategy
 Clock = Callable[[], float]
 WARMUP_CALLS = 2  # the first may compile, the second may still set something up
 MAX_REPEATS = 100_000  # of a short action in one block
-# Of blocks on a GPU, see choose_block_s.
+# On a GPU, which runs behind the host, blocks are longer and have more steps: choose_block_s says why.
 ASYNC_BLOCK_S, ASYNC_BLOCK_STEPS, MAX_ASYNC_BLOCK_S = 0.25, 10, 2.5
 
 

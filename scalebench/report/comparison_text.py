@@ -28,11 +28,10 @@ from scalebench.analysis.comparison.pairing import ComparisonRow
 from scalebench.analysis.comparison.unmatched import UnmatchedRow
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.units import format_number
+from scalebench.core.untrusted import clean_line, clean_text
 
 VERSION = 2
 SUITE = "scalebench.compare"
-# Characters that XML 1.0 cannot hold, escaped or not; lone surrogates represent bytes that were no text.
-NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 MARKUP = re.compile(r"([\\`*_\[\]#|~>$@]|:(?=//|\w+:)|^[-+])")
 EXIT_STATUS = {OK: 0, REGRESSION: 3, NOT_COMPARABLE: 4, FAILED_RUN: 5, TOO_LITTLE_DATA: 6}
 MAX_LINES = 20  # of rows without a partner, and of differences
@@ -50,11 +49,6 @@ def format_comparison(comparison: Comparison, width: int = WIDTH) -> str:
     for line in list_sentences(comparison):
         console.print(clean_line(line), markup=False, soft_wrap=True)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-
-
-def clean_line(text: str) -> str:
-    """Return one line without characters that would move a terminal's cursor or cannot be encoded."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def list_columns(contrast: Contrast) -> list[str]:
@@ -267,7 +261,7 @@ def make_junit(comparison: Comparison, exit_code: int) -> str:
                 is_error = exit_code == EXIT_STATUS[TOO_LITTLE_DATA]
                 _add_child(case, "error" if is_error else "skipped", pair.notes[-1], TOO_LITTLE_DATA)
             else:
-                ET.SubElement(case, "system-out").text = _replace_unprintable(text)
+                ET.SubElement(case, "system-out").text = clean_text(text)
     for row in comparison.unmatched:
         case = _add_case(suite, f"{format_label(row.label)}: {row.side} {row.run_id}".rstrip())
         failed = row.failed and comparison.threshold is not None
@@ -280,7 +274,7 @@ def make_junit(comparison: Comparison, exit_code: int) -> str:
     for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(name, str(tags.count(tag)))
     suite.set("tests", str(len(suite)))
-    ET.SubElement(suite, "system-out").text = _replace_unprintable("\n".join(list_sentences(comparison)))
+    ET.SubElement(suite, "system-out").text = clean_text("\n".join(list_sentences(comparison)))
     suites = ET.Element("testsuites")
     suites.append(suite)
     ET.indent(suites)
@@ -288,17 +282,13 @@ def make_junit(comparison: Comparison, exit_code: int) -> str:
 
 
 def _add_case(suite: ET.Element, name: str) -> ET.Element:
-    return ET.SubElement(suite, "testcase", classname=SUITE, name=_replace_unprintable(name))
+    return ET.SubElement(suite, "testcase", classname=SUITE, name=clean_text(name))
 
 
 def _add_child(case: ET.Element, tag: str, message: str, kind: str | None) -> None:
-    child = ET.SubElement(case, tag, message=_replace_unprintable(message))
+    child = ET.SubElement(case, tag, message=clean_text(message))
     if kind is not None and tag != "skipped":
         child.set("type", kind)
-
-
-def _replace_unprintable(text: str) -> str:
-    return NOT_XML.sub("?", text)
 
 
 def make_markdown(comparison: Comparison) -> str:

@@ -6,17 +6,21 @@ plain: a renderer escapes them, and nothing in them is markup.
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 from scalebench.analysis.scaling_curves import Curve, format_group_title
 from scalebench.analysis.scaling_curves import group_curves as group_by_workload
 from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
+from scalebench.core.untrusted import clean_text
 from scalebench.report.flag_text import to_number, to_text
 
 MAX_CURVES = 24  # of a chart; more are not distinguishable
@@ -27,12 +31,13 @@ TAG_COLUMNS = ("model", "strategy", "hardware")
 THROUGHPUT = "throughput_samples_per_s"
 DEVICES = "devices"
 REPEAT_ROWS = "repeat_rows"  # key of a curve's row: the rows of its repeats, where there are several
-CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # terminal colours, bells
 
 Number = float | None  # None: not measured
 Points = list[tuple[float, float]]
 Cells = Mapping[str, Any]  # the cells of one row of the frame
 Tags = Mapping[str, str]  # model, strategy, hardware: what a reader can filter by; without a tag, a block always shows
+T = TypeVar("T")  # what a row of a table shows
+CurveRow = tuple[Curve, Mapping[str, Any]]  # a row of a curve
 Workload = tuple[dict[str, str], list[Curve]]  # what curves share that may be drawn in one chart, and these curves
 
 
@@ -50,7 +55,7 @@ class Axis:
 @dataclass(frozen=True)
 class Series:
     """The points of one line, or bars. `low` and `high` are 95 % limits, absent or None where there is no interval;
-    `repeats` are the figures of the single repeats behind each point, which lines show as dots."""
+    `repeats` are the figures of the single repeats behind each point, which lines and bars show as dots."""
 
     name: str
     x: Sequence[float | str]
@@ -63,9 +68,17 @@ class Series:
     point_tags: Sequence[Tags] = ()  # one for each point, where they differ: bars of several strategies
     repeats: Sequence[Sequence[float]] = ()
 
-    def list_dots(self) -> list[tuple[Any, float]]:
-        """Return (x, y) of each single repeat."""
-        return [(x, y) for x, values in zip(self.x, self.repeats, strict=False) for y in values]
+    def list_limits(self) -> list[tuple[Number, Number]]:
+        """Return both limits of each point; None for both where one is missing or infinite."""
+        pairs = zip(self.low, self.high, strict=True) if self.low else itertools.repeat((None, None), len(self.x))
+        return [
+            (None, None) if low is None or high is None or math.isinf(low) or math.isinf(high) else (low, high)
+            for low, high in pairs
+        ]
+
+    def list_dots(self, places: Sequence[Any] | None = None) -> list[tuple[Any, float]]:
+        """Return (x, y) of each single repeat; `places` are other x of the points, as of bars side by side."""
+        return [(x, y) for x, values in zip(places or self.x, self.repeats, strict=False) for y in values]
 
 
 @dataclass(frozen=True)
@@ -157,6 +170,23 @@ class CurveGroup:
         text = re.sub(r"[^a-z0-9]+", "-", " ".join((*words, str(self.number), self.title)).lower())
         return text.strip("-")[:MAX_ID_LENGTH].strip("-")
 
+    def list_rows(self) -> list[tuple[CurveRow, Tags]]:
+        """Return each row with its curve, and its tags: the items of a table."""
+        return [((curve, row), curve.tags) for curve in self.curves for row in curve.rows]
+
+    def make_chart(
+        self,
+        section: str,
+        figure: str,
+        title: str,
+        axes: tuple[Axis, Axis],
+        series: Sequence[Series],
+        caption: str,
+        kind: Literal["lines", "bars"] = "lines",
+    ) -> Chart:
+        """Make a chart of these curves; its id and title say which they are."""
+        return Chart(self.make_id(section, figure), f"{title}: {self.title}", *axes, series, kind, caption)
+
     @property
     def tags(self) -> dict[str, str]:
         """The tags of a block that belongs to all curves of the group, whose strategies differ."""
@@ -221,6 +251,20 @@ def format_cell(value: Any, show: Callable[[Any], str]) -> Cell:
     return Cell("") if value is None else make_cell(show(value), value)
 
 
+def build_table(
+    table_id: str,
+    title: str,
+    columns: Mapping[str, Callable[[T], Cell]],
+    items: Iterable[tuple[T, Tags]],
+    words: Iterable[str] = (),
+    caption: str = "",
+) -> Table:
+    """Make a table with a row for each item and its tags; `columns` make its cells by their heads. Columns other than
+    the `words` are numbers."""
+    rows = [Row([make(item) for make in columns.values()], tags) for item, tags in items]
+    return Table(table_id, title, list(columns), rows, frozenset(columns) - set(words), caption)
+
+
 def make_line_series(curves: Iterable[Curve], column: str, stem: str = "") -> list[Series]:
     """Make a series of a column over devices, with the limits from `<stem>_low` and `_high`, for each curve that has a
     value. A row without a value is a gap."""
@@ -234,8 +278,8 @@ def make_bar_series(curves: Iterable[Curve], column: str) -> list[Series]:
     for line in make_line_series(curves, column):
         kept = [i for i, y in enumerate(line.y) if y is not None]
         low, high = ([limits[i] for i in kept] if limits else () for limits in (line.low, line.high))
-        x, y = [line.x[i] for i in kept], [line.y[i] for i in kept]
-        bars.append(replace(line, x=x, y=y, low=low, high=high, repeats=()))
+        x, y, repeats = [line.x[i] for i in kept], [line.y[i] for i in kept], [line.repeats[i] for i in kept]
+        bars.append(replace(line, x=x, y=y, low=low, high=high, repeats=repeats))
     return bars
 
 
@@ -305,12 +349,36 @@ def downsample(points: Sequence[tuple[float, float]], max_points: int) -> Points
     return [*kept, points[-1]]
 
 
-def clean_text(value: Any) -> Any:
-    """Remove what a document cannot show from a text, and return anything else unchanged. Lone surrogates become
-    question marks."""
-    if not isinstance(value, str) or hasattr(value, "__html__"):
-        return value
-    return CONTROL_SEQUENCES.sub("", value).encode("utf-8", "replace").decode("utf-8")
+class HomeFolder:
+    """The home folder of the user, which is `~` in a report: reports are shown to others."""
+
+    def __init__(self) -> None:
+        home = Path(os.path.expanduser("~"))
+        homes = {str(path) for path in (home, home.resolve()) if len(path.parts) > 1 and path.is_absolute()}
+        self._homes = tuple(homes)
+        names = "|".join(map(re.escape, sorted(homes, key=len, reverse=True))) or r"(?!)"
+        self._pattern = re.compile(rf"(?<![\w.~-])(?:{names})(?![\w-]|\.\w)")
+
+    def hide(self, text: str) -> str:
+        """Return a text with `~` for the home folder where a path begins with it."""
+        return self._pattern.sub("~", text) if any(home in text for home in self._homes) else text
+
+    def hide_in(self, part: Any) -> Any:
+        """Return a section, a block or any part of one with `~` in all its texts; itself, if there is none to write."""
+        if isinstance(part, str):
+            return self.hide(part)
+        if isinstance(part, Cell):
+            text = self.hide(part.text)
+            value = self.hide(part.value) if isinstance(part.value, str) else part.value
+            return part if (text, value) == (part.text, part.value) else replace(part, text=text, value=value)
+        if isinstance(part, (list, tuple)):
+            changed = [self.hide_in(each) for each in part]
+            return part if all(a is b for a, b in zip(changed, part, strict=True)) else changed
+        if is_dataclass(part) and not isinstance(part, type):
+            values = {each.name: getattr(part, each.name) for each in fields(part) if each.name != "id"}
+            texts = {name: new for name, value in values.items() if (new := self.hide_in(value)) is not value}
+            return replace(part, **texts) if texts else part
+        return part
 
 
 def make_relative_link(link: str, home: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
@@ -318,5 +386,5 @@ def make_relative_link(link: str, home: str | os.PathLike[str], folder: str | os
 
     It always begins with a dot and has no colon, so that it can neither run a script nor leave the disk.
     """
-    target = os.path.normpath(os.path.join(home, "./" + str(clean_text(link)).lstrip("/")))
+    target = os.path.normpath(os.path.join(home, "./" + clean_text(link).lstrip("/")))
     return "./" + quote(os.path.relpath(target, folder).replace(os.sep, "/"), safe="/")

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.core.errors import InputError
-from scalebench.report.document import Axis, Chart, Number, Series, clean_text
+from scalebench.core.untrusted import clean_line
+from scalebench.report.document import Axis, Chart, Number, Series
 from scalebench.report.html.plots import MAX_MARKED_POINTS, ChartStyles, LineStyle
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections import make_sections
@@ -120,7 +121,7 @@ def _make_figure(chart: Chart, styles: Sequence[LineStyle], figure_type: Any) ->
     _start_at_zero(axes, chart)
     axes.set_title(title)
     # matplotlib leaves out labels that begin with an underscore.
-    names = [_one_line(series.name) for series, _ in drawn]
+    names = [clean_line(series.name) for series, _ in drawn]
     labels = [f" {name}" if name.startswith("_") else name for name in names]
     if legend_columns:
         figure.legend(handles, labels, loc="outside lower center", ncols=legend_columns, frameon=False)
@@ -137,7 +138,7 @@ def _choose_layout(chart: Chart, drawn: Sequence[Series]) -> tuple[int, float, f
     legend_columns = (4 if width == PAGE_IN else 2) if len(drawn) > MAX_INSIDE_LEGEND else 0
     rows = -(-len(drawn) // legend_columns) if legend_columns else 0
     slanted = SLANTED_NAMES_IN if any(isinstance(x, str) for x in places) else 0.0
-    title = textwrap.wrap(_one_line(chart.title), int(width * CHARACTERS_PER_INCH))
+    title = textwrap.wrap(clean_line(chart.title), int(width * CHARACTERS_PER_INCH))
     height = HEIGHT_IN + slanted + len(title[1:]) * TITLE_LINE_IN + rows * LEGEND_ROW_IN
     return legend_columns, width, height, "\n".join(title)
 
@@ -145,7 +146,7 @@ def _choose_layout(chart: Chart, drawn: Sequence[Series]) -> tuple[int, float, f
 def _set_axis(axes: Any, which: str, axis: Axis, figures: Iterable[float]) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
-    getattr(axes, f"set_{which}label")(_one_line(axis.title))
+    getattr(axes, f"set_{which}label")(clean_line(axis.title))
     side = axes.xaxis if which == "x" else axes.yaxis
     log = axis.log and all(figure > 0 for figure in figures)  # values of 0 or less have no logarithm
     if log:
@@ -164,10 +165,6 @@ def _start_at_zero(axes: Any, chart: Chart) -> None:
         axes.set_ylim(bottom=0)
     if chart.kind != "lines" and axes.get_ylim()[0] < 0:
         axes.axhline(0, color="black", linewidth=0.6)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(str(clean_text(text)).split())
 
 
 def _draw_series(axes: Any, chart: Chart, drawn: StyledSeries) -> list[Any]:
@@ -195,11 +192,12 @@ def _draw_line(axes: Any, series: Series, style: LineStyle) -> Any:
         markerfacecolor="white" if is_open else colour, markersize=6 if series.style == "published" else None,
     )  # fmt: skip
     if dots := series.list_dots():
-        axes.plot(*zip(*dots, strict=True), color=colour, linestyle="none", marker=".", markersize=3, alpha=0.6)
-    low, high = _pair_limits(series)
-    if any(not math.isnan(limit) for limit in low) and not only_points and len(ys) > 1:
+        _draw_dots(axes, dots, colour)
+    limits = series.list_limits()
+    if any(low is not None for low, _ in limits) and not only_points and len(ys) > 1:
+        low, high = ([_to_float(limit) for limit in ends] for ends in zip(*limits, strict=True))
         axes.fill_between(series.x, low, high, color=colour, alpha=0.18, linewidth=0)
-    elif any(not math.isnan(limit) for limit in low):
+    else:
         _draw_whiskers(axes, series.x, series, colour)
     return handle
 
@@ -225,6 +223,8 @@ def _draw_bars(axes: Any, drawn: StyledSeries, stacked: bool) -> list[Any]:
                                 edgecolor="white", linewidth=0.4))  # fmt: skip
         if not stacked and series.low:
             _draw_whiskers(axes, xs, series, "black")
+        if not stacked and (dots := series.list_dots(xs)):
+            _draw_dots(axes, dots, "black")
     words = [x if isinstance(x, str) else f"{x:g}" for x in places]
     crowded = sum(map(len, words)) > 40
     axes.set_xticks(list(at.values()), words, rotation=30 if crowded else 0, ha="right" if crowded else "center")
@@ -232,22 +232,14 @@ def _draw_bars(axes: Any, drawn: StyledSeries, stacked: bool) -> list[Any]:
     return handles
 
 
+def _draw_dots(axes: Any, dots: Sequence[tuple[Any, float]], colour: str) -> None:
+    axes.plot(*zip(*dots, strict=True), color=colour, linestyle="none", marker=".", markersize=3, alpha=0.6)
+
+
 def _draw_whiskers(axes: Any, xs: Sequence[Any], series: Series, colour: str) -> None:
-    low, high = _pair_limits(series)
-    for x, lower, upper in zip(xs, low, high, strict=True):
-        if not math.isnan(lower):
-            axes.plot([x, x], [lower, upper], color=colour, linewidth=0.9, marker="_", markersize=3)
-
-
-def _pair_limits(series: Series) -> tuple[list[float], list[float]]:
-    """Return both limits of each point or NaN: an infinite upper limit, which the data cannot give, is not drawn."""
-    pairs = [(_get_limit(series.low, k), _get_limit(series.high, k)) for k in range(len(series.y))]
-    finite = [(low, high) if not math.isnan(low + high) else (math.nan, math.nan) for low, high in pairs]
-    return [low for low, _ in finite], [high for _, high in finite]
-
-
-def _get_limit(limits: Sequence[Number], number: int) -> float:
-    return _to_float(limits[number]) if number < len(limits) else math.nan
+    for x, (low, high) in zip(xs, series.list_limits(), strict=True):
+        if low is not None:
+            axes.plot([x, x], [low, high], color=colour, linewidth=0.9, marker="_", markersize=3)
 
 
 def _to_float(value: Number) -> float:

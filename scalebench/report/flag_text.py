@@ -29,6 +29,10 @@ ADVICE = {
         "Its steps are not those of the baseline on the same samples, as the strategy's YAML declares (approximate), "
         "so its speed is that of a different training. Compare what it reaches, too: train.stop.target."
     ),
+    "open_port": (
+        "Its processes listened on all interfaces of the machine while it ran, so that others could reach them: "
+        "TensorFlow's servers read and write files for everybody. docs/launching.md says where that is not needed."
+    ),
     "not_in_turns": (
         "It was measured by itself while the others of its sweep took turns: it did not fit beside them, or its "
         "processes could not be stopped. Compare it only as far as its interval over repeats allows."

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from html import escape as escape_tags
 from pathlib import Path
 
+from scalebench.core.untrusted import clean_line, clean_text
 from scalebench.report.document import (
     Axis,
     Block,
@@ -22,7 +23,6 @@ from scalebench.report.document import (
     Section,
     Series,
     Table,
-    clean_text,
     downsample,
     make_relative_link,
 )
@@ -78,7 +78,7 @@ def _render_block(block: Block, home: Path, folder: Path) -> Iterator[str]:
 def _render_code(block: Code) -> Iterator[str]:
     code = fence(block.text, LANGUAGES.get(block.language, block.language))
     if block.language == "log":  # folded away, as on the page
-        title = escape_tags(" ".join(clean_text(block.title or "log").split()), quote=False)
+        title = escape_tags(clean_line(block.title or "log"), quote=False)
         yield f"<details><summary>{title}</summary>\n\n{code}\n\n</details>"
         return
     if block.title:
@@ -136,7 +136,7 @@ def _format_at(series: Series, x: float | str, axis: Axis) -> str:
 
 def _format_value(series: Series, k: int, axis: Axis) -> str:
     """Return `0.93 [0.91, 0.95]`, in per cent `93.0 % [91.0, 95.0]`."""
-    y, low, high = (values[k] if k < len(values) else None for values in (series.y, series.low, series.high))
+    y, (low, high) = series.y[k], series.list_limits()[k]
     if y is None:
         return ""
     text = f"{_format_number(y, axis)} %" if axis.percent else _format_number(y, axis)
@@ -158,7 +158,7 @@ def _format_number(value: Number, axis: Axis) -> str:
 
 def escape(text: str) -> str:
     """Return one line that shows `text` in a heading or a cell of a table: without markup, HTML and links."""
-    line = ADDRESSES.sub("\0", " ".join(str(clean_text(text)).split()))
+    line = ADDRESSES.sub("\0", clean_line(text))
     line = escape_tags(SPECIAL.sub(r"\\\g<0>", line), quote=False)
     return EDGE_UNDERSCORES.sub(r"\\_", line).replace("\0", BREAK)
 
@@ -170,7 +170,7 @@ def escape_paragraph(text: str) -> str:
 
 def fence(text: str, language: str) -> str:
     """Return a block of code whose fence is longer than any within it."""
-    body = str(clean_text(text)).replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
+    body = clean_text(text).rstrip("\n")
     longest = max((len(run) for run in FENCE.findall(body)), default=0)
     marks = "`" * max(3, longest + 1)
     return f"{marks}{language}\n{body}\n{marks}"

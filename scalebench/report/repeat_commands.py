@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,13 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from scalebench.analysis.read_runs import Unreadable
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.config_files import list_options, strategy_option_defaults
+from scalebench.core.errors import InputError
+from scalebench.core.machine.variables import mask_credentials
+from scalebench.core.result import read_result
+from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.untrusted import FileRefused, read_text_list
 from scalebench.report.tables import SORT_COLUMNS, find_missing_baselines
 
 if TYPE_CHECKING:
     import pandas as pd
 
+OVERRIDES_FILE = ".hydra/overrides.yaml"
+ENVIRONMENT_VALUE = re.compile(r"\$\{\s*oc\.(env|decode)\b")
 RECIPES_FILE = Path(__file__).with_name("repeat_commands.yaml")
 AUTO_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # what PyTorch's backend=auto resolves to
 FIRST_PORT = 20010  # of an example
@@ -40,14 +49,13 @@ class Recipe:
     left_out: tuple[str, ...] = ()
 
 
-def make_command(row: Mapping[str, Any]) -> str:
+def make_command(row: Mapping[str, Any], unreadable: Unreadable | None = None) -> str:
     """Make the sweep that repeats a row of the frame with its baselines.
 
     It is made from what was typed, if Hydra's record of it is in the run's folder, else from the row's columns, which
-    do not hold everything.
+    do not hold everything. A record of Hydra's that cannot be used is added to `unreadable`.
     """
-    path = _overrides_file(row)
-    overrides = _read_overrides(path) if path.is_file() else _make_overrides(row)
+    overrides = _read_overrides(row, unreadable) or _make_overrides(row)
     overrides = _add_missing(overrides, row)
     if (row.get("repeats") or 1) > 1:
         overrides = [override for override in overrides if not override.startswith(("repeat=", "measure.repeats="))]
@@ -55,33 +63,44 @@ def make_command(row: Mapping[str, Any]) -> str:
     return f"python -m scalebench --multirun {shlex.join(overrides)}"
 
 
-def make_baseline_commands(frame: pd.DataFrame) -> list[str]:
-    """Make the sweeps that measure the rows without a baseline together with what they are compared with."""
+def make_baseline_commands(frame: pd.DataFrame, unreadable: Unreadable | None = None) -> list[str]:
+    """Make the sweeps that measure the rows without a baseline together with what they are compared with. `unreadable`
+    as for `make_command`."""
     rows = [row for row in plain_rows(frame.sort_values(SORT_COLUMNS)) if find_missing_baselines(row)]
-    return list(dict.fromkeys(map(_make_baseline_command, rows)))
+    return list(dict.fromkeys(_make_baseline_command(row, unreadable) for row in rows))
 
 
-def _make_baseline_command(row: dict[str, Any]) -> str:
-    path, overrides = _overrides_file(row), []
-    if path.is_file():
-        repeats = _uses_measure_repeats(path.with_name("config.yaml"))
-        overrides = [override for override in _read_overrides(path) if not (repeats and override.startswith("repeat="))]
+def _make_baseline_command(row: dict[str, Any], unreadable: Unreadable | None) -> str:
+    overrides = _read_overrides(row, unreadable)
+    if any(override.startswith("repeat=") for override in overrides) and _uses_measure_repeats(row):
+        overrides = [override for override in overrides if not override.startswith("repeat=")]
     return f"python -m scalebench --multirun {shlex.join(_add_missing(overrides, row))}"
 
 
-def _overrides_file(row: Mapping[str, Any]) -> Path:
-    return Path(str(row["path"])) / ".hydra" / "overrides.yaml"
+def _read_overrides(row: Mapping[str, Any], unreadable: Unreadable | None) -> list[str]:
+    """Return what the user typed, without Hydra's own keys and without passwords of addresses; empty if no record of it
+    can be used."""
+    folder = Path(str(row["path"]))
+    try:
+        overrides = read_text_list(folder, OVERRIDES_FILE)
+        if any(map(ENVIRONMENT_VALUE.search, overrides)):
+            raise FileRefused("takes values from the environment of the one who repeats it; type them yourself")
+    except (FileRefused, OSError) as error:
+        line = (folder / OVERRIDES_FILE, f"{folder / OVERRIDES_FILE} {getattr(error, 'strerror', None) or error}")
+        if unreadable is not None and line not in unreadable:
+            unreadable.append(line)
+        return []
+    return [mask_credentials(override) for override in overrides if not override.startswith("hydra.")]
 
 
-def _read_overrides(path: Path) -> list[str]:
-    """Return what the user typed, without Hydra's own keys."""
-    overrides = map(str, OmegaConf.load(path))
-    return [override for override in overrides if not override.startswith("hydra.")]
-
-
-def _uses_measure_repeats(config: Path) -> bool:
+def _uses_measure_repeats(row: Mapping[str, Any]) -> bool:
     """Return whether measure.repeats numbered the run, as it will again."""
-    return config.is_file() and (OmegaConf.select(OmegaConf.load(config), "measure.repeats") or 1) > 1
+    try:
+        measure = read_result(Path(str(row["path"])) / RESULT_FILE).spec.get("measure")
+    except InputError:  # removed since
+        return False
+    repeats = measure.get("repeats") if isinstance(measure, dict) else None
+    return isinstance(repeats, int) and repeats > 1
 
 
 def _add_missing(overrides: list[str], row: Mapping[str, Any]) -> list[str]:

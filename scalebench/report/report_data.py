@@ -1,12 +1,11 @@
 """The data that a report is made from: the rows of its runs, their records, and the files in their folders.
 
-A record may come from anybody, so a file that it names is read only if it is a plain file inside the run's own folder.
+Records may come from anybody: core/untrusted says which files that they name are read.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,8 +20,9 @@ from scalebench.analysis.repeats import Configurations
 from scalebench.core.json_files import read_json
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
+from scalebench.core.untrusted import MAX_SMALL_FILE_BYTES, clean_text
 from scalebench.measure.progress import RankProgress, read_progress
-from scalebench.report.document import REPEAT_ROWS
+from scalebench.report.document import REPEAT_ROWS, Block, Paragraph
 from scalebench.report.flag_text import to_text
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ MAX_PROGRESS_RANKS = 64  # ranks of an unfinished run whose progress files are r
 MAX_LOG_LINES = 30
 MAX_LOG_BYTES = 64 * 1024  # a log may be larger than memory
 MAX_LINE_LENGTH = 500
-TERMINAL_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # colours and cursor movements
-CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 Row = dict[str, Any]  # the cells of the frame that DETAIL_COLUMNS and the name columns list, None for null
 GLOBAL_NAME_COLUMNS = ("hardware", "scaling")  # part of every name where any two of the listed runs differ in them
@@ -52,7 +50,9 @@ REPEAT_COLUMNS = ["fingerprint", "machine", "framework_version"]  # equal in all
 DOT_COLUMNS = [
     *("throughput_samples_per_s", "step_s", "epoch_s", "device_hours_per_epoch", "energy_j_per_epoch"),
     *(f"{figure}_{kind}" for figure in ("speedup", "efficiency") for kind in ("self", "bare", "given")),
-    *("sync_exposed_s", "sync_isolated_s", "sync_per_epoch_s"),
+    *("sync_exposed_s", "sync_isolated_s", "sync_per_epoch_s", "state_bytes", "peak_memory_bytes", "rss_peak_bytes"),
+    *("gpu_util_mean", "gpu_power_w_mean", "sm_clock_mhz_mean", "sm_clock_mhz_min", "mem_clock_mhz_min"),
+    *("cpu_util_mean", "net_sent_bytes_per_s", "net_received_bytes_per_s"),
 ]
 RUN_COLUMNS = tuple(dict.fromkeys([*DETAIL_COLUMNS, *GLOBAL_NAME_COLUMNS, *NAME_COLUMNS]))
 
@@ -71,6 +71,7 @@ class ReportData:
     published: pd.DataFrame | None = None  # rows of published studies (--reference)
     configurations: Configurations = field(default_factory=Configurations)  # ratios between pooled rows
     files: RunFiles = field(default_factory=lambda: RunFiles([]))  # all that was searched
+    full_paths: bool = False  # else those below the home folder begin with ~
     _records: dict[str, Result] = field(default_factory=dict)  # cache of records
 
     @cached_property
@@ -129,19 +130,22 @@ def load_report_data(
     min_efficiency: float = 0.8,
     baseline: str | Path | None = None,
     references: Sequence[str] = (),
+    full_paths: bool = False,
 ) -> ReportData:
     """Load all readable runs at or below `paths`; the other files are listed as `unreadable`.
 
     `baseline` names a run that speedups are also computed against (analysis/named_baseline), `references` published
-    studies whose rows are shown beside the measured ones. Raises InputError if no result can be read, or if the
-    baseline or a study does not exist.
+    studies whose rows are shown beside the measured ones. With `full_paths` the home folder is written out.
+    Raises InputError if no result can be read, or if the baseline or a study does not exist.
     """
     published = None
     if references:
         from scalebench.analysis.published import load_published
 
         published = load_published(list(references))
-    return make_report_data(paths, load.survey(list(paths), baseline), min_efficiency, published)
+    data = make_report_data(paths, load.survey(list(paths), baseline), min_efficiency, published)
+    data.full_paths = full_paths
+    return data
 
 
 def make_report_data(
@@ -183,14 +187,15 @@ def name_runs(rows: Sequence[Row]) -> dict[str, str]:
     return names
 
 
-def describe_left_out_runs(report_data: ReportData) -> str:
-    """Return a sentence if not all runs are shown in detail, else an empty text."""
+def list_left_out_runs(report_data: ReportData) -> list[Block]:
+    """Return a paragraph if not all runs are shown in detail."""
     if len(report_data.detailed_run_ids) == len(report_data.frame):
-        return ""
-    return (
+        return []
+    text = (
         f"Single runs are shown for the first repeat of {len(report_data.detailed_run_ids)} configurations, out of "
         f"{len(report_data.frame):,} runs: a report reads at most {MAX_DETAILED_RUNS} records."
     )
+    return [Paragraph(text)]
 
 
 def select_first_repeats(rows: Sequence[Row], count: int) -> list[Row]:
@@ -218,18 +223,6 @@ def _make_unique(name: str, used: set[str]) -> str:
     return unique
 
 
-def find_run_file(folder: Path, name: str) -> Path | None:
-    """Return the plain file `name` of `folder`; None if there is none, or if it is elsewhere, also through a link."""
-    relative = Path(name)
-    if "\0" in name or relative.is_absolute() or ".." in relative.parts:
-        return None
-    try:
-        path = (folder / relative).resolve()
-        return path if path.is_file() and path.is_relative_to(folder.resolve()) else None
-    except OSError:  # a name that is too long
-        return None
-
-
 def read_log_tail(path: Path, max_lines: int = MAX_LOG_LINES) -> str:
     """Return the last lines of a log as plain text, whatever its bytes are. Raises OSError if it cannot be read.
 
@@ -239,8 +232,8 @@ def read_log_tail(path: Path, max_lines: int = MAX_LOG_LINES) -> str:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - MAX_LOG_BYTES))
         content = file.read(MAX_LOG_BYTES)
-    lines = TERMINAL_ESCAPES.sub("", content.decode("utf-8", "replace")).splitlines()[-max_lines:]
-    return "\n".join(CONTROL_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", line)[:MAX_LINE_LENGTH] for line in lines)
+    lines = clean_text(content.decode("utf-8", "replace")).splitlines()[-max_lines:]
+    return "\n".join(line[:MAX_LINE_LENGTH] for line in lines)
 
 
 @dataclass(frozen=True)
@@ -264,7 +257,7 @@ def describe_unfinished_run(folder: Path) -> UnfinishedRun:
 def _read_tags_and_devices(folder: Path) -> tuple[dict[str, str], str]:
     """Read them from the spec, which may be half written or hold anything."""
     try:
-        tree = read_json(folder / SPEC_FILE)
+        tree = read_json(folder / SPEC_FILE, MAX_SMALL_FILE_BYTES)
     except (OSError, ValueError):
         return {}, ""
     names = {name: _look_up(tree, "config", name, "name") for name in ("model", "strategy", "hardware")}

@@ -11,7 +11,8 @@ from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.scaling_curves import Curve, format_group_title, group_curves
 from scalebench.core import units
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import Estimate, estimate_mean, scale_estimate, sum_estimates
+from scalebench.core.stats.estimate_arithmetic import combine
+from scalebench.core.stats.estimates import Estimate, estimate_mean, scale_estimate
 from scalebench.report.document import (
     MAX_CURVES,
     MAX_ROWS,
@@ -118,14 +119,13 @@ def step_interval(result: Result) -> Estimate | None:
 def compute_rest(result: Result, step: Estimate | None) -> tuple[Estimate | None, str]:
     """Return the step time that no part explains, with a remark. It is negative within noise if the parts are all
     there is."""
-    totals = [estimate_mean(blocks) for blocks in _sum_interleaved_parts(result)]
-    negated = [Estimate(-total.value, -total.high, -total.low) for total in totals if total is not None]
-    if step is None or not negated:
+    totals = [total for blocks in _sum_interleaved_parts(result) if (total := estimate_mean(blocks)) is not None]
+    if step is None or not totals:
         return None, "no part was measured"
     synchronizes = result.scale.gpus > 1 and not result.scale.independent
     missing = [part.name for part in STEP_PARTS.values() if part.measure(result) is None]
     missing = [name for name in missing if synchronizes or name != EXPOSED_SYNC.name]
-    rest = sum_estimates([step, *negated])
+    rest = combine({"step": 1.0, **dict.fromkeys(range(len(totals)), -1.0)}, {"step": step, **dict(enumerate(totals))})
     return rest, f"contains {', '.join(missing)}, not measured" if missing else _add_unresolved("", rest)
 
 

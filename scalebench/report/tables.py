@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from scalebench.analysis.load import Survey, survey
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.analysis.time_to_target import make_training_table as make_training_frame
-from scalebench.report.document import THROUGHPUT, Cell, Row, Table, get_tags, join_sentences, make_cell
+from scalebench.core.untrusted import clean_text
+from scalebench.report.document import THROUGHPUT, Cell, HomeFolder, Row, Table, get_tags, join_sentences, make_cell
 from scalebench.report.flag_text import describe_intervals, describe_row, get_repeat_counts, to_number, to_text
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ DIFFERING_COLUMNS = (
 )
 CHOICE_COLUMNS = ("device_ids", "environment", "train_options")  # likewise; null, which is no choice, counts as a value
 PAGE_ONLY_COLUMNS = ("efficiency bare", "efficiency over ")  # beginnings of the columns a terminal has no room for
+
+FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|\s")  # also full-width, which spreadsheets take as well
 
 CellMaker = Callable[[dict[str, Any]], Cell]
 
@@ -45,6 +49,20 @@ def write_tables(folder: Path, runs: Survey | None = None) -> pd.DataFrame:
         table.to_csv(folder / f"{name}.csv", index=False)
         table.to_parquet(folder / f"{name}.parquet", index=False)
     return frame
+
+
+def write_spreadsheet(frame: pd.DataFrame, path: Path, full_paths: bool = False) -> None:
+    """Write a frame as CSV for a spreadsheet: texts that it would take for a formula begin with an apostrophe, and the
+    home folder is `~` unless `full_paths`. Exact are the files of `write_tables`."""
+    hide = str if full_paths else HomeFolder().hide
+
+    def neutralise(text: str) -> str:
+        text = hide(clean_text(text))
+        return f"'{text}" if FORMULA_START.match(text) else text
+
+    texts = {name: frame[name].map(neutralise, na_action="ignore") for name in frame.select_dtypes("string")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame.assign(**texts).to_csv(path, index=False)
 
 
 def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = None) -> Table:
@@ -128,13 +146,19 @@ def format_setting(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) and value == value else to_text(value)
 
 
-def format_throughput(row: Mapping[str, Any]) -> str:
-    """Return `12,345 ± 0.8 %`, the figure alone if there is no interval, and nothing if none was measured."""
+def format_throughput(row: Mapping[str, Any], unit: str = "") -> str:
+    """Return `12,345 ± 0.8 %`, the figure alone if there is no interval, and nothing if none was measured.
+
+    An interval over blocks misses what differs between starts, so it is `± 0.8 % within this repeat`.
+    """
     value, low, high = (to_number(row[name]) for name in (THROUGHPUT, "throughput_low", "throughput_high"))
     if value is None:
         return ""
-    figure = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    return figure if low is None or high is None else f"{figure} ± {100 * (high - low) / 2 / value:.1f} %"
+    figure = f"{value:,.0f}{unit}" if value >= 100 else f"{value:.3g}{unit}"
+    if low is None or high is None:
+        return figure
+    within = " within this repeat" if row["interval_over"] == "blocks" else ""
+    return f"{figure} ± {100 * (high - low) / 2 / value:.1f} %{within}"
 
 
 def format_ratio(value: float | None, low: float | None = None, high: float | None = None) -> str:

@@ -23,6 +23,7 @@ from scalebench.core import units
 from scalebench.core.result import CurvePoint, RankRecord, Result, first_point_at_target, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.units import format_bytes, format_number, format_percent
+from scalebench.core.untrusted import clean_text, find_run_file
 from scalebench.report import training_tables
 from scalebench.report.document import Row, Table
 from scalebench.report.flag_text import describe_intervals, format_flag
@@ -53,32 +54,36 @@ FieldFormat = tuple[str, Callable[[Any], str]]  # field of the monitor's record,
 def make_rich_table(table: Table, title: str = "", caption: str = "", collapse: bool = True) -> RichTable:
     """Make a table for rich; its own caption is for the page, which has more room. `collapse` narrows its columns."""
     rich_table = RichTable(
-        title=Text(title) if title else None, caption=Text(caption) if caption else None, title_justify="left",
-        caption_justify="left", box=box.SIMPLE_HEAD, collapse_padding=collapse,
+        title=_make_text(title) if title else None, title_justify="left",
+        caption=_make_text(caption) if caption else None, caption_justify="left", box=box.SIMPLE_HEAD,
+        collapse_padding=collapse,
     )  # fmt: skip
     for name in table.columns:
-        rich_table.add_column(Text(name), justify="right" if name in table.numeric else "left")
+        rich_table.add_column(_make_text(name), justify="right" if name in table.numeric else "left")
     for row in table.rows:
-        rich_table.add_row(
-            *(Text(cell.text) for cell in row.cells)
-        )  # Text, not str: rich would read brackets as markup
+        rich_table.add_row(*(_make_text(cell.text) for cell in row.cells))
     return rich_table
+
+
+def _make_text(text: str) -> Text:
+    """Return a text that shows as it is: of a str rich would read brackets as markup, and pass on escape sequences."""
+    return Text(clean_text(text))
 
 
 def make_overview(runs: Survey) -> Iterator[Part]:
     """Yield what the terminal shows of a sweep: configurations, the answer, trainings, memory, batches, kinds of
     parallelism, and the operations that some runs measured on request."""
-    curves = make_curves(runs.pooled)
+    curves, estimate_ratio = make_curves(runs.pooled), runs.configurations.estimate_ratio
     yield make_configurations(runs.pooled, runs.baseline_label)
-    yield from answer.list_terminal_sentences(curves, runs.configurations.estimate_ratio)
+    yield from answer.list_terminal_sentences(curves, estimate_ratio)
     if (trainings := training_tables.make_row_table(runs.pooled)) is not None:
         yield make_rich_table(trainings)
     yield from training_tables.list_terminal_sentences(runs.frame)
     if (memory_table := memory.make_terminal_table(runs.pooled)) is not None:
         yield make_rich_table(memory_table)
-        yield from memory.list_terminal_sentences(runs.pooled)
-    yield from batch_size.list_terminal_sentences(curves)
-    for part in data_or_model.make_terminal_blocks(runs.pooled):
+        yield from memory.list_terminal_sentences(runs.pooled, estimate_ratio)
+    yield from batch_size.list_terminal_sentences(curves, estimate_ratio)
+    for part in data_or_model.make_terminal_blocks(runs.pooled, estimate_ratio):
         yield part if isinstance(part, str) else make_rich_table(part, part.title)
     if runs.probe_folders:
         yield from _show_requested([read_result(folder / RESULT_FILE) for folder in runs.probe_folders])
@@ -166,7 +171,7 @@ def _with_titles(parts: Iterator[Table | str]) -> Iterator[Part]:
 def _make_fact_table(rows: FactRows) -> RichTable:
     table = RichTable(box=box.SIMPLE, show_header=False)
     for cells in rows:
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(_make_text, cells))
     return table
 
 
@@ -252,15 +257,12 @@ def _describe_evaluation(curve: list[CurvePoint]) -> str:
 
 
 def list_files(result: Result, folder: Path) -> FactRows:
-    """List where the traces and the monitor's series are."""
-    rows = []
-    if result.trace is not None:
-        rows.append(("trace", f"{folder / result.trace} (opens in ui.perfetto.dev or chrome://tracing)"))
+    """List the traces and the monitor's series, as far as they are in the run's folder: a record may name any file."""
+    files = [("trace", result.trace, " (opens in ui.perfetto.dev or chrome://tracing)")]
     traces = [(rank.rank, rank.probes.trace) for rank in result.ranks if rank.probes is not None]
-    rows += [(f"trace of rank {rank}", f"{folder / name}, not merged") for rank, name in traces if name is not None]
-    if result.monitor.file is not None:
-        rows.append(("monitor", f"{folder / result.monitor.file}"))
-    return rows
+    files += [(f"trace of rank {rank}", name, ", not merged") for rank, name in traces]
+    files.append(("monitor", result.monitor.file, ""))
+    return [(kind, f"{folder / name}{note}") for kind, name, note in files if name and find_run_file(folder, name)]
 
 
 def _fill(template: str, show: Callable[[float], str]) -> Callable[[Any], str]:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalebench.analysis import training_columns
 from scalebench.analysis.scaling_curves import plain_rows
-from scalebench.analysis.time_to_target import Figure, TrainingOutcome, mean_of_levels, summarize_trainings
+from scalebench.analysis.time_to_target import Figure, TrainingOutcome, summarize_trainings
 from scalebench.core import units
 from scalebench.core.result import LOWER_IS_BETTER, CurvePoint, RankRecord, Result
+from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.log_means import mean_over_repeats
 from scalebench.report.document import (
     Cell,
     Row,
@@ -58,7 +60,7 @@ def make_training_table(id_: str, title: str, trainings: Sequence[TrainingOutcom
     """Make a table with a row for each training, over its seeds."""
     metric = to_text(trainings[0].first_run["metric_name"]) or "metric"
     kinds = [kind for kind in BASELINES
-             if any(training.figures[f"speedup_{kind}"][0] is not None for training in trainings)]  # fmt: skip
+             if any(training.figures[f"speedup_{kind}"] is not None for training in trainings)]  # fmt: skip
     targets = any(training.target is not None for training in trainings)
     to_target = ["target", "reached", "epochs to target", "time to target (95 %)"] if targets else []
     speedups = {"to target over": "speedup_target"} if targets else {}
@@ -104,8 +106,8 @@ def describe_training(training: TrainingOutcome, name: str) -> str:
     text = (
         f"{name}: {metric} after {_figure_cell(training.figures['time_to_target_s'], format_duration).text} of training"
     )
-    epochs = training.figures["epochs_to_target"][0]
-    text += "" if epochs is None else f", {epochs:.3g} epochs"
+    epochs = training.figures["epochs_to_target"]
+    text += "" if epochs is None else f", {epochs.value:.3g} epochs"
     return f"{text}; {_count_reached(training)} seeds reached it{failed}" if several else text
 
 
@@ -119,8 +121,8 @@ def sort_by_time_to_target(trainings: Iterable[TrainingOutcome]) -> list[Trainin
 
 
 def _time_to_target_key(training: TrainingOutcome) -> tuple[bool, float]:
-    time_s = training.figures["time_to_target_s"][0]
-    return time_s is None, time_s or 0.0
+    time_s = training.figures["time_to_target_s"]
+    return time_s is None, 0.0 if time_s is None else time_s.value
 
 
 def _count_reached(training: TrainingOutcome) -> str:
@@ -142,7 +144,7 @@ def _setting_cells(training: TrainingOutcome, names: Mapping[str, str]) -> list[
 
 def _end_cells(training: TrainingOutcome) -> list[Cell]:
     return [
-        format_cell(training.figures["trained_epochs"][0], "{:.3g}".format),
+        _figure_cell(training.figures["trained_epochs"], _format_epochs),
         _figure_cell(training.figures["trained_s"], format_duration),
         _figure_cell(training.figures["metric"], _format_level),
         _figure_cell(training.figures["generalisation_gap"], _format_level),
@@ -153,22 +155,22 @@ def _target_cells(training: TrainingOutcome) -> list[Cell]:
     return [
         format_cell(training.target, "{:g}".format),
         make_cell("" if training.target is None else f"{_count_reached(training)} seeds"),
-        format_cell(training.figures["epochs_to_target"][0], "{:.3g}".format),
+        _figure_cell(training.figures["epochs_to_target"], _format_epochs),
         _figure_cell(training.figures["time_to_target_s"], format_duration),
     ]
 
 
-def _figure_cell(figure: Figure, show: Callable[[float | None, float | None, float | None], str]) -> Cell:
-    """Make a cell of a value with the limits of its interval."""
-    value, interval = figure
-    low, high = (None, None) if interval is None else (interval.low, interval.high)
-    return Cell(show(value, low, high), value)
+def _figure_cell(figure: Figure, show: Callable[[float, float | None, float | None], str]) -> Cell:
+    """Make a cell of a value with its limits, empty if there is none."""
+    return Cell("") if figure is None else Cell(show(figure.value, *figure.limits), figure.value)
 
 
-def _format_level(value: float | None, low: float | None, high: float | None) -> str:
-    """Return `0.00048 [0.00041, 0.00055]`, empty for None."""
-    if value is None:
-        return ""
+def _format_epochs(value: float, low: float | None, high: float | None) -> str:
+    return f"{value:.3g}"
+
+
+def _format_level(value: float, low: float | None, high: float | None) -> str:
+    """Return `0.00048 [0.00041, 0.00055]`."""
     return f"{value:.4g}" if low is None or high is None else f"{value:.4g} [{low:.3g}, {high:.3g}]"
 
 
@@ -280,24 +282,19 @@ def make_curve_series(curves: TrainingCurves, get_y: GetY, get_x: GetX) -> Serie
     """Make a series of means over the seeds as far as all of them went, with limits from three seeds on; of one seed
     its curve. None if there is no value."""
     x: list[float] = []
-    figures: list[Figure] = []
+    means: list[Estimate] = []
     for points in _match_points(curves.curves):
         values = [value for point in points if (value := get_y(point)) is not None]
         if len(values) == len(points):
             x.append(sum(map(get_x, points)) / len(points))
-            figures.append(mean_of_levels(values))
+            means.append(mean_over_repeats(values))
     if not x:
         return None
-    numbered = [(float(k), value) for k, (value, _) in enumerate(figures) if value is not None]
-    kept = [int(k) for k, _ in downsample(numbered, MAX_CURVE_POINTS)]
-    intervals = [figures[k][1] for k in kept]
-    low, high = ([None if i is None else getattr(i, end) for i in intervals] for end in ("low", "high"))
-    if all(limit is None for limit in low):
-        low, high = [], []
+    kept = [int(k) for k, _ in downsample([(float(k), mean.value) for k, mean in enumerate(means)], MAX_CURVE_POINTS)]
+    has_limits = any(means[k].has_limits for k in kept)
+    low, high = ([means[k].limits[end] for k in kept] if has_limits else () for end in (0, 1))
     style: Any = "points" if len(kept) == 1 else "line"
-    return Series(
-        curves.name, [x[k] for k in kept], [figures[k][0] for k in kept], low or (), high or (), curves.tags, style
-    )
+    return Series(curves.name, [x[k] for k in kept], [means[k].value for k in kept], low, high, curves.tags, style)
 
 
 def _match_points(curves: Sequence[Sequence[CurvePoint]]) -> list[list[CurvePoint]]:

@@ -24,7 +24,7 @@ STOP_LIMIT_S = 10.0  # for the processes of a run to stop, and for a shared file
 AWAKE_INTERVAL_S, PARKED_INTERVAL_S = 0.1, 0.2  # between two looks at processes, awake and parked
 # Other programs disturb a slot when they use so much of a core while less than one core is idle. The kernel counts in
 # hundredths of a second, which is a tenth of a core in the shortest slots.
-MAX_OTHER_CORES, MIN_IDLE_CORES = 0.25, 1.0
+MAX_SLOT_OTHER_CORES, MIN_IDLE_CORES = 0.25, 1.0
 
 
 class Turns:
@@ -138,7 +138,7 @@ class Turns:
         seconds, now = time.monotonic() - begin_s, read_cpu_times()
         others_s = now.busy_s - begin.busy_s - (self._meter.read_s() - own_s)
         is_idle = now.idle_s - begin.idle_s >= MIN_IDLE_CORES * seconds
-        return others_s > MAX_OTHER_CORES * seconds and not is_idle
+        return others_s > MAX_SLOT_OTHER_CORES * seconds and not is_idle
 
     def grant(self, slot_s: float | None, round: int = 0) -> None:
         """Continue the parked run for a slot of so many seconds or to its end; if that cannot be written, it fails."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
 from scalebench.core.spec import RunSpec, SlurmSpec
+from scalebench.core.untrusted import clean_line
 
 RANK_AGENT = "scalebench.runner.launchers.rank_agent"  # the module that srun and mpirun start for each rank
 START_ALLOWANCE_S = 120.0  # time of a job besides its run: starting Python on all nodes, and writing the result
@@ -52,8 +53,8 @@ def parse_options(
     options: dict[str, str | bool] = {}
     for line in lines:
         match = OPTION_PATTERN.fullmatch(line)
-        if match is None:
-            raise InputError(f"{key}: '{line}' should be --name=value or --name, in one line")
+        if match is None or not line.isprintable():
+            raise InputError(f"{key}: '{clean_line(line)}' should be --name=value or --name, in one line")
         name, value = match.groups()
         if name in reserved:
             raise InputError(f"{key}: --{name} comes from {reserved[name]}; leave it out here")
@@ -77,14 +78,14 @@ def parse_mounts(texts: Sequence[str]) -> list[tuple[str, str]]:
 def _check_values(slurm: SlurmSpec) -> None:
     for key in NAME_KEYS:
         value = getattr(slurm, key)
-        if value is not None and (not value or re.search(r"\s", value) or value.startswith("-")):
+        if value is not None and not (re.fullmatch(r"[^\s-]\S*", value) and value.isprintable()):
             raise InputError(f"hardware.slurm.{key}='{value}' should be one word")
     if slurm.memory is not None and not re.fullmatch(r"\d+([KMGT]B?)?", slurm.memory, re.IGNORECASE):
         raise InputError(f"hardware.slurm.memory={slurm.memory} should be a number and K, M, G or T, such as 64G")
     if not re.fullmatch(r"(?:[^\s{}]|\{gpus\})*", slurm.gres):
         raise InputError(f"hardware.slurm.gres={slurm.gres} should be one word such as gpu:{{gpus}}")
     for key in ("container", "container_python", "bin"):
-        if (value := getattr(slurm, key)) is not None and (not value or "\n" in value):
+        if (value := getattr(slurm, key)) is not None and (not value or not value.isprintable()):
             raise InputError(f"hardware.slurm.{key}='{value}' should be a path in one line")
     if slurm.container is not None and slurm.container_runtime == "apptainer" and slurm.container.startswith("-"):
         raise InputError(f"hardware.slurm.container={slurm.container} should be an image")

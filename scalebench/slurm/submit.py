@@ -168,7 +168,9 @@ def _make_executor(specs: Sequence[RunSpec], folder: Path) -> SlurmExecutor:
             return 1  # submitit would look for srun, which only the nodes need to have
 
         def _make_submission_file_text(self, command: str, uid: str) -> str:
-            lines = super()._make_submission_file_text(command, uid).splitlines()
+            lines = super()._make_submission_file_text(command, uid).split("\n")
+            while not lines[-1]:
+                lines.pop()
             return "".join(f"{line}\n" for line in lines if not UNWANTED_LINE.match(line))
 
         def _submit_command(self, command: str) -> SlurmJob[Any]:
@@ -181,7 +183,7 @@ def _make_executor(specs: Sequence[RunSpec], folder: Path) -> SlurmExecutor:
             return SlurmJob(folder=self.folder, job_id=_parse_job_id(output), tasks=[0])
 
     absolute = folder.absolute()
-    if re.search(r"%[jtAa]|[\n\\]", str(absolute)):
+    if re.search(r"%[jtAa]|\\", str(absolute)) or not str(absolute).isprintable():
         raise InputError(f"{absolute}: SLURM and submitit would interpret a part of this name; choose another folder")
     # exec: the shell of the script becomes Python, so that Python gets the signals that are sent to the script.
     executor = Executor(folder=absolute / SUBMITIT_FOLDER, python=f"exec {shlex.quote(sys.executable)}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import os
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from scalebench.core.errors import InputError, unknown_name_message
+from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.core.result import Profile, StageRecord
 from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
 from scalebench.workloads.source import Source
@@ -264,6 +268,24 @@ def not_measured_if_unsupported(error: Exception, library: str, operation: str) 
         raise error
     message = str(error).partition("\n")[0].strip() or type(error).__name__
     return NotMeasured(f"{library} has no {operation}: {message}")
+
+
+def listen_address() -> str:
+    """Return the address on which rank 0 waits for the others, who connect to MASTER_ADDR."""
+    return os.environ.get(LISTEN_ADDRESS, os.environ["MASTER_ADDR"])
+
+
+def listen_for_ranks(port: int) -> socket.socket:
+    """Return rank 0's listening socket, on any free port where `port` is 0; RuntimeError where the port is taken.
+
+    Frameworks that open it themselves listen on all interfaces, and do for anybody what they do for the other ranks.
+    """
+    try:
+        return socket.create_server((listen_address(), port), backlog=socket.SOMAXCONN)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise RuntimeError(f"port {port} of the rendezvous was taken by another program; run it again") from None
 
 
 def parse_options(strategy_class: type[Strategy], spec: StrategySpec) -> Any:

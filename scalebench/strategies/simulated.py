@@ -15,7 +15,16 @@ from typing import Any
 
 from scalebench.core.run_folder import RUN_ID_VARIABLE
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, LossPart, Probes, Strategy, Unsupported
+from scalebench.strategies.base import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    LossPart,
+    Probes,
+    Strategy,
+    Unsupported,
+    listen_address,
+)
 from scalebench.workloads.source import Source
 
 JOIN_TIMEOUT_S = 30.0  # the time that ranks have to connect
@@ -202,9 +211,7 @@ def connect_ranks(rank: int, processes: int) -> list[Connection]:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     key = os.environ.get(RUN_ID_VARIABLE, "").encode() or None
     if rank == 0:
-        # A host may resolve its own name to its loopback address, which other hosts cannot reach.
-        address = host if host == "127.0.0.1" else ""
-        with _listen((address, port), processes, key) as listener:
+        with _listen((listen_address(), port), processes, key) as listener:
             listener._listener._socket.settimeout(JOIN_TIMEOUT_S)  # type: ignore[attr-defined]
             peers: dict[int, Connection] = {}
             for _ in range(processes - 1):

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalebench.core.private_network import OPEN_PORT
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec
 from scalebench.core.sweep_file import SweepRecord, join_labels
+from scalebench.core.untrusted import clean_line, clean_text, find_run_file
 from scalebench.measure.progress import RankProgress, read_progress
 from scalebench.sweeps.time_estimate import estimate_s, format_range
 
@@ -86,7 +88,7 @@ class Console:
     @staticmethod
     def print_error(line: str) -> None:
         """Print a line on stderr, without the middle of a very long one; nowhere if that cannot be written."""
-        line = " ".join(line.split())
+        line = clean_line(line)
         if len(line) > MAX_ERROR_CHARACTERS:
             line = f"{line[: MAX_ERROR_CHARACTERS * 2 // 3]} [...] {line[-MAX_ERROR_CHARACTERS // 3 :]}"
         with contextlib.suppress(OSError):
@@ -99,7 +101,7 @@ class Console:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
     def print_line(self, text: str) -> None:
-        self.rich.print(text, markup=False, soft_wrap=True)
+        self.rich.print(clean_text(text), markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def show_activity(self, text: str) -> Iterator[None]:
@@ -161,7 +163,7 @@ class Console:
             return self.print_line(describe_largest_batch(result))
         if result.status == "ok":
             return None
-        log = f" (log: {folder / result.log})" if result.log is not None else ""
+        log = f" (log: {folder / result.log})" if result.log and find_run_file(folder, result.log) else ""
         self.print_line(f"{result.scale.strategy} gpus={result.scale.gpus}: {result.status}: {result.reason}{log}")
 
     def print_skipped(self, result: Result, number: int, planned: int) -> None:
@@ -172,7 +174,7 @@ class Console:
         if not record.left_out:
             return
         self.print_line(
-            f"sweep.max_minutes={record.max_minutes:g} left out {len(record.left_out)} of {len(record.runs)} runs: "
+            f"{record.time_limit_text} left out {len(record.left_out)} of {len(record.runs)} runs: "
             f"{join_labels(record.left_out, MAX_RUN_LABELS)}; the same command with resume=true and more time adds them"
         )
 
@@ -184,13 +186,14 @@ class Console:
         from scalebench.report.terminal import make_overview
 
         runs = survey(paths, baseline)
+        commands = make_baseline_commands(runs.pooled, runs.unreadable)
         for _, line in runs.unreadable[:MAX_UNREADABLE_LINES]:
             self.print_error(f"left out: {line}")
         if (more := len(runs.unreadable) - MAX_UNREADABLE_LINES) > 0:
             self.print_error(f"left out: {more} more that cannot be read")
         for part in make_overview(runs):
             self._print_part(part)
-        for command in make_baseline_commands(runs.pooled)[:MAX_BASELINE_COMMANDS]:
+        for command in commands[:MAX_BASELINE_COMMANDS]:
             self.print_line(f"for the missing baselines: {command}")
         self.print_line(f"results: {', '.join(str(path) for path in paths)}")
         return runs
@@ -240,6 +243,13 @@ class Console:
         self.print_line(
             f"{count}, about {format_range(low_s + pause_s, high_s + pause_s)}{pauses}; nothing was started"
         )
+
+    def print_open_ports(self, specs: Sequence[RunSpec]) -> None:
+        """Warn of runs that listen on all interfaces, which their flag says in the record."""
+        open_strategies = [spec.config.strategy for spec in specs if OPEN_PORT in spec.flags]
+        for strategy in {strategy.name: strategy for strategy in open_strategies}.values():
+            harm = ", and lets everybody who reaches it read and write files as you" * (OPEN_PORT in strategy.options)
+            self.print_line(f"{strategy.name} listens on all interfaces while it runs{harm} (docs/launching.md)")
 
     @contextlib.contextmanager
     def show_queue(self) -> Iterator[Callable[[QueueState], None]]:
@@ -314,10 +324,10 @@ def format_repeat(spec: RunSpec) -> str:
 
 
 def escape_markup(text: str) -> str:
-    """Escape brackets, which rich takes for markup, in a path or a name."""
+    """Return a line, such as a path or a name, without effects on a terminal: rich takes brackets for markup."""
     from rich.markup import escape as escaped
 
-    return escaped(text)
+    return escaped(clean_text(text))
 
 
 def describe_progress(ranks: list[RankProgress]) -> str:

@@ -41,7 +41,8 @@ class SweepLauncher(Launcher):
         self.session = get_session(task_function)
         self.session.expect_folder(Path(str(config.hydra.sweep.dir)))
         sweeper = config.hydra.sweeper
-        if sweeper._target_ == BASIC_SWEEPER:
+        self._is_listed = sweeper._target_ == BASIC_SWEEPER
+        if self._is_listed:
             words = [f"{key}={value}" for key, value in (sweeper.params or {}).items()] + config.hydra.overrides.task
             plan.check_size(OverridesParser.create(hydra_context.config_loader).parse_overrides(words))
         self._is_warm = False  # a run of this sweep has heated the machine
@@ -182,13 +183,16 @@ class SweepLauncher(Launcher):
                 self.session.cool_down(run.spec.config.measure.cool_down_s)
             self._is_warm = True
         with cluster_runs.delay_interrupts() if is_collected else nullcontext():
-            return run_job(
+            job = run_job(
                 task_function=self._task,
                 config=config,
                 job_dir_key="hydra.sweep.dir",
                 job_subdir_key="hydra.sweep.subdir",
                 hydra_context=self._context,
             )
+        if self._is_listed:  # only a search reads them, which gets its jobs in small batches
+            job.cfg = job.hydra_cfg = None  # 0.3 MB, which Hydra would keep of each run to the end of the sweep
+        return job
 
 
 def _copy_earlier_run(earlier: Path, folder: Path) -> None:

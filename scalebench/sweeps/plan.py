@@ -21,10 +21,9 @@ from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.run_folder import RESULT_FILE, is_owned
-from scalebench.core.spec import RunSpec, has_stop
+from scalebench.core.spec import SWEEP_REPEATS, RunSpec, has_stop
 from scalebench.slurm.commands import in_allocation
 
-SWEEP_REPEATS = 3  # the fewest that give an interval; of a configuration where measure.repeats leaves it open
 TURN_LAUNCHERS = ("local", "mpi")
 MAX_RUNS = 10_000  # all are composed and checked before the first, which takes 30 ms each
 OWN_JOBS = "each run is a job of its own"

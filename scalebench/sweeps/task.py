@@ -17,7 +17,7 @@ from scalebench.analysis.load import Survey
 from scalebench.config.compose import to_config
 from scalebench.config.error_messages import explain_error
 from scalebench.config.resolve import resolve
-from scalebench.core import process
+from scalebench.core import private_network, process
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock
@@ -184,6 +184,7 @@ class SweepSession:
             self.planned, self._new_folders = 0, []
             self.sweep = Sweep(folder, self.arguments, max_minutes, report)
         self.planned += len(planned)
+        self.console.print_open_ports([run.spec for run in planned])
         return self.sweep
 
     def finish(self) -> int:
@@ -276,6 +277,10 @@ class CheckFolders(Callback):
             spec = resolve(to_config(config))
             if spec.repeats > 1:
                 raise RepeatsRequested
+            # A row of a sweep, whose other runs go on; of a single run it is for the user to decide.
+            if (refusal := private_network.explain_refusal(spec.config)) is not None and spec.unsupported == refusal:
+                raise InputError(refusal)
+            console.print_open_ports([spec])
             if not config.dry_run:
                 self._claim(spec, Path(str(config.hydra.run.dir)), config.resume, console)
 

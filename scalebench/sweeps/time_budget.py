@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from scalebench.analysis.identity import planned_curve_key
-from scalebench.core.spec import RunSpec
-from scalebench.sweeps.plan import SWEEP_REPEATS
+from scalebench.core.spec import SWEEP_REPEATS, RunSpec
 
 
 def select_affordable(

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import scalebench
 from scalebench.analysis.batch_size import batch_and_step_s, find_saturating_batch, fit_step_time, make_batch_curves
-from scalebench.analysis.repeats import pool_results
+from scalebench.analysis.repeats import load_configurations, pool_results
 from scalebench.analysis.scaling_curves import Curve, make_curves
 from scalebench.core.result import Result
 from scalebench.core.spec import TrainSpec
 from scalebench.runner.parent import run_spec
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config, simulated_spec
+from tests.builders.sweeps import ratio_of_rows
 
 BATCHES = (75, 150, 350, 700, 1000, 2000, 5000)
 
@@ -41,33 +41,33 @@ def line(start_s: float, sample_s: float, batches: Sequence[int] = BATCHES) -> l
 
 
 def test_the_smallest_batch_with_nine_tenths_of_the_throughput_saturates() -> None:
-    saturation = find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95]))
+    saturation = find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95]), ratio_of_rows)
     assert (saturation.batch, saturation.share, saturation.rate) == (1000, 0.9, 90)
     assert (saturation.highest, saturation.highest_rate, saturation.first, saturation.last) == (2000, 100, False, False)
-    assert find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95]), share=0.5).batch == 700  # type: ignore[union-attr]
+    assert find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95]), ratio_of_rows, share=0.5).batch == 700  # type: ignore[union-attr]
 
 
 def test_candidates_are_chosen_by_their_intervals() -> None:
-    # Ratios to the highest have limits of 2 % * sqrt(2), 2.8 %: 0.89 reaches 0.9, and 0.90 is not surely there.
-    saturation = find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95]))
+    # Ratios to the highest have limits of about 2 % * sqrt(2), 2.7 %: 0.89 reaches 0.9, and 0.90 is not surely there.
+    saturation = find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95]), ratio_of_rows)
     assert saturation.candidates == (700, 1000, 2000)
-    surely = find_saturating_batch(rows([10, 20, 40, 80, 95, 100, 99]))
+    surely = find_saturating_batch(rows([10, 20, 40, 80, 95, 100, 99]), ratio_of_rows)
     assert surely.candidates == (1000,)
-    below = find_saturating_batch(rows([10, 20, 40, 89, 95, 100, 99]))
+    below = find_saturating_batch(rows([10, 20, 40, 89, 95, 100, 99]), ratio_of_rows)
     assert (below.batch, below.candidates) == (1000, (700, 1000))
-    noisy = find_saturating_batch(rows([100, 99], width=0.3))  # not even the highest one is surely it
+    noisy = find_saturating_batch(rows([100, 99], width=0.3), ratio_of_rows)  # not even the highest one is surely it
     assert (noisy.batch, noisy.candidates) == (75, (75, 150))
-    untold = find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95], width=None))
+    untold = find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95], width=None), ratio_of_rows)
     assert (untold.batch, untold.candidates) == (1000, None)
     one_start = [{**row, "interval_over": "blocks"} for row in rows([10, 20, 40, 80, 95, 100, 99])]
-    assert find_saturating_batch(one_start).candidates is None
+    assert find_saturating_batch(one_start, ratio_of_rows).candidates is None
 
 
 def test_a_saturating_batch_at_an_end_of_the_range_is_marked() -> None:
-    rising, flat = find_saturating_batch(rows([10, 20, 40, 80])), find_saturating_batch(rows([100, 99, 98, 60]))
+    rising, flat = (find_saturating_batch(rows(r), ratio_of_rows) for r in ([10, 20, 40, 80], [100, 99, 98, 60]))
     assert (rising.batch, rising.first, rising.last) == (700, False, True)
     assert (flat.batch, flat.first, flat.last) == (75, True, False)
-    assert find_saturating_batch(rows([10])) is None and find_saturating_batch([]) is None
+    assert find_saturating_batch(rows([10]), ratio_of_rows) is None and find_saturating_batch([], ratio_of_rows) is None
 
 
 @given(
@@ -76,11 +76,11 @@ def test_a_saturating_batch_at_an_end_of_the_range_is_marked() -> None:
     width=st.floats(0.0, 0.5),
 )
 def test_the_saturating_batch_is_a_candidate_in_any_unit(rates: list[float], power: int, width: float) -> None:
-    saturation = find_saturating_batch(rows(rates, width=width))
+    saturation = find_saturating_batch(rows(rates, width=width), ratio_of_rows)
     assert saturation.candidates is not None and saturation.batch in saturation.candidates
     assert saturation.share >= 0.9 and saturation.highest_rate == max(rates)
     assert all(rate < 0.9 * max(rates) for rate in rates[: BATCHES.index(saturation.batch)])
-    scaled = find_saturating_batch(rows([2.0**power * rate for rate in rates], width=width))
+    scaled = find_saturating_batch(rows([2.0**power * rate for rate in rates], width=width), ratio_of_rows)
     assert scaled.candidates == saturation.candidates
     assert (scaled.batch, scaled.share, scaled.highest) == (saturation.batch, saturation.share, saturation.highest)
 
@@ -165,8 +165,10 @@ def test_simulated_runs_have_their_true_saturating_batch(tmp_path: Path) -> None
         train = TrainSpec(batch_per_device=batch)
         spec = simulated_spec(options=options, measure=long, size=17_067, train=train)
         assert run_spec(spec, tmp_path / str(batch)).status == "ok"
-    (curve,) = make_batch_curves(make_curves(scalebench.pooled(tmp_path)))
-    saturation, made = find_saturating_batch(curve.rows), fit_step_time(batch_and_step_s(curve.rows))
+    configurations = load_configurations(tmp_path)
+    (curve,) = make_batch_curves(make_curves(configurations.make_frame()))
+    saturation = find_saturating_batch(curve.rows, configurations.estimate_ratio)
+    made = fit_step_time(batch_and_step_s(curve.rows))
     assert (saturation.batch, saturation.highest) == (3200, 6400)
     assert made.half_batch == pytest.approx(200, rel=0.2) and made.r_squared > 0.99
 
@@ -182,6 +184,23 @@ def batched(batch: int, gpus: int = 1, **settings: Any) -> Result:
 
 def saturation(*results: Result) -> list[Curve]:
     return make_batch_curves(make_curves(pool_results(results, [Path(str(number)) for number in range(len(results))])))
+
+
+def test_what_a_machine_does_in_a_repeat_cancels_in_the_saturating_batch() -> None:
+    """A machine that is 30 % slower in one repeat is so for all batches."""
+    runs = []
+    for minute, (repeat, batch) in enumerate((repeat, batch) for repeat in range(3) for batch in (10, 18, 20)):
+        train = dataclasses.replace(simulated_config().train, batch_per_device=batch)
+        made = sweeps.run("ddp_gloo", 1, repeat, minute=minute, train=train)
+        made.run_id, made.fingerprint = f"{batch}-{repeat}", f"{batch}"
+        for rank in made.ranks:
+            rank.block_samples = [2 * batch] * len(rank.block_s)
+            rank.block_s = [(1.0, 1.3, 1.15)[repeat] * seconds for seconds in rank.block_s]
+        runs.append(made)
+    configurations = sweeps.pool(runs)
+    (curve,) = make_batch_curves(make_curves(configurations.make_frame()))
+    point = find_saturating_batch(curve.rows, configurations.estimate_ratio, share=0.85)
+    assert point is not None and (point.batch, point.candidates) == (18, (18,))
 
 
 def batches(curve: Curve) -> list[int]:

@@ -16,7 +16,7 @@ from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import Curve, make_curves
 from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.estimates import Estimate, student_t
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
 from tests.builders.sweeps import training_run
@@ -40,10 +40,9 @@ def batched(
 
 
 def chosen(*results: Result) -> list[DevicesOrBatch]:
-    folders = [Path(str(number)) for number in range(len(results))]
-    return compare_devices_with_batch(
-        make_curves(pool_results(results, folders)), summarize_trainings(frame_of_results(results, folders))
-    )
+    configurations, folders = sweeps.pool(results), [Path(str(number)) for number in range(len(results))]
+    curves, outcomes = make_curves(configurations.make_frame()), summarize_trainings(frame_of_results(results, folders))
+    return compare_devices_with_batch(curves, configurations.estimate_ratio, outcomes)
 
 
 def pairs(comparisons: list[DevicesOrBatch]) -> list[tuple[str, int, int, str, int, int]]:
@@ -94,10 +93,10 @@ def test_the_time_ratio_is_that_of_all_seeds() -> None:
     (comparisons,) = chosen(*one, *two)  # of three seeds: one pair, and not three
     assert comparisons.trainings is not None and [part.seeds for part in comparisons.trainings] == [3, 3]
     assert comparisons.time_ratio.value == pytest.approx(2.0)
-    # The logarithms of either scatter alike, so the limits lie off by the root of 2 of one's reach.
+    # The logarithms of either scatter alike, so that their difference has twice the degrees of freedom.
     logs = [math.log(seconds) for seconds in (3.0, 3.3, 2.7)]
     mean = math.fsum(logs) / 3
-    reach = 4.302652729749462 * math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / 2 / 3)
+    reach = student_t(4, 0.95) * math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / 2 / 3)
     assert comparisons.time_ratio.low == pytest.approx(2 * math.exp(-math.sqrt(2) * reach))
     assert comparisons.time_ratio.high == pytest.approx(2 * math.exp(math.sqrt(2) * reach))
 

@@ -20,7 +20,8 @@ import scalebench
 from scalebench.analysis import comparison, load, ranking, scaling_curves, time_to_target
 from scalebench.analysis.comparison import Comparison
 from scalebench.analysis.comparison.pairing import load_compared_runs
-from scalebench.analysis.scaling_curves import Curve, make_curves, plain_row
+from scalebench.analysis.repeats import load_configurations
+from scalebench.analysis.scaling_curves import Curve, make_curves, plain_rows
 from scalebench.report.comparison_text import make_json
 
 Row = dict[str, Any]
@@ -49,7 +50,7 @@ def compute(folder: Path) -> Tables:
         "ranking": list(ranking_rows(folder)),
         "curves": [row for curve in all_curves for row in curve_rows(curve)],
         "slopes": [row for curve in all_curves for row in slope_rows(curve)],
-        "node_boundaries": [row for curve in all_curves for row in node_boundary_rows(curve)],
+        "node_boundaries": [row for curve in all_curves for row in node_boundary_rows(curve, folder)],
     }
     return tables | comparison_tables(folder)
 
@@ -57,7 +58,7 @@ def compute(folder: Path) -> Tables:
 def rows_of(table: pd.DataFrame, folder: Path | None = None) -> list[Row]:
     """The rows of a frame; with `folder` their paths are relative to it. Hashes that identify trainings are numbered
     in the order in which they come, since they change with the name of any config key."""
-    rows_found = [plain_row(row) for row in table.to_dict("records")]
+    rows_found = plain_rows(table)
     trainings: dict[str, str] = {}
     for row in rows_found:
         if folder is not None:
@@ -105,9 +106,9 @@ def slope_rows(curve: Curve) -> Iterator[Row]:
         yield row | counts | {"most_measured": limit.largest_measured}
 
 
-def node_boundary_rows(curve: Curve) -> Iterator[Row]:
+def node_boundary_rows(curve: Curve, folder: Path) -> Iterator[Row]:
     """Yield what a scaling curve loses where it continues on another node."""
-    for jump in scaling_curves.find_node_boundaries(curve):
+    for jump in scaling_curves.find_node_boundaries(curve, load_configurations(folder).estimate_ratio):
         before, after = jump.rows
         devices = {"gpus_before": before["gpus"], "gpus_after": after["gpus"], "nodes_after": after["nodes"]}
         (low, high), (efficiency_before, efficiency_after) = jump.ratio.limits, jump.efficiencies

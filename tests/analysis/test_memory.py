@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,15 +10,21 @@ from hypothesis import strategies as st
 
 from scalebench.analysis.memory import MIN_FULL_SHARE as ALL
 from scalebench.analysis.memory import ModelMemory, bytes_per_parameter, format_strategy, group_by_model
-from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import Result
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
-from tests.builders.sweeps import FULL_STATE_BYTES, PARAMETERS, out_of_memory, run_with_batch_search, run_with_memory
+from tests.builders.sweeps import (
+    FULL_STATE_BYTES,
+    PARAMETERS,
+    out_of_memory,
+    ratio_of_rows,
+    run_with_batch_search,
+    run_with_memory,
+)
 
 
 def of(*results: Result) -> list[ModelMemory]:
-    return group_by_model(pool_results(results, [Path(str(number)) for number in range(len(results))]))
+    return group_by_model(sweeps.pool(results).make_frame())
 
 
 def shares(model: ModelMemory) -> dict[str, float | None]:
@@ -90,15 +95,17 @@ def test_the_sharding_cost_compares_the_fastest_of_both_kinds() -> None:
         run_with_memory("lightning_ddp_gloo", 2, FULL_STATE_BYTES // 2),  # 0.7
     )
     ((alone,), two) = model.competing_rows()
-    assert model.sharding_cost([alone]) is None and model.sharding_cost(two[:2]) is None
-    price = model.sharding_cost(two)
+    assert model.sharding_cost([alone], ratio_of_rows) is None
+    assert model.sharding_cost(two[:2], ratio_of_rows) is None
+    price = model.sharding_cost(two, ratio_of_rows)
     assert (price.sharded["strategy"], price.full["strategy"]) == ("lightning_ddp_gloo", "ddp_gloo")
     assert price.ratio.value == pytest.approx(0.7 / 0.9, rel=0.01)
     assert price.ratio.limits == (None, None), "one repeat"
     states = {"ddp_gloo": FULL_STATE_BYTES, "lightning_ddp_gloo": FULL_STATE_BYTES // 2}
     repeats = [run_with_memory(*each, repeat=n) for n in range(3) for each in ((k, 2, v) for k, v in states.items())]
-    (model,) = of(run_with_memory("bare_torch", 1, FULL_STATE_BYTES), *repeats)
-    ratio = model.sharding_cost(model.competing_rows()[1]).ratio
+    configurations = sweeps.pool([run_with_memory("bare_torch", 1, FULL_STATE_BYTES), *repeats])
+    (model,) = group_by_model(configurations.make_frame())
+    ratio = model.sharding_cost(model.competing_rows()[1], configurations.estimate_ratio).ratio
     assert ratio.low < 0.7 / 0.9 < ratio.high < 1
 
 

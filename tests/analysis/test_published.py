@@ -11,7 +11,7 @@ from scalebench.analysis import published
 from scalebench.core.config_files import list_options
 from scalebench.core.errors import InputError
 
-STUDIES = [name for name, _ in published.list_studies()]
+STUDIES = published.list_studies()
 ALL = published.load_published(STUDIES)
 ROWS = [{name: None if str(cell) == "<NA>" else cell for name, cell in row.items()} for row in ALL.to_dict("records")]
 # Printed wrongly by the study, and told so in the row's remark.
@@ -28,7 +28,7 @@ def test_all_studies_are_listed() -> None:
     assert list(ALL.columns) == published.PUBLISHED_COLUMNS
     counts = ALL.groupby("study").size().to_dict()
     assert counts == {"keras_multi_gpu": 143, "on_node": 8, "parallel_strategies": 4, "thesis": 24}
-    assert all(title and published.load_study(name).source for name, title in published.list_studies())
+    assert all(study.title and study.source for study in map(published.load_study, STUDIES))
 
 
 def test_every_row_has_a_source_and_a_figure() -> None:

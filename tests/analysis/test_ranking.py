@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.ranking import Ranking, rank, rank_curves, rank_rows
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.result import write_result
-from scalebench.core.stats.estimates import Estimate
-from scalebench.core.stats.log_means import LogMean, mean_of_blocks
 from tests.builders import sweeps
+from tests.builders.sweeps import ratio_of_rows
 
 BASE = {
     "status": "ok", "model": "mlp", "dataset": "random", "hardware": "local", "scaling": "weak", "framework": "torch",
@@ -35,17 +33,8 @@ def cells(strategy: str, rate: float, width: float | None = 0.01, **changes: Any
     return {**BASE, "strategy": strategy, "throughput_samples_per_s": rate, **limits, **changes}
 
 
-def estimate_ratio(row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
-    """The ratio of independent rows, with the standard errors of their limits and 15 degrees of freedom."""
-    means = []
-    for each in (row, base):
-        rate, low, high = (each[name] for name in RATES)
-        means.append(LogMean(math.log(rate)) if low is None else mean_of_blocks(Estimate(rate, low, high)))
-    return means[0].minus(means[1])
-
-
 def ranked(*rows: dict[str, Any]) -> list[Ranking]:
-    return rank_curves(make_curves(make_frame(list(rows), [*FRAME_COLUMNS, "repeats"])), estimate_ratio)
+    return rank_curves(make_curves(make_frame(list(rows), [*FRAME_COLUMNS, "repeats"])), ratio_of_rows)
 
 
 def only(*rows: dict[str, Any]) -> Ranking:
@@ -167,7 +156,7 @@ drawn_rows = st.lists(st.tuples(st.floats(1, 1e6), st.none() | st.floats(0, 0.5)
 @settings(deadline=None)
 @given(drawn_rows, st.randoms(use_true_random=False))
 def test_the_best_is_the_fastest_in_any_order(rows: list[tuple[str, dict[str, Any]]], chance: Any) -> None:
-    ranking_found = rank_rows({}, 2, rows, estimate_ratio)
+    ranking_found = rank_rows({}, 2, rows, ratio_of_rows)
     measured = [row["throughput_samples_per_s"] for _, row in rows]
     assert ranking_found.row["throughput_samples_per_s"] == pytest.approx(max(measured))
     assert sorted([ranking_found.best, *(rival.name for rival in ranking_found.rivals)]) == sorted(
@@ -176,7 +165,7 @@ def test_the_best_is_the_fastest_in_any_order(rows: list[tuple[str, dict[str, An
     for rival in ranking_found.rivals:
         assert rival.ratio >= 1 - 1e-9 and (rival.low is None or rival.low <= rival.ratio)
     assert len(ranking_found.tied) + len(ranking_found.undecided) <= len(ranking_found.rivals)
-    other = rank_rows({}, 2, chance.sample(rows, len(rows)), estimate_ratio)
+    other = rank_rows({}, 2, chance.sample(rows, len(rows)), ratio_of_rows)
     if len({round(math.log(rate), 9) for rate in measured}) == len(measured):
         assert (other.best, other.certainty) == (ranking_found.best, ranking_found.certainty)
 
@@ -187,5 +176,5 @@ def test_the_unit_makes_no_difference(rows: list[tuple[str, dict[str, Any]]], fa
     scaled = [
         (name, {**row, **{key: None if row[key] is None else row[key] * factor for key in RATES}}) for name, row in rows
     ]
-    one, other = (rank_rows({}, 2, each, estimate_ratio) for each in (rows, scaled))
+    one, other = (rank_rows({}, 2, each, ratio_of_rows) for each in (rows, scaled))
     assert [rival.ratio for rival in one.rivals] == pytest.approx([rival.ratio for rival in other.rivals])

@@ -101,6 +101,14 @@ def test_an_unreadable_file_is_listed_and_left_out(spoil: Callable[[Path], objec
         assert str(caught.value) == line
 
 
+def test_runs_below_a_folder_of_that_name_are_read(sweep: Path) -> None:
+    (sweep / "1").rename(sweep / "moved")
+    (sweep / RESULT_FILE).mkdir()
+    (sweep / "moved").rename(sweep / RESULT_FILE / "1")
+    surveyed = survey(sweep)
+    assert len(surveyed.frame) == 3 and [path for path, _ in surveyed.unreadable] == [sweep / RESULT_FILE]
+
+
 def test_no_readable_file_is_an_input_error(sweep: Path, tmp_path: Path) -> None:
     for file in find_results([sweep]):
         file.write_text("")

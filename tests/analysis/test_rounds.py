@@ -10,6 +10,7 @@ import pytest
 
 import scalebench
 from scalebench.analysis import throughput
+from scalebench.analysis.comparison.pairing import make_compared_run
 from scalebench.analysis.rounds import ROUND_COLUMNS, round_rates
 from scalebench.analysis.rows import compare_runs, summarize_run
 from scalebench.core.result import Result, write_result
@@ -59,11 +60,14 @@ def test_runs_of_different_cohorts_are_compared_by_their_means(change: dict[str,
 def test_rounds_in_which_other_programs_took_the_cores_do_not_count(tmp_path: Path) -> None:
     bare = slots("bare_torch", {number: [0.1] for number in range(12)}, run_id="bare")
     seconds = {number: [0.2 if number < 3 else 0.05] for number in range(12)}
-    ddp = slots("ddp", seconds, run_id="ddp", disturbed_rounds=[0, 1, 2])
+    ddp = slots("ddp", seconds, run_id="ddp", disturbed_rounds=[0, 1, 2], flags=["busy_machine", "swapping"])
     runs = [summarize_run(result, Path(result.run_id)) for result in (bare, ddp)]
     assert throughput.divide_throughputs(runs[1], runs[0]) == pytest.approx(2.0)
     assert throughput.throughput(ddp)[0] == pytest.approx(20 / 0.05)
+    assert "busy_machine" not in runs[1].cells["flags"] and "swapping" in runs[1].cells["flags"]
+    assert make_compared_run(ddp).record.flags == ["swapping"]
     ddp.disturbed_rounds = list(range(5))
+    assert "busy_machine" in summarize_run(ddp, Path("x")).cells["flags"]
     assert throughput.throughput(ddp)[0] == pytest.approx(12 * 20 / (3 * 0.2 + 9 * 0.05)), "too few would be left"
     write_result(ddp, tmp_path)
     assert scalebench.load_rounds(tmp_path).disturbed.tolist() == [number < 5 for number in range(12)]

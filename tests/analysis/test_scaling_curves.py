@@ -28,12 +28,13 @@ from scalebench.analysis.scaling_curves import (
     format_group_title,
     group_curves,
     make_curves,
-    plain_row,
 )
 from scalebench.core.result import Result
 from scalebench.core.spec import StrategySpec, TrainSpec
+from scalebench.core.stats.estimates import student_t
 from tests.builders import sweeps
 from tests.builders.runs import MACHINE
+from tests.builders.sweeps import ratio_of_rows
 
 
 def pooled(*results: Result) -> pd.DataFrame:
@@ -74,7 +75,7 @@ def test_rows_of_a_curve_are_cells_of_the_frame() -> None:
         assert list(cells_of) == list(frame.columns)
         assert all(value == row[name] if value is not None else pd.isna(row[name]) for name, value in cells_of.items())
         assert type(cells_of["gpus"]) is int and type(cells_of["throughput_samples_per_s"]) is float
-        assert cells_of["reason"] is None and cells_of == plain_row(row)
+        assert cells_of["reason"] is None
 
 
 def test_weak_and_strong_scaling_batches_and_hardware_are_separate_groups() -> None:
@@ -281,23 +282,23 @@ def test_a_slope_scales_with_the_speedups(gpus: list[int], figures: list[float],
 
 def test_a_node_boundary_is_where_the_next_node_begins() -> None:
     made = curve({4: 3.6, 8: 6.4, 9: 3.6, 10: 4.0, 17: 5.1}, nodes=8)
-    first, second = find_node_boundaries(made)
+    first, second = find_node_boundaries(made, ratio_of_rows)
     assert [row["gpus"] for row in first.rows] == [8, 9] and [row["gpus"] for row in second.rows] == [10, 17]
     assert first.efficiencies == (pytest.approx(0.8), pytest.approx(0.4))
-    # MOVER on the log scale of two limits of 1 %
-    down = math.hypot(math.log(1 / 0.99), math.log(1.01))
-    assert first.ratio.value == pytest.approx(0.5) and first.ratio.low == pytest.approx(0.5 * math.exp(-down))
+    # Two standard errors of 1 % over Student's t with 15 degrees of freedom have 30 together.
+    reach = math.sqrt(2) * math.log(1.01 / 0.99) / 2 * student_t(30, 0.95) / student_t(15, 0.95)
+    assert first.ratio.value == pytest.approx(0.5) and first.ratio.low == pytest.approx(0.5 * math.exp(-reach))
     assert first.ratio.low < 0.5 < first.ratio.high < 0.51
-    assert find_node_boundaries(curve({1: 1, 2: 1.9, 8: 7})) == []
+    assert find_node_boundaries(curve({1: 1, 2: 1.9, 8: 7}), ratio_of_rows) == []
 
 
 def test_a_node_boundary_has_limits_over_repeats_only() -> None:
-    (noisy,) = find_node_boundaries(curve({8: 6.4, 9: 7.19}, nodes=8, width=0.05))
+    (noisy,) = find_node_boundaries(curve({8: 6.4, 9: 7.19}, nodes=8, width=0.05), ratio_of_rows)
     assert noisy.ratio.low < 1 < noisy.ratio.high
     single = curve({8: 6.4, 9: 3.0}, nodes=8)
     single.rows[1]["interval_over"] = "blocks"
     for made in (single, curve({8: 6.4, 9: 3.0}, nodes=8, width=None)):
-        (boundary,) = find_node_boundaries(made)
+        (boundary,) = find_node_boundaries(made, ratio_of_rows)
         assert boundary.ratio.limits == (None, None) and boundary.ratio.value < 0.5
 
 

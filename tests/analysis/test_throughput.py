@@ -14,12 +14,10 @@ from scalebench.analysis import throughput
 from scalebench.analysis.baselines import Baselines
 from scalebench.core.result import Result
 from scalebench.core.spec import DatasetSpec, HardwareSpec, TrainSpec
+from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import (
     Estimate,
-    divide_estimates,
     estimate_throughput,
-    scale_estimate,
-    sum_estimates,
 )
 from tests.builders.runs import MACHINE, rank, record
 
@@ -54,7 +52,7 @@ def test_the_interval_is_of_batch_means() -> None:
 def test_the_interval_of_replicas_is_of_the_sum() -> None:
     result = record(gpus=2, independent=True)
     one = estimate_throughput(result.ranks[0].block_s[:-1], [20] * 31)
-    assert throughput.throughput(result)[1] == sum_estimates([one, one])
+    assert throughput.throughput(result)[1] == combine({"first": 1.0, "second": 1.0}, {"first": one, "second": one})
 
 
 @pytest.mark.parametrize("status", ["failed", "oom", "timeout", "unsupported", "cancelled"])
@@ -63,7 +61,7 @@ def test_a_run_that_is_not_ok_has_no_figures(status: str) -> None:
     assert result.ranks[0].block_s
     assert throughput.throughput(result) == (None, None)
     assert throughput.step_s(result) is None
-    assert throughput.speedup(result, record("bare_torch")) == (None, None)
+    assert throughput.divide_throughputs(result, record("bare_torch")) is None
 
 
 @pytest.mark.parametrize(
@@ -91,20 +89,12 @@ def pair(**changes: Any) -> tuple[Result, Result]:
     return record(gpus=2, block_s=0.125), record(**{"gpus": 1, "block_s": 0.1, **changes})
 
 
-def test_speedup_carries_the_interval_of_the_ratio() -> None:
+def test_a_ratio_of_throughputs_needs_both() -> None:
     two, one = pair()
-    value, interval = throughput.speedup(two, one)
-    mine, theirs = throughput.throughput(two)[1], throughput.throughput(one)[1]
-    assert value == pytest.approx(1.6)
-    assert interval == divide_estimates(mine, theirs)
-    assert throughput.scale_to_efficiency(interval, 2) == scale_estimate(interval, 0.5)
-    few = record(ranks=[rank(0, [0.1, 0.1])])
-    assert throughput.speedup(two, few) == (pytest.approx(1.6), None), "too few blocks for an interval"
-    assert (
-        throughput.speedup(two, record(block_s=None)) == (None, None)
-        and throughput.divide_throughputs(two, None) is None
-    )
+    assert throughput.divide_throughputs(two, one) == pytest.approx(1.6)
     assert throughput.divide_throughputs(two, two) == 1.0
+    assert throughput.divide_throughputs(two, record(block_s=None)) is None
+    assert throughput.divide_throughputs(two, None) is None
 
 
 def test_self_and_bare_are_found() -> None:

@@ -13,11 +13,10 @@ import pytest
 from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.time_to_target import (
     TrainingOutcome,
-    mean_of_levels,
     summarize_trainings,
 )
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import T_QUANTILES
+from scalebench.core.stats.estimates import T_QUANTILES, Estimate
 from tests.builders.runs import record
 from tests.builders.sweeps import failed_run, falling_metrics, training_run
 
@@ -47,17 +46,20 @@ def test_seeds_are_the_observations() -> None:
     ]
     (outcome,) = of(*made)
     assert (outcome.seeds, outcome.reached, outcome.failed, len(outcome.runs)) == (3, 3, 0, 3)
-    value, interval = outcome.figures["time_to_target_s"]
+    interval = outcome.figures["time_to_target_s"]
+    value = interval.value
     expected = geometric([2 * 2.0, 3 * 3.0, 4 * 4.0])
     assert (value, interval.low, interval.high) == pytest.approx(expected)
-    value, interval = outcome.figures["epochs_to_target"]
+    interval = outcome.figures["epochs_to_target"]
+    value = interval.value
     assert (value, interval.low, interval.high) == pytest.approx(geometric(epochs))
-    value, interval = outcome.figures["metric"]
+    interval = outcome.figures["metric"]
+    value = interval.value
     reach = T2 * statistics.stdev(lasts) / math.sqrt(3)
     mean = statistics.fmean(lasts)
     assert (value, interval.low, interval.high) == pytest.approx((mean, mean - reach, mean + reach))
-    assert outcome.figures["generalisation_gap"][0] == pytest.approx(mean / 2)
-    assert outcome.figures["trained_epochs"][0] == pytest.approx(geometric(epochs)[0]) and outcome.stopped_by == [
+    assert outcome.figures["generalisation_gap"].value == pytest.approx(mean / 2)
+    assert outcome.figures["trained_epochs"].value == pytest.approx(geometric(epochs)[0]) and outcome.stopped_by == [
         "target"
     ]
 
@@ -67,9 +69,10 @@ def test_runs_of_a_seed_are_one_observation() -> None:
     made += [training_run(seed=1, epoch_s=4.0), training_run(seed=2, epoch_s=4.0)]
     (outcome,) = of(*made)
     assert outcome.seeds == 3 and len(outcome.runs) == 10 and len(outcome.by_seed) == 3
-    assert outcome.figures["time_to_target_s"][0] == pytest.approx((6 * 12 * 12) ** (1 / 3))
+    assert outcome.figures["time_to_target_s"].value == pytest.approx((6 * 12 * 12) ** (1 / 3))
     (alone,) = of(*made[:8])
-    assert alone.seeds == 1 and alone.figures["time_to_target_s"] == (pytest.approx(6.0), None)
+    assert alone.seeds == 1 and alone.figures["time_to_target_s"].value == pytest.approx(6.0)
+    assert not alone.figures["time_to_target_s"].has_limits
 
 
 def test_seeds_that_miss_the_target_leave_no_interval() -> None:
@@ -78,9 +81,10 @@ def test_seeds_that_miss_the_target_leave_no_interval() -> None:
         *(training_run(seed=seed, epoch_s=2 + seed) for seed in range(3)), never, training_run(seed=4, status="failed")
     )
     assert (outcome.seeds, outcome.reached, outcome.failed) == (5, 3, 1)
-    value, interval = outcome.figures["time_to_target_s"]
-    assert value == pytest.approx((6 * 9 * 12) ** (1 / 3)) and interval is None
-    assert outcome.figures["metric"][1] is None  # nor of the metric: one seed has none
+    interval = outcome.figures["time_to_target_s"]
+    value = interval.value
+    assert value == pytest.approx((6 * 9 * 12) ** (1 / 3)) and not interval.has_limits
+    assert not outcome.figures["metric"].has_limits  # nor of the metric: one seed has none
     assert sorted(outcome.stopped_by) == ["epochs", "target"]
 
 
@@ -98,20 +102,21 @@ def test_speedups_to_the_target_are_of_pairs_of_seeds() -> None:
         made.append(training_run("ddp_gloo", 1, seed, values, epoch_s=4.5))
         made.append(training_run("ddp_gloo", 2, seed, values, epoch_s=2.0 * (1 + 0.01 * seed)))
     outcomes = {(outcome.first_run["strategy"], outcome.first_run["gpus"]): outcome for outcome in of(*made)}
-    value, interval = outcomes["ddp_gloo", 2].figures["speedup_target_bare"]
+    interval = outcomes["ddp_gloo", 2].figures["speedup_target_bare"]
+    value = interval.value
     expected = geometric([2.0, 2.0 / 1.01, 2.0 / 1.02])
     assert (value, interval.low, interval.high) == pytest.approx(expected)
-    own = outcomes["ddp_gloo", 2].figures["speedup_target_self"][0]
+    own = outcomes["ddp_gloo", 2].figures["speedup_target_self"].value
     assert own is not None and value is not None and own == pytest.approx(value * 4.5 / 4.0)
     throughput = outcomes["ddp_gloo", 2].figures["speedup_bare"]
-    assert throughput[0] is not None and throughput[1] is not None and throughput[0] != pytest.approx(value, rel=1e-3)
-    assert outcomes["bare_torch", 1].figures["speedup_target_bare"] == (1.0, None)  # itself: nothing to estimate
-    assert outcomes["ddp_gloo", 1].figures["speedup_target_self"] == (1.0, None)
+    assert throughput.has_limits and throughput.value != pytest.approx(value, rel=1e-3)
+    assert outcomes["bare_torch", 1].figures["speedup_target_bare"] == Estimate(1.0)  # itself: nothing to estimate
+    assert outcomes["ddp_gloo", 1].figures["speedup_target_self"] == Estimate(1.0)
 
 
 def test_a_baseline_that_missed_the_target_gives_no_speedup() -> None:
     (_, outcome) = of(training_run("bare_torch", 1, values=[0.9]), training_run("ddp_gloo", 2))
-    assert outcome.figures["speedup_target_bare"] == (None, None) and outcome.figures["speedup_bare"][0] is not None
+    assert outcome.figures["speedup_target_bare"] is None and outcome.figures["speedup_bare"] is not None
 
 
 def test_runs_that_were_not_tried_do_not_count() -> None:
@@ -127,16 +132,10 @@ def test_a_copy_of_a_run_counts_once() -> None:
 
 def test_a_target_reached_with_the_first_step_takes_no_time() -> None:
     (outcome,) = of(*(training_run(seed=seed, values=[0.1], epoch_s=0.0) for seed in range(3)))
-    assert outcome.reached == 3 and outcome.figures["time_to_target_s"][0] == 0.0
+    assert outcome.reached == 3 and outcome.figures["time_to_target_s"].value == 0.0
 
 
 def test_without_a_target_there_are_only_metrics() -> None:
     (outcome,) = of(training_run(target=None, values=falling_metrics(3)))
-    assert outcome.target is None and outcome.reached == 0 and outcome.figures["time_to_target_s"] == (None, None)
-    assert outcome.figures["metric"] == (pytest.approx(math.exp(-2.1)), None)
-
-
-def test_levels_may_be_negative_and_two_have_no_interval() -> None:
-    value, interval = mean_of_levels([-1.0, 0.0, 1.0])
-    assert mean_of_levels([0.5] * 2) == (0.5, None)
-    assert value == 0 and interval is not None and interval.high == pytest.approx(T2 / math.sqrt(3)) == -interval.low
+    assert outcome.target is None and outcome.reached == 0 and outcome.figures["time_to_target_s"] is None
+    assert outcome.figures["metric"].value == pytest.approx(math.exp(-2.1))

@@ -62,7 +62,7 @@ class Site:
 
 TOOLS = (
     "bash sh env dirname cat cut grep head tail sed tr paste awk cksum mkdir mktemp mv rm sleep uname nproc id true "
-    "getconf flock"
+    "getconf flock find"
 )
 COMPILER = {"g++": "exit 0", "cmake": "exit 0", "make": "exit 0"}
 MPI = {"mpicxx": "exit 0", "mpirun": "echo 'mpirun (Open MPI) 4.1.4'"}

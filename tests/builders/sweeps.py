@@ -14,10 +14,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scalebench.analysis.repeats import Configurations
+from scalebench.analysis.rows import compare_runs, summarize_run
 from scalebench.core.result import (
     BatchTrial,
     CurvePoint,
@@ -34,6 +36,8 @@ from scalebench.core.result import (
     write_result,
 )
 from scalebench.core.spec import StopSpec
+from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.log_means import LogMean, mean_of_blocks
 from scalebench.measure.monitor.time_series import SampleRows
 from tests.builders.runs import rank, record, simulated_config
 
@@ -129,6 +133,20 @@ def sweep(
     results = [run(*each, minute=number % 60, **changes) for number, each in enumerate(runs)]
     write_results(folder, results)
     return results
+
+
+def pool(results: Sequence[Result]) -> Configurations:
+    """Return the configurations of runs that lie in folders `0`, `1`, ..."""
+    return Configurations(compare_runs([summarize_run(each, Path(str(k))) for k, each in enumerate(results)]))
+
+
+def ratio_of_rows(row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
+    """The ratio of independent rows, with the standard errors of their limits and 15 degrees of freedom."""
+    means = []
+    for each in (row, base):
+        rate, low, high = (each[name] for name in ("throughput_samples_per_s", "throughput_low", "throughput_high"))
+        means.append(LogMean(math.log(rate)) if low is None else mean_of_blocks(Estimate(rate, low, high), 16))
+    return means[0].minus(means[1])
 
 
 def write_results(folder: Path, results: Sequence[Result]) -> None:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from scalebench import __main__ as program
 from scalebench.cli import hydra_app
 from scalebench.config import compose
-from scalebench.config.error_messages import list_config_keys
-from scalebench.core import config_files, process
+from scalebench.core import process
 from scalebench.core.errors import InputError
-from scalebench.core.spec import Config
-from scalebench.runner.launchers import local
 from scalebench.sweeps.task import SweepSession
 from tests.builders.runs import find_run_processes, wait_until
 
@@ -139,96 +131,3 @@ def test_a_cancelled_sweep_reports_its_runs_and_can_be_resumed(tmp_path: Path, n
     assert f"this sweep was cut short: {ended} of 4 runs have ended" in (folder / "report.html").read_text()
     again = subprocess.run([*sweep, "resume=true"], timeout=120, capture_output=True, text=True)
     assert again.returncode == 0 and "of 4 runs have ended" not in (folder / "report.html").read_text()
-
-
-# Random override lines. What is drawn is made to get far: mostly real keys with values that may even be right.
-KEYS = [*list_config_keys(Config), "strategy.options.step_s", "strategy.options.bucket_cap_mb"]
-GROUPS = config_files.list_groups()
-HYDRA = (
-    "hydra hydra.run.dir hydra.sweep.dir hydra.sweep.subdir hydra.mode hydra.job.num hydra.verbose hydra/launcher "
-    "hydra/sweeper hydra.sweeper.params hydra.sweeper.max_batch_size hydra.searchpath hydra.runtime.output_dir"
-).split()
-NAMES = sorted({name for group in GROUPS for name in config_files.list_options(group)})
-ODD = st.text("abgpus.=+~@:/${}[]()'\"\\, \t\n0129-*?#%&|<>!^`_é\u202e", max_size=30)
-FREE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
-INTERPOLATIONS = st.sampled_from(
-    "gpus train hydra.run.dir now:%Y now:%Q% oc.env:HOME oc.env:NO_SUCH a.b strategy.name .name ..gpus hydra:job.num "
-    "oc.create:[1,2] oc.decode:1 oc.select:x oc.deprecated:gpus oc.dict.keys:train x:y".split()
-).map("${{{}}}".format)
-WORDS = st.sampled_from(
-    NAMES
-    + "true false null none auto weak strong MULTIRUN 1 0 -1 2 1e400 nan inf 1_000 0x10 ??? '' 'a [] {} a/b /proc/x "
-    "range(1,3) choice(1,2) glob(*) interval(0,1) sort(3,1) shuffle(a,b) int(2) str(2) float(a) range(0,1,0)".split()
-)
-PLAIN = st.one_of(WORDS, INTERPOLATIONS, st.integers().map(str), st.floats().map(repr))
-VALUES = st.recursive(
-    PLAIN | ODD | FREE,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3).map(lambda v: f"[{','.join(v)}]"),
-        st.lists(st.tuples(WORDS, inner), max_size=2).map(lambda v: "{" + ",".join(f"{a}:{b}" for a, b in v) + "}"),
-        st.lists(inner, min_size=2, max_size=3).map(",".join),
-        inner.map("'{}'".format),
-        inner.map('"{}"'.format),
-    ),
-    max_leaves=4,
-)
-PLACES = st.sampled_from(["@", "@_global_.", "@a.b", "@:", "/", ".", "x"])
-WRONG_KEYS = st.one_of(
-    st.sampled_from(KEYS).map(lambda key: key[:-1]), st.tuples(st.sampled_from(GROUPS), PLACES).map("".join), ODD
-)
-PREFIXES = st.sampled_from(["", "", "", "+", "++", "~"])
-OVERRIDES = st.one_of(
-    st.tuples(PREFIXES, st.sampled_from(KEYS), st.just("="), PLAIN),
-    st.tuples(PREFIXES, st.sampled_from(KEYS + GROUPS + HYDRA), st.just("="), VALUES),
-    st.tuples(PREFIXES, WRONG_KEYS, st.sampled_from(["=", "", "= ", "=="]), VALUES),
-    st.tuples(st.sampled_from(GROUPS), st.just("="), st.sampled_from(NAMES) | FREE),
-    st.tuples(st.sampled_from(KEYS + GROUPS), st.just("="), st.builds(str.__mul__, WORDS, st.integers(1, 400))),
-).map("".join)
-SWITCHES = st.sampled_from(["--multirun", "--multirun", "--multirun", "--cfg=job", "--nope", "-x", "--", "--run"])
-LINES = st.lists(st.one_of(OVERRIDES, OVERRIDES, OVERRIDES, OVERRIDES, ODD, FREE, SWITCHES), min_size=1, max_size=4)
-
-
-@pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
-    """Runs one line, dry; nothing may start, and what is wrong with it is told in a few lines."""
-    started: list[object] = []
-    monkeypatch.setattr(local, "launch", lambda *parts: started.append(parts))
-
-    def checked(words: list[str]) -> None:
-        GlobalHydra.instance().clear()
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = program.main([*words, "dry_run=true"])
-        message = err.getvalue()
-        assert status in (0, 1, 2)
-        assert "Traceback" not in message + out.getvalue()
-        assert len(message.splitlines()) <= 3 and (status == 0 or message)
-        assert started == [] and os.listdir() == []
-
-    return checked
-
-
-@pytest.mark.parametrize("examples", [40, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_random_override_lines_give_a_status_and_no_traceback(
-    check: Callable[[list[str]], None], examples: int
-) -> None:
-    checks = list(HealthCheck)
-    quiet = settings(
-        max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=checks
-    )
-    quiet(given(LINES)(check))()
-
-
-TRACEBACKS = (
-    "+=3 +='' dataset@=0 ~hydra=-inf +strategy=[-1.5,2] hydra.verbose=${oc.create:[1,2]} +strategy.requires=[0.0] "
-    "sweep=null --resolve"
-).split()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [*([word] for word in TRACEBACKS), ["--run", "--multirun"], ["gpus=" + "[" * 2000]],
-    ids=lambda words: words[0][:40],
-)
-def test_lines_that_once_gave_a_traceback_or_might(check: Callable[[list[str]], None], words: list[str]) -> None:
-    check(words)

@@ -114,7 +114,7 @@ def test_the_name_in_a_file(dists: Distributions, text: str, name: str | None) -
     assert config_files.read_name(root / "x.yaml") == name
 
 
-@pytest.mark.parametrize("text", ["a: [", "- 1", "\0", "a: ${"])
+@pytest.mark.parametrize("text", ["a: [", "- 1", "\0", "a: ${", "a: " + "[" * 5000])
 def test_an_invalid_yaml_file_is_named(dists: Distributions, text: str) -> None:
     root = dists.add(files={"x.yaml": text})
     with pytest.raises(PluginError) as caught:

@@ -155,6 +155,15 @@ def test_a_full_disk_keeps_the_earlier_result(call: str, tmp_path: Path, monkeyp
     assert read_result(tmp_path / RESULT_FILE).run_id == "first" and os.listdir(tmp_path) == [RESULT_FILE]
 
 
+def test_a_record_has_no_passwords_and_no_half_characters(tmp_path: Path) -> None:
+    """os.fsdecode makes half a character of each byte of a name of a file that is no UTF-8."""
+    spec = {"hardware": {"environment": {"DATABASE_URL": "postgres://u:p@h/\udcff"}}}
+    path = write_result(record(spec=spec, reason="no https://me:pw@host"), tmp_path)
+    again = read_result(path)
+    assert again.spec["hardware"]["environment"] == {"DATABASE_URL": "postgres://***@h/?"}
+    assert again.reason == "no https://***@host" and "pw" not in path.read_text()
+
+
 def test_an_invalid_start_time_is_refused(tmp_path: Path) -> None:
     """Baselines are chosen by it."""
     path = write_result(record(started_at="yesterday"), tmp_path)

@@ -17,6 +17,7 @@ from tests.builders.runs import wait_until
 from tests.conftest import ROOT
 
 WHEEL = ["KEY", "KEY.lock", "KEY.log", "KEY/horovod-0.28.1-x.whl"]
+ELSEWHERE = "set SCALEBENCH_WHEELS=/another/folder"
 WAIT = 'for _ in {1..600}; do [ ! -e "$FAKE_HOME/go" ] || break; sleep 0.05; done'
 
 
@@ -94,6 +95,38 @@ def test_wheels_that_cannot_be_kept(home: Home) -> None:
     status, _, err = home.install(SCALEBENCH_WHEELS="/dev/null/wheels")
     assert status == 1
     assert err[-1].endswith("/dev/null/wheels cannot be written; set SCALEBENCH_WHEELS=/another/folder")
+
+
+def test_wheels_of_others_are_not_installed(home: Home) -> None:
+    home.programs(COMPILER, MPI)
+    home.install()
+    home.stamp.unlink()
+    (key,) = (path for path in home.wheels.iterdir() if path.is_dir())
+    (wheel,) = key.glob("*.whl")
+    for path in (home.wheels, key, wheel):
+        path.chmod(path.stat().st_mode | 0o002)
+        status, _, err = home.install()
+        assert (status, err) == (
+            1,
+            [f"Horovod was not installed: everybody can write {path}: chmod o-w, or {ELSEWHERE}"],
+        )
+        path.chmod(path.stat().st_mode & ~0o002)
+        if os.geteuid() == 0:
+            os.chown(path, 1234, 1234)
+            reason = f"{path} is another user's; remove it, or {ELSEWHERE}"
+            assert home.install()[::2] == (1, [f"Horovod was not installed: {reason}"])
+            os.chown(path, 0, 0)
+    assert home.install() == (0, [BUILT], []) and home.builds() == 1
+
+
+def test_without_a_home_nothing_is_kept(home: Home, tmp_path: Path) -> None:
+    """A folder below /tmp that everybody could have made is no cache."""
+    home.programs(COMPILER, MPI)
+    del home.environment["SCALEBENCH_WHEELS"], home.environment["HOME"]
+    (tmp_path / "temporary").mkdir()
+    status, out, err = home.install(TMPDIR=str(tmp_path / "temporary"))
+    assert (status, out[1:], err) == (0, [BUILT], [])
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 @pytest.mark.parametrize("arguments", [(), ("--optional",)])

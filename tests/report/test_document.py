@@ -12,7 +12,6 @@ from scalebench.analysis.scaling_curves import Curve
 from scalebench.report import document
 from scalebench.report.document import (
     CurveGroup,
-    clean_text,
     downsample,
     format_duration_column,
     group_curves,
@@ -100,12 +99,6 @@ def test_dips_and_peaks_and_ends_stay() -> None:
     assert (4321.0, 3.0) in kept and (8765.0, 900.0) in kept
     assert [x for x, _ in kept] == sorted(x for x, _ in kept)
     assert len(downsample(points[:203], 200)) <= 200
-
-
-def test_control_characters_go_and_lines_stay() -> None:
-    assert clean_text("\x1b[31mred\x1b[0m\x00\x07\tone\ntwo") == "red\tone\ntwo"
-    assert clean_text("half \ud800 a sign").encode() == b"half ? a sign"
-    assert clean_text(3) == 3
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,14 @@ def test_each_repeat_is_a_dot() -> None:
     assert dots.get_color() == line_of_means.get_color() and dots.get_linestyle() == "None"
 
 
+def test_the_dots_of_bars_are_on_their_bars() -> None:
+    bars = [Series(name, [1.0, 2.0], [1.0, 1.9], repeats=[[0.9, 1.1], []]) for name in "ab"]
+    axes = draw_axes(Chart("c", "C", Axis("devices"), Axis("s"), bars, "bars"))
+    middles = [bar.get_x() + bar.get_width() / 2 for bar in axes.patches]
+    assert [list(dots.get_data()[0]) for dots in axes.lines] == [pytest.approx([middles[k]] * 2) for k in (0, 2)]
+    assert [list(dots.get_data()[1]) for dots in axes.lines] == [[0.9, 1.1]] * 2
+
+
 def test_stacked_bars_have_negative_ones_below_zero() -> None:
     bars = [(bar.get_y(), bar.get_height()) for bar in draw_axes(stacked_chart()).patches]
     assert bars == [(0, 0.1), (0, 0.3), (0, -0.02), (0.3, 0.01)]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from scalebench.analysis.repeats import pool_results
-from scalebench.analysis.scaling_curves import plain_row
+from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.config.compose import compose_config
 from scalebench.report.repeat_commands import make_command, make_recipe
 from scalebench.strategies.registry import BUILT_IN_STRATEGIES
@@ -85,8 +85,8 @@ def test_chosen_options_are_in_the_lines_or_listed_as_left_out() -> None:
 
 def row(folder: Path, **changes: Any) -> dict[str, Any]:
     results = [sweeps.run("ddp_gloo", 2, repeat) for repeat in range(changes.pop("repeats", 1))]
-    (_, pooled_row), *_ = pool_results(results, [folder] * len(results)).iterrows()
-    return {**plain_row(pooled_row), **changes}
+    pooled_row, *_ = plain_rows(pool_results(results, [folder] * len(results)))
+    return {**pooled_row, **changes}
 
 
 def compose_command(text: str) -> Any:

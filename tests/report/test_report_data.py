@@ -14,13 +14,13 @@ from scalebench.analysis.repeats import pooled
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import write_spec
+from scalebench.core.untrusted import find_run_file
 from scalebench.report import report_data
 from scalebench.report.document import REPEAT_ROWS, make_line_series
 from scalebench.report.report_data import (
     MAX_LINE_LENGTH,
     MAX_LOG_BYTES,
     describe_unfinished_run,
-    find_run_file,
     load_report_data,
     read_log_tail,
 )
@@ -115,8 +115,9 @@ def test_only_some_of_many_runs_are_listed(tmp_path: Path, monkeypatch: pytest.M
     data = load_report_data([tmp_path])
     rows = report_data.list_detailed_runs(data)
     assert [row["run_id"] for row in rows] == data.detailed_run_ids and len(rows) == 3
-    assert "3 configurations, out of 8 runs" in report_data.describe_left_out_runs(data)
-    assert report_data.describe_left_out_runs(load_report_data([tmp_path / "0"])) == ""
+    (paragraph,) = report_data.list_left_out_runs(data)
+    assert "3 configurations, out of 8 runs" in paragraph.text
+    assert report_data.list_left_out_runs(load_report_data([tmp_path / "0"])) == []
 
 
 def test_files_named_by_a_record_stay_in_its_folder(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from scalebench.analysis.columns import FRAME_COLUMNS
 from scalebench.analysis.load import frame_of_results
-from scalebench.core.result import ProbeRecord, Result
+from scalebench.core.result import ProbeRecord, Result, write_result
 from scalebench.core.spec import HardwareSpec
 from scalebench.report.repeat_commands import make_baseline_commands
 from scalebench.report.tables import (
@@ -116,9 +116,9 @@ def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
     arguments = "strategy=simulated measure=quick gpus=4"
     assert make_baseline_commands(lone) == [f"python -m scalebench --multirun {arguments}"]
     kept.write_text("- strategy=ddp\n- gpus=4\n- measure.repeats=3\n- repeat=1\n")
-    kept.with_name("config.yaml").write_text("measure:\n  repeats: 3\n")  # which makes the number of the repeat anew
+    write_result(record(spec={"measure": {"repeats": 3}}), tmp_path)  # which makes the number of the repeat anew
     assert make_baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4 measure.repeats=3"]
-    kept.with_name("config.yaml").write_text("measure:\n  repeats: 1\n")
+    write_result(record(spec={"measure": {"repeats": 1}}), tmp_path)
     assert make_baseline_commands(lone)[0].endswith(" repeat=1")
     complete = frame_of_results([record(gpus=4), record(), record("bare_torch")], [tmp_path] * 3)
     assert make_baseline_commands(complete) == []
@@ -142,7 +142,10 @@ def cells(name: str, value: Any, low: Any = None, high: Any = None) -> dict[str,
     ],
 )
 def test_throughput(value: Any, low: Any, high: Any, shown: str) -> None:
-    assert format_throughput(cells("throughput_samples_per_s", value, low, high)) == shown
+    row = cells("throughput_samples_per_s", value, low, high)
+    assert format_throughput({**row, "interval_over": "repeats"}) == shown
+    within = f"{shown} within this repeat" if "±" in shown else shown
+    assert format_throughput({**row, "interval_over": "blocks"}) == within
 
 
 def test_ratios_and_shares() -> None:

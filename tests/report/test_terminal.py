@@ -29,10 +29,12 @@ from tests.report.sections.test_data_or_model import make_pairs
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def show_details(capsys: pytest.CaptureFixture[str], result: Result) -> list[str]:
-    """Return the lines that a pipe receives, stripped at their end."""
+def show_details(capsys: pytest.CaptureFixture[str], result: Result, *files: str) -> list[str]:
+    """Return the lines that a pipe receives, stripped at their end, of a run with these files in its folder."""
     folder = Path("run")
     folder.mkdir(exist_ok=True)
+    for name in files:
+        (folder / name).touch()
     write_result(result, folder)
     Console().print_details(folder)
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
@@ -47,7 +49,8 @@ def test_all_of_a_run_that_was_measured(capsys: pytest.CaptureFixture[str]) -> N
         "monitor.parquet", cpu_util_mean=0.9, cpu_util_ours_mean=0.85, rss_bytes_max=10**9, throttle_reasons=[]
     )
     slower = make_probes(local_step_s=[[0.0066, 0.0069, 0.0066, 0.0069]])
-    lines = show_details(capsys, make_probed_run(make_probes(), slower, monitor=monitor, trace="trace.json.gz"))
+    result = make_probed_run(make_probes(), slower, monitor=monitor, trace="trace.json.gz")
+    lines = show_details(capsys, result, "trace.json.gz", "monitor.parquet")
     assert "\n".join(lines) + "\n" == (GOLDEN / "details.txt").read_text(encoding="utf-8")
 
 
@@ -94,12 +97,19 @@ def test_a_series_that_drifts_is_not_steady() -> None:
 
 
 def test_a_trace_that_was_not_merged_is_where_its_rank_left_it(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = show_details(
-        capsys, make_probed_run(make_probes(), make_probes(trace="trace1.json.gz"), trace="trace.json.gz")
-    )
+    result = make_probed_run(make_probes(), make_probes(trace="trace1.json.gz"), trace="trace.json.gz")
+    lines = show_details(capsys, result, "trace.json.gz", "trace1.json.gz")
     trace_lines = [line.split() for line in lines if "trace" in line]
     assert [cells[:2] for cells in trace_lines] == [["trace", "run/trace.json.gz"], ["trace", "of"]]
     assert trace_lines[1] == ["trace", "of", "rank", "1", "run/trace1.json.gz,", "not", "merged"]
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../../../../etc/passwd", "link", "missing"])
+def test_only_files_in_the_folder_of_a_run_are_named(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    Path("run").mkdir()
+    Path("run/link").symlink_to("/etc/passwd")
+    result = make_probed_run(make_probes(), make_probes(trace=name), monitor=MonitorRecord(name), trace=name)
+    assert not [line for line in show_details(capsys, result) if name in line]
 
 
 def test_the_reason_of_a_missing_monitor_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,4 +221,5 @@ def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path: Path, capsys: p
     assert "Data or model parallelism: predicted and measured" in out and "Bytes of a step" in out
     assert "mlp on 2 devices: pipeline should win at 8, data should win at 64; model won at 8 and 64;" in out
     sweeps.sweep(tmp_path / "others")
-    assert list(make_terminal_blocks(survey([tmp_path / "others"]).pooled)) == []
+    others = survey([tmp_path / "others"])
+    assert list(make_terminal_blocks(others.pooled, others.configurations.estimate_ratio)) == []

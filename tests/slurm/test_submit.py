@@ -17,10 +17,10 @@ import pytest
 
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import JOB_FILE
-from scalebench.core.spec import RunSpec
+from scalebench.core.spec import RunSpec, SlurmSpec
 from scalebench.slurm import submit
 from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable
-from scalebench.slurm.resources import srun_command
+from scalebench.slurm.resources import check_slurm_options, srun_command
 from scalebench.slurm.submit import Submission, read_submission, write_submission
 from tests.builders.configs import ALPHA, make_spec
 from tests.slurm.builders import FOLDER, GPU_NODES, ROLES, Tools, run
@@ -80,6 +80,27 @@ def test_folder_names_are_quoted_and_without_placeholders(tmp_path: Path) -> Non
     assert shlex.split(text.splitlines()[-1])[-1] == f"{tmp_path}/it's 50% done/slurm"
     with pytest.raises(InputError, match="would interpret a part of this name"):
         submit.render_script(run(1), tmp_path / "job%j")
+
+
+BREAKS = [*"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", "\x00", "\x1b", "\u202e"]
+
+
+@pytest.mark.parametrize("sign", BREAKS, ids=ascii)
+def test_no_sign_in_a_name_or_an_option_makes_a_line_of_its_own(tmp_path: Path, sign: str) -> None:
+    """Some end a line for str.splitlines, and what stood behind them in a quoted option would be a command."""
+    with pytest.raises(InputError, match="would interpret a part of this name"):
+        submit.render_script(run(1), tmp_path / f"a{sign}touch PWN #")
+    for key in ("lines", "srun"):
+        with pytest.raises(InputError, match="should be --name=value or --name"):
+            check_slurm_options(SlurmSpec(**{key: [f"--comment=a{sign}touch PWN #"]}))
+    with pytest.raises(InputError, match="should be a path in one line"):
+        check_slurm_options(SlurmSpec(container=f"a{sign}b"))
+
+
+def test_the_script_is_cut_at_line_feeds_alone() -> None:
+    """What stands in a setup is the user's own shell."""
+    setup = "echo 'a\x0b\u2028b'"
+    assert setup in submit.render_script(run(1, setup=[setup]), FOLDER).split("\n")
 
 
 @pytest.fixture

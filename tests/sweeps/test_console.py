@@ -82,13 +82,17 @@ def test_progress_is_described_by_rank_0(ranks: list[RankProgress], line: str) -
 
 
 def test_a_run_that_is_not_ok_gets_a_line_and_its_log(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console()
-    console.print_outcome(record(), Path("/runs/1"))
-    console.print_outcome(record(gpus=2, status="failed", block_s=None, reason="rank 1: [x] broke"), Path("/runs/1"))
-    console.print_outcome(record(status="unsupported", block_s=None, reason="no GPU", log=None), Path("/runs/1"))
+    console, folder = Console(), Path("1")
+    folder.mkdir()
+    (folder / "rank0.log").touch()
+    console.print_outcome(record(), folder)
+    console.print_outcome(record(gpus=2, status="failed", block_s=None, reason="rank 1: [x] \x1b]0;broke"), folder)
+    console.print_outcome(record(status="failed", block_s=None, reason="elsewhere", log="/etc/passwd"), folder)
+    console.print_outcome(record(status="unsupported", block_s=None, reason="no GPU", log=None), folder)
     console.print_skipped(record(gpus=2), 1, 4)
     assert capsys.readouterr().out.splitlines() == [
-        "ddp gpus=2: failed: rank 1: [x] broke (log: /runs/1/rank0.log)",
+        "ddp gpus=2: failed: rank 1: [x] \ufffd]0;broke (log: 1/rank0.log)",
+        "ddp gpus=1: failed: elsewhere",
         "ddp gpus=1: unsupported: no GPU",
         "[1/4] ddp gpus=2: done before, kept",
     ]

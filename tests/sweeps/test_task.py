@@ -11,7 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from scalebench.analysis import load as frame
 from scalebench.analysis.read_runs import summarize_readable
-from scalebench.config.compose import compose
+from scalebench.config.compose import compose, to_config
+from scalebench.config.resolve import resolve
+from scalebench.core import private_network
 from scalebench.core.config_files import conf_dir
 from scalebench.core.result import write_result
 from scalebench.core.run_folder import LOCK_FILE
@@ -62,6 +64,27 @@ def test_bad_input_ends_the_program_with_2(capsys: pytest.CaptureFixture[str], w
         CheckFolders().on_run_start(composed(word))
     assert caught.value.code == 2
     assert capsys.readouterr().err == f"scalebench: {line}\n"
+
+
+def test_a_run_that_would_serve_strangers_needs_consent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single run is refused, a sweep has a row that says why, and with consent it is said and flagged."""
+    monkeypatch.setattr(private_network, "find_kernel_problem", lambda: "not here")
+    words = ["strategy=multiworker_ring", "gpus=2", "hardware=cpu", "dataset.size=400"]
+    with pytest.raises(SystemExit) as caught:
+        CheckFolders().on_run_start(composed(*words))
+    line = capsys.readouterr().err
+    assert caught.value.code == 2 and line.count("\n") == 1 and "strategy.options.open_port=true" in line
+    row = resolve(to_config(composed(*words)))
+    assert f"scalebench: {row.unsupported}\n" == line and "open_port" not in row.flags
+    CheckFolders().on_run_start(composed(*words, "strategy.options.open_port=true", "dry_run=true"))
+    assert "multiworker_ring listens on all interfaces while it runs, and lets" in capsys.readouterr().out
+    accepted = resolve(to_config(composed(*words, "strategy.options.open_port=true")))
+    assert (accepted.unsupported, "open_port" in accepted.flags) == (None, True)
+    assert accepted.fingerprint == row.fingerprint, "nothing of the training is different"
+    monkeypatch.setattr(private_network, "find_kernel_problem", lambda: None)
+    assert resolve(to_config(composed(*words))).flags == []
 
 
 def test_folders_made_for_a_refused_sweep_are_removed_and_no_others() -> None:

@@ -178,7 +178,7 @@ def test_a_run_does_not_take_the_record_of_another(call: Call) -> None:
         while not over.wait(0.01):
             for name in ("rank0.json", "rank1.json", "progress1.json"):
                 if Path("r/spec.json").exists():
-                    Path("r", name).write_text('{"run_id": "another", "rank": 1, "hostname": "there", "pid": 1}')
+                    Path("r", name).write_text('{"rank": 1, "hostname": "there", "pid": 1}')
 
     straggler = threading.Thread(target=write)
     straggler.start()
@@ -187,4 +187,13 @@ def test_a_run_does_not_take_the_record_of_another(call: Call) -> None:
     finally:
         over.set()
         straggler.join()
-    assert status == 1 and read_result(Path("r/result.json")).ranks == []
+    assert status == 1
+    assert not [rank for rank in read_result(Path("r/result.json")).ranks if rank.hostname == "there"]
+
+
+@pytest.mark.parametrize("words", [SHORT, SWEEP])
+def test_a_folder_that_could_not_be_shown_later_is_refused(call: Call, words: list[str]) -> None:
+    """A name with bytes that are no UTF-8: neither a frame nor a page could hold it."""
+    status, err = call(*words, "hydra.run.dir='r\udcff'", "hydra.sweep.dir='s\udcff'")
+    assert status == 2 and err.count("\n") == 1 and "is no UTF-8: rename it, or choose another folder" in err
+    assert files() == {}

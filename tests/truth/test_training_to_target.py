@@ -10,6 +10,7 @@ import pytest
 import scalebench
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.core.spec import StopSpec, TrainSpec
+from scalebench.core.stats.estimates import Estimate
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import in_parallel, simulated_spec
 
@@ -34,7 +35,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Tra
 
     cases = [(gpus, seed) for gpus in (1, 2) for seed in range(3)]
     assert set(in_parallel(one, cases, at_once=1).values()) == {"ok"}
-    return folder, {one.first["gpus"]: one for one in summarize_trainings(scalebench.load(folder))}
+    return folder, {one.first_run["gpus"]: one for one in summarize_trainings(scalebench.load(folder))}
 
 
 def test_epochs_metric_and_gap_are_those_of_the_course(found: tuple[Path, dict[int, TrainingOutcome]]) -> None:
@@ -42,21 +43,23 @@ def test_epochs_metric_and_gap_are_those_of_the_course(found: tuple[Path, dict[i
         assert (one.seeds, one.reached, one.stopped_by) == (3, 3, ["target"])
         last = math.exp(-RATE * UPDATES[gpus])
         expected = {"epochs_to_target": EPOCHS[gpus], "metric": last, "generalisation_gap": last / 2}
-        assert {name: one.figures[name][0] for name in expected} == pytest.approx(expected)
+        assert {name: one.figures[name].value for name in expected} == pytest.approx(expected)
 
 
 def test_seconds_are_of_all_updates_but_the_first(found: tuple[Path, dict[int, TrainingOutcome]]) -> None:
     for gpus, one in found[1].items():
-        seconds, interval = one.figures["time_to_target_s"]
-        assert seconds is not None and seconds >= (UPDATES[gpus] - 1) * STEP_S and interval is not None
-        assert seconds == one.figures["trained_s"][0]
+        interval = one.figures["time_to_target_s"]
+        seconds = interval.value
+        assert seconds >= (UPDATES[gpus] - 1) * STEP_S and interval.has_limits
+        assert seconds == one.figures["trained_s"].value
 
 
 def test_the_speedup_is_that_of_updates_and_not_of_samples(found: tuple[Path, dict[int, TrainingOutcome]]) -> None:
     """Two devices see twice the samples in an update that takes as long, and need 5 epochs for 3."""
     one, two = found[1][1], found[1][2]
-    assert one.figures["speedup_target_bare"] == (1.0, None)
-    speedup, interval = two.figures["speedup_target_bare"]
-    seconds = [found[1][gpus].figures["time_to_target_s"][0] for gpus in (1, 2)]
-    assert speedup == pytest.approx(seconds[0] / seconds[1]) and interval is not None  # type: ignore[operator]
+    assert one.figures["speedup_target_bare"] == Estimate(1.0)
+    interval = two.figures["speedup_target_bare"]
+    speedup = interval.value
+    seconds = [found[1][gpus].figures["time_to_target_s"].value for gpus in (1, 2)]
+    assert speedup == pytest.approx(seconds[0] / seconds[1]) and interval.has_limits
     assert speedup is not None and speedup < 1.75  # 90 updates for 75; twice the samples a second are no match for it

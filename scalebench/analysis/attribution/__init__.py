@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,9 @@ from scalebench.analysis.attribution.lost_efficiency import (
     measure_repeat,
 )
 from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder
+from scalebench.analysis.columns import make_typed_frame
 from scalebench.analysis.identity import configuration_key
-from scalebench.analysis.read_runs import find_results
+from scalebench.analysis.read_runs import PathLike, find_results, list_paths
 from scalebench.analysis.run_summary import start_time
 from scalebench.core.result import Result, read_result
 from scalebench.core.stats.estimates import Estimate
@@ -51,7 +51,7 @@ def attribute_configurations(measured: Sequence[MeasuredRepeat]) -> list[Attribu
     ]
 
 
-def attribution(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
+def attribution(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
     """Return the parts of the lost efficiency of all configurations at or below `path`, one row for each part.
 
     A row of parts that could not be separated is called `a + b`; a part that a configuration cannot have is a row
@@ -59,15 +59,10 @@ def attribution(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
     shares of a run add up to `lost`, which is against bare at the full batch. Limits are at 95 %, over repeats for what
     compares processes (batch, overhead, contention, `lost`). Raises InputError as `load` does.
     """
-    import pandas as pd
-
-    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    results = [read_result(file) for file in find_results(paths)]
+    results = [read_result(file) for file in find_results(list_paths(path))]
     strategies = {result.run_id: result.scale.strategy for result in results}
     rows = [row for run in attribute_runs(results) for row in _make_rows(run, strategies[run.run_id])]
-    kinds = dict.fromkeys(TEXT_COLUMNS, "string") | dict.fromkeys(("gpus", "repeats"), "Int64")
-    types = {name: kinds.get(name, "Float64") for name in ATTRIBUTION_COLUMNS}
-    return pd.DataFrame(rows, columns=ATTRIBUTION_COLUMNS).astype(types)
+    return make_typed_frame(rows, ATTRIBUTION_COLUMNS, TEXT_COLUMNS, ("gpus", "repeats"))
 
 
 def _make_rows(run: Attribution, strategy: str) -> list[dict[str, Any]]:

@@ -22,8 +22,9 @@ from scalebench.analysis.attribution.components import (
 )
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns, samples_per_device
 from scalebench.core.result import Result
-from scalebench.core.stats.estimate_arithmetic import Coefficients, combine, divide_by_total, mean_over_repeats
+from scalebench.core.stats.estimate_arithmetic import Coefficients, combine, divide_by_total
 from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.log_means import mean_over_repeats
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def _make_part(
     if is_within and len(repeats) == 1:
         spread_s, spread = combine(own, estimates), divide_by_total(own, estimates, "step")
     elif len(probed) == 1 < len(repeats) and set(own) - {"step"}:
-        # What the probes of one process missed is the same in all of these values, which do not show it.
+        # All repeats share the probes of one process, so that their spread does not hold the error of these probes.
         probes = {"probes": combine(own if is_within else {**own, "step": -1.0}, estimates)}
         spread_s = combine({"repeats": 1.0, "probes": 1.0}, {"repeats": spread_s, **probes})
         spread = combine({"repeats": 1.0, "probes": 1 / probed[0].step_s}, {"repeats": spread, **probes})

@@ -14,6 +14,7 @@ from scalebench.analysis import throughput
 from scalebench.analysis.comparison.run_facts import NAMED_GROUPS, Facts, RunFacts, Value, collect_facts
 from scalebench.analysis.identity import facts_key, is_under
 from scalebench.analysis.read_runs import find_results
+from scalebench.analysis.rounds import counting_flags
 from scalebench.analysis.run_summary import start_time
 from scalebench.core.result import Result, read_result
 from scalebench.core.stats.log_means import mean_of_repeats
@@ -90,7 +91,7 @@ def drop_copies(runs: Iterable[ComparedRun]) -> list[ComparedRun]:
 
 def make_compared_run(result: Result, side: int = 0) -> ComparedRun:
     rate, _ = throughput.throughput(result)
-    slim = dataclasses.replace(result, ranks=[], spec={})
+    slim = dataclasses.replace(result, ranks=[], spec={}, flags=counting_flags(result))
     return ComparedRun(slim, start_time(result), rate, collect_facts(result), side)
 
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scalebench.core.stats.estimate_arithmetic import fit_least_squares
+
 PASSES_OVER_CUT = 2  # activations go forward, their gradients come back
 
 
@@ -140,11 +142,6 @@ def ring_rounds(devices: int) -> int:
     return 2 * (devices - 1)
 
 
-def stage_imbalance(stages: Sequence[ModelStage]) -> float:
-    """Return the work of the most expensive stage over the mean of all: 1 if they are equal."""
-    return max(stage.share for stage in stages) * len(stages)
-
-
 def crossover_batch(first: StepCost, second: StepCost) -> float | None:
     """Return the global batch from which `first` is faster; 0: at every batch, None: at no batch."""
     gained_s = second.per_sample_s - first.per_sample_s
@@ -158,7 +155,7 @@ def _check_devices(devices: int) -> None:
         raise ValueError(f"{devices} devices")
 
 
-MAX_COLLINEARITY = 1e-9  # below it sizes and messages are proportional and cannot separate latency from bandwidth
+MIN_SIZE_INDEPENDENCE = 1e-9  # below it sizes and messages are proportional and cannot separate latency from bandwidth
 
 
 @dataclass(frozen=True)
@@ -177,7 +174,6 @@ class LinkRate:
 
     bytes_per_s: float
     latency_s: float | None
-    syncs: int
 
 
 def fit_link_rate(syncs: Sequence[MeasuredSync]) -> LinkRate | None:
@@ -190,15 +186,14 @@ def fit_link_rate(syncs: Sequence[MeasuredSync]) -> LinkRate | None:
     rows = [_regression_row(sync) for sync in syncs if sync.devices > 1 and sync.size_bytes > 0 and sync.seconds > 0]
     if not rows:
         return None
-    s11, s12, s22 = (math.fsum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    t1, t2 = (math.fsum(row[i] for row in rows) for i in (0, 1))
-    determinant = s11 * s22 - s12 * s12
-    if determinant <= MAX_COLLINEARITY * s11 * s22:
-        return LinkRate(s22 / t2, None, len(rows))
-    latency_s, byte_s = (s22 * t1 - s12 * t2) / determinant, (s11 * t2 - s12 * t1) / determinant
+    by_bytes_alone = math.fsum(sent * sent for _, sent in rows) / math.fsum(sent for _, sent in rows)
+    fit = fit_least_squares(rows, [1.0] * len(rows), MIN_SIZE_INDEPENDENCE)
+    if fit is None:
+        return LinkRate(by_bytes_alone, None)
+    latency_s, byte_s = map(float, fit.coefficients)
     if byte_s <= 0:
         return None
-    return LinkRate(1 / byte_s, latency_s, len(rows)) if latency_s > 0 else LinkRate(s22 / t2, 0.0, len(rows))
+    return LinkRate(1 / byte_s, latency_s) if latency_s > 0 else LinkRate(by_bytes_alone, 0.0)
 
 
 def _regression_row(sync: MeasuredSync) -> tuple[float, float]:

@@ -32,7 +32,8 @@ from scalebench.analysis.prediction.cost_model import (
     predict_data_parallel,
     predict_model_parallel,
 )
-from scalebench.analysis.verdicts import compare_rates
+from scalebench.analysis.repeats import EstimateRatio
+from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 
@@ -75,6 +76,7 @@ class ParallelismComparison:
 
     results: Mapping[str, ParallelismResult]
     calibration: Calibration | None
+    estimate_ratio: EstimateRatio
 
     @property
     def row(self) -> Row:
@@ -109,12 +111,12 @@ class ParallelismComparison:
         if self.measured is None:
             return []
         first = self.results[self.measured].row
-        others = {
-            kind: result.row for kind, result in self.results.items() if result.measured and kind != self.measured
+        ratios = {
+            kind: decide_ratio(first, result.row, self.estimate_ratio)
+            for kind, result in self.results.items()
+            if result.measured and kind != self.measured
         }
-        return [
-            kind for kind, row in others.items() if (ratio := compare_rates(first, row)).has_limits and ratio.low <= 1
-        ]
+        return [kind for kind, ratio in ratios.items() if ratio.has_limits and ratio.low <= 1]
 
     @property
     def right(self) -> bool | None:
@@ -130,7 +132,9 @@ class ParallelismComparison:
         return None if data is None or other is None else crossover_batch(data, other)
 
 
-def compare_parallelism(rows: Iterable[Row], read: ReadRecord) -> list[ParallelismComparison]:
+def compare_parallelism(
+    rows: Iterable[Row], read: ReadRecord, estimate_ratio: EstimateRatio
+) -> list[ParallelismComparison]:
     """Compare rows of the pooled frame (scaling_curves.plain_rows), in their order; needs rows of both kinds."""
     rows = list(rows)
     if not {_parallelism_kind(row) for row in rows} - {None} > {DATA}:
@@ -146,7 +150,8 @@ def compare_parallelism(rows: Iterable[Row], read: ReadRecord) -> list[Paralleli
     by_id = {str(row["run_id"]): row for row in rows}
     links = group_syncs_by_link((row for row in rows if _parallelism_kind(row) == DATA), read)
     both = [members for members in groups.values() if {_parallelism_kind(row) for row in members} > {DATA}]
-    return [_compare_group(members, by_id, links, read) for members in both]
+    compared = (_predict_group(members, by_id, links, read) for members in both)
+    return [ParallelismComparison(results, calibration, estimate_ratio) for results, calibration in compared]
 
 
 def _parallelism_kind(row: Row) -> str | None:
@@ -162,20 +167,17 @@ def _key(row: Row, sizes: Sequence[str], read: ReadRecord) -> str | None:
         return None
 
 
-def _compare_group(
+def _predict_group(
     members: Sequence[Row], by_id: Mapping[str, Row], links: SyncsByLink, read: ReadRecord
-) -> ParallelismComparison:
+) -> tuple[dict[str, ParallelismResult], Calibration | None]:
+    """Return the results of a model and global batch by kind, and what their predictions are based on."""
     of_kind = {kind: [row for row in members if _parallelism_kind(row) == kind] for kind in KINDS}
     chosen = {kind: max(rows, key=lambda row: row[RATE_COLUMN] or 0.0) for kind, rows in of_kind.items() if rows}
     try:
         calibration = _calibrate(chosen[DATA], _find_bare_rows(members, by_id, read), links, read)
     except InputError as error:
-        return ParallelismComparison(
-            {kind: ParallelismResult(row, None, reason=str(error)) for kind, row in chosen.items()}, None
-        )
-    return ParallelismComparison(
-        {kind: _predict(kind, row, read(row), calibration) for kind, row in chosen.items()}, calibration
-    )
+        return {kind: ParallelismResult(row, None, reason=str(error)) for kind, row in chosen.items()}, None
+    return {kind: _predict(kind, row, read(row), calibration) for kind, row in chosen.items()}, calibration
 
 
 def _find_bare_rows(members: Sequence[Row], by_id: Mapping[str, Row], read: ReadRecord) -> list[Row]:

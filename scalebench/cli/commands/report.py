@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from scalebench.cli.commands.arguments import CommandParser
 from scalebench.core.errors import InputError
+from scalebench.core.untrusted import clean_line
 
 if TYPE_CHECKING:
     from scalebench.report.report_data import ReportData
@@ -24,6 +25,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--baseline", metavar="RUN", help="also give speedups over this run: its folder or run_id")
     parser.add_argument("--reference", metavar="NAME,...", default="", help="published studies to compare with")
     parser.add_argument("--efficiency", metavar="SHARE", type=float, default=0.8, help="lowest useful one; default 0.8")
+    parser.add_argument("--full-paths", action="store_true", help="write your home folder out, instead of as ~")
     for kind, name in OUTPUT_FILES.items():
         parser.add_argument(
             f"--{kind}", metavar="PATH", nargs="?", const=DEFAULT_PATH, help=f"default: {name} by the page"
@@ -43,7 +45,7 @@ def main(options: argparse.Namespace) -> int:
         if not path.exists():
             raise InputError(f"{path} does not exist; give the folder of a run or a sweep")
     data = importlib.import_module("scalebench.report.report_data").load_report_data(
-        paths, options.efficiency, baseline=options.baseline, references=_split_names(options.reference)
+        paths, options.efficiency, options.baseline, _split_names(options.reference), options.full_paths
     )
     page = Path(options.out) if options.out else _folder_of(paths[0]) / "report.html"
     written = [_write_output(_write_page, data, page)]
@@ -52,7 +54,7 @@ def main(options: argparse.Namespace) -> int:
         if path is not None:
             target = Path(path) if path != DEFAULT_PATH else page.parent / name
             written.append(_write_output(WRITERS[kind], data, target))
-    print("\n".join(map(str, written)))
+    print("\n".join(clean_line(str(path)) for path in written))
     return 0
 
 
@@ -84,8 +86,7 @@ def _write_markdown(data: ReportData, path: Path) -> None:
 
 
 def _write_csv(data: ReportData, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data.frame.to_csv(path, index=False)
+    importlib.import_module("scalebench.report.tables").write_spreadsheet(data.frame, path, data.full_paths)
 
 
 def _write_figures(data: ReportData, path: Path) -> None:

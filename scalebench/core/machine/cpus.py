@@ -40,21 +40,27 @@ def read_system_number(*path: str | Path) -> int | None:
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds that the CPUs of this process have been busy and idle since the machine started."""
+    """Seconds of the CPUs that this process may use, since the machine started; all 0 where the kernel shows none."""
 
-    busy_s: float
+    programs_s: float
+    interrupts_s: float
+    stolen_s: float  # by other virtual machines
     idle_s: float
+
+    @property
+    def busy_s(self) -> float:
+        return self.programs_s + self.interrupts_s + self.stolen_s
 
 
 def read_cpu_times() -> CpuTimes:
-    """Return the sums over the CPUs that this process may use. What a virtual machine's host took is busy."""
-    import psutil
-
-    usable = set(usable_cpus())
-    times = [each for cpu, each in enumerate(psutil.cpu_times(percpu=True)) if cpu in usable]
-    idle_s = sum(each.idle + getattr(each, "iowait", 0.0) for each in times)
-    guests_s = sum(getattr(each, "guest", 0.0) + getattr(each, "guest_nice", 0.0) for each in times)  # also in user
-    return CpuTimes(sum(map(sum, times)) - guests_s - idle_s, idle_s)
+    """Return the sums over the CPUs that this process may use."""
+    usable, ticks = {f"cpu{number}" for number in usable_cpus()}, [0] * 8
+    for line in read_system_file("proc/stat").splitlines():
+        name, *counts = line.split()[:9]  # what follows, the time of guests, is also that of programs
+        if name in usable:
+            ticks = [total + int(count) for total, count in zip(ticks, counts, strict=True)]
+    user, nice, system, idle, iowait, irq, softirq, stolen = (count / os.sysconf("SC_CLK_TCK") for count in ticks)
+    return CpuTimes(user + nice + system, irq + softirq, stolen, idle + iowait)
 
 
 def parse_cpu_list(text: str) -> list[int]:

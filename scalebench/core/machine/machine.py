@@ -29,19 +29,9 @@ from scalebench.core.machine.gpus import Gpu, detect_gpus, value_or_none
 from scalebench.core.machine.gpus import count_gpus as count_gpus  # exported here like usable_cpus
 from scalebench.core.machine.gpus import gpu_numa_nodes as gpu_numa_nodes
 from scalebench.core.machine.gpus import pair_of_each_link as pair_of_each_link
+from scalebench.core.machine.variables import select_recorded
 
 PACKAGES = "scalebench torch pytorch-lightning tensorflow tensorflow-cpu keras horovod numpy hydra-core"
-FRAMEWORK_VARIABLES = re.compile(
-    r"(NCCL|HOROVOD|OMP|GLOO|TF|MKL|TORCH|PYTORCH|XLA|CUDA|CUDNN|CUBLAS|KMP|MALLOC)_|NVIDIA_TF32_OVERRIDE$"
-)
-# Recorded besides: the settings of MPI and UCX, and what a batch system has allocated.
-SYSTEM_VARIABLES = re.compile(
-    r"(OMPI_MCA|PRTE_MCA|PMIX_MCA|UCX|I_MPI|MPICH|FI)_|LD_PRELOAD$|"
-    r"SLURM_(CLUSTER_NAME|CPUS?_|DISTRIBUTION$|GPUS?_|GPUS$|GRES|HINT$|JOB_(ID|NODELIST|NUM_NODES|PARTITION|CPUS|GPUS|QOS)|"
-    r"JOBID$|LOCALID$|MEM_|NNODES$|NODELIST$|NPROCS$|NTASKS|PROCID$|STEP_GPUS$|TASKS_PER|THREADS_PER|TRES_PER)"
-)
-# Not recorded, since records are shown to others: secrets, also Terraform's variables, which begin with TF_ too.
-SECRET_VARIABLES = re.compile(r"^TF_(VAR|TOKEN|CLI)_|TOKEN|SECRET|PASSW|CREDENTIAL|_KEY")
 MPI_VERSION_TIMEOUT_S = 2.0
 GIB = 2**30
 
@@ -99,7 +89,7 @@ def detect_machine() -> Machine:
         os=platform.platform(),
         python=platform.python_version(),
         versions=_package_versions(),
-        environment=_recorded_variables(),
+        environment=select_recorded(os.environ),
         git_commit=git_commit(),
         container=_container_runtime(),
         cpu_sockets=cpus.count_sockets(),
@@ -174,11 +164,6 @@ def _short_cpu_model(cpu_model: str | None) -> str:
 def _package_versions() -> dict[str, str]:
     installed = {name: value_or_none(partial(importlib.metadata.version, name)) for name in PACKAGES.split()}
     return {name: version for name, version in installed.items() if version is not None}
-
-
-def _recorded_variables() -> dict[str, str]:
-    shown = (name for name in sorted(os.environ) if FRAMEWORK_VARIABLES.match(name) or SYSTEM_VARIABLES.match(name))
-    return {name: os.environ[name] for name in shown if not SECRET_VARIABLES.search(name)}
 
 
 def _container_runtime() -> str | None:

@@ -1,14 +1,18 @@
-"""Arithmetic on estimates: linear combinations, shares of a total, reciprocals and means over repeats."""
+"""Arithmetic on estimates: linear combinations, shares of a total, reciprocals; and least squares."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from scalebench.core.stats.estimates import CONFIDENCE, Estimate, student_t
+import numpy as np
+import numpy.typing as npt
 
-MIN_REPEATS_FOR_LIMITS = 3
-Coefficients = Mapping[str, float]  # name of an estimate -> its factor
+from scalebench.core.stats.estimates import Estimate, FloatArray
+
+MIN_INDEPENDENCE = 1e-13  # of two columns that differ by more than rounding
+Coefficients = Mapping[Any, float]  # name of an estimate -> its factor
 
 
 def estimate_around(value: float, limits: Estimate | None) -> Estimate:
@@ -26,7 +30,7 @@ def rate_to_seconds(rate: float, limits: Estimate | None, samples: float) -> Est
     return estimate_around(seconds, Estimate(samples / limits.value, samples / limits.high, samples / limits.low))
 
 
-def combine(coefficients: Coefficients, estimates: Mapping[str, Estimate]) -> Estimate:
+def combine(coefficients: Coefficients, estimates: Mapping[Any, Estimate]) -> Estimate:
     """Return the sum of c_i x_i for independent x_i, with c_i of either sign.
 
     The distance of each limit is the root of the sum of squares of the distances that the terms have on that side
@@ -38,7 +42,7 @@ def combine(coefficients: Coefficients, estimates: Mapping[str, Estimate]) -> Es
     return _with_distances(value, _distances(coefficients, estimates))
 
 
-def divide_by_total(coefficients: Coefficients, estimates: Mapping[str, Estimate], total: str) -> Estimate:
+def divide_by_total(coefficients: Coefficients, estimates: Mapping[Any, Estimate], total: str) -> Estimate:
     """Return a linear combination over the estimate `total`, which may be one of its terms: c + (the others) / total.
 
     By the delta method: the limits of the other terms count with slope 1 / total, those of the total with slope
@@ -51,21 +55,42 @@ def divide_by_total(coefficients: Coefficients, estimates: Mapping[str, Estimate
     return _with_distances(value, _distances(slopes, estimates))
 
 
-def mean_over_repeats(values: Sequence[float]) -> Estimate:
-    """Return the arithmetic mean of one value per repeat, with limits by Student's t from three repeats on.
+class LeastSquares(NamedTuple):
+    """The coefficients of two columns, and the weights of the values in each, of which they are linear combinations."""
 
-    Source: Georges, Buytaert and Eeckhout 2007, "Statistically rigorous Java performance evaluation" (a start of the
-    program is one observation).
+    coefficients: FloatArray
+    weights: FloatArray  # coefficients x values
+    deviations: FloatArray  # of the values
+
+    @property
+    def inverse(self) -> FloatArray:
+        """The inverse of the normal equations' matrix: the covariance of the coefficients over that of a value."""
+        product: FloatArray = self.weights @ self.weights.T
+        return product
+
+
+def fit_least_squares(
+    rows: npt.ArrayLike, values: npt.ArrayLike, min_independence: float = MIN_INDEPENDENCE
+) -> LeastSquares | None:
+    """Fit values = c_0 row[0] + c_1 row[1] by least squares. A row of (1, x) gives a line; one that is divided by its
+    value, with 1 for that, minimizes relative deviations.
+
+    None where the columns are proportional but for `min_independence` (1 minus the square of the cosine between them).
+    Source: Draper and Smith 1998, "Applied Regression Analysis", chapters 1 and 9.
     """
-    mean, repeats = math.fsum(values) / len(values), len(values)
-    if repeats < MIN_REPEATS_FOR_LIMITS:
-        return Estimate(mean)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (repeats - 1)
-    distance = student_t(repeats - 1, CONFIDENCE) * math.sqrt(variance / repeats)
-    return Estimate(mean, mean - distance, mean + distance)
+    design, targets = np.array(rows, dtype=np.float64), np.array(values, dtype=np.float64)
+    scale = np.sqrt((design * design).sum(axis=0))
+    if not scale.all():
+        return None
+    columns = design / scale
+    if 1 - float(columns[:, 0] @ columns[:, 1]) ** 2 <= min_independence:
+        return None
+    weights = np.linalg.pinv(columns) / scale[:, None]
+    coefficients = weights @ targets
+    return LeastSquares(coefficients, weights, targets - design @ coefficients)
 
 
-def _distances(slopes: Coefficients, estimates: Mapping[str, Estimate]) -> tuple[float, float] | None:
+def _distances(slopes: Coefficients, estimates: Mapping[Any, Estimate]) -> tuple[float, float] | None:
     """Return how far the limits of a sum are below and above its value; None if a term has no limits."""
     down, up = [], []
     for name, slope in slopes.items():

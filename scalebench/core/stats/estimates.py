@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -163,7 +162,7 @@ def estimate_throughput(
     blocks = len(block_seconds)
     if blocks < MIN_BLOCKS_FOR_LIMITS:
         return None
-    batches = min(batches, blocks)
+    batches = count_batches(blocks, batches)
     total_seconds, total_samples = float(np.add.reduce(block_seconds)), float(np.add.reduce(block_samples))
     if total_seconds == 0:
         raise ValueError("no time passed in any block")
@@ -177,6 +176,11 @@ def estimate_throughput(
     return Estimate(value, value / (1 + half_width), value / (1 - half_width) if half_width < 1 else math.inf)
 
 
+def count_batches(blocks: int, batches: int = BATCHES) -> int:
+    """Return how many batches so many blocks make: fewer blocks than batches are a batch each."""
+    return min(batches, blocks)
+
+
 def estimate_mean(values: npt.ArrayLike, batches: int = BATCHES, confidence: float = CONFIDENCE) -> Estimate | None:
     """Estimate the mean of a series, in its unit; None for fewer than 2 values.
 
@@ -188,7 +192,7 @@ def estimate_mean(values: npt.ArrayLike, batches: int = BATCHES, confidence: flo
     autoregression-adjusted batch-means procedure for simulation analysis" (the autoregression adjustment).
     """
     series = as_series(values)
-    count = min(batches, len(series))
+    count = count_batches(len(series), batches)
     if count < 2:
         return None
     mean = float(np.add.reduce(series)) / len(series)  # series.mean() takes three times as long
@@ -314,50 +318,11 @@ def estimate_ratio_over_rounds(rates: npt.ArrayLike, reference_rates: npt.ArrayL
     return None if mean is None else Estimate(*(math.exp(part) for part in (mean.value, mean.low, mean.high)))
 
 
-def divide_estimates(a: Estimate, b: Estimate) -> Estimate:
-    """Return a / b for independent estimates at the same confidence.
-
-    MOVER on the log scale, where a ratio is a difference and no limit turns negative. Values must be positive
-    and limits not negative, else ValueError. A limit of 0 or infinity makes that of the ratio 0 or infinite.
-    Sources: Zou and Donner 2008, "Construction of confidence limits about effect measures: a general
-    approach"; Donner and Zou 2012, "Closed-form confidence intervals for functions of the normal mean and
-    standard deviation".
-    """
-    for part in (a, b):
-        if not (part.value > 0 and part.low >= 0):
-            raise ValueError(f"the ratio of estimates needs positive values, not {part}")
-    value = a.value / b.value
-    if value == 0:
-        raise ValueError(f"{a.value} / {b.value} is too small for a float")
-    down = math.hypot(_log_ratio(a.value, a.low), _log_ratio(b.high, b.value))
-    up = math.hypot(_log_ratio(a.high, a.value), _log_ratio(b.value, b.low))
-    # Beyond 700, exp would overflow; nothing measured has such a limit.
-    return Estimate(value, value * math.exp(-down), value * math.exp(up) if up < 700 else math.inf)
-
-
 def scale_estimate(estimate: Estimate, factor: float) -> Estimate:
     """Return the estimate times a positive constant (a change of unit, or speedup to efficiency)."""
     if not 0 < factor < math.inf:
         raise ValueError(f"an estimate is scaled by a positive number, not {factor}")
     return Estimate(estimate.value * factor, estimate.low * factor, estimate.high * factor)
-
-
-def sum_estimates(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the sum of independent estimates in one unit, at the same confidence (MOVER); ValueError for none at all.
-
-    Source: Zou and Donner 2008, "Construction of confidence limits about effect measures: a general
-    approach".
-    """
-    if not estimates:
-        raise ValueError("there are no estimates to sum")
-    value = sum(part.value for part in estimates)
-    down = math.hypot(*(part.value - part.low for part in estimates))
-    up = math.hypot(*(part.high - part.value for part in estimates))
-    return Estimate(value, value - down, value + up)
-
-
-def _log_ratio(large: float, small: float) -> float:
-    return math.inf if small == 0 else math.log(large) - math.log(small)
 
 
 def as_series(values: npt.ArrayLike) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Means of logarithms over repeats: throughput over starts of a program, and ratios of throughputs.
+"""Means over repeats, of logarithms for throughput and ratios of throughputs, arithmetic for what has no logarithm.
 
 On the log scale repeats differ by terms rather than factors, no limit becomes negative, seconds and samples/s give the
 same answer, and the ratio of two geometric means is the difference of two means.
@@ -15,8 +15,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from scalebench.core.stats.estimates import BATCHES, CONFIDENCE, Estimate, student_t
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate, student_t
 
+MIN_REPEATS_FOR_LIMITS = 3  # of an arithmetic mean
 MIN_DEGREES_OF_FREEDOM = 1 - 1e-9  # for limits; those of two repeats alone are 12.7 standard errors off
 MAX_REACH = 700  # beyond it exp overflows; nothing measured has such a limit
 
@@ -64,18 +65,36 @@ def mean_of_repeats(values: Sequence[float]) -> LogMean:
 
 def mean_of_logs(logs: Sequence[float]) -> LogMean:
     """Return the mean of logarithms, one a repeat, with the variance that they show themselves."""
-    count = len(logs)
-    mean = math.fsum(logs) / count
+    return LogMean(*_mean_and_variance(logs))
+
+
+def mean_over_repeats(values: Sequence[float]) -> Estimate:
+    """Return the arithmetic mean of one value per repeat, with limits by Student's t from three repeats on.
+
+    For figures that have no logarithm, since they may be 0 or negative: shares, differences, losses and metrics.
+    Throughput and times, which differ by factors, have `mean_of_repeats`.
+    """
+    mean, variance, degrees_of_freedom = _mean_and_variance(values)
+    if len(values) < MIN_REPEATS_FOR_LIMITS:
+        return Estimate(mean)
+    distance = student_t(degrees_of_freedom, CONFIDENCE) * math.sqrt(variance)
+    return Estimate(mean, mean - distance, mean + distance)
+
+
+def _mean_and_variance(values: Sequence[float]) -> tuple[float, float, int]:
+    """Return the mean of one value per repeat, the variance of this mean, and its degrees of freedom."""
+    count = len(values)
+    mean = math.fsum(values) / count
     if count < 2:
-        return LogMean(mean)
-    return LogMean(mean, math.fsum((log - mean) ** 2 for log in logs) / (count - 1) / count, count - 1)
+        return mean, math.inf, 0
+    return mean, math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count, count - 1
 
 
-def mean_of_blocks(throughput: Estimate) -> LogMean:
-    """Return the log throughput of one repeat with the variance over its blocks (estimates.estimate_throughput), which
-    holds within this repeat only."""
+def mean_of_blocks(throughput: Estimate, batches: int) -> LogMean:
+    """Return the log throughput of one repeat with the variance over its blocks, which holds within this repeat only;
+    `batches` is the number of batches that estimates.estimate_throughput made of them."""
     mean = math.log(throughput.value)
     if not (throughput.low > 0 and math.isfinite(throughput.high)):
         return LogMean(mean)
-    error = math.log(throughput.high / throughput.low) / 2 / student_t(BATCHES - 1, CONFIDENCE)
-    return LogMean(mean, error**2, BATCHES - 1)
+    error = math.log(throughput.high / throughput.low) / 2 / student_t(batches - 1, CONFIDENCE)
+    return LogMean(mean, error**2, batches - 1)

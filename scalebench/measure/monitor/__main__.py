@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scalebench.core import exit_with_parent
+from scalebench.core import exit_with_parent, private_network
 from scalebench.core.process import describe_error
 from scalebench.core.run_folder import monitor_path
 from scalebench.core.spec import read_spec
@@ -41,8 +41,10 @@ class Sampler:
         self.rows = SampleRows()
         spec = read_spec(folder)
         ranks = [place.rank for place in spec.places if node in (None, place.node)]
-        self._gpus, self._host = GpuSampler(self.rows), HostSampler(self.rows)
+        self._gpus = GpuSampler(self.rows)
         self._processes = ProcessSampler(self.rows, folder, parent, ranks, with_agents=node is not None)
+        is_private = private_network.is_wanted(spec.config)
+        self._host = HostSampler(self.rows, self._processes.first_rank_pid if is_private else None)
         self.missing = self._gpus.missing if spec.device == "cuda" else None
         self._interval_s: dict[Callable[[], None], float] = {self._sample_host: HOST_INTERVAL_S}
         if count := len(self._gpus):

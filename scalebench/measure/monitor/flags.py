@@ -10,8 +10,9 @@ from scalebench.measure.monitor.gpu_sampler import NO_REASON, THROTTLE_REASONS, 
 from scalebench.measure.monitor.summary import IDLE_REASON
 from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow
 
-# For other programs: daemons and kernel threads use a little of any machine, more of a larger one.
-MAX_OTHER_CORES, MAX_OTHER_SHARE = 0.1, 0.01
+# For other programs, over the whole measured phase: daemons and kernel threads use a little of any machine, more of a
+# larger one.
+MAX_MEAN_OTHER_CORES, MAX_MEAN_OTHER_SHARE = 0.1, 0.01
 MIN_BUSY_WINDOW_S = (
     1.0  # the kernel counts in hundredths of a second: in a shorter window, two of them would set the flag
 )
@@ -72,7 +73,7 @@ def _is_busy(series: TimeSeries, window: TimeWindow, monitor: MonitorRecord) -> 
     cores = next(iter(series.values("cpu", "cores")), None)
     if monitor.cpu_cores_others_mean is None or cores is None or window.seconds < MIN_BUSY_WINDOW_S:
         return False
-    return monitor.cpu_cores_others_mean > MAX_OTHER_CORES + MAX_OTHER_SHARE * cores
+    return monitor.cpu_cores_others_mean > MAX_MEAN_OTHER_CORES + MAX_MEAN_OTHER_SHARE * cores
 
 
 def has_unequal_clocks(gpus: Sequence[Gpu], devices: Sequence[DeviceMonitorRecord]) -> bool:

@@ -5,28 +5,32 @@ Times and bytes are the counters of the kernel: the amount used between two mome
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from scalebench.core.machine.cpus import read_cpu_times, usable_cpus
 from scalebench.measure.monitor.time_series import SampleRows
 
 PORT_COUNTERS = {"sent_bytes": "port_xmit_data", "received_bytes": "port_rcv_data"}
 LANES = 4  # InfiniBand counts in units of four bytes, one of each lane
 
+LOOPBACK = "lo"
 _ROOT = Path("/")  # tests set a folder of their own
 
 
 class HostSampler:
-    """Samples the machine; of its cores, only those that this process may use."""
+    """Samples the machine; of its cores, only those that this process may use.
 
-    def __init__(self, rows: SampleRows) -> None:
-        self._rows = rows
-        self._allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-        self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
-        rows.add(time.time(), "cpu", "cores", len(self._allowed))
+    Of a run that has a network of its own the loopback is that one: `find_rank` then returns the process id of a rank,
+    None while there is none.
+    """
+
+    def __init__(self, rows: SampleRows, find_rank: Callable[[], int | None] | None = None) -> None:
+        self._rows, self._find_rank = rows, find_rank
+        rows.add(time.time(), "cpu", "cores", len(usable_cpus()))
         self._ports = sorted(_ROOT.glob("sys/class/infiniband/*/ports/*/counters"))
 
     def sample(self) -> None:
@@ -35,18 +39,11 @@ class HostSampler:
                 sample_part()
 
     def _cpu(self) -> None:
-        at_s, programs, interrupts, stolen = time.time(), 0, 0, 0
-        for line in _ROOT.joinpath("proc/stat").read_text().splitlines():
-            name, _, rest = line.partition(" ")
-            if name in self._allowed:
-                user, nice, system, _, _, irq, softirq, steal = map(int, rest.split()[:8])
-                programs += user + nice + system
-                interrupts += irq + softirq
-                stolen += steal
-        if programs:  # some sandboxes show a file of zeros
-            self._rows.add(at_s, "cpu", "programs_s", programs * self._tick_s)
-            self._rows.add(at_s, "cpu", "busy_s", (programs + interrupts) * self._tick_s)
-            self._rows.add(at_s, "cpu", "stolen_s", stolen * self._tick_s)  # by other virtual machines
+        at_s, times = time.time(), read_cpu_times()
+        if times.programs_s:  # some sandboxes show a file of zeros
+            self._rows.add(at_s, "cpu", "programs_s", times.programs_s)
+            self._rows.add(at_s, "cpu", "busy_s", times.programs_s + times.interrupts_s)
+            self._rows.add(at_s, "cpu", "stolen_s", times.stolen_s)
 
     def _memory(self) -> None:
         import psutil
@@ -65,8 +62,14 @@ class HostSampler:
 
         at_s = time.time()
         for name, counted in psutil.net_io_counters(pernic=True, nowrap=False).items():
-            self._rows.add(at_s, f"net:{name}", "sent_bytes", counted.bytes_sent)
-            self._rows.add(at_s, f"net:{name}", "received_bytes", counted.bytes_recv)
+            if name != LOOPBACK or self._find_rank is None:
+                self._rows.add(at_s, f"net:{name}", "sent_bytes", counted.bytes_sent)
+                self._rows.add(at_s, f"net:{name}", "received_bytes", counted.bytes_recv)
+        if self._find_rank is not None and (pid := self._find_rank()) is not None:
+            lines = _ROOT.joinpath(f"proc/{pid}/net/dev").read_text().splitlines()
+            counters = next(line.split(":")[1].split() for line in lines if line.strip().startswith(f"{LOOPBACK}:"))
+            self._rows.add(at_s, f"net:{LOOPBACK}", "sent_bytes", int(counters[8]))
+            self._rows.add(at_s, f"net:{LOOPBACK}", "received_bytes", int(counters[0]))
 
     def _disk(self) -> None:
         import psutil

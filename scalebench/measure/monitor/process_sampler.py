@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from scalebench.core import exit_with_parent
+from scalebench.core.process import read_process_stat
 from scalebench.core.run_folder import (
     RUN_ID_VARIABLE,
     RankProcesses,
@@ -41,7 +42,6 @@ class ProcessSampler:
         self._rows, self._folder, self._ranks = rows, folder, ranks
         self._roots = {parent, *(_launching_program() if with_agents else [])}
         self._without_agent = set(ranks if with_agents else [])  # ranks whose agent has not written its process id yet
-        self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
         self._last_s: dict[int, float] = {}  # time on the cores by process, at the last sample
         self._spent_s: dict[str, float] = {"ours": 0.0}
         self._rank_pids: dict[int, int] = {}
@@ -74,7 +74,7 @@ class ProcessSampler:
         """Find the processes of the run, also new ones."""
         self._next_search_s = time.monotonic() + SEARCH_INTERVAL_S
         pids = map(int, filter(str.isdigit, os.listdir("/proc")))
-        parents = {pid: stat[0] for pid in pids if (stat := _read_stat(pid))}
+        parents = {pid: stat.parent for pid in pids if (stat := read_process_stat(pid))}
         children: dict[int, list[int]] = {}
         for pid, parent in parents.items():
             children.setdefault(parent, []).append(pid)
@@ -86,6 +86,10 @@ class ProcessSampler:
             if first in self.ours
             for pid in _descendants(first, children)
         }
+
+    def first_rank_pid(self) -> int | None:
+        """Return the process id of a rank that runs; None while there is none."""
+        return next((pid for pid in self._rank_pids.values() if pid in self._rank_of), None)
 
     def _new_ranks(self) -> bool:
         before = len(self._rank_pids)
@@ -105,10 +109,10 @@ class ProcessSampler:
     def _spent(self, pid: int) -> float:
         """Return the seconds on the cores since the last sample. A process that ended since then adds none: its last
         moments are lost."""
-        stat = _read_stat(pid)
+        stat = read_process_stat(pid)
         if stat is None:
             return 0.0
-        now_s = stat[1] * self._tick_s
+        now_s = stat.cpu_s
         before_s = self._last_s.get(pid, 0.0)
         self._last_s[pid] = now_s
         return max(0.0, now_s - before_s)
@@ -134,16 +138,6 @@ def _descendants(first: int, children: dict[int, list[int]]) -> set[int]:
             pids.add(pid)
             pending += children.get(pid, [])
     return pids
-
-
-def _read_stat(pid: int) -> tuple[int, int] | None:
-    """Return a process's parent and the ticks that it has spent on the cores; None when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # the name before it may contain anything
-        return int(fields[1]), int(fields[11]) + int(fields[12])
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def _read_memory(pid: int) -> dict[str, int]:

@@ -19,7 +19,8 @@ from scalebench import __version__
 from scalebench.analysis.read_runs import pause_garbage_collection
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import describe_machine
-from scalebench.report.document import Chart, Section, clean_text
+from scalebench.core.untrusted import clean_text
+from scalebench.report.document import Chart, HomeFolder, Section
 from scalebench.report.html.render import Renderer, list_filters
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections import make_sections
@@ -82,12 +83,13 @@ def render_page(report_data: ReportData, folder: Path, sections: list[Section]) 
 
 def make_header(report_data: ReportData) -> Header:
     counts = {str(name): int(count) for name, count in report_data.frame["status"].value_counts().items()}
+    paths = [str(path) for path in report_data.paths]
     order = [*STATUSES, *sorted(set(counts) - set(STATUSES))]
     return Header(
         title=f"Scaling report: {report_data.home.resolve().name}" if report_data.paths else "Scaling report",
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
-        paths=[str(path) for path in report_data.paths],
+        paths=paths if report_data.full_paths else list(map(HomeFolder().hide, paths)),
         runs=len(report_data.frame),
         statuses=[(name, counts[name]) for name in order if counts.get(name)],
         unreadable=len(report_data.unreadable),
@@ -147,7 +149,7 @@ def _load_template() -> Any:
         loader=PackageLoader("scalebench.report.html", "assets"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=clean_text,
+        finalize=lambda value: clean_text(value) if type(value) is str else value,  # not Markup, a class below it
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -6,12 +6,13 @@ A figure is made of plain dictionaries, without colours, which the page adds for
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from scalebench.report.document import Axis, Chart, Number, Series, clean_text
+from scalebench.core.untrusted import clean_text
+from scalebench.report.document import Axis, Chart, Number, Series
 
 COLOUR_COUNT = 8  # --c0 to --c7 in page.css, one set for each theme
 DASHES = "solid dash dot dashdot longdash longdashdot".split()
@@ -96,6 +97,7 @@ def _make_style(position: int, variant: int) -> LineStyle:
 def make_figure(chart: Chart, styles: Sequence[LineStyle]) -> Figure:
     """Return `data` and `layout`; `meta` of a trace holds its role, colour, tags and the number of its series."""
     traces: list[Figure] = []
+    has_dots = chart.kind == "bars" and any(series.list_dots() for series in chart.series)
     for number, (series, style) in enumerate(zip(chart.series, styles, strict=True)):
         meta: Figure = {"series": number, "slot": style.slot, "tags": dict(series.tags)}
         if series.point_tags:
@@ -106,10 +108,14 @@ def make_figure(chart: Chart, styles: Sequence[LineStyle]) -> Figure:
             group = {"legendgroup": str(number)} if beside else {}
             traces += [*beside, {**_make_line_trace(chart, series, style, meta), **group}]
         else:
-            traces.append(_make_bar_trace(chart, series, style, meta))
+            # In a stack the dots would lie on the sums.
+            dots = _make_dots(series, meta) if chart.kind == "bars" else []
+            group = {"legendgroup": str(number), "offsetgroup": str(number)} if has_dots else {}
+            traces += [{**trace, **group} for trace in (_make_bar_trace(chart, series, style, meta), *dots)]
     layout: Figure = {"xaxis": _make_axis(chart.x, chart, "x"), "yaxis": _make_axis(chart.y, chart, "y")}
     if chart.kind != "lines":
         layout["barmode"] = "relative" if chart.kind == "stacked" else "group"
+        layout |= {"scattermode": "group"} if has_dots else {}  # each dot on its bar, by their offsetgroup
     return {"data": traces, "layout": layout}
 
 
@@ -146,7 +152,7 @@ def _make_bar_trace(chart: Chart, series: Series, style: LineStyle, meta: Figure
     trace = {**_make_points(chart, series), "type": "bar", "meta": {**meta, "role": "bar"}}
     if style.pattern:
         trace["marker"] = {"pattern": {"shape": style.pattern, "size": 6, "fillmode": "overlay"}}
-    limits = list(_pair_limits(series))
+    limits = series.list_limits()
     # In a stack they would seem to be limits of the sum: the table has them there.
     if chart.kind == "bars" and any(low is not None for low, _ in limits):
         trace["error_y"] = _make_error_bars(series, limits)
@@ -167,7 +173,7 @@ def _make_points(chart: Chart, series: Series) -> Figure:
 
 def _make_hover_text(chart: Chart, series: Series, number: int) -> str:
     """Return the lines below a point's value: its interval and its note."""
-    low, high = _get_limit(series.low, number), _get_limit(series.high, number)
+    low, high = series.list_limits()[number]
     parts = (
         []
         if low is None or high is None
@@ -213,29 +219,18 @@ def _limits_without_band(chart: Chart, series: Series) -> list[tuple[Number, Num
     """Return the limits of the points that no band shows, because no neighbour has any or they are no line."""
     lines = series.style == "line"
     banded = {k for stretch in _find_stretches(chart, series) if lines and len(stretch) > 1 for k in stretch}
-    return [(None, None) if k in banded else limits for k, limits in enumerate(_pair_limits(series))]
+    return [(None, None) if k in banded else limits for k, limits in enumerate(series.list_limits())]
 
 
 def _find_stretches(chart: Chart, series: Series) -> list[list[int]]:
     """Return runs of neighbouring points with both limits; a logarithmic axis cannot show a limit of 0 or less."""
     stretches: list[list[int]] = [[]]
-    for number, (low, high) in enumerate(_pair_limits(series)):
+    for number, (low, high) in enumerate(series.list_limits()):
         if series.style != "line" or low is None or high is None or (chart.y.log and low <= 0):
             stretches.append([])
         else:
             stretches[-1].append(number)
     return [stretch for stretch in stretches if stretch]
-
-
-def _pair_limits(series: Series) -> Iterator[tuple[Number, Number]]:
-    for number, y in enumerate(series.y):
-        low, high = _get_limit(series.low, number), _get_limit(series.high, number)
-        yield (low, high) if y is not None and low is not None and high is not None else (None, None)
-
-
-def _get_limit(limits: Sequence[Number], number: int) -> Number:
-    limit = limits[number] if number < len(limits) else None
-    return limit if limit is not None and math.isfinite(limit) else None
 
 
 def _make_error_bars(series: Series, limits: Sequence[tuple[Number, Number]]) -> Figure:
@@ -282,4 +277,4 @@ def _open_symbol(symbol: str) -> str:
 
 def escape_plotly(text: str) -> str:
     """Escape a text for plotly, which reads <b>, <a href> and entities in texts."""
-    return escape(str(clean_text(text)), quote=False)
+    return escape(clean_text(text), quote=False)

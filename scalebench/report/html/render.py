@@ -17,19 +17,18 @@ from typing import Any
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
+from scalebench.core.untrusted import clean_text
 from scalebench.report.document import (
     TAG_COLUMNS,
     Axis,
     Block,
     Cell,
     Chart,
-    Number,
     Paragraph,
     Row,
     Section,
     Series,
     Table,
-    clean_text,
     make_relative_link,
 )
 from scalebench.report.html.plots import ChartStyles, make_figure
@@ -153,7 +152,7 @@ def _render_points(chart: Chart, series: Series, step: int, limits: bool, notes:
     for k in range(0, len(series.x), step):
         figures = [format_number(series.x[k], chart.x), format_number(series.y[k], chart.y)]
         if limits:
-            figures += [format_number(_get_limit(ends, k), chart.y) for ends in (series.low, series.high)]
+            figures += [format_number(limit, chart.y) for limit in series.list_limits()[k]]
         note = f'<td class="note-text">{_escape(series.notes[k] if k < len(series.notes) else "")}' if notes else ""
         tags = _render_tags(series.point_tags[k]) if k < len(series.point_tags) else ""
         rows.append(f"<tr{tags}>{''.join(f'<td>{_escape(figure)}' for figure in figures)}{note}\n")
@@ -168,10 +167,6 @@ def _render_tags(tags: Mapping[str, str]) -> str:
 @functools.lru_cache(maxsize=10_000)  # most cells of a column are alike
 def _escape(text: str) -> str:
     return str(escape(clean_text(text)))
-
-
-def _get_limit(limits: Sequence[Number], number: int) -> Number:
-    return limits[number] if number < len(limits) else None
 
 
 def _list_tags(block: Block) -> list[Mapping[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
-from scalebench.report.document import Section
+from scalebench.report.document import HomeFolder, Section
 from scalebench.report.report_data import ReportData
 
 SECTIONS = (
@@ -21,8 +21,9 @@ SECTIONS = (
 
 def make_sections(report_data: ReportData) -> Iterator[Section]:
     """Yield the sections that have something to show."""
+    home = HomeFolder()
     for name in SECTIONS:
         module, function = name.split(":")
         section = getattr(importlib.import_module(f"scalebench.report.sections.{module}"), function)(report_data)
         if section is not None:
-            yield section
+            yield section if report_data.full_paths else home.hide_in(section)

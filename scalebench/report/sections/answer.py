@@ -11,9 +11,10 @@ from scalebench.analysis.ranking import Ranking, is_control, join_with_and
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, ScalingLimit, find_scaling_limit, format_batch, format_group_title
 from scalebench.analysis.verdicts import (
-    compare_rates,
+    DOUBTS,
+    NO_VERDICT_FLAGS,
     count_missing_repeats,
-    estimate_of,
+    decide_ratio,
     explain_no_verdict,
 )
 from scalebench.core.errors import InputError
@@ -25,22 +26,6 @@ from scalebench.report.report_data import ReportData
 from scalebench.report.tables import format_percent as format_whole_percent
 from scalebench.report.tables import format_percent_column, format_ratio, format_throughput
 
-# Flags that make a figure doubtful, as text; verdicts.SPOILING_FLAGS do more.
-DOUBTS = {
-    "approximate": "its steps are not the baseline's, so its speed is that of a different training",
-    "not_in_turns": "it was measured by itself, while the others of its sweep took turns",
-    "foreign_process": "a program outside the run computed on one of its devices",
-    "hot_at_start": "a GPU was close to throttling before it began",
-    "throttled": "something held a GPU's clocks back",
-    "unequal_clocks": "the clocks of its GPUs differ",
-    "swapping": "the machine swapped",
-    "gpu_lost": "a GPU was lost",
-    "no_interval": "no interval, with too few blocks",
-    "target_missed": "the interval is wider than requested",
-    "repeats_differ": "its repeats differ by more than a tenth",
-    "drifts": "its level changed while it was measured",
-    "superlinear": "an efficiency above 1, which needs an explanation",
-}
 COLUMNS = ("devices", "fastest", "samples/s (95 %)", "efficiency", "against", "how sure", "tied with")
 CAPTION = (
     "Efficiency is against one device: of the bare baseline, which has no strategy around it, or where there is none, "
@@ -57,9 +42,11 @@ def section(report_data: ReportData) -> Section | None:
     if len(report_data.pooled) == 0:
         return None
     curve_of = {row["run_id"]: curve for curve in report_data.curves for row in curve.rows}
-    all_advice = list_advice(report_data.curves, report_data.configurations.estimate_ratio)
+    estimate_ratio = report_data.configurations.estimate_ratio
+    all_advice = list_advice(report_data.curves, estimate_ratio)
     blocks: list[Block] = []
-    for number, (advice, text) in enumerate(zip(all_advice[:MAX_ANSWERS], describe_advice(all_advice), strict=False)):
+    texts = describe_advice(all_advice, estimate_ratio)
+    for number, (advice, text) in enumerate(zip(all_advice[:MAX_ANSWERS], texts, strict=False)):
         last = advice.rankings[-1]
         blocks.append(Paragraph(text, "answer", get_tags((advice.rows or [(last.best, last.row)])[0][1])))
         blocks += _explain_answer(report_data, advice, curve_of[last.row["run_id"]])
@@ -81,17 +68,17 @@ def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRat
     all_advice = [advice for advice in list_advice(curves, estimate_ratio) if advice.kind != "one device"]
     more = len(all_advice) - MAX_TERMINAL_ANSWERS
     rest = [f"{more} more answers are in the report"] if more > 0 else []
-    return describe_advice(all_advice)[:MAX_TERMINAL_ANSWERS] + rest
+    return describe_advice(all_advice, estimate_ratio)[:MAX_TERMINAL_ANSWERS] + rest
 
 
-def describe_advice(all_advice: Sequence[Advice]) -> list[str]:
+def describe_advice(all_advice: Sequence[Advice], estimate_ratio: EstimateRatio) -> list[str]:
     """Return the answer for each group, which is named if there are several."""
     if len(all_advice) == 1:
-        return [_describe(all_advice[0])]
-    return [f"{format_group_title(advice.group)}: {_describe(advice)}" for advice in all_advice]
+        return [_describe(all_advice[0], estimate_ratio)]
+    return [f"{format_group_title(advice.group)}: {_describe(advice, estimate_ratio)}" for advice in all_advice]
 
 
-def _describe(advice: Advice) -> str:
+def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     """Return the answer: what to take, by how much it is faster than one device, and which rows carry no verdict."""
     last, single = advice.rankings[-1], advice.one_device
     if advice.kind == "one device":
@@ -100,10 +87,10 @@ def _describe(advice: Advice) -> str:
         name, row = advice.rows[0]
         return (
             "Whether more devices pay is unknown: nothing was measured on one device (baseline=auto adds it). "
-            f"The fastest was {_on_devices((name, row))}, {format_throughput(row)} samples/s."
+            f"The fastest was {_on_devices((name, row))}, {format_throughput(row, ' samples/s')}."
         )
     names = join_with_and([_on_devices(pair) for pair in advice.rows])
-    ratios = [compare_with_one_device(row, single[1]) for _, row in advice.rows]
+    ratios = [decide_ratio(row, single[1], estimate_ratio) for _, row in advice.rows]
     faster = join_with_and([format_ratio(ratio.value, *ratio.limits) for ratio in ratios])
     times = f"{faster} times as fast as {single[0]} on one device"
     if advice.kind == "take":
@@ -122,15 +109,6 @@ def _describe(advice: Advice) -> str:
         verb = "is" if len(advice.rows) == 1 else "are"
         text = f"Not sure that more devices pay: {names} {verb} {times}; {missing}."
     return " ".join([text, *(_list_left_out(advice) if advice.test else ())])
-
-
-def compare_with_one_device(row: dict[str, Any], single: dict[str, Any]) -> Estimate:
-    """Return the row's speedup over a row on one device: that of the frame, where it is against this one."""
-    ratio = compare_rates(row, single)
-    for kind in ("bare", "self"):
-        if row[f"baseline_{kind}_id"] == single["run_id"] and row[f"speedup_{kind}"] is not None:
-            ratio = estimate_of(row, f"speedup_{kind}") or Estimate(row[f"speedup_{kind}"])
-    return Estimate(ratio.value) if explain_no_verdict(row, single) else ratio
 
 
 def _format_loss(ratio: Estimate) -> str:
@@ -211,7 +189,7 @@ def _list_doubts(report_data: ReportData, advice: Advice) -> list[str]:
     pairs = advice.rows if advice.kind in ("take", "tied") else [(last.best, last.row)]
     doubts = []
     for name, row in pairs:
-        flags = [DOUBTS[flag] for flag in (row["flags"] or "").split() if flag in DOUBTS]
+        flags = [DOUBTS[flag] for flag in (row["flags"] or "").split() if flag in DOUBTS.keys() - NO_VERDICT_FLAGS]
         if row["steady"] is False and "drifts" not in (row["flags"] or ""):
             flags.append("it was not steady")
         doubts += [f"{name}: {', '.join(flags)}"] if flags else []
@@ -268,10 +246,10 @@ def _make_repeat_lines(report_data: ReportData, advice: Advice, with_code: bool)
     target, tags = _on_devices((name, row)), get_tags(row)
     if advice.kind not in ("take", "tied"):
         compared = [each for _, each in (*advice.rows, *filter(None, [advice.one_device]))]
-        command = make_command({**row, "repeats": count_missing_repeats(*compared)})
+        command = make_command({**row, "repeats": count_missing_repeats(*compared)}, report_data.unreadable)
         yield Code(command, "sh", f"Measure {target} so that limits hold over repeats", tags)
         return
-    yield Code(make_command(row), "sh", f"Measure {target} again", tags)
+    yield Code(make_command(row, report_data.unreadable), "sh", f"Measure {target} again", tags)
     device = _get_device(report_data, row["run_id"])
     recipe = make_recipe(row["strategy"], row["gpus"], device, row["options"]) if with_code else None
     if recipe is None:

@@ -13,10 +13,10 @@ from scalebench.analysis.attribution.components import LOSS_PARTS
 from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, attribute_run, measure_repeat
 from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder, samples_per_device
 from scalebench.analysis.scaling_curves import Curve, plain_rows
-from scalebench.analysis.verdicts import REPEATS
 from scalebench.core import units
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.spec import SWEEP_REPEATS
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report.document import (
     Axis,
@@ -32,7 +32,7 @@ from scalebench.report.document import (
     format_duration,
     group_curves,
 )
-from scalebench.report.report_data import MAX_DETAILED_RUNS, ReportData
+from scalebench.report.report_data import ReportData, list_left_out_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,13 +104,14 @@ def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
     results = [report_data.result(run_id) for run_id in report_data.detailed_run_ids if status[run_id] == "ok"]
     records = AttributionRecords(report_data.frame[BASELINE_CHOICE_COLUMNS], report_data.result)
     candidates = ReferenceRunFinder(records.read_baselines(results))
-    rows = plain_rows(report_data.pooled)
+    rows, configurations = plain_rows(report_data.pooled), report_data.configurations
     measured = [measure_repeat(result, candidates.find(result)) for result in results]
     by_id = {repeat.result.run_id: repeat for repeat in measured if repeat is not None}
-    return {
-        parts.run_id: AttributedRun(parts, by_id[parts.run_id].result, by_id[parts.run_id].references, rows)
-        for parts in attribute_configurations(list(by_id.values()))
-    }
+    cases = {}
+    for parts in attribute_configurations(list(by_id.values())):
+        first = by_id[parts.run_id]
+        cases[parts.run_id] = AttributedRun(parts, first.result, first.references, rows, configurations)
+    return cases
 
 
 def format_share(share: Estimate) -> str:
@@ -147,10 +148,7 @@ def section(report_data: ReportData) -> Section | None:
     groups, left_out = group_curves(report_data.curves, lambda members: any(_list_bars(members, cases)))
     if not groups:
         return None
-    blocks: list[Block] = [*left_out]
-    if len(report_data.frame) > len(report_data.detailed_run_ids):
-        text = f"There are more than {MAX_DETAILED_RUNS} runs: the first repeat of each configuration is shown."
-        blocks.append(Paragraph(text))
+    blocks: list[Block] = [*left_out, *list_left_out_runs(report_data)]
     for group in groups:
         bars = list(_list_bars(group.curves, cases))
         blocks += [*group.paragraphs, *_make_chart(group, bars), _make_table(group, bars)]
@@ -216,7 +214,7 @@ def _make_table(group: CurveGroup, bars: list[Bar]) -> Table:
         rows.append(Row([*head, *(_make_part_cell(case, name) for name in parts)], curve.tags))
     caption = (
         "Shares of ideal throughput with 95 % intervals. The loss, batch, overhead and contention compare processes: "
-        f"they have limits over repeats only (measure.repeats={REPEATS} gives them). The other parts compare "
+        f"they have limits over repeats only (measure.repeats={SWEEP_REPEATS} gives them). The other parts compare "
         "conditions of one process, and have limits over its blocks. The parts add up to the loss; seconds are of one "
         "step. A part shown as contained in another one could not be measured apart from it."
     )

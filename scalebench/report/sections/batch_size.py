@@ -3,8 +3,9 @@ from which a larger one brings nearly nothing. The terminal shows the same sente
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from scalebench.analysis.batch_size import (
     BATCH,
@@ -16,8 +17,9 @@ from scalebench.analysis.batch_size import (
     fit_step_time,
     make_batch_curves,
 )
+from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
-from scalebench.analysis.verdicts import compare_rates, explain_no_verdict
+from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
 from scalebench.core import units
 from scalebench.report.document import (
     MAX_ROWS,
@@ -25,15 +27,15 @@ from scalebench.report.document import (
     Axis,
     Block,
     Cell,
-    Cells,
     Chart,
     CurveGroup,
+    CurveRow,
     Paragraph,
-    Row,
     Section,
     Series,
     Table,
     add_epoch_limits,
+    build_table,
     format_cell,
     format_duration_column,
     group_curves,
@@ -66,13 +68,14 @@ def section(report_data: ReportData) -> Section | None:
     ]
     groups, left_out = group_curves(batch_curves)
     blocks: list[Block] = [*left_out]
+    estimate_ratio = report_data.configurations.estimate_ratio
     for group in groups:
-        blocks += [*_make_answers(group), *group.paragraphs, *_make_charts(group)]
-        blocks += [_make_saturation_table(group), _make_table(group)]
+        blocks += [*_make_answers(group, estimate_ratio), *group.paragraphs, *_make_charts(group, estimate_ratio)]
+        blocks += [_make_saturation_table(group, estimate_ratio), _make_table(group, estimate_ratio)]
     return Section("batch-size", "Batch size", blocks) if groups else None
 
 
-def _make_charts(group: CurveGroup) -> Iterator[Chart]:
+def _make_charts(group: CurveGroup, estimate_ratio: EstimateRatio) -> Iterator[Chart]:
     intervals = describe_curve_intervals(group.curves)
     charts = (
         (THROUGHPUT, "throughput", "Throughput", "samples/s", "samples/s over all devices; more is better"),
@@ -82,23 +85,23 @@ def _make_charts(group: CurveGroup) -> Iterator[Chart]:
         series = (make_series(curve.name, curve.tags, curve.rows, BATCH, column, stem) for curve in group.curves)
         lines = [line for line in series if line is not None]
         if lines:
-            lines += _mark_saturating_batches(group) if column == THROUGHPUT else []
+            lines += _mark_saturating_batches(group, estimate_ratio) if column == THROUGHPUT else []
             about = f"{about}. A larger batch makes fewer steps per epoch, and may learn less in it"
             x = Axis("batch per device", log=True, ticks=sorted({float(x) for line in lines for x in line.x}))
-            heading, caption = f"{title} over batch: {group.title}", join_sentences(about, intervals)
-            yield Chart(group.make_id("batch_size", title), heading, x, Axis(axis), lines, "lines", caption)
+            axes, caption = (x, Axis(axis)), join_sentences(about, intervals)
+            yield group.make_chart("batch_size", title, f"{title} over batch", axes, lines, caption)
 
 
-def _make_answers(group: CurveGroup) -> Iterator[Paragraph]:
+def _make_answers(group: CurveGroup, estimate_ratio: EstimateRatio) -> Iterator[Paragraph]:
     for curve in group.curves[:MAX_SENTENCES]:
-        if (text := describe_curve(curve)) is not None:
+        if (text := describe_curve(curve, estimate_ratio)) is not None:
             yield Paragraph(f"{text[0].upper()}{text[1:]}.", "answer", curve.tags)
 
 
-def _mark_saturating_batches(group: CurveGroup) -> list[Series]:
+def _mark_saturating_batches(group: CurveGroup, estimate_ratio: EstimateRatio) -> list[Series]:
     """Make one series of points, the saturating batches of all curves."""
-    knees = [(curve, point) for curve in group.curves if (point := find_saturating_batch(curve.rows)) is not None]
-    certain = [(curve, point) for curve, point in knees if not (point.first or point.last)]
+    points = ((curve, find_saturating_batch(curve.rows, estimate_ratio)) for curve in group.curves)
+    certain = [(curve, point) for curve, point in points if point is not None and not (point.first or point.last)]
     if not certain:
         return []
     x, y = [float(point.batch) for _, point in certain], [point.rate for _, point in certain]
@@ -106,81 +109,73 @@ def _mark_saturating_batches(group: CurveGroup) -> list[Series]:
     return [Series("saturating batch", x, y, tags=group.tags, style="points", notes=notes, point_tags=tags)]
 
 
-def _make_saturation_table(group: CurveGroup) -> Table:
-    columns = ["saturating batch", "could be", "of the highest", "highest at", "n_1/2 (95 %)", "limit, samples/s", "R²",
-               "worst"]  # fmt: skip
-    rows = [Row([make_cell(curve.name), *_knee_cells(curve), *_fit_cells(curve)], curve.tags) for curve in group.curves]
-    title, caption = f"Where a larger batch stops to pay: {group.title}", join_sentences(*CAPTION)
-    table_id = group.make_id("batch_size", "saturation")
-    return Table(table_id, title, ["strategy", *columns], rows, frozenset(columns), caption)
-
-
-def _knee_cells(curve: Curve) -> list[Cell]:
-    point = find_saturating_batch(curve.rows)
-    if point is None:
-        return [Cell("")] * 4
-    could_be = "" if point.candidates is None else ", ".join(f"{batch:,}" for batch in point.candidates)
-    return [
-        make_cell(format_batch(point), point.batch),
-        make_cell(could_be),
-        make_cell(format_percent(point.share), point.share),
-        make_cell(f"{point.highest:,}", point.highest),
+def _make_saturation_table(group: CurveGroup, estimate_ratio: EstimateRatio) -> Table:
+    columns: dict[str, Callable[[SaturationRow], Cell]] = {
+        "strategy": lambda row: make_cell(row.curve.name),
+        "saturating batch": lambda row: format_cell(row.point.batch, lambda batch: format_batch(row.point)),
+        "could be": lambda row: make_cell(", ".join(f"{batch:,}" for batch in row.point.candidates or ())),
+        "of the highest": lambda row: format_cell(row.point.share, format_percent),
+        "highest at": lambda row: format_cell(row.point.highest, "{:,}".format),
+        "n_1/2 (95 %)": lambda row: make_cell(format_half_batch(row.line), row.line and row.line.half_batch),
+        "limit, samples/s": lambda row: format_cell(row.limit, "{:,.0f}".format),
+        "R²": lambda row: format_cell(row.line and row.line.r_squared, "{:.3f}".format),
+        "worst": lambda row: format_cell(row.line and row.line.worst, units.format_percent),
+    }
+    items = [
+        (SaturationRow(curve, point, fit_step_time(batch_and_step_s(curve.rows))), curve.tags)
+        for curve in group.curves
+        if (point := find_saturating_batch(curve.rows, estimate_ratio)) is not None
     ]
+    title, table_id = f"Where a larger batch stops to pay: {group.title}", group.make_id("batch_size", "saturation")
+    return build_table(table_id, title, columns, items, ["strategy"], join_sentences(*CAPTION))
 
 
-def _fit_cells(curve: Curve) -> list[Cell]:
-    line = fit_step_time(batch_and_step_s(curve.rows))
-    if line is None:
-        return [Cell("")] * 4
-    limit = None if line.limit is None else line.limit * curve.rows[0]["gpus"]
-    return [
-        make_cell(format_half_batch(line), line.half_batch),
-        format_cell(limit, "{:,.0f}".format),
-        make_cell(f"{line.r_squared:.3f}", line.r_squared),
-        make_cell(units.format_percent(line.worst), line.worst),
-    ]
+class SaturationRow(NamedTuple):
+    curve: Curve
+    point: SaturatingBatch
+    line: StepFit | None
+
+    @property
+    def limit(self) -> float | None:
+        """The samples/s over all devices that the line of the steps approaches."""
+        return None if self.line is None or self.line.limit is None else self.line.limit * self.curve.rows[0]["gpus"]
 
 
-def _make_table(group: CurveGroup) -> Table:
-    columns = [BATCH.replace("_", " "), "global batch", "samples/s (95 %)", "over the smallest", "epoch (95 %)"]
-    rows = [Row(_make_cells(curve, row), curve.tags) for curve in group.curves for row in curve.rows][:MAX_ROWS]
+def _make_table(group: CurveGroup, estimate_ratio: EstimateRatio) -> Table:
+    def make_gain(item: CurveRow) -> Cell:
+        smallest, row = item[0].rows[0], item[1]
+        gain = decide_ratio(row, smallest, estimate_ratio)
+        return make_cell("1.00" if row is smallest else format_ratio(gain.value, *gain.limits), gain.value)
+
+    columns: dict[str, Callable[[CurveRow], Cell]] = {
+        "strategy": lambda item: make_cell(item[0].name),
+        "batch per device": lambda item: format_cell(item[1][BATCH], "{:,}".format),
+        "global batch": lambda item: format_cell(item[1]["global_batch"], "{:,}".format),
+        "samples/s (95 %)": lambda item: make_cell(format_throughput(item[1]), item[1][THROUGHPUT]),
+        "over the smallest": make_gain,
+        "epoch (95 %)": lambda item: make_cell(format_duration_column(item[1], "epoch_s"), item[1]["epoch_s"]),
+    }
     about = "over the smallest: throughput over that with the smallest batch of the same strategy and devices"
     title, caption = f"Batch size: {group.title}", join_sentences(about, describe_curve_intervals(group.curves))
-    return Table(group.make_id("batch_size", "table"), title, ["strategy", *columns], rows, frozenset(columns), caption)
+    table_id = group.make_id("batch_size", "table")
+    return build_table(table_id, title, columns, group.list_rows()[:MAX_ROWS], ["strategy"], caption)
 
 
-def _make_cells(curve: Curve, row: Cells) -> list[Cell]:
-    return [
-        make_cell(curve.name),
-        *(make_cell(f"{row[name]:,}", row[name]) for name in (BATCH, "global_batch")),
-        make_cell(format_throughput(row), row[THROUGHPUT]),
-        _gain_cell(row, curve.rows[0]),
-        make_cell(format_duration_column(row, "epoch_s"), row["epoch_s"]),
-    ]
-
-
-def _gain_cell(row: Cells, smallest: Cells) -> Cell:
-    if row is smallest:
-        return make_cell("1.00", 1.0)
-    ratio = compare_rates(row, smallest)
-    return make_cell(format_ratio(ratio.value, *ratio.limits), ratio.value)
-
-
-def list_terminal_sentences(curves: Sequence[Curve]) -> list[str]:
+def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[str]:
     """Return a sentence for each configuration and device count whose throughput is known with two batches or more."""
     batch_curves = make_batch_curves(curves)
     several = len({curve.tags["model"] for curve in batch_curves}) > 1
-    texts = [describe_curve(curve, curve.tags["model"] if several else "") for curve in batch_curves]
+    texts = [describe_curve(curve, estimate_ratio, curve.tags["model"] if several else "") for curve in batch_curves]
     described = [text for text in texts if text is not None]
     more = len(described) - MAX_SENTENCES
     rest = [f"saturating batches: {more} more are in the report and in scalebench.load"] if more > 0 else []
     return described[:MAX_SENTENCES] + rest
 
 
-def describe_curve(curve: Curve, model: str = "") -> str | None:
+def describe_curve(curve: Curve, estimate_ratio: EstimateRatio, model: str = "") -> str | None:
     """Return `saturating batch: 700 per device (ddp_gloo, 2 devices): 93 % of the highest throughput, ...`, without a
     full stop; None if there is no curve."""
-    point = find_saturating_batch(curve.rows)
+    point = find_saturating_batch(curve.rows, estimate_ratio)
     if point is None:
         return None
     name = f"({model} with {curve.name})" if model else f"({curve.name})"
@@ -196,9 +191,9 @@ def format_batch(point: SaturatingBatch) -> str:
     return f"{point.batch:,} or less" if point.first else f"{point.batch:,}"
 
 
-def format_half_batch(line: StepFit) -> str:
+def format_half_batch(line: StepFit | None) -> str:
     """Return `420 [390, 450]` samples; empty if the line has none."""
-    if line.half_batch is None:
+    if line is None or line.half_batch is None:
         return ""
     if line.low is None or line.high is None:
         return units.format_number(line.half_batch)

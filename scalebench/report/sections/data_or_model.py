@@ -19,6 +19,7 @@ from scalebench.analysis.prediction.data_or_model import (
     ParallelismComparison,
     compare_parallelism,
 )
+from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.analysis.verdicts import estimate_of, explain_no_verdict
 from scalebench.core import units
@@ -59,8 +60,8 @@ TRAFFIC_CAPTION = (
 )
 WINNERS_CAPTION = (
     "should: predicted seconds of a step, from the figures above and the optimizer's seconds on one device, but from "
-    "no step time of these runs. It assumes that no synchronization or transfer overlaps with computation, and that "
-    "devices do not slow each other down",
+    "no step time of these runs. It assumes that devices do not slow each other down, and that nothing overlaps with "
+    "computation: of data parallelism, which hides synchronization behind the backward pass, it is an upper limit",
     "took: the samples of a step over the measured throughput, with 95 % limits",
     "tied: within those limits",
 )
@@ -68,7 +69,8 @@ WINNERS_CAPTION = (
 
 def section(report_data: ReportData) -> Section | None:
     """Return None if no model and batch was tried both ways."""
-    compared = compare_kinds(report_data.pooled, lambda row: report_data.result(str(row["run_id"])))
+    estimate_ratio = report_data.configurations.estimate_ratio
+    compared = compare_kinds(report_data.pooled, lambda row: report_data.result(str(row["run_id"])), estimate_ratio)
     if not compared:
         return None
     blocks: list[Block] = []
@@ -83,9 +85,9 @@ def section(report_data: ReportData) -> Section | None:
     return Section(SECTION_ID, "Data or model parallelism", blocks)
 
 
-def make_terminal_blocks(pooled: pd.DataFrame) -> Iterator[Table | str]:
+def make_terminal_blocks(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> Iterator[Table | str]:
     """Yield tables, then sentences, about the models and batches that were tried both ways."""
-    compared = compare_kinds(pooled, lambda row: read_result(Path(str(row["path"])) / RESULT_FILE))
+    compared = compare_kinds(pooled, lambda row: read_result(Path(str(row["path"])) / RESULT_FILE), estimate_ratio)
     if not compared:
         return
     yield make_traffic_table(compared)
@@ -96,12 +98,12 @@ def make_terminal_blocks(pooled: pd.DataFrame) -> Iterator[Table | str]:
         yield text
 
 
-def compare_kinds(pooled: pd.DataFrame, read: ReadRecord) -> list[ParallelismComparison]:
+def compare_kinds(pooled: pd.DataFrame, read: ReadRecord, estimate_ratio: EstimateRatio) -> list[ParallelismComparison]:
     """Compare the kinds of parallelism in a frame with a row for each configuration, in the order of models, devices
     and batches."""
     if not pooled["strategy"].isin(list(STAGED_STRATEGIES)).any():
         return []  # avoids looking at each of 10,000 rows
-    compared = compare_parallelism(plain_rows(pooled), read)
+    compared = compare_parallelism(plain_rows(pooled), read, estimate_ratio)
     models = dict.fromkeys(str(comparison.row["model"]) for comparison in compared)
     places = {name: place for place, name in enumerate(models)}
     return sorted(compared, key=lambda each: (places[str(each.row["model"])], each.row["gpus"], each.global_batch))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from scalebench.analysis.batch_size import BATCH, make_batch_curves
 from scalebench.analysis.devices_or_batch import BatchGain, DevicesOrBatch, compare_devices_with_batch, list_batch_gains
@@ -20,9 +20,9 @@ from scalebench.report.document import (
     Chart,
     CurveGroup,
     Paragraph,
-    Row,
     Section,
     Table,
+    build_table,
     format_cell,
     format_duration,
     get_tags,
@@ -52,7 +52,8 @@ GAINS_CAPTION = (
 
 def section(report_data: ReportData) -> Section | None:
     """Return None if nothing was measured both ways, and no strategy with two batches on several devices."""
-    pairs = compare_devices_with_batch(report_data.curves, summarize_trainings(report_data.frame))
+    estimate_ratio, outcomes = report_data.configurations.estimate_ratio, summarize_trainings(report_data.frame)
+    pairs = compare_devices_with_batch(report_data.curves, estimate_ratio, outcomes)
     groups, left_out = group_curves(make_batch_curves(report_data.curves))
     steps = [(curve, gain) for group in groups for curve in group.curves for gain in list_batch_gains(curve)]
     if not pairs and not steps:
@@ -111,55 +112,42 @@ def _make_chart(group: CurveGroup, pairs: Sequence[DevicesOrBatch]) -> Iterator[
     if len(lines) > 1:
         x = Axis("global batch", log=True, ticks=sorted({float(x) for line in lines for x in line.x}))
         about = "samples/s over all devices; more is better. Above each other: the same batch on more or fewer devices"
-        title = f"Throughput over the global batch: {group.title}"
-        caption = join_sentences(about, describe_curve_intervals(kept))
-        yield Chart(group.make_id(SECTION_ID, "throughput"), title, x, Axis("samples/s"), lines, "lines", caption)
+        axes, caption = (x, Axis("samples/s")), join_sentences(about, describe_curve_intervals(kept))
+        yield group.make_chart(SECTION_ID, "throughput", "Throughput over the global batch", axes, lines, caption)
 
 
 def _make_choice_blocks(pairs: Sequence[DevicesOrBatch]) -> Iterator[Block]:
-    targets = any(choice.trainings is not None for choice in pairs)
-    columns = ["model", "strategy", "gpus", "batch per device", "samples/s", "one device", "its batch", "its samples/s",
-               "ratio (95 %)"]  # fmt: skip
-    columns += ["to target", "one device to target", "time ratio (95 %)"] if targets else []
-    rows = [
-        Row([*_throughput_cells(pair), *(_target_cells(pair) if targets else [])], get_tags(pair.many_devices))
-        for pair in pairs
-    ]
-    numeric = frozenset(columns) - {"model", "strategy", "one device"}
+    columns: dict[str, Callable[[DevicesOrBatch], Cell]] = {
+        "model": lambda pair: make_cell(pair.many_devices["model"]),
+        "strategy": lambda pair: make_cell(pair.many_devices["strategy"]),
+        "gpus": lambda pair: format_cell(pair.many_devices["gpus"], str),
+        "batch per device": lambda pair: format_cell(pair.many_devices[BATCH], "{:,}".format),
+        "samples/s": lambda pair: make_cell(format_throughput(pair.many_devices), pair.many_devices[THROUGHPUT]),
+        "one device": lambda pair: make_cell(pair.one_device["strategy"]),
+        "its batch": lambda pair: format_cell(pair.one_device[BATCH], "{:,}".format),
+        "its samples/s": lambda pair: make_cell(format_throughput(pair.one_device), pair.one_device[THROUGHPUT]),
+        "ratio (95 %)": lambda pair: _ratio_cell(pair.throughput),
+    }
+    if targets := any(choice.trainings is not None for choice in pairs):
+        columns["to target"] = lambda pair: _time_cell(pair.trainings and pair.trainings[0])
+        columns["one device to target"] = lambda pair: _time_cell(pair.trainings and pair.trainings[1])
+        columns["time ratio (95 %)"] = lambda pair: _ratio_cell(pair.time_ratio)
     title, caption = "N devices or N times the batch", join_sentences(*CHOICES_CAPTION[: 3 if targets else 2])
-    yield Table(f"{SECTION_ID}-choices", title, columns, rows[:MAX_ROWS], numeric, caption)
-    if len(rows) > MAX_ROWS:
-        yield Paragraph(f"{MAX_ROWS} of {len(rows)} pairs are shown.")
+    items = [(pair, get_tags(pair.many_devices)) for pair in pairs[:MAX_ROWS]]
+    yield build_table(f"{SECTION_ID}-choices", title, columns, items, ("model", "strategy", "one device"), caption)
+    if len(pairs) > MAX_ROWS:
+        yield Paragraph(f"{MAX_ROWS} of {len(pairs)} pairs are shown.")
 
 
-def _throughput_cells(choice: DevicesOrBatch) -> list[Cell]:
-    many, single = choice.many_devices, choice.one_device
-    return [
-        make_cell(many["model"]),
-        make_cell(many["strategy"]),
-        make_cell(str(many["gpus"]), many["gpus"]),
-        make_cell(f"{many[BATCH]:,}", many[BATCH]),
-        make_cell(format_throughput(many), many[THROUGHPUT]),
-        make_cell(single["strategy"]),
-        make_cell(f"{single[BATCH]:,}", single[BATCH]),
-        make_cell(format_throughput(single), single[THROUGHPUT]),
-        _ratio_cell(choice.throughput),
-    ]
-
-
-def _target_cells(choice: DevicesOrBatch) -> list[Cell]:
-    if choice.trainings is None:
-        return [Cell("")] * 3
-    return [*map(_time_cell, choice.trainings), _ratio_cell(choice.time_ratio)]
-
-
-def _time_cell(training: TrainingOutcome) -> Cell:
-    """Make `12.3 s`, `12.3 s (5 seeds)`, `2 of 3 seeds reached it` or `never`."""
-    seconds, _ = training.figures["time_to_target_s"]
+def _time_cell(training: TrainingOutcome | None) -> Cell:
+    """Make `12.3 s`, `12.3 s (5 seeds)`, `2 of 3 seeds reached it` or `never`; empty without a target."""
+    if training is None:
+        return Cell("")
+    seconds = training.figures["time_to_target_s"]
     if training.reached < training.seeds or seconds is None:
         return Cell("never" if training.seeds == 1 else f"{training.reached} of {training.seeds} seeds reached it")
     seeds = f" ({training.seeds} seeds)" if training.seeds > 1 else ""
-    return make_cell(format_seconds(seconds) + seeds, seconds)
+    return make_cell(format_seconds(seconds.value) + seeds, seconds.value)
 
 
 def _ratio_cell(ratio: Estimate | None) -> Cell:
@@ -167,30 +155,20 @@ def _ratio_cell(ratio: Estimate | None) -> Cell:
 
 
 def _make_gain_table(steps: Sequence[tuple[Curve, BatchGain]]) -> Table:
-    numeric = [
-        "batch per device",
-        "steps per epoch",
-        "predicted gain (95 %)",
-        "measured gain (95 %)",
-        "predicted of it",
-    ]
-    rows = [
-        Row([make_cell(curve.tags["model"]), make_cell(curve.name), *_gain_cells(gain)], curve.tags)
-        for curve, gain in steps[:MAX_ROWS]
-    ]
-    columns = ["model", "strategy", *numeric]
-    title = "Fewer synchronizations: predicted and measured"
-    return Table(f"{SECTION_ID}-gains", title, columns, rows, frozenset(numeric), join_sentences(*GAINS_CAPTION))
-
-
-def _gain_cells(gain: BatchGain) -> list[Cell]:
-    return [
-        make_cell(_format_change(gain, BATCH), gain.after[BATCH]),
-        make_cell(_format_change(gain, "steps_per_epoch"), gain.after["steps_per_epoch"]),
-        _seconds_cell(gain.predicted),
-        _seconds_cell(gain.measured),
-        format_cell(gain.share, units.format_percent),
-    ]
+    columns: dict[str, Callable[[tuple[Curve, BatchGain]], Cell]] = {
+        "model": lambda step: make_cell(step[0].tags["model"]),
+        "strategy": lambda step: make_cell(step[0].name),
+        "batch per device": lambda step: make_cell(_format_change(step[1], BATCH), step[1].after[BATCH]),
+        "steps per epoch": lambda step: make_cell(
+            _format_change(step[1], "steps_per_epoch"), step[1].after["steps_per_epoch"]
+        ),
+        "predicted gain (95 %)": lambda step: _seconds_cell(step[1].predicted),
+        "measured gain (95 %)": lambda step: _seconds_cell(step[1].measured),
+        "predicted of it": lambda step: format_cell(step[1].share, units.format_percent),
+    }
+    title, caption = "Fewer synchronizations: predicted and measured", join_sentences(*GAINS_CAPTION)
+    items = [(step, step[0].tags) for step in steps[:MAX_ROWS]]
+    return build_table(f"{SECTION_ID}-gains", title, columns, items, ("model", "strategy"), caption)
 
 
 def _format_change(gain: BatchGain, column: str) -> str:

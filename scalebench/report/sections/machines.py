@@ -16,7 +16,7 @@ from scalebench.report.machine_text import (
     list_variables,
     make_link_matrix,
 )
-from scalebench.report.report_data import ReportData, describe_left_out_runs, list_detailed_runs, name_runs
+from scalebench.report.report_data import ReportData, list_detailed_runs, list_left_out_runs, name_runs
 
 MAX_MACHINES = 12
 MAX_RUN_NAMES = 4  # listed for one value
@@ -41,8 +41,7 @@ def section(report_data: ReportData) -> Section | None:
         blocks += _make_machine_tables(number, members)
     if len(machines) > MAX_MACHINES:
         blocks.append(Paragraph(f"{MAX_MACHINES} of {len(machines)} machines are shown."))
-    if text := describe_left_out_runs(report_data):
-        blocks.append(Paragraph(text))
+    blocks += list_left_out_runs(report_data)
     return Section("machines", "Machines", blocks, folded=True)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.memory import ModelMemory, ShardingCost, bytes_per_parameter, format_strategy, group_by_model
 from scalebench.analysis.memory import Row as MemoryRow
+from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core import units
@@ -23,9 +24,9 @@ from scalebench.report.document import (
     Chart,
     CurveGroup,
     Paragraph,
-    Row,
     Section,
     Table,
+    build_table,
     format_cell,
     get_tags,
     group_curves,
@@ -51,7 +52,8 @@ CAPTION = (
     "the peak of a device includes activations, and is measured on GPUs only",
     "all processes: the most that was resident of them together, without mapped files",
 )
-CellMaker = Callable[[ModelMemory, MemoryRow], Cell]
+Item = tuple[ModelMemory, MemoryRow]
+CellMaker = Callable[[Item], Cell]
 
 
 def section(report_data: ReportData) -> Section | None:
@@ -60,16 +62,19 @@ def section(report_data: ReportData) -> Section | None:
     rows = [(model, row) for model in models for row in model.rows]
     if not rows:
         return None
-    blocks: list[Block] = [*(paragraph for model in models for paragraph in _make_paragraphs(model, len(models) > 1))]
+    estimate_ratio, several = report_data.configurations.estimate_ratio, len(models) > 1
+    blocks: list[Block] = []
+    for model in models:
+        blocks += _make_paragraphs(model, several, estimate_ratio)
     groups, left_out = group_curves(report_data.curves, _states_differ)
     blocks += [make_table(rows), *left_out, *map(_make_chart, groups)]
     return Section("memory", "Memory of a device", blocks)
 
 
-def _make_paragraphs(model: ModelMemory, several: bool) -> Iterator[Paragraph]:
+def _make_paragraphs(model: ModelMemory, several: bool, estimate_ratio: EstimateRatio) -> Iterator[Paragraph]:
     first = model.rows[0]
     tags = {"model": str(first["model"]), "hardware": str(first["hardware"])}
-    for text in describe(model):
+    for text in describe(model, estimate_ratio):
         yield Paragraph(join_sentences(f"{first['model']}, {text}" if several else text), "plain", tags)
 
 
@@ -81,8 +86,8 @@ def _states_differ(curves: list[Curve]) -> bool:
 def _make_chart(group: CurveGroup) -> Chart:
     bars = make_bar_series(group.curves, "state_bytes")
     caption = join_sentences("weights, gradients, optimizer's state of the fullest device; less leaves room for more")
-    title = f"State of a device: {group.title}"
-    return Chart(group.make_id("memory", "state"), title, Axis(DEVICES), Axis("bytes"), bars, "bars", caption)
+    axes = Axis(DEVICES), Axis("bytes")
+    return group.make_chart("memory", "state", "State of a device", axes, bars, caption, "bars")
 
 
 def make_terminal_table(pooled: pd.DataFrame) -> Table | None:
@@ -94,33 +99,37 @@ def make_terminal_table(pooled: pd.DataFrame) -> Table | None:
     return make_table(rows) if rows else None
 
 
-def make_table(rows: Sequence[tuple[ModelMemory, MemoryRow]]) -> Table:
+def make_table(rows: Sequence[Item]) -> Table:
     """Make the table of what devices keep, with the columns that any row has. Unknown figures are empty cells."""
     differing = [head for head, name in SETTING_COLUMNS.items() if len({row[name] for _, row in rows}) > 1]
     filled = [head for head, make in COLUMNS.items() if head not in (*ALWAYS_SHOWN, *SETTING_COLUMNS)
-             and any(make(model, row).text for model, row in rows)]  # fmt: skip
+             and any(make(item).text for item in rows)]  # fmt: skip
     columns = {head: make for head, make in COLUMNS.items() if head in (*differing, *ALWAYS_SHOWN, *filled)}
-    made = [Row([make(model, row) for make in columns.values()], get_tags(row)) for model, row in rows[:MAX_ROWS]]
     more = f"{len(rows) - MAX_ROWS:,} more rows are in the frame" if len(rows) > MAX_ROWS else ""
     caption = join_sentences(*CAPTION, more)
-    return Table("memory-table", "What a device keeps", list(columns), made, frozenset(columns) - TEXT_COLUMNS, caption)
+    items = [(item, get_tags(item[1])) for item in rows[:MAX_ROWS]]
+    return build_table("memory-table", "What a device keeps", columns, items, TEXT_COLUMNS, caption)
 
 
-def list_terminal_sentences(pooled: pd.DataFrame) -> list[str]:
+def list_terminal_sentences(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> list[str]:
     """Return the sentences for the terminal, without full stops."""
     models = group_by_model(pooled)
     several = len({model.rows[0]["model"] for model in models}) > 1
-    texts = [f"{model.rows[0]['model']}, {text}" if several else text for model in models for text in describe(model)]
+    texts = [
+        f"{model.rows[0]['model']}, {text}" if several else text
+        for model in models
+        for text in describe(model, estimate_ratio)
+    ]
     more = len(texts) - MAX_TERMINAL_SENTENCES
     return texts[:MAX_TERMINAL_SENTENCES] + ([f"memory: {more} more are in the report"] if more > 0 else [])
 
 
-def describe(model: ModelMemory) -> Iterator[str]:
+def describe(model: ModelMemory, estimate_ratio: EstimateRatio) -> Iterator[str]:
     """Yield sentences about the figures of one model."""
     for competing in model.competing_rows():
         sentences = (
             _describe_kept(model, competing),
-            _describe_price(model.sharding_cost(competing)),
+            _describe_price(model.sharding_cost(competing, estimate_ratio)),
             _describe_room(competing),
         )
         yield from filter(None, sentences)
@@ -194,27 +203,27 @@ def _format_share(share: float) -> str:
 
 
 def _text_column(name: str) -> CellMaker:
-    return lambda model, row: make_cell(str(row[name]))
+    return lambda item: make_cell(str(item[1][name]))
 
 
 def _size_column(name: str) -> CellMaker:
-    return lambda model, row: format_cell(row[name], units.format_bytes)
+    return lambda item: format_cell(item[1][name], units.format_bytes)
 
 
 def _count_column(name: str) -> CellMaker:
-    return lambda model, row: format_cell(row[name], "{:,}".format)
+    return lambda item: format_cell(item[1][name], "{:,}".format)
 
 
 SETTING_COLUMNS = {"model": "model", "data set": "dataset", "hardware": "hardware", "optimizer": "optimizer"}
 COLUMNS: dict[str, CellMaker] = {
     **{head: _text_column(name) for head, name in SETTING_COLUMNS.items()},
-    "strategy": lambda model, row: make_cell(format_strategy(row)),
+    "strategy": lambda item: make_cell(format_strategy(item[1])),
     "gpus": _count_column("gpus"),
     "batch per device": _count_column("batch_per_device"),
-    "samples/s (95 %)": lambda model, row: make_cell(format_throughput(row), row[RATE]),
+    "samples/s (95 %)": lambda item: make_cell(format_throughput(item[1]), item[1][RATE]),
     "state of a device": _size_column("state_bytes"),
-    "of a whole model": lambda model, row: format_cell(model.share(row), _format_share),
-    "of a parameter": lambda model, row: format_cell(bytes_per_parameter(row), "{:.1f} B".format),
+    "of a whole model": lambda item: format_cell(item[0].share(item[1]), _format_share),
+    "of a parameter": lambda item: format_cell(bytes_per_parameter(item[1]), "{:.1f} B".format),
     "peak of a device": _size_column("peak_memory_bytes"),
     "all processes": _size_column("rss_anon_bytes_max"),
     "largest batch": _count_column("max_batch_per_device"),

@@ -8,12 +8,12 @@ from scalebench.analysis import step_breakdown
 from scalebench.analysis.scaling_curves import Curve, group_curves
 from scalebench.core import units
 from scalebench.core.result import Profile, Result
+from scalebench.core.untrusted import find_run_file
 from scalebench.report.document import MAX_ROWS, THROUGHPUT, Block, Cell, Paragraph, Row, Section, Table, Tags, get_tags
 from scalebench.report.report_data import (
     ReportData,
-    describe_left_out_runs,
-    find_run_file,
     list_detailed_runs,
+    list_left_out_runs,
     name_runs,
 )
 from scalebench.report.report_data import Row as RunRow
@@ -49,8 +49,7 @@ def section(report_data: ReportData) -> Section | None:
         text = f"Operations are shown for {MAX_PROFILED_RUNS} of the {len(wanted)} best and largest runs."
         blocks.append(Paragraph(text))
     blocks += _make_trace_table(report_data, rows, names)
-    if text := describe_left_out_runs(report_data):
-        blocks.append(Paragraph(text))
+    blocks += list_left_out_runs(report_data)
     return Section("operations", "What takes the time of a step", blocks, folded=True)
 
 

@@ -8,7 +8,7 @@ from scalebench.analysis import pipeline_stages, throughput
 from scalebench.core import units
 from scalebench.core.result import Result, StageRecord
 from scalebench.report.document import Block, Cell, Paragraph, Row, Section, Table, get_tags
-from scalebench.report.report_data import ReportData, describe_left_out_runs, list_detailed_runs, name_runs
+from scalebench.report.report_data import ReportData, list_detailed_runs, list_left_out_runs, name_runs
 
 MAX_STAGED_RUNS = 24
 FIGURES = ("parameters", "sends per step", "work per step", "of the work")
@@ -35,8 +35,7 @@ def section(report_data: ReportData) -> Section | None:
     if len(rows) > MAX_STAGED_RUNS:
         text = f"Shown are {MAX_STAGED_RUNS} of the {len(rows)} runs whose model was cut into stages."
         blocks.append(Paragraph(text))
-    if text := describe_left_out_runs(report_data):
-        blocks.append(Paragraph(text))
+    blocks += list_left_out_runs(report_data)
     return Section("stages", "How models were cut into stages", blocks, folded=True)
 
 

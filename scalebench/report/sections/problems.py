@@ -12,12 +12,12 @@ from pathlib import Path
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
 from scalebench.core.sweep_file import PlannedRun, SweepRecord, join_labels, read_sweep
+from scalebench.core.untrusted import find_run_file
 from scalebench.report.document import MAX_ROWS, Block, Cell, Code, Paragraph, Row, Section, Table, get_tags
 from scalebench.report.flag_text import ADVICE, format_flag, get_advice, list_flags, to_text
 from scalebench.report.report_data import (
     ReportData,
     describe_unfinished_run,
-    find_run_file,
     name_runs,
     read_log_tail,
     select_run_columns,
@@ -166,7 +166,7 @@ def make_sweep_blocks(folder: Path) -> Iterator[Block]:
         yield Paragraph(_describe_state(folder, record, missing), "warning")
     if record.left_out:
         yield Paragraph(
-            f"{folder}: sweep.max_minutes={record.max_minutes:g} left out {len(record.left_out)} of "
+            f"{folder}: {record.time_limit_text} left out {len(record.left_out)} of "
             f"{len(record.runs)} runs, the least informative ones: {join_labels(record.left_out, MAX_LABELS)}.",
             "warning",
         )

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from scalebench.analysis.read_runs import Unreadable
+from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import (
+    Curve,
     NodeBoundary,
     ScalingLimit,
     Slope,
@@ -31,6 +34,7 @@ from scalebench.report.document import (
     Section,
     Series,
     Table,
+    build_table,
     group_curves,
     join_sentences,
     make_cell,
@@ -83,7 +87,8 @@ def section(report_data: ReportData) -> Section | None:
             heads = {kind: str(report_data.baseline_name) if kind == "given" else kind for kind in baselines}
             blocks.append(_make_slope_table(group, heads, report_data.min_efficiency))
         kind = next(iter(baselines), "bare")
-        blocks += _make_jump_table(group, kind, baselines.get(kind, BASELINES[kind]))
+        about, estimate_ratio = baselines.get(kind, BASELINES[kind]), report_data.configurations.estimate_ratio
+        blocks += _make_jump_table(group, estimate_ratio, kind, about)
     return Section("scaling", "Scaling", blocks) if groups else None
 
 
@@ -109,10 +114,9 @@ def _make_throughput_chart(group: CurveGroup, report_data: ReportData) -> Chart:
     ideals = [_make_ideal(group, lines, f"ideal of {name}", rate) for name, rate in rates.items()]
     about = "samples/s over all devices in steady state, more is better"
     ideal = "ideal is what the bare baseline, of several the fastest, would give without any loss" if ideals else ""
-    title = f"Throughput: {group.title}"
     caption = join_sentences(about, ideal, describe_curve_intervals(group.curves))
     axes = make_devices_axis(lines), Axis("samples/s")
-    return Chart(group.make_id("scaling", "throughput"), title, *axes, [*lines, *ideals], "lines", caption)
+    return group.make_chart("scaling", "throughput", "Throughput", axes, [*lines, *ideals], caption)
 
 
 def _find_bare_rates(group: CurveGroup, report_data: ReportData) -> dict[str, float]:
@@ -128,18 +132,17 @@ def _find_bare_rates(group: CurveGroup, report_data: ReportData) -> dict[str, fl
 def _make_relative_charts(group: CurveGroup, kind: str, about: str) -> Iterator[Chart]:
     """Make the charts of speedup and efficiency against a baseline."""
     intervals = describe_curve_intervals(group.curves)
-    title = f"{about.partition(', ')[0]}: {group.title}"
+    baseline = about.partition(", ")[0]
     lines = make_line_series(group.curves, f"speedup_{kind}")
     ideal = _make_ideal(group, lines, "ideal", _get_ideal_speedup(group, kind))
     caption = join_sentences(f"throughput over the baseline's, {about}; more is better", intervals)
-    axes, chart_id = (make_devices_axis(lines), Axis("speedup")), group.make_id("scaling", "speedup", kind)
-    yield Chart(chart_id, f"Speedup {title}", *axes, [*lines, ideal], "lines", caption)
+    axes = make_devices_axis(lines), Axis("speedup")
+    yield group.make_chart("scaling", f"speedup {kind}", f"Speedup {baseline}", axes, [*lines, ideal], caption)
     lines = make_line_series(group.curves, f"efficiency_{kind}")
     ideal = _make_ideal(group, lines, "ideal", 1.0, level=True)
     caption = join_sentences(f"speedup over the ideal one of so many devices, {about}; more is better", intervals)
     axes = make_devices_axis(lines), Axis("efficiency", percent=True)
-    chart_id = group.make_id("scaling", "efficiency", kind)
-    yield Chart(chart_id, f"Efficiency {title}", *axes, [*lines, ideal], "lines", caption)
+    yield group.make_chart("scaling", f"efficiency {kind}", f"Efficiency {baseline}", axes, [*lines, ideal], caption)
 
 
 def _get_ideal_speedup(group: CurveGroup, kind: str) -> float:
@@ -196,29 +199,32 @@ def _keeps_cell(kept: ScalingLimit) -> Cell:
     return make_cell(f"{kept.gpus or 'none'} [{kept.certain_gpus or 'none'}]{again}", kept.gpus or 0)
 
 
-def _make_jump_table(group: CurveGroup, kind: str, about: str) -> Iterator[Table]:
+def _make_jump_table(group: CurveGroup, estimate_ratio: EstimateRatio, kind: str, about: str) -> Iterator[Table]:
     """Make a row for each node boundary of a curve; `about` describes the baseline `kind`."""
-    rows = [
-        Row([make_cell(curve.name), *_jump_cells(jump)], curve.tags)
+    columns: dict[str, Callable[[tuple[Curve, NodeBoundary]], Cell]] = {
+        "strategy": lambda item: make_cell(item[0].name),
+        DEVICES: lambda item: make_cell(" to ".join(str(row["gpus"]) for row in item[1].rows)),
+        "nodes": lambda item: make_cell(" to ".join(str(row["nodes"]) for row in item[1].rows)),
+        "efficiency before": lambda item: make_cell(format_percent(item[1].efficiencies[0]), item[1].efficiencies[0]),
+        "after": lambda item: make_cell(format_percent(item[1].efficiencies[1]), item[1].efficiencies[1]),
+        "ratio": lambda item: make_cell(format_ratio(item[1].ratio.value, *item[1].ratio.limits), item[1].ratio.value),
+        "remarks": lambda item: make_cell(_describe_jump(item[1])),
+    }
+    items = [
+        ((curve, jump), curve.tags)
         for curve in group.curves
-        for jump in find_node_boundaries(curve, kind)
+        for jump in find_node_boundaries(curve, estimate_ratio, kind)
     ]
-    if rows:
-        columns = ["strategy", DEVICES, "nodes", "efficiency before", "after", "ratio", "remarks"]
+    if items:
         title, caption = f"Node boundaries: {group.title}", join_sentences(f"efficiency {about}", JUMP_CAPTION)
-        yield Table(group.make_id("scaling", "nodes"), title, columns, rows, frozenset(columns[3:6]), caption)
+        words = ("strategy", DEVICES, "nodes", "remarks")
+        yield build_table(group.make_id("scaling", "nodes"), title, columns, items, words, caption)
 
 
-def _jump_cells(jump: NodeBoundary) -> list[Cell]:
-    remark = "no difference resolved" if jump.ratio.low <= 1 <= jump.ratio.high else ""
+def _describe_jump(jump: NodeBoundary) -> str:
     if not jump.ratio.has_limits:
-        remark = explain_no_verdict(*jump.rows) or "no interval"
-    return [
-        *(make_cell(" to ".join(str(row[name]) for row in jump.rows)) for name in ("gpus", "nodes")),
-        *(make_cell(format_percent(efficiency), efficiency) for efficiency in jump.efficiencies),
-        make_cell(format_ratio(jump.ratio.value, *jump.ratio.limits), jump.ratio.value),
-        make_cell(remark),
-    ]
+        return explain_no_verdict(*jump.rows) or "no interval"
+    return "no difference resolved" if jump.ratio.low <= 1 <= jump.ratio.high else ""
 
 
 def strategies_section(report_data: ReportData) -> Section | None:
@@ -232,7 +238,7 @@ def strategies_section(report_data: ReportData) -> Section | None:
         text = f"{len(pooled):,} configurations are more than a table can show: these are the {len(kept)} that"
         blocks.append(Paragraph(f"{text} come first in throughput among those of their number of devices."))
     blocks.append(make_configuration_table(kept, report_data.baseline_name))
-    return Section("strategies", "Strategies", [*blocks, *_list_missing_baselines(kept)])
+    return Section("strategies", "Strategies", [*blocks, *_list_missing_baselines(kept, report_data.unreadable)])
 
 
 def _select_best_rows(pooled: pd.DataFrame) -> pd.DataFrame:
@@ -242,12 +248,12 @@ def _select_best_rows(pooled: pd.DataFrame) -> pd.DataFrame:
     return pooled.loc[pooled.index.isin(kept)]
 
 
-def _list_missing_baselines(frame: pd.DataFrame) -> list[Block]:
+def _list_missing_baselines(frame: pd.DataFrame, unreadable: Unreadable) -> list[Block]:
     """Say how many rows lack a baseline, and which commands measure it."""
     count = sum(bool(find_missing_baselines(row)) for row in frame[BASELINE_COLUMNS].to_dict("records"))
     if not count:
         return []
-    commands = make_baseline_commands(frame)
+    commands = make_baseline_commands(frame, unreadable)
     text = f"{count} {'row lacks a baseline' if count == 1 else 'rows lack a baseline'} on one device, and with it"
     more = f" {len(commands) - MAX_COMMANDS} more commands are left out." if len(commands) > MAX_COMMANDS else ""
     title = "Measures them together with what they are compared with"

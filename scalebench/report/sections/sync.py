@@ -3,7 +3,7 @@ collective operations and bandwidth."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from scalebench.analysis.identity import OPERATION_COLUMNS
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
 from scalebench.core.result import COLLECTIVES
-from scalebench.core.stats.estimate_arithmetic import MIN_REPEATS_FOR_LIMITS
+from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
 from scalebench.core.units import format_binary_bytes
 from scalebench.report.document import (
     DEVICES,
@@ -22,10 +22,12 @@ from scalebench.report.document import (
     Cells,
     Chart,
     CurveGroup,
+    CurveRow,
     Paragraph,
     Row,
     Section,
     Table,
+    build_table,
     format_cell,
     format_duration_column,
     group_curves,
@@ -94,8 +96,7 @@ def _make_charts(group: CurveGroup) -> Iterator[Block]:
 
 def _make_bars(group: CurveGroup, column: str, title: str, axis: Axis, caption: str) -> Iterator[Chart]:
     if bars := make_bar_series([replace(curve, rows=_rows_with_sync(curve)) for curve in group.curves], column):
-        title = f"{title}: {group.title}"
-        yield Chart(group.make_id("sync", column), title, Axis(DEVICES), axis, bars, "bars", caption)
+        yield group.make_chart("sync", column, title, (Axis(DEVICES), axis), bars, caption, "bars")
 
 
 def _describe_probe_intervals(group: CurveGroup) -> str:
@@ -115,27 +116,32 @@ def _make_epoch_chart(group: CurveGroup) -> Iterator[Chart]:
         line = make_series(curve.name, curve.tags, rows, "steps_per_epoch", column, column, notes)
         lines += [] if line is None else [line]
     if lines:
-        x, y, title = Axis("steps per epoch"), Axis("seconds per epoch"), f"Sync of an epoch: {group.title}"
-        yield Chart(group.make_id("sync", "epoch"), title, x, y, lines, "lines", join_sentences(EPOCH_CAPTION))
+        axes = Axis("steps per epoch"), Axis("seconds per epoch")
+        yield group.make_chart("sync", "epoch", "Sync of an epoch", axes, lines, join_sentences(EPOCH_CAPTION))
 
 
 def _make_table(group: CurveGroup, report_data: ReportData) -> Table:
-    columns = ["strategy", "gpus", *(name for _, name, _ in FIGURES), "sync per epoch", "steps per epoch", "messages"]
     detailed = set(report_data.detailed_run_ids)
-    rows = []
-    for curve in group.curves:
-        for row in _rows_with_sync(curve):
-            cells = [make_cell(curve.name), make_cell(str(row["gpus"]), row["gpus"])]
-            cells += [make_cell(format_duration_column(row, column), row[column]) for column, _, _ in FIGURES]
-            cells += [format_cell(row["sync_per_epoch_s"], units.format_seconds)]
-            cells += [make_cell(_format_count(row[name]), row[name])
-                      for name in ("steps_per_epoch", "syncs_per_epoch")]  # fmt: skip
-            remarks = _describe_missing(row, report_data) if row["run_id"] in detailed else ""
-            rows.append(Row([*cells, make_cell(remarks)], curve.tags))
+
+    def make_duration_column(name: str) -> Callable[[CurveRow], Cell]:
+        return lambda item: make_cell(format_duration_column(item[1], name), item[1][name])
+
+    columns: dict[str, Callable[[CurveRow], Cell]] = {
+        "strategy": lambda item: make_cell(item[0].name),
+        "gpus": lambda item: format_cell(item[1]["gpus"], str),
+        **{head: make_duration_column(name) for name, head, _ in FIGURES},
+        "sync per epoch": lambda item: format_cell(item[1]["sync_per_epoch_s"], units.format_seconds),
+        "steps per epoch": lambda item: format_cell(item[1]["steps_per_epoch"], "{:,}".format),
+        "messages": lambda item: format_cell(item[1]["syncs_per_epoch"], "{:,}".format),
+        "remarks": lambda item: make_cell(
+            _describe_missing(item[1], report_data) if item[1]["run_id"] in detailed else ""
+        ),
+    }
     caption = join_sentences("messages are those of an epoch", "cells without a measurement are empty, and the last "
                              "column says why")  # fmt: skip
-    title = f"Gradient synchronization: {group.title}"
-    return Table(group.make_id("sync", "table"), title, [*columns, "remarks"], rows, frozenset(columns[1:]), caption)
+    items = [item for item in group.list_rows() if item[0][1]["gpus"] > 1]
+    title, table_id = f"Gradient synchronization: {group.title}", group.make_id("sync", "table")
+    return build_table(table_id, title, columns, items, ("strategy", "remarks"), caption)
 
 
 def _describe_missing(row: Cells, report_data: ReportData) -> str:

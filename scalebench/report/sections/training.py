@@ -37,8 +37,8 @@ from scalebench.report.document import (
 from scalebench.report.flag_text import describe_curve_intervals, to_number, to_text
 from scalebench.report.report_data import (
     ReportData,
-    describe_left_out_runs,
     list_detailed_runs,
+    list_left_out_runs,
     name_runs,
     select_first_repeats,
 )
@@ -259,12 +259,7 @@ def _epoch_cells(row: Cells) -> list[Cell]:
 
 
 def _cost_cell(row: Cells, column: str, unit: str) -> Cell:
-    shows = {
-        "joules": lambda value: f"{units.format_number(value)} J",
-        "seconds": format_seconds,
-        "device-hours": _format_hours,
-    }
-    return format_cell(to_number(row.get(column)), shows[unit])
+    return format_cell(to_number(row.get(column)), COST_FORMATS[unit])
 
 
 def _format_joules(value: float) -> str:
@@ -292,8 +287,7 @@ def losses_section(report_data: ReportData) -> Section | None:
         blocks += _make_loss_blocks(report_data, number, " on ".join(group), members)
     if len(groups) > MAX_TRAINING_GROUPS:
         blocks.append(Paragraph(f"Shown are {MAX_TRAINING_GROUPS} of {len(groups)} pairs of a model and a data set."))
-    if text := describe_left_out_runs(report_data):
-        blocks.append(Paragraph(text))
+    blocks += list_left_out_runs(report_data)
     return Section("learning", "Loss during training", blocks, folded=True)
 
 

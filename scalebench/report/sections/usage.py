@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
+from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core import units
 from scalebench.core.result import Result
+from scalebench.core.stats.estimates import Estimate
+from scalebench.core.untrusted import find_run_file
 from scalebench.measure.monitor.summary import measured_window
 from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow, read_series
 from scalebench.report.document import (
     DEVICES,
-    THROUGHPUT,
     Axis,
     Block,
     Cells,
@@ -36,9 +39,8 @@ from scalebench.report.flag_text import format_flag, to_text
 from scalebench.report.report_data import (
     ReportData,
     Row,
-    describe_left_out_runs,
-    find_run_file,
     list_detailed_runs,
+    list_left_out_runs,
     name_runs,
 )
 from scalebench.report.tables import format_throughput
@@ -64,7 +66,7 @@ FIGURES = (
      f"all interfaces except the loopback; {AT_EQUAL_THROUGHPUT}"),
 )  # fmt: skip
 UTILISATIONS = {"gpu_util_mean": "GPU", "cpu_util_mean": "CPU"}
-MIN_RISE = 0.05  # of all time; less may be chance
+MIN_RISE = 0.05  # of all time, and of a single repeat's throughput; less may be chance
 
 MAX_MONITORED_RUNS = 8  # a run has up to seven charts
 MAX_FLAGGED_RUNS = 5  # so that some are left for runs without flags
@@ -83,8 +85,9 @@ def section(report_data: ReportData) -> Section | None:
     """Return None if the monitor measured nothing."""
     groups, left_out = group_curves(report_data.curves, lambda members: any(map(_has_figures, members)))
     blocks: list[Block] = [*left_out]
+    estimate_ratio = report_data.configurations.estimate_ratio
     for group in groups:
-        waits = (paragraph for curve in group.curves for paragraph in _find_waits(curve))
+        waits = (paragraph for curve in group.curves for paragraph in _find_waits(curve, estimate_ratio))
         blocks += [*group.paragraphs, *_make_charts(group), *waits]
     return Section("usage", "Usage of devices, processors and network", blocks) if groups else None
 
@@ -98,23 +101,21 @@ def _make_charts(group: CurveGroup) -> Iterator[Chart]:
         bars = make_bar_series(group.curves, column)
         if any(y for bar in bars for y in bar.y):  # bars of 0, as of an unused network, cannot be seen
             caption = join_sentences(about, "measured while blocks were timed, without intervals")
-            title = f"{title}: {group.title}"
-            yield Chart(group.make_id("usage", column), title, Axis(DEVICES), axis, bars, "bars", caption)
+            yield group.make_chart("usage", column, title, (Axis(DEVICES), axis), bars, caption, "bars")
 
 
-def _find_waits(curve: Curve) -> Iterator[Paragraph]:
+def _find_waits(curve: Curve, estimate_ratio: EstimateRatio) -> Iterator[Paragraph]:
     """Warn if devices or processors are busier with more devices while throughput does not rise."""
     for column, name in UTILISATIONS.items():
         rows = [row for row in curve.rows if row[column] is not None]
         for fewer, more in itertools.pairwise(rows):
-            if more[column] - fewer[column] > MIN_RISE and not _is_faster(fewer, more):
+            if more[column] - fewer[column] > MIN_RISE and not _is_faster(decide_ratio(more, fewer, estimate_ratio)):
                 yield Paragraph(_describe_wait(curve.name, name, column, fewer, more), "warning", curve.tags)
 
 
-def _is_faster(fewer: Cells, more: Cells) -> bool:
-    """Return whether throughput rises beyond noise; by the figures alone if there is no interval."""
-    low, high = more["throughput_low"], fewer["throughput_high"]
-    return bool(more[THROUGHPUT] > fewer[THROUGHPUT] if low is None or high is None else low > high)
+def _is_faster(ratio: Estimate) -> bool:
+    """Return whether throughput rises beyond noise; by more than MIN_RISE where no verdict rests on the figures."""
+    return ratio.low > 1 if ratio.has_limits else ratio.value > 1 + MIN_RISE
 
 
 def _describe_wait(curve: str, name: str, column: str, fewer: Cells, more: Cells) -> str:
@@ -122,7 +123,7 @@ def _describe_wait(curve: str, name: str, column: str, fewer: Cells, more: Cells
     text += (
         f" {units.format_percent(fewer[column])} to {units.format_percent(more[column])}, but throughput does not: from"
     )
-    text += f" {format_throughput(fewer)} to {format_throughput(more)} samples/s."
+    text += f" {format_throughput(fewer)} to {format_throughput(more, ' samples/s')}."
     power = [row["gpu_power_w_mean"] for row in (fewer, more)]
     if name == "GPU" and None not in power:
         each = [
@@ -161,8 +162,7 @@ def clocks_section(report_data: ReportData) -> Section | None:
     if left > 0:
         text = f"{left} more runs with a flag, or of the most devices of a curve, are not drawn here."
         blocks.append(Paragraph(text))
-    if text := describe_left_out_runs(report_data):
-        blocks.append(Paragraph(text))
+    blocks += list_left_out_runs(report_data)
     return Section("clocks", "Clocks, power and processors while a run was measured", blocks, folded=True)
 
 

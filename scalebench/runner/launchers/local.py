@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from scalebench.core.private_network import PrivateNetwork, private_network
 from scalebench.core.process import as_start_errors, defer_signals
 from scalebench.core.run_folder import rank_log_name
 from scalebench.runner.launchers.rank_environment import LOOPBACK, build_environment, find_free_ports
@@ -21,32 +23,43 @@ def launch(request: LaunchRequest) -> GroupExit:
     group = Children()
 
     def start() -> None:
-        # One by one, so that after an exception half-way the started ones are in the group, and are ended.
-        for rank in range(request.spec.processes):
-            with defer_signals(), as_start_errors():
-                group.members.append(Child(_start(request, rank, addresses)))
+        with as_start_errors(), private_network(request.spec.config) as network:
+            # One by one, so that after an exception half-way the started ones are in the group, and are ended.
+            for rank in range(request.spec.processes):
+                with defer_signals():
+                    group.members.append(Child(_start(request, rank, addresses, network)))
 
     return supervise(request, group, start)
 
 
-def _start(request: LaunchRequest, rank: int, addresses: list[str]) -> subprocess.Popen[bytes]:
+def _start(
+    request: LaunchRequest, rank: int, addresses: list[str], network: PrivateNetwork | None
+) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", request.module, str(request.folder)]
     variables = build_environment(request.spec, request.run_id, rank, addresses)
     in_foreground = request.spec.config.debug and rank == 0  # where a debugger can be used
-    return start_program(command, variables, request.folder / rank_log_name(rank), in_foreground)
+    return start_program(command, variables, request.folder / rank_log_name(rank), in_foreground, network)
 
 
 def start_program(
-    command: list[str], variables: dict[str, str], log: Path, in_foreground: bool
+    command: list[str],
+    variables: dict[str, str],
+    log: Path,
+    in_foreground: bool,
+    network: PrivateNetwork | None = None,  # None: that of this process
 ) -> subprocess.Popen[bytes]:
     """Start a program whose output goes to `log`, or where the output of this process goes."""
+    descriptors: Sequence[int] = ()
+    if network is not None:
+        command, descriptors = network.command(command), network.descriptors
     if in_foreground:
-        return subprocess.Popen(command, env=variables)
+        return subprocess.Popen(command, env=variables, pass_fds=descriptors)
     with open(log, "wb") as file:
         # In a session of its own, so that Ctrl-C reaches only the parent, which then ends the group.
         return subprocess.Popen(
-            command, env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
-        )
+            command, env=variables, pass_fds=descriptors, start_new_session=True, stdin=subprocess.DEVNULL, stdout=file,
+            stderr=file,
+        )  # fmt: skip
 
 
 class Child:

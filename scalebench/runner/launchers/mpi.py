@@ -19,7 +19,8 @@ from pathlib import Path
 
 from scalebench.config import placement as host_lists
 from scalebench.core import exit_with_parent
-from scalebench.core.machine.machine import FRAMEWORK_VARIABLES, SECRET_VARIABLES
+from scalebench.core.machine.variables import FRAMEWORK_VARIABLES, SECRET_VARIABLES
+from scalebench.core.private_network import PrivateNetwork, find_kernel_problem, private_network
 from scalebench.core.process import StartError, as_start_errors, defer_signals
 from scalebench.core.run_folder import MPIRUN_LOG, RUN_ID_VARIABLE
 from scalebench.core.spec import RunSpec
@@ -69,8 +70,8 @@ def launch(request: LaunchRequest) -> GroupExit:
         if on_nodes:
             variables |= srun.task_layout_variables(hosts, spec.config.hardware.slurm.bin)
             variables |= srun.overlap_variables(spec)
-        with defer_signals(), as_start_errors():
-            group.starter = Child(start_program(command, variables, folder / MPIRUN_LOG, spec.config.debug))
+        with as_start_errors(), private_network(spec.config) as network, defer_signals():
+            group.starter = Child(start_program(command, variables, folder / MPIRUN_LOG, spec.config.debug, network))
 
     return supervise(request, group, start)
 
@@ -146,17 +147,23 @@ def count_local_slots(mpirun: Mpirun) -> int | None:
     if mpirun.kind != OPEN_MPI:
         return None
     show = ["--display-allocation"] if mpirun.major is not None and mpirun.major < 5 else ["--display", "allocation"]
-    text = _output([mpirun.path, *_as_root(), *show, "-n", "1", "true"])
+    command = [mpirun.path, *_as_root(), *show, "-n", "1", "true"]
+    if find_kernel_problem() is None:  # it listens on all interfaces meanwhile
+        with PrivateNetwork() as network:
+            text = _output(network.command(command), network.descriptors)
+    else:
+        text = _output(command)
     slots = [int(number) for number in re.findall(r"\bslots=(\d+)", text)]
     return sum(slots) or None
 
 
-def _output(command: list[str]) -> str:
+def _output(command: list[str], descriptors: Sequence[int] = ()) -> str:
     """Return the output of a command; an empty text when it cannot be run or takes too long."""
     try:
         run = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=False
-        )
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=False,
+            pass_fds=descriptors,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return run.stdout + run.stderr

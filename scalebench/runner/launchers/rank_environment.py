@@ -9,6 +9,7 @@ import socket
 from collections.abc import Collection, Sequence
 
 from scalebench.core.machine import cpus
+from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.core.run_folder import RUN_ID_VARIABLE
 from scalebench.core.spec import HardwareSpec, RunSpec
 
@@ -19,9 +20,10 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 HEAP_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str((2 << 30) - 1)}
 ADDRESSES = "SCALEBENCH_ADDRESSES"
 NCCL_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"  # 480 s by default
-LOOPBACK = "127.0.0.1"
+LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # also for Horovod's Gloo
 INTERFACE_VARIABLES = (GLOO_INTERFACE, "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
+EXCLUDED_INTERFACES = "OMPI_MCA_btl_tcp_if_exclude"  # which Open MPI refuses beside the last of those
 DISCARD_PORT = 9  # no packet is sent to it
 EPHEMERAL_PORTS = "proc/sys/net/ipv4/ip_local_port_range"
 DEFAULT_EPHEMERAL = (32_768, 60_999)  # Linux's, where the file cannot be read
@@ -59,8 +61,11 @@ def build_environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence
         }
     )
     hosts = [address.rpartition(":")[0] for address in addresses]
-    if set(hosts) == {LOOPBACK}:
-        variables[GLOO_INTERFACE] = "lo"
+    if rank == 0:
+        variables[LISTEN_ADDRESS] = choose_listen_address(spec.config.hardware, host)
+    if set(hosts) == {LOOPBACK}:  # for all libraries, which would listen on another interface otherwise
+        variables.update(dict.fromkeys(INTERFACE_VARIABLES, LOOPBACK_INTERFACE))
+        variables.pop(EXCLUDED_INTERFACES, None)
     elif len(hosts) == spec.processes:
         variables.update(interface_variables(spec.config.hardware, hosts, rank))
     if spec.cohort is not None:  # NCCL's monitor would take a parked process for one that hangs
@@ -83,6 +88,29 @@ def interface_variables(hardware: HardwareSpec, hosts: Sequence[str], rank: int)
         return dict.fromkeys(INTERFACE_VARIABLES, hardware.interface)
     name = None if os.environ.get(GLOO_INTERFACE) else find_interface_to(others[0])
     return {} if name is None else {GLOO_INTERFACE: name}
+
+
+def choose_listen_address(hardware: HardwareSpec, host: str) -> str:
+    """Return the address on which rank 0, which runs on this machine, waits for the other ranks, who connect to `host`.
+
+    It is the one address to which the name leads, so that nobody is let in from other networks. It is "", all
+    interfaces, where the name leads only to the loopback here, as Debian sets up a host's own name, or to several
+    addresses, of which hardware.interface can choose one.
+    """
+    import psutil
+
+    if host == LOOPBACK:
+        return LOOPBACK
+    try:
+        resolved = {str(each[4][0]) for each in socket.getaddrinfo(host, None, socket.AF_INET)}
+    except OSError:
+        return ""
+    local = {
+        a.address: name for name, each in psutil.net_if_addrs().items() for a in each if a.family == socket.AF_INET
+    }
+    outer = [address for address in resolved if local.get(address, LOOPBACK_INTERFACE) != LOOPBACK_INTERFACE]
+    chosen = [address for address in outer if local[address] == hardware.interface] or outer
+    return chosen[0] if len(chosen) == 1 else ""
 
 
 def find_interface_to(host: str) -> str | None:

@@ -16,7 +16,7 @@ from types import ModuleType
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import NotMeasured, Unsupported
+from scalebench.strategies.base import NotMeasured, Unsupported, listen_for_ranks
 
 # Our names of collective operations -> Horovod's; it lacks the others.
 OPERATIONS = {
@@ -134,7 +134,8 @@ class HorovodGroup:
             os.environ.pop(name, None)  # the config's options override the user's environment
             if value is not None:
                 os.environ[name] = value
-        self._join(int(os.environ["MASTER_PORT"]))
+        port = int(os.environ["MASTER_PORT"])
+        self._join(port, listen_for_ranks(port) if self._serves else None)
 
     @contextlib.contextmanager
     def record_timeline(self, path: Path, broadcast: Callable[[float], float]) -> Iterator[None]:
@@ -162,19 +163,25 @@ class HorovodGroup:
             self._mpi.finalize()
 
     def _rejoin(self, broadcast: Callable[[float], float]) -> None:
-        port = int(broadcast(_free_port() if self._rank == 0 else 0.0))
+        listener = listen_for_ranks(0) if self._serves else None
+        port = int(broadcast(0.0 if listener is None else listener.getsockname()[1]))
         self._hvd.shutdown()
-        self._join(port)
+        self._join(port, listener)
 
-    def _join(self, port: int) -> None:
+    def _join(self, port: int, listener: socket.socket | None) -> None:
         with contextlib.ExitStack() as stack:
             if self._mpi is None:
                 os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
-                if self._rank == 0:
-                    stack.enter_context(_rendezvous_server(port))
+                if listener is not None:
+                    stack.enter_context(_rendezvous_server(listener))
                 else:
                     _wait_for_server(os.environ["MASTER_ADDR"], port, self._timeout_s)
             self._hvd.init()
+
+    @property
+    def _serves(self) -> bool:
+        """Return whether this rank runs Horovod's rendezvous server, for which there is none over MPI."""
+        return self._rank == 0 and self._mpi is None
 
 
 class MpiLibrary:
@@ -215,12 +222,26 @@ def _rank_variables(spec: RunSpec, rank: int, timeout_s: float) -> dict[str, str
     }
 
 
+class _RendezvousServer(RendezvousHTTPServer):
+    """Horovod's server on a socket that listens already: its own would listen on all interfaces, or ask the DNS for the
+    name of this host."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        super().__init__(listener.getsockname(), RendezvousHandler, 0)
+
+    def server_bind(self) -> None:
+        self.socket.close()  # the one that socketserver has made
+        self.socket = self._listener
+        self.server_name, self.server_port = self.server_address[:2]
+
+    def server_activate(self) -> None:
+        """Do nothing: the socket listens."""
+
+
 @contextlib.contextmanager
-def _rendezvous_server(port: int) -> Iterator[None]:
-    try:
-        server = RendezvousHTTPServer(("", port), RendezvousHandler, 0)
-    except OSError as error:
-        raise RuntimeError(f"port {port} of the rendezvous was taken by another program; run it again") from error
+def _rendezvous_server(listener: socket.socket) -> Iterator[None]:
+    server = _RendezvousServer(listener)
     thread = threading.Thread(target=server.serve_forever, args=(POLL_INTERVAL_S,), daemon=True)
     thread.start()
     try:
@@ -253,9 +274,3 @@ def _wait_for_event(name: str, path: Path) -> None:
                 f"Horovod's timeline was not written within {MAX_TIMELINE_DELAY_S:g} s; is the disk full?"
             )
         time.sleep(POLL_INTERVAL_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.keras_fit import FitStrategy
-from scalebench.strategies.tensorflow.multiworker import WorkerGroup
+from scalebench.strategies.tensorflow.multiworker import ClusterOptions, WorkerGroup
 
 
 @dataclass
@@ -32,6 +32,7 @@ class IndependentTensorFlow(TensorFlowStrategy):
     """Bare replicas that train side by side, each on its own part of the samples. The worker group carries only
     broadcasts and metrics: model and optimizer are created outside its scope and are not synchronized."""
 
+    Options = ClusterOptions
     workers: WorkerGroup
 
     def join(self) -> None:

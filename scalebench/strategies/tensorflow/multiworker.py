@@ -111,7 +111,14 @@ def _set_group_timeout(limit_s: float, workers: int) -> None:
 
 
 @dataclass
-class MultiWorkerOptions:
+class ClusterOptions:
+    """Options of each strategy whose processes run TensorFlow's servers, which take no address to listen on."""
+
+    open_port: bool = False  # stay in the machine's network, and serve everybody who reaches it: core/private_network
+
+
+@dataclass
+class MultiWorkerOptions(ClusterOptions):
     """Options of MultiWorkerMirroredStrategy, for tf.distribute.experimental.CommunicationOptions."""
 
     bytes_per_pack: int = 0  # size of the messages that gradients are packed into; 0: one message

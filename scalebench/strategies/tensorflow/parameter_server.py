@@ -156,6 +156,7 @@ class ParameterServer(TensorFlowStrategy):
     """The chief, which holds no weights and trains nothing, but schedules, measures and validates; or with `serve` one
     of the other processes."""
 
+    Options = multiworker.ClusterOptions
     reads_in_step = True
     strategy: tf.distribute.ParameterServerStrategy
     coordinator: tf.distribute.coordinator.ClusterCoordinator

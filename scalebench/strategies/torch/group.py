@@ -11,9 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalebench.strategies.base import Unsupported, create_on_all_ranks, not_measured_if_unsupported
+from scalebench.strategies.base import (
+    Unsupported,
+    create_on_all_ranks,
+    listen_for_ranks,
+    not_measured_if_unsupported,
+)
 
-PORT_TAKEN_MESSAGES = ("EADDRINUSE", "address already in use")
 ROOT = 0
 FLOAT_BYTES = 4
 # The first names are those of newer PyTorch, which warns about the old ones.
@@ -33,22 +37,15 @@ class TorchGroup:
         # NCCL takes GPU tensors only; over Gloo a number can stay on the CPU.
         self._number_device = device if backend == "nccl" else torch.device("cpu")
         self._buffers: dict[tuple[int, ...], list[Tensor]] = {}
-        try:
-            dist.init_process_group(
-                backend,
-                init_method="env://",
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=timeout_s),
-                device_id=device if backend == "nccl" else None,  # creates the one communicator now, not in step 1
-            )
-        except RuntimeError as error:
-            if any(message in str(error) for message in PORT_TAKEN_MESSAGES):
-                port = os.environ.get("MASTER_PORT")
-                raise RuntimeError(
-                    f"port {port} of the rendezvous was taken by another program; run it again"
-                ) from None
-            raise
+        timeout = timedelta(seconds=timeout_s)
+        dist.init_process_group(
+            backend,
+            store=_open_store(rank, size, timeout),
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
+            device_id=device if backend == "nccl" else None,  # creates the one communicator now, not in step 1
+        )
 
     def broadcast(self, value: float) -> float:
         """Return rank 0's value on every rank once all ranks have called this.
@@ -77,6 +74,16 @@ class TorchGroup:
         self._buffers.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _open_store(rank: int, size: int, timeout: timedelta) -> dist.TCPStore:
+    """Open the store through which the ranks meet, as env:// does. On rank 0 that would listen on all interfaces, and
+    do for anybody what it does for the ranks."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank != 0:
+        return dist.TCPStore(host, port, size, is_master=False, timeout=timeout)
+    descriptor = listen_for_ranks(port).detach()  # the store closes it
+    return dist.TCPStore(host, port, size, is_master=True, timeout=timeout, master_listen_fd=descriptor)
 
 
 class TorchCollective:

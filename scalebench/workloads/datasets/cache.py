@@ -16,6 +16,7 @@ import re
 import secrets
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +37,10 @@ from scalebench.core.errors import InputError
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 INPUTS, TARGETS, META = "inputs.npy", "targets.npy", "meta.json"
 LAYOUT_VERSION = 1
-LOCK_POLL_INTERVAL_S = 0.05  # where waiting for a lock has a time limit
+LOCK_POLL_INTERVAL_S = 0.05
+MAX_LOCK_POLL_INTERVAL_S = 1.0  # after 10 s: the folder may be on a network file system
+NOTICE_AFTER_S = 2.0  # whatever takes longer says so, in one line
+MAX_WAIT_S = 4 * 3600.0  # one core decodes all of ImageNet, the largest dataset, in half of it
 # Starting a pool takes 0.3 s, in which one core makes and writes about this many bytes (100,000 material curves).
 MIN_POOL_BYTES = 240_000_000
 _TEMPORARY = re.compile(r"\.(.+-[0-9a-f]{16})\.tmp-[0-9a-f]{8}")  # group 1: the final name of the folder
@@ -48,7 +52,7 @@ class CacheSettings:
 
     label: str = "dataset cache"
     config_key: str = "dataset.cache"
-    wait_s: float = math.inf
+    wait_s: float = MAX_WAIT_S
 
 
 def ensure_folder(
@@ -63,7 +67,7 @@ def ensure_folder(
 
     `identity` (JSON values) is what distinguishes this dataset from others of its name. `write(folder)` puts inputs.npy
     and targets.npy, together about `size_bytes`, into an empty folder, which gets its final name when it is complete.
-    Of several processes one writes while the others wait.
+    Of several processes one writes while the others wait, and say so on standard error after NOTICE_AFTER_S.
 
     Raises InputError naming `cache_dir` when it is full or cannot be written, or when waiting takes longer than
     `settings.wait_s`. Errors of `write` other than OSError pass through.
@@ -83,7 +87,7 @@ def ensure_folder(
                 )
             if locked and not is_complete(folder, key):
                 _remove_leftovers(folder)
-                _check_space(folder.parent, size_bytes)
+                check_space(folder.parent, size_bytes)
                 _build(folder, {"name": name, **identity}, key, write)
     except OSError as error:
         problem = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "cannot be written"
@@ -181,21 +185,26 @@ def _lock(folder: Path, wait_s: float) -> Iterator[bool]:
     """Hold the lock file beside `folder`, which the kernel frees if this process dies. Yields False where another
     process has held it for `wait_s`."""
     with folder.with_name(f"{folder.name}.lock").open("a") as file:
-        deadline_s = time.monotonic() + wait_s
-        while not (locked := _try_lock(file, math.isinf(wait_s))) and time.monotonic() < deadline_s:
-            time.sleep(LOCK_POLL_INTERVAL_S)
+        begin_s, noticed = time.monotonic(), False
+        while not (locked := _try_lock(file)) and (waited_s := time.monotonic() - begin_s) < wait_s:
+            if waited_s >= NOTICE_AFTER_S and not noticed:
+                noticed = True
+                line = f"waiting up to {wait_s:g} s for the process that makes {folder.name}: it holds {file.name}"
+                print(f"scalebench: {line}", file=sys.stderr, flush=True)
+            time.sleep(min(max(LOCK_POLL_INTERVAL_S, waited_s / 10), MAX_LOCK_POLL_INTERVAL_S))
         yield locked
 
 
-def _try_lock(file: IO[str], block: bool) -> bool:
+def _try_lock(file: IO[str]) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if block else fcntl.LOCK_NB))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def _check_space(folder: Path, size_bytes: int) -> None:
+def check_space(folder: Path, size_bytes: int) -> None:
+    """Raise OSError (ENOSPC) where the disk of `folder` has less space free."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < size_bytes:
         reason = f"{free_bytes / 1e9:.3g} GB free, {size_bytes / 1e9:.3g} GB needed"

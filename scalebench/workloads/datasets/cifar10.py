@@ -1,20 +1,23 @@
 """The dataset `cifar10`: the archive of 60,000 images at `dataset.path`, checked and unpacked into the cache.
 
-Files and layouts: https://www.cs.toronto.edu/~kriz/cifar.html. Nothing is downloaded. Of an archive only the members
-with the six known names are read, in memory, so no name in it ever becomes a path. The files of the Python archive are
-pickles, and a pickle is a program that may call anything it names: the reader below knows the three names that the
-files contain, replaces them by inert stand-ins, and fails on any other name.
+Files, layouts and checksums: https://www.cs.toronto.edu/~kriz/cifar.html. Nothing is downloaded. Only the two published
+layouts are read, each by a parser that knows nothing else, and an archive is not trusted: of its members only those
+with the six known names are read, in memory, so no name in it ever becomes a path, and it is read up to
+MAX_ARCHIVE_BYTES.
+The files of the Python archive are pickles, programs that may call anything and take any time or memory. They are not
+run: their operations have to be, one by one, those that Python 2 wrote for such a file.
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import io
-import pickle
-import tarfile
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +35,9 @@ IMAGES_PER_FILE = 10_000
 FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")  # the last one is for validation
 FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin")
 MAX_FILE_BYTES = 2 * IMAGES_PER_FILE * (IMAGE_BYTES + 1)  # the Python files also contain the images' file names
+MAX_ARCHIVE_BYTES = 8 * MAX_FILE_BYTES  # unpacked; the published ones have 186 MB
+PUBLISHED_MD5 = ("c58f30108f718f92721af3b95e74349a", "c32a1d4ab5d03f1284b67883e8d87530")  # Python and binary, at HOME
+TAR_BLOCK_BYTES = 512
 LabeledImages = tuple[NDArray[np.uint8], NDArray[np.uint8]]  # (n, 3072), channel by channel, and (n,)
 
 
@@ -95,6 +101,16 @@ def _unpack(path: Path, side: int, dtype: str, folder: Path) -> None:
         missing.discard(name)
     if missing:
         raise InputError(f"dataset.path={path} lacks {', '.join(sorted(missing))}: {HINT}")
+    if path.is_file():
+        _compare_checksum(path)
+
+
+def _compare_checksum(path: Path) -> None:
+    """Print a line for an archive with the layout of the published ones that is none of them."""
+    with path.open("rb") as archive:
+        if hashlib.file_digest(archive, "md5").hexdigest() not in PUBLISHED_MD5:
+            line = f"dataset.path={path} is none of the two archives of {HOME} by its MD5: its images may be others"
+            print(f"scalebench: {line}", file=sys.stderr, flush=True)
 
 
 def _resize_all(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
@@ -123,12 +139,49 @@ def _read_files(path: Path) -> Iterator[tuple[str, bytes]]:
             _check_size(file.name, file.stat().st_size)
             yield file.name, file.read_bytes()
         return
-    with tarfile.open(path, "r|*") as archive:  # a stream, read once: every seek would decompress it again
-        for member in archive:
-            name = member.name.rpartition("/")[2]
-            if name.removesuffix(".bin") in FILES and (stream := archive.extractfile(member)) is not None:
-                _check_size(name, member.size)
-                yield name, stream.read()
+    with path.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        yield from _read_tar(gzip.GzipFile(fileobj=raw) if packed else raw)
+
+
+def _read_tar(stream: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[str, bytes]]:
+    """Yield (name, content) of each known member. Raises ValueError for what is no tar file, or too large.
+
+    tarfile is not used: it reads extended headers of any size into memory, and searches them in quadratic time.
+    """
+    left = MAX_ARCHIVE_BYTES
+
+    def read(size: int) -> bytes:
+        nonlocal left
+        block = stream.read(size)
+        left -= len(block)
+        if left < 0:
+            raise ValueError(f"it unpacks to more than {MAX_ARCHIVE_BYTES} bytes")
+        return block
+
+    while any(header := read(TAR_BLOCK_BYTES)):  # up to the first of the blocks of zeros at the end
+        checksum = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
+        if len(header) < TAR_BLOCK_BYTES or _read_octal(header[148:156]) != checksum:
+            raise ValueError("no tar file, or a damaged one")
+        name = header[:100].partition(b"\0")[0].decode("latin-1").rpartition("/")[2]
+        size = _read_octal(header[124:136])
+        padded = size + -size % TAR_BLOCK_BYTES
+        if header[156:157] in (b"0", b"\0") and name.removesuffix(".bin") in FILES:  # regular files, no links
+            _check_size(name, size)
+            yield name, read(padded)[:size]
+        else:
+            while padded > 0 and (skipped := read(min(padded, MAX_FILE_BYTES))):
+                padded -= len(skipped)
+    while read(MAX_FILE_BYTES):  # gzip compares its checksum at the end
+        pass
+
+
+def _read_octal(field: bytes) -> int:
+    digits = field.strip(b" \0")
+    if not digits.isdigit():
+        raise ValueError("no tar file, or a damaged one")
+    return int(digits, 8)
 
 
 def _check_size(name: str, size_bytes: int) -> None:
@@ -145,69 +198,141 @@ def _parse_binary(content: bytes) -> LabeledImages:
     return records[:, 1:], records[:, 0]
 
 
-class _DTypeStandIn:
-    """Replaces numpy.dtype: it keeps the arguments and ignores the state."""
-
-    def __init__(self, *arguments: object) -> None:
-        self.code = arguments[0] if arguments else None
-
-    def __setstate__(self, state: object) -> None:
-        pass
-
-
-class _ArrayStandIn:
-    """Replaces a numpy array: it keeps the pickled state."""
-
-    def __init__(self, *_: object) -> None:
-        self.state: object = None
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state
-
-
-STAND_INS = {
-    ("numpy.core.multiarray", "_reconstruct"): _ArrayStandIn,
-    ("numpy", "ndarray"): _ArrayStandIn,
-    ("numpy", "dtype"): _DTypeStandIn,
-}
-
-
-class _Unpickler(pickle._Unpickler):  # the Python one: that in C allocates as much memory as a damaged index says
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in STAND_INS:
-            raise ValueError(f"it would call {module}.{name}")
-        return STAND_INS[module, name]
+Operation = tuple[str, Any]  # of a pickle: its name and argument
+# Those that a published file has, by their code. Strings and numbers of any length count as one kind.
+NO_ARGUMENT = {
+    b"}": "EMPTY_DICT", b"]": "EMPTY_LIST", b"(": "MARK", b"u": "SETITEMS", b"e": "APPENDS", b".": "STOP",
+    b"\x85": "TUPLE1", b"\x86": "TUPLE2", b"\x87": "TUPLE3", b"t": "TUPLE", b"R": "REDUCE", b"b": "BUILD",
+    b"N": "NONE", b"\x88": "NEWTRUE", b"\x89": "NEWFALSE",
+}  # fmt: skip
+NUMBER_BYTES = {
+    b"\x80": ("PROTO", 1), b"K": ("INT", 1), b"M": ("INT", 2), b"J": ("INT", 4), b"U": ("STRING", 1),
+    b"T": ("STRING", 4), b"q": ("PUT", 1), b"r": ("PUT", 4), b"h": ("GET", 1), b"j": ("GET", 4),
+}  # fmt: skip
+END: Operation = ("its end", None)
+MAX_NAME_BYTES = 50  # of a module, or of what it contains
+MAX_OPERATIONS_PER_IMAGE = 4  # its label, its name, and what stores the name: 3
+# A numpy array as it is pickled, before its shape, and its dtype between its shape and the order of its elements.
+# Of the dtype, the numbers of its version, size and alignment are left open.
+ARRAY: list[Operation] = [
+    ("GLOBAL", b"numpy.core.multiarray _reconstruct"),
+    ("GLOBAL", b"numpy ndarray"),
+    *(("INT", 0), ("TUPLE1", None), ("STRING", b"b"), ("TUPLE3", None), ("REDUCE", None), ("MARK", None), ("INT", 1)),
+]
+BYTES_DTYPE: list[Operation] = [
+    *(("GLOBAL", b"numpy dtype"), ("STRING", b"u1"), ("INT", ...), ("INT", ...), ("TUPLE3", None), ("REDUCE", None)),
+    *(("MARK", None), ("INT", ...), ("STRING", b"|"), ("NONE", None), ("NONE", None), ("NONE", None)),
+    *(("INT", ...), ("INT", ...), ("INT", ...), ("TUPLE", None), ("BUILD", None)),
+]
 
 
 def parse_pickle(content: bytes, count: int | None = None, image_bytes: int = IMAGE_BYTES) -> LabeledImages:
     """Return images (count, image_bytes) and labels (count,), both uint8, of one file of the Python archive.
 
-    `count` is IMAGES_PER_FILE by default. Raises ValueError for content of another layout, and whatever pickle raises
-    for content that is no pickle.
+    The file is a dictionary of `labels`, `data` and two more that are skipped, pickled with protocol 2. `count` is
+    IMAGES_PER_FILE by default. Raises ValueError for content of another layout.
     """
-    count = IMAGES_PER_FILE if count is None else count
-    batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-    if not isinstance(batch, dict) or not {b"data", b"labels"} <= batch.keys():
+    shape = (IMAGES_PER_FILE if count is None else count, image_bytes)
+    operations = _list_operations(content, MAX_OPERATIONS_PER_IMAGE * shape[0] + 200)
+    readers: dict[bytes, Callable[[], Any]] = {
+        b"batch_label": lambda: _expect(operations, [("STRING", ...)]),
+        b"labels": lambda: _read_list(operations, "INT", shape[0]),
+        b"data": lambda: _read_pixels(operations, shape),
+        b"filenames": lambda: _read_list(operations, "STRING", shape[0]),
+    }
+    _expect(operations, [("PROTO", 2), ("EMPTY_DICT", None), ("MARK", None)])
+    values = {}
+    while (operation := next(operations))[0] != "SETITEMS":
+        if operation[0] != "STRING" or operation[1] not in readers:
+            raise ValueError(f"{_describe(operation)} as a key")
+        values[operation[1]] = readers.pop(operation[1])()
+    _expect(operations, [("STOP", None), END])
+    if not {b"data", b"labels"} <= values.keys():
         raise ValueError("a batch without data and labels")
-    return _pixels(batch[b"data"], (count, image_bytes)), _labels(batch[b"labels"], count)
-
-
-def _pixels(array: object, expected: tuple[int, int]) -> NDArray[np.uint8]:
-    """Return the bytes of a pickled array, whose state is (version, shape, dtype, Fortran order, bytes)."""
-    state = array.state if isinstance(array, _ArrayStandIn) else None
-    if not isinstance(state, tuple) or len(state) != 5:
-        raise ValueError("data that are no array")
-    _, shape, dtype, fortran, values = state
-    if shape != expected or not isinstance(dtype, _DTypeStandIn) or dtype.code not in (b"u1", "u1"):
-        raise ValueError(f"data of shape {shape}, expected bytes of {expected}")
-    if not isinstance(values, bytes) or len(values) != expected[0] * expected[1]:
-        raise ValueError("data that are cut short")
-    return np.frombuffer(values, np.uint8).reshape(expected, order="F" if fortran else "C")
-
-
-def _labels(labels: object, count: int) -> NDArray[np.uint8]:
-    if not isinstance(labels, list) or len(labels) != count:
-        raise ValueError(f"labels that are no list of {count}")
-    if not all(type(label) is int and 0 <= label <= 255 for label in labels):
+    labels = values[b"labels"]
+    if not all(0 <= label <= 255 for label in labels):
         raise ValueError("labels that are no class numbers")
-    return np.array(labels, np.uint8)
+    return values[b"data"], np.array(labels, np.uint8)
+
+
+def _list_operations(content: bytes, limit: int) -> Iterator[Operation]:
+    """Yield up to `limit` operations of a pickle without running any, and END. PUT stores the value before it: it is
+    left out, and GET becomes the string that was stored."""
+    stored: dict[int, Operation] = {}
+    last, stream = END, io.BytesIO(content)
+    for _ in range(limit):
+        operation = _read_operation(stream)
+        if operation[0] == "PUT":
+            stored[operation[1]] = last
+            continue
+        last = stored.get(operation[1], END) if operation[0] == "GET" else operation
+        if operation[0] == "GET" and last[0] != "STRING":
+            raise ValueError("a repeated object")
+        yield last
+        if last[0] == "STOP":
+            break
+    else:
+        raise ValueError(f"more than {limit} operations")
+    if more := len(stream.read()):
+        raise ValueError(f"{more} bytes after its end")
+    yield END
+
+
+def _read_operation(stream: io.BytesIO) -> Operation:
+    code = stream.read(1)
+    if code in NO_ARGUMENT:
+        return NO_ARGUMENT[code], None
+    if code == b"c":
+        return "GLOBAL", b" ".join(stream.readline(MAX_NAME_BYTES).rstrip(b"\n") for _ in range(2))
+    name, size = NUMBER_BYTES.get(code, ("", 0))
+    if not name:
+        raise ValueError(f"code {code!r}" if code else "a pickle that is cut short")
+    number = int.from_bytes(stream.read(size), "little", signed=code == b"J")
+    return name, stream.read(number) if name == "STRING" else number
+
+
+def _expect(operations: Iterator[Operation], expected: list[Operation]) -> Any:
+    """Return the argument of the last of the next operations, all of which have to be those that are expected, with
+    any argument where that is `...`."""
+    argument = None
+    for name, value in expected:
+        operation = next(operations)
+        argument = operation[1]
+        if operation[0] != name or (value is not ... and argument != value):
+            raise ValueError(f"{_describe(operation)} in place of {_describe((name, value))}")
+    return argument
+
+
+def _describe(operation: Operation) -> str:
+    name, argument = operation
+    if argument in (None, ...):
+        return name
+    return f"{name} {argument[:60]!r}" if isinstance(argument, bytes) else f"{name} {argument}"
+
+
+def _read_pixels(operations: Iterator[Operation], shape: tuple[int, int]) -> NDArray[np.uint8]:
+    """Return the bytes of an array, which are in C order, or in Fortran order."""
+    _expect(operations, [*ARRAY, ("INT", shape[0]), ("INT", shape[1]), ("TUPLE2", None), *BYTES_DTYPE])
+    fortran = next(operations)[0]
+    if fortran not in ("NEWFALSE", "NEWTRUE"):
+        raise ValueError("data without an order")
+    values = _expect(operations, [("STRING", ...)])
+    _expect(operations, [("TUPLE", None), ("BUILD", None)])
+    if len(values) != shape[0] * shape[1]:
+        raise ValueError("data that are cut short")
+    return np.frombuffer(values, np.uint8).reshape(shape, order="F" if fortran == "NEWTRUE" else "C")
+
+
+def _read_list(operations: Iterator[Operation], kind: str, count: int) -> list[Any]:
+    """Return the `count` elements of a list, which Python writes in parts of up to 1,000."""
+    _expect(operations, [("EMPTY_LIST", None)])
+    values: list[Any] = []
+    while len(values) < count:
+        _expect(operations, [("MARK", None)])
+        while (operation := next(operations))[0] == kind:
+            values.append(operation[1])
+        if operation[0] != "APPENDS":
+            raise ValueError(f"{_describe(operation)} in a list")
+    if len(values) != count:
+        raise ValueError(f"a list of {len(values)}, expected {count}")
+    return values

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
+from zipfile import ZipFile
 
 import numpy as np
-from numpy.lib.npyio import NpzFile
+import psutil
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError
+from scalebench.core.units import format_binary_bytes
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.network import Shape
 
@@ -26,73 +34,126 @@ def import_npz(cache_dir: Path, path: Path, input_shape: Shape, target_shape: Sh
     Raises InputError, in one line, for anything that is wrong with the file.
     """
     path = path.absolute()
-    try:
-        stat = path.stat()
-    except OSError as error:
-        raise InputError(
-            f"dataset.path={path} cannot be read ({error.strerror}): give the path of an .npz file"
-        ) from None
+    status = _check_file(path)
     identity = {
         "path": str(path),
-        "bytes": stat.st_size,
-        "mtime_ns": stat.st_mtime_ns,
+        "bytes": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
         "inputs": list(input_shape),
         "targets": list(target_shape),
     }
     write = partial(_unpack, path, dict(zip(ARRAY_NAMES, (input_shape, target_shape), strict=True)))
-    # The unpacked size is unknown before the file is read; create_array checks the space.
-    return cache.ensure_folder(cache_dir, "user_file", identity, stat.st_size, write)
+    return cache.ensure_folder(cache_dir, "user_file", identity, 0, write)  # it checks the space by itself
 
 
 def read_shapes(path: Path) -> tuple[Shape, Shape]:
     """Return the shapes of one sample and of its target in the .npz file. Raises InputError as import_npz does."""
     path = path.absolute()
-    if not path.is_file():
-        raise InputError(f"dataset.path={path} cannot be read (no such file): give the path of an .npz file")
-    shapes = [_read_array(path, name).shape for name in ARRAY_NAMES]
+    _check_file(path)
+    shapes = [_read_header(path, name).shape for name in ARRAY_NAMES]
     for name, shape in zip(ARRAY_NAMES, shapes, strict=True):
         if len(shape) < 2:
             raise InputError(f"dataset.path={path}: {name} has shape {shape}, expected (n, ...): reshape it")
     return shapes[0][1:], shapes[1][1:]
 
 
+class ArrayHeader(NamedTuple):
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+def _check_file(path: Path) -> os.stat_result:
+    """Return the status of a file that can be read to its end."""
+    try:
+        status = path.stat()
+        reason = None if stat.S_ISREG(status.st_mode) else "not a regular file"
+    except OSError as error:
+        reason = error.strerror
+    if reason is not None:
+        raise InputError(f"dataset.path={path} cannot be read ({reason}): give the path of an .npz file")
+    return status
+
+
 def _unpack(path: Path, shapes: dict[str, Shape], folder: Path) -> None:
-    samples = {}
-    for name, shape in shapes.items():
-        array = _read_array(path, name)
-        _check_layout(path, name, array, shape)
-        _write_float32(path, name, array, folder / f"{name}.npy")  # the cache uses the same names
-        samples[name] = len(array)
-    if len(set(samples.values())) > 1:
-        lengths = " and ".join(f"{count} {name}" for name, count in samples.items())
-        raise InputError(f"dataset.path={path} contains {lengths}: give every sample both")
+    headers = {name: _read_header(path, name) for name in shapes}
+    for name, header in headers.items():
+        _check_layout(path, name, header, shapes[name])
+    lengths = {name: header.shape[0] for name, header in headers.items()}
+    if len(set(lengths.values())) > 1:
+        counts = " and ".join(f"{count} {name}" for name, count in lengths.items())
+        raise InputError(f"dataset.path={path} contains {counts}: give every sample both")
+    _check_resources(path, headers, folder)
+    for name in shapes:
+        _write_float32(path, name, _read_array(path, name), folder / f"{name}.npy")  # the cache uses the same names
 
 
-def _read_array(path: Path, name: str) -> NDArray[Any]:
+def _check_resources(path: Path, headers: dict[str, ArrayHeader], folder: Path) -> None:
+    """Raise InputError or OSError (ENOSPC) where the unpacked arrays do not fit: a small file may hold large ones."""
+    cache.check_space(folder, sum(header.elements for header in headers.values()) * np.dtype(np.float32).itemsize)
+    free_bytes = psutil.virtual_memory().available
+    for name, header in headers.items():
+        size_bytes = header.elements * header.dtype.itemsize
+        if size_bytes > free_bytes:
+            raise InputError(
+                f"dataset.path={path}: {name} takes {format_binary_bytes(size_bytes)}, "
+                f"{format_binary_bytes(free_bytes)} of memory are free: store fewer samples, or as float32"
+            )
+
+
+@contextmanager
+def _open_member(path: Path, name: str) -> Iterator[tuple[IO[bytes], int]]:
+    """Open an array of the file; yields (stream, bytes). Raises InputError for no such array and for a damaged file."""
     try:
         # Not np.load, which leaves a damaged file open and also accepts a single .npy array.
-        with path.open("rb") as stream, NpzFile(stream, allow_pickle=False) as file:
-            names: list[str] = list(file.files)
-            array = file[name] if name in names else None
+        with ZipFile(path) as file:
+            names = [member.removesuffix(".npy") for member in file.namelist()]
+            if name in names:
+                member = f"{name}.npy"
+                with file.open(member) as stream:
+                    yield stream, file.getinfo(member).file_size
+                return
     except Exception as error:  # a damaged zip file raises a dozen kinds of errors
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise InputError(f"dataset.path={path} is no readable .npz ({reason}): write it with numpy.savez") from None
-    if not isinstance(array, np.ndarray):
-        raise InputError(
-            f"dataset.path={path} contains {', '.join(names) or 'nothing'}, but no array {name}: "
-            f"write it with numpy.savez(path, {', '.join(f'{key}=...' for key in ARRAY_NAMES)})"
-        )
-    return array
+    raise InputError(
+        f"dataset.path={path} contains {', '.join(names) or 'nothing'}, but no array {name}: "
+        f"write it with numpy.savez(path, {', '.join(f'{key}=...' for key in ARRAY_NAMES)})"
+    )
 
 
-def _check_layout(path: Path, name: str, array: NDArray[Any], shape: Shape) -> None:
-    if array.ndim == 0 or array.shape[1:] != shape:
+def _read_header(path: Path, name: str) -> ArrayHeader:
+    with _open_member(path, name) as (stream, size_bytes):
+        version = npy.read_magic(stream)
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+        if read is None:
+            raise ValueError(f"{name}.npy has version {version}")
+        shape, _, dtype = read(stream)
+        header = ArrayHeader(shape, dtype)
+        if dtype.hasobject:
+            raise ValueError(f"{name}.npy has Python objects")
+        if min(shape, default=0) < 0 or header.elements * dtype.itemsize > size_bytes:
+            raise ValueError(f"{name}.npy has {size_bytes} bytes, too few for its shape {shape}")
+        return header
+
+
+def _read_array(path: Path, name: str) -> NDArray[Any]:
+    with _open_member(path, name) as (stream, _):
+        array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
+        return array
+
+
+def _check_layout(path: Path, name: str, header: ArrayHeader, shape: Shape) -> None:
+    if not header.shape or header.shape[1:] != shape:
         expected = ", ".join(["n", *map(str, shape)])
-        raise InputError(f"dataset.path={path}: {name} has shape {array.shape}, expected ({expected}): reshape it")
-    if len(array) == 0:
+        raise InputError(f"dataset.path={path}: {name} has shape {header.shape}, expected ({expected}): reshape it")
+    if header.shape[0] == 0:
         raise InputError(f"dataset.path={path}: {name} has no samples: give at least one per device")
-    if not np.issubdtype(array.dtype, np.floating):
-        raise InputError(f"dataset.path={path}: {name} is {array.dtype}, expected floats: cast it to float32")
+    if not np.issubdtype(header.dtype, np.floating):
+        raise InputError(f"dataset.path={path}: {name} is {header.dtype}, expected floats: cast it to float32")
 
 
 def _write_float32(path: Path, name: str, array: NDArray[Any], file: Path) -> None:

@@ -35,7 +35,6 @@ FORMAT_VERSION = 1  # raise it when the same function gives other files than bef
 WORKER_MODULE = "scalebench.workloads.datasets.user_function_worker"
 REQUEST_FILE, RESPONSE_FILE, LOG_FILE = "request.json", "response.json", "output.log"
 MAX_LOG_BYTES = 20_000  # of the end of its output, kept beside the traceback
-NOTICE_AFTER_S = 2.0
 
 
 class UserFunction(NamedTuple):
@@ -225,10 +224,10 @@ def _run_worker(command: list[str], log: int, limit_s: float, call: FunctionCall
         )
         try:
             try:
-                return process.wait(min(NOTICE_AFTER_S, limit_s))
+                return process.wait(min(cache.NOTICE_AFTER_S, limit_s))
             except subprocess.TimeoutExpired:
                 print(f"{call.label} is making its samples, {call.size:,} requested", file=sys.stderr, flush=True)
-            return process.wait(max(0.0, limit_s - NOTICE_AFTER_S))
+            return process.wait(max(0.0, limit_s - cache.NOTICE_AFTER_S))
         except subprocess.TimeoutExpired:
             return None
         finally:

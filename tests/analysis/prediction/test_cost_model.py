@@ -22,7 +22,6 @@ from scalebench.analysis.prediction.cost_model import (
     predict_data_parallel,
     predict_model_parallel,
     ring_bytes,
-    stage_imbalance,
 )
 
 WORK = StepWork(flops_per_sample=6e6, gradient_bytes=4e6, messages=1, optimizer_s=0.01)
@@ -84,7 +83,6 @@ def test_equal_stages_stand_idle_for_the_bubble(
     actual = predict_model_parallel(work, held, quiet, micro_batches)
     ideal_s = work.flops_per_sample / given_rates.flops_per_s / stages
     assert actual.per_sample_s == pytest.approx(ideal_s / (1 - expected_bubble_share(stages, micro_batches)))
-    assert stage_imbalance(held) == pytest.approx(1)
 
 
 @given(works, rates, parts)
@@ -105,7 +103,7 @@ def test_work_of_more_micro_batches_is_never_slower(
     stages = chain(made)
     few, many = (predict_model_parallel(work, stages, quiet, count) for count in (more, more + 1))
     assert many.per_sample_s <= few.per_sample_s * (1 + 1e-9) and many.fixed_s >= few.fixed_s
-    dearest_s = work.flops_per_sample / given_rates.flops_per_s * stage_imbalance(stages) / len(stages)
+    dearest_s = work.flops_per_sample / given_rates.flops_per_s * max(stage.share for stage in stages)
     assert many.per_sample_s >= dearest_s * (1 - 1e-9)
 
 
@@ -186,7 +184,7 @@ def test_latency_and_rate_come_back(latency_s: float, bytes_per_s: float, device
     """Of sizes around the one where half of the time is latency."""
     half = latency_s * bytes_per_s
     actual = fit_link_rate([taken(devices, 1, size * half, latency_s, bytes_per_s) for size in (0.1, 1, 10)])
-    assert actual.latency_s is not None and actual.syncs == 3
+    assert actual.latency_s is not None
     assert actual.latency_s == pytest.approx(latency_s, rel=1e-6)
     assert actual.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-6)
 

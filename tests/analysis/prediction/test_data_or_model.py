@@ -8,10 +8,10 @@ import pytest
 
 from scalebench.analysis.prediction.calibration import Row
 from scalebench.analysis.prediction.data_or_model import ParallelismComparison, compare_parallelism
-from scalebench.analysis.repeats import pool_results
-from scalebench.analysis.scaling_curves import plain_row
+from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
+from tests.builders import sweeps
 from tests.builders.parallelism_runs import (
     BYTES_PER_S,
     FIRST_SHARE,
@@ -24,15 +24,15 @@ from tests.builders.parallelism_runs import (
     ddp_run,
     make_parallel_run,
     pipeline_run,
-    run_folders,
     work_s,
 )
 
 
 def compared(*runs: Result) -> list[ParallelismComparison]:
     by_id = {run.run_id: run for run in runs}
-    rows = [plain_row(row) for row in pool_results(runs, run_folders(*runs)).to_dict("records")]
-    return compare_parallelism(rows, lambda row: by_id[row["run_id"]])
+    configurations = sweeps.pool(runs)
+    rows = plain_rows(configurations.make_frame())
+    return compare_parallelism(rows, lambda row: by_id[row["run_id"]], configurations.estimate_ratio)
 
 
 def test_predictions_are_of_one_device_the_link_and_the_network() -> None:
@@ -175,9 +175,9 @@ def test_only_the_same_work_stands_beside_each_other() -> None:
 
 def test_a_record_that_has_gone_is_left_out() -> None:
     runs = [bare_run(8), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, 0.05)]
-    rows = [plain_row(row) for row in pool_results(runs, run_folders(*runs)).to_dict("records")]
+    rows = plain_rows(sweeps.pool(runs).make_frame())
 
     def gone(row: Row) -> Result:
         raise InputError(f"{row['path']}: gone")
 
-    assert compare_parallelism(rows, gone) == []
+    assert compare_parallelism(rows, gone, sweeps.ratio_of_rows) == []

@@ -12,6 +12,7 @@ from scalebench.__main__ import main
 from scalebench.cli.commands import doctor
 from scalebench.config import horovod_build
 from scalebench.config.horovod_build import HorovodBuild
+from scalebench.core import private_network
 from scalebench.core.machine import machine
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.machine.machine import Machine
@@ -35,6 +36,7 @@ def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     """The doctor's lines for a machine where some packages are missing, without mpirun and sbatch."""
     monkeypatch.setattr(horovod_build, "inspect_horovod", BUILDS.__getitem__)
     monkeypatch.setattr(horovod_build, "detect_framework_version", lambda name: "1")
+    monkeypatch.setattr(private_network, "find_kernel_problem", lambda: None)
 
     def message(here: Machine = HERE, missing: tuple[str, ...] = (), programs: str = "/nowhere") -> list[str]:
         monkeypatch.setattr(machine, "detect_machine", lambda: here)
@@ -55,7 +57,16 @@ def test_a_machine_without_a_gpu(run_command: Tell) -> None:
         "SLURM no sbatch on the PATH: runs start here, or on hardware.hosts; hardware.slurm.bin names its folder",
         "Horovod Horovod 0.28.1 with PyTorch 2.13.0+cpu: MPI, Gloo (no NCCL)",
         "Horovod 0.28.1 with TensorFlow: no (it was built for tensorflow 2.20.0)",
+        "listening runs on this machine: the loopback only, while a run lasts; "
+        "TensorFlow's servers and MPI have a network of their own",
+        "runs on several hosts: for all who reach these hosts, while a run lasts; docs/launching.md",
     ]
+
+
+def test_a_machine_without_networks_of_their_own(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_network, "find_kernel_problem", lambda: "not here")
+    (line,) = (line for line in run_command() if line.startswith("listening"))
+    assert "(not here): MPI listens on all interfaces" in line and line.endswith("strategy.options.open_port=true")
 
 
 def test_a_machine_with_gpus(run_command: Tell) -> None:

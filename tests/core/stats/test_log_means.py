@@ -50,11 +50,12 @@ def test_equal_repeats_have_no_width() -> None:
     assert certain.to_estimate().low == certain.to_estimate().high == pytest.approx(2)
 
 
-def test_blocks_give_back_their_standard_error() -> None:
-    actual = mean_of_blocks(Estimate(100.0, 100 / 1.05, 105.0))
-    assert actual.mean == pytest.approx(math.log(100)) and actual.degrees_of_freedom == 15
-    assert math.sqrt(actual.variance) == pytest.approx(math.log(1.05) / t.ppf(0.975, 15))
-    assert mean_of_blocks(Estimate(100.0, 50.0)) == LogMean(math.log(100.0))
+@pytest.mark.parametrize("batches", [5, 16])
+def test_blocks_give_back_their_standard_error(batches: int) -> None:
+    actual = mean_of_blocks(Estimate(100.0, 100 / 1.05, 105.0), batches)
+    assert actual.mean == pytest.approx(math.log(100)) and actual.degrees_of_freedom == batches - 1
+    assert math.sqrt(actual.variance) == pytest.approx(math.log(1.05) / t.ppf(0.975, batches - 1))
+    assert mean_of_blocks(Estimate(100.0, 50.0), batches) == LogMean(math.log(100.0))
 
 
 @given(value=st.floats(1e-3, 1e6), repeats=st.integers(3, 8))

@@ -18,6 +18,7 @@ import pytest
 
 from scalebench.core import exit_with_parent
 from scalebench.core.json_files import write_json
+from scalebench.core.machine import cpus
 from scalebench.core.run_folder import RankProcesses, progress_path, rank_processes_path
 from scalebench.measure.monitor import host_sampler
 from scalebench.measure.monitor.gpu_sampler import GpuSampler
@@ -102,6 +103,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty file system in place of /proc and /sys."""
     monkeypatch.setattr(host_sampler, "_ROOT", tmp_path / "root")
+    monkeypatch.setattr(cpus, "SYSTEM_ROOT", tmp_path / "root")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2})
     (tmp_path / "root" / "proc").mkdir(parents=True)
     return tmp_path / "root"
@@ -121,6 +123,8 @@ def test_the_cores_that_we_may_use(root: Path, tmp_path: Path) -> None:
     assert found.values("cpu", "programs_s") == [pytest.approx(3 * 111 / TICKS)]
     assert found.values("cpu", "busy_s") == [pytest.approx(3 * 117 / TICKS)]
     assert found.values("cpu", "stolen_s") == [pytest.approx(3 / TICKS)]
+    assert cpus.read_cpu_times().busy_s == pytest.approx(3 * 118 / TICKS)
+    assert cpus.read_cpu_times().idle_s == pytest.approx(2 * 7009 / TICKS)
 
 
 @pytest.mark.parametrize("text", ["", "cpu1 0 0 0 0 0 0 0 0\ncpu2 0 0 0 0 0 0 0 0\n", "cpu1 a b c\n"])
@@ -142,6 +146,18 @@ def test_infiniband_counts_in_fours(root: Path, tmp_path: Path) -> None:
     assert found.values("infiniband:mlx5_0/1", "received_bytes") == [200.0]
     assert found.values("infiniband:mlx5_0/2", "received_bytes") == [200.0]
     assert not found.values("infiniband:mlx5_0/2", "sent_bytes")
+
+
+def test_the_loopback_of_a_run_in_a_network_of_its_own(root: Path, tmp_path: Path) -> None:
+    """The machine's own counts other programs, and none of the run's bytes."""
+    (root / "proc/7/net").mkdir(parents=True)
+    counters = "3000 9 0 0 0 0 0 0 2000 8 0 0 0 0 0 0"
+    (root / "proc/7/net/dev").write_text(f"Inter-|\n face |bytes\n  eth0: {counters}\n    lo: {counters}\n")
+    for pid, sent in ((7, [2000.0]), (None, []), (8, [])):  # there is none before the first rank, or after the last one
+        rows = SampleRows()
+        HostSampler(rows, lambda pid=pid: pid).sample()
+        assert read(rows, tmp_path).values("net:lo", "sent_bytes") == sent
+    assert len(sampled_host(tmp_path).values("net:lo", "sent_bytes")) == 1
 
 
 def test_swap_counters_that_psutil_did_not_find_are_not_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,18 @@ def test_each_repeat_is_a_dot() -> None:
     assert select_traces(draw(Series("a", [1, 2], [1.0, 1.9], repeats=[[], []])), "repeat") == []
 
 
+def test_the_dots_of_bars_are_on_their_bars() -> None:
+    """In plotly, points of one offsetgroup are beside each other as bars are."""
+    repeated = Series("a", [1, 2], [1.0, 1.9], repeats=[[0.9, 1.0, 1.1], []])
+    figure = draw(repeated, Series("b", [1, 2], [1.0, 1.9]), kind="bars")
+    bars, (dots,) = select_traces(figure, "bar"), select_traces(figure, "repeat")
+    assert (dots["x"], dots["y"]) == ([1, 1, 1], [0.9, 1.0, 1.1])
+    assert [bar["offsetgroup"] for bar in bars] == ["0", "1"] and dots["offsetgroup"] == "0"
+    assert figure["layout"]["scattermode"] == "group"
+    stacked = draw(repeated, kind="stacked")
+    assert select_traces(stacked, "repeat") == [] and "scattermode" not in stacked["layout"]
+
+
 def test_a_gap_parts_the_band_and_a_lone_point_gets_bars() -> None:
     low, high = [0.9, 1.8, None, 3.4, None, 7.0], [1.1, 2.0, None, 3.6, None, 7.2]
     figure = draw(Series("a", [1, 2, 3, 4, 5, 6], [1.0, 1.9, None, 3.5, 4.0, 7.1], low, high))

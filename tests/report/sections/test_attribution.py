@@ -92,7 +92,7 @@ def test_many_runs_are_reduced_to_the_first_repeat_of_each_configuration(
     sweeps.sweep(tmp_path, repeats=2)
     section = make_section(tmp_path)
     _, (table,), sentences = split_blocks(section)
-    assert "first repeat of each configuration" in sentences[0]
+    assert "first repeat of 6 configurations" in sentences[0]
     repeats = {cell.text for row in table.rows for name, cell in zip(table.columns, row.cells, strict=True)
                 if name == "repeats"}  # fmt: skip
     assert repeats == {"1"}

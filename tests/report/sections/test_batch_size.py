@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import Curve, make_curves
 from scalebench.core.result import Result
 from scalebench.core.spec import HardwareSpec
@@ -22,6 +21,7 @@ from scalebench.report.sections.batch_size import (
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
+from tests.builders.sweeps import ratio_of_rows
 from tests.report.section_blocks import (
     build_section,
     select_blocks,
@@ -112,41 +112,37 @@ def make_curve(
     ],
 )
 def test_the_sentence_about_the_saturating_batch(rates: dict[int, float], sentence: str) -> None:
-    assert describe_curve(make_curve(rates)) == sentence
-    assert str(describe_curve(make_curve(rates, width=None))).endswith(
+    assert describe_curve(make_curve(rates), ratio_of_rows) == sentence
+    assert str(describe_curve(make_curve(rates, width=None), ratio_of_rows)).endswith(
         ", which is not sure: one repeat, measure.repeats=3 decides"
     )
-    assert str(describe_curve(make_curve(rates), "mlp")).count("(mlp with ddp, 1 devices)") == 1
+    assert str(describe_curve(make_curve(rates), ratio_of_rows, "mlp")).count("(mlp with ddp, 1 devices)") == 1
 
 
 def test_the_step_time_fit_follows_the_saturating_batch() -> None:
     rates = {b: b / (0.01 + 1e-5 * b) for b in (100, 1000, 3000, 4000)}  # n_1/2 1,000, and 100,000 samples/s at most
-    sentence = str(describe_curve(make_curve(rates, start_s=0.01)))
+    sentence = str(describe_curve(make_curve(rates, start_s=0.01), ratio_of_rows))
     assert "; n_1/2 1,000" in sentence and sentence.endswith(
         "; the highest is 80 % of the limit that the line of its steps approaches"
     )
-    assert describe_curve(make_curve({75: 50})) is None
-    assert "n_1/2" not in str(describe_curve(make_curve({10: 10.0, 20: 18.0, 40: 30.0, 80: 40.0})))
+    assert describe_curve(make_curve({75: 50}), ratio_of_rows) is None
+    assert "n_1/2" not in str(describe_curve(make_curve({10: 10.0, 20: 18.0, 40: 30.0, 80: 40.0}), ratio_of_rows))
 
 
-def make_all_curves(*results: Result) -> list[Curve]:
-    return make_curves(pool_results(results, [Path(str(number)) for number in range(len(results))]))
+def list_sentences(*results: Result) -> list[str]:
+    configurations = sweeps.pool(results)
+    return list_terminal_sentences(make_curves(configurations.make_frame()), configurations.estimate_ratio)
 
 
 def test_a_sweep_over_batches_has_a_line_for_each_curve() -> None:
-    assert [
-        line.partition(":")[0] for line in list_terminal_sentences(make_all_curves(make_run(10), make_run(20)))
-    ] == ["no saturating batch up to 20 per device (ddp_gloo, 1 device)"]
-    assert (
-        list_terminal_sentences(
-            make_all_curves(make_run(10), make_run(10, strategy="horovod_gloo"), sweeps.failed_run())
-        )
-        == []
-    )
-    of_one_device = list_terminal_sentences(make_all_curves(make_run(10), make_run(20), sweeps.run("ddp_gloo", 2)))
+    assert [line.partition(":")[0] for line in list_sentences(make_run(10), make_run(20))] == [
+        "no saturating batch up to 20 per device (ddp_gloo, 1 device)"
+    ]
+    assert list_sentences(make_run(10), make_run(10, strategy="horovod_gloo"), sweeps.failed_run()) == []
+    of_one_device = list_sentences(make_run(10), make_run(20), sweeps.run("ddp_gloo", 2))
     assert len(of_one_device) == 1
     many = [make_run(batch, strategy=f"s{number}") for number in range(MAX_SENTENCES + 2) for batch in (10, 20)]
-    sentences = list_terminal_sentences(make_all_curves(*many))
+    sentences = list_sentences(*many)
     assert len(sentences) == MAX_SENTENCES + 1 and sentences[-1].startswith("saturating batches: 2 more")
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from scalebench.analysis.prediction.calibration import NO_PROBES_REASON
 from scalebench.analysis.prediction.data_or_model import ParallelismComparison
-from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import Result
 from scalebench.report.document import Table
 from scalebench.report.sections import data_or_model
-from tests.builders.parallelism_runs import bare_run, ddp_run, make_parallel_run, run_folders
+from tests.builders import sweeps
+from tests.builders.parallelism_runs import bare_run, ddp_run, make_parallel_run
 
 
 def compare(*runs: Result) -> list[ParallelismComparison]:
     by_id = {run.run_id: run for run in runs}
-    return data_or_model.compare_kinds(pool_results(runs, run_folders(*runs)), lambda row: by_id[row["run_id"]])
+    configurations = sweeps.pool(runs)
+    read, estimate_ratio = (lambda row: by_id[row["run_id"]]), configurations.estimate_ratio
+    return data_or_model.compare_kinds(configurations.make_frame(), read, estimate_ratio)
 
 
 def make_pairs() -> list[Result]:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import Result
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.sections import memory
@@ -52,7 +51,12 @@ ALL = run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)
 
 
 def pool(*results: Result) -> pd.DataFrame:
-    return pool_results(results, [Path(str(number)) for number in range(len(results))])
+    return sweeps.pool(results).make_frame()
+
+
+def list_sentences(*results: Result) -> list[str]:
+    configurations = sweeps.pool(results)
+    return list_terminal_sentences(configurations.make_frame(), configurations.estimate_ratio)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +88,12 @@ def test_the_price_has_its_uncertainty(repeats: int, noise: float, ending: str) 
         for name, state in (("ddp_gloo", FULL_STATE_BYTES), ("zero1", 100))
         for repeat in range(repeats)
     ]
-    assert list_terminal_sentences(pool(BARE, *two))[1].endswith(ending)
+    assert list_sentences(BARE, *two)[1].endswith(ending)
 
 
 def test_out_of_memory_runs_are_listed() -> None:
-    sentences = list_terminal_sentences(
-        pool(SHARDED, run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES), out_of_memory("ddp_gloo", 2))
-    )
+    full = run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES)
+    sentences = list_sentences(SHARDED, full, out_of_memory("ddp_gloo", 2))
     assert sentences[-1] == "on 2 devices out of memory: ddp_gloo; had room: fsdp_gloo"
     assert not [sentence for sentence in sentences if "no run" in sentence]
 
@@ -105,7 +108,7 @@ def test_no_more_sentences_than_a_window_holds_and_each_names_its_model() -> Non
             run.workload.model = f"m{number}"
             run.run_id = run.fingerprint = f"{run.run_id}-{number}"
             results.append(run)
-    *sentences, last = list_terminal_sentences(pool(*results))
+    *sentences, last = list_sentences(*results)
     assert len(sentences) == MAX_TERMINAL_SENTENCES and sentences[0].startswith("m0, ")
     assert last.startswith("memory: ") and last.endswith(" more are in the report")
 

@@ -138,7 +138,7 @@ def test_slopes_of_the_thesis(tmp_path: Path) -> None:
     assert all(row["over devices"] == "1, 2, 4" and float(row["slope here"].split()[0]) > 0.5 for row in rows)
 
 
-@pytest.mark.parametrize("study", [name for name, _ in published.list_studies()])
+@pytest.mark.parametrize("study", published.list_studies())
 def test_all_rows_of_a_study_are_shown_with_their_source(tmp_path: Path, study: str) -> None:
     sweeps.sweep(tmp_path)
     section = make_section(tmp_path, study)

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from scalebench.core.machine import cpus
+from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.core.spec import HardwareSpec
 from scalebench.runner.launchers import rank_environment
 from scalebench.runner.launchers.rank_environment import (
@@ -23,7 +24,8 @@ from scalebench.runner.launchers.rank_environment import (
 from tests.builders.runs import simulated_spec
 
 
-def test_each_rank_has_its_own_variables() -> None:
+def test_each_rank_has_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(rank_environment.EXCLUDED_INTERFACES, "lo")  # which Open MPI takes for a contradiction
     spec = simulated_spec(gpus=3)
     spec.places[1].threads = 7
     spec.places[2].node, spec.places[2].local_rank = 1, 0
@@ -33,10 +35,12 @@ def test_each_rank_has_its_own_variables() -> None:
     assert (first["LOCAL_WORLD_SIZE"], third["LOCAL_WORLD_SIZE"], third["NODE_RANK"]) == ("2", "1", "1")
     for variables in (first, second, third):
         assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("127.0.0.1", "12345")
-        assert (variables["WORLD_SIZE"], variables["GLOO_SOCKET_IFNAME"]) == ("3", "lo")
+        assert {variables[name] for name in INTERFACES} == {"lo"} and variables["WORLD_SIZE"] == "3"
         assert variables["SCALEBENCH_RUN_ID"] == "an id"
         assert variables["SCALEBENCH_PARENT_PID"] == str(os.getpid())
         assert variables["PATH"] == os.environ["PATH"], "what is set here reaches the workers"
+        assert rank_environment.EXCLUDED_INTERFACES not in variables
+    assert first[LISTEN_ADDRESS] == "127.0.0.1" and LISTEN_ADDRESS not in second
     for name in THREAD_VARIABLES:
         assert (first[name], second[name]) == (str(spec.places[0].threads), "7")
 
@@ -88,6 +92,33 @@ def test_the_interface_to_other_hosts(
         monkeypatch.setenv(rank_environment.GLOO_INTERFACE, shell)
     hardware = HardwareSpec("cluster", interface=configured)
     assert rank_environment.interface_variables(hardware, list(hosts), rank) == expected
+
+
+@pytest.mark.parametrize(
+    ("interface", "resolved", "expected"),
+    [
+        (None, ["10.0.0.7"], "10.0.0.7"),  # other networks of this host are left out
+        ("ib0", ["10.0.0.7"], "10.0.0.7"),  # where the name leads is where the others come from
+        (None, ["127.0.1.1"], ""),  # Debian's own name, which other hosts resolve to something else
+        (None, ["10.0.0.99"], ""),  # translated on the way
+        (None, ["10.0.0.7", "10.1.0.7"], ""),
+        ("ib0", ["10.0.0.7", "10.1.0.7"], "10.1.0.7"),
+        (None, [], ""),
+    ],
+)
+def test_rank_0_listens_where_its_name_leads(
+    interface: str | None, resolved: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(*words: object) -> list[tuple[object, ...]]:
+        if not resolved:
+            raise socket.gaierror
+        return [(0, 0, 0, "", (address, 0)) for address in resolved]
+
+    addresses = {"lo": "127.0.0.1", "eth0": "10.0.0.7", "ib0": "10.1.0.7"}
+    nets = {name: [SimpleNamespace(address=each, family=socket.AF_INET)] for name, each in addresses.items()}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: nets)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert rank_environment.choose_listen_address(HardwareSpec("cluster", interface=interface), "node1") == expected
 
 
 def test_this_host_is_reached_over_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

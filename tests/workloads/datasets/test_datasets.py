@@ -225,7 +225,7 @@ def test_samples_without_shapes_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "flat.npz", inputs=np.ones(5), targets=np.ones((5, 3)))
     with pytest.raises(InputError, match=r"^dataset.path=.*flat.npz: inputs has shape \(5,\), expected \(n, \.\.\.\)"):
         fill(tmp_path, {}, "materials", path="flat.npz")
-    with pytest.raises(InputError, match=r"^dataset.path=.*none.npz cannot be read \(no such file\)"):
+    with pytest.raises(InputError, match=r"^dataset.path=.*none.npz cannot be read \(No such file"):
         fill(tmp_path, {}, "materials", path="none.npz")
     with pytest.raises(InputError, match=r"^dataset=random makes samples of any shape the model takes: set it"):
         fill(tmp_path, {}, "random")

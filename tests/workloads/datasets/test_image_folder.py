@@ -119,6 +119,27 @@ def test_a_damaged_picture_is_named(folder, spoil, pooled, monkeypatch):
     assert [path.suffix for path in (folder.parent / "cache").iterdir()] == [".lock"]
 
 
+ODD_FILES = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": Path.mkdir,
+    "link to nothing": lambda path: path.symlink_to("nothing"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_FILES)
+def test_pictures_are_regular_files(folder, kind):
+    """Reading a pipe would wait, without a limit, for somebody who writes into it."""
+    ODD_FILES[kind](folder / "n02" / "odd.jpg")
+    with pytest.raises(InputError, match=r"n02/odd\.jpg is not a regular file, or a link to none: remove it"):
+        prepare(folder, size=3)
+
+
+def test_links_to_pictures_are_pictures(folder):
+    (folder / "n02" / "9.JPEG").symlink_to(folder / "n01" / "0.JPEG")
+    assert len(prepare(folder)[0]) == 13
+
+
 def test_no_path_and_no_folders(tmp_path):
     with pytest.raises(InputError, match=r"read from files: have a folder .*image-net.*, then set dataset\.path"):
         datasets.prepare(image_config("imagenet", tmp_path))

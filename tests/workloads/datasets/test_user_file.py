@@ -1,9 +1,15 @@
 """A user's .npz file: unpacked once, and every mistake in it is one line."""
 
+import io
 import os
+import shutil
+import tracemalloc
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,7 +78,7 @@ BAD = {
     "lengths": (good() | {"targets": good(4)["targets"]}, "contains 5 inputs and 4 targets"),
     "empty": (good(0), "inputs has no samples"),
     "integers": (good() | {"targets": np.ones((5, 2), int)}, "targets is int64, expected floats"),
-    "objects": (good() | {"targets": np.full((5, 2), None)}, r"no readable \.npz .*pickle"),
+    "objects": (good() | {"targets": np.full((5, 2), None)}, r"no readable \.npz .*Python objects"),
     "NaN": (
         spoiled("inputs", (1, 7, 1), np.nan, -np.inf),
         r"inputs has 2 NaN or infinite .*first at \(1, 7, 1\)",
@@ -97,6 +103,43 @@ def test_no_npz_at_all(tmp_path):
     np.save(tmp_path / "data.npy", np.ones(3))
     (tmp_path / "data.npy").rename(tmp_path / "data.npz")
     with pytest.raises(InputError, match=r"is no readable \.npz .*not a zip file"):
+        ensure(tmp_path)
+
+
+def test_a_pipe_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "data.npz")
+    for read in (lambda: ensure(tmp_path), lambda: user_file.read_shapes(tmp_path / "data.npz")):
+        with pytest.raises(InputError, match=r"data\.npz cannot be read \(not a regular file\)"):
+            read()
+
+
+@pytest.mark.parametrize("short", ["memory", "disk"])
+def test_what_unpacks_to_more_than_there_is_room_for_is_not_unpacked(tmp_path, monkeypatch, short):
+    """A small file: 13 MB of zeros in 15 kB."""
+    np.savez_compressed(tmp_path / "data.npz", inputs=np.zeros((2750, 200, 3)), targets=np.zeros((2750, 2)))
+    assert (tmp_path / "data.npz").stat().st_size < 20_000
+    if short == "memory":
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000_000))
+        message = r"inputs takes 12\.6 MiB, 9\.54 MiB of memory are free: store fewer samples"
+    else:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=6_000_000))
+        message = r"is full \(0\.006 GB free, 0\.00662 GB needed\): set dataset.cache="
+    tracemalloc.start()
+    with pytest.raises(InputError, match=message):
+        ensure(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+    assert user_file.read_shapes(tmp_path / "data.npz") == SHAPES  # for which the headers are enough
+
+
+@pytest.mark.parametrize("shape", [(2**40, 200, 3), (-5, 200, 3)])
+def test_a_header_that_announces_what_is_not_there(tmp_path, shape):
+    content = io.BytesIO()
+    np.lib.format.write_array_header_1_0(content, {"descr": "<f8", "fortran_order": False, "shape": shape})
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as file:
+        for name in user_file.ARRAY_NAMES:
+            file.writestr(f"{name}.npy", content.getvalue())
+    with pytest.raises(InputError, match=r"has 128 bytes, too few for its shape"):
         ensure(tmp_path)
 
 

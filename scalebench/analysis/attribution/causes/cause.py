@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from scalebench.analysis.attribution.lost_efficiency import Attribution, Part
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
+from scalebench.analysis.repeats import Configurations
 from scalebench.core.result import Result
 
 MIN_SHARE = 0.02  # points of efficiency; smaller parts need no cause
@@ -35,6 +36,7 @@ class AttributedRun:
     result: Result
     references: ReferenceRuns
     rows: Sequence[Mapping[str, Any]] = ()  # of the frame or the pooled frame, this run's too; None for null
+    configurations: Configurations = field(default_factory=Configurations)  # ratios between pooled rows
 
     def significant(self, name: str) -> Part | None:
         """Return the part that includes `name` if it is large and surely above zero; for drift also a large gain.

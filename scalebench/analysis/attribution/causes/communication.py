@@ -7,8 +7,9 @@ from typing import Any
 
 from scalebench.analysis import step_breakdown
 from scalebench.analysis.attribution.causes.cause import AttributedRun, Cause, format_whole_percent
-from scalebench.analysis.verdicts import compare_rates
+from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.result import Result
+from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.units import format_bytes, format_seconds
 
 MIN_EXPOSED_SHARE = 0.8  # of the isolated synchronization
@@ -43,7 +44,8 @@ def check_sync_slower_in_training(run: AttributedRun) -> Cause | None:
     exposed, wait = step_breakdown.exposed_sync(run.result), step_breakdown.imbalance(run.result)
     if times is None or isolated is None or exposed is None or wait is None:
         return None
-    if exposed.low - wait.high <= isolated.high:
+    parts = {"exposed": exposed, "wait": wait, "isolated": isolated}
+    if combine({"exposed": 1.0, "wait": -1.0, "isolated": -1.0}, parts).low <= 0:
         return None
     return Cause(
         "transfer",
@@ -58,7 +60,9 @@ def check_sync_longer_than_backward(run: AttributedRun) -> Cause | None:
     # Source: Li et al. 2020, as above (only the backward pass hides synchronization); thesis (fewer of them an epoch
     # with larger batches).
     isolated, backward = step_breakdown.isolated_sync(run.result), step_breakdown.backward_pass(run.result)
-    if _transfer_s(run) is None or isolated is None or backward is None or isolated.low <= backward.high:
+    if _transfer_s(run) is None or isolated is None or backward is None:
+        return None
+    if combine({"isolated": 1.0, "backward": -1.0}, {"isolated": isolated, "backward": backward}).low <= 0:
         return None
     return Cause(
         "transfer",
@@ -117,7 +121,8 @@ def check_nccl_without_links(run: AttributedRun) -> Cause | None:
     if not links or any(link.startswith("NV") for link in links) or _has_full_peer_access(run.result):
         return None
     rows = run.similar_rows(*SHARED_COLUMNS, "framework", "gpus", "global_batch")
-    faster = [other for other in rows if _reduces_on_cpu(other) and compare_rates(other, row).low > 1]
+    rivals = [other for other in rows if _reduces_on_cpu(other) and other["throughput_samples_per_s"]]
+    faster = [other for other in rivals if decide_ratio(other, row, run.configurations.estimate_ratio).low > 1]
     if not faster:
         return None
     best = max(faster, key=lambda row: float(row["throughput_samples_per_s"]))

@@ -7,6 +7,8 @@ from scalebench.analysis.attribution.causes.cause import AttributedRun, Cause, f
 from scalebench.analysis.attribution.components import estimate_step_s
 from scalebench.analysis.attribution.reference_runs import samples_per_device
 from scalebench.core.result import Result
+from scalebench.core.stats.estimate_arithmetic import combine
+from scalebench.core.stats.estimates import Estimate
 from scalebench.core.units import format_bytes, format_seconds
 
 MIN_CONSTANT_SHARE = 0.5  # of a small step that does not depend on its batch: from here on launching dominates
@@ -172,7 +174,7 @@ def check_loading(run: AttributedRun) -> Cause | None:
             evidence += f", {format_bytes(monitor.disk_read_bytes_per_s)}/s read from disk"
         cause = "devices share the disk that each batch is read from"
         remedy = "Try dataset.feed=host, or device where it fits"
-    elif alone is not None and together.low > MIN_LOADING_RATIO * alone.high > 0:
+    elif alone is not None and _loads_more_slowly(together, alone):
         cause = "several devices load more slowly than one: they share the cores that do it"
         remedy = "Try dataset.feed=device"
     elif workload.prefetch == "none":
@@ -183,6 +185,11 @@ def check_loading(run: AttributedRun) -> Cause | None:
         evidence += ", nothing is prefetched"
         remedy += ", or dataset.prefetch=queue, which draws batches during the steps"
     return Cause("data", cause, remedy, evidence)
+
+
+def _loads_more_slowly(together: Estimate, alone: Estimate) -> bool:
+    terms = {"together": 1.0, "alone": -MIN_LOADING_RATIO}
+    return alone.value > 0 and combine(terms, {"together": together, "alone": alone}).low > 0
 
 
 def _computing_s(result: Result) -> float | None:

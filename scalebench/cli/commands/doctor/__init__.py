@@ -15,7 +15,7 @@ from rich.table import Table
 
 from scalebench.cli.commands.arguments import CommandParser
 from scalebench.config import horovod_build
-from scalebench.core import config_files
+from scalebench.core import config_files, private_network
 from scalebench.core.machine import machine
 from scalebench.core.machine.machine import Machine
 from scalebench.report import machine_text
@@ -43,7 +43,14 @@ def main(options: argparse.Namespace) -> int:
         return hardware_check.main(options.overrides, options.config_dir)
     host = machine.detect_machine()
     table = Table(box=box.SIMPLE, show_header=False)
-    for name, text in [*list_machine_rows(host), *list_software(host), *list_launchers(), *list_horovod_builds()]:
+    sections = (
+        list_machine_rows(host),
+        list_software(host),
+        list_launchers(),
+        list_horovod_builds(),
+        list_open_ports(),
+    )
+    for name, text in (row for section in sections for row in section):
         table.add_row(name, text)
     console = Console(markup=False, highlight=False)
     console.width = console.width if console.is_terminal else 400  # one line for each fact
@@ -99,6 +106,22 @@ def list_horovod_builds() -> list[tuple[str, str]]:
     return [
         ("Horovod" if number == 0 else "", horovod_build.describe_horovod(name))
         for number, name in enumerate(frameworks)
+    ]
+
+
+def list_open_ports() -> list[tuple[str, str]]:
+    """List what listens while a run lasts, and for whom."""
+    problem = private_network.find_kernel_problem()
+    local = "the loopback only, while a run lasts; TensorFlow's servers and MPI have a network of their own"
+    if problem is not None:
+        local = (
+            f"the loopback only, while a run lasts, but no network of its own is possible here ({problem}): "
+            f"MPI listens on all interfaces, and so do TensorFlow's servers, which need "
+            f"strategy.options.{private_network.OPEN_PORT}=true"
+        )
+    return [
+        ("listening", f"runs on this machine: {local}"),
+        ("", "runs on several hosts: for all who reach these hosts, while a run lasts; docs/launching.md"),
     ]
 
 

@@ -55,7 +55,8 @@ function setColours(trace, palette) {
     trace.fillcolor = faded(colour, 0.18);
     return trace;
   }
-  trace.marker = { ...trace.marker, color: colour };
+  const isOnBar = role === "repeat" && trace.offsetgroup !== undefined;
+  trace.marker = { ...trace.marker, color: isOnBar ? palette.ink : colour };
   if (role === "bar") {
     trace.marker.line = { color: palette.paper, width: 1 };
     trace.marker.pattern = trace.marker.pattern && { ...trace.marker.pattern, fgcolor: palette.paper };

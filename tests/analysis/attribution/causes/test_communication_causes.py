@@ -14,6 +14,7 @@ from scalebench.analysis.attribution.reference_runs import ReferenceRuns
 from scalebench.core.result import Result, Sync
 from tests.builders.attribution_runs import STEPS, TRANSFER_S, probe_series, weak_scaling_runs
 from tests.builders.runs import MACHINE
+from tests.builders.sweeps import ratio_of_rows
 
 PCIE = [["X", "PHB"], ["PHB", "X"]]
 ROW = {
@@ -41,7 +42,9 @@ def attributed(
     result = change(result)
     references = ReferenceRuns(bare, bare, own)
     attribution = attribute_run(result, references)
-    return AttributedRun(attribution, result, references, rows)
+    run = AttributedRun(attribution, result, references, rows)
+    run.configurations.estimate_ratio = ratio_of_rows
+    return run
 
 
 def evidence(cause: Cause | None) -> str:
@@ -136,6 +139,7 @@ def test_nccl_without_direct_links() -> None:
         {"strategy": "mirrored_hierarchical"},
         {"status": "failed"},
         {"throughput_low": None},
+        {"throughput_samples_per_s": None},
         {"interval_over": "blocks"},
     ],
 )

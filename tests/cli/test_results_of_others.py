@@ -1,0 +1,146 @@
+"""A shared folder in which others wrote: it is read, does nothing to the reader, and gives nothing of his away."""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from scalebench.__main__ import main
+from scalebench.analysis.load import load
+from scalebench.core.errors import InputError
+from scalebench.core.result import write_result
+from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
+from scalebench.core.sweep_file import SWEEP_FILE
+from tests.builders.runs import record
+
+SECRET = "SECRETAWS123"
+HOSTILE = "\x1b]52;c;cm0=\x07 \x9b31m \u202egpj"
+
+
+@pytest.fixture(autouse=True)
+def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+
+
+def write_run(folder: Path, number: int, overrides: str = "- strategy=ddp\n", **changes: object) -> Path:
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / ".hydra" / "overrides.yaml").write_text(overrides)
+    write_result(record(run_id=f"run {number}", repeat=number, **changes), folder)  # type: ignore[arg-type]
+    return folder
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """Nine good runs, and beside them one of each kind that is not."""
+    folder = tmp_path / "shared"
+    for number in range(9):
+        write_run(folder / str(number), number)
+    write_run(folder / "9", 9, '- "note=${oc.env:AWS_SECRET_ACCESS_KEY}"\n', gpus=2)
+    write_run(folder / "10", 10, reason=HOSTILE, status="failed", block_s=None, log="../../../../etc/passwd")
+    path = write_run(folder / "11", 11) / RESULT_FILE
+    path.write_text(path.read_text().replace('"run_id": "', '"run_id": "\\ud800', 1))
+    os.mkfifo(folder / SWEEP_FILE)
+    (folder / "12").mkdir()
+    os.mkfifo(folder / "12" / SPEC_FILE)
+    return folder
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[str, list[str]]:
+    assert main(list(map(str, words))) == 0
+    out, err = capsys.readouterr()
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", out + err)
+    assert SECRET not in out + err
+    return out, err.splitlines()
+
+
+def test_a_table_of_the_good_runs_and_a_line_for_each_bad_one(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, errors = run_command(capsys, "show", shared)
+    assert re.search(r"\n +ddp +1 +9 +", out), "nine repeats"
+    assert "<U+202E>gpj" in out
+    assert len(errors) == 2
+    assert "11: its record holds what no run leaves" in errors[0]
+    assert "9/.hydra/overrides.yaml takes values from the environment" in errors[1]
+
+
+def test_a_report_of_the_good_runs_and_a_line_for_each_bad_one(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(capsys, "report", shared, "--markdown", "--csv")[1] == []
+    page, text = ((shared / name).read_text(encoding="utf-8") for name in ("report.html", "report.md"))
+    for content in (page, text, (shared / "report.csv").read_text(encoding="utf-8")):
+        assert SECRET not in content and "\x1b" not in content and "\u202e" not in content and "root:x:0" not in content
+    for line in ("sweep.json is no record of a sweep: is no plain file", "overrides.yaml takes values from the env",
+                 "its record holds what no run leaves"):  # fmt: skip
+        assert line in html.unescape(page)
+    assert html.escape("<U+202E>gpj") in page and "&lt;U+202E&gt;gpj" in text
+
+
+def test_load_names_the_file_with_half_a_character(shared: Path) -> None:
+    with pytest.raises(InputError, match=r"11: its record holds what no run leaves .*surrogates not allowed"):
+        load(shared)
+
+
+def test_an_error_line_does_nothing_to_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path / "0", 0) / RESULT_FILE
+    path.write_text(path.read_text().replace('"status": "ok"', f'"status": {json.dumps(HOSTILE)}', 1))
+    assert main(["show", str(tmp_path)]) == 2
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", capsys.readouterr().err)
+
+
+def test_overrides_that_resolve_nowhere_cost_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Hydra keeps interpolations as they were typed: they are resolved among keys that are not in that file."""
+    write_run(tmp_path / "0", 0, "- strategy=ddp\n- measure.warmup_steps=${seed}\n- train.x=${no.such}\n", gpus=2)
+    out, errors = run_command(capsys, "show", tmp_path)
+    assert "strategy=ddp 'measure.warmup_steps=${seed}' 'train.x=${no.such}' gpus=2" in out and errors == []
+
+
+@pytest.mark.parametrize("text", ["- [\n", "- ${oc.env:NO_SUCH}\n", "a: &a [*a]\n"])
+def test_bad_overrides_are_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "0", 0, text, gpus=2)
+    out, (line,) = run_command(capsys, "show", tmp_path)
+    assert "scalebench: left out: " in line and "overrides.yaml" in line
+    assert "for the missing baselines: python -m scalebench --multirun strategy=ddp gpus=2" in out
+
+
+def test_commands_have_no_passwords(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "0", 0, "- hardware.environment.PROXY=http://me:hidden@host\n", gpus=2)
+    assert "PROXY=http://***@host" in run_command(capsys, "show", tmp_path)[0]
+
+
+def test_the_home_folder_is_a_tilde_unless_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "users" / "ada"
+    monkeypatch.setenv("HOME", str(home))
+    reason = f"{home}/data is missing, {home}-old, /mnt{home} and {home}."
+    sweep = home / "sweep"
+    write_run(sweep / "0", 0, f"- strategy=ddp\n- dataset.path={home}/data\n", gpus=2)
+    write_run(sweep / "1", 1, status="failed", block_s=None, reason=reason)
+    (sweep / "2").mkdir()
+    (sweep / "2" / SPEC_FILE).write_text("{}")
+    names = ("report.html", "report.md", "report.csv")
+    run_command(capsys, "report", sweep, "--markdown", "--csv")
+    for name in names:
+        content = (sweep / name).read_text(encoding="utf-8")
+        shown = content.replace(f"{home}-old", "").replace(f"/mnt{home}", "")
+        assert str(home) not in shown and "~/data is missing" in re.sub(r"[\\`]", "", content), name
+    assert "dataset.path=~/data" in (sweep / "report.html").read_text(encoding="utf-8")
+    run_command(capsys, "report", sweep, "--markdown", "--csv", "--full-paths")
+    assert all(f"{home}/data is missing" in (sweep / name).read_text(encoding="utf-8") for name in names)
+
+
+def test_a_spreadsheet_takes_no_text_for_a_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    formulas = ["=cmd|'/C calc'!A0", "+HYPERLINK(1)", "-2+3", "@SUM(1)", "\t=1", " =1", "\uff1d1", "plain - text"]
+    for number, text in enumerate(formulas):
+        write_run(tmp_path / str(number), number, status="failed", block_s=None, reason=text)
+    run_command(capsys, "report", tmp_path, "--csv")
+    with (tmp_path / "report.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["reason"] for row in rows] == [f"'{text}" for text in formulas[:-1]] + formulas[-1:]
+    assert all(row["gpus"] == "1" for row in rows)

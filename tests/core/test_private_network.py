@@ -1,0 +1,155 @@
+"""A network of its own for the processes of a run, and the runs that need one."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from scalebench.core import private_network
+from scalebench.core.private_network import PrivateNetwork, explain_refusal, is_wanted, opens_ports
+from scalebench.core.process import is_process_alive, read_anonymous_bytes, wait_until
+from scalebench.core.spec import Config, StrategySpec
+from scalebench.runner.launchers.supervise import is_stopped
+from tests.builders.runs import simulated_config
+
+needs_network = pytest.mark.skipif(
+    private_network.find_kernel_problem() is not None, reason=str(private_network.find_kernel_problem())
+)
+PROGRAM = """
+import os, socket, sys
+names = [line.split(":")[0].strip() for line in open("/proc/self/net/dev") if ":" in line]
+server = socket.create_server(("127.0.0.1", 0))  # as ranks find each other
+socket.create_connection(server.getsockname())
+refused = 0
+try:
+    socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+except ConnectionRefusedError:
+    refused = 1
+open(sys.argv[2], "w").close()
+print(names, refused, os.getuid(), os.getgid(), sorted(map(int, os.listdir("/proc/self/fd")))[3:])
+"""
+
+
+@needs_network
+def test_a_program_has_a_loopback_its_user_and_nothing_else(tmp_path: Path) -> None:
+    before = psutil.Process().num_fds(), psutil.Process().children()
+    with socket.create_server(("127.0.0.1", 0)) as outside, PrivateNetwork() as network:
+        arguments = [sys.executable, "-c", PROGRAM, str(outside.getsockname()[1]), str(tmp_path / "file")]
+        command = network.command(arguments)
+        done = subprocess.run(command, pass_fds=network.descriptors, capture_output=True, text=True, check=True)
+    names, rest = done.stdout.split("] ", 1)
+    assert "'lo'" in names and "eth" not in names
+    assert rest.split()[:3] == ["1", str(os.getuid()), str(os.getgid())]
+    assert len(rest.split("[")[1].split(",")) <= 3, (
+        "the descriptors of the namespace are closed; sockets of its own stay"
+    )
+    assert ((tmp_path / "file").stat().st_uid, (tmp_path / "file").stat().st_gid) == (os.getuid(), os.getgid())
+    assert (psutil.Process().num_fds(), psutil.Process().children()) == before
+
+
+@needs_network
+def test_processes_meet_and_are_parked_watched_and_killed_from_outside() -> None:
+    """The namespace outlives the object that made it as long as a process is in it."""
+    with PrivateNetwork() as network:
+        started = [
+            subprocess.Popen(network.command(["sleep", "60"]), pass_fds=network.descriptors, start_new_session=True)
+            for _ in range(2)
+        ]
+    try:
+        wait_until(lambda: all(psutil.Process(each.pid).name() == "sleep" for each in started), 20.0)
+        networks = {os.readlink(f"/proc/{each.pid}/ns/net") for each in started}
+        assert len(networks) == 1 and networks != {os.readlink("/proc/self/ns/net")}
+        for each in started:
+            assert read_anonymous_bytes(each.pid) is not None
+            assert wait_until(lambda pid=each.pid: bool(psutil.Process(pid).environ()), 20.0)  # empty during exec
+            os.killpg(each.pid, signal.SIGSTOP)
+            assert wait_until(lambda pid=each.pid: is_stopped(pid), 20.0)
+            os.killpg(each.pid, signal.SIGCONT)
+    finally:
+        for each in started:
+            os.killpg(each.pid, signal.SIGKILL)
+            assert each.wait() == -signal.SIGKILL
+            assert not is_process_alive(each.pid, 0.0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root with setpriv shows it")
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["--bounding-set=-sys_admin"], "root may not make one: Operation not permitted"),  # as in most containers
+        (["--reuid=1234", "--regid=1234", "--groups=1234,44"], "ready user net"),
+    ],
+)
+def test_root_needs_its_rights_and_users_get_a_user_namespace(arguments: list[str], answer: str) -> None:
+    interpreter = next((path for path in ("/usr/bin/python3",) if os.access(path, os.X_OK)), None)
+    program = Path(private_network.__file__).read_text(encoding="utf-8")
+    if interpreter is None:
+        pytest.skip("no interpreter that other users can run")
+    command = ["setpriv", *arguments, interpreter, "-I", "-S", "-c", program]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == answer, done.stderr
+
+
+def config_of(launcher: str = "local", open_port: bool | None = False, **hardware: Any) -> Config:
+    config = simulated_config()
+    options = {} if open_port is None else {"open_port": open_port}
+    strategy = StrategySpec("a_server", framework="tensorflow", launcher=launcher, options=options)
+    hardware = dataclasses.replace(config.hardware, **hardware)
+    return dataclasses.replace(config, strategy=strategy, hardware=hardware)
+
+
+@pytest.mark.parametrize(
+    ("config", "problem", "wanted", "is_open", "refusal"),
+    [
+        (config_of(open_port=None), "no", False, False, None),
+        (config_of(), None, True, False, None),
+        (config_of(), "not here", True, True, "is not possible here (not here); where"),
+        (config_of(open_port=True), "not here", False, True, None),
+        (config_of("by_hand"), None, True, True, "(torchrun starts its processes)"),
+        (config_of("mpi"), None, True, False, None),
+        (config_of("mpi", None), None, True, False, None),
+        (config_of("mpi", None), "not here", True, True, None),  # flagged only
+        (config_of("mpi", None, hosts=["a", "b"]), "not here", False, False, None),
+        (config_of("mpi", hosts=["a", "b"]), None, False, True, None),  # several hosts have to reach each other
+        (config_of(this_machine=False), None, False, True, None),
+    ],
+)
+def test_who_gets_one_who_is_open_and_who_is_refused(
+    config: Config,
+    problem: str | None,
+    wanted: bool,
+    is_open: bool,
+    refusal: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in private_network.BATCH_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(private_network, "find_kernel_problem", lambda: problem)
+    assert (is_wanted(config), opens_ports(config)) == (wanted, is_open)
+    actual = explain_refusal(config)
+    assert actual is refusal if refusal is None else refusal in str(actual)
+    assert "\n" not in str(actual)
+
+
+def test_mpirun_keeps_its_way_to_the_batch_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert not is_wanted(config_of("mpi", None)) and is_wanted(config_of())
+
+
+def test_a_network_that_is_needed_and_not_possible_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_network, "__file__", "/no/such/program")
+    with pytest.raises(OSError), private_network.private_network(config_of()):
+        pass
+    monkeypatch.setattr(private_network, "find_kernel_problem", lambda: "not here")
+    with private_network.private_network(config_of("mpi", None)) as network:
+        assert network is None

@@ -1,0 +1,167 @@
+"""Files and texts that others wrote."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scalebench.core.errors import InputError
+from scalebench.core.json_files import read_json
+from scalebench.core.result import read_result
+from scalebench.core.run_folder import RESULT_FILE, progress_path
+from scalebench.core.sweep_file import SWEEP_FILE, SweepRecord, new_sweep_record, read_sweep
+from scalebench.core.untrusted import (
+    MAX_LIST_BYTES,
+    MAX_LIST_WORDS,
+    FileRefused,
+    clean_line,
+    clean_text,
+    read_plain_file,
+    read_text_list,
+)
+from scalebench.measure.progress import read_progress
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+def make_socket(path: Path) -> None:
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(os.path.relpath(path))  # an absolute one may be longer than sockets take
+    listening.close()
+
+
+def make_huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(40 << 30)  # takes no room
+
+
+ODD_FILES: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "socket": make_socket,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "huge": make_huge,
+    "nested": lambda path: path.write_text("[" * 100_000),
+    "half": lambda path: path.write_text('{"a": '),
+    "latin": lambda path: path.write_bytes(b'"\xff"'),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_FILES)
+def test_any_file_beside_a_result_is_read_or_refused_at_once(kind: str, tmp_path: Path) -> None:
+    """Opening a pipe would wait for a writer, and a file may be larger than memory, or nested deeper than the stack."""
+    for path in (tmp_path / RESULT_FILE, tmp_path / SWEEP_FILE, progress_path(tmp_path, 0)):
+        ODD_FILES[kind](path)
+    started_s = time.monotonic()
+    with pytest.raises(InputError, match=r"result\.json (is no|is larger|has schema)"):
+        read_result(tmp_path / RESULT_FILE)
+    with pytest.raises(InputError, match=r"sweep\.json is no record of a sweep: "):
+        read_sweep(tmp_path)
+    with pytest.raises(ValueError):
+        read_json(tmp_path / SWEEP_FILE)
+    assert read_progress(tmp_path, 0) is None
+    assert time.monotonic() - started_s < 10.0
+
+
+def test_links_count_only_where_they_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("1")
+    (tmp_path / "link").symlink_to("real")
+    assert read_plain_file(tmp_path / "link", follow_link=True) == b"1"
+    with pytest.raises(FileRefused, match="is a link"):
+        read_plain_file(tmp_path / "link")
+    with pytest.raises(IsADirectoryError):
+        read_plain_file(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read_plain_file(tmp_path / "missing")
+    with pytest.raises(FileRefused, match="is larger than 0 bytes"):
+        read_plain_file(tmp_path / "real", max_bytes=0)
+
+
+def test_a_list_of_texts_is_read_as_it_stands(tmp_path: Path) -> None:
+    assert read_text_list(tmp_path, ".hydra/overrides.yaml") == []
+    (tmp_path / "list").write_text(
+        '- gpus=2\n- "a=\\"b\\""\n- \'note=${oc.env:HOME}\'\n- 3\n- !!binary x\n- >-\n  a\n  b\n'
+    )
+    assert read_text_list(tmp_path, "list") == ["gpus=2", 'a="b"', "note=${oc.env:HOME}", "3", "x", "a b"]
+    (tmp_path / "list").write_text("[]\n")
+    assert read_text_list(tmp_path, "list") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (BOMB, "no flat list"),
+        ("- &a x\n", "no flat list"),
+        ("- &a x\n- *a\n", "no flat list"),
+        ("- [x]\n", "no flat list"),
+        ("- a: b\n", "no flat list"),
+        ("text\n", "no flat list"),
+        ("- x\n---\n- y\n", "no flat list"),
+        ("- [\n", "no flat list"),
+        ("- 'x\n", "is no YAML"),
+        ("- \x07\n", "is no YAML"),
+        ("- x\n" * (MAX_LIST_WORDS + 1), "more than"),
+        ("#" * (MAX_LIST_BYTES + 1), "larger than"),
+    ],
+)
+def test_anything_but_a_flat_list_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "list").write_text(text)
+    with pytest.raises(FileRefused, match=reason):
+        read_text_list(tmp_path, "list")
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "pipe"])
+def test_a_list_elsewhere_is_refused(tmp_path: Path, kind: str) -> None:
+    private, folder = tmp_path / "private", tmp_path / "run"
+    private.mkdir()
+    (private / "overrides.yaml").write_text("- mine\n")
+    folder.mkdir()
+    if kind == "folder":
+        (folder / ".hydra").symlink_to(private)
+    else:
+        (folder / ".hydra").mkdir()
+        path = folder / ".hydra" / "overrides.yaml"
+        path.symlink_to(private / path.name) if kind == "file" else os.mkfifo(path)
+    with pytest.raises(FileRefused, match="is no plain file inside the folder"):
+        read_text_list(folder, ".hydra/overrides.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain ü 漢字 \N{GRINNING FACE}", None),
+        ("hard\xa0space, soft\xadhyphen, joined\u200d", None),
+        ("\x1b[31mred\x1b[0m\tone\ntwo", "red\tone\ntwo"),
+        ("\x1b]52;c;cm0=\x07", "\ufffd]52;c;cm0=\ufffd"),
+        ("a\x00\x08\x7f", "a\ufffd\ufffd\ufffd"),
+        ("10 %\r20 %\r\nend", "10 %\n20 %\nend"),
+        ("half \ud800 a sign", "half \ufffd a sign"),
+        ("\x9b31m", "<U+009B>31m"),
+        ("rm \u202egpj", "rm <U+202E>gpj"),
+        ("a\u200bb\u2028c\ufeff\U000e0041", "a<U+200B>b<U+2028>c<U+FEFF><U+E0041>"),
+    ],
+)
+def test_shown_texts_do_nothing(text: str, shown: str | None) -> None:
+    assert clean_text(text) == (text if shown is None else shown)
+    assert clean_line(f"  {text}\n") == " ".join(clean_text(text).split())
+    assert clean_text(text).encode("utf-8")
+
+
+@pytest.mark.parametrize("pid", [-1, 0, 2**31, 2**80])
+def test_no_number_of_a_process_is_an_error(pid: int) -> None:
+    assert SweepRecord("", [], "here", pid, 0.0).is_alive("here") is False
+
+
+def test_the_command_line_in_a_sweep_has_no_passwords() -> None:
+    assert new_sweep_record(["a=http://me:pw@host"], "", "here", None).arguments == ["a=http://***@host"]
+
+
+def test_a_sweep_may_lack_the_limit_that_left_runs_out() -> None:
+    assert SweepRecord("", [], "here", 1, 0.0).time_limit_text == "sweep.max_minutes"
+    assert SweepRecord("", [], "here", 1, 0.0, 30.0).time_limit_text == "sweep.max_minutes=30"

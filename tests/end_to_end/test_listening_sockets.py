@@ -1,0 +1,126 @@
+"""What listens during a run on one machine: the loopback, a network of the run's own, or a flag in its row says so."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from scalebench.core import private_network
+from scalebench.core.result import read_result
+from scalebench.core.run_folder import RESULT_FILE
+
+LIMIT_S = 300.0
+LISTENING = "0A"  # the state in /proc/PID/net/tcp
+WORDS = (
+    "hardware=cpu gpus=2 model=materials_cnn dataset.size=400 measure=quick measure.min_s=0.3 measure.max_s=1 "
+    "measure.warmup_max_s=1 measure.probe_s=0.3"
+).split()
+# One of each adapter family and launcher; Horovod restarts for the probes, with another rendezvous.
+STRATEGIES = (
+    "simulated",
+    "ddp_gloo",
+    "horovod_gloo",
+    "horovod_mpi",
+    "parameter_server",
+    "multiworker_ring",
+    "mirrored",
+)
+MORE = ("fsdp_gloo", "lightning_ddp_gloo", "pipeline_gpipe", "horovod_tensorflow_gloo", "independent_tensorflow")
+BRIEFLY = ("simulated", "mirrored")  # listen for a moment, or have one process, which meets nobody
+
+
+class Listener(NamedTuple):
+    """A listening socket of a process, in one of the network namespaces."""
+
+    address: str
+    is_private: bool  # in another network than this program
+    program: str
+
+
+def list_listeners(process: psutil.Process) -> set[Listener]:
+    """List the listening TCP sockets of a process and of all below it, in whichever network they are."""
+    listeners = set()
+    for each in [process, *process.children(recursive=True)]:
+        with contextlib.suppress(OSError, psutil.Error):  # it has ended
+            sockets = set()
+            for number in os.listdir(f"/proc/{each.pid}/fd"):
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    sockets.add(os.readlink(f"/proc/{each.pid}/fd/{number}"))
+            is_private = os.readlink(f"/proc/{each.pid}/ns/net") != os.readlink("/proc/self/ns/net")
+            program = " ".join(each.cmdline()[-3:])
+            for table in ("tcp", "tcp6"):
+                for line in Path(f"/proc/{each.pid}/net/{table}").read_text().splitlines()[1:]:
+                    words = line.split()
+                    if words[3] == LISTENING and f"socket:[{words[9]}]" in sockets:
+                        listeners.add(Listener(parse_address(words[1]), is_private, program))
+    return listeners
+
+
+def parse_address(text: str) -> str:
+    """Parse the address of a line in /proc/PID/net/tcp or tcp6, whose words of 32 bits are in the order of the host."""
+    raw = bytes.fromhex(text.partition(":")[0])
+    in_order = b"".join(
+        raw[k : k + 4][::-1] if sys.byteorder == "little" else raw[k : k + 4] for k in range(0, len(raw), 4)
+    )
+    return str(ipaddress.ip_address(in_order))
+
+
+def listeners_of_run(folder: Path, *words: str) -> tuple[set[Listener], list[str]]:
+    """Run the program; return all that listened meanwhile, looked at ten times a second, and the row's flags."""
+    command = [sys.executable, "-m", "scalebench", *WORDS, *words, f"hydra.run.dir={folder}"]
+    listeners: set[Listener] = set()
+    with subprocess.Popen(command, cwd=folder.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as program:
+        started, deadline_s = psutil.Process(program.pid), time.monotonic() + LIMIT_S
+        try:
+            while program.poll() is None and time.monotonic() < deadline_s:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    listeners |= list_listeners(started)
+                time.sleep(0.1)
+        finally:
+            program.terminate()
+        assert program.stdout is not None
+        assert program.wait() == 0, program.stdout.read().decode()
+    result = read_result(folder / RESULT_FILE)
+    assert result.status == "ok", result.reason
+    return listeners, result.flags
+
+
+def is_open(listener: Listener) -> bool:
+    return not listener.is_private and not ipaddress.ip_address(listener.address).is_loopback
+
+
+def test_addresses_of_the_kernel_are_read() -> None:
+    assert (parse_address("0100007F:1F90"), parse_address("0" * 32 + ":01BB")) == ("127.0.0.1", "::")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("strategy", [*STRATEGIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+def test_nothing_listens_beyond_the_loopback_of_the_run(strategy: str, tmp_path: Path) -> None:
+    if strategy.startswith("horovod"):
+        pytest.importorskip("horovod")
+    needs_network = strategy.startswith(("parameter", "multiworker", "independent_tensorflow"))
+    if needs_network and private_network.find_kernel_problem() is not None:
+        pytest.skip(str(private_network.find_kernel_problem()))
+    listeners, flags = listeners_of_run(tmp_path / "run", f"strategy={strategy}")
+    assert listeners or strategy in BRIEFLY, "its ranks have met somewhere"
+    assert "open_port" in flags or not [listener for listener in listeners if is_open(listener)]
+    if private_network.find_kernel_problem() is None:
+        assert "open_port" not in flags
+        assert not needs_network or any(listener.is_private for listener in listeners)
+
+
+@pytest.mark.real
+def test_what_listens_for_everybody_is_seen_and_flagged(tmp_path: Path) -> None:
+    """With the user's consent; also proof that these tests would see it."""
+    words = ["strategy=multiworker_ring", "strategy.options.open_port=true", "measure.probes=false"]
+    listeners, flags = listeners_of_run(tmp_path / "run", *words)
+    assert "open_port" in flags and any(is_open(listener) for listener in listeners)

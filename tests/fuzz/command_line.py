@@ -1,0 +1,102 @@
+"""Runs the program's command lines in this process, where 10,000 of them take minutes, and checks how each ends.
+
+A line ends well with status 0, or with 2 and a reason in a few lines; never with a traceback, and within MAX_CPU_S.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.strategies import SearchStrategy
+
+from scalebench import __main__ as program
+
+MAX_CPU_S = 10.0
+MAX_WALL_S = 120.0  # for what waits and computes nothing; the machine may be busy with other tests
+MAX_ERROR_LINES = 3
+
+
+class LineHangs(BaseException):
+    """A command line that has not ended in time. No handler of the program catches it."""
+
+
+class Ending(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def run_line(words: Sequence[str], *, statuses: Sequence[int] = (0, 2)) -> Ending:
+    """Run one command line, check what holds for each, and return how it ended."""
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)  # strict, as standard output is
+    err = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _limited_time(), _fresh_hydra():
+        status = program.main(list(words))
+    ending = Ending(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+    assert "Traceback" not in ending.out + ending.err
+    assert status in statuses and (status != 2 or ending.err), ending
+    return ending
+
+
+def check_signs(ending: Ending) -> None:
+    """No control characters, no marks that turn text around: what is printed shows all that it has."""
+    signs = set(ending.out + ending.err) - {"\n"}
+    odd = {sign for sign in signs if unicodedata.category(sign) in ("Cc", "Cf", "Cs")}
+    assert not odd, f"{odd!r} in {ending}"
+
+
+@contextlib.contextmanager
+def _limited_time() -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise LineHangs
+
+    limits = ((signal.ITIMER_REAL, signal.SIGALRM, MAX_WALL_S), (signal.ITIMER_PROF, signal.SIGPROF, MAX_CPU_S))
+    before = [signal.signal(number, stop) for _, number, _ in limits]
+    for timer, _, limit_s in limits:
+        signal.setitimer(timer, limit_s)
+    try:
+        yield
+    finally:
+        for (timer, number, _), handler in zip(limits, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _fresh_hydra() -> Iterator[None]:
+    """Hydra keeps what it composed for the life of a process, which is one line everywhere but here."""
+    try:
+        GlobalHydra.instance().clear()
+        yield
+    finally:
+        GlobalHydra.instance().clear()
+        HydraConfig.instance().cfg = None
+
+
+def many_examples(few: int, many: int) -> pytest.MarkDecorator:
+    """Run a test with `few` examples, always the same, and as a part of `make test-all` with `many` others."""
+    return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.slow)])
+
+
+def try_examples(check: Callable[..., None], examples: int, **drawn: SearchStrategy[Any]) -> None:
+    """Call `check` with so many examples of the `drawn` arguments. Those of a slow test differ from run to run; the
+    one that fails is printed as it was drawn: to look for a smaller one takes minutes."""
+    slow = examples >= 1000
+    chosen = settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=not slow,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    chosen(given(**drawn)(check))()
