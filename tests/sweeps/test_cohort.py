@@ -70,7 +70,8 @@ def test_runs_take_turns_and_measure_what_they_measure_by_themselves(tmp_path: P
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans)), "two runs measured at the same time"
     orders = {tuple(number for *_, number in spans[at : at + 4]) for at in range(0, len(spans), 4)}
     assert len(orders) > 1, "the order within a round is random"
-    step_s = {n: sum(r.ranks[0].block_s) / len(r.ranks[0].block_s) / r.ranks[0].block_steps for n, r in results.items()}
+    # The least, since other programs make a sleep longer, never shorter.
+    step_s = {number: min(r.ranks[0].block_s) / (r.ranks[0].block_steps or 1) for number, r in results.items()}
     assert 1.4 < step_s[2] / step_s[1] < 2.2
     assert any(progress.leader and progress.ratio for progress in seen)
 
