@@ -121,8 +121,8 @@ TRACEBACKS = (
 
 @pytest.mark.parametrize(
     "words",
-    [*([word] for word in TRACEBACKS), ["--run", "--multirun"], ["gpus=" + "[" * 2000]],
+    [*([word] for word in TRACEBACKS), ["--run", "--multirun"], ["gpus=" + "[" * 2000], ["-m", "seed=range(10000000)"]],
     ids=lambda words: words[0][:40],
 )
-def test_lines_that_once_gave_a_traceback_or_might(words: list[str]) -> None:
+def test_lines_that_once_had_no_good_end(words: list[str]) -> None:
     check_dry(words)
