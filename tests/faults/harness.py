@@ -133,7 +133,10 @@ def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> 
     if result is not None and not _are_possible(vars(result.phases)):
         problems.append(f"impossible phases: {result.phases}")
     if result is not None:
-        left = [name for name in os.listdir(running.folder) if TRANSIENT_FILES.fullmatch(name)]
+        # Not the pipe of a stall: scalebench removes plain files only.
+        left = [
+            path.name for path in running.folder.iterdir() if TRANSIENT_FILES.fullmatch(path.name) and path.is_file()
+        ]
         problems += [f"files left: {left}"] if left else []
     if row.phase == PARKED and row.fault.victim == "rank" and running.other_statuses() != {"ok"}:
         problems.append(f"the other run of the cohort is {running.other_statuses()}")
