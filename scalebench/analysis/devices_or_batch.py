@@ -96,12 +96,12 @@ def compare_devices_with_batch(
         work, bare_strategy = global_batch_key(row, curve.group), strategy_of.get(row["baseline_bare_id"])
         same = self_rows.get((work, column_key(row, DEVICES_OR_BATCH_COLUMNS)))
         bare = bare_rows.get((work, bare_strategy, column_key(row, BARE_BASELINE_COLUMNS)))
-        for one, same_strategy in ((same, True), (None if bare is same else bare, False)):
-            if one is not None:
-                throughput = decide_ratio(row, one, estimate_ratio)
-                trainings = _find_trainings(row, one, trained)
+        for single, same_strategy in ((same, True), (None if bare is same else bare, False)):
+            if single is not None:
+                throughput = decide_ratio(row, single, estimate_ratio)
+                trainings = _find_trainings(row, single, trained)
                 time_ratio = None if trainings is None else _time_ratio(*trainings)
-                comparisons.append(DevicesOrBatch(row, one, same_strategy, throughput, trainings, time_ratio))
+                comparisons.append(DevicesOrBatch(row, single, same_strategy, throughput, trainings, time_ratio))
     return comparisons
 
 

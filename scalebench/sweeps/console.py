@@ -97,8 +97,8 @@ class Console:
     @staticmethod
     def drop_output() -> None:
         """Write what comes to standard output nowhere from now on, and what is still in its buffer."""
-        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as sink:
+            os.dup2(sink.fileno(), sys.stdout.fileno())
 
     def print_line(self, text: str) -> None:
         self.rich.print(clean_text(text), markup=False, soft_wrap=True)
