@@ -18,7 +18,7 @@ from scalebench.__main__ import main
 from scalebench.config.compose import compose, to_config
 from scalebench.config.resolve import resolve
 from scalebench.core.run_folder import PLUGIN_LOG
-from scalebench.core.spec import ModelSpec, RunSpec, StopSpec, TrainSpec
+from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner import launchers, parent
 from scalebench.runner.jobs import JobRequest
 from scalebench.runner.jobs.submit import Submitter
@@ -204,9 +204,11 @@ def broken(log: str = "", **changes: Any) -> RunSpec:
 @pytest.mark.parametrize("log", ["", "Traceback: here\n"])
 def test_its_row_is_made_without_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str) -> None:
     monkeypatch.setattr(launchers, "launch", None)
+    spec = dataclasses.replace(broken(log), unsupported="it needs a GPU")
     (tmp_path / "run").mkdir()
+    write_spec(spec, tmp_path / "run")
     (tmp_path / "run" / PLUGIN_LOG).write_text("of an earlier one")
-    result = parent.run_spec(dataclasses.replace(broken(log), unsupported="it needs a GPU"), tmp_path / "run")
+    result = parent.run_spec(spec, tmp_path / "run")
     assert (result.status, result.reason, result.ranks) == ("failed", LINE, [])
     assert result.log == (PLUGIN_LOG if log else None)
     assert not log or (tmp_path / "run" / PLUGIN_LOG).read_text() == log

@@ -33,15 +33,17 @@ def contract(
     return Contract(strategy, overrides, gpus, name, slow, attributes)
 
 
-def contract_classes(contracts: Iterable[Contract]) -> dict[str, Any]:
-    """Return test classes by their name, for the globals of a test module."""
+def contract_classes(
+    contracts: Iterable[Contract], base: type[StrategyContract] = StrategyContract, suffix: str = ""
+) -> dict[str, Any]:
+    """Return test classes by their name, which ends with `suffix`, for the globals of a test module."""
     classes: dict[str, Any] = {}
     for one in contracts:
         words = "".join(word.capitalize() for word in [*one.strategy.split("_"), *one.name.split()])
         name = f"Test{words}{'' if one.gpus == 2 else one.gpus}"
         assert name not in classes, name
-        own = {"strategy": one.strategy, "gpus": one.gpus, "overrides": (*StrategyContract.overrides, *one.overrides)}
-        made: Any = type(name, (StrategyContract,), {**one.attributes, **own})
+        own = {"strategy": one.strategy, "gpus": one.gpus, "overrides": (*base.overrides, *one.overrides)}
+        made: Any = type(name, (base,), {**one.attributes, **own})
         made = made if one.strategy == "simulated" else pytest.mark.real(made)
         classes[name] = pytest.mark.slow(made) if one.slow else made
     return classes
