@@ -18,7 +18,7 @@ from scalebench.__main__ import main
 from scalebench.config.compose import compose, to_config
 from scalebench.config.resolve import resolve
 from scalebench.core.run_folder import PLUGIN_LOG
-from scalebench.core.spec import RunSpec, write_spec
+from scalebench.core.spec import ModelSpec, RunSpec, StopSpec, TrainSpec, write_spec
 from scalebench.runner import launchers, parent
 from scalebench.runner.jobs import JobRequest
 from scalebench.runner.jobs.submit import Submitter
