@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.soak import soak
 
 
+@pytest.mark.slow
 def test_a_sweep_that_fails_and_is_killed_again_and_again_comes_to_its_end(tmp_path: Path) -> None:
     report = soak(tmp_path, 24, 10, hang_s=20.0)
     assert report.problems == []
