@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from scalebench.config import validate
 from scalebench.config.placement import Placement, compute_placement
 from scalebench.config.support import find_unsupported_reasons
-from scalebench.core import private_network
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.config_fingerprint import compute_fingerprint
 from scalebench.core.errors import InputError, PluginError
-from scalebench.core.machine import machine
+from scalebench.core.machine import machine, private_network
 from scalebench.core.spec import CHIEF, Config, HardwareSpec, ModelSpec, RunSpec, check_fields
 from scalebench.slurm import resources
 from scalebench.strategies import registry

@@ -7,8 +7,7 @@ import shutil
 
 from scalebench.config import horovod_build
 from scalebench.config.placement import Placement, find_binding_problem
-from scalebench.core import private_network
-from scalebench.core.machine import machine
+from scalebench.core.machine import machine, private_network
 from scalebench.core.spec import Config, HardwareSpec, StrategySpec, has_stop
 from scalebench.slurm.commands import Slurm, in_allocation
 from scalebench.strategies import registry

@@ -17,10 +17,11 @@ from scalebench.analysis.load import Survey
 from scalebench.config.compose import to_config
 from scalebench.config.error_messages import explain_error
 from scalebench.config.resolve import resolve
-from scalebench.core import private_network, process
+from scalebench.core import process
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock
+from scalebench.core.machine import private_network
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, refuse_foreign_folder
 from scalebench.core.spec import RunSpec

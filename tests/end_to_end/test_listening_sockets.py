@@ -14,7 +14,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from scalebench.core import private_network
+from scalebench.core.machine import private_network
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
 
@@ -28,13 +28,19 @@ WORDS = (
 STRATEGIES = (
     "simulated",
     "ddp_gloo",
-    "horovod_gloo",
     "horovod_mpi",
     "parameter_server",
+)
+MORE = (
+    "horovod_gloo",
     "multiworker_ring",
     "mirrored",
+    "fsdp_gloo",
+    "lightning_ddp_gloo",
+    "pipeline_gpipe",
+    "horovod_tensorflow_gloo",
+    "independent_tensorflow",
 )
-MORE = ("fsdp_gloo", "lightning_ddp_gloo", "pipeline_gpipe", "horovod_tensorflow_gloo", "independent_tensorflow")
 BRIEFLY = ("simulated", "mirrored")  # listen for a moment, or have one process, which meets nobody
 
 

@@ -97,7 +97,7 @@ def check_dry(words: list[str]) -> Ending:
     return ending
 
 
-@many_examples(300, 10_000)
+@many_examples(150, 10_000)
 def test_random_lines(examples: int) -> None:
     try_examples(lambda words: check_dry(words) and None, examples, words=LINES)
 

@@ -13,8 +13,8 @@ from scalebench.analysis import load as frame
 from scalebench.analysis.read_runs import summarize_readable
 from scalebench.config.compose import compose, to_config
 from scalebench.config.resolve import resolve
-from scalebench.core import private_network
 from scalebench.core.config_files import conf_dir
+from scalebench.core.machine import private_network
 from scalebench.core.result import write_result
 from scalebench.core.run_folder import LOCK_FILE
 from scalebench.core.sweep_file import read_sweep

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scalebench.core import exit_with_parent, private_network
+from scalebench.core import exit_with_parent
+from scalebench.core.machine import private_network
 from scalebench.core.process import describe_error
 from scalebench.core.run_folder import monitor_path
 from scalebench.core.spec import read_spec

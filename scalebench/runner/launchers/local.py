@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scalebench.core.private_network import PrivateNetwork, private_network
+from scalebench.core.machine.private_network import PrivateNetwork, private_network
 from scalebench.core.process import as_start_errors, defer_signals
 from scalebench.core.run_folder import rank_log_name
 from scalebench.runner.launchers.rank_environment import LOOPBACK, build_environment, find_free_ports

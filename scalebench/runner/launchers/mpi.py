@@ -19,8 +19,8 @@ from pathlib import Path
 
 from scalebench.config import placement as host_lists
 from scalebench.core import exit_with_parent
+from scalebench.core.machine.private_network import PrivateNetwork, find_kernel_problem, private_network
 from scalebench.core.machine.variables import FRAMEWORK_VARIABLES, SECRET_VARIABLES
-from scalebench.core.private_network import PrivateNetwork, find_kernel_problem, private_network
 from scalebench.core.process import StartError, as_start_errors, defer_signals
 from scalebench.core.run_folder import MPIRUN_LOG, RUN_ID_VARIABLE
 from scalebench.core.spec import RunSpec

@@ -12,8 +12,7 @@ from scalebench.__main__ import main
 from scalebench.cli.commands import doctor
 from scalebench.config import horovod_build
 from scalebench.config.horovod_build import HorovodBuild
-from scalebench.core import private_network
-from scalebench.core.machine import machine
+from scalebench.core.machine import machine, private_network
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.machine.machine import Machine
 from scalebench.strategies import registry

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from scalebench.cli.commands.arguments import CommandParser
 from scalebench.config import horovod_build
-from scalebench.core import config_files, private_network
-from scalebench.core.machine import machine
+from scalebench.core import config_files
+from scalebench.core.machine import machine, private_network
 from scalebench.core.machine.machine import Machine
 from scalebench.report import machine_text
 from scalebench.strategies import registry

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from scalebench.core import private_network
-from scalebench.core.private_network import PrivateNetwork, explain_refusal, is_wanted, opens_ports
+from scalebench.core.machine import private_network
+from scalebench.core.machine.private_network import PrivateNetwork, explain_refusal, is_wanted, opens_ports
 from scalebench.core.process import is_process_alive, read_anonymous_bytes, wait_until
 from scalebench.core.spec import Config, StrategySpec
 from scalebench.runner.launchers.supervise import is_stopped
