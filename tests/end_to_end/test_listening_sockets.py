@@ -24,7 +24,7 @@ WORDS = (
     "hardware=cpu gpus=2 model=materials_cnn dataset.size=400 measure=quick measure.min_s=0.3 measure.max_s=1 "
     "measure.warmup_max_s=1 measure.probe_s=0.3"
 ).split()
-# One of each adapter family and launcher; Horovod restarts for the probes, with another rendezvous.
+# One of each launcher; those of other families are slow. Horovod restarts for the probes, with another rendezvous.
 STRATEGIES = (
     "simulated",
     "ddp_gloo",

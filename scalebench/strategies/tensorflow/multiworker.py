@@ -115,8 +115,6 @@ class ClusterOptions:
     """Options of each strategy whose processes run TensorFlow's servers, which take no address to listen on."""
 
     open_port: bool = False  # stay in the machine's network, and serve all who reach it: core/machine/private_network
-        False  # stay in the machine's network, and serve everybody who reaches it: core/machine/private_network
-    )
 
 
 @dataclass
