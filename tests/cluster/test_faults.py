@@ -169,7 +169,7 @@ def _lose(program: Program, cluster: Cluster, number: int, node: str) -> Result:
 
 
 GREEDY = 'import os\nif os.environ.get("RANK") == "3":\n    kept = b"x" * 600_000_000\n'
-MEMORY, WORKER, KEEPER, PARENT, GOOD = range(5)
+MEMORY, WORKER, AGENT, PARENT, GOOD = range(5)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -181,22 +181,22 @@ def test_the_reason_of_killed_ranks_is_reported_and_other_runs_go_on(cluster: Cl
     told = {
         "memory": case("memory", gpus=4, lasting=True, slurm="memory: 400M", variables=path),
         "worker": case("worker", gpus=4, lasting=True),
-        "keeper": case("keeper", gpus=4, lasting=True),
+        "agent": case("agent", gpus=4, lasting=True),
         "parent": case("parent", gpus=4, lasting=True, slurm="memory: 20M"),  # it takes more itself
         "good": case("good", gpus=4),
     }
     with started(cluster, tmp_path / "sweep", *cases(tmp_path / "cases", **told)) as program:
         program.working(WORKER, 4)
         cluster.on("node2", "kill", "-KILL", str(_pids(program, WORKER, 3)["worker"]))
-        program.working(KEEPER, 4)
-        cluster.on("node2", "kill", "-KILL", str(_pids(program, KEEPER, 3)["keeper"]))
+        program.working(AGENT, 4)
+        cluster.on("node2", "kill", "-KILL", str(_pids(program, AGENT, 3)["agent"]))
         status, said = program.ended()
         rows = [program.row(number) for number in range(5)]
     assert [row.status for row in rows] == ["oom", "failed", "failed", "oom", "ok"], said
     step = rows[MEMORY].scheduler
     assert step is not None and f"SLURM: StepId={step.job_id}.0 exceeded memory limit" in str(rows[MEMORY].reason)
     assert rows[WORKER].reason == "rank 3 was killed by SIGKILL"
-    assert rows[KEEPER].reason == "rank 3 was killed by SIGKILL"
+    assert rows[AGENT].reason == "rank 3 was killed by SIGKILL"
     batch = rows[PARENT].scheduler
     assert batch is not None and f"StepId={batch.job_id}.batch exceeded memory limit" in str(rows[PARENT].reason)
     assert rows[PARENT].log == "job.log"
@@ -205,7 +205,7 @@ def test_the_reason_of_killed_ranks_is_reported_and_other_runs_go_on(cluster: Cl
 
 
 def _pids(program: Program, number: int, rank: int) -> dict[str, object]:
-    """Of a rank and its keeper, in the numbers of their node."""
+    """Of a rank and its agent, in the numbers of their node."""
     found: dict[str, object] = json.loads((program.folder / str(number) / f"pid{rank}.json").read_text())
     return found
 
