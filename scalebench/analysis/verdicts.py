@@ -37,7 +37,7 @@ DOUBTS = {
     "drifts": "its level changed while it was measured",
     "superlinear": "an efficiency above 1, which needs an explanation",
 }
-# Those of figures that are of other programs too, or of no such devices: no verdict rests on them.
+# No verdict rests on rows with these flags: other programs or missing cores are part of their figures.
 NO_VERDICT_FLAGS = ("busy_machine", "oversubscribed", "superlinear_on_cpu")
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 HIDDEN_VALUE = "set, value not recorded"
-# Of the libraries that train, communicate and compute.
+# These variables set up the libraries that train, communicate and compute.
 FRAMEWORK_VARIABLES = re.compile(
     r"(NCCL|HOROVOD|OMP|GLOO|TF|MKL|TORCH|PYTORCH|XLA|CUDA|CUDNN|CUBLAS|KMP|MALLOC)_|NVIDIA_TF32_OVERRIDE$"
 )

@@ -199,7 +199,7 @@ def _parse_binary(content: bytes) -> LabeledImages:
 
 
 Operation = tuple[str, Any]  # of a pickle: its name and argument
-# Those that a published file has, by their code. Strings and numbers of any length count as one kind.
+# The opcodes that occur in a published file, by their code. Strings and numbers of any length count as one kind.
 NO_ARGUMENT = {
     b"}": "EMPTY_DICT", b"]": "EMPTY_LIST", b"(": "MARK", b"u": "SETITEMS", b"e": "APPENDS", b".": "STOP",
     b"\x85": "TUPLE1", b"\x86": "TUPLE2", b"\x87": "TUPLE3", b"t": "TUPLE", b"R": "REDUCE", b"b": "BUILD",
@@ -213,7 +213,7 @@ END: Operation = ("its end", None)
 MAX_NAME_BYTES = 50  # of a module, or of what it contains
 MAX_OPERATIONS_PER_IMAGE = 4  # its label, its name, and what stores the name: 3
 # A numpy array as it is pickled, before its shape, and its dtype between its shape and the order of its elements.
-# Of the dtype, the numbers of its version, size and alignment are left open.
+# The operations of one array. The version, size and alignment of its dtype may be any numbers.
 ARRAY: list[Operation] = [
     ("GLOBAL", b"numpy.core.multiarray _reconstruct"),
     ("GLOBAL", b"numpy ndarray"),
