@@ -45,7 +45,7 @@ NO_HOROVOD = "no: horovod is not installed (make horovod in a checkout of scaleb
         ("ddp_gloo", "yes"),
         ("ddp_nccl", "no: needs cuda"),
         ("horovod_nccl", NO_HOROVOD),
-        ("mirrored", "no: tensorflow is not installed (pip install 'scalebench[tensorflow]')"),
+        ("mirrored", "no: tensorflow is not installed (pip install 'scalebench-train[tensorflow]')"),
     ],
 )
 def test_whether_it_can_run_here(listed: dict[str, str], name: str, here: str) -> None:
@@ -103,7 +103,7 @@ def test_a_missing_package_comes_with_the_command_that_installs_it(
     files = config_files.list_options("strategy")
     need_it = [name for name, path in files.items() if "torch" in OmegaConf.load(path).requires]
     assert len(need_it) > 8
-    line = "no: torch is not installed (pip install 'scalebench[torch]')"
+    line = "no: torch is not installed (pip install 'scalebench-train[torch]')"
     assert [each.split()[0] for each in out.splitlines() if line in each] == sorted(need_it)
 
 

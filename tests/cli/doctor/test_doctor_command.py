@@ -90,9 +90,9 @@ def test_a_missing_package_has_its_install_command(run_command: Tell, monkeypatc
     """Horovod is described for installed frameworks only."""
     lines = run_command(missing=("torch", "horovod", "PIL"))
     assert [line for line in lines if line.startswith(("missing", "Horovod"))] == [
-        "missing PIL: pip install 'scalebench[images]'",
+        "missing PIL: pip install 'scalebench-train[images]'",
         "missing horovod: make horovod in a checkout of scalebench; see docs/horovod.md",
-        "missing torch: pip install 'scalebench[torch]'",
+        "missing torch: pip install 'scalebench-train[torch]'",
         "Horovod not installed: make horovod in a checkout of scalebench; see docs/horovod.md",
     ]
     monkeypatch.setattr(horovod_build, "detect_framework_version", {"torch": "1"}.get)
