@@ -74,7 +74,7 @@ INSTALL_HINTS: dict[str, str] = {
     "pytorch_lightning": "pip install 'scalebench-train[torch]'",
     "tensorflow": "pip install 'scalebench-train[tensorflow]'",
     **dict.fromkeys(("jax", "optax"), "pip install ./plugins/scalebench-jax in a checkout"),
-    "horovod": "make horovod in a checkout of scalebench; see docs/horovod.md",
+    "horovod": "scalebench install horovod",
 }
 
 

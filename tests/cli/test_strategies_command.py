@@ -35,7 +35,7 @@ def test_every_registered_strategy_has_one_line_in_order(listed: dict[str, str])
     assert all(" scalebench " in line for line in listed.values())
 
 
-NO_HOROVOD = "no: horovod is not installed (make horovod in a checkout of scalebench; see docs/horovod.md)"
+NO_HOROVOD = "no: horovod is not installed (scalebench install horovod)"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_broken_plugins_have_their_line_and_hide_no_other(
 NO_TENSORFLOW = "Horovod 0.28.1 was built without TensorFlow"
 NO_NCCL = (
     "no: Horovod 0.28.1 was built without NCCL: "
-    "HOROVOD_GPU_OPERATIONS=NCCL make horovod, on a machine with nvcc and NCCL"
+    "HOROVOD_GPU_OPERATIONS=NCCL scalebench install horovod, on a machine with nvcc and NCCL"
 )  # fmt: skip
 NO_MPIRUN = "no: horovod_mpi is started by mpirun, which is not on the PATH: apt-get install openmpi-bin"
 
