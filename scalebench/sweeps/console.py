@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -287,22 +286,6 @@ class Console:
         finally:
             if self._queue_status is not None:
                 self._queue_status.start()
-
-    def print_sweep_script(self, specs: Sequence[RunSpec], folder: Path) -> None:
-        """Print the batch script that a sweep would be submitted as."""
-        from scalebench.slurm import submit
-
-        self.print_line("\nthis sweep as one job, submitted with sbatch:\n")
-        self.print_line(submit.render_sweep_script(specs, folder))
-
-    def print_script(self, spec: RunSpec, folder: Path) -> None:
-        """Print the batch script that a run would be submitted as, and the command in it that starts its ranks."""
-        from scalebench.slurm import resources, submit
-
-        self.print_line(f"\n{spec.label}{format_repeat(spec)}, submitted with sbatch:\n")
-        self.print_line(submit.render_script(spec, folder))
-        self.print_line("ranks, from within the job:\n")
-        self.print_line(f"{shlex.join(resources.srun_command(spec, folder))}\n")
 
 
 def _read_answer(question: str) -> str:
