@@ -30,7 +30,7 @@ DEFAULT_JOB_MINUTES = (MeasureSpec().timeout_s + START_ALLOWANCE_S) / 60
 
 @dataclass(frozen=True)
 class NodeShape:
-    """What every node of a partition has that a job of scalebench may get."""
+    """The devices, cores and memory that every node of a partition has at least."""
 
     nodes: int
     devices: str  # cuda or cpu
