@@ -19,13 +19,13 @@ from typing import NoReturn
 
 from scalebench.config import placement
 from scalebench.core import exit_with_parent
-from scalebench.core.errors import InputError
+from scalebench.core.errors import InputError, describe_exception
 from scalebench.core.json_files import ReservedRoom
 from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_record_path, reserved_room_path, write_rank_file
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.measure.progress import ProgressFile
-from scalebench.measure.session import Session, complete_record
+from scalebench.measure.session import Session, WrongBackend, complete_record
 from scalebench.runner import memory_limit
 from scalebench.runner.launchers import rank_agent
 from scalebench.strategies import registry
@@ -77,7 +77,10 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
         _final_barrier(strategy)
         strategy.close()
     except BaseException as error:
-        classify_error(error, record)
+        if is_headline_safe(error, record):
+            record.probe_failures.setdefault("probes", describe_exception(error))
+        else:
+            classify_error(error, record)
         with contextlib.suppress(OSError):  # the log of this rank is on the same full disk
             traceback.print_exc()
         write_record(record, progress, folder, room)
@@ -102,6 +105,11 @@ def serve_rank(spec: RunSpec, rank: int, folder: Path) -> int:
 def write_record(record: RankRecord, progress: ProgressFile, folder: Path, room: ReservedRoom) -> None:
     complete_record(record, progress)
     room.use(lambda: write_rank_file(rank_record_path(folder, record.rank), record))
+
+
+def is_headline_safe(error: BaseException, record: RankRecord) -> bool:
+    """Return whether a failure came after the figures of the run, and says nothing about them."""
+    return "probes" in record.marks_s and isinstance(error, Exception) and not isinstance(error, WrongBackend)
 
 
 def classify_error(error: BaseException, record: RankRecord) -> None:
