@@ -26,7 +26,7 @@ ADVICE = {
         "Use fewer devices, or a machine with more cores."
     ),
     "probe_failed": (
-        "Something failed after the measurement, while parts of the step were timed: the throughput stands, and what is "
+        "Something failed after the measurement, while parts of a step were timed: the throughput stands, and what is "
         "empty was not measured. `scalebench show --details` has the error; the log of the rank has all of it."
     ),
     "approximate": (

@@ -34,13 +34,6 @@ from scalebench.strategies.base import Strategy, Unsupported
 PARENT_PID = "SCALEBENCH_PARENT_PID"
 RECORD_ROOM_BYTES = 128 << 10  # a record of some hundred blocks with probes
 CLOSE_LIMIT_S = 5  # for a failed rank to leave its group
-OUT_OF_MEMORY_PHRASES = (
-    "out of memory",
-    "oom when allocating",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "unable to allocate",
-)
 # TensorFlow begins a message with these to show where an operation was created.
 TENSORFLOW_ORIGIN = ("Graph execution error", "Detected at node", "File ")
 
@@ -117,7 +110,7 @@ def classify_error(error: BaseException, record: RankRecord) -> None:
     text = one_line_message(error) or type(error).__name__
     if isinstance(error, Unsupported):
         record.status, record.reason = "unsupported", text
-    elif isinstance(error, MemoryError) or any(phrase in text.lower() for phrase in OUT_OF_MEMORY_PHRASES):
+    elif isinstance(error, MemoryError) or memory_limit.OUT_OF_MEMORY.search(text):
         record.status, record.reason = "oom", f"out of memory: {text[:300]}"
     elif isinstance(error, InputError):
         record.status, record.reason = "failed", text
