@@ -25,6 +25,10 @@ ADVICE = {
         "More threads than cores: ranks wait for each other's cores, which is no property of the strategy. "
         "Use fewer devices, or a machine with more cores."
     ),
+    "probe_failed": (
+        "Something failed after the measurement, while parts of a step were timed: the throughput stands, and what is "
+        "empty was not measured. `scalebench show --details` has the error; the log of the rank has all of it."
+    ),
     "approximate": (
         "Its steps are not those of the baseline on the same samples, as the strategy's YAML declares (approximate), "
         "so its speed is that of a different training. Compare what it reaches, too: train.stop.target."
