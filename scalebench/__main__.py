@@ -62,9 +62,17 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"scalebench {__version__}")
         return 0
+    _announce_runs(arguments)
     from scalebench.cli import hydra_app
 
     return hydra_app.main(arguments)
+
+
+def _announce_runs(arguments: list[str]) -> None:
+    """Print a line in a terminal at once: the imports and the checks of all runs take seconds on a cold start."""
+    has_switches = any(word.startswith("-") and word not in ("--multirun", "-m") for word in arguments)
+    if sys.stdout is not None and sys.stdout.isatty() and not has_switches:
+        print(f"scalebench {__version__}: preparing the runs", flush=True)
 
 
 def _run_command_to_its_end(name: str, arguments: list[str]) -> int:

@@ -204,10 +204,12 @@ class Session:
         epoch, metric = training.steps / training.train.steps_per_epoch, self.spec.config.model.metric
         value = training.curve[-1].metrics.get(metric) if training.curve else None
         text = None if value is None else f"{metric} {value:.3g}"
-        self.progress.update(training.steps, training.samples, training.train_s, epoch, text)
+        step_s = training.train_s / training.steps if training.steps else None
+        self.progress.update(training.steps, training.samples, training.train_s, epoch, text, step_s)
 
     def _report(self, series: BlockSeries) -> None:
-        self.progress.update(len(series.seconds) * series.steps, sum(series.samples), sum(series.seconds))
+        steps, step_s = len(series.seconds) * series.steps, series.seconds[-1] / series.steps
+        self.progress.update(steps, sum(series.samples), sum(series.seconds), step_s=step_s)
 
 
 def save_headline(record: RankRecord, progress: ProgressFile) -> None:
