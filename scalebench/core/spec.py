@@ -269,6 +269,7 @@ class Config:
     seed: int = number_field(0, at_least=0)
     repeat: int = number_field(0, at_least=0)
     resume: bool = False
+    strict: bool = False  # an unsupported run makes the exit status of a sweep 1
     baseline: str = choice_field("auto", "bare", "none", "attribution")  # which missing one-device runs a sweep adds
     dry_run: bool = False
     debug: bool = False
