@@ -32,20 +32,23 @@ COMMANDS = {
 }
 
 USAGE = """\
-python -m scalebench [KEY=VALUE ...]                  one run
-       python -m scalebench --multirun gpus=1,2 [...]        a sweep, with its baselines
-       python -m scalebench sweep=demo                       a sweep from conf/sweep
-       python -m scalebench COMMAND [...]                    see below; each has its own --help"""
+scalebench [KEY=VALUE ...]                  one run
+       scalebench --multirun gpus=1,2 [...]        a sweep, with its baselines
+       scalebench sweep=demo                       a sweep from conf/sweep
+       scalebench COMMAND [...]                    see below; each has its own --help"""
 
 DESCRIPTION = f"""\
 scalebench {__version__}: how does my training scale under each parallel strategy?
 
-Choose:    model=  dataset=  strategy=  hardware=  measure=  train=  sweep=   (names are files in conf/)
+Choose:    model=  dataset=  strategy=  hardware=  measure=  train=  sweep=   (scalebench list names them)
 Set:       gpus=2  scaling=weak|strong  seed=0  measure.repeats=3  train.batch_per_device=75  strategy.options.KEY=...
 Also:      dry_run=true lists the runs and starts nothing; resume=true skips what earlier sweeps ended well;
            baseline=none adds no one-device runs, baseline=attribution also those that split the loss of strong scaling;
-           sweep.max_minutes=30 leaves out the least informative runs; debug=true keeps rank 0 in the foreground
-See:       --cfg job prints the composed config; --hydra-help lists Hydra's own options"""
+           sweep.max_minutes=30 leaves out the least informative runs; debug=true keeps rank 0 in the foreground;
+           strict=true: the exit status is 1 also where a run of a sweep is unsupported
+See:       --cfg job prints the composed config; --hydra-help lists Hydra's own options;
+           eval "$(scalebench -sc install=bash)" completes commands, keys and names in the shell
+Status:    0: a run is ok and none failed; 1: one failed, or none could be done here; 2: nothing was started"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -53,7 +56,11 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~", "+")):
         return _run_command_to_its_end(arguments[0], arguments[1:])
-    if arguments[:1] == ["-sc"] and "query=" in arguments[-1] and (words := complete_line(os.environ.get("COMP_LINE", ""))):
+    if (
+        arguments[:1] == ["-sc"]
+        and "query=" in arguments[-1]
+        and (words := complete_line(os.environ.get("COMP_LINE", "")))
+    ):
         print("\n".join(words))
         return 0
     if "--help" in arguments or "-h" in arguments:
@@ -111,7 +118,7 @@ def explain_unknown_command(name: str, arguments: list[str]) -> str:
     if not nearest_names(name, COMMANDS):
         from scalebench.config.error_messages import explain_bare_word
 
-        line = explain_bare_word(name, arguments)
+        line = explain_bare_word(name, [name, *arguments])
         if "KEY=VALUE" not in line:
             return line
     return unknown_name_message("command", name, COMMANDS)

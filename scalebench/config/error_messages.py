@@ -155,7 +155,7 @@ def explain_switch(message: str, arguments: Sequence[str], switches: Sequence[st
 
 def explain_bare_word(word: str, arguments: Sequence[str]) -> str:
     """Return a line for a word that is no KEY=VALUE: the name of a strategy, a key, or what a space cut off."""
-    number = arguments.index(word) if word in arguments else 0
+    number = list(arguments).index(word)
     before, after = ["", *arguments][number], [*arguments, ""][number + 1]
     if before.endswith("="):
         return f"'{word}' is no setting: write {before}{word} without the space"

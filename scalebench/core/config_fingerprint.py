@@ -44,7 +44,13 @@ def compute_fingerprint(config: Config, gpus: int, device: str) -> str:
     for part, key, default in LATER_KEYS:
         if tree[part][key] == default:
             del tree[part][key]
-    for key in ("approximate", "tolerance", "choices", "at_least"):  # checks of the strategy and of its options
+    for key in (
+        "approximate",
+        "exact_with",
+        "tolerance",
+        "choices",
+        "at_least",
+    ):  # checks of the strategy and of its options
         del tree["strategy"][key]
     tree["strategy"]["options"] = normalize_options(tree["strategy"]["options"])
     tree["gpus"], tree["device"] = gpus, device

@@ -113,7 +113,9 @@ def find_newest_sweep(below: Path = Path(RESULTS_FOLDER)) -> Path:
     for files in (below.glob(f"*/{SWEEP_FILE}"), below.glob(f"single/*/{RESULT_FILE}")):
         if found := max(files, key=lambda path: path.stat().st_mtime_ns, default=None):
             return found.parent
-    raise InputError(f"no sweep below ./{below}; name the folder of a run or a sweep, or make one: scalebench sweep=demo")
+    raise InputError(
+        f"no sweep below ./{below}; name the folder of a run or a sweep, or make one: scalebench sweep=demo"
+    )
 
 
 def refuse_foreign_sweep_folder(folder: Path) -> None:

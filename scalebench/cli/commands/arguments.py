@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-
 FOLDERS_HELP = "folder of a run or a sweep, or a result.json; default: the newest sweep below ./multirun"
 
 

@@ -22,7 +22,12 @@ COMPARISON_FORMATS = ("text", "json", "junit", "markdown")
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("paths", nargs="*", metavar="DIR", help="A and B; or one, with --by, --against or --save: by default the newest sweep below ./multirun")
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        metavar="DIR",
+        help="A and B; or one, with --by, --against or --save: by default the newest sweep below ./multirun",
+    )
     parser.add_argument("--by", metavar="KEY", help="compare the values of this key within the folder")
     parser.add_argument("--base", metavar="VALUE", help="the value of that key to compare the others with")
     parser.add_argument("--ignore", action="append", default=[], metavar="KEY", help="a key that may differ")
