@@ -41,7 +41,7 @@ def nearest_names(name: str, candidates: Iterable[str]) -> list[str]:
     stem = _without_digits(typed)
     if len(stem) >= MIN_STEM_CHARACTERS and typed not in names:
         family = [known for known in names if _without_digits(known.lower()) == stem]
-        longer = [known for known in names if known.lower().startswith((f"{typed}_", f"{typed}-"))]
+        longer = [known for known in names if known.lower().startswith(typed)]
         if family or longer:
             return sorted(family or longer, key=split_number)[:MAX_NEAREST_NAMES]
     nearest = nearest_name(name, names)

@@ -17,7 +17,6 @@ from rich.table import Table
 
 from scalebench.cli.commands.arguments import CommandParser
 from scalebench.config import support
-from scalebench.config.error_messages import explain_unknown_choice
 from scalebench.core import config_files
 from scalebench.core.config_files import LIST_KINDS
 from scalebench.core.errors import InputError, split_number, unknown_name_message
@@ -212,6 +211,8 @@ def find_strategy_support(name: str) -> Support:
 def _print_entry(console: Console, group: str, name: str) -> None:
     names = list_names(group)
     if name not in names:
+        from scalebench.config.error_messages import explain_unknown_choice  # which imports Hydra
+
         raise InputError(explain_unknown_choice(group, name, names))
     file = config_files.list_options(group).get(name)
     if file is None:  # of a broken plugin
