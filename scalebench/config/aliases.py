@@ -81,7 +81,7 @@ CHOICE_HINTS = {
         {
             "strategy=data_parallel is torch.nn.DataParallel": "dp dataparallel",
             "strategy=bare_torch is one device without a wrapper": "none single bare baseline",
-            "strategy=zero1 shards the state of the optimizer, strategy=fsdp_nccl also weights and gradients": (
+            "strategy=zero1 shards the state of the optimizer, strategy=fsdp also weights and gradients": (
                 "deepspeed zero zero2 zero3"
             ),
             "strategy=ddp is PyTorch's data parallelism": "nccl gloo torch pytorch torchrun accelerate",

@@ -127,8 +127,6 @@ def _explain_value(override: str, error: BaseException) -> str:
     value, expected = typed[1], VALUE_TYPES.get(typed[3].lower(), typed[3]) + units
     if key == "train.batch_per_device" and value == "auto":
         return f"{override} should be {expected}; measure=max_batch searches for the largest one that fits"
-    if key == "gpus" and typed[2] in ("list", "ListConfig"):
-        return f"{override} should be {expected}; hardware.device_ids={value} chooses devices"
     return f"{override} should be {expected}"
 
 

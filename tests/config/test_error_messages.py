@@ -65,7 +65,7 @@ def test_each_kind_of_error(words: list[str], line: str) -> None:
         ([], "bucket_cap", "strategy ddp has no option 'bucket_cap'; did you mean 'bucket_cap_mb'?"),
         (["strategy=simulated"], "step", "strategy simulated has no option 'step'; did you mean 'step_s'?"),
         (["strategy=ddp", "strategy=simulated"], "step", "strategy simulated has no option 'step'; did you mean "),
-        (["sweep=thesis_scaling"], "op", "strategy bare_torch has no option 'op'; known: none"),
+        (["sweep=thesis_scaling"], "bucket", "strategy horovod_nccl has no option 'bucket'; known: autotune, "),
         (["sweep=gpus"], "bucket_cap", "strategy ddp has no option 'bucket_cap'; did you mean 'bucket_cap_mb'?"),
         (["strategy=bare_torch"], "step", "strategy bare_torch has no option 'step'; known: none"),
         # of a sweep's strategies, the first that has no such option
