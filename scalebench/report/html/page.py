@@ -130,12 +130,13 @@ def read_asset(name: str) -> str:
 
 
 def _read_plotly(sections: list[Section]) -> str:
-    """Return plotly's nearly five megabytes, or nothing if there is no chart."""
-    if not any(isinstance(block, Chart) for section in sections for block in section.blocks):
-        return ""
-    from plotly.offline import get_plotlyjs
+    """Return plotly.js, or nothing if there is no chart.
 
-    return str(get_plotlyjs())
+    The asset is plotly-basic.min.js of npm's plotly.js-basic-dist-min 4.1.1, unchanged. It draws lines and bars, and
+    has a quarter of the size of the bundle in Python's plotly.
+    """
+    has_charts = any(isinstance(block, Chart) for section in sections for block in section.blocks)
+    return read_asset("plotly-basic.min.js") if has_charts else ""
 
 
 def _make_script(text: str) -> Markup:
