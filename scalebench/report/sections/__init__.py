@@ -12,9 +12,9 @@ from scalebench.report.document import HomeFolder, Section
 from scalebench.report.report_data import ReportData
 
 SECTIONS = (
-    "problems:unfinished_section answer:section scaling:section scaling:strategies_section attribution:section "
-    "sync:section usage:section memory:section training:epochs_section training:section batch_size:section "
-    "devices_or_batch:section data_or_model:section training:losses_section usage:clocks_section "
+    "problems:unfinished_section answer:section answer:evidence_section scaling:section scaling:strategies_section "
+    "attribution:section sync:section usage:section memory:section training:epochs_section training:section "
+    "batch_size:section devices_or_batch:section data_or_model:section training:losses_section usage:clocks_section "
     "pipeline_stages:section operations:section published:section machines:section problems:section"
 ).split()
 

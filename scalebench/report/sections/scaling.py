@@ -89,7 +89,7 @@ def section(report_data: ReportData) -> Section | None:
         kind = next(iter(baselines), "bare")
         about, estimate_ratio = baselines.get(kind, BASELINES[kind]), report_data.configurations.estimate_ratio
         blocks += _make_jump_table(group, estimate_ratio, kind, about)
-    return Section("scaling", "Scaling", blocks) if groups else None
+    return Section("scaling", "Scaling", blocks, folded=len(groups) == 1) if groups else None
 
 
 def _describe_baselines(rows: Sequence[Cells], baseline_name: str | None) -> dict[str, str]:
