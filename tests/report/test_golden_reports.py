@@ -73,7 +73,10 @@ def parallelism() -> list[Result]:
 
 # Each with the sections that it is made for.
 SWEEPS: dict[Callable[[], list[Result]], tuple[str, ...]] = {
-    strategies: ("answer", "scaling", "strategies", "attribution", "sync", "usage", "epochs", "operations", "problems"),
+    strategies: (
+        *("answer", "evidence", "scaling", "strategies", "attribution", "sync", "usage", "epochs"),
+        *("operations", "problems"),
+    ),
     trainings: ("training",),
     batches: ("batch-size",),
     more_devices: ("devices-or-batch",),
@@ -102,7 +105,7 @@ def test_names_stay_text_and_ids_are_plain_and_unique(make_runs: Callable[[], li
         result.workload.model = result.scale.hardware = SCRIPT
     sweeps.write_results(tmp_path, results)
     made = {section.id: section for section in make_sections(load_report_data([tmp_path]))}
-    for name in {*SWEEPS[make_runs]} - {"operations", "stages", "problems"}:  # which name runs by strategy and devices
+    for name in {*SWEEPS[make_runs]} - {"answer", "operations", "stages", "problems"}:  # with strategy and devices only
         assert any(SCRIPT in block_text(block) for block in made[name].blocks), name
     ids = [block.id for section in made.values() for block in section.blocks if isinstance(block, Chart | Table)]
     assert len(set(ids)) == len(ids) and all(re.fullmatch("[a-z0-9-]+", name) for name in ids)
@@ -117,7 +120,7 @@ def test_a_section_is_left_out_where_it_has_nothing_to_say(tmp_path: Path) -> No
     always = {"strategies", "machines"}
     assert set(list_sections(sweeps.failed_run(flags=["throttled"]))) == {*always, "answer", "problems"}
     one = list_sections(sweeps.run("ddp_gloo", 1))
-    assert set(one) == {*always, "answer", "usage", "epochs", "learning", "clocks", "operations"}
+    assert set(one) == {*always, "answer", "evidence", "usage", "epochs", "learning", "clocks", "operations"}
     assert set(list_sections(*strategies()[:5])) - set(one) == {"scaling", "attribution", "sync"}
     assert "training" not in list_sections(sweeps.training_run(status="failed"))
 

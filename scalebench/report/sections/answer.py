@@ -115,12 +115,18 @@ def write_headline(advice: Advice, estimate_ratio: EstimateRatio) -> str:
         return f"{_join_tied(advice.rows)} are equally fast."
     if advice.kind == "stay":
         return f"Stay on one device: {advice.one_device[0]} is the fastest."
-    times = decide_ratio(row, advice.one_device[1], estimate_ratio).value
     if advice.kind == "take":
+        times = decide_ratio(row, advice.one_device[1], estimate_ratio).value
         return f"Take {_on_devices((name, row))}: {times:.3g} times as fast as one."
-    if times < 1:
+    if _is_slower(advice):
         return "Stay on one device for now: more were not faster."
     return f"Not sure yet: {_on_devices((name, row))} looks the fastest."
+
+
+def _is_slower(advice: Advice) -> bool:
+    """Return whether the fastest row on several devices was slower than one device, certain or not."""
+    single = advice.one_device
+    return single is not None and _get_main_row(advice)[1][THROUGHPUT] < single[1][THROUGHPUT]
 
 
 def _describe_first(ranking: Ranking) -> str:
@@ -146,7 +152,7 @@ def _join_names(names: Sequence[str]) -> str:
 def _make_tiles(advice: Advice) -> Iterator[Tile]:
     """Make the throughput of what to take, and speedup and efficiency of the fastest row on several devices."""
     pair, single = _get_main_row(advice), advice.one_device
-    rate_of = single if advice.kind == "stay" and single is not None else pair
+    rate_of = single if single is not None and _is_slower(advice) else pair
     figure, _, interval = format_throughput(rate_of[1]).partition(" ± ")
     yield Tile("Throughput", figure, "samples/s", interval and f"± {interval}", _on_devices(rate_of))
     if advice.kind == "one device":
