@@ -70,12 +70,7 @@ def sample_report() -> list[Section]:
     codes = [Code("python -m scalebench gpus=2", "sh", "Again"), Code("a\n````\nb", "log", "<tail>")]
     tiles = [Tile("Throughput", "12,345", "samples/s", "± 0.8 %", "ddp_gloo on 2 devices"), Tile("Speedup", "unknown")]
     verdict = Verdict("Take ddp_gloo.", tiles, "9 % is lost.", ["one repeat", "busy | machine"], "mlp on data", TAGS)
-    answer = [
-        verdict,
-        Paragraph("ddp_gloo, tied with [nobody].", "answer"),
-        Paragraph("Plain."),
-        Paragraph("", "plain"),
-    ]
+    answer = [Paragraph("ddp_gloo, tied with [nobody].", "answer"), Paragraph("Plain."), Paragraph("", "plain")]
     return [
         Section("answer", "Answer", [verdict, *answer]),
         Section("scaling", "Scaling", [line_chart(), table, stacked_chart()]),

@@ -57,7 +57,11 @@ def nasty_sections(text: str = NASTY) -> list[Section]:
     cells = [Row([Cell(text, text, text)], tags), Row([Cell("b")], {"strategy": "b"})]
     table = Table("t", text, [text], cells, caption=text)
     verdict = Verdict(text, [Tile(text, text, text, text, text)], text, [text], text, tags)
-    return [Section("s", text, [verdict, chart, table, Paragraph(text, tags=tags), Code(text, "log", text, tags)])]
+    return [
+        Section(
+            "s", text, [verdict, chart, table, Paragraph(text, tags=tags), Code(text, "log", text, tags)], folded=False
+        )
+    ]
 
 
 def test_a_page_requests_nothing_from_elsewhere(report_data: ReportData, tmp_path: Path) -> None:

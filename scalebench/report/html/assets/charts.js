@@ -172,7 +172,7 @@ function watchCharts() {
 
 // Paper is white, and shows all charts, two beside each other: a page of A4 or Letter is 700 pixels wide.
 function beforePrint() {
-  folds = [...document.querySelectorAll("details.fold:not([open])")];
+  folds = [...document.querySelectorAll("details:is(.fold, .about):not([open])")];
   folds.forEach((fold) => { fold.open = true; });
   screenTheme = theme();
   setTheme("light");
