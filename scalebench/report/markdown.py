@@ -65,7 +65,9 @@ def _render_section(section: Section, home: Path, folder: Path) -> Iterator[str]
 
 def _render_block(block: Block, home: Path, folder: Path) -> Iterator[str]:
     if isinstance(block, Paragraph):
-        if text := escape_paragraph(block.text):
+        if block.kind == "heading":
+            yield f"### {escape(block.text)}"
+        elif text := escape_paragraph(block.text):
             yield f"**{text}**" if block.kind == "answer" else ALERTS.get(block.kind, "") + text
     elif isinstance(block, Verdict):
         yield from _render_verdict(block)
@@ -76,6 +78,8 @@ def _render_block(block: Block, home: Path, folder: Path) -> Iterator[str]:
         yield _render_table(block, home, folder) if isinstance(block, Table) else _render_chart(block)
         if block.caption:
             yield escape_paragraph(block.caption)
+        if isinstance(block, Table) and block.footnotes:
+            yield "\n".join(f"- {escape(mark)}: {escape(text)}" for mark, text in block.footnotes)
 
 
 def _render_verdict(block: Verdict) -> Iterator[str]:

@@ -29,6 +29,7 @@ from scalebench.report.flag_text import to_text
 if TYPE_CHECKING:
     import pandas as pd
 
+    from scalebench.analysis.attribution.causes.cause import AttributedRun
     from scalebench.analysis.load import Survey
 
 MAX_DETAILED_RUNS = 200  # runs of which a report shows more than their row
@@ -73,6 +74,7 @@ class ReportData:
     configurations: Configurations = field(default_factory=Configurations)  # ratios between pooled rows
     files: RunFiles = field(default_factory=lambda: RunFiles([]))  # all that was searched
     full_paths: bool = False  # else those below the home folder begin with ~
+    attributed_runs: dict[str, AttributedRun] | None = None  # filled by the first section that needs them
     _records: dict[str, Result] = field(default_factory=dict)  # cache of records
 
     @cached_property

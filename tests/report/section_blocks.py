@@ -105,7 +105,8 @@ def block_text(block: Block) -> str:
     """Return all text of a block."""
     if isinstance(block, Table):
         cells = [cell.text for row in block.rows for cell in row.cells]
-        return " ".join([block.title, block.caption, *block.columns, *cells])
+        notes = [text for _, text in block.footnotes]
+        return " ".join([block.title, block.caption, *block.columns, *cells, *notes])
     if isinstance(block, Chart):
         return " ".join([block.title, block.caption, *(series.name for series in block.series)])
     if isinstance(block, Verdict):

@@ -18,11 +18,11 @@ from markupsafe import Markup
 from scalebench import __version__
 from scalebench.analysis.ranking import join_with_and
 from scalebench.analysis.read_runs import pause_garbage_collection
-from scalebench.analysis.scaling_curves import format_group_title, plain_rows
+from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import describe_machine
 from scalebench.core.untrusted import clean_text
-from scalebench.report.document import Chart, HomeFolder, Section
+from scalebench.report.document import Chart, HomeFolder, Section, describe_single_group
 from scalebench.report.html.render import Renderer, list_filters
 from scalebench.report.repeat_commands import read_strategy_config
 from scalebench.report.report_data import ReportData
@@ -95,7 +95,7 @@ def make_header(report_data: ReportData) -> Header:
     order = [*STATUSES, *sorted(set(counts) - set(STATUSES))]
     return Header(
         title=make_title(report_data.frame),
-        group=_describe_group(report_data),
+        group=describe_single_group(report_data.curves),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
         paths=paths if report_data.full_paths else list(map(HomeFolder().hide, paths)),
@@ -137,11 +137,6 @@ def _count_devices(gpus: Sequence[int]) -> str:
     if not gpus:
         return ""
     return f"{gpus[0]} to {gpus[-1]} devices" if len(gpus) > 1 else f"{gpus[0]} device{'s' * (gpus[0] > 1)}"
-
-
-def _describe_group(report_data: ReportData) -> str:
-    titles = {format_group_title(curve.group) for curve in report_data.curves}
-    return titles.pop() if len(titles) == 1 else ""
 
 
 def _describe_machines(report_data: ReportData) -> list[str]:

@@ -102,7 +102,7 @@ class Renderer:
         numeric = [column in table.numeric for column in table.columns]
         return {
             "kind": "table", "id": table.id, "title": table.title, "caption": table.caption,
-            "columns": list(zip(table.columns, numeric, strict=True)),
+            "columns": list(zip(table.columns, numeric, strict=True)), "footnotes": table.footnotes,
             "rows": Markup("".join(self._render_row(row, numeric) for row in table.rows)),
         }  # fmt: skip
 
@@ -112,6 +112,10 @@ class Renderer:
 
     def _render_cell(self, cell: Cell, right: bool) -> str:
         text, start = _escape(cell.text), '<td class="right"' if right else "<td"
+        if cell.chip:
+            text = f'<span class="chip {cell.chip}">{text}</span>'
+        if cell.note:
+            start = f'{start} title="{_escape(cell.note)}"'
         if cell.link:
             text = f'<a href="{_escape(make_relative_link(cell.link, self.home, self.folder))}">{text}</a>'
         if cell.value is None or (value := str(cell.value)) == cell.text:

@@ -35,6 +35,7 @@ from scalebench.report.document import (
 )
 from scalebench.report.repeat_commands import make_command, make_recipe, read_strategy_config
 from scalebench.report.report_data import ReportData
+from scalebench.report.sections.attribution import attribute_runs, describe_largest_loss
 from scalebench.report.tables import format_percent as format_whole_percent
 from scalebench.report.tables import format_percent_column, format_ratio, format_throughput
 
@@ -91,7 +92,7 @@ def _make_verdicts(report_data: ReportData) -> Iterator[Verdict]:
         yield Verdict(
             write_headline(advice, report_data.configurations.estimate_ratio),
             list(_make_tiles(advice)),
-            _describe_main_loss(advice),
+            _describe_main_loss(report_data, advice),
             list_doubts(advice),
             format_group_title(advice.group) if several else "",
             get_tags(row),
@@ -174,12 +175,16 @@ def _make_ratio_tile(name: str, row: dict[str, Any], column: str, note: str) -> 
     return Tile(name, figure, "%" if percent else "times", interval, note)
 
 
-def _describe_main_loss(advice: Advice) -> str:
-    name, row = _get_main_row(advice)
+def _describe_main_loss(report_data: ReportData, advice: Advice) -> str:
+    """Name the largest part of the loss, or its size where no part is certain."""
+    pair = _get_main_row(advice)
     if advice.kind == "one device":
         return ""
-    loss = _describe_loss(row, _baseline_kind(row))
-    return f"{_on_devices((name, row))}: {loss[0].lower()}{loss[1:]}"
+    case = attribute_runs(report_data).get(str(pair[1]["run_id"]))
+    if case is not None and (largest := describe_largest_loss(case)):
+        return f"{_on_devices(pair)} is {100 * case.attribution.lost.value:.0f} % short of ideal, {largest}."
+    loss = _describe_loss(pair[1], _baseline_kind(pair[1]))
+    return f"{_on_devices(pair)}: {loss[0].lower()}{loss[1:]}"
 
 
 def list_doubts(advice: Advice) -> list[str]:
