@@ -86,7 +86,7 @@ def _states_differ(curves: list[Curve]) -> bool:
 def _make_chart(group: CurveGroup) -> Chart:
     bars = make_bar_series(group.curves, "state_bytes")
     caption = join_sentences("weights, gradients, optimizer's state of the fullest device; less leaves room for more")
-    axes = Axis(DEVICES), Axis("bytes")
+    axes = Axis(DEVICES), Axis("state", unit="bytes")
     return group.make_chart("memory", "state", "State of a device", axes, bars, caption, "bars")
 
 

@@ -50,7 +50,7 @@ def section(report_data: ReportData) -> Section | None:
         blocks.append(Paragraph(text))
     blocks += _make_trace_table(report_data, rows, names)
     blocks += list_left_out_runs(report_data)
-    return Section("operations", "What takes the time of a step", blocks, folded=True)
+    return Section("operations", "What takes the time of a step", blocks)
 
 
 def make_run_blocks(result: Result) -> Iterator[Table | str]:
