@@ -1,5 +1,5 @@
 # Each target sets up .venv itself; nothing is done twice.
-.PHONY: install horovod demo test test-all lint bench cluster-up cluster-down clean
+.PHONY: install horovod demo docs test test-all lint bench cluster-up cluster-down clean
 PY := .venv/bin/python
 
 install:
@@ -14,6 +14,10 @@ horovod:
 demo:
 	@SCALEBENCH_HOROVOD=no scripts/install.sh
 	$(PY) -m scalebench sweep=demo
+
+# The site of docs/ in site/, with every warning as an error.
+docs: install
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 # Tests that start no framework's workers share the cores; those that do take one another's, and go one by one.
 test: install lint
@@ -45,4 +49,4 @@ cluster-down:
 	@$(PY) -m tests.cluster.down
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist site

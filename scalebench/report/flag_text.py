@@ -31,7 +31,7 @@ ADVICE = {
     ),
     "open_port": (
         "Its processes listened on all interfaces of the machine while it ran, so that others could reach them: "
-        "TensorFlow's servers read and write files for everybody. docs/launching.md says where that is not needed."
+        "TensorFlow's servers read and write files for everybody. docs/guides/cluster.md says where that is not needed."
     ),
     "not_in_turns": (
         "It was measured by itself while the others of its sweep took turns: it did not fit beside them, or its "

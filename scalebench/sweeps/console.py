@@ -249,7 +249,7 @@ class Console:
         open_strategies = [spec.config.strategy for spec in specs if OPEN_PORT in spec.flags]
         for strategy in {strategy.name: strategy for strategy in open_strategies}.values():
             harm = ", and lets everybody who reaches it read and write files as you" * (OPEN_PORT in strategy.options)
-            self.print_line(f"{strategy.name} listens on all interfaces while it runs{harm} (docs/launching.md)")
+            self.print_line(f"{strategy.name} listens on all interfaces while it runs{harm} (docs/guides/cluster.md)")
 
     @contextlib.contextmanager
     def show_queue(self) -> Iterator[Callable[[QueueState], None]]:
