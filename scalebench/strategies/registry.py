@@ -70,11 +70,11 @@ BUILT_IN_STRATEGIES: dict[str, str] = {
 
 # How to install the packages that a strategy's YAML `requires`.
 INSTALL_HINTS: dict[str, str] = {
-    "torch": "pip install 'scalebench[torch]'",
-    "pytorch_lightning": "pip install 'scalebench[torch]'",
-    "tensorflow": "pip install 'scalebench[tensorflow]'",
-    **dict.fromkeys(("jax", "optax"), "pip install scalebench-jax"),
-    "horovod": "make horovod in a checkout of scalebench; see docs/horovod.md",
+    "torch": "pip install 'scalebench-train[torch]'",
+    "pytorch_lightning": "pip install 'scalebench-train[torch]'",
+    "tensorflow": "pip install 'scalebench-train[tensorflow]'",
+    **dict.fromkeys(("jax", "optax"), "pip install ./plugins/scalebench-jax in a checkout"),
+    "horovod": "scalebench install horovod",
 }
 
 

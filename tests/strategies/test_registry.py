@@ -242,5 +242,5 @@ def test_built_in_options_may_be_left_out() -> None:
 def test_missing_packages_and_install_hints() -> None:
     assert registry.missing_packages(["json", "no_such_package_x", "numpy"]) == ["no_such_package_x"]
     assert registry.install_hint("no_such_package_x") == "pip install no_such_package_x"
-    assert registry.install_hint("torch") == "pip install 'scalebench[torch]'"
-    assert registry.install_hint("horovod") == "make horovod in a checkout of scalebench; see docs/horovod.md"
+    assert registry.install_hint("torch") == "pip install 'scalebench-train[torch]'"
+    assert registry.install_hint("horovod") == "scalebench install horovod"
