@@ -128,6 +128,10 @@ class Configurations:
             return self._ratio(self._by_run[row["run_id"]], self._by_run[base["run_id"]])
         return LogMean(math.log(row["throughput_samples_per_s"] / base["throughput_samples_per_s"]))
 
+    def list_folders(self, run_id: str) -> list[Path]:
+        """Return the folders of all repeats of the row with this run_id, in the order of their start."""
+        return [Path(cells["path"]) for cells in self._by_run[run_id].rows]
+
     def list_history(self, session: str) -> list[HistoryEntry]:
         """Return what these configurations, a sweep that has ended, add to the history of the machine."""
         entries, ended_at = [], datetime.now(UTC).isoformat(timespec="seconds")

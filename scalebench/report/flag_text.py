@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from scalebench.analysis.verdicts import DOUBTS
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -31,7 +33,7 @@ ADVICE = {
     ),
     "open_port": (
         "Its processes listened on all interfaces of the machine while it ran, so that others could reach them: "
-        "TensorFlow's servers read and write files for everybody. docs/launching.md says where that is not needed."
+        "TensorFlow's servers read and write files for everybody. docs/guides/cluster.md says where that is not needed."
     ),
     "not_in_turns": (
         "It was measured by itself while the others of its sweep took turns: it did not fit beside them, or its "
@@ -155,19 +157,28 @@ def list_flags(flags: str, unsteady: bool) -> list[str]:
     return [*names, NOT_STEADY] if unsteady and not set(names) & set(UNSTEADY) else names
 
 
-def describe_row(row: dict[str, Any]) -> list[str]:
-    """Return the remarks on a successful row: its flags, an unsteady series, unresolved differences.
+def describe_row(row: dict[str, Any], explains: bool = False) -> list[str]:
+    """Return the remarks on a successful row: its flags, an unsteady series, unresolved differences. With `explains`,
+    flags are followed by their meaning.
 
     A difference from a baseline is unresolved if the 95 % interval of the speedup contains 1, its limits included. No
     remark is made on a row that is its own baseline, twice if one run is both baselines, or without an interval.
     """
-    remarks = [format_flag(flag) for flag in list_flags(to_text(row["flags"]), to_text(row["steady"]) == "False")]
+    flags = list_flags(to_text(row["flags"]), to_text(row["steady"]) == "False")
+    remarks = [_explain_flag(flag) if explains else format_flag(flag) for flag in flags]
     bare_id, self_id, run_id = (to_text(row[name]) for name in ("baseline_bare_id", "baseline_self_id", "run_id"))
     if bare_id not in ("", run_id) and _contains_1(row, "speedup_bare"):
         remarks.append("no difference from bare resolved")
     if self_id not in ("", run_id, bare_id) and _contains_1(row, "speedup_self"):
         remarks.append("no difference from one device resolved")
     return remarks
+
+
+def _explain_flag(flag: str) -> str:
+    """Return `drifts: its level changed while it was measured`."""
+    name, meaning = format_flag(flag), DOUBTS.get(flag) or ADVICE.get(flag, "").partition(".")[0]
+    meaning = meaning[:1].lower() + meaning[1:]
+    return f"{name}: {meaning}" if meaning and not meaning.startswith(name) else meaning or name
 
 
 def _contains_1(row: dict[str, Any], name: str) -> bool:

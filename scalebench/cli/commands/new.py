@@ -40,7 +40,7 @@ def add_arguments(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> int:
     if options.kind not in TEMPLATE_KINDS:
         kinds = " or a ".join(TEMPLATE_KINDS)
-        raise InputError(f"new makes a {kinds}, not '{options.kind}'; docs/plugins.md has the others")
+        raise InputError(f"new makes a {kinds}, not '{options.kind}'; docs/guides/plugins.md has the others")
     _check_name(options.name)
     parent = Path(options.into)
     if not parent.is_dir():
