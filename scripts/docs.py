@@ -73,10 +73,14 @@ def first_sentence(text: str) -> str:
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table; a cell may contain what Markdown or HTML would read as its own."""
+    """Return a Markdown table of plain texts; names of pages in them become links."""
     lines = [head, ["---"] * len(head), *rows]
-    cells = [[cell.replace("|", "\\|").replace("<", "&lt;") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return "\n".join(f"| {' | '.join(map(_escape, line))} |" for line in lines)
+
+
+def _escape(cell: str) -> str:
+    text = cell.replace("|", "\\|").replace("<", "&lt;")
+    return re.sub(r"docs/(\w+/([\w-]+)\.md)", r"[\2](../\1)", text)
 
 
 def quote(name: str) -> str:

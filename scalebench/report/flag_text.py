@@ -1,6 +1,6 @@
 """Flags, intervals and cells of the frame as text: what a flag of a row means, and what to do about it.
 
-docs/record.md says what raises each flag.
+docs/reference/results.md says what raises each flag.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def format_flag(flag: str) -> str:
 def get_advice(flag: str) -> str:
     """Return a sentence or two about a flag; a general one if a later version of scalebench raised it."""
     return ADVICE.get(
-        flag, "This version of scalebench does not know this flag: docs/record.md of the one that ran it does."
+        flag, "This version of scalebench does not know this flag: the reference of the one that ran it does."
     )
 
 

@@ -88,3 +88,4 @@ def test_comments_of_a_yaml(tmp_path: Path) -> None:
 
 def test_a_cell_is_text() -> None:
     assert docs.format_table(["a"], [["x | <k>"]]).endswith("| x \\| &lt;k> |")
+    assert docs.format_table(["a"], [["(docs/guides/cluster.md)"]]).endswith("| ([cluster](../guides/cluster.md)) |")
