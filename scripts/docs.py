@@ -113,17 +113,27 @@ def format_strategies() -> str:
     parts = []
     for heading, kinds in KINDS.items():
         names = [name for kind in kinds for name in sorted(modules) if modules[name] == kind]
-        rows = [_strategy_row(load_yaml(CONF / f"strategy/{name}.yaml")) for name in names]
+        rows = [_strategy_row(name, variants) for name, variants in _group_variants(names).items()]
         parts += [f"## {heading}", format_table(["strategy", "is"], rows)]
         options = _option_rows([name for name in names if name != "simulated"])  # its options are for tests
         parts += [format_table(["`strategy.options.`", "default", "means"], options)] if options else []
     return "\n\n".join(parts)
 
 
-def _strategy_row(tree: dict[str, Any]) -> list[str]:
+def _group_variants(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the strategies that choose their backend, each with those of a fixed one, and all others."""
+    variants: dict[str, list[str]] = {}
+    for name in names:
+        base = re.sub(r"_(gloo|nccl|mpi)$", "", name)
+        variants.setdefault(base if base in names else name, []).append(name)
+    return variants
+
+
+def _strategy_row(name: str, variants: Sequence[str]) -> list[str]:
+    tree = load_yaml(CONF / f"strategy/{name}.yaml")
     remarks = ["GPUs only"] if tree["devices"] == ["cuda"] else []
     remarks += [f"approximate: {tree['approximate']}"] if tree.get("approximate") else []
-    return [quote(tree["name"]), "; ".join([tree["description"], *remarks])]
+    return [", ".join(map(quote, variants)), "; ".join([tree["description"], *remarks])]
 
 
 def _option_rows(names: Sequence[str]) -> list[list[str]]:

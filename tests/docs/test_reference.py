@@ -14,6 +14,7 @@ from scalebench.core.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec, S
 from scalebench.report.flag_text import ADVICE, RAISED_WHEN
 from scalebench.strategies.registry import BUILT_IN_STRATEGIES
 from scripts import docs
+from tests.conftest import ROOT
 
 PAGES = sorted(docs.PAGES.glob("*.md"))
 SECTION = re.compile(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -21,6 +22,11 @@ SECTION = re.compile(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
 
 def read(page: str) -> str:
     return (docs.PAGES / page).read_text(encoding="utf-8")
+
+
+def names_of(table: str) -> list[str]:
+    """The names in the first column."""
+    return [name for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -36,7 +42,7 @@ def test_each_generated_part_is_in_one_page() -> None:
 
 def test_each_strategy_once() -> None:
     tables = re.findall(r"^\| strategy \|.*?\n\n", read("strategies.md"), re.MULTILINE | re.DOTALL)
-    named = [name for table in tables for name in re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)]
+    named = [name for table in tables for name in names_of(table)]
     assert len(named) == len(set(named))
     assert set(named) == set(BUILT_IN_STRATEGIES)
 
@@ -46,9 +52,9 @@ def test_options_are_those_of_the_strategies_of_their_section() -> None:
     for heading in docs.KINDS:
         text = sections[heading]
         strategies, _, options = text.partition("| `strategy.options.` |")
-        names = set(re.findall(r"^\| `(\w+)` \|", strategies, re.MULTILINE)) - {"simulated"}
+        names = set(names_of(strategies)) - {"simulated"}
         expected = {option for name in names for option in strategy_option_defaults(name)}
-        assert set(re.findall(r"^\| `(\w+)` \|", options, re.MULTILINE)) == expected, heading
+        assert set(names_of(options)) == expected, heading
 
 
 @pytest.mark.parametrize(
@@ -65,6 +71,14 @@ def test_every_key_is_in_the_config_page(section: str, kind: type, prefix: str) 
     groups = {"model", "dataset", "strategy", "hardware", "measure", "train"}  # of Config: sections of their own
     fields = {f"{prefix}{field.name}" for field in dataclasses.fields(kind)}
     assert fields - groups - docs.SKIPPED <= named
+
+
+def test_every_variable_of_a_user_is_in_the_config_page() -> None:
+    ours = {"PARENT_PID", "LAUNCHER", "ADDRESSES", "RUN_ID", "LISTEN_ADDRESS", "CPUS", "CXX", "PYTHON"}  # of processes
+    folders = [ROOT / name for name in ("scalebench", "conf")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yaml", ".sh")]
+    read_names = {name for path in files for name in re.findall(r"SCALEBENCH_([A-Z0-9_]+)\b", path.read_text())}
+    assert read_names - ours == set(re.findall(r"`SCALEBENCH_([A-Z0-9_]+)`", read("config.md")))
 
 
 def test_every_column_and_flag_is_described() -> None:
