@@ -11,7 +11,6 @@ import pytest
 from scalebench.analysis.columns import COLUMN_DESCRIPTIONS, FRAME_COLUMNS
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec, StopSpec, TrainSpec
-from scalebench.report.flag_text import ADVICE, RAISED_WHEN
 from scalebench.strategies.registry import BUILT_IN_STRATEGIES
 from scripts import docs
 from tests.conftest import ROOT
@@ -81,10 +80,9 @@ def test_every_variable_of_a_user_is_in_the_config_page() -> None:
     assert read_names - ours == set(re.findall(r"`SCALEBENCH_([A-Z0-9_]+)`", read("config.md")))
 
 
-def test_every_column_and_flag_is_described() -> None:
+def test_every_column_is_described() -> None:
     limits = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))}
     assert set(COLUMN_DESCRIPTIONS) == set(FRAME_COLUMNS) - limits
-    assert set(RAISED_WHEN) == set(ADVICE)
 
 
 def test_comments_of_a_yaml(tmp_path: Path) -> None:
