@@ -1,4 +1,4 @@
-"""The recipe of docs/your-cluster.md works: its YAML composes as it says, and its tables tell the truth."""
+"""The recipe of docs/guides/cluster.md works: its YAML composes as it says, and its tables tell the truth."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalebench.slurm import submit
 from scalebench.slurm.job_states import END_STATES, PERMANENT_REASONS
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs" / "your-cluster.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/guides/cluster.md").read_text(encoding="utf-8")
 NAME = "mine"
 
 
