@@ -39,7 +39,8 @@ lint: install
 bench: install
 	$(PY) -m benchmarks
 
-# A real SLURM with nodes of its own on this machine, as root: see docs/test-cluster.md. NODES=3 RATE=100mbit ACCOUNTING=no
+# A real SLURM with nodes of its own on this machine, as root: see docs/studies/test-cluster.md.
+# NODES=3 RATE=100mbit ACCOUNTING=no
 cluster-up: install
 	@scripts/install_slurm.sh
 	@$(PY) -m tests.cluster.up

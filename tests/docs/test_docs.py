@@ -98,7 +98,7 @@ def first_run(sweep: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "page", ["from-tf-cnn-benchmarks.md", pytest.param("studies/README.md", marks=pytest.mark.slow)]
+    "page", ["studies/from-tf-cnn-benchmarks.md", pytest.param("studies/index.md", marks=pytest.mark.slow)]
 )
 def test_overrides_of_the_studies(page: str) -> None:
     """Each composes, of options and settings that there are."""

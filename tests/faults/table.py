@@ -125,6 +125,8 @@ class Family:
     processes: int = 2
     launcher: str = "local"
 
+    framework: str = ""
+
     @property
     def is_real(self) -> bool:
         return self.strategy != "simulated"
@@ -133,15 +135,15 @@ class Family:
 SIMULATED = Family("simulated")
 FAMILIES = (
     SIMULATED,
-    Family("ddp_gloo"),
-    Family("lightning_ddp_gloo"),
-    Family("fsdp_gloo"),
-    Family("pipeline_1f1b"),
-    Family("horovod_gloo"),
-    Family("horovod_mpi", launcher="mpi"),
-    Family("mirrored", rank=0, processes=1),
-    Family("multiworker_ring"),
-    Family("parameter_server", rank=0, processes=4),
+    Family("ddp_gloo", framework="PyTorch"),
+    Family("lightning_ddp_gloo", framework="PyTorch"),
+    Family("fsdp_gloo", framework="PyTorch"),
+    Family("pipeline_1f1b", framework="PyTorch"),
+    Family("horovod_gloo", framework="Horovod"),
+    Family("horovod_mpi", launcher="mpi", framework="Horovod"),
+    Family("mirrored", rank=0, processes=1, framework="TensorFlow"),
+    Family("multiworker_ring", framework="TensorFlow"),
+    Family("parameter_server", rank=0, processes=4, framework="TensorFlow"),
 )
 LAUNCHERS = ("local", "mpi", "by_hand")
 

@@ -1,4 +1,4 @@
-"""Flags for conditions on the machine that may have disturbed a run's figures; docs/record.md lists them."""
+"""Flags for conditions on the machine that may have disturbed a run's figures; docs/reference/results.md lists them."""
 
 from __future__ import annotations
 
