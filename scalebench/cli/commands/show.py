@@ -29,14 +29,14 @@ def main(options: argparse.Namespace) -> int:
     names = [name.strip() for name in options.reference.split(",") if name.strip()]
     published.load_published(names)  # an unknown name is refused before anything is printed
     console = Console()
-    paths = folders_or_newest(options.DIR)
+    folders = folders_or_newest(options.DIR)
     if options.run is not None:
-        console.print_run(paths, options.run)
+        console.print_run(folders, options.run)
         return 0
-    survey = console.print_table(paths, options.baseline, options.wide)
-    folders = list(dict.fromkeys(Path(str(path)) for path in survey.frame["path"]))
+    survey = console.print_table(folders, options.baseline, options.wide)
+    run_folders = list(dict.fromkeys(Path(str(path)) for path in survey.frame["path"]))
     records = make_attribution_records(survey.frame)
-    for folder in folders if options.details or len(folders) == 1 else []:
+    for folder in run_folders if options.details or len(run_folders) == 1 else []:
         console.print_details(folder, records)
     for table in make_references(survey.frame, names) if names else []:
         console.rich.print(table)
