@@ -182,7 +182,9 @@ def _make_stack_traces(
         "name": escape_plotly(series.name),
         "y": [round_number(x) for x in series.x],
         "hovertemplate": "<b>%{fullData.name}</b><br>%{y}: %{customdata}<extra></extra>",
-        "customdata": [f"{figure}{_make_hover_text(chart, series, number)}" for number, figure in enumerate(figures)],
+        "customdata": [
+            f"{figure}{text}" for figure, text in zip(figures, _make_hover_texts(chart, series), strict=True)
+        ],
         "legendgroup": str(meta["series"]),
     }
     bar = {**shared, "x": [round_number(length) for length in lengths], "type": "bar", "orientation": "h",
@@ -200,17 +202,18 @@ def _make_stack_traces(
 
 def _make_points(chart: Chart, series: Series) -> Figure:
     template = "%{y:.1%}" if chart.y.percent else "%{y:.4g}"
-    notes = itertools.chain(series.notes, itertools.repeat(""))
-    hover_texts = [
-        _make_hover_text(chart, limits, note) for limits, note in zip(series.list_limits(), notes, strict=False)
-    ]
     return {
         "name": escape_plotly(series.name),
         "x": [round_number(x) for x in series.x],
         "y": [round_number(y) for y in series.y],
         "hovertemplate": f"<b>%{{fullData.name}}</b><br>%{{x}}: {template}%{{customdata}}<extra></extra>",
-        "customdata": hover_texts,
+        "customdata": _make_hover_texts(chart, series),
     }
+
+
+def _make_hover_texts(chart: Chart, series: Series) -> list[str]:
+    notes = itertools.chain(series.notes, itertools.repeat(""))
+    return [_make_hover_text(chart, limits, note) for limits, note in zip(series.list_limits(), notes, strict=False)]
 
 
 def _make_hover_text(chart: Chart, limits: tuple[Number, Number], note: str) -> str:
