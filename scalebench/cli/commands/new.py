@@ -53,7 +53,7 @@ def main(options: argparse.Namespace) -> int:
         return new_hardware.main(options)
     if options.kind not in TEMPLATE_KINDS:
         kinds = " or ".join((*TEMPLATE_KINDS, "hardware"))
-        raise InputError(f"new makes a {kinds}, not '{options.kind}'; docs/plugins.md has the others")
+        raise InputError(f"new makes a {kinds}, not '{options.kind}'; docs/guides/plugins.md has the others")
     if options.partition or options.bin or options.cpu:
         raise InputError("--partition, --bin and --cpu are of new hardware; leave them out")
     _check_name(options.name)
