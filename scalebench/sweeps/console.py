@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalebench.core.errors import InputError
 from scalebench.core.machine.private_network import OPEN_PORT
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
@@ -38,7 +39,7 @@ SLOW_STEP_S = 1.0  # from here on the length of a step is shown
 MIN_SHOWN_LEFT_S = 1.0
 GUESSED_STEPS = ", with steps guessed from the FLOPs of the model until a run shows the pace of this machine"
 MAX_ERROR_CHARACTERS = 1000  # the way out stands at the end of a line
-PLAIN_WIDTH_CHARACTERS = 200  # of a file or a pipe, where no window is the limit
+PLAIN_WIDTH = 80  # characters of a line in a file or a pipe, unless COLUMNS says another number
 
 
 class _Output:
@@ -87,9 +88,11 @@ class Console:
         if self._rich is None:
             import rich.console
 
-            self._rich = rich.console.Console(highlight=False, file=_Output())  # type: ignore[arg-type]
+            colours: Any = {"color_system": None} if os.environ.get("NO_COLOR") else {}
+            self._rich = rich.console.Console(highlight=False, file=_Output(), **colours)  # type: ignore[arg-type]
             if not self._rich.is_terminal:
-                self._rich.width = PLAIN_WIDTH_CHARACTERS
+                columns = os.environ.get("COLUMNS", "")
+                self._rich.width = int(columns) if columns.isdecimal() and int(columns) else PLAIN_WIDTH
         return self._rich
 
     @staticmethod
@@ -192,25 +195,51 @@ class Console:
             f"{join_labels(record.left_out, MAX_RUN_LABELS)}; the same command with resume=true and more time adds them"
         )
 
-    def print_table(self, paths: Sequence[str | os.PathLike[str]], baseline: str | None = None) -> Survey:
+    def print_table(
+        self, paths: Sequence[str | os.PathLike[str]], baseline: str | None = None, wide: bool = False
+    ) -> Survey:
         """Print the table of all readable runs at or below `paths`, repeats as one row, and a line on stderr for each
-        file that cannot be read. Raise InputError where none can be read, or `baseline` names no comparable run."""
+        file that cannot be read; with `wide`, all its columns. Raise InputError where none can be read, or `baseline`
+        names no comparable run."""
         from scalebench.analysis.load import survey
         from scalebench.report.repeat_commands import make_baseline_commands
         from scalebench.report.terminal import make_overview
 
         runs = survey(paths, baseline)
         commands = make_baseline_commands(runs.pooled, runs.unreadable)
-        for _, line in runs.unreadable[:MAX_UNREADABLE_LINES]:
-            self.print_error(f"left out: {line}")
-        if (more := len(runs.unreadable) - MAX_UNREADABLE_LINES) > 0:
-            self.print_error(f"left out: {more} more that cannot be read")
-        for part in make_overview(runs):
+        self._print_unreadable(runs)
+        for part in make_overview(runs, self.rich.width, wide):
             self._print_part(part)
         for command in commands[:MAX_BASELINE_COMMANDS]:
             self.print_line(f"for the missing baselines: {command}")
         self.print_line(f"results: {', '.join(str(path) for path in paths)}")
         return runs
+
+    def _print_unreadable(self, runs: Survey) -> None:
+        for _, line in runs.unreadable[:MAX_UNREADABLE_LINES]:
+            self.print_error(f"left out: {line}")
+        if (more := len(runs.unreadable) - MAX_UNREADABLE_LINES) > 0:
+            self.print_error(f"left out: {more} more that cannot be read")
+
+    def print_run(self, paths: Sequence[str | os.PathLike[str]], number: int) -> None:
+        """Print the details of the run with this number in the table of `print_table`; of several repeats, those of the
+        first. Raise InputError where there is none."""
+        from scalebench.analysis.load import survey
+        from scalebench.report.sections.attribution import make_attribution_records
+        from scalebench.report.terminal_table import RunTable
+
+        runs = survey(paths)
+        self._print_unreadable(runs)
+        rows = RunTable(runs.pooled).rows
+        if not 1 <= number <= len(rows):
+            raise InputError(f"show: no run {number}; the table has runs 1 to {len(rows)}")
+        folder, *others = runs.configurations.list_folders(rows[number - 1]["run_id"])
+        result = read_result(folder / RESULT_FILE)
+        if result.status != "ok":
+            self.print_outcome(result, folder)
+        self.print_details(folder, make_attribution_records(runs.frame))
+        if others:
+            self.print_line(f"{len(others)} more repeats: {', '.join(map(str, others))}")
 
     def print_details(self, folder: Path, records: AttributionRecords | None = None) -> None:
         """Print where the time of a successful run in `folder` went, and with `records` its lost efficiency.
@@ -225,11 +254,13 @@ class Console:
             self._print_part(part)
 
     def _print_part(self, part: Any) -> None:
-        """Print a line of text, or a renderable of rich."""
+        """Print a line of text, or a renderable of rich, which may be wider than the terminal. Texts are broken
+        between words in a terminal only: elsewhere a line is a text."""
         if isinstance(part, str):
             self.print_line(part)
         else:
-            self.rich.print(part)
+            is_text = hasattr(part, "plain")
+            self.rich.print(part, crop=False, soft_wrap=is_text and not self.rich.is_terminal)
 
     def print_plan(self, runs: Sequence[tuple[RunSpec, bool]]) -> None:
         """Print the runs of a dry run, and how long all of them may take."""
@@ -266,7 +297,7 @@ class Console:
         open_strategies = [spec.config.strategy for spec in specs if OPEN_PORT in spec.flags]
         for strategy in {strategy.name: strategy for strategy in open_strategies}.values():
             harm = ", and lets everybody who reaches it read and write files as you" * (OPEN_PORT in strategy.options)
-            self.print_line(f"{strategy.name} listens on all interfaces while it runs{harm} (docs/launching.md)")
+            self.print_line(f"{strategy.name} listens on all interfaces while it runs{harm} (docs/guides/cluster.md)")
 
     @contextlib.contextmanager
     def show_queue(self) -> Iterator[Callable[[QueueState], None]]:
