@@ -385,7 +385,7 @@ def _describe_pace(ranks: list[RankProgress], spec: RunSpec | None, now_s: float
     """Return `a step takes 12 s` of slow steps, and `about 3 min left`; less where it is unknown or nearly over."""
     step_s = min(ranks, key=lambda progress: progress.rank).step_s if ranks else None
     left_s = None if spec is None else estimate_left_s(spec, ranks, time.time() if now_s is None else now_s)
-    slow = [f"a step takes {step_s:.2g} s"] if step_s is not None and step_s >= SLOW_STEP_S else []
+    slow = [f"a step takes {_format_step_s(step_s)} s"] if step_s is not None and step_s >= SLOW_STEP_S else []
     return slow + ([f"{format_about(left_s)} left"] if left_s is not None and left_s >= MIN_SHOWN_LEFT_S else [])
 
 
@@ -393,7 +393,11 @@ def _describe_slow_steps(step: StepEstimate | None) -> str:
     """Return `a step takes 3 to 12 s, ` of a planned run where that decides how long it takes."""
     if step is None or not step.is_slow:
         return ""
-    return f"a step takes {step.low_s:.2g} to {step.high_s:.2g} s, "
+    return f"a step takes {_format_step_s(step.low_s)} to {_format_step_s(step.high_s)} s, "
+
+
+def _format_step_s(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
 
 
 def describe_cohort(progress: CohortProgress) -> str:
