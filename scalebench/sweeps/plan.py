@@ -234,6 +234,17 @@ def find_earlier_results(root: Path) -> dict[tuple[str, int], Path]:
     return {key: folder for key, (_, folder) in latest.items()}
 
 
+def find_swept_keys(planned: Sequence[SweepRun]) -> set[str]:
+    """Return the keys of which runs were planned with several values, without strategy, gpus and repeat: these and the
+    other keys tell two runs of a sweep apart."""
+    values: dict[str, set[str]] = {}
+    for run in planned:
+        for override in run.overrides:
+            key, _, value = override.lstrip("+").partition("=")
+            values.setdefault(key, set()).add(value)
+    return {key for key, several in values.items() if len(several) > 1} - {"strategy", "gpus", "repeat"}
+
+
 def compute_exit_status(done: Sequence[Result]) -> int:
     """Return 0 where all runs are ok or unsupported, 1 where any has another status."""
     return 0 if all(result.status in ("ok", "unsupported") for result in done) else 1
