@@ -5,14 +5,14 @@ PY := .venv/bin/python
 install:
 	@scripts/install.sh
 
-# Builds Horovod anew where it was built for other versions than are installed: see docs/horovod.md.
+# Builds Horovod anew where it was built for other versions than are installed.
 horovod:
-	@SCALEBENCH_HOROVOD=no scripts/install.sh
-	@scripts/install_horovod.sh
+	@scripts/install.sh --light
+	@PIP_CONSTRAINT=constraints.txt $(PY) -m scalebench install horovod
 
-# Without Horovod, which takes longer to build than the demo to run, and is not in it.
+# With PyTorch and Lightning alone: TensorFlow, Horovod and the tools of the tests take longer to come than it to run.
 demo:
-	@SCALEBENCH_HOROVOD=no scripts/install.sh
+	@scripts/install.sh --light
 	$(PY) -m scalebench sweep=demo
 
 # Tests that start no framework's workers share the cores; those that do take one another's, and go one by one.
@@ -41,7 +41,7 @@ cluster-up: install
 	@$(PY) -m tests.cluster.up
 
 cluster-down:
-	@SCALEBENCH_HOROVOD=no scripts/install.sh
+	@scripts/install.sh --light
 	@$(PY) -m tests.cluster.down
 
 clean:

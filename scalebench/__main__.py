@@ -18,6 +18,7 @@ COMMANDS = {
     "plugins": ("scalebench.cli.commands.plugins", "what other packages add, and whether it loads"),
     "check": ("scalebench.cli.commands.check", "check that a strategy, a model or a data set keeps its contract"),
     "new": ("scalebench.cli.commands.new", "write a package with a strategy of your own"),
+    "install": ("scalebench.cli.commands.install", "build Horovod for the installed frameworks: install horovod"),
     "doctor": (
         "scalebench.cli.commands.doctor",
         "this machine: devices, versions, Horovod, what is missing; hardware=NAME: whether it fits that YAML",

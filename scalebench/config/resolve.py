@@ -6,6 +6,7 @@ Bad input raises InputError. A well-formed run that is impossible here becomes a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from scalebench.config import validate
 from scalebench.config.placement import Placement, compute_placement
@@ -14,7 +15,7 @@ from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.config_fingerprint import compute_fingerprint
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.machine import machine, private_network
-from scalebench.core.spec import CHIEF, Config, HardwareSpec, ModelSpec, RunSpec, check_fields
+from scalebench.core.spec import ALL_DEVICES, CHIEF, Config, HardwareSpec, ModelSpec, RunSpec, check_fields
 from scalebench.slurm import resources
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_options, check_values
@@ -37,6 +38,7 @@ class Draft:
 
 def resolve(config: Config) -> RunSpec:
     """Resolve a config into the run that it means on this machine. Raise InputError for bad input."""
+    config = replace(config, gpus=_read_device_count(config.gpus))
     check_config(config)
     draft = Draft(config)
     for step in (fill_dataset, size_model, count_devices, set_batches, place_processes):
@@ -142,8 +144,22 @@ def _resolve_model(config: Config) -> ModelSpec:
 def count_devices(draft: Draft) -> Draft:
     """Fill in what the hardware's YAML leaves open, from this machine if the YAML means it, and count the devices."""
     hardware = detect_hardware(draft.config.hardware)
-    gpus = draft.config.gpus or len(hardware.device_ids) or hardware.gpus_per_node or DEFAULT_CPU_WORKERS
+    gpus = draft.config.gpus or count_all_devices(hardware)
     return replace(draft, config=replace(draft.config, hardware=hardware, gpus=gpus), gpus=gpus)
+
+
+def _read_device_count(gpus: Any) -> int | None:
+    """Return the number of devices that the key gpus names, None for all. Raise InputError for any other value."""
+    if gpus is None or gpus == ALL_DEVICES:
+        return None
+    if type(gpus) is not int:
+        raise InputError(f"gpus={gpus} should be a number of devices, or {ALL_DEVICES}")
+    return gpus
+
+
+def count_all_devices(hardware: HardwareSpec) -> int:
+    """Return the number of devices of one node of the hardware, whose open fields `detect_hardware` has filled in."""
+    return len(hardware.device_ids) or hardware.gpus_per_node or DEFAULT_CPU_WORKERS
 
 
 def detect_hardware(hardware: HardwareSpec) -> HardwareSpec:

@@ -23,6 +23,7 @@ NO_VALIDATION_SAMPLES = (
     "train.stop.target is of the validation metric, and there are fewer samples to validate than replicas"
 )
 SWEEP_REPEATS = 3  # the fewest that give an interval; of a configuration where measure.repeats leaves it open
+ALL_DEVICES = "all"  # a value of the key gpus
 CHIEF = "chief"  # the role of the only process that measures, where processes have roles
 FIRST_REPEAT_ONLY = ("evaluate", "probes", "trace", "collectives", "bandwidth", "timeline")  # keys of MeasureSpec
 
@@ -264,7 +265,8 @@ class Config:
     measure: MeasureSpec = field(default_factory=MeasureSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
     sweep: SweepSpec = field(default_factory=SweepSpec)
-    gpus: int | None = number_field(None, at_least=1, at_most=65_536)
+    # A number, or null or ALL_DEVICES: all devices of one node of the hardware.
+    gpus: Any = field(default=None, metadata={"at_least": 1, "at_most": 65_536, "positive": False})
     scaling: str = choice_field("weak", "strong")
     seed: int = number_field(0, at_least=0)
     repeat: int = number_field(0, at_least=0)

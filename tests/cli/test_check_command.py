@@ -101,4 +101,4 @@ def test_pytest_is_named_where_it_is_missing(
 ) -> None:
     monkeypatch.setattr(check, "find_spec", lambda name: None)
     assert main(["check", "simulated"]) == 2
-    assert capsys.readouterr().err == "scalebench: check needs pytest: pip install 'scalebench[testing]'\n"
+    assert capsys.readouterr().err == "scalebench: check needs pytest: pip install 'scalebench-train[testing]'\n"

@@ -35,7 +35,7 @@ def test_every_registered_strategy_has_one_line_in_order(listed: dict[str, str])
     assert all(" scalebench " in line for line in listed.values())
 
 
-NO_HOROVOD = "no: horovod is not installed (make horovod in a checkout of scalebench; see docs/horovod.md)"
+NO_HOROVOD = "no: horovod is not installed (scalebench install horovod)"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ NO_HOROVOD = "no: horovod is not installed (make horovod in a checkout of scaleb
         ("ddp_gloo", "yes"),
         ("ddp_nccl", "no: needs cuda"),
         ("horovod_nccl", NO_HOROVOD),
-        ("mirrored", "no: tensorflow is not installed (pip install 'scalebench[tensorflow]')"),
+        ("mirrored", "no: tensorflow is not installed (pip install 'scalebench-train[tensorflow]')"),
     ],
 )
 def test_whether_it_can_run_here(listed: dict[str, str], name: str, here: str) -> None:
@@ -77,7 +77,7 @@ def test_broken_plugins_have_their_line_and_hide_no_other(
 NO_TENSORFLOW = "Horovod 0.28.1 was built without TensorFlow"
 NO_NCCL = (
     "no: Horovod 0.28.1 was built without NCCL: "
-    "HOROVOD_GPU_OPERATIONS=NCCL make horovod, on a machine with nvcc and NCCL"
+    "HOROVOD_GPU_OPERATIONS=NCCL scalebench install horovod, on a machine with nvcc and NCCL"
 )  # fmt: skip
 NO_MPIRUN = "no: horovod_mpi is started by mpirun, which is not on the PATH: apt-get install openmpi-bin"
 
@@ -103,7 +103,7 @@ def test_a_missing_package_comes_with_the_command_that_installs_it(
     files = config_files.list_options("strategy")
     need_it = [name for name, path in files.items() if "torch" in OmegaConf.load(path).requires]
     assert len(need_it) > 8
-    line = "no: torch is not installed (pip install 'scalebench[torch]')"
+    line = "no: torch is not installed (pip install 'scalebench-train[torch]')"
     assert [each.split()[0] for each in out.splitlines() if line in each] == sorted(need_it)
 
 

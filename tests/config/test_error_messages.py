@@ -63,7 +63,7 @@ def test_each_kind_of_error(words: list[str], line: str) -> None:
         ([], "bucket_cap", "no option of strategy 'ddp' 'bucket_cap'; did you mean 'bucket_cap_mb'?"),
         (["strategy=simulated"], "step", "no option of strategy 'simulated' 'step'; did you mean 'step_s'?"),
         (["strategy=ddp", "strategy=simulated"], "step", "no option of strategy 'simulated' 'step'; did you mean "),
-        (["sweep=thesis_scaling"], "op", "no option of strategy 'bare_torch' 'op'; known: none"),
+        (["sweep=thesis_scaling"], "bucket", "no option of strategy 'horovod_nccl' 'bucket'; known: autotune, "),
         (["sweep=gpus"], "bucket_cap", "no option of strategy 'ddp' 'bucket_cap'; did you mean 'bucket_cap_mb'?"),
         (["strategy=bare_torch"], "step", "no option of strategy 'bare_torch' 'step'; known: none"),
         # of a sweep's strategies, the first that has no such option

@@ -102,6 +102,7 @@ def test_invalid_names_and_numbers(changes: dict[str, Any], message: str) -> Non
 def test_gpus_left_out_means_all_devices(machine_with: Any, gpus_here: int, hardware: str, want: int) -> None:
     machine_with(gpus_here)
     spec = make_spec(gpus=None, hardware=HardwareSpec("local", devices=hardware))
+    assert make_spec(gpus="all", hardware=HardwareSpec("local", devices=hardware)) == spec
     assert spec.gpus == spec.config.gpus == want
     assert spec.device == ("cuda" if gpus_here and hardware == "auto" else "cpu")
     # One fingerprint, whether gpus was left out or not; and the config itself stays.

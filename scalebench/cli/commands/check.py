@@ -76,7 +76,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     if find_spec("pytest") is None:
-        raise InputError("check needs pytest: pip install 'scalebench[testing]'")
+        raise InputError("check needs pytest: pip install 'scalebench-train[testing]'")
     subject = read_subject(options.subject, options.faults)
     cases = list_contracts(subject)
     print(f"checking {SUBJECT_KINDS[subject.kind]} {subject.title}", file=sys.stderr)

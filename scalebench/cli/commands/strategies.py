@@ -29,7 +29,7 @@ def main(options: argparse.Namespace) -> int:
     for name, entry in sorted(registry.strategy_entries().items()):
         description, support_text = _describe_strategy(name, files.get(name), device)
         table.add_row(name, description, entry.origin, support_text)
-    console = Console(markup=False)  # brackets, as in scalebench[torch], are text
+    console = Console(markup=False)  # brackets, as in scalebench-train[torch], are text
     console.width = console.width if console.is_terminal else 400  # one line for each strategy
     console.print(table)
     return 0

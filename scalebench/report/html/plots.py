@@ -5,6 +5,7 @@ A figure is made of plain dictionaries, without colours, which the page adds for
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -161,7 +162,10 @@ def _make_bar_trace(chart: Chart, series: Series, style: LineStyle, meta: Figure
 
 def _make_points(chart: Chart, series: Series) -> Figure:
     template = "%{y:.1%}" if chart.y.percent else "%{y:.4g}"
-    hover_texts = [_make_hover_text(chart, series, number) for number in range(len(series.x))]
+    notes = itertools.chain(series.notes, itertools.repeat(""))
+    hover_texts = [
+        _make_hover_text(chart, limits, note) for limits, note in zip(series.list_limits(), notes, strict=False)
+    ]
     return {
         "name": escape_plotly(series.name),
         "x": [round_number(x) for x in series.x],
@@ -171,16 +175,16 @@ def _make_points(chart: Chart, series: Series) -> Figure:
     }
 
 
-def _make_hover_text(chart: Chart, series: Series, number: int) -> str:
+def _make_hover_text(chart: Chart, limits: tuple[Number, Number], note: str) -> str:
     """Return the lines below a point's value: its interval and its note."""
-    low, high = series.list_limits()[number]
+    low, high = limits
     parts = (
         []
         if low is None or high is None
         else [f"95 %: {_format_number(low, chart.y)} to {_format_number(high, chart.y)}"]
     )
-    if number < len(series.notes) and series.notes[number]:
-        parts.append(escape_plotly(series.notes[number]))
+    if note:
+        parts.append(escape_plotly(note))
     return "".join(f"<br>{part}" for part in parts)
 
 

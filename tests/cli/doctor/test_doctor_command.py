@@ -90,10 +90,10 @@ def test_a_missing_package_has_its_install_command(run_command: Tell, monkeypatc
     """Horovod is described for installed frameworks only."""
     lines = run_command(missing=("torch", "horovod", "PIL"))
     assert [line for line in lines if line.startswith(("missing", "Horovod"))] == [
-        "missing PIL: pip install 'scalebench[images]'",
-        "missing horovod: make horovod in a checkout of scalebench; see docs/horovod.md",
-        "missing torch: pip install 'scalebench[torch]'",
-        "Horovod not installed: make horovod in a checkout of scalebench; see docs/horovod.md",
+        "missing PIL: pip install 'scalebench-train[images]'",
+        "missing horovod: scalebench install horovod",
+        "missing torch: pip install 'scalebench-train[torch]'",
+        "Horovod not installed: scalebench install horovod",
     ]
     monkeypatch.setattr(horovod_build, "detect_framework_version", {"torch": "1"}.get)
     assert not [line for line in run_command() if "with TensorFlow" in line]

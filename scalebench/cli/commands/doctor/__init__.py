@@ -21,7 +21,7 @@ from scalebench.core.machine.machine import Machine
 from scalebench.report import machine_text
 from scalebench.strategies import registry
 
-EXTRA_PACKAGES = {"PIL": "pip install 'scalebench[images]'"}  # required by some data sets, by no strategy
+EXTRA_PACKAGES = {"PIL": "pip install 'scalebench-train[images]'"}  # required by some data sets, by no strategy
 LAUNCHER_COMMANDS = {
     "MPI": ("mpirun", "apt-get install openmpi-bin"),
     "SLURM": ("sbatch", "runs start here, or on hardware.hosts; hardware.slurm.bin names its folder"),

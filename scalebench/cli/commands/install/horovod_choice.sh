@@ -1,4 +1,4 @@
-# What Horovod is to be built for here. Sourced by install_horovod.sh, whose variables, has and fail it uses.
+# What Horovod is to be built for here. Sourced by horovod.sh, whose variables and functions it uses.
 # shellcheck shell=bash disable=SC2034
 
 # apt_get COMMAND PACKAGE...: whether the command is there, after an attempt to install it where that is allowed.
@@ -19,10 +19,10 @@ apt_get() {
 }
 
 mpi_name() {
-  local told version
-  told=$(mpirun --version 2>&1 | head -n 3 || true)
-  version=$(grep -oE '[0-9]+(\.[0-9]+)+' <<<"$told" | head -n 1 || true)
-  case "$told" in
+  local banner version
+  banner=$(mpirun --version 2>&1 | head -n 3 || true)
+  version=$(grep -oE '[0-9]+(\.[0-9]+)+' <<<"$banner" | head -n 1 || true)
+  case "$banner" in
     *"Open MPI"*) echo "openmpi$version" ;;
     *Intel*) echo "intelmpi$version" ;;
     *) echo "mpi$version" ;;
@@ -59,7 +59,7 @@ choose_gpu() {
   case "${HOROVOD_GPU_OPERATIONS:-auto}" in
     none) ;;
     NCCL)
-      [ -z "$lacks" ] || fail "HOROVOD_GPU_OPERATIONS=NCCL needs $lacks; docs/horovod.md has a container recipe"
+      [ -z "$lacks" ] || fail "HOROVOD_GPU_OPERATIONS=NCCL needs $lacks"
       gpu=nccl
       ;;
     auto)
@@ -80,17 +80,17 @@ choose_gpu() {
 choose() {
   local abi torch_cuda
   notes=() frameworks=()
-  [ -x "$PYTHON" ] || fail "there is no $PYTHON; make install makes it"
-  read -r abi torch torch_cuda tensorflow installed < <(ask scripts/horovod_facts.py) ||
+  [ -x "$PYTHON" ] || fail "there is no $PYTHON"
+  read -r abi torch torch_cuda tensorflow installed < <(inspect) ||
     fail "$PYTHON cannot tell which packages it has"
-  [ "$torch$tensorflow" != nonenone ] || fail "$PYTHON has neither PyTorch nor TensorFlow; make install brings them"
+  [ "$torch$tensorflow" != nonenone ] || fail "$PYTHON has neither PyTorch nor TensorFlow: pip install 'scalebench-train[torch]'"
   mpi=nompi
   if [ "${HOROVOD_WITHOUT_MPI:-0}" = 1 ]; then
     notes+=("without MPI, as HOROVOD_WITHOUT_MPI=1 asks")
   elif apt_get mpicxx openmpi-bin libopenmpi-dev; then
     mpi=$(mpi_name)
   else
-    notes+=("with Gloo alone, since there is no MPI: apt-get install openmpi-bin libopenmpi-dev, then make horovod")
+    notes+=("with Gloo alone, since there is no MPI: apt-get install openmpi-bin libopenmpi-dev, then scalebench install horovod")
   fi
   choose_gpu
   [ "$torch" = none ] || frameworks+=(torch)

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Builds Horovod for the PyTorch and TensorFlow of an environment, and installs it there; docs/horovod.md tells more.
-# --optional: a failure is one line, for those who can do without. The second call takes a moment.
+# Builds Horovod for the PyTorch and TensorFlow of the environment of SCALEBENCH_PYTHON, and installs it there.
+# `scalebench install horovod` calls this. --optional: a failure is one line, for those who can do without. The second
+# call takes a moment.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+ROOT=$(cd "$HERE/../../../.." && pwd) # the folder that holds the package
 
 HOROVOD=0.28.1
-PYTHON=${SCALEBENCH_PYTHON:-.venv/bin/python}
+PYTHON=${SCALEBENCH_PYTHON:-$(command -v python3)}
 CACHE=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
 WHEELS=${SCALEBENCH_WHEELS:-${CACHE:+$CACHE/scalebench/wheels}}
 STAMP=$(dirname "$(dirname "$PYTHON")")/.horovod
@@ -14,12 +16,13 @@ OPTIONAL=${1:-}
 work='' building='' log='' unkept=''
 
 has() { command -v "$1" >/dev/null 2>&1; }
-ask() { PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" "$@"; }
+# -P: a folder called torch or horovod where the user stands is no package.
+inspect() { PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" -P -m scalebench.config.horovod_build "$@"; }
 pip() { "$PYTHON" -m pip --quiet --disable-pip-version-check --no-input "$@"; }
 
 fail() {
   if [ "$OPTIONAL" = --optional ]; then
-    echo "Horovod is left out: $1; make horovod tries again" >&2
+    echo "Horovod is left out: $1; scalebench install horovod tries again" >&2
   else
     # Commands of the compiler are thousands of characters long, and errors seldom in the last lines.
     [ ! -s "$log" ] || { grep -E ' error: |ERROR|\*\*\*' "$log" | tail -n 12; tail -n 8 "$log"; } | cut -c 1-240 >&2 || true
@@ -45,8 +48,8 @@ trap 'rm -rf ${work:+"$work"} ${unkept:+"$unkept"}' EXIT
 trap 'stop 130' INT
 trap 'stop 143' TERM HUP
 
-# shellcheck source=scripts/horovod_choice.sh
-. scripts/horovod_choice.sh
+# shellcheck source=scalebench/cli/commands/install/horovod_choice.sh
+. "$HERE/horovod_choice.sh"
 
 make_jobs() {
   local cores free_kib
@@ -59,7 +62,7 @@ make_jobs() {
 build_environment() {
   unset MFLAGS MAKELEVEL HOROVOD_GPU_OPERATIONS # of the make that called us; and of what was chosen since
   export MAKEFLAGS="-j$jobs" CMAKE_POLICY_VERSION_MINIMUM=3.5 TMPDIR="$work" LDFLAGS=-s
-  export SCALEBENCH_CXX="${CXX:-g++}" CXX="$PWD/scripts/horovod_cxx.sh"
+  export SCALEBENCH_CXX="${CXX:-g++}" CXX="$HERE/horovod_cxx.sh"
   export HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MXNET=1
   if [ "$torch" = none ]; then export HOROVOD_WITHOUT_PYTORCH=1; else export HOROVOD_WITH_PYTORCH=1; fi
   if [ "$tensorflow" = none ]; then export HOROVOD_WITHOUT_TENSORFLOW=1; else export HOROVOD_WITH_TENSORFLOW=1; fi
@@ -87,7 +90,7 @@ build() {
   set -m
   (
     build_environment
-    pip install --constraint constraints.txt 'setuptools<81' wheel "${RUNTIME[@]}" &&
+    pip install 'setuptools<81' wheel "${RUNTIME[@]}" &&
       # Without pip's own cache of wheels, which knows the version of Horovod and not what it was built for.
       "$PYTHON" -m pip wheel --verbose --no-input --no-cache-dir --no-deps --no-build-isolation --no-binary horovod \
         --wheel-dir "$work/wheel" "horovod==$HOROVOD"
@@ -125,13 +128,12 @@ trust() {
   done
 }
 
-mark_of_installed() { ask scripts/horovod_facts.py | cut -d ' ' -f 5; }
+mark_of_installed() { inspect | cut -d ' ' -f 5; }
 
 install_wheel() {
   rm -f "$STAMP"
-  pip install --constraint constraints.txt "${RUNTIME[@]}" || fail "pip could not install ${RUNTIME[*]}"
-  if ! pip install --no-deps --no-index --force-reinstall "$wheel" || ! ask -m scalebench.config.horovod_build "${frameworks[@]}"
-  then
+  pip install "${RUNTIME[@]}" || fail "pip could not install ${RUNTIME[*]}"
+  if ! pip install --no-deps --no-index --force-reinstall "$wheel" || ! inspect "${frameworks[@]}"; then
     rm -rf "${WHEELS:?}/$key"
     pip uninstall --yes horovod || true
     fail "what was built does not import"
