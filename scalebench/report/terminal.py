@@ -1,6 +1,6 @@
 """The report in a terminal: the overview of a sweep's runs, and the details of one run.
 
-What was not measured is a dash and its reason. docs/measuring.md has the formulas.
+What was not measured is a dash and its reason. docs/explain/measuring.md has the formulas.
 """
 
 from __future__ import annotations

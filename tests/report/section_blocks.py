@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from scalebench.core.result import Result
-from scalebench.report.document import Block, Chart, Paragraph, Section, Series, Table
+from scalebench.report.document import Block, Chart, Paragraph, Section, Series, Table, Verdict
 from scalebench.report.report_data import ReportData, load_report_data
 from scalebench.report.terminal_table import RunTable
 from tests.builders import sweeps
@@ -103,7 +103,10 @@ def block_text(block: Block) -> str:
     """Return all text of a block."""
     if isinstance(block, Table):
         cells = [cell.text for row in block.rows for cell in row.cells]
-        return " ".join([block.title, block.caption, *block.columns, *cells])
+        notes = [text for _, text in block.footnotes]
+        return " ".join([block.title, block.caption, *block.columns, *cells, *notes])
     if isinstance(block, Chart):
         return " ".join([block.title, block.caption, *(series.name for series in block.series)])
+    if isinstance(block, Verdict):
+        return " ".join([block.text, block.reason, block.group, *block.doubts])
     return block.text
