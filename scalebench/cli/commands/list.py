@@ -181,7 +181,7 @@ def _describe(group: str, name: str, notes: dict[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Support:
-    """Whether a strategy can run here by its YAML: a label of a few words, and the reason where there is more to do."""
+    """The answer to whether a strategy runs on this machine, by its YAML: a label of a few words, and the reason."""
 
     label: str = ""
     reason: str = ""
