@@ -132,6 +132,10 @@ class Configurations:
             return self._ratios.setdefault(pair, self._ratio(self._by_run[pair[0]], self._by_run[pair[1]]))
         return LogMean(math.log(row["throughput_samples_per_s"] / base["throughput_samples_per_s"]))
 
+    def list_folders(self, run_id: str) -> list[Path]:
+        """Return the folders of all repeats of the row with this run_id, in the order of their start."""
+        return [Path(cells["path"]) for cells in self._by_run[run_id].rows]
+
     def list_history(self, session: str) -> list[HistoryEntry]:
         """Return what these configurations, a sweep that has ended, add to the history of the machine."""
         entries, ended_at = [], datetime.now(UTC).isoformat(timespec="seconds")

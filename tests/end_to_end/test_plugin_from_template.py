@@ -1,4 +1,4 @@
-"""A plugin from `scalebench new` to its wheel, in a fresh environment, as docs/plugins.md prints it."""
+"""A plugin from `scalebench new` to its wheel, in a fresh environment, as docs/guides/plugins.md prints it."""
 
 from __future__ import annotations
 

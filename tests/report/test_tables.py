@@ -196,7 +196,7 @@ def test_placement_is_a_column_where_rows_differ_in_it() -> None:
 
 
 def test_a_csv_reads_back_without_default_null_values(tmp_path: Path) -> None:
-    """docs/record.md describes these arguments of read_csv: pandas would read some words as null."""
+    """docs/reference/results.md describes these arguments of read_csv: pandas would read some words as null."""
     write_results(tmp_path, [record(name, run_id=name) for name in ("simulated", "ddp")])
     frame = write_tables(tmp_path)
     csv = pd.read_csv(tmp_path / "results.csv", keep_default_na=False, na_values=[""])

@@ -1,4 +1,4 @@
-"""`scalebench compare A B`: which is faster, and how certain that is; for people and for CI, see docs/comparing.md."""
+"""`scalebench compare A B`: which is faster, and how certain that is; for people and CI: docs/guides/compare.md."""
 
 from __future__ import annotations
 

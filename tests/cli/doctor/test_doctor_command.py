@@ -58,7 +58,7 @@ def test_a_machine_without_a_gpu(run_command: Tell) -> None:
         "Horovod 0.28.1 with TensorFlow: no (it was built for tensorflow 2.20.0)",
         "listening runs on this machine: the loopback only, while a run lasts; "
         "TensorFlow's servers and MPI have a network of their own",
-        "runs on several hosts: for all who reach these hosts, while a run lasts; docs/launching.md",
+        "runs on several hosts: for all who reach these hosts, while a run lasts; docs/guides/cluster.md",
     ]
 
 

@@ -121,7 +121,7 @@ def list_open_ports() -> list[tuple[str, str]]:
         )
     return [
         ("listening", f"runs on this machine: {local}"),
-        ("", "runs on several hosts: for all who reach these hosts, while a run lasts; docs/launching.md"),
+        ("", "runs on several hosts: for all who reach these hosts, while a run lasts; docs/guides/cluster.md"),
     ]
 
 
