@@ -393,7 +393,7 @@ def add_epoch_limits(row: Cells) -> dict[str, Any]:
 
 
 def make_devices_axis(lines: Sequence[Series]) -> Axis:
-    return Axis(DEVICES, ticks=sorted({float(x) for line in lines for x in line.x}))
+    return Axis(DEVICES, from_zero=False, ticks=sorted({float(x) for line in lines for x in line.x}))
 
 
 def has_shape(chart: Chart) -> bool:

@@ -59,7 +59,7 @@ def nasty_sections(text: str = NASTY) -> list[Section]:
     verdict = Verdict(text, [Tile(text, text, text, text, text)], text, [text], text, tags)
     return [
         Section(
-            "s", text, [verdict, chart, table, Paragraph(text, tags=tags), Code(text, "log", text, tags)], folded=False
+            "s", text, [chart, table, verdict, Paragraph(text, tags=tags), Code(text, "log", text, tags)], folded=False
         )
     ]
 
