@@ -155,7 +155,33 @@ class Code:
     tags: Tags = field(default_factory=dict)
 
 
-Block = Chart | Table | Paragraph | Code
+@dataclass(frozen=True)
+class Tile:
+    """A figure of a verdict. `note` says which runs it is of; texts that do not apply are empty."""
+
+    name: str
+    figure: str
+    unit: str = ""
+    interval: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer for one group of runs: a verdict in a dozen words, its figures, and the largest loss.
+
+    `doubts` are reasons not to rely on it, the gravest first. `group` is empty where a report has one group.
+    """
+
+    text: str
+    tiles: Sequence[Tile] = ()
+    reason: str = ""
+    doubts: Sequence[str] = ()
+    group: str = ""
+    tags: Tags = field(default_factory=dict)
+
+
+Block = Chart | Table | Paragraph | Code | Verdict
 
 
 @dataclass(frozen=True)
@@ -163,7 +189,7 @@ class Section:
     id: str  # [a-z0-9-]+
     title: str
     blocks: Sequence[Block]
-    folded: bool = False  # opened on demand
+    folded: bool = True  # opened on demand
 
 
 @dataclass(frozen=True)

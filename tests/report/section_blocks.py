@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from scalebench.core.result import Result
-from scalebench.report.document import Block, Chart, Paragraph, Section, Series, Table
+from scalebench.report.document import Block, Chart, Paragraph, Section, Series, Table, Verdict
 from scalebench.report.report_data import ReportData, load_report_data
 from tests.builders import sweeps
 
@@ -109,4 +109,6 @@ def block_text(block: Block) -> str:
         return " ".join([block.title, block.caption, *block.columns, *cells, *notes])
     if isinstance(block, Chart):
         return " ".join([block.title, block.caption, *(series.name for series in block.series)])
+    if isinstance(block, Verdict):
+        return " ".join([block.text, block.reason, block.group, *block.doubts])
     return block.text

@@ -73,7 +73,7 @@ def parallelism() -> list[Result]:
 
 # Each with the sections that it is made for.
 SWEEPS: dict[Callable[[], list[Result]], tuple[str, ...]] = {
-    strategies: ("answer", "scaling", "strategies", "attribution", "step", "usage", "training", "problems"),
+    strategies: ("answer", "evidence", "scaling", "strategies", "attribution", "step", "usage", "training", "problems"),
     trainings: ("training",),
     batches: ("batch-size",),
     more_devices: ("batch-size",),
@@ -118,7 +118,7 @@ def test_a_section_is_left_out_where_it_has_nothing_to_say(tmp_path: Path) -> No
     always = {"strategies", "machines"}
     assert set(list_sections(sweeps.failed_run(flags=["throttled"]))) == {*always, "answer", "problems"}
     one = list_sections(sweeps.run("ddp_gloo", 1))
-    assert set(one) == {*always, "answer", "usage", "training", "step"}
+    assert set(one) == {*always, "answer", "evidence", "usage", "training", "step"}
     assert set(list_sections(*strategies()[:5])) - set(one) == {"scaling", "attribution"}
     assert "training" not in list_sections(sweeps.training_run(status="failed"))
 
@@ -131,7 +131,7 @@ def test_parts_of_a_section_have_headings_and_charts_of_one_device_count_are_lef
     assert headings == ["Parts of a step, and its operations", "Gradient synchronization"]
     assert not any(isinstance(block, Chart) for block in made["usage"].blocks)
     (stack,) = [block for block in made["step"].blocks if isinstance(block, Chart)]
-    assert stack.y.title == "time of a step (ms)" and stack.y.unit == "" and len(SECTIONS) == 13
+    assert stack.y.title == "time of a step (ms)" and stack.y.unit == "" and len(SECTIONS) == 14
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ class JoinedSection:
 SECTIONS = (
     JoinedSection("unfinished", "Incomplete sweeps", ("problems:unfinished_section",)),
     JoinedSection("answer", "Answer", ("answer:section",)),
+    JoinedSection("evidence", "How sure, and how to repeat it", ("answer:evidence_section",)),
     JoinedSection("scaling", "Scaling", ("scaling:section",)),
     JoinedSection("strategies", "All configurations", ("scaling:strategies_section",)),
     JoinedSection("attribution", "Where the lost efficiency went", ("attribution:section",)),

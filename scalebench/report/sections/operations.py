@@ -52,7 +52,7 @@ def section(report_data: ReportData) -> Section | None:
         blocks.append(Paragraph(text))
     blocks += _make_trace_table(report_data, rows, names)
     blocks += list_left_out_runs(report_data)
-    return Section("operations", "Parts of a step, and its operations", blocks, folded=True)
+    return Section("operations", "Parts of a step, and its operations", blocks)
 
 
 def make_run_blocks(result: Result) -> Iterator[Table | str]:

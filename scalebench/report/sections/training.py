@@ -289,7 +289,7 @@ def losses_section(report_data: ReportData) -> Section | None:
     if len(groups) > MAX_TRAINING_GROUPS:
         blocks.append(Paragraph(f"Shown are {MAX_TRAINING_GROUPS} of {len(groups)} pairs of a model and a data set."))
     blocks += list_left_out_runs(report_data)
-    return Section("learning", "Loss during training", blocks, folded=True)
+    return Section("learning", "Loss during training", blocks)
 
 
 def _make_loss_blocks(report_data: ReportData, number: int, title: str, rows: list[RunRow]) -> Iterator[Block]:

@@ -212,7 +212,7 @@ def clocks_section(report_data: ReportData) -> Section | None:
         text = f"{left} more runs with a flag, or of the most devices of a curve, are not drawn here."
         blocks.append(Paragraph(text))
     blocks += list_left_out_runs(report_data)
-    return Section("clocks", "Clocks, power and processors over time", blocks, folded=True)
+    return Section("clocks", "Clocks, power and processors over time", blocks)
 
 
 def _select_runs(report_data: ReportData, rows: dict[str, Row]) -> list[str]:

@@ -8,7 +8,10 @@ const AHEAD = "600px"; // distance from the window at which drawing begins
 const near = new Set();
 const waiting = new Set();
 const whenIdle = window.requestIdleCallback || ((task) => setTimeout(task, 1));
+const PAPER = { half: 325, full: 660 }; // pixels: widths of charts
 let plots = [];
+let folds = []; // what printing opened
+let screenTheme = "light";
 
 function readColours() {
   const style = getComputedStyle(document.documentElement);
@@ -108,13 +111,13 @@ function layoutOf(figure, palette, width) {
   };
 }
 
-function drawChart(plot) {
+function drawChart(plot, width = plot.clientWidth) {
   const figure = JSON.parse(plot.nextElementSibling.textContent);
   const palette = readColours();
   figure.data.forEach((trace) => setColours(removeHiddenPoints(trace), palette));
   removeEmptyCategories(figure);
-  const width = plot.clientWidth;
   const layout = layoutOf(figure, palette, width);
+  layout.height -= plot.closest("#answer") ? 80 : 0; // the answer is to be seen without scrolling
   plot.style.minHeight = `${layout.height}px`;
   Plotly.react(plot, figure.data, layout, CONFIG);
   plot.dataset.drawn = "";
@@ -171,15 +174,17 @@ function watchCharts() {
   });
 }
 
-// Paper is white, and shows all charts, also in folded sections.
+// Paper is white, and shows all charts, two beside each other: a page of A4 or Letter is 700 pixels wide.
 function beforePrint() {
-  document.querySelectorAll("details.fold").forEach((fold) => { fold.open = true; });
-  document.documentElement.dataset.screen = theme();
+  folds = [...document.querySelectorAll("details:is(.fold, .about):not([open])")];
+  folds.forEach((fold) => { fold.open = true; });
+  screenTheme = theme();
   setTheme("light");
-  plots.filter((plot) => plot.clientWidth > 0).forEach(drawChart);
+  plots.forEach((plot) => drawChart(plot, plot.closest(".charts").children.length > 1 ? PAPER.half : PAPER.full));
 }
 
 function afterPrint() {
-  setTheme(document.documentElement.dataset.screen);
+  folds.forEach((fold) => { fold.open = false; });
+  setTheme(screenTheme);
   refreshCharts();
 }
