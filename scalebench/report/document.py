@@ -137,10 +137,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph of text; answers and warnings are set apart, a heading begins a part of a section."""
+    """A paragraph of text; answers and warnings are set apart, a heading begins a part of a section, a label the
+    blocks of a group of curves."""
 
     text: str
-    kind: Literal["plain", "answer", "warning", "heading"] = "plain"
+    kind: Literal["plain", "answer", "warning", "heading", "label"] = "plain"
     tags: Tags = field(default_factory=dict)
 
 
@@ -193,7 +194,7 @@ class Section:
 
 @dataclass(frozen=True)
 class CurveGroup:
-    """Curves that may be drawn in one chart. The paragraphs before it are the group's heading, if the report has
+    """Curves that may be drawn in one chart. The paragraphs before it are the group's label, if the report has
     several groups, and which curves were left out."""
 
     number: int  # in the report
@@ -248,13 +249,13 @@ def group_curves(
     for number, (shared, members) in enumerate(kept, 1):
         best, paragraphs = select_best_curves(members)
         group = CurveGroup(number, shared, best, paragraphs)
-        heading = [Paragraph(group.title, "heading", group.tags)] if len(workloads) > 1 else []
-        groups.append(replace(group, paragraphs=[*heading, *paragraphs]))
+        label = [Paragraph(group.title, "label", group.tags)] if len(workloads) > 1 else []
+        groups.append(replace(group, paragraphs=[*label, *paragraphs]))
     return groups, left_out
 
 
 def describe_single_group(curves: Iterable[Curve]) -> str:
-    """Return the title of the only group of a report; empty if there are several, each with headings of its own."""
+    """Return the title of the only group of a report; empty if there are several, each with labels of its own."""
     workloads = group_by_workload(curves)
     return format_group_title(workloads[0][0]) if len(workloads) == 1 else ""
 

@@ -65,7 +65,7 @@ def _render_section(section: Section, home: Path, folder: Path) -> Iterator[str]
 
 def _render_block(block: Block, home: Path, folder: Path) -> Iterator[str]:
     if isinstance(block, Paragraph):
-        if block.kind == "heading":
+        if block.kind in ("heading", "label"):
             yield f"### {escape(block.text)}"
         elif text := escape_paragraph(block.text):
             yield f"**{text}**" if block.kind == "answer" else ALERTS.get(block.kind, "") + text

@@ -28,6 +28,8 @@ DIFFERING_COLUMNS = (
 CHOICE_COLUMNS = ("device_ids", "environment", "train_options")  # likewise; null, which is no choice, counts as a value
 PAGE_ONLY_COLUMNS = ("efficiency bare", "efficiency over ")  # beginnings of the columns a terminal has no room for
 
+THROUGHPUT_HEAD = "samples/s (95 %)"
+
 FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|\s")  # also full-width, which spreadsheets take as well
 
 CellMaker = Callable[[dict[str, Any]], Cell]
@@ -94,7 +96,7 @@ def _figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: str 
         columns["nodes"] = _make_text_column("nodes")
     if (get_repeat_counts(frame) > 1).any():
         columns["repeats"] = _make_text_column("repeats")
-    columns["samples/s (95 %)"] = lambda row: make_cell(format_throughput(row), row[THROUGHPUT])
+    columns[THROUGHPUT_HEAD] = lambda row: make_cell(format_throughput(row), row[THROUGHPUT])
     if frame["overhead_share"].notna().any():  # a bare strategy alone has none
         columns["overhead at 1"] = _make_figure_column(lambda row, name: format_overhead(row), "overhead_share")
     baselines = {"bare": "bare", "self": "self"}

@@ -92,13 +92,14 @@ def test_filters_hide_rows_and_lines_and_say_so(page: Chrome) -> None:
 
 def test_bars_with_tags_of_their_own_go_one_by_one(page: Chrome) -> None:
     bars = "const p = document.querySelector('#lost .plot'); p.scrollIntoView(); return 'drawn' in p.dataset && %s"
-    figures = "[p.data.map(t => [t.x, t.y]), p.layout.xaxis.categoryarray]"
+    figures = "[p.data.map(t => [t.meta.role, t.y, t.x]), p.layout.yaxis.categoryarray]"
     wait(page, bars % "true")
     filter_box(page, "strategy", "ddp_gloo").click()
     wait(page, bars % "p.data[0].x.length === 1")
     shares, names = page.execute_script(bars % figures)
-    assert names == ["horovod_gloo"] and [x for x, _ in shares] == [["horovod_gloo"]] * 3
-    assert [y for _, y in shares] == [[0.05], [-0.01], [0.16]]
+    assert names == ["horovod_gloo"] and [y for _, y, _ in shares] == [["horovod_gloo"]] * 4
+    pieces = [(role, x) for role, _, x in shares]
+    assert pieces == [("bar", [0.05]), ("bar", [None]), ("gain", [-0.01]), ("bar", [0.16])]
     filter_box(page, "strategy", "ddp_gloo").click()
     wait(page, bars % "p.data[0].x.length === 2")
 

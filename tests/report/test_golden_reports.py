@@ -128,7 +128,7 @@ def test_parts_of_a_section_have_headings_and_charts_of_one_device_count_are_lef
     sweeps.write_results(tmp_path, [sweeps.run(name, 2) for name in ("ddp_gloo", "horovod_gloo")])
     made = {section.id: section for section in make_sections(load_report_data([tmp_path]))}
     headings = [block.text for block in made["step"].blocks if isinstance(block, Paragraph) and block.kind == "heading"]
-    assert headings == ["What takes the time of a step", "Gradient synchronization"]
+    assert headings == ["Parts of a step, and its operations", "Gradient synchronization"]
     assert not any(isinstance(block, Chart) for block in made["usage"].blocks)
     (stack,) = [block for block in made["step"].blocks if isinstance(block, Chart)]
     assert stack.y.title == "time of a step (ms)" and stack.y.unit == "" and len(SECTIONS) == 14

@@ -66,7 +66,7 @@ def _scale(block: Block) -> Block:
 
 
 def _has_content(block: Block) -> bool:
-    return not (isinstance(block, Paragraph) and block.kind == "heading")
+    return not (isinstance(block, Paragraph) and block.kind in ("heading", "label"))
 
 
 def _join(joined: JoinedSection, parts: list[Section]) -> Section | None:

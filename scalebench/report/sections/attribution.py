@@ -278,7 +278,7 @@ def _make_table(group: CurveGroup, bars: list[Bar]) -> Table:
         "Shares of ideal throughput with 95 % intervals. The loss, batch, overhead and contention compare processes: "
         f"they have limits over repeats only (measure.repeats={SWEEP_REPEATS} gives them). The other parts compare "
         "conditions of one process, and have limits over its blocks. The parts add up to the loss; seconds are of one "
-        "step. A part shown as contained in another one could not be measured apart from it."
+        'step. "in overhead": measured only together with overhead.'
     )
     table_id, title = group.make_id("attribution-parts"), "Parts of the lost efficiency"
     return Table(table_id, title, columns, rows, frozenset(columns[1:]), caption)

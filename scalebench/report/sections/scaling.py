@@ -48,6 +48,7 @@ from scalebench.report.repeat_commands import make_baseline_commands
 from scalebench.report.report_data import ReportData
 from scalebench.report.tables import (
     BASELINE_COLUMNS,
+    THROUGHPUT_HEAD,
     find_missing_baselines,
     format_percent,
     format_ratio,
@@ -246,9 +247,9 @@ def strategies_section(report_data: ReportData) -> Section | None:
 
 
 def _bring_status_forward(table: Table) -> Table:
-    """Put status and remarks behind the devices, where they are in sight, and set each status apart by its colour."""
+    """Put status and remarks behind the throughput, where they are in sight, and give each status its colour."""
     columns = list(table.columns)
-    status, remarks, place = (columns.index(name) for name in ("status", "remarks", "gpus"))
+    status, remarks, place = (columns.index(name) for name in ("status", "remarks", THROUGHPUT_HEAD))
 
     def order(cells: Sequence[T]) -> list[T]:
         others = [each for number, each in enumerate(cells) if number not in (status, remarks)]

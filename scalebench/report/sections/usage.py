@@ -149,8 +149,8 @@ def _make_table(group: CurveGroup) -> Table:
         **{head: make_column(name, show) for name, head, show in FIGURES
            if any(row[name] is not None for (_, row), _ in items)},
     }  # fmt: skip
-    table_id = group.make_id("usage", "table")
-    return build_table(table_id, "While blocks were timed", columns, items, ("strategy",), TABLE_CAPTION)
+    table_id, caption = group.make_id("usage", "table"), TABLE_CAPTION if group.number == 1 else ""
+    return build_table(table_id, "While blocks were timed", columns, items, ("strategy",), caption)
 
 
 def _find_waits(curve: Curve, estimate_ratio: EstimateRatio) -> Iterator[Paragraph]:

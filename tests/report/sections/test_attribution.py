@@ -59,7 +59,7 @@ def test_bars_and_cells_are_the_figures_of_the_frame(tmp_path: Path) -> None:
 def test_weak_and_strong_scaling_have_charts_of_their_own(tmp_path: Path) -> None:
     sweeps.write_results(tmp_path, [*weak_scaling_runs(), *strong_scaling_runs()])
     charts, tables, _ = split_blocks(make_section(tmp_path))
-    headings = [block.text for block in make_section(tmp_path).blocks if getattr(block, "kind", "") == "heading"]
+    headings = [block.text for block in make_section(tmp_path).blocks if getattr(block, "kind", "") == "label"]
     assert [("strong" in text, "weak" in text) for text in headings] == [(False, True), (True, False)]
     assert len({block.id for block in (*charts, *tables)}) == 4
     assert [block.name for block in charts[1].series][:2] == ["kept", "batch"]

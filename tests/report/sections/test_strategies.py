@@ -69,7 +69,7 @@ def test_a_missing_baseline_comes_with_its_command(tmp_path: Path) -> None:
     assert warning.kind == "warning" and warning.text.startswith("1 row lacks a baseline")
     table = get_block(section, Table)
     assert table.footnotes == [("a", "no bare and self baseline")]
-    assert [(cell.text, cell.note) for cell in table.rows[0].cells[2:4]] == [("ok", ""), ("a", table.footnotes[0][1])]
+    assert [(cell.text, cell.note) for cell in table.rows[0].cells[3:5]] == [("ok", ""), ("a", table.footnotes[0][1])]
     assert get_column(table, "speedup bare") == {"ddp_gloo 4": None}
     assert select_blocks(strategies_section(write_report_data(tmp_path / "whole")), Code) == []
 
