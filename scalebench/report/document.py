@@ -395,7 +395,7 @@ def add_epoch_limits(row: Cells) -> dict[str, Any]:
 
 
 def make_devices_axis(lines: Sequence[Series]) -> Axis:
-    return Axis(DEVICES, ticks=sorted({float(x) for line in lines for x in line.x}))
+    return Axis(DEVICES, ticks=sorted({float(x) for line in lines for x in line.x}), from_zero=False)
 
 
 def has_shape(chart: Chart) -> bool:
