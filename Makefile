@@ -1,19 +1,23 @@
 # Each target sets up .venv itself; nothing is done twice.
-.PHONY: install horovod demo test test-all lint bench cluster-up cluster-down clean
+.PHONY: install horovod demo docs test test-all lint bench cluster-up cluster-down clean
 PY := .venv/bin/python
 
 install:
 	@scripts/install.sh
 
-# Builds Horovod anew where it was built for other versions than are installed: see docs/horovod.md.
+# Builds Horovod anew where it was built for other versions than are installed.
 horovod:
-	@SCALEBENCH_HOROVOD=no scripts/install.sh
-	@scripts/install_horovod.sh
+	@scripts/install.sh --light
+	@PIP_CONSTRAINT=constraints.txt $(PY) -m scalebench install horovod
 
-# Without Horovod, which takes longer to build than the demo to run, and is not in it.
+# With PyTorch and Lightning alone: TensorFlow, Horovod and the tools of the tests take longer to come than it to run.
 demo:
-	@SCALEBENCH_HOROVOD=no scripts/install.sh
+	@scripts/install.sh --light
 	$(PY) -m scalebench sweep=demo
+
+# The site of docs/ in site/, with every warning as an error.
+docs: install
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 # Tests that start no framework's workers share the cores; those that do take one another's, and go one by one.
 test: install lint
@@ -35,14 +39,15 @@ lint: install
 bench: install
 	$(PY) -m benchmarks
 
-# A real SLURM with nodes of its own on this machine, as root: see docs/test-cluster.md. NODES=3 RATE=100mbit ACCOUNTING=no
+# A real SLURM with nodes of its own on this machine, as root: see docs/studies/test-cluster.md.
+# NODES=3 RATE=100mbit ACCOUNTING=no
 cluster-up: install
 	@scripts/install_slurm.sh
 	@$(PY) -m tests.cluster.up
 
 cluster-down:
-	@SCALEBENCH_HOROVOD=no scripts/install.sh
+	@scripts/install.sh --light
 	@$(PY) -m tests.cluster.down
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist site

@@ -1,6 +1,6 @@
 """How often intervals over repeats hold the truth, and how often the best strategy is found, in made-up sweeps.
 
-The table of docs/measuring.md. Takes about a minute; the figures are the same in each run of it.
+The table of docs/explain/measuring.md. Takes about a minute; the figures are the same in each run of it.
 """
 
 from __future__ import annotations

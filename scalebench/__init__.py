@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["__version__", "attribution", "bandwidth", "collectives", "load", "load_rounds", "pooled"]
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 """Everything that a plugin may use without a framework. Nothing else of scalebench is stable, but for what
-`scalebench.testing` and the packages of the frameworks export; docs/plugin-api.md lists it all."""
+`scalebench.testing` and the packages of the frameworks export; docs/reference/plugin-api.md lists it all."""
 
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.plugins import API_VERSION

@@ -23,7 +23,7 @@ LAYERS = [
     "cli",
 ]
 LAYER_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms.split()}
-TOP_FILES = {"__init__.py", "__main__.py", "plugin_api.py"}  # above all rooms
+TOP_FILES = {"__init__.py", "__main__.py", "plugin_api.py", "py.typed"}  # above all rooms
 FRAMEWORKS = {
     "torch": "torch horovod",
     "pytorch_lightning": "torch horovod",
@@ -89,7 +89,7 @@ def is_upward(line: Import) -> bool:
     return target == "" or LAYER_OF[target] >= LAYER_OF[source]
 
 
-def test_the_package_has_twelve_rooms_and_three_files() -> None:
+def test_the_package_has_twelve_rooms_and_four_files() -> None:
     entries = [path for path in (ROOT / "scalebench").iterdir() if path.name != "__pycache__"]
     assert {path.name for path in entries if path.is_dir()} == set(LAYER_OF)
     assert {path.name for path in entries if path.is_file()} == TOP_FILES
@@ -167,7 +167,7 @@ def test_the_parent_composes_and_resolves_without_a_framework() -> None:
 
 
 def test_listing_strategies_loads_no_framework() -> None:
-    code = "from scalebench.__main__ import main\nassert main(['strategies']) == 0"
+    code = "from scalebench.__main__ import main\nassert main(['list', 'strategies']) == 0"
     assert loaded_after(code, *FRAMEWORKS, "hydra", "pandas") == []
 
 

@@ -108,6 +108,7 @@ class Configurations:
         """Single repeats have limits, too, where there is a `history` of this machine."""
         self._compared, self._history = compared, history or History()
         self._by_run: dict[str, Configuration] = {} if compared is None else _group_by_configuration(compared)
+        self._ratios: dict[tuple[str, str], LogMean] = {}
         by_sweep: dict[tuple[str, ...], dict[Hashable, dict[Any, float]]] = {}
         for configuration in dict.fromkeys(self._by_run.values()):
             by_sweep.setdefault(configuration.sweep, {})[id(configuration)] = configuration.levels()
@@ -124,9 +125,16 @@ class Configurations:
     def estimate_ratio(self, row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
         """Return the throughput of a row of the pooled frame over that of another, as `pooled` describes; of unknown
         variance where a row is not of these configurations."""
-        if row["run_id"] in self._by_run and base["run_id"] in self._by_run:
-            return self._ratio(self._by_run[row["run_id"]], self._by_run[base["run_id"]])
+        pair = row["run_id"], base["run_id"]
+        if pair in self._ratios:  # rankings, advice and saturation look at the same pairs
+            return self._ratios[pair]
+        if pair[0] in self._by_run and pair[1] in self._by_run:
+            return self._ratios.setdefault(pair, self._ratio(self._by_run[pair[0]], self._by_run[pair[1]]))
         return LogMean(math.log(row["throughput_samples_per_s"] / base["throughput_samples_per_s"]))
+
+    def list_folders(self, run_id: str) -> list[Path]:
+        """Return the folders of all repeats of the row with this run_id, in the order of their start."""
+        return [Path(cells["path"]) for cells in self._by_run[run_id].rows]
 
     def list_history(self, session: str) -> list[HistoryEntry]:
         """Return what these configurations, a sweep that has ended, add to the history of the machine."""

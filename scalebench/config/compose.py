@@ -32,13 +32,14 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 
-from scalebench.config.resolve import DEFAULT_CPU_WORKERS
+from scalebench.config.aliases import accept_aliases
+from scalebench.config.resolve import DEFAULT_CPU_WORKERS, count_all_devices, detect_hardware
 from scalebench.core import config_files
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.json_files import build_record
 from scalebench.core.machine import machine
-from scalebench.core.spec import Config
+from scalebench.core.spec import Config, HardwareSpec
 from scalebench.strategies import registry
 
 HYDRA_VERSION = "1.3"  # whose defaults and rules apply
@@ -51,6 +52,8 @@ def register_with_hydra() -> list[str]:
     """Add the typed config, our launcher and stand-ins for broken plugins to Hydra's store. Return warnings about
     plugins, which make no run fail."""
     OmegaConf.register_new_resolver("each_device", list_each_device, replace=True)
+    OmegaConf.register_new_resolver("device_counts", list_device_counts, replace=True)
+    OmegaConf.register_new_resolver("demo_models", list_demo_models, replace=True)
     OmegaConf.register_new_resolver("pair_of_each_link", list_pair_of_each_link, replace=True)
     store = ConfigStore.instance()
     store.store(name="spine", node=_make_typed_config(), provider="scalebench")
@@ -86,7 +89,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     JobRuntime.instance().set("name", "scalebench")
     with raise_hydra_errors():
         loader = _loader(_identify_files())
-        composed = loader.load_configuration("config", list(overrides), RunMode.RUN, from_shell=False)
+        composed = loader.load_configuration("config", accept_aliases(overrides), RunMode.RUN, from_shell=False)
     with open_dict(composed):
         del composed["hydra"]
     return composed
@@ -132,6 +135,24 @@ def raise_hydra_errors() -> Iterator[None]:
 def list_each_device() -> str:
     """List each device of this machine as a value of a sweep, in Hydra syntax: `[0],[1]`; CPU workers without GPUs."""
     return ",".join(f"[{device}]" for device in range(machine.count_gpus() or DEFAULT_CPU_WORKERS))
+
+
+def list_device_counts(*, _root_: DictConfig) -> str:
+    """List 1, all devices of a node of the chosen hardware, and the powers of two between them: `1,2,4,6`."""
+    most = count_all_devices(_detect_chosen_hardware(_root_))
+    return ",".join(str(count) for count in [*(2**n for n in range(most.bit_length()) if 2**n < most), most])
+
+
+def list_demo_models(*, _root_: DictConfig) -> str:
+    """List the models that sweep=demo trains: on GPUs also one that keeps them busy, which would take a CPU minutes."""
+    return "resnet50,materials_cnn" if _detect_chosen_hardware(_root_).devices == "cuda" else "materials_cnn"
+
+
+def _detect_chosen_hardware(root: DictConfig) -> HardwareSpec:
+    """Return the hardware of a composed config, with what its YAML leaves open; this machine if it has none."""
+    chosen = OmegaConf.select(root, "hardware")
+    tree = {} if chosen is None else OmegaConf.to_container(chosen, resolve=True)
+    return detect_hardware(build_record(HardwareSpec, tree))
 
 
 def list_pair_of_each_link() -> str:

@@ -23,13 +23,14 @@ from scalebench.core.machine.machine import cache_folder
 
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 TRANSPORTS = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}
-REBUILD = "make horovod builds it anew"
+INSTALL = "scalebench install horovod"
+REBUILD = f"{INSTALL} builds it anew"
 TRANSPORT_REMEDIES = {
-    "mpi": "apt-get install openmpi-bin libopenmpi-dev, then make horovod",
+    "mpi": f"apt-get install openmpi-bin libopenmpi-dev, then {INSTALL}",
     "gloo": REBUILD,
-    "nccl": "HOROVOD_GPU_OPERATIONS=NCCL make horovod, on a machine with nvcc and NCCL",
+    "nccl": f"HOROVOD_GPU_OPERATIONS=NCCL {INSTALL}, on a machine with nvcc and NCCL",
 }
-# See docs/horovod.md: on a machine with GPUs the build leaves TensorFlow out, unless NCCL is disabled.
+# On a machine with GPUs the build leaves TensorFlow out, unless NCCL is disabled.
 NO_TENSORFLOW_NCCL = "its operations for it do not compile with TensorFlow; use strategy=multiworker_nccl"
 FRAMEWORK_REMEDIES = {"torch": REBUILD, "tensorflow": f"HOROVOD_GPU_OPERATIONS=none {REBUILD}"}
 MAX_PROBE_S = 120.0
@@ -96,7 +97,7 @@ def find_horovod_problem(framework: str, transport: str | None, launcher: str) -
         return "Horovod's MPI operations need processes that mpirun started: use strategy.launcher=mpi"
     build = inspect_horovod(framework)
     if build is None:
-        return "Horovod is not installed: make horovod builds it"
+        return f"Horovod is not installed: {INSTALL} builds it"
     if build.problem is not None:
         return build.problem
     # The processes connect over MPI or Gloo, whatever carries the gradients then.
@@ -207,7 +208,7 @@ def _read_cache(path: Path) -> CachedTransports | None:
         from scalebench.core.json_files import read_record
 
         return read_record(path, CachedTransports)
-    except (ImportError, OSError, ValueError):  # install_horovod.sh also runs this in environments without msgspec
+    except (ImportError, OSError, ValueError):  # horovod.sh also runs this in environments without msgspec
         return None
 
 
@@ -221,8 +222,26 @@ def _write_cache(path: Path, answer: CachedTransports) -> None:
         return  # probed again the next time
 
 
+def describe_environment() -> str:
+    """Return, in one line, what a build depends on and what is installed, each "none" where it is missing.
+
+    Python's ABI, the version of PyTorch, "cuda" or "cpu" for its build, the version of TensorFlow, and a digest of the
+    installed Horovod. Its list of files holds their checksums, and so differs between two builds of one version.
+    """
+    cuda = re.search(r"^cuda\b.*=\s*['\"]", read_torch_version_file(), re.MULTILINE)
+    torch, tensorflow = (detect_framework_version(name) or "none" for name in ("torch", "tensorflow"))
+    try:
+        files = importlib.metadata.distribution("horovod").read_text("RECORD") or ""
+        digest = hashlib.sha256(files.encode()).hexdigest()[:16]
+    except importlib.metadata.PackageNotFoundError:
+        digest = "none"
+    return f"{sys.implementation.cache_tag} {torch} {'cuda' if cuda else 'cpu'} {tensorflow} {digest}"
+
+
 def main(frameworks: list[str]) -> int:
-    """Print a line for each framework. Return 1 when Horovod is unusable with one of them."""
+    """Print a line for each framework, else what a build depends on. Return 1 when Horovod is unusable with one."""
+    if not frameworks:
+        print(describe_environment())
     for framework in frameworks:
         print(describe_horovod(framework))
     builds = [inspect_horovod(framework) for framework in frameworks]

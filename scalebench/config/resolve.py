@@ -6,6 +6,7 @@ Bad input raises InputError. A well-formed run that is impossible here becomes a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from scalebench.config import validate
 from scalebench.config.placement import Placement, compute_placement
@@ -14,7 +15,16 @@ from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.config_fingerprint import compute_fingerprint
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.machine import machine, private_network
-from scalebench.core.spec import CHIEF, Config, HardwareSpec, ModelSpec, RunSpec, check_fields
+from scalebench.core.spec import (
+    ALL_DEVICES,
+    CHIEF,
+    Config,
+    HardwareSpec,
+    ModelSpec,
+    RunSpec,
+    StrategySpec,
+    check_fields,
+)
 from scalebench.slurm import resources
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_options, check_values
@@ -37,8 +47,9 @@ class Draft:
 
 def resolve(config: Config) -> RunSpec:
     """Resolve a config into the run that it means on this machine. Raise InputError for bad input."""
+    config = replace(config, gpus=_read_device_count(config.gpus))
     check_config(config)
-    draft = Draft(config)
+    draft = Draft(replace(config, strategy=set_exactness(config.strategy)))
     for step in (fill_dataset, size_model, count_devices, set_batches, place_processes):
         draft = step(draft)
     config, placement = draft.config, draft.placement
@@ -63,6 +74,14 @@ def resolve(config: Config) -> RunSpec:
         plugin_error=None if draft.plugin_error is None else str(draft.plugin_error),
         plugin_traceback="" if draft.plugin_error is None else draft.plugin_error.log,
     )
+
+
+def set_exactness(strategy: StrategySpec) -> StrategySpec:
+    """Return the strategy with exact steps where its options have the values of `exact_with`."""
+    options, exact = strategy.options, strategy.exact_with
+    if strategy.approximate is None or not exact or any(options.get(key) != value for key, value in exact.items()):
+        return strategy
+    return replace(strategy, approximate=None, tolerance=StrategySpec.tolerance)
 
 
 def check_config(config: Config) -> None:
@@ -142,8 +161,23 @@ def _resolve_model(config: Config) -> ModelSpec:
 def count_devices(draft: Draft) -> Draft:
     """Fill in what the hardware's YAML leaves open, from this machine if the YAML means it, and count the devices."""
     hardware = detect_hardware(draft.config.hardware)
-    gpus = draft.config.gpus or len(hardware.device_ids) or hardware.gpus_per_node or DEFAULT_CPU_WORKERS
+    gpus = draft.config.gpus or count_all_devices(hardware)
     return replace(draft, config=replace(draft.config, hardware=hardware, gpus=gpus), gpus=gpus)
+
+
+def _read_device_count(gpus: Any) -> int | None:
+    """Return the number of devices that the key gpus names, None for all. Raise InputError for any other value."""
+    if gpus is None or gpus == ALL_DEVICES:
+        return None
+    if type(gpus) is not int:
+        which = f"; hardware.device_ids={gpus} chooses devices" if isinstance(gpus, list) else ""
+        raise InputError(f"gpus={gpus} should be a number of devices, or {ALL_DEVICES}{which}")
+    return gpus
+
+
+def count_all_devices(hardware: HardwareSpec) -> int:
+    """Return the number of devices of one node of the hardware, whose open fields `detect_hardware` has filled in."""
+    return len(hardware.device_ids) or hardware.gpus_per_node or DEFAULT_CPU_WORKERS
 
 
 def detect_hardware(hardware: HardwareSpec) -> HardwareSpec:
@@ -156,6 +190,11 @@ def detect_hardware(hardware: HardwareSpec) -> HardwareSpec:
             devices = "cuda" if gpus_here else "cpu"
         cpus = cpus or len(machine.usable_cpus())
         per_node = per_node or (gpus_here if devices == "cuda" and gpus_here else DEFAULT_CPU_WORKERS)
+    elif per_node is None and not hardware.hosts:
+        raise InputError(
+            f"hardware={hardware.name} does not say how many devices a node has: set hardware.gpus_per_node, or "
+            "have `scalebench new hardware NAME --partition P` write the YAML of your partition"
+        )
     per_device = hardware.cpus_per_device or max(1, (cpus or 1) // (per_node or 1))
     return replace(hardware, devices=devices, gpus_per_node=per_node, cpus_per_node=cpus, cpus_per_device=per_device)
 

@@ -18,8 +18,8 @@ from typing import Any, TextIO
 
 from scalebench.core.errors import PluginError, describe_exception
 
-# The version of what docs/plugin-api.md lists. It goes up when something there changes its meaning or goes away, and
-# stays when something is added. A plugin states the version it was written for as the name of an entry point
+# The version of what docs/reference/plugin-api.md lists. It goes up when something there changes its meaning or goes
+# away, and stays when something is added. A plugin states the version it was written for as the name of an entry point
 # `scalebench.api`.
 API_VERSION = 1
 API_KIND = "api"  # the kind of that entry point

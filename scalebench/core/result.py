@@ -61,7 +61,7 @@ class CollectiveRecord:
     """Times of one collective operation on one message size."""
 
     name: str  # of COLLECTIVES
-    size_bytes: int  # by the convention of nccl-tests: docs/collectives.md
+    size_bytes: int  # by the convention of nccl-tests: docs/explain/measuring.md
     repeats: int = 0  # operations in each block
     block_s: list[float] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ class CollectiveRecord:
 class TransferRecord:
     """Times of one kind of transfer between devices, or with host memory; ranks stand for their devices."""
 
-    kind: str  # as in docs/collectives.md: send_one_way, memcpy, ...
+    kind: str  # as in docs/explain/measuring.md: send_one_way, memcpy, ...
     source: int | None  # rank; null: all of them at once
     target: int | None  # rank; equal to source for a device and its host memory
     size_bytes: int  # of one transfer in one direction
@@ -237,6 +237,7 @@ class RankRecord:
     message_bytes: list[int] = field(default_factory=list)
     timeline: TimelineRecord | None = None
     probes: ProbeRecord | None = None
+    probe_failures: dict[str, str] = field(default_factory=dict)  # quantity -> error that left it without a value
     backend_used: str | None = None
     settings_used: dict[str, str] = field(default_factory=dict)  # precision, data_format, compiler
     params: int | None = None

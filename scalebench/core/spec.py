@@ -23,6 +23,7 @@ NO_VALIDATION_SAMPLES = (
     "train.stop.target is of the validation metric, and there are fewer samples to validate than replicas"
 )
 SWEEP_REPEATS = 3  # the fewest that give an interval; of a configuration where measure.repeats leaves it open
+ALL_DEVICES = "all"  # a value of the key gpus
 CHIEF = "chief"  # the role of the only process that measures, where processes have roles
 FIRST_REPEAT_ONLY = ("evaluate", "probes", "trace", "collectives", "bandwidth", "timeline")  # keys of MeasureSpec
 
@@ -102,6 +103,7 @@ class StrategySpec:
     max_gpus: int | None = None
     independent: bool = False  # true: replicas that never synchronize and stop at a common deadline
     approximate: str | None = None  # why its steps differ from the baseline's on the same samples; null: they do not
+    exact_with: dict[str, Any] = field(default_factory=dict)  # values of options with which they do not, although
     tolerance: float | None = 1e-4  # relative difference of losses from the baseline's; null: losses only have to fall
     options: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, list[Any]] = field(default_factory=dict)  # allowed values by option
@@ -264,11 +266,13 @@ class Config:
     measure: MeasureSpec = field(default_factory=MeasureSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
     sweep: SweepSpec = field(default_factory=SweepSpec)
-    gpus: int | None = number_field(None, at_least=1, at_most=65_536)
+    # A number, or null or ALL_DEVICES: all devices of one node of the hardware.
+    gpus: Any = field(default=None, metadata={"at_least": 1, "at_most": 65_536, "positive": False})
     scaling: str = choice_field("weak", "strong")
     seed: int = number_field(0, at_least=0)
     repeat: int = number_field(0, at_least=0)
     resume: bool = False
+    strict: bool = False  # an unsupported run makes the exit status of a sweep 1
     baseline: str = choice_field("auto", "bare", "none", "attribution")  # which missing one-device runs a sweep adds
     dry_run: bool = False
     debug: bool = False

@@ -181,8 +181,7 @@ def format_p(p: float | None) -> str:
 
 
 def make_json(comparison: Comparison, exit_code: int) -> str:
-    """Return the comparison as JSON. Its schema is in docs/comparing.md; `version` rises if it changes by more than new
-    keys."""
+    """Return the comparison as JSON. Its schema is in docs/guides/compare.md; only new keys keep `version`."""
     tree = {
         "version": VERSION,
         "status": comparison.status,

@@ -96,7 +96,7 @@ def _import_figure() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as e:
-        raise InputError("figures need matplotlib; install it: pip install 'scalebench[figures]'") from e
+        raise InputError("figures need matplotlib; install it: pip install 'scalebench-train[figures]'") from e
     return Figure
 
 

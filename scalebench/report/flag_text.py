@@ -1,12 +1,14 @@
 """Flags, intervals and cells of the frame as text: what a flag of a row means, and what to do about it.
 
-docs/record.md says what raises each flag.
+docs/reference/results.md says what raises each flag.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from scalebench.analysis.verdicts import DOUBTS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,13 +27,17 @@ ADVICE = {
         "More threads than cores: ranks wait for each other's cores, which is no property of the strategy. "
         "Use fewer devices, or a machine with more cores."
     ),
+    "probe_failed": (
+        "Something failed after the measurement, while parts of a step were timed: the throughput stands, and what is "
+        "empty was not measured. `scalebench show --details` has the error; the log of the rank has all of it."
+    ),
     "approximate": (
         "Its steps are not those of the baseline on the same samples, as the strategy's YAML declares (approximate), "
         "so its speed is that of a different training. Compare what it reaches, too: train.stop.target."
     ),
     "open_port": (
         "Its processes listened on all interfaces of the machine while it ran, so that others could reach them: "
-        "TensorFlow's servers read and write files for everybody. docs/launching.md says where that is not needed."
+        "TensorFlow's servers read and write files for everybody. docs/guides/cluster.md says where that is not needed."
     ),
     "not_in_turns": (
         "It was measured by itself while the others of its sweep took turns: it did not fit beside them, or its "
@@ -108,6 +114,34 @@ ADVICE = {
     NOT_STEADY: "Its series is not steady, so that one figure does not describe it. Measure longer (measure.min_s).",
 }
 
+# What raises each flag, for docs/reference/results.md.
+RAISED_WHEN = {
+    "over_in_warmup": "a training reached its stop within warm-up: no throughput",
+    "oversubscribed": "more threads than cores",
+    "approximate": "the strategy's YAML says that its steps are not the baseline's on the same samples",
+    "open_port": "its processes listened on all interfaces: TensorFlow's servers, or MPI",
+    "not_in_turns": "the other runs of its sweep took turns; it did not fit beside them, or could not be stopped",
+    "foreign_process": "another program computed on one of its GPUs, before or while it was measured",
+    "busy_machine": "other programs used more than 0.1 of a core plus 0.01 per core of the run; in turns only where "
+    "fewer than 8 undisturbed rounds are left",
+    "hot_at_start": "before the first step a GPU was within 5 degrees of slowing itself down, or did so",
+    "throttled": "in more than 5 % of the samples a GPU's clocks were held back, but not by clocks that somebody chose",
+    "unequal_clocks": "mean, or highest possible, SM or memory clocks of the GPUs differ by more than 2 %",
+    "swapping": "the machine moved more than 1 MiB to or from swap",
+    "gpu_lost": "a GPU fell off the bus (NVML)",
+    "unequal_nodes": "processor, memory, cores or GPUs differ between the nodes",
+    "clocks_differ": "clocks of two nodes are more than 0.1 s apart",
+    "no_interval": "fewer than five blocks",
+    "repeats_differ": "pooled: the fastest repeat is more than 1.1 times as fast as the slowest",
+    "target_missed": "the interval is wider than measure.target (of one of n repeats: sqrt(n) times that)",
+    "warmup_left": "the first blocks were still warm-up, moved the mean by more than measure.target, and are left out",
+    "drifts": "the level of the blocks changes by more than measure.target",
+    "superlinear": "efficiency above 1, and so is its interval",
+    "superlinear_on_cpu": "likewise on CPU workers, which share their processors: an error of the measurement",
+    "superlinear_within_noise": "efficiency above 1; its interval contains 1",
+    NOT_STEADY: "unsteady for a reason that no other flag names",
+}
+
 
 def format_flag(flag: str) -> str:
     """Return a flag as tables show it."""
@@ -117,7 +151,7 @@ def format_flag(flag: str) -> str:
 def get_advice(flag: str) -> str:
     """Return a sentence or two about a flag; a general one if a later version of scalebench raised it."""
     return ADVICE.get(
-        flag, "This version of scalebench does not know this flag: docs/record.md of the one that ran it does."
+        flag, "This version of scalebench does not know this flag: the reference of the one that ran it does."
     )
 
 
@@ -127,19 +161,28 @@ def list_flags(flags: str, unsteady: bool) -> list[str]:
     return [*names, NOT_STEADY] if unsteady and not set(names) & set(UNSTEADY) else names
 
 
-def describe_row(row: dict[str, Any]) -> list[str]:
-    """Return the remarks on a successful row: its flags, an unsteady series, unresolved differences.
+def describe_row(row: dict[str, Any], explains: bool = False) -> list[str]:
+    """Return the remarks on a successful row: its flags, an unsteady series, unresolved differences. With `explains`,
+    flags are followed by their meaning.
 
     A difference from a baseline is unresolved if the 95 % interval of the speedup contains 1, its limits included. No
     remark is made on a row that is its own baseline, twice if one run is both baselines, or without an interval.
     """
-    remarks = [format_flag(flag) for flag in list_flags(to_text(row["flags"]), to_text(row["steady"]) == "False")]
+    flags = list_flags(to_text(row["flags"]), to_text(row["steady"]) == "False")
+    remarks = [_explain_flag(flag) if explains else format_flag(flag) for flag in flags]
     bare_id, self_id, run_id = (to_text(row[name]) for name in ("baseline_bare_id", "baseline_self_id", "run_id"))
     if bare_id not in ("", run_id) and _contains_1(row, "speedup_bare"):
         remarks.append("no difference from bare resolved")
     if self_id not in ("", run_id, bare_id) and _contains_1(row, "speedup_self"):
         remarks.append("no difference from one device resolved")
     return remarks
+
+
+def _explain_flag(flag: str) -> str:
+    """Return `drifts: its level changed while it was measured`."""
+    name, meaning = format_flag(flag), DOUBTS.get(flag) or ADVICE.get(flag, "").partition(".")[0]
+    meaning = meaning[:1].lower() + meaning[1:]
+    return f"{name}: {meaning}" if meaning and not meaning.startswith(name) else meaning or name
 
 
 def _contains_1(row: dict[str, Any], name: str) -> bool:

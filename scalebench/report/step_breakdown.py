@@ -1,5 +1,6 @@
-"""The parts of a step: of one run with reasons and remarks, and over strategies and devices. docs/measuring.md has the
-formulas."""
+"""The parts of a step: of one run with reasons and remarks, and over strategies and devices.
+
+Formulas: docs/explain/measuring.md."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.load import Survey, survey
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.analysis.time_to_target import make_training_table as make_training_frame
@@ -26,11 +27,12 @@ DIFFERING_COLUMNS = (
     *("weight_decay", "accumulate", "target", "seed"),
 )
 CHOICE_COLUMNS = ("device_ids", "environment", "train_options")  # likewise; null, which is no choice, counts as a value
-PAGE_ONLY_COLUMNS = ("efficiency bare", "efficiency over ")  # beginnings of the columns a terminal has no room for
 
 THROUGHPUT_HEAD = "samples/s (95 %)"
 
 FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|\s")  # also full-width, which spreadsheets take as well
+
+SETTING_START = re.compile(r"\s+(?=[\w.]+=)")  # of the next `key=value`; a value may have spaces
 
 CellMaker = Callable[[dict[str, Any]], Cell]
 
@@ -76,20 +78,20 @@ def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = No
     """
     heading, varying = split_shared_columns(frame)
     labels = {name: _make_setting_column(name) for name in [*varying, "strategy"]}
-    figures = _figure_columns(frame, varying, baseline_name)
+    figures = make_figure_columns(frame, varying, baseline_name)
     ends: dict[str, CellMaker] = {
         "status": _make_text_column("status"), "remarks": lambda row: make_cell(format_remarks(row))
     }  # fmt: skip
     columns = {**labels, **figures, **ends}
     rows = [
         Row([make(row) for make in columns.values()], get_tags(row))
-        for row in plain_rows(frame.sort_values(SORT_COLUMNS))
+        for row in drop_common_settings(plain_rows(frame.sort_values(SORT_COLUMNS)))
     ]
     caption = join_sentences(heading, describe_intervals(frame))
     return Table("strategies", "All configurations", list(columns), rows, frozenset(figures), caption)
 
 
-def _figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: str | None) -> dict[str, CellMaker]:
+def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: str | None) -> dict[str, CellMaker]:
     """Return the columns that hold figures, as far as any row has one."""
     columns: dict[str, CellMaker] = {"gpus": _make_text_column("gpus")}
     if (frame["nodes"] > 1).any():
@@ -143,15 +145,37 @@ def _find_differing_columns(frame: pd.DataFrame) -> list[str]:
     return [*names, "options"] if (options > 1).any() else names
 
 
+def drop_common_settings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows without the options that all rows of a strategy and model share, and without the environment
+    variables and settings of training that all rows of a model share: these tell no row from another."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        for name in KEY_VALUE_COLUMNS:
+            strategy = row["strategy"] if name == "options" else None
+            groups.setdefault((name, strategy, *(row[shared] for shared in SHARED_COLUMNS)), []).append(row)
+    for (name, *_), members in groups.items():
+        settings = [split_settings(row[name]) for row in members]
+        common = set.intersection(*map(set, settings))
+        for row, own in zip(members, settings, strict=True):
+            row[name] = " ".join(setting for setting in own if setting not in common) or None
+    return rows
+
+
+def split_settings(text: str | None) -> list[str]:
+    """Split `loop=fit sizes=[1, 2]` into its settings."""
+    return SETTING_START.split(text) if text else []
+
+
 def format_setting(value: Any) -> str:
     """Return `0.000473`, not the seventeen digits of a learning rate that a search has drawn."""
     return f"{value:.4g}" if isinstance(value, float) and value == value else to_text(value)
 
 
-def format_throughput(row: Mapping[str, Any], unit: str = "") -> str:
+def format_throughput(row: Mapping[str, Any], unit: str = "", notes_repeat: bool = True) -> str:
     """Return `12,345 ± 0.8 %`, the figure alone if there is no interval, and nothing if none was measured.
 
-    An interval over blocks misses what differs between starts, so it is `± 0.8 % within this repeat`.
+    An interval over blocks misses what differs between starts, so it is `± 0.8 % within this repeat` if
+    `notes_repeat`.
     """
     value, low, high = (to_number(row[name]) for name in (THROUGHPUT, "throughput_low", "throughput_high"))
     if value is None:
@@ -159,7 +183,7 @@ def format_throughput(row: Mapping[str, Any], unit: str = "") -> str:
     figure = f"{value:,.0f}{unit}" if value >= 100 else f"{value:.3g}{unit}"
     if low is None or high is None:
         return figure
-    within = " within this repeat" if row["interval_over"] == "blocks" else ""
+    within = " within this repeat" if notes_repeat and row["interval_over"] == "blocks" else ""
     return f"{figure} ± {100 * (high - low) / 2 / value:.1f} %{within}"
 
 
@@ -168,6 +192,14 @@ def format_ratio(value: float | None, low: float | None = None, high: float | No
     if value is None:
         return ""
     return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def format_ratio_and_limit(row: Mapping[str, Any], name: str) -> str:
+    """Return `1.86 ± 0.05`: the distance of the farther limit. Exact limits are those of `format_ratio_column`."""
+    value, low, high = (to_number(row[column]) for column in (name, f"{name}_low", f"{name}_high"))
+    if value is None or low is None or high is None:
+        return format_ratio(value)
+    return f"{value:.2f} ± {max(value - low, high - value):.2f}"
 
 
 def format_ratio_column(row: Mapping[str, Any], name: str) -> str:
@@ -209,12 +241,15 @@ def format_seconds(value: Any) -> str:
 
 def format_remarks(row: dict[str, Any]) -> str:
     """Say why a run is not ok, or what to know about one that is."""
+    return ", ".join(list_remarks(row))
+
+
+def list_remarks(row: dict[str, Any], explains: bool = False) -> list[str]:
+    """List why a run is not ok, or what to know about one that is; with `explains`, what its flags mean."""
     if row["status"] != "ok":
-        return to_text(row["reason"])
-    remarks = describe_row(row)
-    if missing := find_missing_baselines(row):
-        remarks.append(f"no {' and '.join(missing)} baseline")
-    return ", ".join(remarks)
+        return [to_text(row["reason"])]
+    missing = find_missing_baselines(row)
+    return [*describe_row(row, explains), *([f"no {' and '.join(missing)} baseline"] if missing else [])]
 
 
 BASELINE_COLUMNS = ["status", "max_batch_per_device", "baseline_bare_id", "baseline_self_id"]

@@ -1,12 +1,11 @@
 """The report in a terminal: the overview of a sweep's runs, and the details of one run.
 
-What was not measured is a dash and its reason. docs/measuring.md has the formulas.
+What was not measured is a dash and its reason. docs/explain/measuring.md has the formulas.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from scalebench.analysis import collectives, step_breakdown, throughput
+from scalebench.analysis.advice import Advice, list_advice
 from scalebench.analysis.attribution.causes import find_causes
 from scalebench.analysis.attribution.causes.cause import AttributedRun
 from scalebench.analysis.scaling_curves import make_curves
@@ -25,8 +25,8 @@ from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.units import format_bytes, format_number, format_percent
 from scalebench.core.untrusted import clean_text, find_run_file
 from scalebench.report import training_tables
-from scalebench.report.document import Row, Table
-from scalebench.report.flag_text import describe_intervals, format_flag
+from scalebench.report.document import Table
+from scalebench.report.flag_text import format_flag
 from scalebench.report.sections import (
     answer,
     attribution,
@@ -39,7 +39,7 @@ from scalebench.report.sections import (
     sync,
 )
 from scalebench.report.step_breakdown import make_run_breakdown
-from scalebench.report.tables import PAGE_ONLY_COLUMNS, make_configuration_table, split_shared_columns
+from scalebench.report.terminal_table import RunTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,19 +47,25 @@ if TYPE_CHECKING:
     from scalebench.analysis.load import Survey
 
 FactRows = list[tuple[str, str]]
-Part = RichTable | str  # a table, or a line
+Part = RichTable | Text | str  # a table, a line or a text that may be broken between words, a line to be kept whole
 FieldFormat = tuple[str, Callable[[Any], str]]  # field of the monitor's record, and its format
 
 
 def make_rich_table(table: Table, title: str = "", caption: str = "", collapse: bool = True) -> RichTable:
-    """Make a table for rich; its own caption is for the page, which has more room. `collapse` narrows its columns."""
+    """Make a table for rich; its own caption is for the page, which has more room. `collapse` narrows its columns.
+
+    No word and no figure is cut or broken: a table that does not fit is wider than the window."""
     rich_table = RichTable(
         title=_make_text(title) if title else None, title_justify="left",
         caption=_make_text(caption) if caption else None, caption_justify="left", box=box.SIMPLE_HEAD,
         collapse_padding=collapse,
     )  # fmt: skip
-    for name in table.columns:
-        rich_table.add_column(_make_text(name), justify="right" if name in table.numeric else "left")
+    for number, name in enumerate(table.columns):
+        is_numeric, texts = name in table.numeric, [row.cells[number].text for row in table.rows]
+        pieces = [*name.split(), *(texts if is_numeric else (word for text in texts for word in text.split()))]
+        rich_table.add_column(
+            _make_text(name), justify="right" if is_numeric else "left", min_width=max(map(len, pieces), default=0)
+        )
     for row in table.rows:
         rich_table.add_row(*(_make_text(cell.text) for cell in row.cells))
     return rich_table
@@ -70,32 +76,39 @@ def _make_text(text: str) -> Text:
     return Text(clean_text(text))
 
 
-def make_overview(runs: Survey) -> Iterator[Part]:
+def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part]:
     """Yield what the terminal shows of a sweep: configurations, the answer, trainings, memory, batches, kinds of
-    parallelism, and the operations that some runs measured on request."""
+    parallelism, and the operations that some runs measured on request. `width` is in characters; `wide` asks for all
+    columns."""
     curves, estimate_ratio = make_curves(runs.pooled), runs.configurations.estimate_ratio
-    yield make_configurations(runs.pooled, runs.baseline_label)
-    yield from answer.list_terminal_sentences(curves, estimate_ratio)
-    if (trainings := training_tables.make_row_table(runs.pooled)) is not None:
-        yield make_rich_table(trainings)
-    yield from training_tables.list_terminal_sentences(runs.frame)
+    table = RunTable(runs.pooled, runs.baseline_label)
+    yield from table.list_lines(width, find_winners(list_advice(curves, estimate_ratio)), wide)
+    yield from _make_texts(answer.list_terminal_sentences(curves, estimate_ratio), "bold")
+    yield from table.list_training_lines(width, wide)
+    yield from _make_texts(training_tables.list_terminal_sentences(runs.frame))
     if (memory_table := memory.make_terminal_table(runs.pooled)) is not None:
         yield make_rich_table(memory_table)
-        yield from memory.list_terminal_sentences(runs.pooled, estimate_ratio)
-    yield from batch_size.list_terminal_sentences(curves, estimate_ratio)
+        yield from _make_texts(memory.list_terminal_sentences(runs.pooled, estimate_ratio))
+    yield from _make_texts(batch_size.list_terminal_sentences(curves, estimate_ratio))
     for part in data_or_model.make_terminal_blocks(runs.pooled, estimate_ratio):
-        yield part if isinstance(part, str) else make_rich_table(part, part.title)
+        yield _make_text(part) if isinstance(part, str) else make_rich_table(part, part.title)
     if runs.probe_folders:
+        yield ""
         yield from _show_requested([read_result(folder / RESULT_FILE) for folder in runs.probe_folders])
 
 
-def make_configurations(frame: pd.DataFrame, baseline_name: str | None = None) -> RichTable:
-    """Make the table of all configurations, without the columns that a terminal has no room for."""
-    table = make_configuration_table(frame, baseline_name)
-    shown = [number for number, name in enumerate(table.columns) if not name.startswith(PAGE_ONLY_COLUMNS)]
-    rows = [Row([row.cells[number] for number in shown]) for row in table.rows]
-    narrow = replace(table, columns=[table.columns[number] for number in shown], rows=rows)
-    return make_rich_table(narrow, split_shared_columns(frame)[0], describe_intervals(frame))
+def find_winners(all_advice: Sequence[Advice]) -> set[str]:
+    """Return the run_id of each row that an advice is to take, also that of the one device to stay on."""
+    rows = [advice.rows if advice.kind in ("take", "tied") else [advice.one_device] if advice.kind == "stay" else []
+            for advice in all_advice]  # fmt: skip
+    return {pair[1]["run_id"] for pairs in rows for pair in pairs if pair is not None}
+
+
+def _make_texts(sentences: Sequence[str], style: str = "") -> Iterator[Part]:
+    """Yield an empty line and these sentences."""
+    if sentences:
+        yield ""
+        yield from (Text(clean_text(sentence), style) for sentence in sentences)
 
 
 def _show_requested(results: list[Result]) -> Iterator[Part]:

@@ -28,6 +28,7 @@ BUILT_IN_STRATEGIES: dict[str, str] = {
     "ddp": "scalebench.strategies.torch.ddp:Ddp",
     "ddp_nccl": "scalebench.strategies.torch.ddp:Ddp",
     "ddp_gloo": "scalebench.strategies.torch.ddp:Ddp",
+    "fsdp": "scalebench.strategies.torch.fsdp:Fsdp",
     "fsdp_nccl": "scalebench.strategies.torch.fsdp:Fsdp",
     "fsdp_gloo": "scalebench.strategies.torch.fsdp:Fsdp",
     "zero1": "scalebench.strategies.torch.zero:Zero1",
@@ -58,6 +59,7 @@ BUILT_IN_STRATEGIES: dict[str, str] = {
     "multiworker_nccl": "scalebench.strategies.tensorflow.multiworker:MultiWorker",
     "parameter_server": "scalebench.strategies.tensorflow.parameter_server:ParameterServer",
     "model_parallel_tensorflow": "scalebench.strategies.tensorflow.model_parallel:TensorFlowModelParallel",
+    "horovod": "scalebench.strategies.horovod.torch:HorovodTorch",
     "horovod_nccl": "scalebench.strategies.horovod.torch:HorovodTorch",
     "horovod_mpi": "scalebench.strategies.horovod.torch:HorovodTorch",
     "horovod_gloo": "scalebench.strategies.horovod.torch:HorovodTorch",
@@ -70,11 +72,11 @@ BUILT_IN_STRATEGIES: dict[str, str] = {
 
 # How to install the packages that a strategy's YAML `requires`.
 INSTALL_HINTS: dict[str, str] = {
-    "torch": "pip install 'scalebench[torch]'",
-    "pytorch_lightning": "pip install 'scalebench[torch]'",
-    "tensorflow": "pip install 'scalebench[tensorflow]'",
-    **dict.fromkeys(("jax", "optax"), "pip install scalebench-jax"),
-    "horovod": "make horovod in a checkout of scalebench; see docs/horovod.md",
+    "torch": "pip install 'scalebench-train[torch]'",
+    "pytorch_lightning": "pip install 'scalebench-train[torch]'",
+    "tensorflow": "pip install 'scalebench-train[tensorflow]'",
+    **dict.fromkeys(("jax", "optax"), "pip install ./plugins/scalebench-jax in a checkout"),
+    "horovod": "scalebench install horovod",
 }
 
 

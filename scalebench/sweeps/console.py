@@ -7,10 +7,12 @@ import os
 import select
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalebench.core.errors import InputError
 from scalebench.core.machine.private_network import OPEN_PORT
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
@@ -18,21 +20,26 @@ from scalebench.core.spec import RunSpec
 from scalebench.core.sweep_file import SweepRecord, join_labels
 from scalebench.core.untrusted import clean_line, clean_text, find_run_file
 from scalebench.measure.progress import RankProgress, read_progress
-from scalebench.sweeps.time_estimate import estimate_s, format_range
+from scalebench.sweeps.pace import read_pace
+from scalebench.sweeps.time_estimate import TimeEstimate, estimate_left_s, format_about, format_range
 
 if TYPE_CHECKING:
     from scalebench.analysis.load import Survey
     from scalebench.report.sections.attribution import AttributionRecords
     from scalebench.runner.jobs import QueueState
     from scalebench.sweeps.cohort import CohortProgress
+    from scalebench.sweeps.pace import StepEstimate
 
 MAX_BASELINE_COMMANDS = 3  # below a table
 MAX_UNREADABLE_LINES = 10  # files named one by one
 MAX_RUN_LABELS = 10  # of runs in a line
 MAX_RUNS_SHOWN = 2  # running jobs whose phase is shown
 MAX_RANKS_READ = 8  # of a running job
+SLOW_STEP_S = 1.0  # from here on the length of a step is shown
+MIN_SHOWN_LEFT_S = 1.0
+GUESSED_STEPS = ", with steps guessed from the FLOPs of the model until a run shows the pace of this machine"
 MAX_ERROR_CHARACTERS = 1000  # the way out stands at the end of a line
-PLAIN_WIDTH_CHARACTERS = 200  # of a file or a pipe, where no window is the limit
+PLAIN_WIDTH = 80  # characters of a line in a file or a pipe, unless COLUMNS says another number
 
 
 class _Output:
@@ -73,6 +80,7 @@ class Console:
 
     def __init__(self) -> None:
         self._rich: Any = None
+        self._slow_heads: set[str] = set()  # runs whose slow steps were reported
         self._queue_status: Any = None  # the progress line of jobs, while there is one
 
     @property
@@ -80,9 +88,11 @@ class Console:
         if self._rich is None:
             import rich.console
 
-            self._rich = rich.console.Console(highlight=False, file=_Output())  # type: ignore[arg-type]
+            colours: Any = {"color_system": None} if os.environ.get("NO_COLOR") else {}
+            self._rich = rich.console.Console(highlight=False, file=_Output(), **colours)  # type: ignore[arg-type]
             if not self._rich.is_terminal:
-                self._rich.width = PLAIN_WIDTH_CHARACTERS
+                columns = os.environ.get("COLUMNS", "")
+                self._rich.width = int(columns) if columns.isdecimal() and int(columns) else PLAIN_WIDTH
         return self._rich
 
     @staticmethod
@@ -122,12 +132,19 @@ class Console:
         head = f"[{number}/{planned}] {spec.label}{format_repeat(spec)}"
         if spec.config.debug or not self.rich.is_terminal:
             self.print_line(f"{head} ...{_parenthesize(time_left())}")
-            yield lambda ranks: None
+            yield lambda ranks: None if spec.config.debug else self._print_slow_steps(spec, head, ranks)
             return
         with self.rich.status(escape_markup(head)) as status:
             yield lambda ranks: status.update(
-                escape_markup(f"{head}  {describe_progress(ranks)}{_parenthesize(time_left())}")
+                escape_markup(f"{head}  {describe_progress(ranks, spec)}{_parenthesize(time_left())}")
             )
+
+    def _print_slow_steps(self, spec: RunSpec, head: str, ranks: list[RankProgress]) -> None:
+        """Print one line for a run whose steps are slow, where there is no progress line."""
+        parts = _describe_pace(ranks, spec)
+        if len(parts) > 1 and head not in self._slow_heads:
+            self._slow_heads.add(head)
+            self.print_line(f"{head}: {', '.join(parts)}")
 
     @contextlib.contextmanager
     def show_cohort(
@@ -178,25 +195,51 @@ class Console:
             f"{join_labels(record.left_out, MAX_RUN_LABELS)}; the same command with resume=true and more time adds them"
         )
 
-    def print_table(self, paths: Sequence[str | os.PathLike[str]], baseline: str | None = None) -> Survey:
+    def print_table(
+        self, paths: Sequence[str | os.PathLike[str]], baseline: str | None = None, wide: bool = False
+    ) -> Survey:
         """Print the table of all readable runs at or below `paths`, repeats as one row, and a line on stderr for each
-        file that cannot be read. Raise InputError where none can be read, or `baseline` names no comparable run."""
+        file that cannot be read; with `wide`, all its columns. Raise InputError where none can be read, or `baseline`
+        names no comparable run."""
         from scalebench.analysis.load import survey
         from scalebench.report.repeat_commands import make_baseline_commands
         from scalebench.report.terminal import make_overview
 
         runs = survey(paths, baseline)
         commands = make_baseline_commands(runs.pooled, runs.unreadable)
-        for _, line in runs.unreadable[:MAX_UNREADABLE_LINES]:
-            self.print_error(f"left out: {line}")
-        if (more := len(runs.unreadable) - MAX_UNREADABLE_LINES) > 0:
-            self.print_error(f"left out: {more} more that cannot be read")
-        for part in make_overview(runs):
+        self._print_unreadable(runs)
+        for part in make_overview(runs, self.rich.width, wide):
             self._print_part(part)
         for command in commands[:MAX_BASELINE_COMMANDS]:
             self.print_line(f"for the missing baselines: {command}")
         self.print_line(f"results: {', '.join(str(path) for path in paths)}")
         return runs
+
+    def _print_unreadable(self, runs: Survey) -> None:
+        for _, line in runs.unreadable[:MAX_UNREADABLE_LINES]:
+            self.print_error(f"left out: {line}")
+        if (more := len(runs.unreadable) - MAX_UNREADABLE_LINES) > 0:
+            self.print_error(f"left out: {more} more that cannot be read")
+
+    def print_run(self, paths: Sequence[str | os.PathLike[str]], number: int) -> None:
+        """Print the details of the run with this number in the table of `print_table`; of several repeats, those of the
+        first. Raise InputError where there is none."""
+        from scalebench.analysis.load import survey
+        from scalebench.report.sections.attribution import make_attribution_records
+        from scalebench.report.terminal_table import RunTable
+
+        runs = survey(paths)
+        self._print_unreadable(runs)
+        rows = RunTable(runs.pooled).rows
+        if not 1 <= number <= len(rows):
+            raise InputError(f"show: no run {number}; the table has runs 1 to {len(rows)}")
+        folder, *others = runs.configurations.list_folders(rows[number - 1]["run_id"])
+        result = read_result(folder / RESULT_FILE)
+        if result.status != "ok":
+            self.print_outcome(result, folder)
+        self.print_details(folder, make_attribution_records(runs.frame))
+        if others:
+            self.print_line(f"{len(others)} more repeats: {', '.join(map(str, others))}")
 
     def print_details(self, folder: Path, records: AttributionRecords | None = None) -> None:
         """Print where the time of a successful run in `folder` went, and with `records` its lost efficiency.
@@ -211,15 +254,18 @@ class Console:
             self._print_part(part)
 
     def _print_part(self, part: Any) -> None:
-        """Print a line of text, or a renderable of rich."""
+        """Print a line of text, or a renderable of rich, which may be wider than the terminal. Texts are broken
+        between words in a terminal only: elsewhere a line is a text."""
         if isinstance(part, str):
             self.print_line(part)
         else:
-            self.rich.print(part)
+            is_text = hasattr(part, "plain")
+            self.rich.print(part, crop=False, soft_wrap=is_text and not self.rich.is_terminal)
 
     def print_plan(self, runs: Sequence[tuple[RunSpec, bool]]) -> None:
         """Print the runs of a dry run, and how long all of them may take."""
         low_s = high_s = pause_s = 0.0
+        estimate = TimeEstimate(read_pace())
         is_warm = False
         has_several_models = len({spec.config.model.name for spec, _ in runs}) > 1
         for number, (spec, added) in enumerate(runs, 1):
@@ -231,25 +277,27 @@ class Console:
                 reason = f"unsupported: {spec.unsupported}" if error is None else f"will fail: {error}"
                 self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {reason}")
                 continue
-            low, high = estimate_s(spec)
+            low, high = estimate.range_s(spec)
             low_s, high_s = low_s + low, high_s + high
             pause_s, is_warm = pause_s + is_warm * spec.config.measure.cool_down_s, True
             batch = f"batch {spec.batch_per_device} per device, {spec.global_batch} global"
             if spec.config.measure.search == "max_batch":
                 batch = f"the largest batch that fits, from {spec.batch_per_device} per device on"
-            self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {format_range(low, high)}")
+            slow = _describe_slow_steps(estimate.step(spec))
+            self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {slow}{format_range(low, high)}")
         count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
         pauses = f", {pause_s:.0f} s of them cooling down" if pause_s else ""
-        self.print_line(
-            f"{count}, about {format_range(low_s + pause_s, high_s + pause_s)}{pauses}; nothing was started"
-        )
+        steps = (estimate.step(spec) for spec, _ in runs if spec.can_start)
+        guess = GUESSED_STEPS if any(step is not None and step.is_slow and step.is_guess for step in steps) else ""
+        total = format_range(low_s + pause_s, high_s + pause_s)
+        self.print_line(f"{count}, about {total}{pauses}{guess}; nothing was started")
 
     def print_open_ports(self, specs: Sequence[RunSpec]) -> None:
         """Warn of runs that listen on all interfaces, which their flag says in the record."""
         open_strategies = [spec.config.strategy for spec in specs if OPEN_PORT in spec.flags]
         for strategy in {strategy.name: strategy for strategy in open_strategies}.values():
             harm = ", and lets everybody who reaches it read and write files as you" * (OPEN_PORT in strategy.options)
-            self.print_line(f"{strategy.name} listens on all interfaces while it runs{harm} (docs/launching.md)")
+            self.print_line(f"{strategy.name} listens on all interfaces while it runs{harm} (docs/guides/cluster.md)")
 
     @contextlib.contextmanager
     def show_queue(self) -> Iterator[Callable[[QueueState], None]]:
@@ -330,12 +378,15 @@ def escape_markup(text: str) -> str:
     return escaped(clean_text(text))
 
 
-def describe_progress(ranks: list[RankProgress]) -> str:
-    """Describe phase, throughput so far and time left, by rank 0."""
+def describe_progress(ranks: list[RankProgress], spec: RunSpec | None = None, now_s: float | None = None) -> str:
+    """Describe phase, throughput so far, slow steps and, of a run whose `spec` is known, the time left; by rank 0."""
     if not ranks:
         return "starting"
     first = min(ranks, key=lambda progress: progress.rank)
+    now_s = time.time() if now_s is None else now_s
     parts = [first.phase]
+    if first.phase == "warmup" and not first.steps and now_s - first.at_s >= SLOW_STEP_S:
+        parts.append(f"first step, {now_s - first.at_s:.0f} s so far")
     if first.epoch is not None:
         parts.append(f"epoch {first.epoch:.1f}")
     if first.metric is not None:
@@ -343,10 +394,23 @@ def describe_progress(ranks: list[RankProgress]) -> str:
     if first.samples_per_s is not None:
         # Among the stages of one model only the last counts samples, for all of them.
         rate = first.samples_per_s * len(ranks) or max(p.samples_per_s or 0.0 for p in ranks)
-        parts.append(f"{rate:,.0f} samples/s")
-    if first.limit_s is not None:
-        parts.append(f"at most {max(0.0, first.limit_s - first.elapsed_s):.0f} s left")
-    return ", ".join(parts)
+        parts.append(f"{rate:,.0f} samples/s" if rate >= 10 else f"{rate:.2g} samples/s")
+    return ", ".join([*parts, *_describe_pace(ranks, spec, now_s)])
+
+
+def _describe_pace(ranks: list[RankProgress], spec: RunSpec | None, now_s: float | None = None) -> list[str]:
+    """Return `a step takes 12 s` of slow steps, and `about 3 min left`; less where it is unknown or nearly over."""
+    step_s = min(ranks, key=lambda progress: progress.rank).step_s if ranks else None
+    left_s = None if spec is None else estimate_left_s(spec, ranks, time.time() if now_s is None else now_s)
+    slow = [f"a step takes {step_s:.2g} s"] if step_s is not None and step_s >= SLOW_STEP_S else []
+    return slow + ([f"{format_about(left_s)} left"] if left_s is not None and left_s >= MIN_SHOWN_LEFT_S else [])
+
+
+def _describe_slow_steps(step: StepEstimate | None) -> str:
+    """Return `a step takes 3 to 12 s, ` of a planned run where that decides how long it takes."""
+    if step is None or not step.is_slow:
+        return ""
+    return f"a step takes {step.low_s:.2g} to {step.high_s:.2g} s, "
 
 
 def describe_cohort(progress: CohortProgress) -> str:
@@ -357,7 +421,8 @@ def describe_cohort(progress: CohortProgress) -> str:
     if progress.leader is not None and progress.ratio is not None:
         ratio = progress.ratio
         parts.append(f"{progress.leader} leads: {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]")
-    return ", ".join([*parts, f"at most {progress.seconds_left:.0f} s left"])
+    left = [f"at most {progress.seconds_left:.0f} s left"] if progress.seconds_left >= MIN_SHOWN_LEFT_S else []
+    return ", ".join([*parts, *left])
 
 
 def describe_queue_counts(queue: QueueState) -> str:

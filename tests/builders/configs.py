@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from scalebench.config import compose, resolve
 from scalebench.core.errors import InputError
@@ -18,10 +18,10 @@ from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, ModelSpec, R
 from tests.builders.runs import simulated_config
 
 
-def sweep_choices(values: object) -> list[str]:
-    """Return each value of a sweep's key as it is written on the command line."""
+def sweep_choices(values: object, config: DictConfig | None = None) -> list[str]:
+    """Return each value of a sweep's key as it is written on the command line. `config` chooses the hardware."""
     compose.register_with_hydra()
-    filled = OmegaConf.create([values])[0]  # resolves what depends on the machine
+    filled = OmegaConf.create({**(config or {}), "values": values})["values"]  # resolves what depends on the machine
     override = OverridesParser.create().parse_override(f"key={filled}")
     return list(override.sweep_string_iterator()) if override.is_sweep_override() else [str(filled)]
 

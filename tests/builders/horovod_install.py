@@ -1,4 +1,4 @@
-"""A machine for install_horovod.sh: a PATH of its own, and an environment whose pip compiles nothing.
+"""A machine for `scalebench install horovod`: a PATH of its own, and an environment whose pip compiles nothing.
 
 Folders that look like Horovod and the frameworks it was built for, ahead of those that the machine may have.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.cli.commands.install import HOROVOD_SCRIPT
 from tests.conftest import ROOT
 
 HOLDS = "def mpi_built(): return {mpi}\ndef gloo_built(): return {gloo}\ndef nccl_built(): return {nccl:d}\n"
@@ -117,7 +118,7 @@ class Home:
 
     def start(self, *words: str, script: Path | None = None, **variables: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [str(self.bin / "bash"), str(script or ROOT / "scripts" / "install_horovod.sh"), *words],
+            [str(self.bin / "bash"), str(script or HOROVOD_SCRIPT), *words],
             env={**self.environment, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

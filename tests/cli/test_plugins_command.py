@@ -48,7 +48,7 @@ def list_plugins(
 def test_without_plugins_a_line_explains_how_to_make_one(dists: Distributions, list_plugins: ListPlugins) -> None:
     status, lines = list_plugins()
     assert (status, lines) == (
-        0, [["no plugins are installed; `scalebench new strategy NAME` makes one, and docs/plugins.md explains how"]]
+        0, [["no plugins are installed; `scalebench new strategy NAME` makes one: docs/guides/plugins.md"]]
     )  # fmt: skip
 
 

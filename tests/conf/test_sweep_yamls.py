@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
-from scalebench.config.compose import compose_config
+from scalebench.config.compose import compose, compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.machine import machine
 from scalebench.core.spec import RunSpec
+from scalebench.sweeps.plan import plan_sweep
 from scalebench.workloads import datasets, networks
 from scalebench.workloads.partition import max_stages
-from tests.builders.configs import sweep_choices
+from tests.builders.configs import fake_machine, sweep_choices
 from tests.conf.test_yaml_files import STRATEGIES, SWEEPS, load
 
 CIFAR_MODELS = [
@@ -45,6 +47,53 @@ def test_repeats_come_first_in_sweeps_that_have_them() -> None:
     keys = [list(values(path.stem)) for path in SWEEPS]
     firsts = [results[0] for results in keys if "repeat" in results]
     assert set(firsts) == {"repeat"} and len(firsts) >= 16
+
+
+@pytest.mark.parametrize(
+    ("gpus_here", "hardware", "device", "counts", "models"),
+    [
+        (0, "local", "cpu", (1, 2), ["materials_cnn"]),
+        (1, "local", "cuda", (1,), ["resnet50", "materials_cnn"]),
+        (6, "local", "cuda", (1, 2, 4, 6), ["resnet50", "materials_cnn"]),
+        (8, "local", "cuda", (1, 2, 4, 8), ["resnet50", "materials_cnn"]),
+        (8, "cpu", "cpu", (1, 2), ["materials_cnn"]),
+    ],
+)
+def test_the_demo_is_composed_for_the_machine(
+    monkeypatch: pytest.MonkeyPatch, gpus_here: int, hardware: str, device: str, counts: tuple[int, ...],
+    models: list[str],
+) -> None:  # fmt: skip
+    fake_machine(monkeypatch, gpus_here)
+    chosen = compose([f"hardware={hardware}", "sweep=demo"])
+    filled = {
+        key: sweep_choices(value, chosen)
+        for key, value in load("sweep/demo.yaml")["hydra"]["sweeper"]["params"].items()
+    }
+    overrides = [
+        ["sweep=demo", f"hardware={hardware}", *(f"{key}={value}" for key, value in zip(filled, run, strict=True))]
+        for run in itertools.product(*filled.values())
+    ]
+    planned = [run.spec for run in plan_sweep(overrides, compose) if run.spec.config.repeat == 0]
+    several = list(itertools.product(models, ["ddp", "lightning_ddp"], counts))
+    found = [(spec.config.model.name, spec.config.strategy.name, spec.gpus) for spec in planned]
+    assert sorted(found) == sorted([*several, *((model, "bare_torch", 1) for model in models)])
+    assert {(spec.device, spec.unsupported) for spec in planned} == {(device, None)}
+
+
+@pytest.mark.parametrize("gpus_here", [0, 8])
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_no_sweep_has_runs_that_no_machine_could_do(
+    monkeypatch: pytest.MonkeyPatch, path: Path, gpus_here: int
+) -> None:
+    """Such as a strategy of one device on two of them. Its baselines are added by themselves."""
+    fake_machine(monkeypatch, gpus_here)
+    varied = values(path.stem)
+    others = [f"{key}={choices[0]}" for key, choices in varied.items() if key not in ("strategy", "gpus")]
+    for strategy, gpus in itertools.product(varied.get("strategy", [""]), varied.get("gpus", [""])):
+        chosen = [f"strategy={strategy}"] * bool(strategy) + [f"gpus={gpus}"] * bool(gpus)
+        spec = resolve(compose_config([f"sweep={path.stem}", *others, *chosen]))
+        most = spec.config.strategy.max_gpus
+        assert most is None or spec.gpus <= most, spec.label
 
 
 def test_cross_device_ops_is_the_parallel_strategies_study() -> None:
@@ -108,7 +157,7 @@ def test_each_cifar_sweep_has_the_eight_networks() -> None:
 
 def test_thesis_scaling_is_what_the_study_trained() -> None:
     results = runs("thesis_scaling", gpus=["1", "10"])
-    strategies = ["bare_torch", "horovod_nccl", "horovod_mpi", "horovod_gloo"]
+    strategies = ["horovod_nccl", "horovod_mpi", "horovod_gloo"]
     assert [(s.config.strategy.name, s.gpus) for s in results] == list(itertools.product(strategies, (1, 10)))
     for spec in results:
         config = spec.config
@@ -159,7 +208,8 @@ def test_backends_has_ddp_lightning_and_horovod_over_each_transport() -> None:
 def test_strategies_has_every_way_of_training_with_pytorch() -> None:
     known_names = {name: load(f"strategy/{name}.yaml") for name in STRATEGIES}
     several = {name for name, tree in known_names.items() if tree["framework"] == "torch" and tree["max_gpus"] is None}
-    assert set(values("strategies")["strategy"]) == several - {"ddp", "lightning_ddp"}  # which choose one of the others
+    over_one = {name for name in several if name.endswith(("_nccl", "_gloo"))}  # backends, which the others choose
+    assert set(values("strategies")["strategy"]) == several - over_one
 
 
 def test_samples_and_parameters_vary_each_on_its_own() -> None:

@@ -67,7 +67,10 @@ def test_a_build_lists_its_transports(site: Site, framework: str, version: str, 
 def test_none_is_installed(monkeypatch: pytest.MonkeyPatch, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert inspect_horovod("torch") is None
-    assert find_horovod_problem("torch", "gloo", "local") == "Horovod is not installed: make horovod builds it"
+    assert (
+        find_horovod_problem("torch", "gloo", "local")
+        == "Horovod is not installed: scalebench install horovod builds it"
+    )
     assert horovod_build.main(["torch"]) == 1
     assert capsys.readouterr().out == "Horovod is not installed\n"
 
@@ -88,7 +91,7 @@ def test_an_unsuitable_build_is_recognized_without_an_import(
 ) -> None:
     site.horovod(built_for)
     build = again(framework)
-    assert build.problem == f"Horovod 0.28.1 was built {message}make horovod builds it anew"
+    assert build.problem == f"Horovod 0.28.1 was built {message}scalebench install horovod builds it anew"
     assert build.transports == ()
     assert find_horovod_problem(framework, None, "local") == build.problem
     assert horovod_build.main([framework]) == 1
@@ -98,7 +101,7 @@ def test_an_unsuitable_build_is_recognized_without_an_import(
 @pytest.mark.parametrize("lost", ["torch/mpi_lib_v2.x.so", "metadata.json"])
 def test_a_build_with_missing_files(site: Site, requested: list[Any], lost: str) -> None:
     (site.horovod(BOTH) / lost).unlink()
-    assert again().problem == "Horovod 0.28.1 was built without PyTorch: make horovod builds it anew"
+    assert again().problem == "Horovod 0.28.1 was built without PyTorch: scalebench install horovod builds it anew"
     assert requested == []
 
 
@@ -129,7 +132,10 @@ def test_a_failing_import_is_explained_and_tried_again(
     monkeypatch.setattr(horovod_build, "MAX_PROBE_S", 1.0 if "sleep" in code else 60.0)
     site.horovod(BOTH, code=code)
     build = again()
-    assert build.problem == f"Horovod 0.28.1 does not import with torch: {message}; make horovod builds it anew"
+    assert (
+        build.problem
+        == f"Horovod 0.28.1 does not import with torch: {message}; scalebench install horovod builds it anew"
+    )
     assert (build.built_for, build.transports) == ("2.13.0+cpu", ())
     assert find_horovod_problem("torch", "gloo", "local") == build.problem
     monkeypatch.setattr(horovod_build, "MAX_PROBE_S", 60.0)
@@ -177,10 +183,12 @@ def test_an_unwritable_cache_is_ignored(site: Site, requested: list[Any], monkey
 
 CRASH = "Horovod's Gloo operations crash under mpirun: use strategy.launcher=local"
 STARTED = "Horovod's MPI operations need processes that mpirun started: use strategy.launcher=mpi"
-NO_MPI = "Horovod 0.28.1 was built without MPI: apt-get install openmpi-bin libopenmpi-dev, then make horovod"
+NO_MPI = (
+    "Horovod 0.28.1 was built without MPI: apt-get install openmpi-bin libopenmpi-dev, then scalebench install horovod"
+)
 NO_NCCL = (
     "Horovod 0.28.1 was built without NCCL: "
-    "HOROVOD_GPU_OPERATIONS=NCCL make horovod, on a machine with nvcc and NCCL"
+    "HOROVOD_GPU_OPERATIONS=NCCL scalebench install horovod, on a machine with nvcc and NCCL"
 )  # fmt: skip
 NO_TENSORFLOW_NCCL = (
     "Horovod 0.28.1 was built without NCCL: its operations for it do not compile with TensorFlow; "
@@ -204,7 +212,13 @@ NO_TENSORFLOW_NCCL = (
         ("gloo nccl", "torch", "nccl", "mpi", NO_MPI),
         ("gloo", "torch", "auto", "mpi", NO_MPI),
         ("gloo", "torch", "mpi", "mpi", NO_MPI),
-        ("mpi", "torch", "auto", "local", "Horovod 0.28.1 was built without Gloo: make horovod builds it anew"),
+        (
+            "mpi",
+            "torch",
+            "auto",
+            "local",
+            "Horovod 0.28.1 was built without Gloo: scalebench install horovod builds it anew",
+        ),
     ],
 )
 def test_why_a_strategy_cannot_run_with_this_build(
@@ -218,7 +232,7 @@ def test_why_a_strategy_cannot_run_with_this_build(
 
 @pytest.mark.real
 def test_the_one_that_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("horovod", reason="Horovod is not installed: make horovod")
+    pytest.importorskip("horovod", reason="Horovod is not installed: scalebench install horovod")
     monkeypatch.setenv("SCALEBENCH_CACHE", str(tmp_path))
     build = again()
     assert build.problem is None and "gloo" in build.transports

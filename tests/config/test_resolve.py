@@ -102,6 +102,7 @@ def test_invalid_names_and_numbers(changes: dict[str, Any], message: str) -> Non
 def test_gpus_left_out_means_all_devices(machine_with: Any, gpus_here: int, hardware: str, want: int) -> None:
     machine_with(gpus_here)
     spec = make_spec(gpus=None, hardware=HardwareSpec("local", devices=hardware))
+    assert make_spec(gpus="all", hardware=HardwareSpec("local", devices=hardware)) == spec
     assert spec.gpus == spec.config.gpus == want
     assert spec.device == ("cuda" if gpus_here and hardware == "auto" else "cpu")
     # One fingerprint, whether gpus was left out or not; and the config itself stays.
@@ -130,3 +131,21 @@ def test_an_option_below_its_bound_is_refused(value: Any) -> None:
     for allowed in (None, 1, 1.0, 7):
         stated.options = {"micro_batches": allowed}
         check_values(stated)
+
+
+@pytest.mark.parametrize(
+    ("bits", "approximate", "exact_with", "is_exact"),
+    [
+        (32, "rounds to 16 bits", {"bits": 32}, True),
+        (16, "rounds to 16 bits", {"bits": 32}, False),
+        (32, "rounds to 16 bits", {"bits": 32, "top_k": 1.0}, False),
+        (32, "rounds to 16 bits", {}, False),
+    ],
+)
+def test_options_can_make_the_steps_of_a_strategy_exact(
+    bits: int, approximate: str, exact_with: dict[str, Any], is_exact: bool
+) -> None:
+    options = {"bits": bits, "top_k": 0.1}
+    strategy = StrategySpec("mine", approximate=approximate, tolerance=None, exact_with=exact_with, options=options)
+    resolved = resolve.set_exactness(strategy)
+    assert (resolved.approximate, resolved.tolerance) == ((None, 1e-4) if is_exact else (approximate, None))

@@ -84,12 +84,10 @@ def test_all_reasons_are_listed(machine_with: Any) -> None:
 
 CPU_ONLY = "horovod_nccl exchanges gradients over NCCL, which needs GPUs; use strategy=horovod_gloo on CPU"
 NO_MPIRUN = "horovod_mpi is started by mpirun, which is not on the PATH: apt-get install openmpi-bin"
-NO_HOROVOD = (
-    "horovod_gloo needs horovod, which is not installed: make horovod in a checkout of scalebench; see docs/horovod.md"
-)
+NO_HOROVOD = "horovod_gloo needs horovod, which is not installed: scalebench install horovod"
 NO_NCCL = (
     "Horovod 0.28.1 was built without NCCL: "
-    "HOROVOD_GPU_OPERATIONS=NCCL make horovod, on a machine with nvcc and NCCL"
+    "HOROVOD_GPU_OPERATIONS=NCCL scalebench install horovod, on a machine with nvcc and NCCL"
 )  # fmt: skip
 HERE = HardwareSpec("local")
 

@@ -1,4 +1,4 @@
-"""What docs/plugins.md prints: its files, its commands with what they answer, its table of faults."""
+"""What docs/guides/plugins.md prints: its files, its commands with what they answer, its table of faults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tests.conftest import ROOT
 
-TEXT = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs/guides/plugins.md").read_text(encoding="utf-8")
 ANY = "..."
 
 

@@ -32,40 +32,48 @@ def test_links(page: Path) -> None:
     assert not missing
 
 
-def commands() -> list[str]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    actual = re.findall(r"^python -m scalebench[^#\n]*", text, flags=re.MULTILINE)
-    of_results = {"show", "report", "compare"}  # which need some
-    return [command.strip() for command in actual if (command.split()[3:] or [""])[0] not in of_results]
+def shell_commands(text: str) -> list[str]:
+    """Arguments of every `scalebench ...` in a page: lines of shell blocks, steps of a CI, and code within text."""
+    blocks = re.findall(r"^ *```(?:sh|yaml)\n(.*?)^ *```", text, flags=re.MULTILINE | re.DOTALL)
+    code = re.sub(r" +#.*", "", "\n".join(blocks))
+    lines = re.findall(r"^ *(?:- run: )?(?:python -m )?scalebench((?: [^#\n]*)?)$", code, re.MULTILINE)
+    prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [line.strip() for line in [*lines, *re.findall(r"`(?:python -m )?scalebench( [^`\n]*)`", prose)]]
 
 
 def own_functions(folder: Path) -> dict[str, str]:
     """Where processes find a user's own functions, as the page about them has them."""
-    page = (ROOT / "docs/own-models.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/own-model.md").read_text(encoding="utf-8")
     for name, code in re.findall(r"```python\n# (\S+\.py)\n(.*?)```", page, re.DOTALL):
         (folder / name).write_text(code)
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}
+
+
+RESULTS_COMMANDS = {"show", "report", "compare"}  # which need some
 
 
 @pytest.mark.slow
 def test_commands_of_the_readme(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Each is accepted; none is started."""
     env = {**os.environ, **own_functions(tmp_path_factory.mktemp("own"))}
-    assert len(commands()) >= 5
-    for command in commands():
-        arguments = shlex.split(command)[3:]
-        dry = arguments if arguments in (["strategies"], ["doctor"]) else [*arguments, "dry_run=true"]
+    commands = [shlex.split(command) for command in shell_commands((ROOT / "README.md").read_text(encoding="utf-8"))]
+    commands = [arguments for arguments in commands if arguments[:1] not in ([verb] for verb in RESULTS_COMMANDS)]
+    assert len(commands) >= 5
+    for arguments in commands:
+        dry = arguments if arguments[:1] in (["list"], ["doctor"], ["new"], ["check"]) else [*arguments, "dry_run=true"]
+        if dry[:1] in (["new"], ["check"]):
+            dry = [dry[0], "--help"]
         program = [sys.executable, "-m", "scalebench", *dry]
-        done = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
+        done = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"{arguments}: {done.stderr}"
     assert not list(tmp_path.iterdir())
 
 
 def told(page: str) -> list[dict[str, str]]:
     """Overrides in a page, those of each command and each `key=value`; one run for each value of a sweep."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    lines = re.findall(r"python -m scalebench (?:--multirun )?([^#\n`]*)", text)
-    lines = [line for line in lines if line.split()[0] not in COMMANDS]
+    lines = [line.removeprefix("--multirun ") for line in shell_commands(text)]
+    lines = [line for line in lines if line and line.split()[0] not in COMMANDS]
     lines += re.findall(r"`([a-z_.]+=[^`\n]*)`", text)
     actual = []
     for line in lines:
@@ -90,7 +98,7 @@ def first_run(sweep: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "page", ["from-tf-cnn-benchmarks.md", pytest.param("studies/README.md", marks=pytest.mark.slow)]
+    "page", ["studies/from-tf-cnn-benchmarks.md", pytest.param("studies/index.md", marks=pytest.mark.slow)]
 )
 def test_overrides_of_the_studies(page: str) -> None:
     """Each composes, of options and settings that there are."""
@@ -101,11 +109,13 @@ def test_overrides_of_the_studies(page: str) -> None:
 
 
 def lines_of_the_docs() -> list[list[str]]:
-    """Words after `python -m scalebench` of every command in every page, and of every command in a table."""
+    """Arguments of every command in every page, and of every command in a table."""
     actual: dict[tuple[str, ...], None] = {}
     for page in PAGES:
+        if page.name == "plugins.md":  # of a plugin that has to be installed first: test_plugin_from_template.py
+            continue
         text = page.read_text(encoding="utf-8")
-        lines = re.findall(r"python -m scalebench( [^#\n`]*|(?=[\s`]))", text)
+        lines = shell_commands(text)
         lines += re.findall(r"^\|[^|\n]*\| `((?:sweep|strategy)=[^`\n]*)`", text, flags=re.MULTILINE)
         actual |= dict.fromkeys(tuple(shlex.split(line)) for line in lines)
     return [list(arguments) for arguments in actual]
@@ -114,7 +124,15 @@ def lines_of_the_docs() -> list[list[str]]:
 def test_commands_of_the_docs() -> None:
     firsts = [arguments[0] for arguments in lines_of_the_docs() if arguments]
     verbs = [word for word in firsts if "=" not in word and word[0] != "-"]
-    assert set(verbs) <= set(COMMANDS) and {"show", "report", "doctor", "strategies"} <= set(verbs)
+    assert set(verbs) <= set(COMMANDS) and {"show", "report", "doctor", "list", "compare", "new"} <= set(verbs)
+
+
+def test_commands_are_found_in_a_page() -> None:
+    page = (
+        "scalebench is a word. `scalebench show a`\n\n```sh\nscalebench gpus=1  # one\nscalebench\n```\n"
+        "   ```yaml\n   - run: scalebench compare b\n   ```\n```console\n$ scalebench check c\n```\n"
+    )
+    assert shell_commands(page) == ["gpus=1", "", "compare b", "show a"]
 
 
 @pytest.mark.slow
@@ -152,3 +170,16 @@ def test_benchmarks_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for subject in ("hand-written loop", "growth of anonymous memory", "loading / parsing"):
         assert subject in done.stdout
+
+
+def test_the_code_of_the_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of it, on a recorded sweep."""
+    (tmp_path / "multirun").symlink_to(ROOT / "tests/golden/corpus/target")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/guides/notebook.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 3
+    exec("\n".join(blocks), {})
+    assert "time_to_target_s" in capsys.readouterr().out

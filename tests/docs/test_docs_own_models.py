@@ -1,4 +1,4 @@
-"""docs/own-models.md: its files are made as they stand there, and its commands do what it says."""
+"""docs/guides/own-model.md: its files are made as they stand there, and its commands do what it says."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ import pytest
 from scalebench.strategies.registry import missing_packages
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs" / "own-models.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/guides/own-model.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```python\n# (\S+\.py)\n(.*?)```", PAGE, flags=re.DOTALL))
-COMMANDS = [shlex.split(line)[3:] for line in re.findall(r"^python -m scalebench [^\n]*", PAGE, flags=re.MULTILINE)]
+COMMANDS = [
+    shlex.split(line)[1:] for line in re.findall(r"^scalebench [^\n]*model[.=][^\n]*", PAGE, flags=re.MULTILINE)
+]
 SHORT = ["measure=quick", "measure.probes=false", "measure.monitor=false", "measure.max_s=1", "measure.min_s=0"]
 
 

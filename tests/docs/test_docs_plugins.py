@@ -1,4 +1,4 @@
-"""docs/plugins.md: its files make a plugin, its faults have the lines it says. What it prints: test_plugin_made.py."""
+"""docs/guides/plugins.md: its files make a plugin, its faults have its lines. Output: test_plugin_from_template.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe of docs/your-cluster.md works: its YAML composes as it says, and its tables tell the truth."""
+"""The recipe of docs/guides/cluster.md works: its YAML composes as it says, and its tables tell the truth."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from scalebench.slurm import submit
 from scalebench.slurm.job_states import END_STATES, PERMANENT_REASONS
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs" / "your-cluster.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/guides/cluster.md").read_text(encoding="utf-8")
 NAME = "mine"
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Path]:
     """The folder of the recipe, with its YAML."""
-    actual = re.findall(r"^   ```yaml\n(.*?)^   ```", PAGE, re.MULTILINE | re.DOTALL)
+    actual = re.findall(r"^    ```yaml\n(.*?)^    ```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(actual) == 1
     folder = tmp_path / "own"
     (folder / "hardware").mkdir(parents=True)
-    (folder / "hardware" / f"{NAME}.yaml").write_text(re.sub("^   ", "", actual[0], flags=re.MULTILINE))
+    (folder / "hardware" / f"{NAME}.yaml").write_text(re.sub("^    ", "", actual[0], flags=re.MULTILINE))
     yield folder
     GlobalHydra.instance().clear()
 

@@ -1,4 +1,4 @@
-"""What plugins may use: exported, listed in docs/plugin-api.md, and enough for the plugins of this repository."""
+"""What plugins may use: exported, listed in the reference, and enough for the plugins of this repository."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from scalebench.core import plugins
 from scalebench.strategies.base import Probes, Strategy
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs/plugin-api.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/plugin-api.md").read_text(encoding="utf-8")
 TORCH, TENSORFLOW = "scalebench.strategies.torch", "scalebench.strategies.tensorflow"
-HEADINGS = {TORCH: "## With PyTorch", TENSORFLOW: "## With TensorFlow", "scalebench.testing": "## Tests"}
+PACKAGES = ("scalebench.plugin_api", TORCH, TENSORFLOW, "scalebench.testing")
 
 
 def exported(package: str) -> set[str]:
@@ -28,7 +28,7 @@ def exported(package: str) -> set[str]:
     return set(ast.literal_eval(names))
 
 
-EXPORTED = {package: exported(package) for package in HEADINGS} | {"scalebench.plugin_api": set(plugin_api.__all__)}
+EXPORTED = {package: exported(package) for package in PACKAGES[1:]} | {PACKAGES[0]: set(plugin_api.__all__)}
 
 
 def listed(section: str) -> set[str]:
@@ -48,20 +48,19 @@ def private_imports(tree: ast.Module) -> set[str]:
 
 
 def test_the_page_lists_what_is_exported_and_nothing_else() -> None:
-    sections = dict.fromkeys(EXPORTED, "")
-    for section in re.split(r"^(?=## )", PAGE, flags=re.MULTILINE):
-        package = next((name for name, heading in HEADINGS.items() if section.startswith(heading)), None)
-        sections[package or "scalebench.plugin_api"] += section
-    assert {package: listed(section) for package, section in sections.items()} == EXPORTED
+    sections = re.findall(r"^## `([\w.]+)`\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert {package: listed(section) for package, section in sections} == EXPORTED
 
 
 @pytest.mark.parametrize("kind", [Strategy, Probes])
 def test_the_page_names_every_method(kind: type) -> None:
     """Those that a subclass has to define in bold."""
-    section = PAGE.split(f"Methods of `{kind.__name__}`")[1].split("\n\n")[0]
+    section = PAGE.split(f"| method of `{kind.__name__}` |")[1].split("\n\n")[0]
     methods = [name for name, method in vars(kind).items() if inspect.isfunction(method) and not name.startswith("_")]
-    assert re.findall(r"`(\w+)`", section) == methods
-    assert set(re.findall(r"\*\*`(\w+)`\*\*", section)) == set(getattr(kind, "__abstractmethods__", ()))
+    assert re.findall(r"^\| (?:\*\*)?`(\w+)`", section, re.MULTILINE) == methods
+    assert set(re.findall(r"^\| \*\*`(\w+)`\*\*", section, re.MULTILINE)) == set(
+        getattr(kind, "__abstractmethods__", ())
+    )
 
 
 def test_the_page_names_the_groups_and_the_version() -> None:

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,10 +20,10 @@ from typing import Any
 
 from scalebench.core.json_files import read_json, write_text
 from tests.faults.harness import describe_machine, missing_requirement, run_row
-from tests.faults.table import FAMILIES, FAULTS, PHASES, SIMULATED, Row, covering_sample, planned_rows, untried
+from tests.faults.table import FAULTS, Expected, Row, covering_sample, planned_rows, untried
 
 RESULTS = Path(__file__).with_name("results.json")
-PAGE = Path(__file__).resolve().parents[2] / "docs/reliability.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/reference/faults.md"
 BEGIN, END = "<!-- written by python -m tests.faults -->", "<!-- end of what python -m tests.faults writes -->"
 _lock = threading.Lock()
 
@@ -86,77 +86,48 @@ def format_results() -> str:
     when = f"last run {dates[-1]} on {machines.most_common(1)[0][0]}" if ran else "no run yet"
     summary = (
         f"**{len(rows)} combinations are planned, {len(ran)} were run: {len(ran) - len(failed)} ended as expected, "
-        f"{len(failed)} did not; {len(rows) - len(ran)} were not run** ({when})."
+        f"{len(failed)} did not** ({when})."
     )
-    local = [row for row in rows if row.family == SIMULATED and row.launcher == "local"]
-    remote = [row for row in rows if row.family == SIMULATED and row.launcher != "local"]
-    real = [row for row in rows if row.family.is_real]
-    return "\n".join(
-        [
-            summary, "",
-            "### Every fault in every phase: `simulated` on two processes, launcher `local`", "",
-            *_expected_table(local, results), "",
-            "### Under mpirun and torchrun", "",
-            *_grid(
-                "launcher: fault", PHASES, remote, results,
-                lambda row: f"{row.launcher}: {row.fault.text}", lambda row: row.phase,
-            ), "",
-            "### Each adapter family", "",
-            *_grid(
-                "fault", [family.strategy for family in FAMILIES[1:]], real, results,
-                lambda row: f"{row.fault.text}, {row.phase}", lambda row: row.family.strategy,
-            ), "",
-            *_failures(failed, results),
-            "### What is not tried", "",
-            *(f"- {name}: {reason}." for name, reason in untried().items()),
-            *_not_run(rows, results), "",
-        ]
-    )  # fmt: skip
-
-
-def _expected_table(rows: Sequence[Row], results: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the table of faults by phase, with what is expected."""
-    cells = _grid("", PHASES, rows, results, lambda row: row.fault.text, lambda row: row.phase)
-    expected = {}
+    columns = list(dict.fromkeys(map(_column, rows)))
+    head = " | ".join(["| fault", "row, exit status", "reason has", *columns]) + " |"
+    table = [head, "| --- | --- | --- |" + " --- |" * len(columns)]
     for fault in FAULTS:
-        status, code = fault.expected.status or "no row", fault.expected.exit_code
-        expected[fault.text] = f"{status}, {code} | {fault.bound_s:g} s"
-    lines = [
-        "| fault | status, exit | bound |" + cells[0].removeprefix("| |"),
-        "| --- | --- | --- |" + " --- |" * len(PHASES),
-    ]
-    for line in cells[2:]:
-        text, _, rest = line.removeprefix("| ").partition(" |")
-        lines.append(f"| {text} | {expected[text]} |{rest}")
-    return lines
+        cells = [
+            _slowest([results.get(str(row), {}) for row in rows if row.fault == fault and _column(row) == column])
+            for column in columns
+        ]
+        status, code, reason = fault.expected.status or "none", fault.expected.exit_code, _show_reason(fault.expected)
+        table.append(" | ".join([f"| {fault.text}", f"{status}, {code}", reason, *cells]) + " |")
+    lines = [summary, "", *table, "", *_failures(failed, results), "Not tried:", ""]
+    lines += [f"- {name}: {reason}." for name, reason in untried().items()]
+    return "\n".join([*lines, *_not_run(rows, results), ""])
 
 
-def _grid(
-    corner: str, columns: Sequence[str], rows: Iterable[Row], results: dict[str, dict[str, Any]],
-    name: Callable[[Row], str], column: Callable[[Row], str],
-) -> list[str]:  # fmt: skip
-    """Return a table with the seconds of each row in its place."""
-    cells: dict[str, dict[str, str]] = {}
-    for row in rows:
-        cells.setdefault(name(row), {})[column(row)] = _cell(results.get(str(row), {}))
-    lines = [" | ".join([f"| {corner}".rstrip(), *columns]) + " |", "| --- |" + " --- |" * len(columns)]
-    return lines + [
-        " | ".join([f"| {text}", *(by_column.get(each, "") for each in columns)]) + " |"
-        for text, by_column in cells.items()
-    ]
+def _column(row: Row) -> str:
+    """Return the column of the table that a row is part of: its framework, or the launcher of simulated ranks."""
+    if not row.family.is_real:
+        return "simulated" if row.launcher == "local" else "mpirun, torchrun"
+    return row.family.framework
 
 
-def _cell(result: dict[str, Any]) -> str:
-    if "held" not in result:
-        return "not run"
-    return f"{result['took_s']:.0f} s" if result["held"] else "**fails**"
+def _show_reason(expected: Expected) -> str:
+    """Return the reason of a row with the rank that fails as N."""
+    return expected.reason.format(rank="N", where="rank N: ").strip()
+
+
+def _slowest(results: Sequence[dict[str, Any]]) -> str:
+    """Return the seconds of the slowest of these results; empty where there are none."""
+    if not all(result.get("held", True) for result in results):
+        return "**fails**"
+    took_s = [result["took_s"] for result in results if "held" in result]
+    return f"{max(took_s):.0f}" if took_s else "not run" if results else ""
 
 
 def _failures(failed: Sequence[Row], results: dict[str, dict[str, Any]]) -> list[str]:
     if not failed:
         return []
     lines = [f"- {row}: {results[str(row)]['problem']}" for row in failed]
-    return ["### What does not end as expected", "", *lines, ""]
+    return ["What does not end as expected:", "", *lines, ""]
 
 
 def _not_run(rows: Sequence[Row], results: dict[str, dict[str, Any]]) -> list[str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.cli.commands.install import HOROVOD_SCRIPT
 from tests.builders.horovod_install import BUILT, COMPILER, MPI, THERE, Home
-from tests.conftest import ROOT
 
 GPU = {"nvidia-smi": "echo 'GPU 0: some GPU'", "nvcc": "exit 0"}
 
@@ -28,7 +28,10 @@ def test_both_frameworks(home: Home) -> None:
     assert home.environment_of_build()["HOROVOD_WITH_TENSORFLOW"] == "1"
 
 
-NO_MPI = "Horovod with Gloo alone, since there is no MPI: apt-get install openmpi-bin libopenmpi-dev, then make horovod"
+NO_MPI = (
+    "Horovod with Gloo alone, since there is no MPI: apt-get install openmpi-bin libopenmpi-dev, "
+    "then scalebench install horovod"
+)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +86,9 @@ def test_neither_framework_and_no_environment(home: Home) -> None:
     shutil.rmtree(home.site.folder / "torch")
     shutil.rmtree(home.site.folder / "torch-2.13.0.dist-info")
     status, _, (err,) = home.install()
-    assert status == 1 and err.endswith("has neither PyTorch nor TensorFlow; make install brings them")
+    assert status == 1 and err.endswith("has neither PyTorch nor TensorFlow: pip install 'scalebench-train[torch]'")
     status, _, (err,) = home.install(SCALEBENCH_PYTHON="/nowhere/python")
-    assert (status, err) == (1, "Horovod was not installed: there is no /nowhere/python; make install makes it")
+    assert (status, err) == (1, "Horovod was not installed: there is no /nowhere/python")
 
 
 def test_nccl_where_everything_for_it_is_there(home: Home) -> None:
@@ -129,7 +132,10 @@ def test_nccl_where_something_is_missing(home: Home) -> None:
 def test_the_compiler_is_asked_for_another_standard(home: Home) -> None:
     home.programs({"cxx": 'printf "%s\\n" "$@"'})
     arguments = ["-std=c++14", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-o", "y"]
-    command, env = [ROOT / "scripts" / "horovod_cxx.sh", *arguments], {"PATH": str(home.bin), "SCALEBENCH_CXX": "cxx"}
+    command, env = (
+        [HOROVOD_SCRIPT.with_name("horovod_cxx.sh"), *arguments],
+        {"PATH": str(home.bin), "SCALEBENCH_CXX": "cxx"},
+    )
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     reported = ["-std=c++17", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-UTENSORFLOW_VERSION", "-o", "y"]
     assert done.stdout.splitlines() == reported

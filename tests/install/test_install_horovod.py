@@ -12,12 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from scalebench.__main__ import run_command
+from scalebench.cli.commands.install import HOROVOD_SCRIPT
+from scalebench.core.errors import InputError
 from tests.builders.horovod_install import BUILT, COMPILER, MPI, THERE, Home
 from tests.builders.runs import wait_until
 from tests.conftest import ROOT
 
 WHEEL = ["KEY", "KEY.lock", "KEY.log", "KEY/horovod-0.28.1-x.whl"]
 ELSEWHERE = "set SCALEBENCH_WHEELS=/another/folder"
+COMMAND = [sys.executable, "-m", "scalebench", "install", "horovod"]
 WAIT = 'for _ in {1..600}; do [ ! -e "$FAKE_HOME/go" ] || break; sleep 0.05; done'
 
 
@@ -42,7 +46,7 @@ def test_a_build_and_a_second_call(home: Home) -> None:
     versions = "torch 2.13.0+cpu, tensorflow none, openmpi4.1.4, cpu"
     assert out[0].startswith(f"building Horovod 0.28.1 ({versions}): 3 to 8 min")
     reported = home.environment_of_build()
-    assert reported["CXX"] == str(ROOT / "scripts" / "horovod_cxx.sh") and reported["SCALEBENCH_CXX"] == "g++"
+    assert reported["CXX"] == str(HOROVOD_SCRIPT.with_name("horovod_cxx.sh")) and reported["SCALEBENCH_CXX"] == "g++"
     requested = [name for name in reported if name.startswith("HOROVOD_")]
     parts = "WITHOUT_MXNET WITHOUT_TENSORFLOW WITH_GLOO WITH_MPI WITH_PYTORCH".split()
     assert {name: reported[name] for name in requested} == {f"HOROVOD_{part}": "1" for part in parts}
@@ -85,7 +89,7 @@ def test_a_missing_tool_is_one_line(home: Home, missing: str, arguments: tuple[s
     home.programs({name: text for name, text in COMPILER.items() if name != missing}, MPI)
     status, out, err = home.install(*arguments, SCALEBENCH_APT="no")
     reason = f"there is no {missing}: apt-get install {missing}"
-    optional = f"Horovod is left out: {reason}; make horovod tries again"
+    optional = f"Horovod is left out: {reason}; scalebench install horovod tries again"
     assert (status, out, err) == (1, [], [optional if arguments else f"Horovod was not installed: {reason}"])
     assert home.builds() == 0 and home.kept() == ["KEY.lock"]
 
@@ -186,6 +190,30 @@ def test_what_a_killed_build_left_goes(home: Home) -> None:
     assert home.kept() == WHEEL
 
 
+def test_the_command_becomes_the_script_for_its_own_python(home: Home) -> None:
+    """From any folder; SCALEBENCH_PYTHON is what the script needs, and no choice of the user's."""
+    home.programs({"bash": 'echo "$SCALEBENCH_PYTHON $*"; exit 7'})
+    done = subprocess.run(COMMAND, cwd=home.folder, env=home.environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (7, f"{sys.executable} {HOROVOD_SCRIPT}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "reason"),
+    [
+        (["torch"], None, "install builds horovod, not 'torch'; pip install brings all other packages"),
+        (["horovod"], "/nowhere", "install horovod needs bash, which is not on the PATH: apt-get install bash"),
+    ],
+)
+def test_what_cannot_be_installed_is_one_line(
+    words: list[str], path: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path is not None:
+        monkeypatch.setenv("PATH", path)
+    with pytest.raises(InputError) as caught:
+        run_command("install", words)
+    assert str(caught.value) == reason
+
+
 IN_CHECKOUT = {"SCALEBENCH_PYTHON": ".venv/bin/python", "SCALEBENCH_APT": "no"}
 
 
@@ -193,7 +221,9 @@ IN_CHECKOUT = {"SCALEBENCH_PYTHON": ".venv/bin/python", "SCALEBENCH_APT": "no"}
 def checkout(home: Home, tmp_path: Path) -> Path:
     """One whose .venv is the environment of `home`, and not set up yet."""
     folder = tmp_path / "checkout"
+    scripts = HOROVOD_SCRIPT.parent.relative_to(ROOT)
     shutil.copytree(ROOT / "scripts", folder / "scripts")
+    shutil.copytree(ROOT / scripts, folder / scripts)
     for name in ("pyproject.toml", "constraints.txt", "plugins/scalebench-search/pyproject.toml"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
@@ -206,7 +236,7 @@ def test_an_install_goes_on_without_horovod_and_tries_once(home: Home, checkout:
     home.programs(MPI)
     status, out, err = home.install(script=install, **variables)
     assert (status, len(out)) == (0, 1)
-    assert err == ["Horovod is left out: there is no g++: apt-get install g++; make horovod tries again"]
+    assert err == ["Horovod is left out: there is no g++: apt-get install g++; scalebench install horovod tries again"]
     assert home.install(script=install, **variables) == (0, [], [])
     (checkout / ".venv" / ".installed").unlink()  # as after a change of versions, but for Horovod
     status, out, err = home.install(script=install, **variables)
@@ -221,6 +251,19 @@ def test_an_install_that_leaves_horovod_out_brings_it_later(home: Home, checkout
     status, out, err = home.install(script=install, **IN_CHECKOUT)
     assert (status, out[-1], err, home.builds()) == (0, BUILT, [], 1)
     assert home.install(script=install, **IN_CHECKOUT) == (0, [], [])
+
+
+def test_a_light_install_brings_no_tensorflow_no_test_tools_and_no_horovod(home: Home, checkout: Path) -> None:
+    home.programs(MPI, COMPILER)
+    install = checkout / "scripts" / "install.sh"
+    status, out, err = home.install("--light", script=install, **IN_CHECKOUT)
+    assert (status, out, err) == (0, ["installing scalebench with PyTorch and Lightning"], [])
+    assert home.pip() == ["-m pip install --quiet --constraint constraints.txt --editable .[torch]"]
+    assert home.install("--light", script=install, **IN_CHECKOUT) == (0, [], [])
+    variables = IN_CHECKOUT | {"SCALEBENCH_HOROVOD": "no"}
+    assert "tensorflow" in home.install(script=install, **variables)[1][0]  # the rest comes when it is asked for
+    (checkout / ".venv" / ".installed-light").unlink()
+    assert home.install("--light", script=install, **IN_CHECKOUT) == (0, [], [])  # everything is more
 
 
 @pytest.mark.slow
@@ -241,8 +284,7 @@ def test_an_install_that_is_stopped_goes_on_with_horovod_the_next_time(home: Hom
 def test_the_real_one_is_not_built_twice() -> None:
     """In the environment of these tests; without a compiler, so that nothing is built if it is not as it should be."""
     if not Path(sys.prefix, ".horovod").exists():
-        pytest.skip("make horovod has not built Horovod here")
-    env = {**os.environ, "SCALEBENCH_PYTHON": sys.executable, "CXX": "/nowhere/c++", "SCALEBENCH_APT": "no"}
-    command = [ROOT / "scripts" / "install_horovod.sh"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        pytest.skip("`scalebench install horovod` has not built Horovod here")
+    env = {**os.environ, "CXX": "/nowhere/c++", "SCALEBENCH_APT": "no"}
+    done = subprocess.run(COMMAND, env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "Horovod 0.28.1 is there\n", "")

@@ -1,15 +1,19 @@
-"""The built wheel, in a fresh environment, away from the checkout: the same commands do the same."""
+"""The distribution: its metadata, and its wheel in a fresh environment, where the same commands do the same."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+import scalebench
 from tests.conftest import ROOT
 
 QUICK = ["measure=quick", "measure.min_s=0", "measure.max_s=0.5", "measure.repeats=1", "dataset.size=1000"]
@@ -20,6 +24,32 @@ def run(command: list[str], folder: Path, status: int = 0) -> str:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+FRAMEWORKS = {"torch", "pytorch-lightning", "tensorflow", "keras", "horovod"}
+TEST_TOOLS = {"pytest", "pytest-xdist", "hypothesis", "selenium", "jsonschema", "ruff", "mypy", "mkdocs-material"}
+
+
+def test_base_brings_no_framework_and_no_test_tool() -> None:
+    names = {Requirement(line).name for line in PROJECT["dependencies"]}
+    assert "numpy" in names and not names & (FRAMEWORKS | TEST_TOOLS)
+    torch = {Requirement(line).name for line in PROJECT["optional-dependencies"]["torch"]}
+    assert torch == {"torch", "pytorch-lightning"}
+
+
+def test_every_hint_names_an_extra_of_the_distribution() -> None:
+    """A hint with another name would have pip install another project of the index."""
+    sources = [path for path in (ROOT / "scalebench").rglob("*") if path.suffix in (".py", ".jinja", ".sh", ".yaml")]
+    hints = {hint for path in sources for hint in re.findall(r"([\w-]+)\[(\w+)\]'?\"", path.read_text())}
+    extras = {extra for name, extra in hints if name == PROJECT["name"]}
+    assert extras >= {"torch", "tensorflow", "images", "figures", "testing"}
+    assert extras <= PROJECT["optional-dependencies"].keys()
+    assert "scalebench" not in {name for name, _ in hints}
+
+
+def test_one_version() -> None:
+    assert f"\nversion: {scalebench.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.slow
@@ -35,7 +65,7 @@ def test_wheel_in_a_fresh_environment(tmp_path: Path) -> None:
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
     run([python, "-m", "pip", "install", "--quiet", *constraints, f"{wheel}[torch]"], away)
 
-    assert "ddp_gloo" in run([str(tmp_path / "env" / "bin" / "scalebench"), "strategies"], away)
+    assert "ddp_gloo" in run([str(tmp_path / "env" / "bin" / "scalebench"), "list", "strategies"], away)
     here = run([python, "-c", "import scalebench.core.config_files as c; print(c.conf_dir())"], away)
     assert "site-packages" in here
     scalebench = [python, "-m", "scalebench"]

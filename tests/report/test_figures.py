@@ -135,6 +135,6 @@ def test_a_chart_without_a_figure_is_no_file(tmp_path: Path) -> None:
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(InputError, match=r"pip install 'scalebench\[figures\]'"):
+    with pytest.raises(InputError, match=r"pip install 'scalebench-train\[figures\]'"):
         figures.save_charts([line_chart()], tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -17,13 +17,14 @@ from tests.builders.plugins import dists as dists
 from tests.builders.runs import simulated_config, simulated_spec
 
 BUILT_IN = (
-    "simulated bare_torch ddp ddp_nccl ddp_gloo fsdp_nccl fsdp_gloo zero1 data_parallel "
+    "simulated bare_torch ddp ddp_nccl ddp_gloo fsdp fsdp_nccl fsdp_gloo zero1 data_parallel "
     "lightning_ddp lightning_ddp_nccl lightning_ddp_gloo independent_torch "
     "bare_tensorflow mirrored mirrored_nccl mirrored_hierarchical mirrored_reduce_cpu mirrored_reduce_device "
     "central_storage_cpu central_storage_device multiworker_ring multiworker_nccl parameter_server "
     "independent_tensorflow multi_gpu_model kuza55_ps_cpu kuza55_ps_gpu avolkov1_ps_cpu avolkov1_ps_gpu "
     "model_parallel_tensorflow "
-    "horovod_nccl horovod_mpi horovod_gloo horovod_tensorflow_nccl horovod_tensorflow_mpi horovod_tensorflow_gloo "
+    "horovod horovod_nccl horovod_mpi horovod_gloo "
+    "horovod_tensorflow_nccl horovod_tensorflow_mpi horovod_tensorflow_gloo "
     "lightning_horovod model_parallel pipeline_gpipe pipeline_1f1b hybrid tensor_parallel"
 ).split()
 
@@ -242,5 +243,5 @@ def test_built_in_options_may_be_left_out() -> None:
 def test_missing_packages_and_install_hints() -> None:
     assert registry.missing_packages(["json", "no_such_package_x", "numpy"]) == ["no_such_package_x"]
     assert registry.install_hint("no_such_package_x") == "pip install no_such_package_x"
-    assert registry.install_hint("torch") == "pip install 'scalebench[torch]'"
-    assert registry.install_hint("horovod") == "make horovod in a checkout of scalebench; see docs/horovod.md"
+    assert registry.install_hint("torch") == "pip install 'scalebench-train[torch]'"
+    assert registry.install_hint("horovod") == "scalebench install horovod"

@@ -1,6 +1,6 @@
 """The parts of the lost efficiency: what is measured of a step, how lost time is split, and why a part is missing.
 
-All seconds are of one step of one device's share of the work. Formulas: docs/attribution.md.
+All seconds are of one step of one device's share of the work. Formulas: docs/explain/attribution.md.
 """
 
 from __future__ import annotations

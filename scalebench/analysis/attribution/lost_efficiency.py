@@ -1,6 +1,6 @@
 """Attribution of a configuration's lost efficiency to parts that add up exactly, from measured step times.
 
-Formulas, which parts merge when, and what usually causes each: docs/attribution.md.
+Formulas, which parts merge when, and what usually causes each: docs/explain/attribution.md.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from scalebench.core.errors import InputError, describe_exception
 from scalebench.core.plugins import PluginEntry
 from scalebench.strategies import registry
 
-NO_PLUGINS = "no plugins are installed; `scalebench new strategy NAME` makes one, and docs/plugins.md explains how"
+NO_PLUGINS = "no plugins are installed; `scalebench new strategy NAME` makes one: docs/guides/plugins.md"
 KIND_TEXTS = {"strategies": "strategy", "models": "model", "datasets": "data set", "configs": "YAML files"}
 # Models and datasets first, which the parent of runs imports too: so their imports of frameworks are noticed, before
 # strategies import them.

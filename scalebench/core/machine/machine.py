@@ -21,9 +21,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from scalebench import __version__
 from scalebench.core.machine import cpus
 from scalebench.core.machine.cpus import NumaNode, cpu_quota, memory_limit_bytes
 from scalebench.core.machine.cpus import numa_nodes as numa_nodes
+from scalebench.core.machine.cpus import order_by_core as order_by_core
 from scalebench.core.machine.cpus import usable_cpus as usable_cpus
 from scalebench.core.machine.gpus import Gpu, detect_gpus, value_or_none
 from scalebench.core.machine.gpus import count_gpus as count_gpus  # exported here like usable_cpus
@@ -31,7 +33,7 @@ from scalebench.core.machine.gpus import gpu_numa_nodes as gpu_numa_nodes
 from scalebench.core.machine.gpus import pair_of_each_link as pair_of_each_link
 from scalebench.core.machine.variables import select_recorded
 
-PACKAGES = "scalebench torch pytorch-lightning tensorflow tensorflow-cpu keras horovod numpy hydra-core"
+PACKAGES = "torch pytorch-lightning tensorflow tensorflow-cpu keras horovod numpy hydra-core"
 MPI_VERSION_TIMEOUT_S = 2.0
 GIB = 2**30
 
@@ -163,7 +165,8 @@ def _short_cpu_model(cpu_model: str | None) -> str:
 
 def _package_versions() -> dict[str, str]:
     installed = {name: value_or_none(partial(importlib.metadata.version, name)) for name in PACKAGES.split()}
-    return {name: version for name, version in installed.items() if version is not None}
+    # The scalebench that runs: beside a checkout on PYTHONPATH another one may be installed, or none.
+    return {"scalebench": __version__, **{name: version for name, version in installed.items() if version is not None}}
 
 
 def _container_runtime() -> str | None:

@@ -1,4 +1,4 @@
-"""The figures of a run's record from its time series, cut to the measured phase. docs/monitor.md defines each."""
+"""The figures of a run's record from its time series, cut to the measured phase: docs/reference/results.md."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ A figure is made of plain dictionaries, without colours, which the page adds for
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -181,7 +182,9 @@ def _make_stack_traces(
         "name": escape_plotly(series.name),
         "y": [round_number(x) for x in series.x],
         "hovertemplate": "<b>%{fullData.name}</b><br>%{y}: %{customdata}<extra></extra>",
-        "customdata": [f"{figure}{_make_hover_text(chart, series, number)}" for number, figure in enumerate(figures)],
+        "customdata": [
+            f"{figure}{text}" for figure, text in zip(figures, _make_hover_texts(chart, series), strict=True)
+        ],
         "legendgroup": str(meta["series"]),
     }
     bar = {**shared, "x": [round_number(length) for length in lengths], "type": "bar", "orientation": "h",
@@ -199,26 +202,30 @@ def _make_stack_traces(
 
 def _make_points(chart: Chart, series: Series) -> Figure:
     template = "%{y:.1%}" if chart.y.percent else "%{y:.4g}"
-    hover_texts = [_make_hover_text(chart, series, number) for number in range(len(series.x))]
     return {
         "name": escape_plotly(series.name),
         "x": [round_number(x) for x in series.x],
         "y": [round_number(y) for y in series.y],
         "hovertemplate": f"<b>%{{fullData.name}}</b><br>%{{x}}: {template}%{{customdata}}<extra></extra>",
-        "customdata": hover_texts,
+        "customdata": _make_hover_texts(chart, series),
     }
 
 
-def _make_hover_text(chart: Chart, series: Series, number: int) -> str:
+def _make_hover_texts(chart: Chart, series: Series) -> list[str]:
+    notes = itertools.chain(series.notes, itertools.repeat(""))
+    return [_make_hover_text(chart, limits, note) for limits, note in zip(series.list_limits(), notes, strict=False)]
+
+
+def _make_hover_text(chart: Chart, limits: tuple[Number, Number], note: str) -> str:
     """Return the lines below a point's value: its interval and its note."""
-    low, high = series.list_limits()[number]
+    low, high = limits
     parts = (
         []
         if low is None or high is None
         else [f"95 %: {_format_number(low, chart.y)} to {_format_number(high, chart.y)}"]
     )
-    if number < len(series.notes) and series.notes[number]:
-        parts.append(escape_plotly(series.notes[number]))
+    if note:
+        parts.append(escape_plotly(note))
     return "".join(f"<br>{part}" for part in parts)
 
 

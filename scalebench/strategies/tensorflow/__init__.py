@@ -1,4 +1,4 @@
-"""Strategies of TensorFlow and Keras, and the base classes for strategies of plugins (see docs/plugin-api.md)."""
+"""Strategies of TensorFlow and Keras, and base classes for those of plugins (see docs/reference/plugin-api.md)."""
 
 import os
 

@@ -1,5 +1,5 @@
 """In-graph replication as in Keras 2: one graph slices a batch, runs a tower of the model on each device, and updates
-one copy of the weights. docs/in-graph-replication.md describes the original implementations."""
+one copy of the weights. docs/studies/in-graph-replication.md describes the original implementations."""
 
 from __future__ import annotations
 

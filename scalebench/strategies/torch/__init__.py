@@ -1,4 +1,4 @@
-"""Strategies with PyTorch. The package exports what strategies of plugins build upon; docs/plugin-api.md lists it."""
+"""Strategies with PyTorch. The package exports what strategies of plugins build upon: docs/reference/plugin-api.md."""
 
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch

@@ -134,7 +134,7 @@ class Fsdp(TorchStrategy):
     net: Any
 
     def group_backend(self) -> str:
-        return self.spec.config.strategy.backend or "gloo"
+        return self.requested_backend()
 
     def setup(self) -> None:
         self._check_supported()

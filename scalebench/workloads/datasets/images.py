@@ -72,7 +72,7 @@ def load_pillow(dataset: str) -> ModuleType:
         from PIL import Image
     except ImportError:
         raise InputError(
-            f"dataset={dataset} reads pictures with Pillow, which is not installed: pip install 'scalebench[images]'"
+            f"dataset={dataset} reads images with Pillow, which is missing: pip install 'scalebench-train[images]'"
         ) from None
     return Image
 

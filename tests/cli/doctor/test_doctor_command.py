@@ -58,7 +58,7 @@ def test_a_machine_without_a_gpu(run_command: Tell) -> None:
         "Horovod 0.28.1 with TensorFlow: no (it was built for tensorflow 2.20.0)",
         "listening runs on this machine: the loopback only, while a run lasts; "
         "TensorFlow's servers and MPI have a network of their own",
-        "runs on several hosts: for all who reach these hosts, while a run lasts; docs/launching.md",
+        "runs on several hosts: for all who reach these hosts, while a run lasts; docs/guides/cluster.md",
     ]
 
 
@@ -90,10 +90,10 @@ def test_a_missing_package_has_its_install_command(run_command: Tell, monkeypatc
     """Horovod is described for installed frameworks only."""
     lines = run_command(missing=("torch", "horovod", "PIL"))
     assert [line for line in lines if line.startswith(("missing", "Horovod"))] == [
-        "missing PIL: pip install 'scalebench[images]'",
-        "missing horovod: make horovod in a checkout of scalebench; see docs/horovod.md",
-        "missing torch: pip install 'scalebench[torch]'",
-        "Horovod not installed: make horovod in a checkout of scalebench; see docs/horovod.md",
+        "missing PIL: pip install 'scalebench-train[images]'",
+        "missing horovod: scalebench install horovod",
+        "missing torch: pip install 'scalebench-train[torch]'",
+        "Horovod not installed: scalebench install horovod",
     ]
     monkeypatch.setattr(horovod_build, "detect_framework_version", {"torch": "1"}.get)
     assert not [line for line in run_command() if "with TensorFlow" in line]

@@ -43,6 +43,7 @@ TORCH = [
         "fsdp_gloo", ACCUMULATE, "strategy.options.unit_mb=0.01",
         "strategy.options.reshard_after_forward=false", gpus=3, slow=True,
     ),
+    contract("fsdp", slow=True),
     contract("fsdp_nccl", slow=True),
     contract("zero1"),
     contract(
@@ -112,6 +113,7 @@ TENSORFLOW = [
 HALF_PRECISION = {"loss_rtol": 0.02, "weight_atol": 0.01, "bytes_sent": 2}
 
 HOROVOD = [
+    contract("horovod", slow=True),
     contract("horovod_gloo"),
     contract("horovod_gloo", gpus=1),
     contract("horovod_gloo", gpus=3, slow=True),

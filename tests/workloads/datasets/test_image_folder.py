@@ -234,5 +234,5 @@ def test_pillow_that_is_not_installed_is_one_line(monkeypatch):
         return real(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match=r"dataset=imagenet reads .* pip install 'scalebench\[images\]'"):
+    with pytest.raises(InputError, match=r"dataset=imagenet reads .* pip install 'scalebench-train\[images\]'"):
         images.load_pillow("imagenet")

@@ -1,6 +1,6 @@
 """Usual causes of each part of the lost efficiency, reported only if figures of the run support them.
 
-Each cause has its condition, its figures and its remedy in docs/attribution.md.
+Each cause has its condition, its figures and its remedy in docs/explain/attribution.md.
 """
 
 from __future__ import annotations

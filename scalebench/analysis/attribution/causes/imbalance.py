@@ -71,7 +71,7 @@ def check_unequal_clocks(run: AttributedRun) -> Cause | None:
 
 def check_changed_conditions(run: AttributedRun) -> Cause | None:
     # Source: Georges, Buytaert and Eeckhout 2007, "Statistically rigorous Java performance evaluation" (a machine's
-    # state differs between measurements); flags of docs/record.md.
+    # state differs between measurements); flags of docs/reference/results.md.
     monitor = run.result.monitor
     meaning = {
         "drifts": "the level of the blocks changes while they are measured",

@@ -21,7 +21,7 @@ from scalebench.core.machine.machine import Machine
 from scalebench.report import machine_text
 from scalebench.strategies import registry
 
-EXTRA_PACKAGES = {"PIL": "pip install 'scalebench[images]'"}  # required by some data sets, by no strategy
+EXTRA_PACKAGES = {"PIL": "pip install 'scalebench-train[images]'"}  # required by some data sets, by no strategy
 LAUNCHER_COMMANDS = {
     "MPI": ("mpirun", "apt-get install openmpi-bin"),
     "SLURM": ("sbatch", "runs start here, or on hardware.hosts; hardware.slurm.bin names its folder"),
@@ -121,7 +121,7 @@ def list_open_ports() -> list[tuple[str, str]]:
         )
     return [
         ("listening", f"runs on this machine: {local}"),
-        ("", "runs on several hosts: for all who reach these hosts, while a run lasts; docs/launching.md"),
+        ("", "runs on several hosts: for all who reach these hosts, while a run lasts; docs/guides/cluster.md"),
     ]
 
 

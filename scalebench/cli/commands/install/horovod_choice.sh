@@ -1,0 +1,99 @@
+# What Horovod is to be built for here. Sourced by horovod.sh, whose variables and functions it uses.
+# shellcheck shell=bash disable=SC2034
+
+# apt_get COMMAND PACKAGE...: whether the command is there, after an attempt to install it where that is allowed.
+apt_get() {
+  local command=$1 root=()
+  shift
+  if has "$command"; then return 0; fi
+  if [ "${SCALEBENCH_APT:-yes}" = no ] || ! has apt-get; then return 1; fi
+  if [ "$(id -u)" -ne 0 ]; then
+    sudo -n true 2>/dev/null || return 1
+    root=(sudo -n)
+  fi
+  echo "installing $* with apt-get"
+  # The lists of a fresh container are empty, those of an old one name what is no longer there.
+  { "${root[@]}" apt-get -qq update && "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install \
+    --no-install-recommends -o DPkg::Lock::Timeout=60 "$@"; } >/dev/null 2>&1 </dev/null || true
+  has "$command"
+}
+
+mpi_name() {
+  local banner version
+  banner=$(mpirun --version 2>&1 | head -n 3 || true)
+  version=$(grep -oE '[0-9]+(\.[0-9]+)+' <<<"$banner" | head -n 1 || true)
+  case "$banner" in
+    *"Open MPI"*) echo "openmpi$version" ;;
+    *Intel*) echo "intelmpi$version" ;;
+    *) echo "mpi$version" ;;
+  esac
+}
+
+# What a wheel is tied to beside its Python packages: the instructions that Horovod asks for, and the C library.
+machine_name() {
+  local flag found=''
+  for flag in avx f16c fma; do
+    if grep -qsw -m 1 "$flag" /proc/cpuinfo; then found+="-$flag"; fi
+  done
+  found=${HOROVOD_BUILD_ARCH_FLAGS-$found}
+  echo "$(uname -m)$found-$(getconf GNU_LIBC_VERSION 2>/dev/null || uname -s)" | tr -cs 'A-Za-z0-9._\n' '-'
+}
+
+# What NCCL operations lack here, a line each.
+nccl_lacks() {
+  local folder
+  [ "$torch_cuda" = cuda ] || echo "a CUDA build of PyTorch"
+  has nvcc || [ -x "${HOROVOD_CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ] || echo "nvcc"
+  for folder in "${HOROVOD_NCCL_INCLUDE:-}" "${HOROVOD_NCCL_HOME:-}/include" "${CUDA_HOME:-/usr/local/cuda}/include" \
+    /usr/include; do
+    if [ -e "$folder/nccl.h" ]; then return; fi
+  done
+  echo "nccl.h"
+}
+
+# Sets gpu, and takes TensorFlow out where it does not go with NCCL.
+choose_gpu() {
+  local lacks
+  gpu=cpu
+  lacks=$(nccl_lacks | paste -sd , | sed 's/,/, /g')
+  case "${HOROVOD_GPU_OPERATIONS:-auto}" in
+    none) ;;
+    NCCL)
+      [ -z "$lacks" ] || fail "HOROVOD_GPU_OPERATIONS=NCCL needs $lacks"
+      gpu=nccl
+      ;;
+    auto)
+      if has nvidia-smi && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+        if [ -z "$lacks" ]; then gpu=nccl; else notes+=("without NCCL, for which there is no $lacks here"); fi
+      fi
+      ;;
+    *) fail "HOROVOD_GPU_OPERATIONS=$HOROVOD_GPU_OPERATIONS should be NCCL or none" ;;
+  esac
+  if [ "$gpu" = nccl ] && [ "$tensorflow" != none ]; then
+    notes+=("without TensorFlow, with which the GPU operations do not compile: HOROVOD_GPU_OPERATIONS=none has it")
+    tensorflow=none
+  fi
+}
+
+# Sets torch, tensorflow (versions or none), mpi, gpu, frameworks, notes (what is left out), installed (the mark of what
+# is there now), and key, the name of the wheel's folder: all that the wheel is tied to.
+choose() {
+  local abi torch_cuda
+  notes=() frameworks=()
+  [ -x "$PYTHON" ] || fail "there is no $PYTHON"
+  read -r abi torch torch_cuda tensorflow installed < <(inspect) ||
+    fail "$PYTHON cannot tell which packages it has"
+  [ "$torch$tensorflow" != nonenone ] || fail "$PYTHON has neither PyTorch nor TensorFlow: pip install 'scalebench-train[torch]'"
+  mpi=nompi
+  if [ "${HOROVOD_WITHOUT_MPI:-0}" = 1 ]; then
+    notes+=("without MPI, as HOROVOD_WITHOUT_MPI=1 asks")
+  elif apt_get mpicxx openmpi-bin libopenmpi-dev; then
+    mpi=$(mpi_name)
+  else
+    notes+=("with Gloo alone, since there is no MPI: apt-get install openmpi-bin libopenmpi-dev, then scalebench install horovod")
+  fi
+  choose_gpu
+  [ "$torch" = none ] || frameworks+=(torch)
+  [ "$tensorflow" = none ] || frameworks+=(tensorflow)
+  key="horovod$HOROVOD-$abi-torch$torch-tensorflow$tensorflow-$mpi-$gpu-$(machine_name)"
+}

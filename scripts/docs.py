@@ -1,0 +1,417 @@
+"""`python -m scripts.docs` writes the generated parts of docs/reference: strategies, config keys, results, plugin API.
+
+A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`; the rest of a page is written by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from scalebench import plugin_api
+from scalebench.analysis.columns import COLUMN_DESCRIPTIONS, FRAME_COLUMNS
+from scalebench.core.json_files import read_json, write_text
+from scalebench.core.plugins import API_VERSION
+from scalebench.core.result import SCHEMA_PATH
+from scalebench.report.flag_text import RAISED_WHEN, format_flag
+from scalebench.strategies.registry import BUILT_IN_STRATEGIES
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs/reference"
+CONF = ROOT / "conf"
+PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MEASURES = ("default", "quick", "thorough", "max_batch")
+
+
+class Key(NamedTuple):
+    """One key of a YAML file, with the comment beside or above it."""
+
+    name: str  # with those it stands under: stop.epochs
+    value: str
+    comment: str
+
+
+def read_keys(path: Path) -> list[Key]:
+    """Return the keys of a YAML file in order. A comment line of several blanks continues the comment before it."""
+    keys: list[Key] = []
+    above: list[str] = []
+    parents: list[tuple[int, str]] = []  # indentation and name
+    for line in path.read_text(encoding="utf-8").splitlines():
+        comment = re.match(r" *#( *)(.*)", line)
+        if comment and len(comment[1]) > 1 and keys:
+            keys[-1] = keys[-1]._replace(comment=f"{keys[-1].comment} {comment[2]}")
+        elif comment:
+            above.append(comment[2])
+        elif match := re.match(r"( *)([\w./]+):(?: ([^#]*?))?(?: +# (.*))?$", line):
+            indent, name = len(match[1]), match[2]
+            parents = [parent for parent in parents if parent[0] < indent]
+            full_name = ".".join([*(parent for _, parent in parents), name])
+            text = " ".join([*(above if keys else []), match[4] or ""]).strip()
+            keys.append(Key(full_name, (match[3] or "").strip(), text))
+            parents.append((indent, name))
+            above = []
+    return keys
+
+
+def read_header(path: Path) -> str:
+    """Return the first statement of the comment at the top of a YAML file, without what it explains or cites."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if "@package" not in line]
+    count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    return re.split(r"[:;] | \(", first_sentence(" ".join(line[1:].strip() for line in lines[:count])))[0]
+
+
+def first_sentence(text: str) -> str:
+    """Return the text up to its first full stop or colon, without it, or with its first question mark."""
+    text = " ".join(text.split())
+    return re.split(r"(?<=\?) |[.:](?= [A-Z`]|$)", text)[0]
+
+
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table of plain texts; names of pages in them become links."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(_escape, line))} |" for line in lines)
+
+
+def _escape(cell: str) -> str:
+    text = cell.replace("|", "\\|").replace("<", "&lt;")
+    return re.sub(r"docs/(\w+/([\w-]+)\.md)", r"[\2](../\1)", text)
+
+
+def quote(name: str) -> str:
+    return f"`{name}`" if name else ""
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+# Strategies
+
+KINDS = {  # heading -> modules of scalebench.strategies, in the order of the page
+    "Baselines and controls": ("torch.base", "tensorflow.bare", "simulated"),
+    "DistributedDataParallel": ("torch.ddp", "torch.lightning", "torch.zero"),
+    "Other PyTorch": ("torch.fsdp", "torch.tensor_parallel", "torch.pipeline", "torch.data_parallel"),
+    "Horovod": ("horovod.torch", "horovod.lightning", "horovod.tensorflow"),
+    "TensorFlow": (
+        "tensorflow.mirrored", "tensorflow.multiworker", "tensorflow.central_storage", "tensorflow.parameter_server",
+        "tensorflow.model_parallel",
+    ),
+    "In-graph replication of early Keras": ("tensorflow.in_graph",),
+}  # fmt: skip
+
+
+def format_strategies() -> str:
+    """Return a table of strategies for each kind, and below it a table of their options."""
+    targets = BUILT_IN_STRATEGIES.items()
+    modules = {name: target.split(":")[0].removeprefix("scalebench.strategies.") for name, target in targets}
+    parts = []
+    for heading, kinds in KINDS.items():
+        names = [name for kind in kinds for name in sorted(modules) if modules[name] == kind]
+        rows = [_strategy_row(name, variants) for name, variants in _group_variants(names).items()]
+        parts += [f"## {heading}", format_table(["strategy", "is"], rows)]
+        options = _option_rows([name for name in names if name != "simulated"])  # its options are for tests
+        parts += [format_table(["`strategy.options.`", "default", "means"], options)] if options else []
+    return "\n\n".join(parts)
+
+
+def _group_variants(names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the strategies that choose their backend, each with those of a fixed one, and all others."""
+    variants: dict[str, list[str]] = {}
+    for name in names:
+        base = re.sub(r"_(gloo|nccl|mpi)$", "", name)
+        variants.setdefault(base if base in names else name, []).append(name)
+    return variants
+
+
+def _strategy_row(name: str, variants: Sequence[str]) -> list[str]:
+    tree = load_yaml(CONF / f"strategy/{name}.yaml")
+    remarks = ["GPUs only"] if tree["devices"] == ["cuda"] else []
+    remarks += [f"approximate: {tree['approximate']}"] if tree.get("approximate") else []
+    return [", ".join(map(quote, variants)), "; ".join([tree["description"], *remarks])]
+
+
+def _option_rows(names: Sequence[str]) -> list[list[str]]:
+    """Return a row for each option of these strategies; one that differs between them says in which way."""
+    comments: dict[str, str] = {}
+    defaults: dict[str, dict[str, list[str]]] = {}
+    for name in names:
+        for key in read_keys(CONF / f"strategy/{name}.yaml"):
+            if key.name.startswith("options."):
+                option = key.name.removeprefix("options.")
+                comments[option] = comments.get(option) or key.comment
+                defaults.setdefault(option, {}).setdefault(key.value, []).append(name)
+    rows = []
+    for option, values in defaults.items():
+        owners = [name for group in values.values() for name in group]
+        default = ", ".join(values) if len(values) == 1 else "by name: " + ", ".join(values)
+        owner = _abbreviate(owners, names)
+        rows.append([quote(option), default, f"{owner}: {comments[option]}" if owner else comments[option]])
+    return rows
+
+
+def _abbreviate(owners: Sequence[str], names: Sequence[str]) -> str:
+    """Return the strategies that have an option, those of one beginning as `ddp*`; empty where all of the table do."""
+    if set(owners) == set(names):
+        return ""
+    stems: dict[str, None] = {}
+    for owner in owners:
+        stem = next((owner[:end] for end in _stem_ends(owner) if _covers(owner[:end], owners, names)), owner)
+        stems[f"`{stem}*`" if sum(name.startswith(stem) for name in names) > 1 else f"`{owner}`"] = None
+    return ", ".join(stems)
+
+
+def _stem_ends(name: str) -> list[int]:
+    return [match.start() for match in re.finditer(r"_|$", name)]
+
+
+def _covers(stem: str, owners: Sequence[str], names: Sequence[str]) -> bool:
+    return all(name in owners for name in names if name.startswith(stem))
+
+
+# Config
+
+SKIPPED = {"name", "description", "sources", "hydra", "defaults", "options"}
+
+
+def _format_keys(head: str, file: str, value: str = "default") -> str:
+    """Return a table of the keys of a file, and below it a line with those that have no comment."""
+    keys = [key for key in read_keys(CONF / file) if key.name.split(".")[0] not in SKIPPED]
+    table = format_table(
+        [head, value, "means"], [[quote(key.name), key.value, key.comment] for key in keys if key.comment]
+    )
+    others = ", ".join(quote(key.name) for key in keys if key.value and not key.comment)
+    return f"{table}\n\nAlso: {others}." if others else table
+
+
+def format_root() -> str:
+    return _format_keys("key", "config.yaml")
+
+
+def format_train() -> str:
+    return _format_keys("`train.`", "train/default.yaml")
+
+
+def format_measure() -> str:
+    """Return the keys of `measure` with their values in each of its files."""
+    files = {name: {key.name: key for key in read_keys(CONF / f"measure/{name}.yaml")} for name in MEASURES}
+    rows = []
+    for name, key in files["default"].items():
+        values = [files[file][name].value for file in MEASURES]
+        others = [value if value != values[0] else "" for value in values[1:]]
+        rows.append([quote(name), values[0], *others, key.comment])
+    return format_table(["`measure.`", *MEASURES, "means"], rows)
+
+
+def format_hardware() -> str:
+    """Return the keys of a machine and of its SLURM, and the names of the machines that there are."""
+    slurm = [[quote(name), comment] for name, comment in _field_comments("scalebench.core.spec", "SlurmSpec")]
+    paths = sorted((CONF / "hardware").glob("*.yaml"))
+    machines = ", ".join(quote(path.stem) for path in paths)
+    return "\n\n".join(
+        [
+            _format_keys("`hardware.`", "hardware/local.yaml", "`local`"),
+            format_table(["`hardware.slurm.`", "means"], [row for row in slurm if row[1]]),
+            f"Also: {', '.join(name for name, comment in slurm if not comment)}.",
+            f"Machines: {machines}.",
+        ]
+    )
+
+
+def _field_comments(module: str, name: str) -> list[tuple[str, str]]:
+    """Return the fields of a dataclass with the comment beside or above each."""
+    lines = _path_of(module).read_text(encoding="utf-8").splitlines()
+    (node,) = [node for node in _parse(module).body if isinstance(node, ast.ClassDef) and node.name == name]
+    fields = []
+    for item in node.body:
+        if not isinstance(item, ast.AnnAssign):
+            continue
+        above, number = [], item.lineno - 2
+        while lines[number].lstrip().startswith("#"):
+            above.insert(0, lines[number].strip()[2:])
+            number -= 1
+        beside = lines[(item.end_lineno or item.lineno) - 1].partition("  # ")[2]
+        fields.append((ast.unparse(item.target), " ".join([*above, beside]).strip()))
+    return fields
+
+
+def format_models() -> str:
+    """Return the keys of a model, and the models that there are."""
+    trees = [load_yaml(path) for path in sorted((CONF / "model").glob("*.yaml"))]
+    names = ", ".join(quote(tree["name"]) + _count_parameters(tree["params"]) for tree in trees)
+    return f"{_format_keys('`model.`', 'model/custom.yaml', '`custom`')}\n\nModels, with parameters: {names}."
+
+
+def _count_parameters(params: int | None) -> str:
+    return f" ({params / 1e6:.3g} M)" if params else ""
+
+
+def format_datasets() -> str:
+    """Return the keys of a data set, and the data sets that there are."""
+    paths = sorted((CONF / "dataset").glob("*.yaml"))
+    rows = [[quote(path.stem), read_header(path), str(load_yaml(path)["size"])] for path in paths]
+    datasets = format_table(["`dataset=`", "is", "size"], rows)
+    return f"{_format_keys('`dataset.`', 'dataset/custom.yaml', '`custom`')}\n\n{datasets}"
+
+
+def format_sweeps() -> str:
+    rows = [[quote(path.stem), read_header(path)] for path in sorted((CONF / "sweep").glob("*.yaml"))]
+    return format_table(["`sweep=`", "answers"], rows)
+
+
+# Results
+
+
+def format_columns() -> str:
+    """Return the columns of the frame as a table, and in one line those whose names say all."""
+    limited = {name.removesuffix("_low") for name in FRAME_COLUMNS if name.endswith("_low")}
+    marks = {name: " ±" if name.removesuffix("_samples_per_s") in limited else "" for name in COLUMN_DESCRIPTIONS}
+    rows = [[quote(name) + marks[name], text] for name, text in COLUMN_DESCRIPTIONS.items() if text]
+    plain = ", ".join(quote(name) + marks[name] for name, text in COLUMN_DESCRIPTIONS.items() if not text)
+    return f"{format_table(['column', 'is'], rows)}\n\nAlso: {plain}."
+
+
+def format_flags() -> str:
+    rows = [[format_flag(name), text] for name, text in RAISED_WHEN.items()]
+    return format_table(["flag", "raised where"], rows)
+
+
+def format_record() -> str:
+    """Return the fields of result.json: the comment beside each, or the docstring of its type."""
+    module = "scalebench.core.result"
+    comments = dict(_field_comments(module, "Result"))
+    texts = {node.name: ast.get_docstring(node) or "" for node in _parse(module).body if isinstance(node, ast.ClassDef)}
+    fields = read_json(SCHEMA_PATH)["properties"]
+    rows = []
+    for name, field in fields.items():
+        kind = next((word for word in re.findall(r"[A-Z]\w+", str(field)) if word in texts), "")
+        rows.append([quote(name), comments[name] or first_sentence(texts.get(kind, ""))])
+    return format_table(["field", "is"], [row for row in rows if row[1]])
+
+
+# Plugin API
+
+
+def format_api_version() -> str:
+    return f"The version is now **{API_VERSION}** (`API_VERSION`)."
+
+
+def format_api() -> str:
+    """Return what plugins may import: a table for each package."""
+    parts = []
+    for package in (plugin_api.__name__, *(f"scalebench.{name}" for name in FRAMEWORKS)):
+        rows = [[quote(name), _describe_export(package, name)] for name in exported_names(package)]
+        parts += [f"## `{package}`", format_table(["name", "is"], rows)]
+    return "\n\n".join(parts)
+
+
+FRAMEWORKS = ("strategies.torch", "strategies.tensorflow", "testing")
+
+
+@functools.cache
+def _parse(module: str) -> ast.Module:
+    return ast.parse(_path_of(module).read_text(encoding="utf-8"))
+
+
+def _path_of(module: str) -> Path:
+    path = ROOT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def exported_names(package: str) -> list[str]:
+    """Return `__all__` of a package without importing it, since it may need a framework."""
+    (value,) = [
+        node.value
+        for node in _parse(package).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    return list(ast.literal_eval(value))
+
+
+def _describe_export(package: str, name: str) -> str:
+    """Return the first sentence of the docstring where a name is defined; of a constant its value."""
+    for module in _import_sources(package, name):
+        for node in _parse(module).body:
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+                return first_sentence(ast.get_docstring(node) or "")
+            if isinstance(node, ast.Assign) and name in ast.unparse(node.targets):
+                return _describe_constant(node, name)
+        if (description := _describe_export(module, name)) and module != package:
+            return description
+    return ""
+
+
+def _describe_constant(node: ast.Assign, name: str) -> str:
+    """Return the value of a constant, also of one that is unpacked from a tuple."""
+    value = ast.literal_eval(node.value)
+    for target in node.targets:
+        names = [ast.unparse(each) for each in target.elts] if isinstance(target, ast.Tuple) else []
+        value = value[names.index(name)] if name in names else value
+    return quote(str(value))
+
+
+def _import_sources(package: str, name: str) -> list[str]:
+    """Return the module that a package imports a name from; itself where it defines it."""
+    imports = [node for node in ast.walk(_parse(package)) if isinstance(node, ast.ImportFrom)]
+    return [node.module or "" for node in imports if name in [alias.name for alias in node.names]] or [package]
+
+
+def format_methods() -> str:
+    """Return the methods of Strategy and Probes; those that a subclass has to define in bold."""
+    parts = []
+    tree = _parse("scalebench.strategies.base")
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef) or node.name not in ("Strategy", "Probes"):
+            continue
+        rows = [
+            [_method_name(item), first_sentence(ast.get_docstring(item) or "")]
+            for item in node.body
+            if isinstance(item, ast.FunctionDef) and not item.name.startswith("_")
+        ]
+        parts.append(format_table([f"method of `{node.name}`", "does"], rows))
+    return "\n\n".join(parts)
+
+
+def _method_name(node: ast.FunctionDef) -> str:
+    is_abstract = any("abstractmethod" in ast.unparse(each) for each in node.decorator_list)
+    return f"**`{node.name}`**" if is_abstract else quote(node.name)
+
+
+FORMATS: dict[str, Callable[[], str]] = {
+    "strategies": format_strategies,
+    "root": format_root,
+    "train": format_train,
+    "measure": format_measure,
+    "hardware": format_hardware,
+    "models": format_models,
+    "datasets": format_datasets,
+    "sweeps": format_sweeps,
+    "columns": format_columns,
+    "flags": format_flags,
+    "record": format_record,
+    "api_version": format_api_version,
+    "api": format_api,
+    "methods": format_methods,
+}
+
+
+def update_page(text: str) -> str:
+    """Return a page with its generated parts as they are now."""
+    return PART.sub(lambda match: f"{match[1]}\n{FORMATS[match[2]]()}\n\n{match[3]}", text)
+
+
+def main() -> None:
+    for page in sorted(PAGES.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if (current := update_page(text)) != text:
+            write_text(page, current)
+            print(page)
+
+
+if __name__ == "__main__":
+    main()

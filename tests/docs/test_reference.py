@@ -1,0 +1,103 @@
+"""docs/reference is current: what `python -m scripts.docs` writes, complete and of what the code has."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from scalebench.analysis.columns import COLUMN_DESCRIPTIONS, FRAME_COLUMNS
+from scalebench.core.config_files import strategy_option_defaults
+from scalebench.core.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec, StopSpec, TrainSpec
+from scalebench.strategies.registry import BUILT_IN_STRATEGIES
+from scripts import docs
+from tests.conftest import ROOT
+
+PAGES = sorted(docs.PAGES.glob("*.md"))
+SECTION = re.compile(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+
+
+def read(page: str) -> str:
+    return (docs.PAGES / page).read_text(encoding="utf-8")
+
+
+def names_of(table: str) -> list[str]:
+    """The names in the first column."""
+    return [name for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_current(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert docs.update_page(text) == text, f"{page.name} is of other code: python -m scripts.docs writes it anew"
+
+
+def test_each_generated_part_is_in_one_page() -> None:
+    names = [name for page in PAGES for _, name, _ in docs.PART.findall(page.read_text(encoding="utf-8"))]
+    assert sorted(names) == sorted(docs.FORMATS)
+
+
+def test_each_strategy_once() -> None:
+    tables = re.findall(r"^\| strategy \|.*?\n\n", read("strategies.md"), re.MULTILINE | re.DOTALL)
+    named = [name for table in tables for name in names_of(table)]
+    assert len(named) == len(set(named))
+    assert set(named) == set(BUILT_IN_STRATEGIES)
+
+
+def test_options_are_those_of_the_strategies_of_their_section() -> None:
+    sections = dict(SECTION.findall(read("strategies.md")))
+    for heading in docs.KINDS:
+        text = sections[heading]
+        strategies, _, options = text.partition("| `strategy.options.` |")
+        names = set(names_of(strategies)) - {"simulated"}
+        expected = {option for name in names for option in strategy_option_defaults(name)}
+        assert set(names_of(options)) == expected, heading
+
+
+@pytest.mark.parametrize(
+    ("section", "kind", "prefix"),
+    [
+        ("", Config, ""), ("Training", TrainSpec, ""), ("Training", StopSpec, "stop."), ("Measuring", MeasureSpec, ""),
+        ("Hardware", HardwareSpec, ""), ("Hardware", SlurmSpec, ""),
+    ],
+)  # fmt: skip
+def test_every_key_is_in_the_config_page(section: str, kind: type, prefix: str) -> None:
+    page = read("config.md")
+    text = dict(SECTION.findall(page))[section] if section else page.partition("\n## ")[0]
+    named = {name for cell in re.findall(r"`([\w.]+)`", text) for name in (cell, cell.partition(".")[0])}
+    groups = {"model", "dataset", "strategy", "hardware", "measure", "train"}  # of Config: sections of their own
+    fields = {f"{prefix}{field.name}" for field in dataclasses.fields(kind)}
+    assert fields - groups - docs.SKIPPED <= named
+
+
+def test_every_variable_of_a_user_is_in_the_config_page() -> None:
+    ours = {"PARENT_PID", "LAUNCHER", "ADDRESSES", "RUN_ID", "LISTEN_ADDRESS", "CPUS", "CXX", "PYTHON"}  # of processes
+    folders = [ROOT / name for name in ("scalebench", "conf")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yaml", ".sh")]
+    read_names = {name for path in files for name in re.findall(r"SCALEBENCH_([A-Z0-9_]+)\b", path.read_text())}
+    assert read_names - ours == set(re.findall(r"`SCALEBENCH_([A-Z0-9_]+)`", read("config.md")))
+
+
+def test_every_column_is_described() -> None:
+    limits = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))}
+    assert set(COLUMN_DESCRIPTIONS) == set(FRAME_COLUMNS) - limits
+
+
+def test_comments_of_a_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "some.yaml"
+    path.write_text(
+        "# Header. More.\n# package\nname: x\nkind: a # a or b;\n#       or c\nstop:\n"
+        "  # half a\n  seconds: null # minute\n  steps: 1\nlater: 2\n"
+    )
+    assert docs.read_header(path) == "Header"
+    assert docs.read_keys(path) == [
+        ("name", "x", ""), ("kind", "a", "a or b; or c"), ("stop", "", ""), ("stop.seconds", "null", "half a minute"),
+        ("stop.steps", "1", ""), ("later", "2", ""),
+    ]  # fmt: skip
+
+
+def test_a_cell_is_text() -> None:
+    assert docs.format_table(["a"], [["x | <k>"]]).endswith("| x \\| &lt;k> |")
+    assert docs.format_table(["a"], [["(docs/guides/cluster.md)"]]).endswith("| ([cluster](../guides/cluster.md)) |")
