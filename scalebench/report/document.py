@@ -39,6 +39,7 @@ DEVICES = "devices"
 REPEAT_ROWS = "repeat_rows"  # key of a curve's row: the rows of its repeats, where there are several
 
 Number = float | None  # None: not measured
+NUMBER_TYPES = (float, int, type(None))
 Points = list[tuple[float, float]]
 Cells = Mapping[str, Any]  # the cells of one row of the frame
 Tags = Mapping[str, str]  # model, strategy, hardware: what a reader can filter by; without a tag, a block always shows
@@ -392,7 +393,7 @@ def add_epoch_limits(row: Cells) -> dict[str, Any]:
 
 
 def make_devices_axis(lines: Sequence[Series]) -> Axis:
-    return Axis(DEVICES, from_zero=False, ticks=sorted({float(x) for line in lines for x in line.x}))
+    return Axis(DEVICES, ticks=sorted({float(x) for line in lines for x in line.x}), from_zero=False)
 
 
 def has_shape(chart: Chart) -> bool:
@@ -470,17 +471,20 @@ class HomeFolder:
 
     def hide(self, text: str) -> str:
         """Return a text with `~` for the home folder where a path begins with it."""
-        return self._pattern.sub("~", text) if any(home in text for home in self._homes) else text
+        return self._pattern.sub("~", text) if "/" in text and any(home in text for home in self._homes) else text
 
     def hide_in(self, part: Any) -> Any:
         """Return a section, a block or any part of one with `~` in all its texts; itself, if there is none to write."""
         if isinstance(part, str):
             return self.hide(part)
         if isinstance(part, Cell):
-            text = self.hide(part.text)
             value = self.hide(part.value) if isinstance(part.value, str) else part.value
-            return part if (text, value) == (part.text, part.value) else replace(part, text=text, value=value)
+            texts = {"text": self.hide(part.text), "value": value, "note": self.hide(part.note)}
+            same = all(getattr(part, name) == text for name, text in texts.items())
+            return part if same else replace(part, **texts)  # type: ignore[arg-type]
         if isinstance(part, (list, tuple)):
+            if all(type(each) in NUMBER_TYPES for each in part):  # by far the most
+                return part
             changed = [self.hide_in(each) for each in part]
             return part if all(a is b for a, b in zip(changed, part, strict=True)) else changed
         if is_dataclass(part) and not isinstance(part, type):

@@ -126,7 +126,8 @@ class Renderer:
 def lift_main_charts(sections: Sequence[Section]) -> list[Section]:
     """Return the sections with the two charts that everybody wants below the first verdict, out of `scaling`.
 
-    One device has no scaling, so the first verdict is that of the group they show. Where several groups were measured, `scaling` is open, and keeps its charts below the names of their groups.
+    One device has no scaling, so the first verdict is that of the group they show. Where several groups were measured
+    on several devices, `scaling` is open, and keeps its charts below the names of their groups.
     """
     by_id = {section.id: section for section in sections}
     answer, scaling = by_id.get("answer"), by_id.get("scaling")

@@ -49,7 +49,7 @@ PART_MEANINGS = {
     "overhead": "the strategy's overhead on one device",
     "contention": "devices that slow each other down",
     "data": "loading",
-    "imbalance": "imbalance, the wait for the slowest",
+    "imbalance": "waiting for the slowest device",
     "transfer": "exposed communication",
     "drift": "what changed between figures and probes",
 }
