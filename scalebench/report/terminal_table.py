@@ -19,6 +19,7 @@ from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.scaling_curves import format_batch, plain_rows
 from scalebench.core.untrusted import clean_line
 from scalebench.report import training_tables
+from scalebench.report.document import Footnotes
 from scalebench.report.flag_text import describe_intervals
 from scalebench.report.tables import (
     SORT_COLUMNS,
@@ -78,7 +79,8 @@ class RunTable:
                 figures["speedup"] = [ratio.partition(" ")[0] for ratio in figures["speedup"]]
                 table = self._fit(numbers, figures, {"status": statuses}, width)
         yield from self._arrange(table, winners)
-        yield from notes.list_lines(width)
+        for mark, remark in notes.list_notes():
+            yield from wrap_text(f"{mark} {remark}", width, len(mark) + 1)
         for caption in ("" if wide else self._describe_speedups(), describe_intervals(self._frame)):
             yield from wrap_text(caption, width)
 
@@ -217,28 +219,6 @@ class TextTable:
             room = max(len(left.rstrip()) + self._gap, self.width - len(last))
             lines.append((left[:room] if last else left.rstrip(), last))
         return lines
-
-
-class Footnotes:
-    """Remarks below a table, each with a mark: a, b, ..., z, aa, ab."""
-
-    def __init__(self) -> None:
-        self._marks: dict[str, str] = {}
-
-    def mark(self, remarks: Sequence[str]) -> list[str]:
-        """Return the marks of these remarks, in their order below the table; equal remarks have one mark."""
-        for remark in remarks:
-            self._marks.setdefault(remark, _make_mark(len(self._marks)))
-        return [mark for remark, mark in self._marks.items() if remark in remarks]
-
-    def list_lines(self, width: int) -> Iterator[Text]:
-        for remark, mark in self._marks.items():
-            yield from wrap_text(f"{mark} {remark}", width, len(mark) + 1)
-
-
-def _make_mark(number: int) -> str:
-    before, letter = divmod(number, 26)
-    return (_make_mark(before - 1) if before else "") + chr(ord("a") + letter)
 
 
 def _find_width(head: str, cells_width: int) -> int:
