@@ -90,19 +90,18 @@ def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = No
     heading, varying = split_shared_columns(frame)
     labels = {name: _make_setting_column(name) for name in [*varying, "strategy"]}
     figures, notes = make_figure_columns(frame, varying, baseline_name), Footnotes()
-    columns: dict[str, CellMaker] = {**labels}
-    for head, make in figures.items():
-        columns[head] = make
-        if head == THROUGHPUT_HEAD:  # where they are in sight, before the table is scrolled
-            columns["status"] = _make_status_cell
-            columns["remarks"] = lambda row: notes.make_cell(list_remarks(row, explains=True))
+    columns: dict[str, CellMaker] = {**labels, "gpus": figures.pop("gpus"), THROUGHPUT_HEAD: figures[THROUGHPUT_HEAD]}
+    numeric = frozenset(["gpus", *figures])
+    # What everybody looks for is in sight before the table is scrolled.
+    columns |= {"status": _make_status_cell, "remarks": lambda row: notes.make_cell(list_remarks(row, explains=True))}
+    columns |= {head: make for head, make in figures.items() if head not in columns}
     rows = [
         Row([make(row) for make in columns.values()], get_tags(row))
         for row in drop_common_settings(plain_rows(frame.sort_values(SORT_COLUMNS)))
     ]
     caption = join_sentences(heading, describe_intervals(frame))
     notes_below = notes.list_notes()
-    return Table("strategies", "Configurations", list(columns), rows, frozenset(figures), caption, notes_below)
+    return Table("strategies", "Configurations", list(columns), rows, numeric, caption, notes_below)
 
 
 def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: str | None) -> dict[str, CellMaker]:
