@@ -24,7 +24,7 @@ SIMULATED = [
 ]
 CASES = {
     "--help": [*SCALEBENCH, "--help"],
-    "strategies": [*SCALEBENCH, "strategies"],
+    "list": [*SCALEBENCH, "list", "strategies"],
     "simulated run": [*SCALEBENCH, *SIMULATED],
 }
 

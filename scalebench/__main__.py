@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
 from scalebench import __version__
-from scalebench.cli.commands.arguments import CommandParser
+from scalebench.cli.commands.arguments import CommandParser, complete_words
 
 # Each module has add_arguments(parser) and main(options) -> exit status. It is imported for its own command only.
 COMMANDS = {
-    "strategies": (
-        "scalebench.cli.commands.strategies",
-        "the registered strategies, their origin, and whether they run here",
-    ),
+    "list": ("scalebench.cli.commands.list", "the strategies, models, data sets, hardware and sweeps there are"),
     "plugins": ("scalebench.cli.commands.plugins", "what other packages add, and whether it loads"),
     "check": ("scalebench.cli.commands.check", "check that a strategy, a model or a data set keeps its contract"),
     "new": ("scalebench.cli.commands.new", "write a package with a strategy of your own"),
@@ -35,20 +33,23 @@ COMMANDS = {
 }
 
 USAGE = """\
-python -m scalebench [KEY=VALUE ...]                  one run
-       python -m scalebench --multirun gpus=1,2 [...]        a sweep, with its baselines
-       python -m scalebench sweep=demo                       a sweep from conf/sweep
-       python -m scalebench COMMAND [...]                    see below; each has its own --help"""
+scalebench [KEY=VALUE ...]                  one run
+       scalebench --multirun gpus=1,2 [...]        a sweep, with its baselines
+       scalebench sweep=demo                       a sweep from conf/sweep
+       scalebench COMMAND [...]                    see below; each has its own --help"""
 
 DESCRIPTION = f"""\
 scalebench {__version__}: how does my training scale under each parallel strategy?
 
-Choose:    model=  dataset=  strategy=  hardware=  measure=  train=  sweep=   (names are files in conf/)
+Choose:    model=  dataset=  strategy=  hardware=  measure=  train=  sweep=   (scalebench list names them)
 Set:       gpus=2  scaling=weak|strong  seed=0  measure.repeats=3  train.batch_per_device=75  strategy.options.KEY=...
 Also:      dry_run=true lists the runs and starts nothing; resume=true skips what earlier sweeps ended well;
            baseline=none adds no one-device runs, baseline=attribution also those that split the loss of strong scaling;
-           sweep.max_minutes=30 leaves out the least informative runs; debug=true keeps rank 0 in the foreground
-See:       --cfg job prints the composed config; --hydra-help lists Hydra's own options"""
+           sweep.max_minutes=30 leaves out the least informative runs; debug=true keeps rank 0 in the foreground;
+           strict=true: the exit status is 1 also where a run of a sweep is unsupported
+See:       --cfg job prints the composed config; --hydra-help lists Hydra's own options;
+           eval "$(scalebench -sc install=bash)" completes commands, keys and names in the shell
+Status:    0: a run is ok and none failed; 1: one failed, or none could be done here; 2: nothing was started"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,6 +57,13 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~", "+")):
         return _run_command_to_its_end(arguments[0], arguments[1:])
+    if (
+        arguments[:1] == ["-sc"]
+        and "query=" in arguments[-1]
+        and (words := complete_line(os.environ.get("COMP_LINE", "")))
+    ):
+        print("\n".join(words))
+        return 0
     if "--help" in arguments or "-h" in arguments:
         build_parsers()[""].print_help()
         return 0
@@ -91,14 +99,40 @@ def _run_command_to_its_end(name: str, arguments: list[str]) -> int:
 
 def run_command(name: str, arguments: list[str]) -> int:
     """Run a command with the arguments after it and return its exit status. Raise InputError for an unknown command."""
-    from scalebench.core.errors import InputError, unknown_name_message
+    from scalebench.core.errors import InputError
 
     if name not in COMMANDS:
-        raise InputError(unknown_name_message("command", name, COMMANDS))
+        raise InputError(explain_unknown_command(name, arguments))
     module = importlib.import_module(COMMANDS[name][0])
     parser = build_parsers()[name]
     module.add_arguments(parser)
     return int(module.main(parser.read(arguments)))
+
+
+def explain_unknown_command(name: str, arguments: list[str]) -> str:
+    """Return a line with what to write instead of a word that is no command."""
+    from scalebench.config.aliases import COMMAND_HINTS
+    from scalebench.core.errors import nearest_names, unknown_name_message
+
+    if name in COMMAND_HINTS:
+        return f"no command '{name}'; {COMMAND_HINTS[name].format(name=name)}"
+    if not nearest_names(name, COMMANDS):
+        from scalebench.config.error_messages import explain_bare_word
+
+        line = explain_bare_word(name, [name, *arguments])
+        if "KEY=VALUE" not in line:
+            return line
+    return unknown_name_message("command", name, COMMANDS)
+
+
+def complete_line(line: str) -> list[str] | None:
+    """Return what completes a command or its options; None where Hydra completes the line, which is one of settings."""
+    words = line.split()[1:]
+    parsers = build_parsers()
+    del parsers[""]
+    if words and words[0] in COMMANDS:
+        importlib.import_module(COMMANDS[words[0]][0]).add_arguments(parsers[words[0]])
+    return complete_words(line, parsers)
 
 
 def build_parsers() -> dict[str, CommandParser]:

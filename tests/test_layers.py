@@ -167,7 +167,7 @@ def test_the_parent_composes_and_resolves_without_a_framework() -> None:
 
 
 def test_listing_strategies_loads_no_framework() -> None:
-    code = "from scalebench.__main__ import main\nassert main(['strategies']) == 0"
+    code = "from scalebench.__main__ import main\nassert main(['list', 'strategies']) == 0"
     assert loaded_after(code, *FRAMEWORKS, "hydra", "pandas") == []
 
 

@@ -215,15 +215,16 @@ def parallelism_key(row: Mapping[str, Any], spec: Mapping[str, Any], sizes: Sequ
 
 # Dotted keys for `compare` that say nothing about what is trained: they never keep two runs from being a pair.
 _DESCRIPTIVE_FACTS = (
-    "model.description model.sources strategy.description strategy.requires strategy.devices hardware.description "
-    "hardware.sources hardware.links hardware.unsupported"
+    "model.description model.sources strategy.description strategy.requires strategy.devices strategy.choices "
+    "strategy.at_least strategy.tolerance strategy.approximate strategy.exact_with strategy.max_gpus strategy.baseline "
+    "hardware.description hardware.sources hardware.links hardware.unsupported"
 ).split()
 IGNORED_FACTS = (
     *UNTRAINED_KEYS,
     *(f"dataset.{key}" for key in DATASET_PATH_KEYS),
     *(f"hardware.{key}" for key in QUEUE_KEYS),
     *_DESCRIPTIVE_FACTS,
-    *("model.params", "strategy.max_gpus", "strategy.baseline", "hardware.this_machine", "hardware.hosts"),
+    *("model.params", "hardware.this_machine", "hardware.hosts"),
     *("hardware.scheduler", "hardware.memory_bytes", "hardware.gpu_memory_bytes"),
 )
 # The ignored facts whose differences a comparison does not show either.

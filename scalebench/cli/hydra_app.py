@@ -13,7 +13,8 @@ import hydra
 from hydra._internal.utils import get_args_parser
 
 from scalebench.config import compose
-from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error
+from scalebench.config.aliases import accept_aliases
+from scalebench.config.error_messages import EXPECTED_ERRORS, explain_bare_word, explain_error, explain_switch
 from scalebench.core import process
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError
@@ -25,8 +26,8 @@ _printed_warnings: set[str] = set()  # of this process
 
 
 def main(arguments: list[str]) -> int:
-    """Run what the command line describes. Return 0 where all runs are ok or unsupported, 1 where one is not, 2 for bad
-    input."""
+    """Run what the command line describes. Return 2 for bad input, else the status of its runs
+    (`plan.compute_exit_status`): 1 where one failed, or where none could be done."""
     session = SweepSession(arguments)
     with process.interrupt_at_signals():
         try:
@@ -85,7 +86,9 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     Hydra's own parser accepts the overrides only next to each other."""
 
     def refuse(message: str) -> NoReturn:
-        raise InputError(f"{message}; --hydra-help lists the switches")
+        raise InputError(
+            explain_switch(message, arguments, [name for a in parser._actions for name in a.option_strings])
+        )
 
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
@@ -98,7 +101,9 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     switches = list(arguments)
     for override in overrides:
         switches.remove(override)
-    return switches, overrides
+        if "=" not in override and not override.startswith("~"):
+            raise InputError(explain_bare_word(override, arguments))
+    return switches, accept_aliases(overrides)
 
 
 def make_sweep_arguments(switches: list[str], overrides: list[str]) -> list[str]:

@@ -32,6 +32,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 
+from scalebench.config.aliases import accept_aliases
 from scalebench.config.resolve import DEFAULT_CPU_WORKERS, count_all_devices, detect_hardware
 from scalebench.core import config_files
 from scalebench.core.config_files import conf_dir
@@ -88,7 +89,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     JobRuntime.instance().set("name", "scalebench")
     with raise_hydra_errors():
         loader = _loader(_identify_files())
-        composed = loader.load_configuration("config", list(overrides), RunMode.RUN, from_shell=False)
+        composed = loader.load_configuration("config", accept_aliases(overrides), RunMode.RUN, from_shell=False)
     with open_dict(composed):
         del composed["hydra"]
     return composed

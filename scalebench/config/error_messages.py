@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
+from scalebench.config import aliases
 from scalebench.core import config_files, plugins
-from scalebench.core.errors import InputError, nearest_name, unknown_name_message
+from scalebench.core.errors import InputError, nearest_name, suggest_names, unknown_name_message
 from scalebench.core.spec import Config
 
+VALUE_TYPES = {"integer": "a whole number", "float": "a number", "bool": "true or false", "boolean": "true or false"}
+UNITS = {"_s": " of seconds", "_minutes": " of minutes", "_bytes": " of bytes"}  # by the end of a key
+MAX_LISTED_NAMES = 12  # of a group, in an error; `scalebench list` shows more
 SEARCH_PACKAGE = "scalebench-search"
 SEARCH_PACKAGE_FILES = {("sweep", "lr_search"), ("hydra/sweeper", "search")}
 SEARCH_HINT = "add --multirun hydra/sweeper=search, which looks for the best value"
@@ -56,28 +60,119 @@ def explain_error(error: BaseException, arguments: list[str]) -> str:
         return f"{ambiguous[1]} names several values: add --multirun for a sweep over them, or quote the value"
     merging = re.search(r"Error merging override (.*)", text)
     if merging:
-        return f"{merging[1]}: {_first_line(error.__cause__ or error)}"
+        return _explain_value(merging[1], error.__cause__ or error)
     return _first_line(error)
 
 
 def explain_unknown_key(key: str, arguments: list[str]) -> str:
     """Return a line such as `no key 'train.lerning_rate'; did you mean 'train.learning_rate'?`"""
     keys = [*list_config_keys(Config), *config_files.list_groups()]
-    group = key.partition("/")[0].partition(".")[0]
     if key.startswith("hydra.sweeper."):
         return unknown_name_message("key", key, _sweeper_keys())
     if key.startswith("strategy.options."):
         names = [name.strip("'\" \n") for name in _find_choice("strategy", arguments).split(",")]
         defaults = {name: config_files.strategy_option_defaults(name) for name in names}
         name = next((n for n, options in defaults.items() if key.split(".")[2] not in options), names[0])
-        return unknown_name_message(f"option of strategy '{name}'", key.split(".", 2)[2], defaults[name])
+        option = key.split(".", 2)[2]
+        return f"strategy {name} has no option '{option}'; {suggest_names(option, defaults[name])}"
     if key in keys:
         return f"{key} cannot be removed; set it instead: {key}=VALUE"
-    if "." in key and group in {k.partition(".")[0] for k in keys}:  # then a group alone is no useful suggestion
-        keys = [k for k in keys if "." in k]
-    if nearest_name(key, keys) is None:  # then list the names of its own group, not all of them
-        keys = [k for k in keys if k.startswith(f"{group}.")] or sorted({k.partition(".")[0] for k in keys})
-    return unknown_name_message("key", key, keys)
+    if hint := aliases.KEY_HINTS.get(_last_part(key)):
+        return f"no key '{key}'; {hint}"
+    if (meant := find_meant_key(key, arguments)) is not None:
+        return f"no key '{key}'; did you mean '{meant}'?"
+    group = key.partition("/")[0].partition(".")[0]
+    known = [k for k in keys if k.startswith(f"{group}.")] or sorted({k.partition(".")[0] for k in keys})
+    return f"no key '{key}'; known: {', '.join(sorted(known))}"
+
+
+def find_meant_key(name: str, arguments: list[str]) -> str | None:
+    """Return the key that a wrong name most likely stands for: by its name in other programs, by its last part, as an
+    option of the chosen strategy, or by its spelling. None where none is near."""
+    keys = [*list_config_keys(Config), *config_files.list_groups()]
+    last, group = _last_part(name), name.partition(".")[0]
+    if last in aliases.KEY_ALIASES:
+        return aliases.KEY_ALIASES[last]
+    inside = [key for key in keys if key.startswith(f"{group}.")] if "." in name else []
+    if (nearest := _nearest_key(last, inside)) is not None:
+        return nearest
+    same = [key for key in keys if _last_part(key) == last and key != name]
+    if same:
+        return min(same, key=aliases.rank_key)
+    for strategy in _find_choice("strategy", arguments).split(","):
+        if last in config_files.strategy_option_defaults(strategy.strip("'\" \n")):
+            return f"strategy.options.{last}"
+    return None if inside else _nearest_key(last, keys)
+
+
+def _nearest_key(last: str, keys: Sequence[str]) -> str | None:
+    """Return the key whose last part is spelt most like `last`; None where none is near."""
+    by_last = {_last_part(key): key for key in sorted(keys, key=aliases.rank_key, reverse=True)}
+    nearest = nearest_name(last, by_last)
+    return None if nearest is None else by_last[nearest]
+
+
+def _last_part(key: str) -> str:
+    return aliases.normalize_name(key.rpartition(".")[2])
+
+
+def _explain_value(override: str, error: BaseException) -> str:
+    """Return a line for a value of the wrong type."""
+    text, key = _first_line(error), override.partition("=")[0]
+    typed = re.search(r"Value '(.*)' of type '(\w+)' (?:could not be converted to|is not a valid) (\w+)", text)
+    typed = typed or re.search(r"Value '(.*)' (is not a valid) (bool)", text)
+    if typed is None:
+        return f"{override}: {text}"
+    units = next((text for end, text in UNITS.items() if key.endswith(end)), "")
+    value, expected = typed[1], VALUE_TYPES.get(typed[3].lower(), typed[3]) + units
+    if key == "train.batch_per_device" and value == "auto":
+        return f"{override} should be {expected}; measure=max_batch searches for the largest one that fits"
+    return f"{override} should be {expected}"
+
+
+def explain_switch(message: str, arguments: Sequence[str], switches: Sequence[str]) -> str:
+    """Return a line for a message of argparse on an unknown switch: `--gpus` should be written gpus=VALUE."""
+    switch = message.rpartition("unrecognized arguments: ")[2].split()[0] if "unrecognized" in message else ""
+    if not switch:
+        return f"{message}; --hydra-help lists the switches"
+    name, _, value = switch.partition("=")
+    word = aliases.normalize_name(name)
+    if (hint := aliases.KEY_HINTS.get(word)) is not None:
+        return f"no option '{name}'; {hint}"
+    if len(word) > 1 and (near := nearest_name(name, switches)) is not None:
+        return f"no option '{name}'; did you mean '{near}'?"
+    keys = [*list_config_keys(Config), *config_files.list_groups()]
+    key = word if word in keys else find_meant_key(word, list(arguments)) if len(word) > 1 else None
+    if key is None:
+        return f"no option '{name}'; settings are written KEY=VALUE, such as gpus=2, and --hydra-help lists the options"
+    following = arguments[arguments.index(switch) + 1 :]
+    is_value = following and not following[0].startswith("-") and "=" not in following[0]
+    value = value or (following[0] if is_value else "true" if key in list_switch_keys() else "VALUE")
+    return f"no option '{name}'; write {key}={value}"
+
+
+def explain_bare_word(word: str, arguments: Sequence[str]) -> str:
+    """Return a line for a word that is no KEY=VALUE: the name of a strategy, a key, or what a space cut off."""
+    number = list(arguments).index(word)
+    before, after = ["", *arguments][number], [*arguments, ""][number + 1]
+    if before.endswith("="):
+        return f"'{word}' is no setting: write {before}{word} without the space"
+    name, _, value = word.partition(":")
+    keys = [*list_config_keys(Config), *config_files.list_groups()]
+    key = name if name in keys else None
+    for group in config_files.list_groups():
+        if key is None and word in config_files.list_options(group):
+            return f"'{word}' is a {group}: write {group}={word}"
+    key = key or find_meant_key(name, list(arguments))
+    if key is None:
+        return f"'{word}' is no setting: write KEY=VALUE, such as gpus=2"
+    value = value or (after.removeprefix("=") if not after.startswith("-") and "=" not in after[1:] else "")
+    return f"'{word}' is no setting: write {key}={value or 'VALUE'}"
+
+
+def list_switch_keys() -> list[str]:
+    """Return the top-level keys that are true or false."""
+    return [f.name for f in dataclasses.fields(Config) if isinstance(f.default, bool)]
 
 
 def _explain_missing_file(error: MissingConfigException) -> str:
@@ -88,7 +183,18 @@ def _explain_missing_file(error: MissingConfigException) -> str:
         if SEARCH_PACKAGE in plugins.disabled_plugins():
             return f"{group}={name} is in {SEARCH_PACKAGE}, which {plugins.PLUGINS_VARIABLE} leaves out"
         return f"{group}={name} needs {SEARCH_PACKAGE}: pip install ./plugins/{SEARCH_PACKAGE} in a checkout"
-    return unknown_name_message(group, name, error.options or [])
+    return explain_unknown_choice(group, name, error.options or [])
+
+
+def explain_unknown_choice(group: str, name: str, names: Sequence[str]) -> str:
+    """Return a line such as `no strategy 'mirorred'; did you mean 'mirrored'?`, or where the names are listed."""
+    hint = aliases.CHOICE_HINTS.get(group, {}).get(aliases.normalize_name(name))
+    if hint is not None and name not in names:
+        return f"no {group} '{name}'; {hint}"
+    kind = next((kind for kind, listed in config_files.LIST_KINDS.items() if listed == group), None)
+    is_long = kind is not None and len(names) > MAX_LISTED_NAMES
+    way_out = f"scalebench list {kind} shows all {len(names)}" if is_long else None
+    return unknown_name_message(group, name, names, way_out)
 
 
 def _sweeper_keys() -> list[str]:

@@ -15,7 +15,16 @@ from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.config_fingerprint import compute_fingerprint
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.machine import machine, private_network
-from scalebench.core.spec import ALL_DEVICES, CHIEF, Config, HardwareSpec, ModelSpec, RunSpec, check_fields
+from scalebench.core.spec import (
+    ALL_DEVICES,
+    CHIEF,
+    Config,
+    HardwareSpec,
+    ModelSpec,
+    RunSpec,
+    StrategySpec,
+    check_fields,
+)
 from scalebench.slurm import resources
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_options, check_values
@@ -40,7 +49,7 @@ def resolve(config: Config) -> RunSpec:
     """Resolve a config into the run that it means on this machine. Raise InputError for bad input."""
     config = replace(config, gpus=_read_device_count(config.gpus))
     check_config(config)
-    draft = Draft(config)
+    draft = Draft(replace(config, strategy=set_exactness(config.strategy)))
     for step in (fill_dataset, size_model, count_devices, set_batches, place_processes):
         draft = step(draft)
     config, placement = draft.config, draft.placement
@@ -65,6 +74,14 @@ def resolve(config: Config) -> RunSpec:
         plugin_error=None if draft.plugin_error is None else str(draft.plugin_error),
         plugin_traceback="" if draft.plugin_error is None else draft.plugin_error.log,
     )
+
+
+def set_exactness(strategy: StrategySpec) -> StrategySpec:
+    """Return the strategy with exact steps where its options have the values of `exact_with`."""
+    options, exact = strategy.options, strategy.exact_with
+    if strategy.approximate is None or not exact or any(options.get(key) != value for key, value in exact.items()):
+        return strategy
+    return replace(strategy, approximate=None, tolerance=StrategySpec.tolerance)
 
 
 def check_config(config: Config) -> None:
@@ -153,7 +170,8 @@ def _read_device_count(gpus: Any) -> int | None:
     if gpus is None or gpus == ALL_DEVICES:
         return None
     if type(gpus) is not int:
-        raise InputError(f"gpus={gpus} should be a number of devices, or {ALL_DEVICES}")
+        which = f"; hardware.device_ids={gpus} chooses devices" if isinstance(gpus, list) else ""
+        raise InputError(f"gpus={gpus} should be a number of devices, or {ALL_DEVICES}{which}")
     return gpus
 
 

@@ -18,8 +18,17 @@ from scalebench.core.plugins import BUILT_IN, PLUGINS_VARIABLE
 from scalebench.core.spec import DatasetSpec, HardwareSpec, ModelSpec, StrategySpec
 
 GROUP = "scalebench.configs"
+MAX_DESCRIPTION_CHARACTERS = 100
 # Groups whose files contain a name, which a run records.
 NAMED_GROUPS = {"strategy": StrategySpec, "model": ModelSpec, "dataset": DatasetSpec, "hardware": HardwareSpec}
+# What `scalebench list` shows, and the config group of each.
+LIST_KINDS = {
+    "strategies": "strategy",
+    "models": "model",
+    "datasets": "dataset",
+    "hardware": "hardware",
+    "sweeps": "sweep",
+}
 
 
 class ConfigFiles(NamedTuple):
@@ -130,6 +139,43 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise PluginError(f"{path} cannot be read: it should have keys with values")
     return tree
+
+
+def read_comments(path: Path) -> tuple[str, dict[str, str]]:
+    """Read the comments of a YAML file: those above its first key as one text, and by dotted key those beside keys.
+
+    Lines that continue a comment beside a key below it, without a key of their own, are joined to it.
+    """
+    head: list[str] = []
+    beside: dict[str, str] = {}
+    above: list[tuple[int, str]] = []  # (indentation, key) of the parents of a line
+    last_key = ""
+    for line in path.read_text(errors="replace").splitlines():
+        match = re.match(r"""(\s*)["']?([\w.]+)["']?:(?:\s(.*))?$""", line)
+        if match is None:
+            comment = re.match(r"\s*#\s?(.*)", line)
+            if comment and not comment[1].startswith("@package") and not above:
+                head.append(comment[1])
+            elif comment and line.startswith("#  ") and last_key in beside:
+                beside[last_key] += f" {comment[1].strip()}"
+            continue
+        above = [*(parent for parent in above if parent[0] < len(match[1])), (len(match[1]), match[2])]
+        last_key = ".".join(key for _, key in above)
+        if (comment := re.search(r"(?:^|\s)#\s(.*)", match[3] or "")) is not None:
+            beside[last_key] = comment[1]
+    return " ".join(head), beside
+
+
+def describe_entry(path: Path) -> str:
+    """Return the description in a YAML file, else the first sentence of the comment at its beginning, or its first
+    clause where that is long."""
+    match = re.search(r"""^description:\s*(.+)$""", path.read_text(errors="replace"), re.MULTILINE)
+    if match is not None:
+        return str(read_yaml(path).get("description") or "")
+    head, _ = read_comments(path)
+    sentence = re.match(r""".+?[.?]"?(?=\s+["A-Z]|$)""", head)
+    text = sentence[0] if sentence else head
+    return (text if len(text) <= MAX_DESCRIPTION_CHARACTERS else text.partition(": ")[0]).removesuffix(".")
 
 
 def list_groups() -> list[str]:

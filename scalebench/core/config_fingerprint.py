@@ -10,7 +10,7 @@ from typing import Any
 from scalebench.core.spec import Config, SlurmSpec, normalize_train_options
 
 # Keys that say which start of the program a run belongs to: no part of what is trained.
-PROGRAM_KEYS = ("repeat", "resume", "baseline", "dry_run", "debug", "sweep")
+PROGRAM_KEYS = ("repeat", "resume", "strict", "baseline", "dry_run", "debug", "sweep")
 # Keys that were added after the first records, with the value that stands for the behavior before there was one.
 LATER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("measure", "search", "none"),
@@ -44,7 +44,13 @@ def compute_fingerprint(config: Config, gpus: int, device: str) -> str:
     for part, key, default in LATER_KEYS:
         if tree[part][key] == default:
             del tree[part][key]
-    for key in ("approximate", "tolerance", "choices", "at_least"):  # checks of the strategy and of its options
+    for key in (
+        "approximate",
+        "exact_with",
+        "tolerance",
+        "choices",
+        "at_least",
+    ):  # checks of the strategy and of its options
         del tree["strategy"][key]
     tree["strategy"]["options"] = normalize_options(tree["strategy"]["options"])
     tree["gpus"], tree["device"] = gpus, device

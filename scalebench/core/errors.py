@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 MAX_MESSAGE_CHARACTERS = 300
+MAX_NEAREST_NAMES = 4
+MIN_STEM_CHARACTERS = 3  # of a name that others continue; a shorter one is near to everything
+NAME_CUTOFF, SHORT_NAME_CUTOFF = 0.75, 0.6  # of difflib's ratio
 
 
 class InputError(ValueError):
@@ -22,18 +26,57 @@ class PluginError(InputError):
 
 
 def nearest_name(name: str, candidates: Iterable[str]) -> str | None:
-    """Return the candidate that is most like `name`, or None when none is near."""
-    matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    """Return the candidate that is spelt most like `name`, or None when none is near."""
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    # In a short name, one wrong letter weighs more.
+    cutoff = SHORT_NAME_CUTOFF if len(name) <= MIN_STEM_CHARACTERS else NAME_CUTOFF
+    matches = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=cutoff)
+    return by_lower[matches[0]] if matches else None
 
 
-def unknown_name_message(kind: str, name: str, candidates: Iterable[str]) -> str:
-    """Return `no strategy 'mirorred'; did you mean 'mirrored'?`, with all names instead when none is near."""
-    names = sorted(candidates)
+def nearest_names(name: str, candidates: Iterable[str]) -> list[str]:
+    """Return the candidates that `name` may stand for: those of the same name but for its number, those that continue
+    it, or the nearest one. Empty where none is near."""
+    names, typed = list(candidates), name.lower()
+    stem = _without_digits(typed)
+    if len(stem) >= MIN_STEM_CHARACTERS and typed not in names:
+        family = [known for known in names if _without_digits(known.lower()) == stem]
+        longer = [known for known in names if known.lower().startswith(typed)]
+        if family or longer:
+            return sorted(family or longer, key=split_number)[:MAX_NEAREST_NAMES]
     nearest = nearest_name(name, names)
-    if nearest is not None:
-        return f"no {kind} '{name}'; did you mean '{nearest}'?"
-    return f"no {kind} '{name}'; known: {', '.join(names) or 'none'}"
+    return [] if nearest is None else [nearest]
+
+
+def _without_digits(name: str) -> str:
+    return re.sub(r"\d+", "", name)
+
+
+def split_number(name: str) -> tuple[str, int, str]:
+    """Return a sort key of names that puts resnet50 before resnet101."""
+    digits = re.search(r"\d+", name)
+    return _without_digits(name), int(digits[0]) if digits else 0, name
+
+
+def unknown_name_message(kind: str, name: str, candidates: Iterable[str], way_out: str | None = None) -> str:
+    """Return `no strategy 'mirorred'; did you mean 'mirrored'?`. Where no name is near, `way_out` follows, else all
+    names."""
+    return f"no {kind} '{name}'; {suggest_names(name, candidates, way_out)}"
+
+
+def suggest_names(name: str, candidates: Iterable[str], way_out: str | None = None) -> str:
+    """Return `did you mean 'mirrored'?`; where no name is near, `way_out`, else all names."""
+    names = sorted(candidates)
+    nearest = nearest_names(name, names)
+    return (
+        f"did you mean {join_alternatives(nearest)}?" if nearest else way_out or f"known: {', '.join(names) or 'none'}"
+    )
+
+
+def join_alternatives(names: Sequence[str]) -> str:
+    """Return `'a', 'b' or 'c'`."""
+    quoted = [f"'{name}'" for name in names]
+    return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
 
 
 def describe_exception(error: BaseException) -> str:

@@ -103,6 +103,7 @@ class StrategySpec:
     max_gpus: int | None = None
     independent: bool = False  # true: replicas that never synchronize and stop at a common deadline
     approximate: str | None = None  # why its steps differ from the baseline's on the same samples; null: they do not
+    exact_with: dict[str, Any] = field(default_factory=dict)  # values of options with which they do not, although
     tolerance: float | None = 1e-4  # relative difference of losses from the baseline's; null: losses only have to fall
     options: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, list[Any]] = field(default_factory=dict)  # allowed values by option
@@ -271,6 +272,7 @@ class Config:
     seed: int = number_field(0, at_least=0)
     repeat: int = number_field(0, at_least=0)
     resume: bool = False
+    strict: bool = False  # an unsupported run makes the exit status of a sweep 1
     baseline: str = choice_field("auto", "bare", "none", "attribution")  # which missing one-device runs a sweep adds
     dry_run: bool = False
     debug: bool = False

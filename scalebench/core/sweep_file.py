@@ -15,6 +15,7 @@ from scalebench.core.process import is_process_alive
 from scalebench.core.run_folder import RESULT_FILE, has_foreign_content, has_marker
 
 SWEEP_FILE = "sweep.json"
+RESULTS_FOLDER = "multirun"  # of the current folder, by default (conf/config.yaml)
 MULTIRUN_FILE = "multirun.yaml"  # Hydra writes it before it calls us
 
 
@@ -104,6 +105,17 @@ def read_sweep(folder: Path) -> SweepRecord | None:
         return None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is no record of a sweep: {error}") from error
+
+
+def find_newest_sweep(below: Path = Path(RESULTS_FOLDER)) -> Path:
+    """Return the folder of the sweep that was written last among those in `below`; where there is none, that of the
+    last single run. Raise InputError where there is neither."""
+    for files in (below.glob(f"*/{SWEEP_FILE}"), below.glob(f"single/*/{RESULT_FILE}")):
+        if found := max(files, key=lambda path: path.stat().st_mtime_ns, default=None):
+            return found.parent
+    raise InputError(
+        f"no sweep below ./{below}; name the folder of a run or a sweep, or make one: scalebench sweep=demo"
+    )
 
 
 def refuse_foreign_sweep_folder(folder: Path) -> None:

@@ -74,6 +74,8 @@ def _make_baseline_command(row: dict[str, Any], unreadable: Unreadable | None) -
     overrides = _read_overrides(row, unreadable)
     if any(override.startswith("repeat=") for override in overrides) and _uses_measure_repeats(row):
         overrides = [override for override in overrides if not override.startswith("repeat=")]
+    # With these, the same sweep would leave out the same baselines again.
+    overrides = [override for override in overrides if override not in ("baseline=bare", "baseline=none")]
     return f"python -m scalebench --multirun {shlex.join(_add_missing(overrides, row))}"
 
 

@@ -234,6 +234,12 @@ def find_earlier_results(root: Path) -> dict[tuple[str, int], Path]:
     return {key: folder for key, (_, folder) in latest.items()}
 
 
-def compute_exit_status(done: Sequence[Result]) -> int:
-    """Return 0 where all runs are ok or unsupported, 1 where any has another status."""
-    return 0 if all(result.status in ("ok", "unsupported") for result in done) else 1
+def compute_exit_status(done: Sequence[Result], strict: bool = False) -> int:
+    """Return 0 where a run is ok and all others are ok or unsupported; with `strict`, only where all are ok.
+
+    Unsupported runs are rows of a sweep, but where no run at all could be done, such as a single unsupported one,
+    nothing of what was requested is there, and the status is 1.
+    """
+    statuses = {result.status for result in done}
+    accepted = {"ok"} if strict else {"ok", "unsupported"}
+    return 0 if statuses <= accepted and (not done or "ok" in statuses) else 1

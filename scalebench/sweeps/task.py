@@ -58,12 +58,14 @@ class SweepSession:
         self.collected: dict[Path, Result] = {}  # by folder: results of runs that a scheduler has done
         self.not_in_turns: set[Path] = set()  # folders of runs that could not take turns with the others
         self.at_end: list[Callable[[], None]] = []  # called below the table of the sweep
+        self._strict = False
         self._refused_status = 0  # exit status of runs that left no result
         self._lock: FolderLock | None = None  # on the folder of the sweep, or of a single run
         self._new_folders: list[Path] = []  # folders that Hydra makes for the sweep, innermost first
 
     def run_one(self, composed: DictConfig) -> None:
         """Run one config in the output folder that Hydra made. No run raises here, since Hydra would end the sweep."""
+        self._strict = bool(composed.strict)
         try:
             self._run_one(composed)
         except InputError as error:
@@ -251,8 +253,8 @@ class SweepSession:
             lock.release()
 
     def exit_status(self) -> int:
-        """Return 0 where all runs are ok or unsupported, 1 where one has another status, 2 where nothing started."""
-        return self._refused_status or compute_exit_status(self.done)
+        """Return 2 where nothing was started, else the status of the runs (`compute_exit_status`)."""
+        return self._refused_status or compute_exit_status(self.done, self._strict)
 
 
 def get_session(task_function: TaskFunction) -> SweepSession:

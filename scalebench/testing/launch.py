@@ -18,8 +18,12 @@ from scalebench.runner import launchers
 from scalebench.testing.strategy_worker import RankChecks
 from scalebench.workloads import datasets
 
-# Without dropout, which draws differently on each device.
-COMMON_OVERRIDES = ("scaling=strong", "measure.hang_s=60", "seed=3", "train.dropout=false")
+# Without dropout, which draws differently on each device. With few samples, the small share for validation that a large
+# data set has would be none of them.
+COMMON_OVERRIDES = (
+    *("scaling=strong", "measure.hang_s=60", "seed=3", "train.dropout=false"),
+    "dataset.validation_share=0.25",
+)
 # 166 training samples in global batches of 31: parts differ by one, and so does the last batch, of 11.
 UNEVEN_WORKLOAD = ("dataset.size=221", "train.global_batch=31", *COMMON_OVERRIDES)
 # 180 in batches of 60, which 2 to 6 devices share evenly: for strategies that refuse uneven ones.

@@ -66,6 +66,9 @@ class YamlContract:
             assert stated.approximate, f"tolerance: {stated.tolerance}: say in `approximate` why its steps differ"
         if stated.approximate is not None:
             assert "\n" not in stated.approximate.strip(), "`approximate` should be one clause"
+            assert stated.exact_with.keys() <= stated.options.keys(), "`exact_with` names values of its options"
+        else:
+            assert not stated.exact_with, "`exact_with` is for a strategy whose steps are `approximate`"
         assert stated.tolerance is None or 0 < stated.tolerance < 1, "tolerance is relative, and above 0"
 
     def test_yaml_and_class_have_the_same_options(self, group: ContractRanks) -> None:
@@ -206,7 +209,8 @@ class StrategyContract(YamlContract):
         """Metrics are the same on every rank, and those of the baseline with the same weights."""
         metrics = [r.metrics for r in group.ranks]
         assert all(m == pytest.approx(metrics[0], rel=1e-6) for m in metrics)
-        assert group.spec.config.model.metric in metrics[0]
+        metric = group.spec.config.model.metric
+        assert metric in metrics[0], f"evaluation gives no {metric}, only {', '.join(metrics[0]) or 'nothing'}"
         assert all(np.isfinite(value) and value >= 0 for value in metrics[0].values())
         rtol = self.rtol(group)
         if rtol is not None and self.why_incomparable(group) is None:

@@ -41,7 +41,7 @@ def test_words(words: str, subject: CheckSubject) -> None:
         ("ddp_gloo mirrored", "check takes one name, not 'ddp_gloo mirrored'"),
         ("simulated --fault", "check: no option '--fault'; did you mean '--faults'?"),
         ("materials --faults", "--faults is for strategies, and materials is a data set"),
-        ("simulated strategy.options.step=1", "no option of strategy 'simulated' 'step'"),
+        ("simulated strategy.options.step=1", "strategy simulated has no option 'step'"),
         ("simulated trian.epochs=1", "no key 'trian.epochs'"),
         ("strategy=simul", "no strategy 'simul'; did you mean 'simulated'?"),
     ],
@@ -85,6 +85,9 @@ def test_a_plugin_that_cannot_be_loaded(dists: Distributions, capsys: pytest.Cap
     assert main(["check", "mine"]) == 1
     out = capsys.readouterr().out
     assert "No module named 'frobnicate'" in out
+    assert "Traceback" not in out and out.splitlines()[-1].startswith("--traceback prints pytest's report")
+    assert main(["check", "mine", "--traceback"]) == 1
+    out = capsys.readouterr().out
     assert out.count("exit statuses") == 1, "once, though it fails whatever is asked of it"
 
 

@@ -47,7 +47,7 @@ def test_help_names_every_command_and_the_way_in(call: Call) -> None:
         status, out, err = call(*words)
         assert (status, err) == (0, [])
         assert set(program.COMMANDS) <= {line.split()[0] for line in out if line.strip()}
-        assert "python -m scalebench --multirun gpus=1,2" in "\n".join(out)
+        assert "scalebench --multirun gpus=1,2" in "\n".join(out)
     assert call("--version") == (0, [f"scalebench {scalebench.__version__}"], [])
     assert "gpus: 3" in call("--cfg", "job", "gpus=3")[1]
 
@@ -61,8 +61,8 @@ def test_each_command_has_a_help_of_its_own(call: Call, command: str) -> None:
 
 REFUSED = {
     "frobnicate": "no command 'frobnicate'; known: ",
-    "strategie": "no command 'strategie'; did you mean 'strategies'?",
-    "strategies ddp": "strategies takes no further arguments, not 'ddp'",
+    "comapre": "no command 'comapre'; did you mean 'compare'?",
+    "list strategies ddp mirrored": "list takes no further arguments, not 'mirrored'",
     "doctor --confg-dir x": "doctor: no option '--confg-dir'; did you mean '--config-dir'?",
     "gpu=1": "no key 'gpu'; did you mean 'gpus'?",
     "gpus=range(1,3)": "gpus=range(1,3) names several values: add --multirun for a sweep over them",
@@ -71,18 +71,18 @@ REFUSED = {
     "++gpu=1": "no key 'gpu'; did you mean 'gpus'?",
     "~gpus": "gpus cannot be removed; set it instead: gpus=VALUE",
     "hardware=locl": "no hardware 'locl'; did you mean 'local'?",
-    "model=": "no model ''; known: alexnet, alexnet_cifar10, cifar10_cnn, ",
+    "model=": "no model ''; scalebench list models shows all 22",
     "strategy.options.bucket_cap_mb=x": "strategy.options.bucket_cap_mb='x' should be float, as its default 25.0",
     "gpus=0": "gpus=0 should be at least 1",
     "gpus=two": "gpus=two should be a number of devices, or all",
     "gpus=1.5": "gpus=1.5 should be a number of devices, or all",
-    "dry_run=maybe": "dry_run=maybe: Value 'maybe' is not a valid bool (type str)",
+    "dry_run=maybe": "dry_run=maybe should be true or false",
     "scaling=week": "scaling=week: no such value 'week'; did you mean 'weak'?",
     "gpus=1,2": "gpus=1,2 names several values: add --multirun for a sweep over them, or quote the value",
     "gpus=[1": "cannot read the override 'gpus=[1': ",
     "gpus=${nowhere}": "Interpolation key 'nowhere' not found",
     "dataset.name=???": "dataset.name has no value; choose dataset=NAME",
-    "--nope": "unrecognized arguments: --nope; --hydra-help lists the switches",
+    "--nope": "no option '--nope'; settings are written KEY=VALUE, such as gpus=2, and --hydra-help lists",
 }
 
 
@@ -146,13 +146,21 @@ def test_a_run_leaves_its_files_and_a_second_one_is_refused(call: Call, tmp_path
 ALPHA = ("strategy=horovod_nccl", "hardware=alpha", "hardware.slurm.bin=/no/such/folder")
 
 
-def test_an_unsupported_run_is_a_result_and_no_failure(call: Call) -> None:
+def test_an_unsupported_run_alone_is_a_result_and_status_1(call: Call) -> None:
     status, out, err = call(*ALPHA, "gpus=8", "hydra.run.dir=here")
-    assert (status, err) == (0, [])
+    assert (status, err) == (1, [])
     message = json.loads(Path("here/result.json").read_text())
     assert message["status"] == "unsupported" and message["ranks"] == []
     assert message["reason"].startswith("hardware=alpha is another machine (8 x A100 SXM4 40GB a node, behind slurm)")
     assert f"horovod_nccl gpus=8: unsupported: {message['reason']}" in out
+
+
+@pytest.mark.parametrize(("strict", "expected"), [("false", 0), ("true", 1)])
+def test_an_unsupported_run_of_a_sweep_is_a_row_unless_strict(call: Call, strict: str, expected: int) -> None:
+    sweep = ("--multirun", "strategy=simulated,ddp_nccl", "baseline=none", "measure.repeats=1", f"strict={strict}")
+    status, out, _ = call(*SHORT, *sweep, "sweep.report=false", "gpus=2")
+    assert status == expected
+    assert any(line.startswith("ddp_nccl gpus=2: unsupported: ") for line in out)
 
 
 def test_a_failed_run_is_a_result_and_status_1(call: Call, tmp_path: Path) -> None:

@@ -77,7 +77,9 @@ def test_an_output_that_cannot_be_written_ends_no_run(tmp_path: Path, output: st
 
 def test_a_command_whose_output_cannot_be_written_is_one_line() -> None:
     with open("/dev/full", "wb") as full:
-        ended = subprocess.run([*PROGRAM, "strategies"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+        ended = subprocess.run(
+            [*PROGRAM, "list", "strategies"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+        )
     assert (ended.returncode, ended.stderr) == (1, "scalebench: standard output: No space left on device\n")
 
 

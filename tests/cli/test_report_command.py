@@ -73,7 +73,7 @@ def test_csv_markdown_and_figures_are_beside_the_page(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        ([], "report needs the folder of a run or a sweep"),
+        ([], "no sweep below ./multirun; name the folder of a run or a sweep, or make one: "),
         (["nowhere"], "nowhere does not exist"),
         (["empty"], "no result.json at or below empty"),
         (["a", "--out", "file/report.html"], "file/report.html cannot be written"),

@@ -68,8 +68,7 @@ def test_details_of_one_run_or_of_each(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "show: the following arguments are required: DIR; usage: scalebench show [-h] [--details] "),
-        (["--details"], "show: the following arguments are required: DIR"),
+        ([], "no sweep below ./multirun; name the folder of a run or a sweep, or make one: scalebench sweep=demo\n"),
         (["a", "--all"], "show: no option '--all'; known: "),
         (["a", "--baseline"], "show: argument --baseline: expected one argument"),
         (["a", "--detail"], "show: no option '--detail'; did you mean '--details'?"),
@@ -84,6 +83,18 @@ def test_words_that_are_wrong(capsys: pytest.CaptureFixture[str], words: list[st
     assert main(["show", *words]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"scalebench: {line}") and err.count("\n") == 1
+
+
+def test_without_a_folder_it_is_the_newest_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, gpus in (("multirun/first/0", 1), ("multirun/single/later/", 8)):
+        Path(folder).mkdir(parents=True)
+        write_result(record(gpus=gpus), Path(folder))
+    assert main(["show"]) == 0
+    out, err = capsys.readouterr()
+    assert rows(out) == [["ddp", "8"]] and err == "scalebench: multirun/single/later is the newest sweep\n"
+    Path("multirun/first/sweep.json").touch()
+    assert main(["show", "--details"]) == 0
+    assert rows(capsys.readouterr().out) == [["ddp", "1"]]
 
 
 def test_a_baseline_has_a_column_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:

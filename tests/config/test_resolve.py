@@ -131,3 +131,21 @@ def test_an_option_below_its_bound_is_refused(value: Any) -> None:
     for allowed in (None, 1, 1.0, 7):
         stated.options = {"micro_batches": allowed}
         check_values(stated)
+
+
+@pytest.mark.parametrize(
+    ("bits", "approximate", "exact_with", "is_exact"),
+    [
+        (32, "rounds to 16 bits", {"bits": 32}, True),
+        (16, "rounds to 16 bits", {"bits": 32}, False),
+        (32, "rounds to 16 bits", {"bits": 32, "top_k": 1.0}, False),
+        (32, "rounds to 16 bits", {}, False),
+    ],
+)
+def test_options_can_make_the_steps_of_a_strategy_exact(
+    bits: int, approximate: str, exact_with: dict[str, Any], is_exact: bool
+) -> None:
+    options = {"bits": bits, "top_k": 0.1}
+    strategy = StrategySpec("mine", approximate=approximate, tolerance=None, exact_with=exact_with, options=options)
+    resolved = resolve.set_exactness(strategy)
+    assert (resolved.approximate, resolved.tolerance) == ((None, 1e-4) if is_exact else (approximate, None))

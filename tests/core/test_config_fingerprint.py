@@ -14,7 +14,7 @@ import pytest
 from scalebench.core.config_fingerprint import LATER_KEYS, compute_fingerprint
 from scalebench.core.spec import Config, StrategySpec, TrainSpec
 
-OF_THE_PROGRAM = {"repeat", "resume", "baseline", "dry_run", "debug", "dataset.cache"}
+OF_THE_PROGRAM = {"repeat", "resume", "strict", "baseline", "dry_run", "debug", "dataset.cache"}
 OF_THE_PROGRAM |= {"sweep.max_minutes", "sweep.report"}
 OF_THE_PROGRAM |= {f"measure.{name}" for name in ("repeats", "order", "slot_s", "cool_down_s")}
 QUEUEING = {"hardware.max_jobs"} | {
@@ -25,7 +25,7 @@ OF_CURVES = {f"train.evaluate_{name}" for name in ("epochs", "s", "samples")}  #
 TRAIN_KEYS = [f.name for f in dataclasses.fields(TrainSpec)]
 LATER_TRAIN_KEYS = TRAIN_KEYS[TRAIN_KEYS.index("momentum") :]
 RESOLVED = {"gpus"}  # an argument of compute_fingerprint, since null means a default
-OF_CHECKS = {"strategy.approximate", "strategy.tolerance", "strategy.choices", "strategy.at_least"}
+OF_CHECKS = {f"strategy.{key}" for key in ("approximate", "exact_with", "tolerance", "choices", "at_least")}
 
 
 def leaves(record: Any, prefix: str = "") -> Iterator[str]:
@@ -68,7 +68,7 @@ def test_switches_of_the_program_do_not_change_the_fingerprint_and_all_other_key
 def test_later_keys_do_not_change_the_fingerprint_of_older_runs() -> None:
     """Older configs lack them, and have an empty `slurm` without a scheduler."""
     tree = dataclasses.asdict(Config())
-    for key in ("repeat", "resume", "baseline", "dry_run", "debug", "sweep"):
+    for key in ("repeat", "resume", "strict", "baseline", "dry_run", "debug", "sweep"):
         del tree[key]
     for group, keys in {"dataset": ["cache"], "measure": ["repeats", "order", "slot_s", "cool_down_s"]}.items():
         for key in keys:
@@ -79,7 +79,7 @@ def test_later_keys_do_not_change_the_fingerprint_of_older_runs() -> None:
         del tree["train"][key]
     for part, key, _ in LATER_KEYS:
         del tree[part][key]
-    for key in ("approximate", "tolerance", "choices", "at_least"):
+    for key in ("approximate", "exact_with", "tolerance", "choices", "at_least"):
         del tree["strategy"][key]
     tree["hardware"]["slurm"] = {}
     text = json.dumps(tree | {"gpus": 2, "device": "cpu"}, sort_keys=True, separators=(",", ":"))

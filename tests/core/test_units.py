@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core import units
-from scalebench.core.errors import nearest_name, unknown_name_message
+from scalebench.core.errors import nearest_name, nearest_names, unknown_name_message
 from scalebench.core.stats.estimates import Estimate
 
 
@@ -66,6 +66,22 @@ def test_a_near_name_is_suggested_or_all_are_listed_in_order() -> None:
     assert unknown_name_message("strategy", "mirorred", NAMES) == "no strategy 'mirorred'; did you mean 'mirrored'?"
     assert unknown_name_message("verb", "zzz", iter(NAMES)) == "no verb 'zzz'; known: ddp, ddp_gloo, mirrored"
     assert unknown_name_message("option", "x", []) == "no option 'x'; known: none"
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("ddp", ["ddp_gloo"]),  # those that continue it
+        ("resnet18", ["resnet50", "resnet101", "resnet152"]),  # those of another number
+        ("resnet", ["resnet50", "resnet101", "resnet152"]),
+        ("RESNET50", ["resnet50"]),
+        ("nodes", []),  # as far from "model" as one word can be from another
+        ("x1", []),
+    ],
+)
+def test_names_that_another_may_stand_for(name: str, nearest: list[str]) -> None:
+    names = ["ddp_gloo", "resnet152", "resnet50", "resnet101", "model", "y2"]
+    assert nearest_names(name, names) == nearest
 
 
 @given(st.sampled_from(NAMES), st.data())

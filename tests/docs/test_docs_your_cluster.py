@@ -26,11 +26,11 @@ NAME = "mine"
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Path]:
     """The folder of the recipe, with its YAML."""
-    actual = re.findall(r"^   ```yaml\n(.*?)^   ```", PAGE, re.MULTILINE | re.DOTALL)
+    actual = re.findall(r"^    ```yaml\n(.*?)^    ```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(actual) == 1
     folder = tmp_path / "own"
     (folder / "hardware").mkdir(parents=True)
-    (folder / "hardware" / f"{NAME}.yaml").write_text(re.sub("^   ", "", actual[0], flags=re.MULTILINE))
+    (folder / "hardware" / f"{NAME}.yaml").write_text(re.sub("^    ", "", actual[0], flags=re.MULTILINE))
     yield folder
     GlobalHydra.instance().clear()
 

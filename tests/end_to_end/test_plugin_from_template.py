@@ -107,7 +107,7 @@ def test_what_is_published(environment: Environment, tmp_path: Path) -> None:
     wheel = environment.build(tmp_path / "scalebench-sent", tmp_path / "dist")
     shutil.rmtree(tmp_path / "scalebench-sent")
     environment.pip(str(wheel))
-    listed = environment.run([str(environment.bin / "scalebench"), "strategies"])
+    listed = environment.run([str(environment.bin / "scalebench"), "list", "strategies"])
     (line,) = [line for line in listed.splitlines() if line.split()[:1] == ["sent"]]
-    assert "scalebench-sent" in line and " yes" in line
+    assert "from scalebench-sent" in listed and " yes " in line
     environment.run([str(environment.bin / "scalebench"), "strategy=sent", "gpus=2", "dry_run=true"])

@@ -72,7 +72,7 @@ def plugin_yaml(dists: Distributions, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def check_commands() -> None:
     run_line(["plugins"], statuses=(0, 1))  # 1: not all of them load
-    run_line(["strategies"])
+    run_line(["list", "strategies"])
 
 
 @many_examples(30, 500)

@@ -65,7 +65,7 @@ def test_wheel_in_a_fresh_environment(tmp_path: Path) -> None:
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
     run([python, "-m", "pip", "install", "--quiet", *constraints, f"{wheel}[torch]"], away)
 
-    assert "ddp_gloo" in run([str(tmp_path / "env" / "bin" / "scalebench"), "strategies"], away)
+    assert "ddp_gloo" in run([str(tmp_path / "env" / "bin" / "scalebench"), "list", "strategies"], away)
     here = run([python, "-c", "import scalebench.core.config_files as c; print(c.conf_dir())"], away)
     assert "site-packages" in here
     scalebench = [python, "-m", "scalebench"]

@@ -227,11 +227,20 @@ def test_earlier_results_skip_unreadable_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("statuses", "status"),
-    [("", 0), ("ok", 0), ("ok unsupported", 0), ("ok failed", 1), ("oom", 1), ("timeout", 1), ("ok cancelled", 1)],
+    ("statuses", "status", "if_strict"),
+    [
+        ("", 0, 0),
+        ("ok", 0, 0),
+        ("ok unsupported", 0, 1),
+        ("unsupported", 1, 1),
+        ("unsupported unsupported", 1, 1),
+        *((failed, 1, 1) for failed in ("ok failed", "oom", "timeout", "ok cancelled")),
+    ],
 )
-def test_exit_status(statuses: str, status: int) -> None:
-    assert plan_module.compute_exit_status([record(status=name) for name in statuses.split()]) == status
+def test_exit_status(statuses: str, status: int, if_strict: int) -> None:
+    done = [record(status=name) for name in statuses.split()]
+    assert plan_module.compute_exit_status(done) == status
+    assert plan_module.compute_exit_status(done, strict=True) == if_strict
 
 
 def test_strong_scaling_gets_both_baselines_at_the_local_batch() -> None:

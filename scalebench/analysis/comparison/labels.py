@@ -71,12 +71,13 @@ def find_differences(
 ) -> list[tuple[str, str, str, int]]:
     """Return (key, values of a, values of b, number of pairs) of all that differs within pairs, settings first.
 
-    Left out are the key by which rows are compared, and options of a strategy or model that the other one lacks.
+    Left out are the key by which rows are compared, options of a strategy or model that the other one lacks, and what
+    follows from the strategy, such as its launcher.
     """
     counts: dict[tuple[str, str, str], int] = {}
     for a, b in pairs:
         for key in [*find_differing_keys(a.identity, b.identity), *_differing_other_facts(a, b)]:
-            if (by is not None and key == main_key(by)) or _belongs_to_one_side(a, b, key):
+            if (by is not None and key == main_key(by)) or _follows_from_name(a, b, key):
                 continue
             entry = (key, _format_row_fact(a, key), _format_row_fact(b, key))
             counts[entry] = counts.get(entry, 0) + 1
@@ -85,11 +86,15 @@ def find_differences(
     return [(*entry, count) for entry, count in counts.items()]
 
 
-def _belongs_to_one_side(a: ComparisonRow, b: ComparisonRow, key: str) -> bool:
-    """Return whether `key` is an option of a strategy or model that one of the rows does not have."""
-    group = key.partition(".options.")[0]
+def _follows_from_name(a: ComparisonRow, b: ComparisonRow, key: str) -> bool:
+    """Return whether `key` is an option of a strategy or model that one of the rows does not have, or any other key of
+    two strategies, but their names."""
+    group, _, option = key.partition(".options.")
+    group = "strategy" if key.startswith("strategy.") else group
     differs = format_fact(a.identity.get(f"{group}.name")) != format_fact(b.identity.get(f"{group}.name"))
-    return group != key and differs and None in (a.identity.get(key), b.identity.get(key))
+    if not differs or key == f"{group}.name":
+        return False
+    return None in (a.identity.get(key), b.identity.get(key)) if option else group == "strategy"
 
 
 def _differing_other_facts(a: ComparisonRow, b: ComparisonRow) -> list[str]:

@@ -1,4 +1,4 @@
-"""`scalebench check NAME [KEY=VALUE ...] [--faults]`: check that a strategy, a model or a data set keeps its contract.
+"""`scalebench check NAME [KEY=VALUE ...]`: check that a strategy, a model or a data set keeps its contract.
 
 The exit status is 0 where it does, 1 where a test fails or nothing can be run here.
 """
@@ -71,6 +71,7 @@ class CheckSubject:
 
 def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("subject", nargs="*", metavar="NAME | KEY=VALUE", help="or model=custom model.torch=MODULE:F")
+    parser.add_argument("--traceback", action="store_true", help="print pytest's whole report of each failure")
     parser.add_argument("--faults", action="store_true", help="for a strategy: also let its workers fail and hang")
 
 
@@ -82,7 +83,7 @@ def main(options: argparse.Namespace) -> int:
     print(f"checking {SUBJECT_KINDS[subject.kind]} {subject.title}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="scalebench-check-") as folder:
         results = run_contracts(cases, Path(folder))
-    print_results(subject, results)
+    print_results(subject, results, options.traceback)
     has_run = any(result.verdict == HOLDS and not result.test.startswith(YAML_TEST_PREFIX) for result in results)
     return 0 if has_run and not any(result.verdict == FAILS for result in results) else 1
 
@@ -156,19 +157,22 @@ def resolve_overrides(overrides: list[str]) -> RunSpec:
         raise InputError(explain_error(error, overrides)) from error
 
 
-def print_results(subject: CheckSubject, results: list[ContractResult]) -> None:
-    """Print the table, and below it each of pytest's reports of failures once."""
+def print_results(subject: CheckSubject, results: list[ContractResult], with_details: bool) -> None:
+    """Print the table, and below it, with details, each of pytest's reports of failures once."""
     table = Table(SUBJECT_KINDS[subject.kind], subject.title, "", box=box.SIMPLE_HEAD)
     for result in results:
         table.add_row(result.test, result.verdict, result.reason)
     console = Console(markup=False, highlight=False)
     console.width = console.width if console.is_terminal else 400  # one line for each test
     console.print(table)
-    for detail in dict.fromkeys(result.detail for result in results if result.detail):
+    details = dict.fromkeys(result.detail for result in results if result.detail)
+    for detail in details if with_details else []:
         console.print(detail, soft_wrap=True)
     counts = {verdict: sum(result.verdict == verdict for result in results) for verdict in (HOLDS, FAILS, SKIPPED)}
     texts = {HOLDS: "hold", FAILS: "do not hold", SKIPPED: "skipped"}
     console.print(f"{subject.title}: " + ", ".join(f"{count} {texts[verdict]}" for verdict, count in counts.items()))
+    if details and not with_details:
+        console.print("--traceback prints pytest's report of each failure, with the logs of its ranks")
 
 
 @dataclass(frozen=True)

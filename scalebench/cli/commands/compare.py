@@ -13,7 +13,7 @@ from scalebench.analysis import comparison
 from scalebench.analysis.comparison import NO_VERDICT, TOO_LITTLE_DATA, Comparison, baseline_store
 from scalebench.analysis.comparison.pairing import ComparedRun, drop_copies, load_compared_runs
 from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST
-from scalebench.cli.commands.arguments import CommandParser
+from scalebench.cli.commands.arguments import CommandParser, folders_or_newest
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import MachineClass, classify_machine
 from scalebench.report import comparison_text
@@ -22,7 +22,12 @@ COMPARISON_FORMATS = ("text", "json", "junit", "markdown")
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("paths", nargs="*", metavar="DIR", help="A and B; or one, with --by, --against or --save")
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        metavar="DIR",
+        help="A and B; or one, with --by, --against or --save: by default the newest sweep below ./multirun",
+    )
     parser.add_argument("--by", metavar="KEY", help="compare the values of this key within the folder")
     parser.add_argument("--base", metavar="VALUE", help="the value of that key to compare the others with")
     parser.add_argument("--ignore", action="append", default=[], metavar="KEY", help="a key that may differ")
@@ -39,6 +44,7 @@ def add_arguments(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> int:
     options.ignore = [key for keys in options.ignore for key in keys.split(",") if key]
     _check_options(options)
+    options.paths = folders_or_newest(options.paths)
     if options.save is not None:
         return _save_baseline(options)
     threshold = None if options.threshold is None else parse_share(options.threshold)
@@ -64,8 +70,6 @@ def _check_options(options: argparse.Namespace) -> None:
         raise InputError("compare: --same-session is for A and B, or --by KEY: a baseline is a set of sessions")
     if not modes and len(options.paths) != 2:
         raise InputError("compare needs two folders, A and B; or one and --by KEY, --against NAME or --save NAME")
-    if not options.paths:
-        raise InputError(f"compare --{modes[0]} needs the folder of a run or a sweep")
 
 
 def parse_share(text: str) -> float:

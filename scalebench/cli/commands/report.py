@@ -1,4 +1,4 @@
-"""`scalebench report DIR...`: report finished runs as one HTML page, and also as Markdown, CSV and figures."""
+"""`scalebench report [DIR...]`: report finished runs as one HTML page, and also as Markdown, CSV and figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebench.cli.commands.arguments import CommandParser
+from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest
 from scalebench.core.errors import InputError
 from scalebench.core.untrusted import clean_line
 
@@ -20,7 +20,7 @@ OUTPUT_FILES = {"markdown": "report.md", "csv": "report.csv", "figures": "figure
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("paths", metavar="DIR", nargs="*", help="folder of a run or a sweep")
+    parser.add_argument("paths", metavar="DIR", nargs="*", help=FOLDERS_HELP)
     parser.add_argument("--out", metavar="FILE", help="the page; default: report.html in the first folder")
     parser.add_argument("--baseline", metavar="RUN", help="also give speedups over this run: its folder or run_id")
     parser.add_argument("--reference", metavar="NAME,...", default="", help="published studies to compare with")
@@ -37,10 +37,9 @@ def main(options: argparse.Namespace) -> int:
         for kind in OUTPUT_FILES:  # options that take the argument after them
             if (path := getattr(options, kind)) and Path(path).is_dir() and kind != "figures":
                 raise InputError(f"--{kind}={path} took a folder as its file; write: report {path} --{kind}")
-        raise InputError("report needs the folder of a run or a sweep, such as: python -m scalebench report multirun")
     if not 0 < options.efficiency <= 1:
         raise InputError(f"--efficiency={options.efficiency:g} should be a share above 0 and up to 1, such as 0.8")
-    paths = [Path(path) for path in options.paths]
+    paths = [Path(path) for path in folders_or_newest(options.paths)]
     for path in paths:
         if not path.exists():
             raise InputError(f"{path} does not exist; give the folder of a run or a sweep")

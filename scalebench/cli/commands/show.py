@@ -1,4 +1,4 @@
-"""`scalebench show DIR...`: print the table of finished runs, where their time goes, and published figures.
+"""`scalebench show [DIR...]`: print the table of finished runs, where their time goes, and published figures.
 
 Files that cannot be read are named on stderr and left out: a sweep that still runs, or was killed, has some. The exit
 status is 2 only where none can be read.
@@ -10,14 +10,14 @@ import argparse
 from pathlib import Path
 
 from scalebench.analysis import published
-from scalebench.cli.commands.arguments import CommandParser
+from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest
 from scalebench.report.sections.attribution import make_attribution_records
 from scalebench.report.terminal import make_references
 from scalebench.sweeps.console import Console
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("DIR", nargs="+", help="folder of a run or a sweep, such as multirun, or a result.json")
+    parser.add_argument("DIR", nargs="*", help=FOLDERS_HELP)
     parser.add_argument("--wide", action="store_true", help="all columns, however wide the terminal is")
     parser.add_argument("--run", metavar="N", type=int, help="only the details of run N, as the table numbers them")
     parser.add_argument("--details", action="store_true", help="where the time of every run went")
@@ -29,13 +29,14 @@ def main(options: argparse.Namespace) -> int:
     names = [name.strip() for name in options.reference.split(",") if name.strip()]
     published.load_published(names)  # an unknown name is refused before anything is printed
     console = Console()
+    folders = folders_or_newest(options.DIR)
     if options.run is not None:
-        console.print_run(options.DIR, options.run)
+        console.print_run(folders, options.run)
         return 0
-    survey = console.print_table(options.DIR, options.baseline, options.wide)
-    folders = list(dict.fromkeys(Path(str(path)) for path in survey.frame["path"]))
+    survey = console.print_table(folders, options.baseline, options.wide)
+    run_folders = list(dict.fromkeys(Path(str(path)) for path in survey.frame["path"]))
     records = make_attribution_records(survey.frame)
-    for folder in folders if options.details or len(folders) == 1 else []:
+    for folder in run_folders if options.details or len(run_folders) == 1 else []:
         console.print_details(folder, records)
     for table in make_references(survey.frame, names) if names else []:
         console.rich.print(table)

@@ -80,6 +80,8 @@ def test_the_compared_key_and_options_of_another_strategy_are_no_differences() -
     ddp, bare = row("a"), row("b", strategy="bare_torch")
     assert find_differences([(ddp, bare)], "strategy") == []
     assert find_differences([(ddp, bare)], None) == [("strategy.name", "ddp", "bare_torch", 1)]
+    bare.identity["strategy.launcher"] = "mpi"
+    assert find_differences([(ddp, bare)], None) == [("strategy.name", "ddp", "bare_torch", 1)], "it follows from that"
     one = row("b", options={"bucket_cap_mb": 1.0})
     assert find_differences([(ddp, one)], "strategy") == [("strategy.options.bucket_cap_mb", "25", "1", 1)]
     newer = row("b", options={"of_a_later_version": 1})

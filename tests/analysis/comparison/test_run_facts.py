@@ -15,7 +15,7 @@ from scalebench.analysis.comparison.run_facts import (
     keys_bound_to,
     main_key,
 )
-from scalebench.analysis.identity import is_under
+from scalebench.analysis.identity import HIDDEN_FACTS, IGNORED_FACTS, is_under
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.spec import HardwareSpec, MeasureSpec
 from tests.builders.comparisons import machine_settings, make_runs, train_settings
@@ -139,3 +139,8 @@ def test_unknown_keys(key: str, reason: str | None) -> None:
 def test_an_empty_spec_has_facts() -> None:
     actual = collect_facts(dataclasses.replace(record(), spec={}))
     assert actual.identity["gpus"] == 1 and "model.name" not in actual.identity
+
+
+def test_checks_of_options_never_keep_two_runs_from_being_a_pair() -> None:
+    keys = ("at_least.bucket_cap_mb", "choices.op", "tolerance", "approximate", "exact_with.bits", "max_gpus")
+    assert all(is_under(f"strategy.{key}", IGNORED_FACTS) and is_under(f"strategy.{key}", HIDDEN_FACTS) for key in keys)

@@ -1,0 +1,269 @@
+"""`scalebench list [KIND] [NAME]`: the strategies, models, data sets, hardware and sweeps that a command can name."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from scalebench.cli.commands.arguments import CommandParser
+from scalebench.config import support
+from scalebench.core import config_files
+from scalebench.core.config_files import LIST_KINDS
+from scalebench.core.errors import InputError, split_number, unknown_name_message
+from scalebench.core.json_files import build_record
+from scalebench.core.machine import machine
+from scalebench.core.plugins import BUILT_IN
+from scalebench.core.spec import StrategySpec
+from scalebench.strategies import registry
+
+PLAIN_WIDTH_CHARACTERS = 400  # of a file or a pipe: one line for each entry
+MAX_OVERVIEW_NAMES = 6
+OTHERS = "others"
+UNLISTED_KEYS = ("name", "description", "sources", "requires")  # of a YAML file
+# Title of each group, and patterns of its names in the order in which they are shown. A name belongs to the first group
+# that it matches.
+GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
+    "strategy": {
+        "data parallel, PyTorch": ("ddp", "lightning_ddp", "ddp_*", "lightning_ddp_*", "data_parallel"),
+        "sharded data parallel, PyTorch": ("fsdp", "fsdp_*", "zero*"),
+        "data parallel, Horovod": ("horovod", "horovod_[gmn]*", "horovod_*", "lightning_horovod"),
+        "data parallel, TensorFlow": ("mirrored", "mirrored_*", "multiworker*", "parameter_server", "central_*"),
+        "model parallel": ("tensor_parallel", "pipeline*", "hybrid", "model_parallel*"),
+        "without gradient synchronization": ("bare_*", "independent_*"),
+        "of the studies": ("avolkov1_*", "kuza55_*", "multi_gpu_model"),
+        "for tests of scalebench": ("simulated",),
+    },
+    "model": {
+        "ImageNet": ("resnet50", "resnet101", "resnet152", "resnet50_*", "inception*", "vgg*", "alexnet"),
+        "CIFAR-10": ("*cifar10*", "densenet*"),
+        "language": ("gpt*",),
+        "your own": ("custom",),
+    },
+    "hardware": {
+        "this machine": ("local", "cpu"),
+        "SLURM, to adapt": ("slurm",),
+        "machines of the studies": ("*",),
+    },
+    "sweep": {
+        "to begin with": ("demo", "gpus", "strategies", "batch_size"),
+        "of the studies": ("thesis_*", "cifar_*", "keras_multi_gpu", "variable_update", "cross_device_ops"),
+    },
+}
+LAST_TITLES = ("of the studies", "for tests of scalebench")  # strategies of these are shown with --all
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.completions = tuple(LIST_KINDS)
+    parser.add_argument("kind", metavar="KIND", nargs="?", help=", ".join(LIST_KINDS))
+    parser.add_argument("name", metavar="NAME", nargs="?", help="one entry, with its options and their defaults")
+    parser.add_argument("--all", action="store_true", help="also the strategies of earlier studies, and for tests")
+
+
+def main(options: argparse.Namespace) -> int:
+    console = Console(markup=False, highlight=False)  # brackets, as in scalebench-train[torch], are text
+    console.width = console.width if console.is_terminal else PLAIN_WIDTH_CHARACTERS
+    if options.kind is None:
+        _print_overview(console)
+    elif options.kind not in LIST_KINDS:
+        raise InputError(f"list: {_explain_unknown_kind(options.kind)}")
+    elif options.name is None:
+        _print_kind(console, options.kind, options.all)
+    else:
+        _print_entry(console, LIST_KINDS[options.kind], options.name)
+    return 0
+
+
+def _explain_unknown_kind(kind: str) -> str:
+    """Return a line for a kind that is none: it may be the name of an entry."""
+    for known, group in LIST_KINDS.items():
+        if kind == group:
+            return f"no kind '{kind}'; write: scalebench list {known}"
+        if kind in list_names(group):
+            return f"no kind '{kind}'; write: scalebench list {known} {kind}"
+    return unknown_name_message("kind", kind, LIST_KINDS)
+
+
+def list_names(group: str) -> list[str]:
+    """Return the names in a config group, also those that a broken plugin registers."""
+    names = set(config_files.list_options(group))
+    return sorted(names | set(registry.strategy_entries()) if group == "strategy" else names)
+
+
+def group_names(group: str, names: list[str]) -> dict[str, list[str]]:
+    """Return names by the title of their group, in the order of GROUPS; then those of each plugin, and all others."""
+    titles = GROUPS.get(group, {})
+    grouped: dict[str, list[tuple[int, Any, str]]] = {title: [] for title in titles}
+    for name in names:
+        origin = _find_origin(group, name)
+        title, rank = OTHERS, 0
+        if origin != BUILT_IN:
+            title = f"from {origin}"
+        else:
+            for candidate, patterns in titles.items():
+                ranks = [rank for rank, pattern in enumerate(patterns) if fnmatch.fnmatchcase(name, pattern)]
+                if ranks:
+                    title, rank = candidate, ranks[0]
+                    break
+        grouped.setdefault(title, []).append((rank, split_number(name), name))
+    ordered = sorted(grouped.items(), key=lambda item: item[0] in LAST_TITLES)
+    return {title: [name for *_, name in sorted(members)] for title, members in ordered if members}
+
+
+def _find_origin(group: str, name: str) -> str:
+    if group == "strategy" and name in registry.strategy_entries():
+        return registry.strategy_entries()[name].origin
+    return config_files.file_origin(group, name) or BUILT_IN
+
+
+def _print_overview(console: Console) -> None:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right")
+    for kind, group in LIST_KINDS.items():
+        names = list_names(group)
+        firsts = [name for members in group_names(group, names).values() for name in members]
+        more = ", ..." if len(names) > MAX_OVERVIEW_NAMES else ""
+        table.add_row(kind, str(len(names)), ", ".join(firsts[:MAX_OVERVIEW_NAMES]) + more)
+    console.print(table)
+    console.print("\nscalebench list KIND shows one kind, scalebench list KIND NAME one entry with its options")
+
+
+def _print_kind(console: Console, kind: str, show_all: bool) -> None:
+    group = LIST_KINDS[kind]
+    width = max(map(len, list_names(group))) + 2  # so that the columns of all groups are below each other
+    notes: dict[str, str] = {}
+    hidden = 0
+    for title, names in group_names(group, list_names(group)).items():
+        if group == "strategy" and title in LAST_TITLES and not show_all:
+            hidden += len(names)
+            continue
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True, min_width=width)
+        for name in names:
+            table.add_row(f"  {name}", *_describe(group, name, notes))
+        console.print(title, style="bold")
+        console.print(table)
+    console.print()
+    for label, note in notes.items():
+        console.print(f"{label}: {note}", soft_wrap=True)
+    if hidden:
+        console.print(f"--all also shows {hidden} strategies of earlier studies and of tests")
+    console.print(f"scalebench list {kind} NAME shows one with its options")
+
+
+def _describe(group: str, name: str, notes: dict[str, str]) -> list[str]:
+    """Return the further columns of an entry. `notes` gets the reasons that are too long for a column."""
+    file = config_files.list_options(group).get(name)
+    if group != "strategy":
+        return ["" if file is None else config_files.describe_entry(file)]
+    here = find_strategy_support(name)
+    label = here.label
+    if here.reason and not label:
+        numbers = {reason: number for number, reason in notes.items()}
+        label = numbers.get(here.reason) or f"no ({sum(key.startswith('no (') for key in notes) + 1})"
+    if here.reason:
+        notes.setdefault(label, here.reason)
+    try:
+        return [label or "yes", "" if file is None else config_files.describe_entry(file)]
+    except ValueError:  # of a plugin, whose fault must not hide the other strategies
+        return [label or "yes", ""]
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a strategy can run here by its YAML: a label of a few words, and the reason where there is more to do."""
+
+    label: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.label, self.reason))) or "yes"
+
+
+def find_strategy_support(name: str) -> Support:
+    """Return whether a strategy can run on this machine."""
+    problem = registry.find_strategy(name).problem or config_files.find_config_files().problems.get(("strategy", name))
+    if problem is not None:
+        return Support(reason=problem)
+    file = config_files.list_options("strategy")[name]
+    try:
+        strategy = build_record(StrategySpec, config_files.read_yaml(file))
+    except ValueError as error:
+        return Support(reason=f"{file.name}: {error}")
+    if missing := registry.missing_packages(strategy.requires):
+        return Support(f"needs {missing[0]}", registry.install_hint(missing[0]))
+    device = "cuda" if machine.count_gpus() else "cpu"
+    if device not in strategy.devices:
+        return Support("needs GPUs" if device == "cpu" else f"needs {' or '.join(strategy.devices)}")
+    return Support(reason=support.find_launch_problem(strategy) or "")
+
+
+def _print_entry(console: Console, group: str, name: str) -> None:
+    names = list_names(group)
+    if name not in names:
+        from scalebench.config.error_messages import explain_unknown_choice  # which imports Hydra
+
+        raise InputError(explain_unknown_choice(group, name, names))
+    file = config_files.list_options(group).get(name)
+    if file is None:  # of a broken plugin
+        raise InputError(f"{group} {name}: {find_strategy_support(name).reason}")
+    console.print(f"{group}={name}", style="bold")
+    for text in (config_files.read_yaml(file).get("description"), config_files.read_comments(file)[0]):
+        if text:
+            console.print(text)
+    if group == "strategy":
+        console.print(f"here: {find_strategy_support(name)}")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    for row in list_settings(group, file):
+        table.add_row(*row)
+    console.print()
+    console.print(table)
+    console.print(f"\nfrom {_find_origin(group, name)}: {file}", soft_wrap=True)
+
+
+def list_settings(group: str, file: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield (key as the command line has it, value, remark) for what a YAML file sets; of a strategy all options, and
+    of its properties those that are not the default."""
+    tree, (_, comments) = config_files.read_yaml(file), config_files.read_comments(file)
+    for entry in tree.pop("defaults", []):
+        chosen = re.match(r"override /(\w+)(@|$)", next(iter(entry))) if isinstance(entry, dict) else None
+        if chosen is not None:
+            yield chosen[1], str(next(iter(entry.values()))), ""
+    choices, at_least = tree.pop("choices", None) or {}, tree.pop("at_least", None) or {}
+    for key in UNLISTED_KEYS:
+        tree.pop(key, None)
+    defaults = {**dataclasses.asdict(StrategySpec()), "options": None} if group == "strategy" else {}
+    for key, value in _flatten(tree):
+        option = key.partition("options.")[2] if group == "strategy" else ""
+        if not option and (key == "hydra.mode" or value in (None, [], {}) or value == defaults.get(key)):
+            continue
+        remark = comments.get(key) or (f"one of {', '.join(map(str, choices[option]))}" if option in choices else "")
+        remark = f"{remark}; at least {at_least[option]}".removeprefix("; ") if option in at_least else remark
+        full_key = key.removeprefix("hydra.sweeper.params.") if group == "sweep" else f"{group}.{key}"
+        yield full_key, format_value(value), remark
+
+
+def _flatten(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def format_value(value: Any) -> str:
+    """Return a value as YAML and the command line have it: true, null, [1, 2]."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(format_value, value))}]"
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

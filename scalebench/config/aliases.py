@@ -1,0 +1,171 @@
+"""Other programs' names for our settings: spellings that are accepted, and hints for those that are not.
+
+`accept_aliases` rewrites values that can mean only one thing: train.precision=bf16, measure.target=1%. A key of another
+name is refused with a hint and not accepted, since one name for one setting keeps records and command lines readable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+
+def _invert(table: dict[str, str]) -> dict[str, str]:
+    """Return {name: meaning} of a table {meaning: "name name ..."}."""
+    return {name: meaning for meaning, names in table.items() for name in names.split()}
+
+
+PRECISION_ALIASES = _invert(
+    {
+        "bfloat16": "bf16 bf16-mixed bf16-true mixed_bfloat16",
+        "float16": "fp16 f16 half 16 16-mixed mixed_float16",
+        "float32": "fp32 f32 float full 32 32-true",
+        "tf32": "tensorfloat32",
+    }
+)
+SHARE_KEYS = ("measure.target", "dataset.validation_share")  # shares, which people also write in per cent
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+_OVERRIDE = re.compile(r"(\+{0,2})([\w./@-]+)=(.*)", re.DOTALL)
+
+# Our key: the last part of a key as other programs call it.
+KEY_ALIASES = _invert(
+    {
+        "train.batch_per_device": "batch batch_size batchsize bs per_device_batch_size per_device_train_batch_size "
+        "train_batch_size micro_batch_size local_batch_size batch_size_per_gpu",
+        "train.global_batch": "global_batch_size effective_batch_size total_batch_size",
+        "train.learning_rate": "lr base_lr max_lr",
+        "train.precision": "amp dtype bf16 fp16 mixed_precision",
+        "train.optimizer": "optim opt",
+        "train.weight_decay": "wd l2",
+        "train.schedule": "lr_scheduler scheduler lr_schedule",
+        "train.stop.epochs": "epoch n_epochs num_epochs max_epochs",
+        "train.stop.steps": "num_steps n_steps max_steps iterations iters num_batches",
+        "train.accumulate": "grad_accum accumulation_steps accumulate_grad_batches gradient_accumulation_steps",
+        "train.data_format": "channels_last memory_format",
+        "train.compile": "torch_compile xla jit",
+        "gpus": "gpu ngpus n_gpus num_gpus devices num_devices world_size nproc nproc_per_node num_processes np ranks",
+        "model": "network net arch architecture",
+        "dataset": "data data_name",
+        "strategy": "method distributed_strategy accelerator",
+        "hardware": "machine cluster host node",
+        "measure.repeats": "n_repeats num_repeats reps runs trials",
+        "measure.warmup_steps": "warmup num_warmup_batches warmup_iters",
+        "measure.max_s": "duration max_time",
+        "measure.timeout_s": "timeout",
+        "measure.trace": "profile profiler tracing",
+        "sweep.max_minutes": "time_limit budget",
+        "hydra.run.dir": "out output output_dir outdir out_dir save_dir results_dir",
+        "seed": "random_seed manual_seed",
+        "dry_run": "dryrun plan",
+        "hardware.device_ids": "cuda_visible_devices gpu_ids device_id",
+        "hardware.slurm.partition": "queue",
+        "hardware.slurm.time_minutes": "time walltime",
+        "dataset.path": "data_dir data_path dataset_path",
+        "dataset.size": "num_samples samples n_samples",
+    }
+)
+# What to write for a key that has no counterpart.
+KEY_HINTS = _invert(
+    {
+        "the number of nodes follows from the devices: gpus=16 hardware=NAME": "nodes num_nodes nnodes n_nodes",
+        "batches can be gathered ahead of time: dataset.prefetch=queue": "num_workers workers dataloader_workers",
+        "the strategy names it: strategy=ddp_gloo, strategy=horovod_mpi": "backend dist_backend",
+        "the hardware says which devices: hardware=cpu": "device",
+        "each run keeps its logs beside its result": "verbose log_level quiet",
+        "measure=max_batch searches for the largest batch that fits": "max_batch find_batch_size auto_batch",
+    }
+)
+# What to write for a choice, by group and for its names in other programs.
+CHOICE_HINTS = {
+    "strategy": _invert(
+        {
+            "strategy=data_parallel is torch.nn.DataParallel": "dp dataparallel",
+            "strategy=bare_torch is one device without a wrapper": "none single bare baseline",
+            "strategy=zero1 shards the state of the optimizer, strategy=fsdp also weights and gradients": (
+                "deepspeed zero zero2 zero3"
+            ),
+            "strategy=ddp is PyTorch's data parallelism": "nccl gloo torch pytorch torchrun accelerate",
+            "strategy=mirrored is TensorFlow's data parallelism": "tensorflow tf keras",
+            "strategy=tensor_parallel splits layers": "tp megatron",
+            "strategy=pipeline_1f1b and strategy=pipeline_gpipe are pipelines": "pp gpipe",
+            "write strategy=parameter_server": "ps",
+        }
+    ),
+    "model": _invert(
+        {
+            "model=gpt_small is a small GPT-2; model=custom model.torch=MODULE:FUNCTION trains your own": (
+                "bert gpt gpt2 llama transformer vit t5"
+            ),
+            "model=resnet50 is the smallest of ImageNet; model=custom model.torch=MODULE:FUNCTION trains your own": (
+                "resnet18 resnet34"
+            ),
+        }
+    ),
+    "dataset": _invert(
+        {
+            "write dataset=random": "synthetic fake dummy noise",
+            "write dataset=tokens_synthetic": "tokens text wikitext c4",
+            "dataset=cifar10_synthetic is about as small": "mnist",
+        }
+    ),
+    "hardware": _invert({"write hardware=local": "gpu gpus cuda auto this"}),
+    "measure": _invert({"write measure=quick": "fast short", "write measure=thorough": "full long precise"}),
+    "sweep": _invert({"write sweep=demo": "quick example default", "write sweep=gpus": "scaling devices"}),
+    "hydra/launcher": _invert(
+        {"SLURM is chosen by the hardware, and each run is a job: hardware=NAME": "submitit_slurm submitit slurm"}
+    ),
+}
+# What to write instead of a command, with its name for {name}.
+COMMAND_HINTS = _invert(
+    {
+        "leave it out: scalebench strategy=ddp gpus=2": "run train bench benchmark start launch",
+        "write: scalebench list {name}": "strategies models datasets sweeps",
+        "write: scalebench list": "ls options",
+        "write: scalebench --multirun gpus=1,2 or scalebench sweep=demo": "sweep multirun",
+        "write: scalebench sweep=demo": "demo",
+        "write: scalebench report": "plot html page",
+        "write: scalebench show": "results table summary status",
+        "write: scalebench compare A B": "diff",
+        "write: scalebench doctor": "info env machine system",
+        "write: scalebench check NAME": "test verify validate",
+        "write: scalebench new strategy NAME": "init create",
+        "write: scalebench --{name}": "help version",
+        "write the command again with resume=true": "resume continue",
+    }
+)
+
+
+def accept_aliases(overrides: Iterable[str]) -> list[str]:
+    """Return overrides with the accepted spellings of values as ours; each value of a sweep, too."""
+    return [_accept_alias(override) for override in overrides]
+
+
+def _accept_alias(override: str) -> str:
+    match = _OVERRIDE.fullmatch(override)
+    if match is None:
+        return override
+    prefix, key, value = match.groups()
+    if key == "train.precision":
+        words = [word.strip() for word in value.split(",")]
+        return f"{prefix}{key}={','.join(PRECISION_ALIASES.get(word.lower(), word) for word in words)}"
+    if key in SHARE_KEYS:
+        return f"{prefix}{key}={_PERCENT.sub(lambda percent: f'{float(percent[1]) / 100:.12g}', value)}"
+    return override
+
+
+def split_override(override: str) -> tuple[str, str]:
+    """Return (key, value) of an override as it was typed; both empty where it is none."""
+    match = _OVERRIDE.fullmatch(override)
+    return ("", "") if match is None else (match[2], match[3])
+
+
+def rank_key(key: str) -> tuple[int, int]:
+    """Return a sort key that puts settings of training first, and what describes a network or a machine last."""
+    groups = ("train", "measure", "sweep", "dataset", "hardware", "strategy", "model")
+    group = key.partition(".")[0]
+    return groups.index(group) if group in groups else -1, key.count(".")
+
+
+def normalize_name(name: str) -> str:
+    """Return the name of an option or key as a key is written: `--Num-GPUs` as num_gpus."""
+    return name.lstrip("-").replace("-", "_").lower()
