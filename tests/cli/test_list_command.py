@@ -71,8 +71,9 @@ def test_an_entry_has_its_options_with_defaults_and_remarks(capsys: Capture) -> 
         and settings["strategy.baseline"] == "bare_torch"
     )
     assert "strategy.launcher" not in settings, "as every other"
-    lines, _ = read_list(capsys, "sweeps", "gpus")
-    assert lines[1:4] == ["The scaling curve of the chosen strategy.", "", "gpus  1,2,4,8   "]
+    lines, _ = read_list(capsys, "sweeps", "batch_size")
+    assert lines[1].startswith("From which batch on a larger one gains nothing: ") and lines[2] == ""
+    assert any(line.startswith("train.batch_per_device") for line in lines)
     assert "dataset                 imagenet_synthetic" in [
         line.strip() for line in read_list(capsys, "models", "vgg16")[0]
     ]

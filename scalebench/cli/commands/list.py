@@ -181,7 +181,7 @@ def _describe(group: str, name: str, notes: dict[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Support:
-    """Whether a strategy can run here by its YAML: a label of a few words, and the reason where there is more to do."""
+    """The answer to whether a strategy runs on this machine, by its YAML: a label of a few words, and the reason."""
 
     label: str = ""
     reason: str = ""
@@ -220,7 +220,7 @@ def _print_entry(console: Console, group: str, name: str) -> None:
     console.print(f"{group}={name}", style="bold")
     for text in (config_files.read_yaml(file).get("description"), config_files.read_comments(file)[0]):
         if text:
-            console.print(text)
+            console.print(text, soft_wrap=not console.is_terminal)
     if group == "strategy":
         console.print(f"here: {find_strategy_support(name)}")
     table = Table.grid(padding=(0, 2))
