@@ -15,7 +15,7 @@ COMMANDS = {
     "list": ("scalebench.cli.commands.list", "the strategies, models, data sets, hardware and sweeps there are"),
     "plugins": ("scalebench.cli.commands.plugins", "what other packages add, and whether it loads"),
     "check": ("scalebench.cli.commands.check", "check that a strategy, a model or a data set keeps its contract"),
-    "new": ("scalebench.cli.commands.new", "write a package with a strategy of your own"),
+    "new": ("scalebench.cli.commands.new", "a package with a strategy of your own; or the YAML of a SLURM partition"),
     "install": ("scalebench.cli.commands.install", "build Horovod for the installed frameworks: install horovod"),
     "doctor": (
         "scalebench.cli.commands.doctor",
@@ -81,9 +81,17 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"scalebench {__version__}")
         return 0
+    _announce_runs(arguments)
     from scalebench.cli import hydra_app
 
     return hydra_app.main(arguments)
+
+
+def _announce_runs(arguments: list[str]) -> None:
+    """Print a line in a terminal at once: the imports and the checks of all runs take seconds on a cold start."""
+    has_switches = any(word.startswith("-") and word not in ("--multirun", "-m") for word in arguments)
+    if sys.stdout is not None and sys.stdout.isatty() and not has_switches:
+        print(f"scalebench {__version__}: preparing the runs", flush=True)
 
 
 def _run_command_to_its_end(name: str, arguments: list[str]) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import filelock
 import msgspec
@@ -25,6 +26,8 @@ MAX_BYTES = 2_000_000  # of a file that is read
 MIN_DEGREES_OF_FREEDOM = 10  # for limits of a single repeat
 LOCK_TIMEOUT_S = 10.0
 IS_OFF = ("off", "")
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, ValueError)
+Line = TypeVar("Line", bound=msgspec.Struct)
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
@@ -81,35 +84,45 @@ def read_history() -> tuple[History, str | None]:
     path = history_file()
     try:
         return History(_read_entries(path) if path is not None and path.exists() else ()), None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, *UNREADABLE) as error:
         text = " ".join(str(error).split())
         return History(), f"{path}: the history of this machine cannot be read ({text}); remove it to begin another"
 
 
 def append_history(entries: Sequence[HistoryEntry]) -> None:
-    """Add entries, and drop the oldest beyond MAX_ENTRIES; those of the same session are replaced.
+    """Add entries as append_lines does; those of the same session are replaced."""
+    sessions = {entry.session for entry in entries}
+    append_lines(history_file(), entries, lambda entry: entry.session not in sessions)
+
+
+def append_lines(path: Path | None, entries: Sequence[Line], is_kept: Callable[[Line], bool]) -> None:
+    """Add entries to a file of one entry per line, keep those earlier ones that `is_kept` accepts, and drop the oldest
+    beyond MAX_ENTRIES. Does nothing without a file.
 
     Raises OSError where the file cannot be written. A file that cannot be read stays as it is.
     """
-    path = history_file()
     if path is None or not entries:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S):
         try:
-            earlier = _read_entries(path) if path.exists() else []
-        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+            earlier = read_lines(path, type(entries[0])) if path.exists() else []
+        except UNREADABLE:
             return
-        sessions = {entry.session for entry in entries}
-        kept = [entry for entry in earlier if entry.session not in sessions]
+        kept = [entry for entry in earlier if is_kept(entry)]
         lines = [msgspec.json.encode(entry).decode() for entry in [*kept, *entries][-MAX_ENTRIES:]]
         write_text(path, "".join(f"{line}\n" for line in lines))
 
 
-def _read_entries(path: Path) -> list[HistoryEntry]:
+def read_lines(path: Path, kind: type[Line]) -> list[Line]:
+    """Return the entries of a file of one entry per line. Raises OSError or one of UNREADABLE."""
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"more than {MAX_BYTES} bytes")
-    entries = msgspec.json.Decoder(HistoryEntry).decode_lines(path.read_bytes())
+    return msgspec.json.Decoder(kind).decode_lines(path.read_bytes())
+
+
+def _read_entries(path: Path) -> list[HistoryEntry]:
+    entries = read_lines(path, HistoryEntry)
     if not all(math.isfinite(entry.variance) and entry.variance >= 0 for entry in entries):
         raise ValueError("a variance is no figure")
     return entries

@@ -137,6 +137,9 @@ def unmeasured_reasons(result: Result) -> dict[str, str]:
 def explain_missing_probes(result: Result) -> str:
     """Return why no probes were made, or not by every rank."""
     settings = result.spec.get("measure", {})
+    for record in result.ranks:
+        for error in record.probe_failures.values():
+            return f"a probe failed: {error}"
     if settings.get("probes") and (settings.get("repeats") or 1) > 1 and result.scale.repeat > 0:
         return "only the first repeat has them"
     reasons = {None: "an older version wrote the record", False: "measure.probes=false"}

@@ -3,7 +3,8 @@
 `hardware.hosts=[a:8,b:8]` names the nodes as mpirun takes them, in order, each with its slots. `hardware.bind` decides
 the cores of the process of a device: `numa` takes cores of the device's own NUMA node, `far` those of the node farthest
 from it (to see what that costs), `none` pins no process. CPU workers, and GPUs whose NUMA node is unknown, get cores in
-the order of their numbers. The cores of a remote node are computed there, by the process that starts the rank.
+the order of their numbers. Both threads of a core go to one process, as far as its number of threads is even. The cores
+of a remote node are computed there, by the process that starts the rank.
 """
 
 from __future__ import annotations
@@ -213,9 +214,9 @@ def assign_cores(hardware: HardwareSpec, devices: Sequence[int]) -> list[list[in
 
     No core is assigned twice while there are enough for all.
     """
-    cores, threads = machine.usable_cpus() if hardware.this_machine else [], hardware.cpus_per_device or 1
-    if hardware.bind == "none" or not cores:
+    if hardware.bind == "none" or not hardware.this_machine:
         return [[] for _ in devices]
+    cores, threads = machine.order_by_core(machine.usable_cpus()), hardware.cpus_per_device or 1
     candidates = _candidate_cores(hardware, devices, cores)
     if candidates is None:
         return [_slice_cores(cores, device, threads) for device in devices]
@@ -267,7 +268,7 @@ def _cores_by_distance(node: int, cores: Sequence[int]) -> list[list[int]]:
     def distance(other: int) -> tuple[bool, int, int]:
         return other != node, distances.get(str(other), 255), abs(other - node)
 
-    usable = [[core for core in nodes[other].cpus if core in set(cores)] for other in sorted(nodes, key=distance)]
+    usable = [[core for core in cores if core in nodes[other].cpus] for other in sorted(nodes, key=distance)]
     return [node_cores for node_cores in usable if node_cores]
 
 

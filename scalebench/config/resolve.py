@@ -190,6 +190,11 @@ def detect_hardware(hardware: HardwareSpec) -> HardwareSpec:
             devices = "cuda" if gpus_here else "cpu"
         cpus = cpus or len(machine.usable_cpus())
         per_node = per_node or (gpus_here if devices == "cuda" and gpus_here else DEFAULT_CPU_WORKERS)
+    elif per_node is None and not hardware.hosts:
+        raise InputError(
+            f"hardware={hardware.name} does not say how many devices a node has: set hardware.gpus_per_node, or "
+            "have `scalebench new hardware NAME --partition P` write the YAML of your partition"
+        )
     per_device = hardware.cpus_per_device or max(1, (cpus or 1) // (per_node or 1))
     return replace(hardware, devices=devices, gpus_per_node=per_node, cpus_per_node=cpus, cpus_per_device=per_device)
 

@@ -237,6 +237,7 @@ class RankRecord:
     message_bytes: list[int] = field(default_factory=list)
     timeline: TimelineRecord | None = None
     probes: ProbeRecord | None = None
+    probe_failures: dict[str, str] = field(default_factory=dict)  # quantity -> error that left it without a value
     backend_used: str | None = None
     settings_used: dict[str, str] = field(default_factory=dict)  # precision, data_format, compiler
     params: int | None = None

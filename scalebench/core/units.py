@@ -8,12 +8,22 @@ from scalebench.core.stats.estimates import Estimate
 
 SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+DEVICE_HOUR_UNITS = ((1.0, "device-hours"), (1 / 3600, "device-seconds"))
+# Units of a chart's axis by the unit of its values: the largest one that the largest value reaches.
+UNITS = {
+    "s": SECOND_UNITS,
+    "bytes": BYTE_UNITS,
+    "bytes/s": tuple((size, f"{name}/s") for size, name in BYTE_UNITS),
+    "device-hours": DEVICE_HOUR_UNITS,
+    "J": ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J")),
+}
+MIN_DEVICE_HOURS = 0.1  # less is written in seconds
 MIN_SHARE_OF_UNIT = 0.9995  # 999.6 us are written as 1.00 ms
 
 
 def format_duration(seconds: Estimate) -> str:
     """Return `1.35 ms [1.20, 1.51]`: value and limits in one unit, that of the largest of them."""
-    size, unit = _choose_unit(_largest(seconds), SECOND_UNITS)
+    size, unit = choose_unit(_largest(seconds), SECOND_UNITS)
     return _with_limits(seconds, size, unit)
 
 
@@ -29,7 +39,7 @@ def format_rate(rate: Estimate, unit: str) -> str:
 
 def format_bytes(count: float) -> str:
     """Return `12.3 MB`, with decimal prefixes; bytes without decimals."""
-    size, unit = _choose_unit(abs(count), BYTE_UNITS)
+    size, unit = choose_unit(abs(count), BYTE_UNITS)
     return f"{count:,.0f} B" if size == 1 or count == 0 else f"{format_number(count / size)} {unit}"
 
 
@@ -52,7 +62,15 @@ def format_number(value: float) -> str:
     return _format_like(value, value)
 
 
-def _choose_unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+def format_device_hours(hours: float) -> str:
+    """Return `1.25 h`, and `12.0 s` below MIN_DEVICE_HOURS."""
+    if hours < MIN_DEVICE_HOURS:
+        return format_seconds(3600 * hours)
+    return f"{hours:,.0f} h" if hours >= 1000 else f"{hours:.3g} h"
+
+
+def choose_unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    """Return size and name of the first unit that `largest` reaches; of 0 the first, of less than all the last."""
     return next((unit for unit in units if largest >= MIN_SHARE_OF_UNIT * unit[0]), units[0 if largest == 0 else -1])
 
 

@@ -1,7 +1,7 @@
 """The probes: where the time of a step goes, measured after the headline figures.
 
 They spoil weights and memory peaks, so they come last and leave no loss. Every rank goes through them in the same
-order; what a strategy cannot measure is left out with its reason.
+order; what a strategy cannot measure is left out with its reason, and so is a probe that raises.
 
 Steps with and without gradient synchronization are trained in interleaved blocks (A/B): blocks that follow each other
 share whatever else the machine does, so that their difference is more certain than that of two measurements one after
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import itertools
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scalebench.core.result import ProbeRecord
+from scalebench.core.errors import describe_exception
+from scalebench.core.result import ProbeRecord, RankRecord
 from scalebench.core.run_folder import rank_trace_name
 from scalebench.core.spec import RunSpec
 from scalebench.measure.bandwidth import measure_bandwidth
@@ -123,48 +125,66 @@ class ProbeRunner:
         spec: RunSpec,
         strategy: Strategy,
         step_s: float,
-        message_bytes: list[int],
+        rank: RankRecord,
         report: Callable[[], None],
         clock: Clock = time.perf_counter,
     ) -> None:
-        """`step_s` and `message_bytes` are those of the training, as this rank measured them; `report` is called
-        between probes, as a sign of life."""
+        """`step_s` is that of the training, as this rank measured it; `rank` has the sizes of its messages, and gets
+        the errors of probes; `report` is called between probes, as a sign of life."""
         self.spec, self.strategy, self.settings, self.clock = spec, strategy, spec.config.measure, clock
         self.step_s = strategy.broadcast(step_s)
-        self.probes, self.message_bytes, self.report = probes_of(strategy), message_bytes, report
+        self.probes, self.message_bytes, self.report = probes_of(strategy), rank.message_bytes, report
+        self._failures = rank.probe_failures
         self.record = ProbeRecord()
         self.batch: Any = None
 
-    def run_step_probes(self, train: Source, folder: Path) -> None:
-        """Run all probes of a step. `folder` is the run's, for files that are kept."""
+    def run_step_probes(self, train: Source) -> None:
+        """Run all probes that time a step or a part of one."""
         is_slow = self.step_s > self.settings.probe_s
         with closing(closable_iterator(self.strategy.feed(train))) as batches:
             can_switch = self._try("exposed", self._try_sync_switch)
             if is_slow:
                 self._skip_many_step_probes(next(batches))
             else:
-                self._probe_variants(batches, can_switch)
-                self._probe_imbalance(batches, can_switch)
+                if not self._try("data", partial(self._probe_variants, batches, can_switch)):
+                    self.record.reasons.setdefault("exposed", self.record.reasons["data"])
+                self._try("imbalance", partial(self._probe_imbalance, batches, can_switch))
         self._probe_isolated_sync()
         if not is_slow:
-            if can_switch:
-                self.probes.set_gradient_sync(False)
-            self._probe_parts()
-            if can_switch:
-                self.probes.set_gradient_sync(True)
+            with self._sync_off(can_switch):
+                if not self._try("forward", self._probe_parts):
+                    self._forget_parts(self.record.reasons["forward"])
         self._try("copy", self._probe_copy)
+
+    def run_profile(self, folder: Path) -> None:
+        """Profile some steps. `folder` is the run's, for files that are kept."""
         self._try("profile", partial(self._profile, folder))
 
     def run_requested_probes(self) -> None:
         """Run the probes that are off unless the settings request them."""
         if self.settings.collectives:
-            self.record.collectives, reasons = measure_collectives(
-                self.strategy, self.settings, self.clock, self.report
-            )
-            self.record.reasons |= reasons
+            self._try("collectives", self._measure_collectives)
         if self.settings.bandwidth:
-            self.record.bandwidth, reasons = measure_bandwidth(self.strategy, self.settings, self.clock, self.report)
-            self.record.reasons |= reasons
+            self._try("bandwidth", self._measure_bandwidth)
+
+    def _measure_collectives(self) -> None:
+        self.record.collectives, reasons = measure_collectives(self.strategy, self.settings, self.clock, self.report)
+        self.record.reasons |= reasons
+
+    def _measure_bandwidth(self) -> None:
+        self.record.bandwidth, reasons = measure_bandwidth(self.strategy, self.settings, self.clock, self.report)
+        self.record.reasons |= reasons
+
+    @contextmanager
+    def _sync_off(self, can_switch: bool) -> Iterator[None]:
+        """Switch gradient synchronization off within the context, if the strategy can."""
+        if can_switch:
+            self.probes.set_gradient_sync(False)
+        try:
+            yield
+        finally:
+            if can_switch:
+                self.probes.set_gradient_sync(True)
 
     def _skip_many_step_probes(self, batch: Any) -> None:
         """Leave out the probes of dozens of steps where steps are slow: they would take many minutes."""
@@ -174,11 +194,16 @@ class ProbeRunner:
         self.record.reasons |= dict.fromkeys(MANY_STEP_PROBES, slow) | {"exposed": reason, "imbalance": reason}
 
     def _try(self, quantity: str, probe: Callable[[], object]) -> bool:
+        """Return whether the probe succeeded; else its reason is in the record."""
         self.report()
         try:
             probe()
         except NotMeasured as reason:
             self.record.reasons[quantity] = str(reason)
+            return False
+        except Exception as error:
+            traceback.print_exc()
+            self.record.reasons[quantity] = self._failures[quantity] = describe_exception(error)
             return False
         return True
 
@@ -187,8 +212,8 @@ class ProbeRunner:
             raise NotMeasured(ONE_DEVICE)
         if self.spec.config.strategy.independent:
             raise NotMeasured(NO_SYNC)
-        self.probes.set_gradient_sync(False)
-        self.probes.set_gradient_sync(True)
+        with self._sync_off(True):
+            pass
 
     def _probe_variants(self, batches: Iterator[Any], can_switch: bool) -> None:
         variants = [Variant("sync_on"), Variant("sync_off", sync=False)] if can_switch else [Variant("sync_on")]
@@ -200,10 +225,12 @@ class ProbeRunner:
         round_s = len(variants) * (steps + 1) * self.step_s
         rounds = repeats_within(self.settings.probe_s, round_s, *ROUND_BOUNDS)
         loop = InterleavedLoop(self.strategy, batches, variants, steps, rounds, self.clock, self.report)
-        self.strategy.train(loop)
-        if can_switch:
-            self.probes.set_gradient_sync(True)
-        self.batch = loop.last_batch
+        try:
+            self.strategy.train(loop)
+        finally:
+            self.batch = loop.last_batch
+            if can_switch:
+                self.probes.set_gradient_sync(True)
         self.record.steps = steps
         for variant in variants:
             setattr(self.record, f"{variant.name}_s", loop.seconds[variant.name])
@@ -223,9 +250,8 @@ class ProbeRunner:
                 return len(series.seconds) >= steps
 
             phase = LoopPhase("imbalance", lambda before: 1, decide)
-            self.probes.set_gradient_sync(False)
-            self.strategy.train(TimedLoop(self.strategy, batches, [phase], clock=self.clock))
-            self.probes.set_gradient_sync(True)
+            with self._sync_off(True):
+                self.strategy.train(TimedLoop(self.strategy, batches, [phase], clock=self.clock))
             self.record.local_step_s = [phase.series.seconds[1:]]
 
     def _time_local_steps(self, steps: int) -> None:
@@ -279,6 +305,11 @@ class ProbeRunner:
             for part, action in parts:
                 series: list[float] = getattr(self.record, f"{part}_s")
                 series += time_blocks(self.strategy, action, steps, 1, self.clock)
+
+    def _forget_parts(self, reason: str) -> None:
+        """Leave out the parts of a step: series that broke off are not equally long on all ranks."""
+        self.record.reasons |= dict.fromkeys(PARTS, reason)
+        self.record.forward_s, self.record.backward_s, self.record.optimizer_s = [], [], []
 
     def _profile(self, folder: Path) -> None:
         steps = repeats_within(self.settings.probe_s, self.step_s, *PROFILED_STEP_BOUNDS)

@@ -29,6 +29,7 @@ class RankProgress:
     limit_s: float | None = None  # the most that this phase may take
     epoch: float | None = None  # of a training with a stop of its own: passes over its samples so far
     metric: str | None = None  # at the last point of its curve: `mse 0.0012`
+    step_s: float | None = None  # of the last steps; null before the first
     turn: int | None = None  # number of the turn that is over, of a rank that is parked
 
 
@@ -55,14 +56,20 @@ class ProgressFile:
         self._write()
 
     def update(
-        self, steps: int, samples: int, elapsed_s: float, epoch: float | None = None, metric: str | None = None
+        self,
+        steps: int,
+        samples: int,
+        elapsed_s: float,
+        epoch: float | None = None,
+        metric: str | None = None,
+        step_s: float | None = None,
     ) -> None:
         """Write how far the phase is, unless that was done just now. Not to be called within a timed block."""
         if time.monotonic() < self._next_s:
             return
         self._state.steps, self._state.elapsed_s = steps, elapsed_s
         self._state.samples_per_s = samples / elapsed_s if elapsed_s > 0 else None
-        self._state.epoch, self._state.metric = epoch, metric
+        self._state.epoch, self._state.metric, self._state.step_s = epoch, metric, step_s
         self._state.at_s = time.time()
         self._write()
 

@@ -1,18 +1,24 @@
 """The phases of one rank: setup, warm-up, measure, evaluate, probes, close.
 
-Probes spoil weights and memory peaks, so they come last and leave no loss.
+Probes spoil weights and memory peaks, so they come last and leave no loss. The record is on disk before the first of
+them: whatever fails in a probe, also the process itself, takes no measured throughput away.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import time
+import traceback
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
+from typing import TypeVar
 
-from scalebench.core.errors import InputError
+from scalebench.core.errors import InputError, describe_exception
 from scalebench.core.result import RankRecord, TimelineRecord
-from scalebench.core.run_folder import TIMELINE_FILE
+from scalebench.core.run_folder import TIMELINE_FILE, rank_record_path, write_rank_file
 from scalebench.core.spec import NO_VALIDATION_SAMPLES, RunSpec, has_stop
 from scalebench.measure.clock_sync import measure_clock_offset_s
 from scalebench.measure.probes import ProbeRunner
@@ -26,6 +32,7 @@ from scalebench.strategies.base import NotMeasured, Strategy, probes_of
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 
+T = TypeVar("T")
 TIMELINE_STEPS = 20  # enough for a mean, few enough for a large network on a slow machine
 
 
@@ -62,15 +69,15 @@ class Session:
         training = self._create_training(train, validation) if has_stop(self.spec.config.train.stop) else None
         self._measure(train, training)
         self.record.peak_memory_bytes = self.strategy.peak_memory_bytes()
-        self.record.state_bytes = self.probes.state_bytes()
+        self.record.state_bytes = self._observe("state_bytes", self.probes.state_bytes) or []
         if training is not None:
             self.record.peak_memory_bytes = training.peak_memory_bytes or self.record.peak_memory_bytes
             self.record.metrics = training.curve[-1].metrics
         elif settings.evaluate and validation is not None:
             self._enter("evaluate")
             self.record.metrics = self.strategy.evaluate(validation)
+        save_headline(self.record, self.progress)
         self._enter("probes")
-        self._record_training_facts()
         self._run_probes(train)
         self._enter("close")
 
@@ -118,32 +125,50 @@ class Session:
     def _on_phase(self, phase: LoopPhase) -> None:
         self._enter(phase.name, phase.limit_s)
 
-    def _record_training_facts(self) -> None:
-        """Record how the training really ran."""
-        self.record.message_bytes = self.probes.message_sizes()
-        self.record.backend_used = self.strategy.backend_used()
-        self.record.settings_used = self.probes.settings_used()
-        self.record.stages = self.probes.stages()
-        if self.spec.repeat_settings.timeline:
-            self.record.timeline = self._record_timeline()
-        self.record.versions = self.probes.versions()
-        self._check_backend()
-
     def _run_probes(self, train: Source) -> None:
-        """Measure where the time of a step goes; only after the check that the steps were as requested."""
+        """Measure where the time of a step goes, and observe how the steps really ran.
+
+        Everything that is timed comes before the first profiler: PyTorch's leaves hooks (CUPTI) behind that make each
+        launch of a kernel slower.
+        """
         record, settings = self.record, self.spec.repeat_settings
-        if not (settings.probes or settings.collectives or settings.bandwidth):
-            return
+        record.message_bytes = self._observe("message_bytes", self.probes.message_sizes) or []
+        runner = None
+        if settings.probes or settings.collectives or settings.bandwidth:
+            runner = self._create_probe_runner()
+            record.probes = runner.record
+            if settings.probes:
+                runner.run_step_probes(train)
+            runner.run_requested_probes()
+        record.stages = self._observe("stages", self.probes.stages) or []
+        record.backend_used = self._observe("backend_used", self.strategy.backend_used)
+        self._check_backend()
+        record.settings_used = self._observe("settings_used", self.probes.settings_used) or {}
+        if settings.timeline:
+            record.timeline = self._observe("timeline", self._record_timeline) or TimelineRecord(
+                reason=record.probe_failures["timeline"]
+            )
+        record.versions = self._observe("versions", self.probes.versions) or {}
+        if runner is not None and settings.probes:
+            runner.run_profile(self.progress.folder)
+
+    def _observe(self, quantity: str, read: Callable[[], T]) -> T | None:
+        """Return what `read` returns; None where it raises, with the error in the record."""
+        try:
+            return read()
+        except Exception as error:
+            traceback.print_exc()
+            self.record.probe_failures[quantity] = describe_exception(error)
+            return None
+
+    def _create_probe_runner(self) -> ProbeRunner:
+        record = self.record
         blocks, steps = record.block_s, record.block_steps or 1
         if not blocks:  # a training that was over within warm-up; its first step compiles
             blocks, steps = record.warmup_block_s[1:] or record.warmup_block_s, 1
         step_s = sum(blocks) / (len(blocks) * steps)
         report = partial(self.progress.enter_phase, "probes")
-        runner = ProbeRunner(self.spec, self.strategy, step_s, record.message_bytes, report, self._clock)
-        if settings.probes:
-            runner.run_step_probes(train, self.progress.folder)
-        runner.run_requested_probes()
-        record.probes = runner.record
+        return ProbeRunner(self.spec, self.strategy, step_s, record, report, self._clock)
 
     def _record_timeline(self) -> TimelineRecord:
         path = self.progress.folder / TIMELINE_FILE
@@ -156,6 +181,8 @@ class Session:
     def _check_backend(self) -> None:
         requested, used = self.spec.config.strategy.backend, self.record.backend_used
         if used is None and self.spec.gpus == 1:  # one device has no other to synchronize with
+            return
+        if "backend_used" in self.record.probe_failures:  # nobody knows: a null, and a flag on the row
             return
         lacks_any = requested == "auto" and used is None
         if lacks_any or requested not in (None, "auto", used):
@@ -177,10 +204,23 @@ class Session:
         epoch, metric = training.steps / training.train.steps_per_epoch, self.spec.config.model.metric
         value = training.curve[-1].metrics.get(metric) if training.curve else None
         text = None if value is None else f"{metric} {value:.3g}"
-        self.progress.update(training.steps, training.samples, training.train_s, epoch, text)
+        step_s = training.train_s / training.steps if training.steps else None
+        self.progress.update(training.steps, training.samples, training.train_s, epoch, text, step_s)
 
     def _report(self, series: BlockSeries) -> None:
-        self.progress.update(len(series.seconds) * series.steps, sum(series.samples), sum(series.seconds))
+        steps, step_s = len(series.seconds) * series.steps, series.seconds[-1] / series.steps
+        self.progress.update(steps, sum(series.samples), sum(series.seconds), step_s=step_s)
+
+
+def save_headline(record: RankRecord, progress: ProgressFile) -> None:
+    """Write the record as far as it is, with status ok. What is written at the end replaces it, also after a failure.
+
+    A full disk does not stop the run here: room is reserved for the record at the end.
+    """
+    headline = dataclasses.replace(record, marks_s=dict(record.marks_s))
+    complete_record(headline, progress)
+    with contextlib.suppress(OSError):
+        write_rank_file(rank_record_path(progress.folder, record.rank), headline)
 
 
 def complete_record(record: RankRecord, progress: ProgressFile) -> None:

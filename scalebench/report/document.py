@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import re
+import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -27,8 +28,13 @@ MAX_CURVES = 24  # of a chart; more are not distinguishable
 MAX_CURVE_GROUPS = 12  # of a section
 MAX_ROWS = 200  # of a table
 MAX_ID_LENGTH = 60
+MAX_FOOTNOTES = 26  # of a table
+MORE_NOTES = "..."  # mark of a remark that no footnote has
 TAG_COLUMNS = ("model", "strategy", "hardware")
 THROUGHPUT = "throughput_samples_per_s"
+# What stacked bars consist of: parts of a step and of a loss, and what remains when these are taken away.
+PARTS = ("kept", "data", "forward", "backward", "optimizer", "sync", "imbalance", "contention", "overhead", "batch",
+         "rest")  # fmt: skip
 DEVICES = "devices"
 REPEAT_ROWS = "repeat_rows"  # key of a curve's row: the rows of its repeats, where there are several
 
@@ -50,6 +56,7 @@ class Axis:
     percent: bool = False  # values are shares
     from_zero: bool = True
     ticks: Sequence[float] | None = None  # such as the numbers of devices
+    unit: str = ""  # of units.UNITS, in which values are; `scale_units` shows them in one that suits their size
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,7 @@ class Series:
     notes: Sequence[str] = ()  # one for each point, shown beside it on demand
     point_tags: Sequence[Tags] = ()  # one for each point, where they differ: bars of several strategies
     repeats: Sequence[Sequence[float]] = ()
+    part: str = ""  # of PARTS, whose colour is the same in every chart of every report
 
     def list_limits(self) -> list[tuple[Number, Number]]:
         """Return both limits of each point; None for both where one is missing or infinite."""
@@ -83,7 +91,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: `lines` over numbers, `bars` side by side, or `stacked` bars (negative ones below zero)."""
+    """A chart: `lines` over numbers, `bars` side by side, or `stacked` bars, which lie one below the other.
+
+    Negative values of a stack are markers beside its bars, and a stack of shares is drawn up to 100 %.
+    """
 
     id: str  # unique in a report; [a-z0-9-]+
     title: str
@@ -101,6 +112,8 @@ class Cell:
     text: str
     value: float | str | None = None
     link: str | None = None  # a file beside the report, relative to it
+    note: str = ""  # more about the cell, shown on demand
+    chip: Literal["", "good", "bad", "off"] = ""  # sets a status apart by its colour
 
 
 @dataclass(frozen=True)
@@ -119,14 +132,16 @@ class Table:
     rows: Sequence[Row]
     numeric: frozenset[str] = frozenset()
     caption: str = ""
+    footnotes: Sequence[tuple[str, str]] = ()  # mark in the cells, and its text
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph of text; answers and warnings are set apart."""
+    """A paragraph of text; answers and warnings are set apart, a heading begins a part of a section, a label the
+    blocks of a group of curves."""
 
     text: str
-    kind: Literal["plain", "answer", "warning"] = "plain"
+    kind: Literal["plain", "answer", "warning", "heading", "label"] = "plain"
     tags: Tags = field(default_factory=dict)
 
 
@@ -140,7 +155,33 @@ class Code:
     tags: Tags = field(default_factory=dict)
 
 
-Block = Chart | Table | Paragraph | Code
+@dataclass(frozen=True)
+class Tile:
+    """A figure of a verdict. `note` says which runs it is of; texts that do not apply are empty."""
+
+    name: str
+    figure: str
+    unit: str = ""
+    interval: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer for one group of runs: a verdict in a dozen words, its figures, and the largest loss.
+
+    `doubts` are reasons not to rely on it, the gravest first. `group` is empty where a report has one group.
+    """
+
+    text: str
+    tiles: Sequence[Tile] = ()
+    reason: str = ""
+    doubts: Sequence[str] = ()
+    group: str = ""
+    tags: Tags = field(default_factory=dict)
+
+
+Block = Chart | Table | Paragraph | Code | Verdict
 
 
 @dataclass(frozen=True)
@@ -148,12 +189,13 @@ class Section:
     id: str  # [a-z0-9-]+
     title: str
     blocks: Sequence[Block]
-    folded: bool = False  # opened on demand
+    folded: bool = True  # opened on demand
 
 
 @dataclass(frozen=True)
 class CurveGroup:
-    """Curves that may be drawn in one chart, with paragraphs that say which others were left out."""
+    """Curves that may be drawn in one chart. The paragraphs before it are the group's label, if the report has
+    several groups, and which curves were left out."""
 
     number: int  # in the report
     shared: dict[str, str]
@@ -184,8 +226,8 @@ class CurveGroup:
         caption: str,
         kind: Literal["lines", "bars"] = "lines",
     ) -> Chart:
-        """Make a chart of these curves; its id and title say which they are."""
-        return Chart(self.make_id(section, figure), f"{title}: {self.title}", *axes, series, kind, caption)
+        """Make a chart of these curves; its id says which they are."""
+        return Chart(self.make_id(section, figure), title, *axes, series, kind, caption)
 
     @property
     def tags(self) -> dict[str, str]:
@@ -201,11 +243,21 @@ def group_curves(
     Returns the groups for which `keep` is true, at most the MAX_CURVE_GROUPS with the most rows and of each the
     MAX_CURVES best curves, and a paragraph if groups were left out.
     """
-    kept, left_out = select_largest_groups([group for group in group_by_workload(curves) if keep(group[1])])
-    groups = [
-        CurveGroup(number, shared, *select_best_curves(members)) for number, (shared, members) in enumerate(kept, 1)
-    ]
+    workloads = group_by_workload(curves)
+    kept, left_out = select_largest_groups([group for group in workloads if keep(group[1])])
+    groups = []
+    for number, (shared, members) in enumerate(kept, 1):
+        best, paragraphs = select_best_curves(members)
+        group = CurveGroup(number, shared, best, paragraphs)
+        label = [Paragraph(group.title, "label", group.tags)] if len(workloads) > 1 else []
+        groups.append(replace(group, paragraphs=[*label, *paragraphs]))
     return groups, left_out
+
+
+def describe_single_group(curves: Iterable[Curve]) -> str:
+    """Return the title of the only group of a report; empty if there are several, each with labels of its own."""
+    workloads = group_by_workload(curves)
+    return format_group_title(workloads[0][0]) if len(workloads) == 1 else ""
 
 
 def select_largest_groups(groups: Sequence[Workload]) -> tuple[list[Workload], list[Paragraph]]:
@@ -263,6 +315,24 @@ def build_table(
     the `words` are numbers."""
     rows = [Row([make(item) for make in columns.values()], tags) for item, tags in items]
     return Table(table_id, title, list(columns), rows, frozenset(columns) - set(words), caption)
+
+
+def move_to_footnotes(table: Table, column: str) -> Table:
+    """Return the table with marks a, b, c in a column of long texts, which stand once below it.
+
+    Beyond MAX_FOOTNOTES a cell has the mark of MORE_NOTES, and its text is shown on demand as that of the others is.
+    """
+    number, marks = list(table.columns).index(column), dict[str, str]()
+    for row in table.rows:
+        if (text := row.cells[number].text) and len(marks) < MAX_FOOTNOTES:
+            marks.setdefault(text, string.ascii_lowercase[len(marks)])
+    rows = []
+    for row in table.rows:
+        cells = list(row.cells)
+        if text := cells[number].text:
+            cells[number] = replace(cells[number], text=marks.get(text, MORE_NOTES), value=text, note=text)
+        rows.append(replace(row, cells=cells))
+    return replace(table, rows=rows, footnotes=[(mark, text) for text, mark in marks.items()])
 
 
 def make_line_series(curves: Iterable[Curve], column: str, stem: str = "") -> list[Series]:
@@ -325,6 +395,47 @@ def add_epoch_limits(row: Cells) -> dict[str, Any]:
 
 def make_devices_axis(lines: Sequence[Series]) -> Axis:
     return Axis(DEVICES, ticks=sorted({float(x) for line in lines for x in line.x}))
+
+
+def has_shape(chart: Chart) -> bool:
+    """Return whether a chart shows more than its table: lines and bars over two places or more, not one bar or point.
+
+    Ideal lines have no measured places.
+    """
+    drawn = [series for series in chart.series if series.style != "ideal"]
+    return len({x for series in drawn for x, y in zip(series.x, series.y, strict=True) if y is not None}) > 1
+
+
+def scale_units(chart: Chart) -> Chart:
+    """Return the chart with its values in a unit that suits the largest of them, which the axis names: ms, MB."""
+    if not chart.y.unit:
+        return chart
+    figures = (abs(y) for series in chart.series for y in series.y if y is not None and math.isfinite(y))
+    size, unit = units.choose_unit(max(figures, default=0.0), units.UNITS[chart.y.unit])
+
+    def scale(values: Sequence[Number]) -> list[Number]:
+        return [None if value is None else value / size for value in values]
+
+    scaled = [
+        replace(series, y=scale(series.y), low=scale(series.low), high=scale(series.high),
+                repeats=[[value / size for value in values] for values in series.repeats])
+        for series in chart.series
+    ]  # fmt: skip
+    return replace(chart, y=replace(chart.y, title=f"{chart.y.title} ({unit})", unit=""), series=scaled)
+
+
+def stack_lengths(chart: Chart) -> list[list[Number]]:
+    """Return the lengths of the bars of each series of a stack: none below zero, and shares only up to 100 %."""
+    ends: dict[float | str, float] = {}
+    lengths: list[list[Number]] = []
+    for series in chart.series:
+        lengths.append([])
+        for x, y in zip(series.x, series.y, strict=True):
+            begin = ends.get(x, 0.0)
+            length = None if y is None or y < 0 else max(0.0, min(y, 1.0 - begin)) if chart.y.percent else y
+            ends[x] = begin + (length or 0.0)
+            lengths[-1].append(length)
+    return lengths
 
 
 def join_sentences(*parts: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from scalebench.core.errors import InputError
 from scalebench.core.untrusted import clean_line
-from scalebench.report.document import Axis, Chart, Number, Series
+from scalebench.report.document import Axis, Chart, Number, Series, stack_lengths
 from scalebench.report.html.plots import MAX_MARKED_POINTS, ChartStyles, LineStyle
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections import make_sections
@@ -23,6 +23,7 @@ from scalebench.report.sections import make_sections
 COLUMN_IN, PAGE_IN = 3.5, 7.2  # widths of a column and of a page with two of them
 HEIGHT_IN, LEGEND_ROW_IN = 2.3, 0.16
 TITLE_LINE_IN, SLANTED_NAMES_IN = 0.13, 0.7  # height of each further line of the title, and of slanted names below bars
+BAR_IN = 0.2  # height of each further lying bar
 CHARACTERS_PER_INCH = 12  # of a title
 DOTS_PER_INCH = 300
 MAX_INSIDE_LEGEND = 4  # series up to which the legend is inside the chart
@@ -49,6 +50,8 @@ STYLE: Any = {
 # since it is hardly visible on paper.
 COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #000000 #F0E442".split()
 GREY = "#888888"
+# Of document.PARTS, as in page.css.
+PART_COLOURS = "#5aa77a #3b82c4 #b5dcc2 #7fc09a #2e7d52 #e07b1a #f2c14e #c43b3b #8e5bb5 #8a6d4b #a3abb8".split()
 DASHES: dict[str, Any] = {
     "solid": "-", "dash": (0, (5, 2)), "dot": (0, (1, 1.5)), "dashdot": (0, (5, 2, 1, 2)),
     "longdash": (0, (9, 3)), "longdashdot": (0, (9, 3, 1, 3)),
@@ -115,8 +118,11 @@ def _make_figure(chart: Chart, styles: Sequence[LineStyle], figure_type: Any) ->
     legend_columns, width, height, title = _choose_layout(chart, [series for series, _ in drawn])
     figure = figure_type(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
-    _set_axis(axes, "x", chart.x, [x for series, _ in drawn for x in series.x if not isinstance(x, str)])
-    _set_axis(axes, "y", chart.y, [y for series, _ in drawn for y in series.y if y is not None])
+    xs = [x for series, _ in drawn for x in series.x if not isinstance(x, str)]
+    ys = [y for series, _ in drawn for y in series.y if y is not None]
+    across, up = ("y", "x") if chart.kind == "stacked" else ("x", "y")  # bars of a stack lie
+    _set_axis(axes, across, chart.x, xs)
+    _set_axis(axes, up, chart.y, ys)
     handles = _draw_series(axes, chart, drawn)
     _start_at_zero(axes, chart)
     axes.set_title(title)
@@ -138,6 +144,8 @@ def _choose_layout(chart: Chart, drawn: Sequence[Series]) -> tuple[int, float, f
     legend_columns = (4 if width == PAGE_IN else 2) if len(drawn) > MAX_INSIDE_LEGEND else 0
     rows = -(-len(drawn) // legend_columns) if legend_columns else 0
     slanted = SLANTED_NAMES_IN if any(isinstance(x, str) for x in places) else 0.0
+    if chart.kind == "stacked":
+        slanted = max(0, len(places) - MAX_COLUMN_BARS) * BAR_IN
     title = textwrap.wrap(clean_line(chart.title), int(width * CHARACTERS_PER_INCH))
     height = HEIGHT_IN + slanted + len(title[1:]) * TITLE_LINE_IN + rows * LEGEND_ROW_IN
     return legend_columns, width, height, "\n".join(title)
@@ -161,6 +169,8 @@ def _set_axis(axes: Any, which: str, axis: Axis, figures: Iterable[float]) -> No
 
 
 def _start_at_zero(axes: Any, chart: Chart) -> None:
+    if chart.kind == "stacked":
+        return
     if chart.y.from_zero and axes.get_yscale() == "linear" and axes.get_ylim()[0] > 0:
         axes.set_ylim(bottom=0)
     if chart.kind != "lines" and axes.get_ylim()[0] < 0:
@@ -171,11 +181,11 @@ def _draw_series(axes: Any, chart: Chart, drawn: StyledSeries) -> list[Any]:
     """Draw the series, and return their handles for a legend."""
     if chart.kind == "lines":
         return [_draw_line(axes, series, style) for series, style in drawn]
-    return _draw_bars(axes, drawn, chart.kind == "stacked")
+    return _draw_stack(axes, chart, drawn) if chart.kind == "stacked" else _draw_bars(axes, drawn)
 
 
 def _get_colour(style: LineStyle) -> str:
-    return GREY if style.slot is None else COLOURS[style.slot % len(COLOURS)]
+    return GREY if style.slot is None else [*COLOURS, *PART_COLOURS][style.slot]
 
 
 def _draw_line(axes: Any, series: Series, style: LineStyle) -> Any:
@@ -202,33 +212,49 @@ def _draw_line(axes: Any, series: Series, style: LineStyle) -> Any:
     return handle
 
 
-def _draw_bars(axes: Any, drawn: StyledSeries, stacked: bool) -> list[Any]:
-    """Draw bars side by side, or stacked with negative ones below zero."""
+def _draw_bars(axes: Any, drawn: StyledSeries) -> list[Any]:
+    """Draw bars side by side."""
     places = list(dict.fromkeys(x for series, _ in drawn for x in series.x))
     if not any(isinstance(x, str) for x in places):
         places.sort()
     at = {x: float(number) for number, x in enumerate(places)}
-    width = 0.7 if stacked else 0.8 / max(1, len(drawn))
-    above, below = dict.fromkeys(places, 0.0), dict.fromkeys(places, 0.0)
+    width = 0.8 / max(1, len(drawn))
     handles = []
     for number, (series, style) in enumerate(drawn):
         ys = [0.0 if y is None else float(y) for y in series.y]
-        xs = [at[x] + (0.0 if stacked else (number - (len(drawn) - 1) / 2) * width) for x in series.x]
-        bottoms = [0.0] * len(ys)
-        if stacked:
-            for k, (x, y) in enumerate(zip(series.x, ys, strict=True)):
-                pile = above if y >= 0 else below
-                bottoms[k], pile[x] = pile[x], pile[x] + y
-        handles.append(axes.bar(xs, ys, width, bottoms, color=_get_colour(style), hatch=HATCHES[style.pattern],
+        xs = [at[x] + (number - (len(drawn) - 1) / 2) * width for x in series.x]
+        handles.append(axes.bar(xs, ys, width, color=_get_colour(style), hatch=HATCHES[style.pattern],
                                 edgecolor="white", linewidth=0.4))  # fmt: skip
-        if not stacked and series.low:
+        if series.low:
             _draw_whiskers(axes, xs, series, "black")
-        if not stacked and (dots := series.list_dots(xs)):
+        if dots := series.list_dots(xs):
             _draw_dots(axes, dots, "black")
     words = [x if isinstance(x, str) else f"{x:g}" for x in places]
     crowded = sum(map(len, words)) > 40
     axes.set_xticks(list(at.values()), words, rotation=30 if crowded else 0, ha="right" if crowded else "center")
     axes.grid(False, axis="x")
+    return handles
+
+
+def _draw_stack(axes: Any, chart: Chart, drawn: StyledSeries) -> list[Any]:
+    """Draw lying bars, the first one on top, and a marker for each negative value."""
+    places = list(dict.fromkeys(x for series in chart.series for x in series.x))
+    ends = dict.fromkeys(places, 0.0)
+    lengths = {id(series): each for series, each in zip(chart.series, stack_lengths(chart), strict=True)}
+    handles = []
+    for series, style in drawn:
+        pieces = [length or 0.0 for length in lengths[id(series)]]
+        begins = [ends[x] for x in series.x]
+        ends |= {x: begin + length for x, begin, length in zip(series.x, begins, pieces, strict=True)}
+        rows, colour = [places.index(x) for x in series.x], _get_colour(style)
+        handles.append(axes.barh(rows, pieces, 0.7, begins, color=colour, hatch=HATCHES[style.pattern],
+                                 edgecolor="white", linewidth=0.4))  # fmt: skip
+        negative = [(y, row) for y, row in zip(series.y, rows, strict=True) if y is not None and y < 0]
+        if negative:
+            axes.plot(*zip(*negative, strict=True), color=colour, linestyle="none", marker="D", markersize=4)
+    axes.set_yticks(range(len(places)), [clean_line(str(x)) for x in places])
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
     return handles
 
 

@@ -27,6 +27,10 @@ ADVICE = {
         "More threads than cores: ranks wait for each other's cores, which is no property of the strategy. "
         "Use fewer devices, or a machine with more cores."
     ),
+    "probe_failed": (
+        "Something failed after the measurement, while parts of a step were timed: the throughput stands, and what is "
+        "empty was not measured. `scalebench show --details` has the error; the log of the rank has all of it."
+    ),
     "approximate": (
         "Its steps are not those of the baseline on the same samples, as the strategy's YAML declares (approximate), "
         "so its speed is that of a different training. Compare what it reaches, too: train.stop.target."
@@ -114,6 +118,7 @@ ADVICE = {
 RAISED_WHEN = {
     "over_in_warmup": "a training reached its stop within warm-up: no throughput",
     "oversubscribed": "more threads than cores",
+    "probe_failed": "something failed after the measurement: throughput stands, what is empty was not measured",
     "approximate": "the strategy's YAML says that its steps are not the baseline's on the same samples",
     "open_port": "its processes listened on all interfaces: TensorFlow's servers, or MPI",
     "not_in_turns": "the other runs of its sweep took turns; it did not fit beside them, or could not be stopped",

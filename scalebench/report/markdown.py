@@ -23,6 +23,7 @@ from scalebench.report.document import (
     Section,
     Series,
     Table,
+    Verdict,
     downsample,
     make_relative_link,
 )
@@ -64,8 +65,12 @@ def _render_section(section: Section, home: Path, folder: Path) -> Iterator[str]
 
 def _render_block(block: Block, home: Path, folder: Path) -> Iterator[str]:
     if isinstance(block, Paragraph):
-        if text := escape_paragraph(block.text):
+        if block.kind in ("heading", "label"):
+            yield f"### {escape(block.text)}"
+        elif text := escape_paragraph(block.text):
             yield f"**{text}**" if block.kind == "answer" else ALERTS.get(block.kind, "") + text
+    elif isinstance(block, Verdict):
+        yield from _render_verdict(block)
     elif isinstance(block, Code):
         yield from _render_code(block)
     else:
@@ -73,6 +78,24 @@ def _render_block(block: Block, home: Path, folder: Path) -> Iterator[str]:
         yield _render_table(block, home, folder) if isinstance(block, Table) else _render_chart(block)
         if block.caption:
             yield escape_paragraph(block.caption)
+        if isinstance(block, Table) and block.footnotes:
+            yield "\n".join(f"- {escape(mark)}: {escape(text)}" for mark, text in block.footnotes)
+
+
+def _render_verdict(block: Verdict) -> Iterator[str]:
+    if block.group:
+        yield f"### {escape(block.group)}"
+    if block.doubts:
+        yield ALERTS["warning"] + escape_paragraph(f"Low confidence: {'; '.join(block.doubts)}.")
+    yield f"**{escape_paragraph(block.text)}**"
+    tiles = []
+    for tile in block.tiles:
+        value = (tile.figure, tile.unit, tile.interval and f"({tile.interval})")
+        tiles.append([escape(text) for text in (tile.name, " ".join(filter(None, value)), tile.note)])
+    if tiles:
+        yield make_table(["figure", "value (95 %)", "of"], tiles, [False, False, False])
+    if block.reason:
+        yield escape_paragraph(block.reason)
 
 
 def _render_code(block: Code) -> Iterator[str]:

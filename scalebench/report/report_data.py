@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import load, scaling_curves
+from scalebench.analysis.advice import Advice, list_advice
 from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS, column_key
 from scalebench.analysis.read_runs import RunFiles
 from scalebench.analysis.repeats import Configurations
@@ -28,6 +29,7 @@ from scalebench.report.flag_text import to_text
 if TYPE_CHECKING:
     import pandas as pd
 
+    from scalebench.analysis.attribution.causes.cause import AttributedRun
     from scalebench.analysis.load import Survey
 
 MAX_DETAILED_RUNS = 200  # runs of which a report shows more than their row
@@ -72,6 +74,7 @@ class ReportData:
     configurations: Configurations = field(default_factory=Configurations)  # ratios between pooled rows
     files: RunFiles = field(default_factory=lambda: RunFiles([]))  # all that was searched
     full_paths: bool = False  # else those below the home folder begin with ~
+    attributed_runs: dict[str, AttributedRun] | None = None  # filled by the first section that needs them
     _records: dict[str, Result] = field(default_factory=dict)  # cache of records
 
     @cached_property
@@ -89,6 +92,11 @@ class ReportData:
             for row in (row for curve in curves for row in curve.rows if row["repeats"] > 1):
                 row[REPEAT_ROWS] = repeats.get(column_key(row, REPEAT_COLUMNS), [])
         return curves
+
+    @cached_property
+    def advice(self) -> list[Advice]:
+        """The advice for each group of curves, made once: the answer and its evidence are two sections."""
+        return list_advice(self.curves, self.configurations.estimate_ratio)
 
     @cached_property
     def detailed_run_ids(self) -> list[str]:

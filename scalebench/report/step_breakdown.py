@@ -9,26 +9,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scalebench.analysis import step_breakdown, throughput
-from scalebench.analysis.scaling_curves import Curve, format_group_title, group_curves
+from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
 from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import Estimate, estimate_mean, scale_estimate
 from scalebench.report.document import (
-    MAX_CURVES,
     MAX_ROWS,
     Axis,
     Block,
     Cell,
     Cells,
     Chart,
+    CurveGroup,
     Paragraph,
     Row,
     Series,
     Table,
     format_cell,
     format_duration_column,
-    select_largest_groups,
+    group_curves,
+    move_to_footnotes,
 )
 from scalebench.report.flag_text import to_text
 from scalebench.report.report_data import ReportData
@@ -72,11 +73,14 @@ OTHER_FIGURES = (
              "of a batch, alone; hidden if batches are prefetched"),
 )  # fmt: skip
 INTERLEAVED_PARTS = (("data", "exposed"), ("forward", "backward", "optimizer"))
-REST = "not in any of these"
+REST = "unattributed"
+PART_OF_COLUMN = {"data_s": "data", "forward_s": "forward", "backward_s": "backward", "optimizer_s": "optimizer",
+                  "sync_exposed_s": "sync"}  # fmt: skip
+MAX_BARS = 40  # of a chart
 BREAKDOWN_COLUMNS = ("part", "time (95 %)", "of a step", "remark")
 COLUMNS = ("run", "devices", "a step", *(part.name for part in STEP_PARTS.values()), REST, "not measured")
 CAPTION = (
-    "Seconds of one step. Exposed sync is what gradient synchronization adds to a step, including the wait for the "
+    "Time of one step. Exposed sync is what gradient synchronization adds to a step, including the wait for the "
     "slowest device but not what overlaps with the backward pass. The rest is the step less the parts that were "
     "measured, below zero if they add up to more within noise."
 )
@@ -171,23 +175,17 @@ def _make_row(*texts: str) -> Row:
 
 
 def make_blocks(report_data: ReportData, curves: Sequence[Curve]) -> list[Block]:
-    """Make a table for each group of curves, the largest ones, and a stacked chart for each curve; a paragraph if no
-    part is known."""
+    """Make a table and a stacked chart for each group of curves, the largest ones; a paragraph if no part is known."""
     filtered = [(curve, [row for row in curve.rows if compute_rest_s(row) is not None]) for curve in curves]
     measured = [Curve(curve.name, curve.group, curve.tags, rows) for curve, rows in filtered if rows]
     if not measured:
         return [
             Paragraph("Where the time of a step goes was not measured: these runs have no probes (measure.probes).")
         ]
-    groups, left_out = select_largest_groups(group_curves(measured))
-    tables = (
-        _make_table(report_data, number, format_group_title(group), members)
-        for number, (group, members) in enumerate(groups)
-    )
-    blocks: list[Block] = [*left_out, *tables]
-    blocks += [_make_chart(number, curve) for number, curve in enumerate(measured[:MAX_CURVES])]
-    if len(measured) > MAX_CURVES:
-        blocks.append(Paragraph(f"{MAX_CURVES} of {len(measured)} curves are drawn; the frame has the parts of all."))
+    groups, left_out = group_curves(measured)
+    blocks: list[Block] = [*left_out]
+    for group in groups:
+        blocks += [*group.paragraphs, _make_chart(group), _make_table(report_data, group)]
     return blocks
 
 
@@ -197,18 +195,22 @@ def compute_rest_s(row: Cells) -> float | None:
     return row["step_s"] - math.fsum(parts) if parts and row["step_s"] is not None else None
 
 
-def _make_chart(number: int, curve: Curve) -> Chart:
-    columns = {part.name: [row[name] for row in curve.rows] for name, part in STEP_PARTS.items()}
-    columns[REST] = [compute_rest_s(row) for row in curve.rows]
-    gpus = [str(count) for count in curve.gpus]
-    series = [Series(name, gpus, values, tags=curve.tags) for name, values in columns.items()]
-    title = f"Where the time of a step goes: {curve.name}, {format_group_title(curve.group)}"
-    return Chart(f"step-{number}", title, Axis("devices"), Axis("seconds of a step"), series, "stacked", CAPTION)
+def _make_chart(group: CurveGroup) -> Chart:
+    bars = [(curve, row) for curve in group.curves for row in curve.rows][:MAX_BARS]
+    names, point_tags = [f"{curve.name} x {row['gpus']}" for curve, row in bars], [curve.tags for curve, _ in bars]
+    columns = [(part.name, PART_OF_COLUMN[name], [row[name] for _, row in bars]) for name, part in STEP_PARTS.items()]
+    columns.append((REST, "rest", [compute_rest_s(row) for _, row in bars]))
+    series = [
+        Series(name, names, values, tags=group.tags, point_tags=point_tags, part=part)
+        for name, part, values in columns if any(value is not None for value in values)
+    ]  # fmt: skip
+    axes = Axis("strategy and devices"), Axis("time of a step", unit="s")
+    return Chart(group.make_id("step"), "Where the time of a step goes", *axes, series, "stacked", CAPTION)
 
 
-def _make_table(report_data: ReportData, number: int, title: str, curves: Sequence[Curve]) -> Table:
+def _make_table(report_data: ReportData, group: CurveGroup) -> Table:
     detailed = set(report_data.detailed_run_ids)
-    all_rows = [(curve, row) for curve in curves for row in curve.rows]
+    all_rows = [(curve, row) for curve in group.curves for row in curve.rows]
     rows = [
         Row(
             [
@@ -223,9 +225,10 @@ def _make_table(report_data: ReportData, number: int, title: str, curves: Sequen
         )
         for curve, row in all_rows[:MAX_ROWS]
     ]
-    more = f" {MAX_ROWS} of {len(all_rows)} rows." if len(all_rows) > MAX_ROWS else ""
-    title = f"Where the time of a step goes: {title}"
-    return Table(f"step-parts-{number}", title, COLUMNS, rows, frozenset(COLUMNS[1:-1]), CAPTION + more)
+    more = f"{MAX_ROWS} of {len(all_rows)} rows." if len(all_rows) > MAX_ROWS else ""
+    table_id = group.make_id("step", "parts")
+    table = Table(table_id, "Parts of a step", COLUMNS, rows, frozenset(COLUMNS[1:-1]), more)
+    return move_to_footnotes(table, "not measured")
 
 
 def _describe_missing(report_data: ReportData, row: Cells) -> str:

@@ -28,6 +28,8 @@ DIFFERING_COLUMNS = (
 )
 CHOICE_COLUMNS = ("device_ids", "environment", "train_options")  # likewise; null, which is no choice, counts as a value
 
+THROUGHPUT_HEAD = "samples/s (95 %)"
+
 FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|\s")  # also full-width, which spreadsheets take as well
 
 SETTING_START = re.compile(r"\s+(?=[\w.]+=)")  # of the next `key=value`; a value may have spaces
@@ -96,7 +98,7 @@ def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: 
         columns["nodes"] = _make_text_column("nodes")
     if (get_repeat_counts(frame) > 1).any():
         columns["repeats"] = _make_text_column("repeats")
-    columns["samples/s (95 %)"] = lambda row: make_cell(format_throughput(row), row[THROUGHPUT])
+    columns[THROUGHPUT_HEAD] = lambda row: make_cell(format_throughput(row), row[THROUGHPUT])
     if frame["overhead_share"].notna().any():  # a bare strategy alone has none
         columns["overhead at 1"] = _make_figure_column(lambda row, name: format_overhead(row), "overhead_share")
     baselines = {"bare": "bare", "self": "self"}

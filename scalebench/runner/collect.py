@@ -52,6 +52,7 @@ class RunOutcome:
     launched_at_s: float | None = None
     wall_s: float | None = None
     log: str | None = None  # a file in the run's folder with details, where no rank's log has them
+    probe_failure: str | None = None  # of a run that is ok: why `rank` did not come to the end of its probes
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
     for rank in ranks:
         if rank.rank in parts.merged_traces and rank.probes is not None:
             rank.probes.trace = None
+        if rank.rank == outcome.rank and outcome.probe_failure is not None:
+            rank.probe_failures["probes"] = outcome.probe_failure
     training = _training_flags(outcome, first)
     return Result(
         schema_version=SCHEMA_VERSION,
@@ -108,7 +111,7 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
         monitor=parts.monitor.monitor,
         quality=_quality(spec, ranks, parts.max_batch),
         machine=parts.machines.machine,
-        flags=[*spec.flags, *training, *parts.machines.flags, *parts.monitor.flags],
+        flags=[*spec.flags, *training, *_probe_flags(ranks), *parts.machines.flags, *parts.monitor.flags],
         scheduler=parts.scheduler,
         other_machines=parts.machines.others,
         cohort=spec.cohort,
@@ -140,6 +143,9 @@ def classify_exit(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bo
 
 
 def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
+    measuring = [record for rank, record in enumerate(ranks) if rank not in ended.services]
+    if all(record is not None and record.status == "ok" for record in measuring):
+        return _outcome_of_measured(ended, ranks, oom_kill)
     failed = [r for r in ranks if r is not None and r.status != "ok"]
     if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group failed before it
         present = [r for r in ranks if r is not None]
@@ -157,12 +163,19 @@ def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: 
         return _outcome_without_reason(silent[0], ended, oom_kill)
     if failed:
         return outcome_of_first_failure(failed, len(ranks), ended.died_first)
-    unexplained = [
-        rank
-        for rank, code in enumerate(ended.exit_codes)
-        if (code != 0 or ranks[rank] is None) and rank not in ended.services
-    ]
-    return _outcome_without_reason(unexplained[0], ended, oom_kill) if unexplained else RunOutcome("ok")
+    unexplained = next(rank for rank, record in enumerate(ranks) if record is None and rank not in ended.services)
+    return _outcome_without_reason(unexplained, ended, oom_kill)
+
+
+def _outcome_of_measured(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
+    """Return the outcome of a run whose ranks all have their figures on disk: it is ok, however the probes ended."""
+    bad = [rank for rank, code in enumerate(ended.exit_codes) if code != 0 and rank not in ended.services]
+    first = (*ended.stopped, *ended.died_first, *bad, 0)[0]
+    if ended.timeout is not None:
+        return RunOutcome("ok", rank=first, probe_failure=ended.timeout)
+    if not bad or any(record is not None and record.probe_failures for record in ranks):
+        return RunOutcome("ok")
+    return RunOutcome("ok", rank=first, probe_failure=_outcome_without_reason(first, ended, oom_kill).reason)
 
 
 def outcome_of_first_failure(
@@ -195,6 +208,11 @@ def _training_flags(outcome: RunOutcome, first: RankRecord | None) -> list[str]:
     return ["over_in_warmup"] if ended_early else []
 
 
+def _probe_flags(ranks: Sequence[RankRecord]) -> list[str]:
+    """Flag a run that lacks figures beside its throughput because a probe failed."""
+    return ["probe_failed"] if any(rank.probe_failures for rank in ranks) else []
+
+
 def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
     config = spec.config
     params = first.params if first else None
@@ -203,7 +221,7 @@ def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
         model=config.model.name,
         model_params=params,
         gradient_bytes=None if params is None else params * FP32_BYTES,
-        flops_per_sample=_training_flops(spec),
+        flops_per_sample=count_training_flops(spec),
         dataset=datasets.label(config),
         train_samples=first.train_samples if first else None,
         steps_per_epoch=first.steps_per_epoch if first else None,
@@ -225,7 +243,7 @@ def _sync(first: RankRecord | None, transports: dict[str, str] | None) -> Sync:
     return Sync(message_bytes=first.message_bytes, timeline=first.timeline, transports=transports)
 
 
-def _training_flops(spec: RunSpec) -> float | None:
+def count_training_flops(spec: RunSpec) -> float | None:
     """Return the FLOPs of training on one sample; None for a user's own network, and for one that fails."""
     model = spec.config.model
     if spec.plugin_error is not None or user_code.is_user_model(model):

@@ -22,13 +22,20 @@ from scalebench.core.machine.cpus import memory_limit_bytes
 NODE_SHARE = 0.8  # of a node's memory, for all its processes together; the rest is for the system and the parent
 MAX_NODE_SHARE = 0.95  # likewise, for a single try with a raised limit
 LOG_TAIL_BYTES = 200_000
-# Messages of a process at its limit: of allocators, of threads that get no stack, and of oneDNN, whose status 1 it is.
+# Messages that mean nothing else: of allocators, and of cuDNN where no algorithm fits into the memory that is left.
 OUT_OF_MEMORY = re.compile(
-    r"out of memory|bad_alloc|MemoryError|OOM when allocating|RESOURCE_EXHAUSTED|[Cc]an(?:no|')t allocate memory|"
-    r"[Uu]nable to (?:map|allocate|alloc)|not enough memory|ALLOC_FAILED|[Mm]emory allocation (?:of \S+ )?failed|"
-    r"[Ff]ailed to (?:map|allocate) |can't start new thread|[Tt]hread (?:creation failed|constructor failed)|"
-    r"Resource temporarily unavailable|Status: 1, message: could not "
+    r"out of memory|bad_alloc|MemoryError|oom when allocating|RESOURCE_EXHAUSTED|can(?:no|')t allocate memory|"
+    r"unable to (?:map|allocate|alloc)|not enough memory|ALLOC_FAILED|memory allocation (?:of \S+ )?failed|"
+    r"failed to allocate |unable to find an engine|valid cuDNN algorithm",
+    re.IGNORECASE,
 )
+# Of a process that is known to be at its limit, also: threads that get no stack, and oneDNN, whose status 1 it is.
+AT_LIMIT = re.compile(
+    rf"{OUT_OF_MEMORY.pattern}|failed to map |can't start new thread|thread (?:creation failed|constructor failed)|"
+    r"Resource temporarily unavailable|Status: 1, message: could not ",
+    re.IGNORECASE,
+)
+HARMLESS = "The caller indicates that this is not a failure"  # of TensorFlow, which then allocates less
 
 
 def limit_unsupported_reason() -> str | None:
@@ -81,5 +88,5 @@ def find_out_of_memory_line(log: Path) -> str | None:
         text = read_tail(log, LOG_TAIL_BYTES)
     except OSError:
         return None
-    lines = [line for line in text.splitlines() if OUT_OF_MEMORY.search(line)]
+    lines = [line for line in text.splitlines() if AT_LIMIT.search(line) and HARMLESS not in line]
     return " ".join(lines[-1].split()) if lines else None

@@ -19,13 +19,13 @@ from typing import NoReturn
 
 from scalebench.config import placement
 from scalebench.core import exit_with_parent
-from scalebench.core.errors import InputError
+from scalebench.core.errors import InputError, describe_exception
 from scalebench.core.json_files import ReservedRoom
 from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_record_path, reserved_room_path, write_rank_file
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.measure.progress import ProgressFile
-from scalebench.measure.session import Session, complete_record
+from scalebench.measure.session import Session, WrongBackend, complete_record
 from scalebench.runner import memory_limit
 from scalebench.runner.launchers import rank_agent
 from scalebench.strategies import registry
@@ -34,13 +34,6 @@ from scalebench.strategies.base import Strategy, Unsupported
 PARENT_PID = "SCALEBENCH_PARENT_PID"
 RECORD_ROOM_BYTES = 128 << 10  # a record of some hundred blocks with probes
 CLOSE_LIMIT_S = 5  # for a failed rank to leave its group
-OUT_OF_MEMORY_PHRASES = (
-    "out of memory",
-    "oom when allocating",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "unable to allocate",
-)
 # TensorFlow begins a message with these to show where an operation was created.
 TENSORFLOW_ORIGIN = ("Graph execution error", "Detected at node", "File ")
 
@@ -77,7 +70,10 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
         _final_barrier(strategy)
         strategy.close()
     except BaseException as error:
-        classify_error(error, record)
+        if is_headline_safe(error, record):
+            record.probe_failures.setdefault("probes", describe_exception(error))
+        else:
+            classify_error(error, record)
         with contextlib.suppress(OSError):  # the log of this rank is on the same full disk
             traceback.print_exc()
         write_record(record, progress, folder, room)
@@ -104,12 +100,17 @@ def write_record(record: RankRecord, progress: ProgressFile, folder: Path, room:
     room.use(lambda: write_rank_file(rank_record_path(folder, record.rank), record))
 
 
+def is_headline_safe(error: BaseException, record: RankRecord) -> bool:
+    """Return whether a failure came after the figures of the run, and says nothing about them."""
+    return "probes" in record.marks_s and isinstance(error, Exception) and not isinstance(error, WrongBackend)
+
+
 def classify_error(error: BaseException, record: RankRecord) -> None:
     """Set the status and one-line reason of a failure."""
     text = one_line_message(error) or type(error).__name__
     if isinstance(error, Unsupported):
         record.status, record.reason = "unsupported", text
-    elif isinstance(error, MemoryError) or any(phrase in text.lower() for phrase in OUT_OF_MEMORY_PHRASES):
+    elif isinstance(error, MemoryError) or memory_limit.OUT_OF_MEMORY.search(text):
         record.status, record.reason = "oom", f"out of memory: {text[:300]}"
     elif isinstance(error, InputError):
         record.status, record.reason = "failed", text

@@ -7,6 +7,7 @@ import os
 import select
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,19 +20,24 @@ from scalebench.core.spec import RunSpec
 from scalebench.core.sweep_file import SweepRecord, join_labels
 from scalebench.core.untrusted import clean_line, clean_text, find_run_file
 from scalebench.measure.progress import RankProgress, read_progress
-from scalebench.sweeps.time_estimate import estimate_s, format_range
+from scalebench.sweeps.pace import read_pace
+from scalebench.sweeps.time_estimate import TimeEstimate, estimate_left_s, format_about, format_range
 
 if TYPE_CHECKING:
     from scalebench.analysis.load import Survey
     from scalebench.report.sections.attribution import AttributionRecords
     from scalebench.runner.jobs import QueueState
     from scalebench.sweeps.cohort import CohortProgress
+    from scalebench.sweeps.pace import StepEstimate
 
 MAX_BASELINE_COMMANDS = 3  # below a table
 MAX_UNREADABLE_LINES = 10  # files named one by one
 MAX_RUN_LABELS = 10  # of runs in a line
 MAX_RUNS_SHOWN = 2  # running jobs whose phase is shown
 MAX_RANKS_READ = 8  # of a running job
+SLOW_STEP_S = 1.0  # from here on the length of a step is shown
+MIN_SHOWN_LEFT_S = 1.0
+GUESSED_STEPS = ", with steps guessed from the FLOPs of the model until a run shows the pace of this machine"
 MAX_ERROR_CHARACTERS = 1000  # the way out stands at the end of a line
 PLAIN_WIDTH = 80  # characters of a line in a file or a pipe, unless COLUMNS says another number
 
@@ -74,6 +80,7 @@ class Console:
 
     def __init__(self) -> None:
         self._rich: Any = None
+        self._slow_heads: set[str] = set()  # runs whose slow steps were reported
         self._queue_status: Any = None  # the progress line of jobs, while there is one
 
     @property
@@ -125,12 +132,19 @@ class Console:
         head = f"[{number}/{planned}] {spec.label}{format_repeat(spec)}"
         if spec.config.debug or not self.rich.is_terminal:
             self.print_line(f"{head} ...{_parenthesize(time_left())}")
-            yield lambda ranks: None
+            yield lambda ranks: None if spec.config.debug else self._print_slow_steps(spec, head, ranks)
             return
         with self.rich.status(escape_markup(head)) as status:
             yield lambda ranks: status.update(
-                escape_markup(f"{head}  {describe_progress(ranks)}{_parenthesize(time_left())}")
+                escape_markup(f"{head}  {describe_progress(ranks, spec)}{_parenthesize(time_left())}")
             )
+
+    def _print_slow_steps(self, spec: RunSpec, head: str, ranks: list[RankProgress]) -> None:
+        """Print one line for a run whose steps are slow, where there is no progress line."""
+        parts = _describe_pace(ranks, spec)
+        if len(parts) > 1 and head not in self._slow_heads:
+            self._slow_heads.add(head)
+            self.print_line(f"{head}: {', '.join(parts)}")
 
     @contextlib.contextmanager
     def show_cohort(
@@ -251,6 +265,7 @@ class Console:
     def print_plan(self, runs: Sequence[tuple[RunSpec, bool]]) -> None:
         """Print the runs of a dry run, and how long all of them may take."""
         low_s = high_s = pause_s = 0.0
+        estimate = TimeEstimate(read_pace())
         is_warm = False
         has_several_models = len({spec.config.model.name for spec, _ in runs}) > 1
         for number, (spec, added) in enumerate(runs, 1):
@@ -262,18 +277,20 @@ class Console:
                 reason = f"unsupported: {spec.unsupported}" if error is None else f"will fail: {error}"
                 self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {reason}")
                 continue
-            low, high = estimate_s(spec)
+            low, high = estimate.range_s(spec)
             low_s, high_s = low_s + low, high_s + high
             pause_s, is_warm = pause_s + is_warm * spec.config.measure.cool_down_s, True
             batch = f"batch {spec.batch_per_device} per device, {spec.global_batch} global"
             if spec.config.measure.search == "max_batch":
                 batch = f"the largest batch that fits, from {spec.batch_per_device} per device on"
-            self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {format_range(low, high)}")
+            slow = _describe_slow_steps(estimate.step(spec))
+            self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {slow}{format_range(low, high)}")
         count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
         pauses = f", {pause_s:.0f} s of them cooling down" if pause_s else ""
-        self.print_line(
-            f"{count}, about {format_range(low_s + pause_s, high_s + pause_s)}{pauses}; nothing was started"
-        )
+        steps = (estimate.step(spec) for spec, _ in runs if spec.can_start)
+        guess = GUESSED_STEPS if any(step is not None and step.is_slow and step.is_guess for step in steps) else ""
+        total = format_range(low_s + pause_s, high_s + pause_s)
+        self.print_line(f"{count}, about {total}{pauses}{guess}; nothing was started")
 
     def print_open_ports(self, specs: Sequence[RunSpec]) -> None:
         """Warn of runs that listen on all interfaces, which their flag says in the record."""
@@ -361,12 +378,15 @@ def escape_markup(text: str) -> str:
     return escaped(clean_text(text))
 
 
-def describe_progress(ranks: list[RankProgress]) -> str:
-    """Describe phase, throughput so far and time left, by rank 0."""
+def describe_progress(ranks: list[RankProgress], spec: RunSpec | None = None, now_s: float | None = None) -> str:
+    """Describe phase, throughput so far, slow steps and, of a run whose `spec` is known, the time left; by rank 0."""
     if not ranks:
         return "starting"
     first = min(ranks, key=lambda progress: progress.rank)
+    now_s = time.time() if now_s is None else now_s
     parts = [first.phase]
+    if first.phase == "warmup" and not first.steps and now_s - first.at_s >= SLOW_STEP_S:
+        parts.append(f"first step, {now_s - first.at_s:.0f} s so far")
     if first.epoch is not None:
         parts.append(f"epoch {first.epoch:.1f}")
     if first.metric is not None:
@@ -374,10 +394,23 @@ def describe_progress(ranks: list[RankProgress]) -> str:
     if first.samples_per_s is not None:
         # Among the stages of one model only the last counts samples, for all of them.
         rate = first.samples_per_s * len(ranks) or max(p.samples_per_s or 0.0 for p in ranks)
-        parts.append(f"{rate:,.0f} samples/s")
-    if first.limit_s is not None:
-        parts.append(f"at most {max(0.0, first.limit_s - first.elapsed_s):.0f} s left")
-    return ", ".join(parts)
+        parts.append(f"{rate:,.0f} samples/s" if rate >= 10 else f"{rate:.2g} samples/s")
+    return ", ".join([*parts, *_describe_pace(ranks, spec, now_s)])
+
+
+def _describe_pace(ranks: list[RankProgress], spec: RunSpec | None, now_s: float | None = None) -> list[str]:
+    """Return `a step takes 12 s` of slow steps, and `about 3 min left`; less where it is unknown or nearly over."""
+    step_s = min(ranks, key=lambda progress: progress.rank).step_s if ranks else None
+    left_s = None if spec is None else estimate_left_s(spec, ranks, time.time() if now_s is None else now_s)
+    slow = [f"a step takes {step_s:.2g} s"] if step_s is not None and step_s >= SLOW_STEP_S else []
+    return slow + ([f"{format_about(left_s)} left"] if left_s is not None and left_s >= MIN_SHOWN_LEFT_S else [])
+
+
+def _describe_slow_steps(step: StepEstimate | None) -> str:
+    """Return `a step takes 3 to 12 s, ` of a planned run where that decides how long it takes."""
+    if step is None or not step.is_slow:
+        return ""
+    return f"a step takes {step.low_s:.2g} to {step.high_s:.2g} s, "
 
 
 def describe_cohort(progress: CohortProgress) -> str:
@@ -388,7 +421,8 @@ def describe_cohort(progress: CohortProgress) -> str:
     if progress.leader is not None and progress.ratio is not None:
         ratio = progress.ratio
         parts.append(f"{progress.leader} leads: {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]")
-    return ", ".join([*parts, f"at most {progress.seconds_left:.0f} s left"])
+    left = [f"at most {progress.seconds_left:.0f} s left"] if progress.seconds_left >= MIN_SHOWN_LEFT_S else []
+    return ", ".join([*parts, *left])
 
 
 def describe_queue_counts(queue: QueueState) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from scalebench.core.sweep_file import PlannedRun, SweepRecord, new_sweep_record, write_sweep
 from scalebench.sweeps.console import format_repeat
+from scalebench.sweeps.pace import read_pace
 from scalebench.sweeps.plan import SweepRun, cohort_key
 from scalebench.sweeps.time_budget import select_affordable
 from scalebench.sweeps.time_estimate import TimeEstimate, format_about
@@ -34,7 +35,7 @@ class Sweep:
         """`arguments` are those of the command line; `report` asks for a report at the end."""
         self.folder, self.report, self._clock, self._started_s = folder, report, clock, clock()
         self._limit_s = math.inf if max_minutes is None else 60 * max_minutes
-        self._estimate = TimeEstimate()
+        self._estimate = TimeEstimate(read_pace())
         self._first = 0  # number of the first planned run
         self._by_itself: set[int] = set()  # positions of runs that could not take turns
         self._remaining: list[SweepRun] = []  # runs after the current one that fit into the time
@@ -137,6 +138,12 @@ class Sweep:
             left_s += max(0.0, expected_s - (self._clock() - started_s))
         has_basis = all(run.earlier is not None or self._estimate.has_basis(run.spec) for run in self._remaining)
         return f"{'' if has_basis else 'at least '}{format_about(left_s)} of the sweep left"
+
+    def update_time_left(self, left_s: float | None) -> None:
+        """Note how long the current run will still take by its own steps; None: that is unknown."""
+        if self._current is not None and left_s is not None:
+            started_s, _ = self._current
+            self._current = (started_s, self._clock() - started_s + left_s)
 
     def mark_ended(self) -> None:
         """Record that the sweep has done all its runs, or all that there was time for."""

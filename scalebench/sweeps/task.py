@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,16 @@ from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, refuse_foreign_folder
 from scalebench.core.spec import RunSpec
 from scalebench.core.sweep_file import MULTIRUN_FILE, refuse_foreign_sweep_folder
+from scalebench.measure.progress import RankProgress
 from scalebench.report.tables import write_tables
 from scalebench.runner.parent import UnwrittenResult, claim_run_folder, refuse_folder_with_result, run_spec
 from scalebench.sweeps import cluster_runs
 from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.execute import Sweep
+from scalebench.sweeps.pace import record_pace
 from scalebench.sweeps.plan import SweepRun, compute_exit_status
+from scalebench.sweeps.time_estimate import estimate_left_s
 from scalebench.workloads import datasets
 
 
@@ -87,6 +91,7 @@ class SweepSession:
         if folder.absolute() in self.collected:
             result = self.collected[folder.absolute()]
             self.console.print_outcome(result, folder)
+            record_pace(result)
         elif (folder / RESULT_FILE).exists() and composed.resume:
             result = read_result(folder / RESULT_FILE)
             self.console.print_skipped(result, len(self.done) + 1, self.planned)
@@ -99,6 +104,7 @@ class SweepSession:
                 return
             result = self._measure(spec, folder, composed.resume)
             self.console.print_outcome(result, folder)
+            record_pace(result)
         self.done.append(result)
         if single:
             self._print_single(folder)
@@ -114,10 +120,19 @@ class SweepSession:
     def _measure(self, spec: RunSpec, folder: Path, resume: bool) -> Result:
         if cluster_runs.is_submitted(spec):
             return cluster_runs.run_single(spec, folder.absolute(), self.console, resume)
-        time_left = self.sweep.format_time_left if self.sweep is not None else str
-        with self.console.show_progress(spec, len(self.done) + 1, self.planned, time_left) as on_look:
+        sweep = self.sweep
+        if sweep is None:
+            with self.console.show_progress(spec, len(self.done) + 1, self.planned) as on_look:
+                self._launched = True
+                return run_spec(spec, folder, on_look, lock=self._lock)
+        with self.console.show_progress(spec, len(self.done) + 1, self.planned, sweep.format_time_left) as on_look:
+
+            def look(ranks: list[RankProgress]) -> None:
+                sweep.update_time_left(estimate_left_s(spec, ranks, time.time()))
+                on_look(ranks)
+
             self._launched = True
-            return run_spec(spec, folder, on_look, lock=self._lock if self.sweep is None else None)
+            return run_spec(spec, folder, look)
 
     def run_cohort(self, runs: Sequence[CohortRun]) -> Iterator[tuple[int, Result]]:
         """Yield (number, result) of each of these runs that could be done side by side."""

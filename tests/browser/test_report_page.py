@@ -42,8 +42,10 @@ def write_page(folder: Path) -> Path:
     return write(report_data, folder / "sweep" / "report.html", sections(report_data.frame))
 
 
-def open_page(browser: Chrome, path: Path, pixels: int = 1280, dark: bool = False, after: str = "") -> None:
-    set_width(browser, pixels, dark=dark)
+def open_page(
+    browser: Chrome, path: Path, pixels: int = 1280, dark: bool = False, after: str = "", height: int = 900
+) -> None:
+    set_width(browser, pixels, height, dark)
     browser.get("about:blank")
     browser.get(path.as_uri() + after)
     wait(browser, "return document.querySelectorAll('.plot[data-drawn]').length > 0")
@@ -90,13 +92,14 @@ def test_filters_hide_rows_and_lines_and_say_so(page: Chrome) -> None:
 
 def test_bars_with_tags_of_their_own_go_one_by_one(page: Chrome) -> None:
     bars = "const p = document.querySelector('#lost .plot'); p.scrollIntoView(); return 'drawn' in p.dataset && %s"
-    figures = "[p.data.map(t => [t.x, t.y]), p.layout.xaxis.categoryarray]"
+    figures = "[p.data.map(t => [t.meta.role, t.y, t.x]), p.layout.yaxis.categoryarray]"
     wait(page, bars % "true")
     filter_box(page, "strategy", "ddp_gloo").click()
     wait(page, bars % "p.data[0].x.length === 1")
     shares, names = page.execute_script(bars % figures)
-    assert names == ["horovod_gloo"] and [x for x, _ in shares] == [["horovod_gloo"]] * 3
-    assert [y for _, y in shares] == [[0.05], [-0.01], [0.16]]
+    assert names == ["horovod_gloo"] and [y for _, y, _ in shares] == [["horovod_gloo"]] * 4
+    pieces = [(role, x) for role, _, x in shares]
+    assert pieces == [("bar", [0.05]), ("bar", [None]), ("gain", [-0.01]), ("bar", [0.16])]
     filter_box(page, "strategy", "ddp_gloo").click()
     wait(page, bars % "p.data[0].x.length === 2")
 
@@ -196,6 +199,45 @@ def test_no_width_makes_the_page_scroll_sideways(browser: Chrome, tmp_path: Path
     (tmp_path / f"report-{pixels}.png").write_bytes(base64.b64decode(shot))
     wide = "return [...document.querySelectorAll('.plot svg.main-svg')].map(svg => svg.clientWidth)"
     assert all(0 < drawn <= pixels for drawn in browser.execute_script(wide))
+
+
+def write_real_page(folder: Path, strategies: tuple[str, ...] = ("bare_torch", "ddp_gloo", "horovod_gloo")) -> Path:
+    """Write the page of a sweep with all its sections."""
+    sweeps.sweep(folder, strategies, repeats=3)
+    return write(load_report_data([folder]), folder / "report.html")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(("pixels", "height", "last"), [(1400, 900, ".chart .plot"), (390, 844, ".reason")])
+def test_the_answer_is_seen_without_scrolling(
+    browser: Chrome, tmp_path: Path, pixels: int, height: int, last: str, dark: bool
+) -> None:
+    open_page(browser, write_real_page(tmp_path), pixels, dark, height=height)
+    ends = "return [...document.querySelectorAll(`#answer :is(%s)`)].map(e => e.getBoundingClientRect().bottom)"
+    seen = browser.execute_script(ends % f".headline, .tiles dd, {last}")
+    assert len(seen) >= 11 and max(seen) <= height
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#answer .plot[data-drawn]")) == 2
+    assert browser.execute_script("return document.querySelectorAll('main details[open]').length") == 0
+    assert browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]") == [pixels, pixels]
+
+
+def test_the_first_page_of_paper_has_the_answer_and_two_charts(browser: Chrome, tmp_path: Path) -> None:
+    open_page(browser, write_real_page(tmp_path), dark=True)
+    before = browser.execute_script("return document.querySelectorAll('details[open]').length")
+    set_width(browser, 703)  # A4 without margins of 12 mm
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    browser.execute_script("beforePrint()")
+    answer = browser.execute_script("return document.getElementById('answer').getBoundingClientRect().bottom")
+    assert answer < 1000, "A4 has 1032 pixels"
+    # Wider contents make Chromium print everything smaller.
+    assert browser.execute_script("return document.documentElement.scrollWidth") == 703
+    wide = "return [...document.querySelectorAll('.plot')].map(p => p.querySelector('svg').clientWidth - p.clientWidth)"
+    assert max(browser.execute_script(wide)) <= 0
+    assert browser.execute_script("return document.querySelectorAll('details.fold:not([open])').length") == 0
+    assert browser.execute_script("return document.documentElement.dataset.theme") == "light"
+    browser.execute_script("afterPrint()")
+    assert browser.execute_script("return document.querySelectorAll('details[open]').length") == before
+    assert browser.execute_script("return document.documentElement.dataset.theme") == "dark"
 
 
 def test_charts_are_drawn_when_they_come_near(browser: Chrome, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -113,6 +114,28 @@ def test_a_dry_run_lists_the_runs_and_leaves_nothing(call: Call, words: list[str
     assert (status, err) == (0, [])
     assert len(out) == runs + 1 and out[-1].endswith("nothing was started")
     assert os.listdir() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "in_terminal", "announced"),
+    [
+        ([], True, True),
+        (["--multirun", "gpus=1,2"], True, True),
+        (["gpus=1"], False, False),
+        (["--cfg", "job"], True, False),
+    ],
+)
+def test_a_terminal_has_a_line_before_anything_is_imported(
+    arguments: list[str], in_terminal: bool, announced: bool,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    printed = []
+    stand_in = types.ModuleType("hydra_app")
+    stand_in.main = lambda words: printed.append(capsys.readouterr().out) or 0  # type: ignore[attr-defined]
+    monkeypatch.setattr("scalebench.cli.hydra_app", stand_in)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: in_terminal)
+    assert program.main(arguments) == 0
+    assert [line.endswith(": preparing the runs\n") for line in printed] == [announced]
 
 
 def test_the_last_word_decides_whether_it_is_dry(call: Call) -> None:

@@ -31,7 +31,7 @@ LINKS: dict[str, tuple[type, ...]] = {
 }
 # What a source has to be named for, besides whatever stands under links.
 FIGURES = [*list(KEYS)[list(KEYS).index("gpus_per_node") : list(KEYS).index("device_ids")], "node_copy"]
-MACHINES = [path for path in FILES if path.stem not in ("cpu", "local", "testcluster")]
+MACHINES = [path for path in FILES if path.stem not in ("cpu", "local", "slurm", "testcluster")]
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -106,6 +106,13 @@ def test_cpu_and_local_assume_nothing() -> None:
         assert all(results[key] is None for key in FIGURES if key != "max_nodes")
 
 
+def test_slurm_is_a_parent_of_no_cluster() -> None:
+    results = load(HARDWARE / "slurm.yaml")
+    assert (results["scheduler"], results["slurm"]) == ("slurm", {"exclusive": True})
+    assert all(results[key] is None for key in FIGURES if key != "max_nodes")
+    assert not any(results["links"].values()) and results["unsupported"] == {}
+
+
 def test_mpi_is_unsupported_on_gpu2_with_its_reason() -> None:
     assert "InfiniBand" in load(HARDWARE / "gpu2.yaml")["unsupported"]["horovod_mpi"]
 
@@ -123,24 +130,27 @@ NODES: dict[str, tuple[int, int | None, float | None, int]] = {
     "dgx1_p100": (1, None, None, 8),  # benchmarks.md: "8x NVIDIA Tesla P100"
     "gce_k80": (1, None, None, 8),  # benchmarks.md: "8x NVIDIA Tesla K80", GPUs: the instance is ...-k80x8
     "ec2_k80": (8, None, None, 8),  # benchmarks.md: 64 GPUs on 8 instances
+    "dgx_h100": (32, 112, 2000, 8),  # user guide: 2 x 56 cores, 2 TB; 32 nodes in a scalable unit
 }
 # GB of one GPU, by the name in gpu_specs.csv (node_specs.csv has no other)
 GPU_GB = {
     "A100 SXM4 40GB": 40, "Tesla K80": 12, "Tesla M60": 8, "GTX 1080 Ti": 11, "GTX 1070": 8, "RTX 2080 Ti": 11,
-    "Tesla P100 SXM2": 16,
+    "Tesla P100 SXM2": 16, "H100 SXM5 80GB": 80,
 }  # fmt: skip
 MODELS = {
     "alpha": "A100 SXM4 40GB", "gpu2": "Tesla K80", "hpdlf": "GTX 1080 Ti", "az_2x_m60": "Tesla M60",
     "az_4x_m60": "Tesla M60", "7gforce": "GTX 1070", "rtx2080ti_4": "RTX 2080 Ti", "rtx2080ti_8": "RTX 2080 Ti",
     "dgx1_p100": "Tesla P100 SXM2", "gce_k80": "Tesla K80", "ec2_k80": "Tesla K80",
+    "dgx_h100": "H100 SXM5 80GB",
 }  # fmt: skip
 GB_PER_S_WITHIN = {  # comm_parameters.csv; null for the others
     "alpha": 300,  # NVLink 3 unidirectional total
     "dgx1_p100": 80,  # NVLink 1 unidirectional total
     "az_2x_m60": 5.26,  # P2P through host, no peer access
     "7gforce": 0.73,  # P2P over x1 risers, low
+    "dgx_h100": 450,  # NVLink 4 unidirectional total
 }
-GBIT_PER_S_BETWEEN = {"alpha": 400}  # two HDR ports, ScaDS.AI
+GBIT_PER_S_BETWEEN = {"alpha": 400, "dgx_h100": 3200}  # two HDR ports, ScaDS.AI; 8 ports of 400 Gbit/s, user guide
 NODE_COPIES = {"alpha": "/tmp"}  # local_storage of alpha_centauri.md: 3.5 TB NVMe /tmp
 UNSUPPORTED = {"gpu2": {"horovod_mpi", "horovod_tensorflow_mpi"}}  # seeds/001
 

@@ -33,6 +33,7 @@ def nodes_of(sizes: list[int]) -> list[NumaNode]:
 def pretend(patch: pytest.MonkeyPatch, sizes: list[int], gpus: Nodes, usable: list[int] | None = None) -> None:
     patch.setattr(machine, "numa_nodes", lambda: nodes_of(sizes))
     patch.setattr(machine, "usable_cpus", lambda: list(range(sum(sizes))) if usable is None else usable)
+    patch.setattr(machine, "order_by_core", sorted)
     patch.setattr(machine, "gpu_numa_nodes", lambda: gpus)
     patch.setattr(machine, "count_gpus", lambda: len(gpus))
 
@@ -101,6 +102,30 @@ def test_the_kernels_own_files_lead_to_the_cores(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [1, 0])
     assert placement.assign_cores(hardware(2, 2), [0, 1]) == [[1, 3], [0, 2]]
     assert placement.assign_cores(hardware(2, 2, "far"), [0, 1]) == [[0, 2], [1, 3]]
+
+
+@pytest.mark.gpu
+def test_gpus_of_one_node_share_no_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two sockets of 24 cores with two threads each, as Linux numbers them, and eight GPUs: six whole cores for each,
+    however many of them a run takes."""
+    monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
+    for node in (0, 1):
+        folder = tmp_path / f"sys/devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{24 * node}-{24 * node + 23},{48 + 24 * node}-{48 + 24 * node + 23}\n")
+        (folder / "distance").write_text("10 32\n" if node == 0 else "32 10\n")
+    for cpu in range(96):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{cpu % 48},{cpu % 48 + 48}\n")
+    monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(96)))
+    monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [0, 0, 0, 0, 1, 1, 1, 1])
+    for gpus in (1, 2, 4, 8):
+        assigned = placement.assign_cores(hardware(8, 12), list(range(gpus)))
+        cores = [{cpu % 48 for cpu in cpus} for cpus in assigned]
+        assert all(len(own) == 6 for own in cores), "both threads of each core"
+        assert all(a.isdisjoint(b) for a, b in itertools.combinations(cores, 2))
+        assert assigned[0] == [0, 1, 2, 3, 4, 5, 48, 49, 50, 51, 52, 53]
 
 
 def test_one_process_for_all_has_the_cores_of_all_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:

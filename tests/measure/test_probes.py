@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.core.result import ProbeRecord, Profile
+from scalebench.core.result import ProbeRecord, Profile, RankRecord
 from scalebench.core.spec import RunSpec, StrategySpec
 from scalebench.measure.probes import NO_SYNC, ONE_DEVICE, InterleavedLoop, ProbeRunner, Variant
 from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Probes
@@ -72,8 +72,11 @@ def run_probes(
     strategy, reports = kind(spec), []
     train, _ = datasets.open_sources(spec, 0, gpus)
     report: Callable[[], None] = lambda: reports.append(strategy.now_s)  # noqa: E731
-    runner = ProbeRunner(spec, strategy, STEP_S + SYNC_S, list(message_bytes), report, lambda: strategy.now_s)
-    runner.run_step_probes(train, folder)
+    rank = RankRecord(0, "here", 1, message_bytes=list(message_bytes))
+    runner = ProbeRunner(spec, strategy, STEP_S + SYNC_S, rank, report, lambda: strategy.now_s)
+    runner.run_step_probes(train)
+    runner.run_profile(folder)
+    assert not rank.probe_failures
     return runner.record, strategy, reports
 
 

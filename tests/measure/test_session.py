@@ -25,6 +25,7 @@ from scalebench.core.spec import DatasetSpec, RunSpec, StrategySpec
 from scalebench.measure import progress
 from scalebench.measure.progress import ProgressFile, RankProgress, read_progress, rss_peak_bytes
 from scalebench.measure.session import Session, WrongBackend, complete_record
+from scalebench.runner.collect import read_ranks
 from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import PARTS, LossPart, Strategy
 from scalebench.strategies.simulated import Simulated
@@ -50,6 +51,12 @@ class Recording(Simulated):
         if callable(found) and not name.startswith("_") and name not in ("calls", "Options"):
             super().__getattribute__("calls").append(name)
         return found
+
+
+class Alone(Simulated):
+    """Rank 0 of a group whose other ranks it never waits for."""
+
+    def setup(self) -> None: ...
 
 
 class WithoutProbes(Strategy):
@@ -137,10 +144,71 @@ def test_another_backend_than_the_requested_one_is_a_failure(backend: str, messa
     """Replicas that silently do not average gradients must not be taken for the strategy."""
     strategy = StrategySpec("simulated", baseline="simulated", backend=backend)
     spec = simulated_spec(gpus=2, strategy=strategy)
-    session = Session(spec, Simulated(spec, 0), RankRecord(0, "here", 1), ProgressFile(tmp_path, 0, 1))
     with pytest.raises(WrongBackend, match=f"{message}, but the gradients were carried by nothing"):
-        session._record_training_facts()
+        run_session(tmp_path, spec, Alone)
     assert run_session(tmp_path, simulated_spec(strategy=strategy))[0].backend_used is None, "one device needs none"
+
+
+PROBE_METHODS = {
+    "state_bytes": "state_bytes",
+    "message_sizes": "message_bytes",
+    "set_gradient_sync": "exposed",
+    "run_isolated_sync": "isolated",
+    "partial_step": "forward",
+    "copy_batch": "copy",
+    "profile": "profile",
+    "collective": "collectives",
+    "transfer": "bandwidth",
+    "stages": "stages",
+    "backend_used": "backend_used",
+    "settings_used": "settings_used",
+    "record_timeline": "timeline",
+    "versions": "versions",
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", PROBE_METHODS)
+def test_a_probe_that_raises_leaves_the_throughput(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever a GPU's libraries raise after the measurement is a null with its reason."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(Simulated, method, fail)
+    measure = {"probes": True, "probe_s": 0.2, "collectives": True, "bandwidth": True, "timeline": True}
+    spec = simulated_spec(2, options={"message_bytes": 77, "sync_s": 0.001}, measure=measure)
+    record, _ = run_session(tmp_path, spec, Alone)
+    assert record.status == "ok" and record.block_s and list(record.marks_s) == PHASES
+    error = "RuntimeError: CUDA error: out of memory"
+    quantity = PROBE_METHODS[method]
+    assert record.probe_failures == dict.fromkeys(record.probe_failures, error) and quantity in record.probe_failures
+    assert "in fail" in capfd.readouterr().err, "the log of the rank has the traceback"
+    assert record.probes is not None
+    if quantity in ("exposed", "isolated", "forward", "copy", "profile", "collectives", "bandwidth"):
+        assert record.probes.reasons[quantity] == error
+    if method != "partial_step":
+        assert record.probes.optimizer_s, "the other probes went on"
+    if method == "record_timeline":
+        assert record.timeline is not None and record.timeline.reason == error
+
+
+def test_the_record_is_on_disk_before_the_first_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = simulated_spec(2)
+    saved = []
+
+    def see(self: Simulated) -> list[int]:
+        saved.extend(read_ranks(tmp_path, 1))
+        return []
+
+    monkeypatch.setattr(Simulated, "message_sizes", see)
+    record, _ = run_session(tmp_path, spec, Alone)
+    (headline,) = saved
+    assert headline is not None and headline.status == "ok"
+    assert headline.block_s == record.block_s and headline.metrics == record.metrics and "end" in headline.marks_s
+    assert "probes" not in headline.marks_s and "end" not in record.marks_s
 
 
 def test_a_failure_leaves_the_marks_so_far(tmp_path: Path) -> None:

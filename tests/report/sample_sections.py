@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Section, Series, Table
+from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Section, Series, Table, Tile, Verdict
 
 TAGS = {"model": "mlp", "strategy": "ddp_gloo", "hardware": "local"}
 EVIL = [
@@ -68,12 +68,14 @@ def sample_report() -> list[Section]:
         "t", "Table", ["strategy", "samples/s", "remarks"], rows, frozenset({"samples/s"}), "Its caption."
     )  # fmt: skip
     codes = [Code("python -m scalebench gpus=2", "sh", "Again"), Code("a\n````\nb", "log", "<tail>")]
+    tiles = [Tile("Throughput", "12,345", "samples/s", "± 0.8 %", "ddp_gloo on 2 devices"), Tile("Speedup", "unknown")]
+    verdict = Verdict("Take ddp_gloo.", tiles, "9 % is lost.", ["one repeat", "busy | machine"], "mlp on data", TAGS)
     answer = [Paragraph("ddp_gloo, tied with [nobody].", "answer"), Paragraph("Plain."), Paragraph("", "plain")]
     return [
-        Section("answer", "Answer", answer),
+        Section("answer", "Answer", [verdict, *answer]),
         Section("scaling", "Scaling", [line_chart(), table, stacked_chart()]),
         Section("clocks", "Clocks & more", [Paragraph("A machine that throttles.", "warning")]),
-        Section("problems", "Problems", codes, folded=True),
+        Section("problems", "Problems", codes),
     ]
 
 
@@ -86,6 +88,7 @@ def hostile_sections() -> list[Section]:
     blocks = []
     for text in EVIL:
         blocks += [
+            Verdict(text, [Tile(text, text, text, text, text)], text, [text], text),
             Paragraph(text), Paragraph(text, "answer"), Paragraph(text, "warning"),
             Code(text, "log", text), Code(text, "sh", text),
             Table("t", text, [text, "b"], [Row([Cell(text, link=text), Cell(text)])], caption=text),

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from scalebench.core.result import Result
-from scalebench.report.document import Block, Chart, Paragraph, Section, Series, Table
+from scalebench.report.document import Block, Chart, Paragraph, Section, Series, Table, Verdict
 from scalebench.report.report_data import ReportData, load_report_data
 from tests.builders import sweeps
 
@@ -105,7 +105,10 @@ def block_text(block: Block) -> str:
     """Return all text of a block."""
     if isinstance(block, Table):
         cells = [cell.text for row in block.rows for cell in row.cells]
-        return " ".join([block.title, block.caption, *block.columns, *cells])
+        notes = [text for _, text in block.footnotes]
+        return " ".join([block.title, block.caption, *block.columns, *cells, *notes])
     if isinstance(block, Chart):
         return " ".join([block.title, block.caption, *(series.name for series in block.series)])
+    if isinstance(block, Verdict):
+        return " ".join([block.text, block.reason, block.group, *block.doubts])
     return block.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -11,14 +12,23 @@ import pytest
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.report import document
 from scalebench.report.document import (
+    Axis,
+    Cell,
+    Chart,
     CurveGroup,
+    Row,
+    Series,
+    Table,
     downsample,
     format_duration_column,
     group_curves,
+    has_shape,
     join_sentences,
     make_bar_series,
     make_line_series,
     make_relative_link,
+    move_to_footnotes,
+    scale_units,
     select_best_curves,
 )
 from tests.report.section_blocks import SCRIPT
@@ -116,3 +126,29 @@ def test_dips_and_peaks_and_ends_stay() -> None:
 def test_links_are_files_beside_the_page(link: str, expected: str) -> None:
     assert make_relative_link(link, "/sweep", "/sweep") == expected
     assert make_relative_link("0/trace.json", "/data/sweep", "/reports/today") == "./../../data/sweep/0/trace.json"
+
+
+def test_figures_are_shown_in_units_of_their_size() -> None:
+    steps = Series("a", [1, 2], [0.025, None], [0.02, None], [0.03, None], repeats=[[0.02, 0.03], []])
+    scaled = scale_units(Chart("c", "C", Axis("devices"), Axis("time of a step", unit="s"), [steps]))
+    (series,) = scaled.series
+    assert scaled.y.title == "time of a step (ms)" and series.y == [pytest.approx(25), None]
+    assert (series.low[0], series.high[0], series.repeats[0]) == (20, 30, [20, 30])
+    memory = Chart("c", "C", Axis("devices"), Axis("state", unit="bytes"), [Series("a", [1], [6e8])])
+    assert scale_units(memory).y.title == "state (MB)" and scale_units(memory).series[0].y == [600]
+    assert scale_units(replace(memory, y=Axis("state"))) == replace(memory, y=Axis("state"))
+
+
+def test_one_place_is_no_chart() -> None:
+    ideal = Series("ideal", [1, 2], [1, 2], style="ideal")
+    for figures, expected in (([2.0, 1.0], True), ([2.0, None], False)):
+        assert has_shape(Chart("c", "C", Axis("x"), Axis("y"), [Series("a", [1, 2], figures), ideal])) == expected
+
+
+def test_long_texts_of_a_column_are_footnotes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scalebench.report.document.MAX_FOOTNOTES", 2)
+    rows = [Row([Cell(str(number)), Cell(text)]) for number, text in enumerate(["x", "", "y", "x", "z"])]
+    table = move_to_footnotes(Table("t", "T", ["n", "remarks"], rows), "remarks")
+    assert [row.cells[1].text for row in table.rows] == ["a", "", "b", "a", "..."]
+    assert [row.cells[1].note for row in table.rows] == ["x", "", "y", "x", "z"]
+    assert list(table.footnotes) == [("a", "x"), ("b", "y")]

@@ -76,9 +76,13 @@ def test_the_dots_of_bars_are_on_their_bars() -> None:
     assert [list(dots.get_data()[1]) for dots in axes.lines] == [[0.9, 1.1]] * 2
 
 
-def test_stacked_bars_have_negative_ones_below_zero() -> None:
-    bars = [(bar.get_y(), bar.get_height()) for bar in draw_axes(stacked_chart()).patches]
-    assert bars == [(0, 0.1), (0, 0.3), (0, -0.02), (0.3, 0.01)]
+def test_stacked_bars_lie_with_a_marker_for_each_gain() -> None:
+    axes = draw_axes(stacked_chart())
+    bars = [(round(bar.get_x(), 9), round(bar.get_width(), 9)) for bar in axes.patches]
+    assert bars == [(0, 0.1), (0, 0.3), (0.1, 0.0), (0.3, 0.01)]
+    (gain,) = axes.lines
+    assert gain.get_xydata().tolist() == [[-0.02, 0]]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["1", "2"] and axes.yaxis_inverted()
 
 
 def test_bars_stand_beside_each_other_with_their_limits() -> None:

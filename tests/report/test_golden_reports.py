@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from scalebench.core.result import Result
-from scalebench.report.document import Chart, Table
+from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.markdown import render_document
 from scalebench.report.report_data import load_report_data
-from scalebench.report.sections import make_sections
+from scalebench.report.sections import SECTIONS, make_sections
 from tests.analysis import test_devices_or_batch as devices_or_batch
 from tests.analysis.test_pipeline_stages import chain
 from tests.analysis.test_pipeline_stages import run as pipeline_run
@@ -73,12 +73,12 @@ def parallelism() -> list[Result]:
 
 # Each with the sections that it is made for.
 SWEEPS: dict[Callable[[], list[Result]], tuple[str, ...]] = {
-    strategies: ("answer", "scaling", "strategies", "attribution", "sync", "usage", "epochs", "operations", "problems"),
+    strategies: ("answer", "evidence", "scaling", "strategies", "attribution", "step", "usage", "training", "problems"),
     trainings: ("training",),
     batches: ("batch-size",),
-    more_devices: ("devices-or-batch",),
-    memory: ("memory",),
-    parallelism: ("data-or-model", "stages"),
+    more_devices: ("batch-size",),
+    memory: ("usage",),
+    parallelism: ("parallelism",),
 }
 
 
@@ -100,9 +100,10 @@ def test_names_stay_text_and_ids_are_plain_and_unique(make_runs: Callable[[], li
     results = make_runs()
     for result in results:
         result.workload.model = result.scale.hardware = SCRIPT
-    sweeps.write_results(tmp_path, results)
+    # Another group, so that each has its heading.
+    sweeps.write_results(tmp_path, [*results, sweeps.run("bare_torch", 1, run_id="another")])
     made = {section.id: section for section in make_sections(load_report_data([tmp_path]))}
-    for name in {*SWEEPS[make_runs]} - {"operations", "stages", "problems"}:  # which name runs by strategy and devices
+    for name in {*SWEEPS[make_runs]} - {"problems"}:  # which names runs by strategy and devices
         assert any(SCRIPT in block_text(block) for block in made[name].blocks), name
     ids = [block.id for section in made.values() for block in section.blocks if isinstance(block, Chart | Table)]
     assert len(set(ids)) == len(ids) and all(re.fullmatch("[a-z0-9-]+", name) for name in ids)
@@ -117,9 +118,20 @@ def test_a_section_is_left_out_where_it_has_nothing_to_say(tmp_path: Path) -> No
     always = {"strategies", "machines"}
     assert set(list_sections(sweeps.failed_run(flags=["throttled"]))) == {*always, "answer", "problems"}
     one = list_sections(sweeps.run("ddp_gloo", 1))
-    assert set(one) == {*always, "answer", "usage", "epochs", "learning", "clocks", "operations"}
-    assert set(list_sections(*strategies()[:5])) - set(one) == {"scaling", "attribution", "sync"}
+    assert set(one) == {*always, "answer", "evidence", "usage", "training", "step"}
+    assert set(list_sections(*strategies()[:5])) - set(one) == {"scaling", "attribution"}
     assert "training" not in list_sections(sweeps.training_run(status="failed"))
+
+
+def test_parts_of_a_section_have_headings_and_charts_of_one_device_count_are_left_out(tmp_path: Path) -> None:
+    """A report has at most 13 headings, whatever was measured."""
+    sweeps.write_results(tmp_path, [sweeps.run(name, 2) for name in ("ddp_gloo", "horovod_gloo")])
+    made = {section.id: section for section in make_sections(load_report_data([tmp_path]))}
+    headings = [block.text for block in made["step"].blocks if isinstance(block, Paragraph) and block.kind == "heading"]
+    assert headings == ["Parts of a step, and its operations", "Gradient synchronization"]
+    assert not any(isinstance(block, Chart) for block in made["usage"].blocks)
+    (stack,) = [block for block in made["step"].blocks if isinstance(block, Chart)]
+    assert stack.y.title == "time of a step (ms)" and stack.y.unit == "" and len(SECTIONS) == 14
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.result import Result, Sync
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report import step_breakdown
-from scalebench.report.document import Paragraph, Table
+from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.step_breakdown import STEP_PARTS, step_interval
 from tests.builders.sweeps import block_times, make_probed_run, make_probes, run, sweep, write_results
@@ -35,7 +35,7 @@ def run_without(**reasons: str) -> Result:
 
 def test_a_rest_below_zero_is_within_noise() -> None:
     noisy = make_probes(optimizer_s=block_times(0.0066, 5, 0.002))
-    name, cells = "not in any of these", cells_by_part(make_probed_run(noisy, noisy))
+    name, cells = "unattributed", cells_by_part(make_probed_run(noisy, noisy))
     assert cells[name] == ["-0.10 ms [-1.89, 1.69]", "-1.0 %", "cannot be distinguished from 0"]
     assert cells["optimizer"][-1] == "cannot be distinguished from 0"
     assert cells_by_part(make_probed_run(make_probes(), make_probes()))[name] == ["1.00 ms [0.93, 1.07]", "10.0 %"]
@@ -64,13 +64,13 @@ def test_what_was_not_measured_is_a_dash_and_its_reason(missing: str, row: str, 
 
 def test_the_rest_holds_what_was_not_measured() -> None:
     cells = cells_by_part(run_without(forward="no", data="no"))
-    assert cells["not in any of these"][-1] == "contains data loading, forward, backward, not measured"
+    assert cells["unattributed"][-1] == "contains data loading, forward, backward, not measured"
     nothing: dict[str, Any] = {"exposed": "no", "data": "no", "forward": "no", "backward": "no", "optimizer": "no"}
-    assert cells_by_part(run_without(**nothing))["not in any of these"] == ["-", "no part was measured"]
+    assert cells_by_part(run_without(**nothing))["unattributed"] == ["-", "no part was measured"]
     result = run_without(exposed="one device has no other to synchronize with")
-    assert cells_by_part(result)["not in any of these"][-1] == "contains exposed sync, not measured"
+    assert cells_by_part(result)["unattributed"][-1] == "contains exposed sync, not measured"
     result.scale.gpus = 1
-    assert "contains" not in cells_by_part(result)["not in any of these"][-1]
+    assert "contains" not in cells_by_part(result)["unattributed"][-1]
 
 
 def test_missing_figures_without_a_recorded_reason_have_a_general_one() -> None:
@@ -99,9 +99,12 @@ def test_every_part_of_the_frame_has_a_row() -> None:
 def test_what_was_not_measured_has_its_reason(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
     report_data = load_report_data([tmp_path])
-    table, _ = step_breakdown.make_blocks(report_data, make_curves(report_data.pooled))
-    assert isinstance(table, Table)
-    remark = table.rows[0].cells[-1].text
+    chart, table = step_breakdown.make_blocks(report_data, make_curves(report_data.pooled))
+    assert isinstance(table, Table) and isinstance(chart, Chart)
+    assert [series.part for series in chart.series] == ["data", "rest"] and chart.series[0].x == ["ddp_gloo x 1"]
+    assert sum(series.y[0] for series in chart.series) == pytest.approx(table.rows[0].cells[2].value)
+    ((mark, remark),) = table.footnotes
+    assert table.rows[0].cells[-1].text == mark == "a"
     assert "exposed sync: one device " in remark
     assert f"forward, backward, optimizer: {step_breakdown.TOO_FEW_BLOCKS}" in remark
     assert table.rows[0].cells[7].text == ""

@@ -79,9 +79,8 @@ CASES: dict[str, tuple[GroupExit, list[RankRecord | None], bool, tuple[str, str 
     "exited without a reason": (
         ended(None, 7), [None, None], False, ("failed", "rank 1 ended with exit status 7 and without a reason", 1),
     ),
-    "crashed after a complete record": (
-        ended(0, -signal.SIGSEGV), [rank(0), rank(1)], False, ("failed", "rank 1 was killed by SIGSEGV", 1),
-    ),
+    "crashed after its figures": (ended(0, -signal.SIGSEGV), [rank(0), rank(1)], False, ("ok", None, 1)),
+    "hangs after its figures": (timed_out(0, None), [rank(0), rank(1)], False, ("ok", None, 1)),
     "no record in spite of exit status 0": (
         ended(0, 0), [rank(0), None], False, ("failed", "rank 1 ended with exit status 0 and without a reason", 1),
     ),
@@ -128,6 +127,7 @@ def test_exits_and_records_become_one_outcome(case: Any) -> None:
     outcome = classify_exit(end, ranks, oom_kill)
     assert (outcome.status, outcome.reason, outcome.rank) == expected
     assert (outcome.launched_at_s, outcome.wall_s) == (100.0, 9.0)
+    assert (outcome.probe_failure is not None) == (outcome.status == "ok" and outcome.rank is not None)
 
 
 def test_a_missing_or_incomplete_record_is_none(tmp_path: Path) -> None:

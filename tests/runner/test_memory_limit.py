@@ -11,6 +11,7 @@ import pytest
 
 from scalebench.runner import memory_limit
 from scalebench.runner.memory_limit import (
+    AT_LIMIT,
     OUT_OF_MEMORY,
     apply_limit,
     find_out_of_memory_line,
@@ -111,7 +112,13 @@ OUT_OF_MEMORY_LINES = [
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "OSError: [Errno 12] Cannot allocate memory",
+    "CUDA error: out of memory",
+    "RuntimeError: CUDNN_STATUS_ALLOC_FAILED",
+    "RuntimeError: Unable to find an engine to execute this computation",
+    "NOT_FOUND: No valid cuDNN algorithm worked!  Try looking for a valid cuDNN algorithm",
+    "RESOURCE_EXHAUSTED: failed to allocate memory",
 ]
+LIMIT_ONLY = OUT_OF_MEMORY_LINES[3:5] + OUT_OF_MEMORY_LINES[6:7]  # which other things cause elsewhere
 OTHER_LINES = [
     "Allocation of 153600000 exceeds 10% of free system memory.",  # TensorFlow's advice, of a run that is ok
     "RuntimeError: Connection closed by peer [127.0.0.1]:1234",
@@ -123,7 +130,19 @@ OTHER_LINES = [
 @pytest.mark.parametrize("line", [*OUT_OF_MEMORY_LINES, *OTHER_LINES])
 def test_messages_of_a_process_at_its_limit_are_recognized(line: str) -> None:
     """Messages that frameworks have printed."""
-    assert (OUT_OF_MEMORY.search(line) is not None) == (line in OUT_OF_MEMORY_LINES)
+    assert (AT_LIMIT.search(line) is not None) == (line in OUT_OF_MEMORY_LINES)
+    assert (OUT_OF_MEMORY.search(line) is not None) == (line in OUT_OF_MEMORY_LINES and line not in LIMIT_ONLY)
+
+
+@pytest.mark.gpu
+def test_tensorflow_may_go_on_with_less_memory(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.log"
+    log.write_text(
+        "Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB with freed_by_count=0. The caller "
+        "indicates that this is not a failure, but this may mean that there could be performance gains if more memory "
+        "were available.\nRuntimeError: something else\n"
+    )
+    assert find_out_of_memory_line(log) is None
 
 
 def test_the_last_message_in_the_end_of_a_log_is_found(tmp_path: Path) -> None:

@@ -78,6 +78,8 @@ def body(error: BaseException) -> Any:
         (RuntimeError("OOM when allocating tensor"), "oom", "out of memory: OOM when allocating tensor"),
         (MemoryError(), "oom", "out of memory: MemoryError"),
         (RuntimeError("CUDA out of memory. Tried to"), "oom", "out of memory: CUDA out of memory. Tried to"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "oom", None),
+        (RuntimeError("Unable to find an engine to execute this computation"), "oom", None),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "oom", None),
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "oom", None),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "failed", "OSError: [Errno 28] No space left on device"),

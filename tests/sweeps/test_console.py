@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from scalebench.core.result import CollectiveRecord, ProbeRecord, TransferRecord
 from scalebench.core.sweep_file import PlannedRun, new_sweep_record
 from scalebench.measure.progress import ProgressFile, RankProgress
 from scalebench.runner.jobs import JobRequest, QueueState
-from scalebench.sweeps.console import Console, describe_progress, describe_queue, describe_queue_counts
+from scalebench.sweeps import time_estimate
+from scalebench.sweeps.console import GUESSED_STEPS, Console, describe_progress, describe_queue, describe_queue_counts
+from scalebench.sweeps.pace import StepEstimate
 from scalebench.sweeps.time_estimate import estimate_s
 from tests.builders import sweeps
 from tests.builders.runs import rank, record, simulated_spec
@@ -57,6 +60,10 @@ def test_exceptions_pass_through_an_activity_line(terminal: bool, capsys: pytest
     assert not capsys.readouterr().out
 
 
+# 3 of 5 warm-up steps, 3 that fill 30 s and 4 that record how the training ran; 14 s of them have passed.
+WITH_SLOW_STEPS = "warmup, 2.7 samples/s, a step takes 12 s, about 2 min left"
+
+
 @pytest.mark.parametrize(
     ("ranks", "line"),
     [
@@ -68,9 +75,17 @@ def test_exceptions_pass_through_an_activity_line(terminal: bool, capsys: pytest
                 RankProgress(0, 1, "measure", 0.0, 9, 1000.4, 10.0, 30.0),
                 RankProgress(1, 1, "measure", 0.0, 9, 1.0, 1.0, 30.0),
             ],
-            "measure, 2,001 samples/s, at most 20 s left",
+            "measure, 2,001 samples/s",
         ),
-        ([RankProgress(0, 1, "measure", 0.0, 9, 10.0, 31.0, 30.0)], "measure, 10 samples/s, at most 0 s left"),
+        ([RankProgress(0, 1, "measure", 0.0, 9, 10.0, 31.0, 30.0)], "measure, 10 samples/s"),
+        ([RankProgress(0, 1, "warmup", 0.0)], "warmup, first step, 14 s so far"),
+        ([RankProgress(0, 1, "warmup", 0.0, 2, 2.67, 24.0, 20.0, step_s=12.3)], WITH_SLOW_STEPS),
+        # Of 30 s of measuring 6 have passed at the report and 14 since then.
+        (
+            [RankProgress(0, 1, "measure", 0.0, 3, 1e3, 6.0, 30.0, step_s=0.1)],
+            "measure, 1,000 samples/s, about 10 s left",
+        ),
+        ([RankProgress(0, 1, "measure", 0.0, 3, 1e3, 16.5, 30.0, step_s=0.1)], "measure, 1,000 samples/s"),
         (
             [RankProgress(0, 1, "measure", 0.0, 9, 10.0, 31.0, epoch=2.24, metric="mse 0.01")],
             "measure, epoch 2.2, mse 0.01, 10 samples/s",
@@ -78,7 +93,9 @@ def test_exceptions_pass_through_an_activity_line(terminal: bool, capsys: pytest
     ],
 )
 def test_progress_is_described_by_rank_0(ranks: list[RankProgress], line: str) -> None:
-    assert describe_progress(ranks) == line
+    """14 s after the last report of the ranks."""
+    spec = simulated_spec(measure={"min_s": 30.0, "max_s": 30.0, "warmup_max_s": 20.0, "evaluate": False})
+    assert describe_progress(ranks, spec, now_s=14.0) == line
 
 
 def test_a_run_that_is_not_ok_gets_a_line_and_its_log(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +115,9 @@ def test_a_run_that_is_not_ok_gets_a_line_and_its_log(capsys: pytest.CaptureFixt
     ]
 
 
-def test_the_plan_lists_each_run_and_the_time_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_lists_each_run_and_the_time_of_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     measure = {"min_s": 10.0, "max_s": 20.0}
     small, large = simulated_spec(measure=measure), simulated_spec(gpus=64, size=2000, measure=measure)
     cannot = simulated_spec()
@@ -109,6 +128,15 @@ def test_the_plan_lists_each_run_and_the_time_of_all(capsys: pytest.CaptureFixtu
     assert second.startswith("[2/3] simulated gpus=64 [oversubscribed]: batch 10 per device, 640 global")
     assert third == "[3/3] simulated gpus=1: unsupported: not here"
     assert last == "3 runs, about 21 to 41 s; nothing was started"
+    slow = simulated_spec(measure={**measure, "warmup_max_s": 20.0, "evaluate": False})
+    for start_s, guess in ((None, GUESSED_STEPS), (5.0, "")):
+        step = StepEstimate(3.0, 6.0, 12.0, start_s=start_s)
+        monkeypatch.setattr(time_estimate, "estimate_step", lambda spec, pace, step=step: step)
+        Console().print_plan([(slow, False)])
+        line, last = capsys.readouterr().out.splitlines()
+        assert line.startswith("[1/1] simulated gpus=1: batch 10 per device, 10 global, a step takes 3 to 12 s, ")
+        assert last.endswith(f" s{guess}; nothing was started")
+    monkeypatch.undo()
     Console().print_plan([(simulated_spec(gpus=2, measure={"search": "max_batch"}), False)])
     line = "[1/1] simulated gpus=2: the largest batch that fits, from 10 per device on"
     assert capsys.readouterr().out.startswith(line)
@@ -132,11 +160,14 @@ def test_progress_is_a_line_per_run_or_in_a_terminal_one_that_changes(capsys: py
     """With how long the rest of a sweep will take; debugging keeps the terminal free."""
     with Console().show_progress(simulated_spec(gpus=2), 2, 3, lambda: "about 5 s left") as on_look:
         on_look([RankProgress(0, 1, "warmup", 0.0)])
-        on_look([RankProgress(0, 1, "measure", 0.0)])
-    assert capsys.readouterr().out == "[2/3] simulated gpus=2 ... (about 5 s left)\n"
+        for elapsed_s in (12.0, 24.0):
+            on_look([RankProgress(0, 1, "measure", time.time(), 1, 1.0, elapsed_s, step_s=12.0)])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "[2/3] simulated gpus=2 ... (about 5 s left)"
+    assert second.startswith("[2/3] simulated gpus=2: a step takes 12 s, about "), "once"
     console = terminal_console()
     with console.show_progress(simulated_spec(gpus=2), 2, 3, lambda: "about 5 s left") as on_look:
-        on_look([RankProgress(0, 1, "warmup", 0.0)])
+        on_look([RankProgress(0, 1, "warmup", time.time())])
         console.rich._live_stack[0].refresh()
     assert "[2/3] simulated gpus=2  warmup (about 5 s left)" in read_output(console)
     console = terminal_console()

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 
 from scalebench.core.spec import RunSpec, StopSpec, TrainSpec
-from scalebench.sweeps.time_estimate import PROBE_PHASES, SETUP_S, TimeEstimate, estimate_s, format_about, format_range
+from scalebench.measure.progress import RankProgress
+from scalebench.sweeps import time_estimate
+from scalebench.sweeps.pace import StepEstimate
+from scalebench.sweeps.time_estimate import (
+    PROBE_PHASES,
+    SETUP_S,
+    TimeEstimate,
+    estimate_left_s,
+    estimate_phases,
+    estimate_s,
+    format_about,
+    format_range,
+)
 from tests.builders.runs import simulated_spec
 
 MEASURE = {"min_s": 10.0, "max_s": 20.0, "warmup_max_s": 0.0}  # with a start of 0.3 s: 15.3 s in the middle
@@ -79,6 +92,89 @@ def test_durations_are_rounded(seconds: float, words: str) -> None:
     assert format_about(seconds) == words
 
 
+def step(low_s: float, high_s: float | None = None) -> StepEstimate:
+    return StepEstimate(low_s, low_s, low_s if high_s is None else high_s)
+
+
+MEASURED = {"warmup_steps": 20, "warmup_max_steps": 400, "warmup_max_s": 4.0, "min_s": 1.0, "max_s": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("step_s", "repeats", "phases"),
+    [
+        # 16 samples validate, of batches of 10, and the forward pass is a third of a step.
+        (0.001, 1, {"warmup": (0.02, 0.4), "measure": (3.2, 8.0), "evaluate": 0.001 * 1.6 / 3, "probes": 3.504}),
+        (0.1, 1, {"warmup": (2.0, 4.0), "measure": (6.4, 8.0), "evaluate": 0.1 * 1.6 / 3, "probes": 5.9}),
+        # Of slow steps five warm up, and few are measured; as many of all repeats together as fit.
+        (
+            12.0,
+            1,
+            {"warmup": (60.0, 60.0), "measure": (12.0, 12.0), "evaluate": 12.0 * 1.6 / 3, "probes": (72.0, 144.0)},
+        ),
+        (1.5, 3, {"warmup": (7.5, 7.5), "measure": (9.0, 9.0), "evaluate": 1.5 * 1.6 / 3, "probes": (9.0, 18.0)}),
+    ],
+)
+def test_the_phases_of_a_run_follow_from_its_steps(
+    step_s: float, repeats: int, phases: dict[str, float | tuple[float, float]]
+) -> None:
+    """As runs of 0.07 to 5 s a step have shown, whose probes took 59 and 67 steps, and slow ones 7 to 12."""
+    measure = {**MEASURED, "block_s": 0.05, "evaluate": True, "probes": True, "probe_s": 1.0, "repeats": repeats}
+    found = estimate_phases(simulated_spec(measure=measure), step_s)
+    expected = {name: times if isinstance(times, tuple) else (times, times) for name, times in phases.items()}
+    assert found == {name: pytest.approx(times) for name, times in expected.items()}
+
+
+def test_an_estimate_covers_the_length_of_its_steps() -> None:
+    """The probes of steps longer than measure.probe_s are fewer, so that the longest steps need not take longest."""
+    measure = {**MEASURED, "evaluate": False, "probes": True, "probe_s": 1.0}
+    one = simulated_spec(measure=measure)
+    totals = [estimate_s(one, step(step_s)) for step_s in (0.9, 1.0, 1.001, 1.2)]
+    least_s, most_s = estimate_s(one, step(0.9, 1.2))
+    assert totals[2][0] < totals[0][0] and totals[1][1] > totals[3][1]
+    assert (least_s, most_s) == pytest.approx((totals[2][0], totals[1][1]))
+    started = dataclasses.replace(step(0.1), first_step_s=9.0, start_s=20.0)
+    assert estimate_s(one, started)[0] == pytest.approx(estimate_s(one, step(0.1))[0] + 29.0 - SETUP_S["none"])
+
+
+def test_a_planned_run_is_estimated_from_the_pace_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(time_estimate, "estimate_step", lambda spec, pace: calls.append(pace) or step(2.0, 8.0))
+    estimate, one = TimeEstimate(["of the cache"]), spec()  # type: ignore[list-item]
+    assert estimate.range_s(one) == pytest.approx(estimate_s(one, step(2.0, 8.0)))
+    likely_s = sum(estimate_s(one, step(2.0))) / 2
+    assert estimate.expected_s(one) == pytest.approx(likely_s) and calls == [["of the cache"]]
+
+
+@pytest.mark.parametrize(
+    ("phase", "elapsed_s", "since_s", "left_s"),
+    [
+        ("warmup", 20.0, 4.0, 26.0 + 20.0 + 40.0),  # five steps, then two, then four for the record's facts
+        ("warmup", 90.0, 2.0, 8.0 + 20.0 + 40.0),  # one more step at least
+        ("measure", 5.0, 100.0, 40.0),
+        ("probes", 0.0, 0.0, 40.0),
+        ("setup", 0.0, 0.0, None),
+    ],
+)
+def test_steps_so_far_tell_how_long_a_run_still_takes(
+    phase: str, elapsed_s: float, since_s: float, left_s: float | None
+) -> None:
+    one = simulated_spec(measure={**MEASURED, "max_s": 20.0, "warmup_max_s": 4.0, "evaluate": False})
+    first = RankProgress(0, 1, phase, 100.0, 2, 1.0, elapsed_s, step_s=10.0)
+    second = RankProgress(1, 1, "setup", 0.0)
+    found = estimate_left_s(one, [second, first], 100.0 + since_s)
+    assert found == (None if left_s is None else pytest.approx(left_s))
+
+
+def test_a_training_is_over_at_its_stop() -> None:
+    first = RankProgress(0, 1, "measure", 0.0, 2, 1.0, 20.0, step_s=0.5)
+    # 48 training samples in batches of 10, twice; four steps more for the facts of its record.
+    assert estimate_left_s(training(epochs=20.0), [first], 0.0) == pytest.approx(20 * 4.8 * 0.5 - 20.0 + 2.0)
+    assert estimate_left_s(training(seconds=60.0), [first], 0.0) == pytest.approx(42.0)
+    assert estimate_left_s(training(seconds=60.0, target=0.1), [first], 0.0) is None
+    assert estimate_s(training(epochs=20.0), step(0.5)) == pytest.approx((50.3, 50.3))
+    assert estimate_left_s(training(epochs=20.0), [], 0.0) is None
+
+
 def training(strategy: str = "simulated", gpus: int = 1, size: int = 64, **stop: float) -> RunSpec:
     return spec(gpus, strategy, train=TrainSpec(10, stop=StopSpec(**stop)), size=size)  # type: ignore[arg-type]
 
@@ -95,7 +191,9 @@ def training(strategy: str = "simulated", gpus: int = 1, size: int = 64, **stop:
 def test_a_training_lasts_as_long_as_its_stop_says(stop: dict[str, float], estimate: tuple[float, float]) -> None:
     assert estimate_s(training(**stop)) == pytest.approx(estimate)
     assert format_range(*estimate_s(training(epochs=2.0))) == "0 s and a training of unknown length"
-    assert format_range(1.0, 5.0) == "1 to 5 s"
+    assert format_range(1.0, 5.0) == "1 to 5 s" and format_range(95.0, 590.0) == "95 to 590 s"
+    assert format_range(95.0, 900.0) == "95 s to 15 min" and format_range(600.0, 900.0) == "10 to 15 min"
+    assert format_range(900.0, 9000.0) == "15 min to 2.5 h"
 
 
 def test_trainings_are_estimated_from_trainings() -> None:

@@ -1,4 +1,7 @@
-"""`scalebench new strategy NAME`: write a package with a strategy that runs, from the files in `template`."""
+"""`scalebench new strategy NAME`: write a package with a strategy that runs, from the files in `template`.
+
+`scalebench new hardware NAME` writes the YAML of a SLURM partition instead: see new_hardware.py.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,27 @@ TEMPLATE_CLASSES = frozenset(
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("kind", metavar="strategy")
-    parser.add_argument("name", metavar="NAME", help="of the strategy, such as my_ring")
-    parser.add_argument("--into", metavar="FOLDER", default=".", help="where its package is made; default: here")
+    parser.add_argument("kind", metavar="KIND", help="strategy: a package; hardware: the YAML of a SLURM partition")
+    parser.add_argument("name", metavar="NAME", help="of the strategy or hardware, such as my_ring")
+    parser.add_argument("--into", metavar="FOLDER", default=".", help="where it is written; default: here")
+    for option, metavar, text in (
+        ("--partition", "P", "hardware: the partition to describe; default: that of the cluster"),
+        ("--bin", "FOLDER", "hardware: the folder of sinfo and scontrol; default: they are on the PATH"),
+    ):
+        parser.add_argument(option, metavar=metavar, help=text)
+    parser.add_argument("--cpu", action="store_true", help="hardware: CPU workers, also where nodes have GPUs")
 
 
 def main(options: argparse.Namespace) -> int:
+    if options.kind == "hardware":
+        from scalebench.cli.commands import new_hardware
+
+        return new_hardware.main(options)
     if options.kind not in TEMPLATE_KINDS:
-        kinds = " or a ".join(TEMPLATE_KINDS)
+        kinds = " or ".join((*TEMPLATE_KINDS, "hardware"))
         raise InputError(f"new makes a {kinds}, not '{options.kind}'; docs/guides/plugins.md has the others")
+    if options.partition or options.bin or options.cpu:
+        raise InputError("--partition, --bin and --cpu are of new hardware; leave them out")
     _check_name(options.name)
     parent = Path(options.into)
     if not parent.is_dir():

@@ -87,6 +87,20 @@ def usable_cpus() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if linux else list(range(os.cpu_count() or 1))
 
 
+def order_by_core(cpus: Iterable[int]) -> list[int]:
+    """Return logical CPUs with the threads of each core beside each other.
+
+    Linux numbers the first threads of all cores before the second ones, so that slices in the order of the numbers
+    would give two processes a thread each of the same cores.
+    """
+
+    def first_thread(cpu: int) -> tuple[int, int]:
+        siblings = parse_cpu_list(read_system_file(CPU_FOLDER, f"cpu{cpu}", "topology/thread_siblings_list"))
+        return min(siblings, default=cpu), cpu
+
+    return sorted(cpus, key=first_thread)
+
+
 def numa_nodes() -> list[NumaNode]:
     """Return the NUMA nodes by number, also those without processors; empty where the kernel reports none."""
     folders = SYSTEM_ROOT.joinpath(NODE_FOLDER).glob("node[0-9]*")

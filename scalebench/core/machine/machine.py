@@ -25,6 +25,7 @@ from scalebench import __version__
 from scalebench.core.machine import cpus
 from scalebench.core.machine.cpus import NumaNode, cpu_quota, memory_limit_bytes
 from scalebench.core.machine.cpus import numa_nodes as numa_nodes
+from scalebench.core.machine.cpus import order_by_core as order_by_core
 from scalebench.core.machine.cpus import usable_cpus as usable_cpus
 from scalebench.core.machine.gpus import Gpu, detect_gpus, value_or_none
 from scalebench.core.machine.gpus import count_gpus as count_gpus  # exported here like usable_cpus

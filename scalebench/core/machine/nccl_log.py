@@ -8,6 +8,10 @@ from pathlib import Path
 
 MAX_LOG_BYTES = 4 * 2**20  # of each log: NCCL connects its ranks before the first step
 SEPARATOR = " + "
+ALL_PAIRS = "all"  # in place of a pair: a transport that has no channels between two ranks
+# NCCL sets up its multicast through NVSwitch for all ranks of a node together. A line that it is available says
+# nothing: NCCL may still not use it, as on two GPUs.
+MULTICAST = re.compile(r"NCCL INFO (?:NVLS comm 0x|Connected NVLS tree)")
 # Older versions have Ring, or no index of the connection, or no device or bus in brackets; so have channels in RCCL.
 CONNECTION = re.compile(
     r"NCCL INFO (?:Channel|Ring) \d+(?:/\d+)? : "
@@ -19,14 +23,19 @@ def parse_transports(lines: Iterable[str]) -> dict[str, str]:
     """Return the transport by pair of ranks: {'0-1': 'P2P/IPC'}; several of a pair are joined by ' + '.
 
     The names are NCCL's: P2P/... between GPUs, SHM/... through host memory, NET/... over a network. Ranks are those of
-    NCCL's communicator. Other lines, and garbled ones of two simultaneous writers, are ignored.
+    NCCL's communicator. NVLS, multicast through NVSwitch, stands under `all`. Other lines, and garbled ones of two
+    simultaneous writers, are ignored.
     """
     transports: dict[tuple[int, int], set[str]] = {}
+    of_all = {}
     for line in lines:
+        if MULTICAST.search(line):
+            of_all = {ALL_PAIRS: "NVLS"}
         if match := CONNECTION.search(line):
             low, high = sorted((int(match["from"]), int(match["to"])))
             transports.setdefault((low, high), set()).add(match["transport"].strip())
-    return {f"{low}-{high}": SEPARATOR.join(sorted(of_pair)) for (low, high), of_pair in sorted(transports.items())}
+    by_pair = {f"{low}-{high}": SEPARATOR.join(sorted(names)) for (low, high), names in sorted(transports.items())}
+    return by_pair | of_all
 
 
 def summarize_transports(by_pair: dict[str, str] | None) -> str | None:

@@ -19,9 +19,15 @@ MIN_BUSY_WINDOW_S = (
 MAX_SWAPPED_BYTES = 2**20  # an idle machine moves a few pages, too
 MAX_THROTTLED_SHARE = 0.05  # of the samples: boost clocks find their limit by single ones
 MAX_CLOCK_DIFFERENCE = 0.02  # beyond the jitter of boost clocks; the study's slow cards were 5 % apart
+# Cards of one box that run at their power limit all find clocks of their own.
+MAX_CAPPED_CLOCK_DIFFERENCE = 0.05
 HOT_MARGIN_C = 5.0  # below the temperature at which the card slows down
-# Idling, or clocks that somebody set: no sign of a device in trouble.
-HARMLESS_REASONS = {NO_REASON, IDLE_REASON, "applications_clocks_setting", "sync_boost", "display_clock_setting"}
+# Idling, clocks that somebody set, or the power limit, at which a loaded data centre GPU always runs: no sign of a
+# device in trouble.
+POWER_CAP = "sw_power_cap"
+HARMLESS_REASONS = {
+    *(NO_REASON, IDLE_REASON, POWER_CAP, "applications_clocks_setting", "sync_boost", "display_clock_setting")
+}
 HEAT_REASONS = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
 
 
@@ -78,17 +84,16 @@ def _is_busy(series: TimeSeries, window: TimeWindow, monitor: MonitorRecord) -> 
 
 def has_unequal_clocks(gpus: Sequence[Gpu], devices: Sequence[DeviceMonitorRecord]) -> bool:
     """Return whether the devices' mean clocks differ, or their maximum clocks."""
-    return any(
-        _differ(values)
-        for values in (
-            [device.sm_clock_mhz_mean for device in devices],
-            [device.mem_clock_mhz_mean for device in devices],
-            [gpu.sm_clock_max_mhz for gpu in gpus],
-            [gpu.mem_clock_max_mhz for gpu in gpus],
-        )
+    are_capped = bool(devices) and all(POWER_CAP in (device.throttle_reasons or []) for device in devices)
+    core_limit = MAX_CAPPED_CLOCK_DIFFERENCE if are_capped else MAX_CLOCK_DIFFERENCE
+    return (
+        _differ([device.sm_clock_mhz_mean for device in devices], core_limit)
+        or _differ([device.mem_clock_mhz_mean for device in devices])
+        or _differ([gpu.sm_clock_max_mhz for gpu in gpus])
+        or _differ([gpu.mem_clock_max_mhz for gpu in gpus])
     )
 
 
-def _differ(values: Sequence[float | None]) -> bool:
+def _differ(values: Sequence[float | None], limit: float = MAX_CLOCK_DIFFERENCE) -> bool:
     mhz = [value for value in values if value]
-    return len(mhz) > 1 and max(mhz) > (1 + MAX_CLOCK_DIFFERENCE) * min(mhz)
+    return len(mhz) > 1 and max(mhz) > (1 + limit) * min(mhz)

@@ -13,9 +13,9 @@ from html import escape
 from typing import Any
 
 from scalebench.core.untrusted import clean_text
-from scalebench.report.document import Axis, Chart, Number, Series
+from scalebench.report.document import PARTS, Axis, Chart, Number, Series, stack_lengths
 
-COLOUR_COUNT = 8  # --c0 to --c7 in page.css, one set for each theme
+COLOUR_COUNT = 8  # --c0 to --c7 in page.css, one set for each theme; those of PARTS follow
 DASHES = "solid dash dot dashdot longdash longdashdot".split()
 SYMBOLS = "circle square diamond triangle-up triangle-down star hexagon cross".split()
 PATTERNS = ["", "/", "\\", ".", "x", "-"]  # of bars
@@ -38,7 +38,8 @@ IDEAL_STYLE = LineStyle(None, "dash", "circle", "")
 
 
 class ChartStyles:
-    """Line styles for all charts of a report, in which a strategy always has the same one.
+    """Line styles for all charts of a report, in which a strategy always has the same one. Parts of a step have the
+    same colours in every report.
 
     If there are more strategies than colours, dashes, markers and patterns distinguish them.
     """
@@ -47,7 +48,7 @@ class ChartStyles:
         self._positions: dict[tuple[str, str], int] = {}
         counts = {"strategy": 0, "name": 0}
         for key in (key for chart in charts for key in _style_keys(chart) if key is not None):
-            if key not in self._positions:
+            if key[0] != "part" and key not in self._positions:
                 self._positions[key] = counts[key[0]]
                 counts[key[0]] += 1
 
@@ -60,7 +61,12 @@ class ChartStyles:
             if key is None:
                 styles.append(IDEAL_STYLE)
                 continue
-            styles.append(_make_style(self._positions[key], seen.get(key, 0)))
+            variant = seen.get(key, 0)
+            if key[0] == "part":  # parts that could not be measured apart have the colour of the first, and a pattern
+                slot = COLOUR_COUNT + PARTS.index(key[1])
+                styles.append(LineStyle(slot, "solid", "diamond", PATTERNS[variant % len(PATTERNS)]))
+            else:
+                styles.append(_make_style(self._positions[key], variant))
             seen[key] = seen.get(key, 0) + 1
         return styles
 
@@ -77,6 +83,8 @@ def _style_keys(chart: Chart) -> list[tuple[str, str] | None]:
     return [
         None
         if series.style == "ideal"
+        else ("part", series.part)
+        if series.part
         else ("name", series.name)
         if named or not _get_strategy(series)
         else ("strategy", _get_strategy(series))
@@ -98,6 +106,7 @@ def _make_style(position: int, variant: int) -> LineStyle:
 def make_figure(chart: Chart, styles: Sequence[LineStyle]) -> Figure:
     """Return `data` and `layout`; `meta` of a trace holds its role, colour, tags and the number of its series."""
     traces: list[Figure] = []
+    lengths = stack_lengths(chart) if chart.kind == "stacked" else []
     has_dots = chart.kind == "bars" and any(series.list_dots() for series in chart.series)
     for number, (series, style) in enumerate(zip(chart.series, styles, strict=True)):
         meta: Figure = {"series": number, "slot": style.slot, "tags": dict(series.tags)}
@@ -108,12 +117,17 @@ def make_figure(chart: Chart, styles: Sequence[LineStyle]) -> Figure:
             # A click on a name in the legend takes band and dots with the line.
             group = {"legendgroup": str(number)} if beside else {}
             traces += [*beside, {**_make_line_trace(chart, series, style, meta), **group}]
+        elif chart.kind == "stacked":  # without dots and intervals, which would seem to be those of the sums
+            traces += _make_stack_traces(chart, series, style, meta, lengths[number])
         else:
-            # In a stack the dots would lie on the sums.
-            dots = _make_dots(series, meta) if chart.kind == "bars" else []
+            dots = _make_dots(series, meta)
             group = {"legendgroup": str(number), "offsetgroup": str(number)} if has_dots else {}
             traces += [{**trace, **group} for trace in (_make_bar_trace(chart, series, style, meta), *dots)]
-    layout: Figure = {"xaxis": _make_axis(chart.x, chart, "x"), "yaxis": _make_axis(chart.y, chart, "y")}
+    if chart.kind == "stacked":  # bars lie, so that there is room for the names beside them
+        names = {**_make_axis(chart.x, chart, "x"), "title": {"text": ""}, "autorange": "reversed"}
+        layout: Figure = {"xaxis": _make_axis(chart.y, chart, "y"), "yaxis": names}
+    else:
+        layout = {"xaxis": _make_axis(chart.x, chart, "x"), "yaxis": _make_axis(chart.y, chart, "y")}
     if chart.kind != "lines":
         layout["barmode"] = "relative" if chart.kind == "stacked" else "group"
         layout |= {"scattermode": "group"} if has_dots else {}  # each dot on its bar, by their offsetgroup
@@ -154,25 +168,52 @@ def _make_bar_trace(chart: Chart, series: Series, style: LineStyle, meta: Figure
     if style.pattern:
         trace["marker"] = {"pattern": {"shape": style.pattern, "size": 6, "fillmode": "overlay"}}
     limits = series.list_limits()
-    # In a stack they would seem to be limits of the sum: the table has them there.
-    if chart.kind == "bars" and any(low is not None for low, _ in limits):
+    if any(low is not None for low, _ in limits):
         trace["error_y"] = _make_error_bars(series, limits)
     return trace
 
 
+def _make_stack_traces(
+    chart: Chart, series: Series, style: LineStyle, meta: Figure, lengths: Sequence[Number]
+) -> list[Figure]:
+    """Return the pieces of lying bars, and a marker for each negative value; both show the value, not the length."""
+    figures = ["" if y is None else _format_number(y, chart.y) for y in series.y]
+    shared: Figure = {
+        "name": escape_plotly(series.name),
+        "y": [round_number(x) for x in series.x],
+        "hovertemplate": "<b>%{fullData.name}</b><br>%{y}: %{customdata}<extra></extra>",
+        "customdata": [
+            f"{figure}{text}" for figure, text in zip(figures, _make_hover_texts(chart, series), strict=True)
+        ],
+        "legendgroup": str(meta["series"]),
+    }
+    bar = {**shared, "x": [round_number(length) for length in lengths], "type": "bar", "orientation": "h",
+           "meta": {**meta, "role": "bar"}}  # fmt: skip
+    if style.pattern:
+        bar["marker"] = {"pattern": {"shape": style.pattern, "size": 6, "fillmode": "overlay"}}
+    negative = [y if y is not None and y < 0 else None for y in series.y]
+    if all(y is None for y in negative):
+        return [bar]
+    gain = {**shared, "x": [round_number(y) for y in negative], "type": "scatter", "mode": "markers",
+            "showlegend": False, "marker": {"symbol": "diamond", "size": 9},
+            "meta": {**meta, "role": "gain"}}  # fmt: skip
+    return [bar, gain]
+
+
 def _make_points(chart: Chart, series: Series) -> Figure:
     template = "%{y:.1%}" if chart.y.percent else "%{y:.4g}"
-    notes = itertools.chain(series.notes, itertools.repeat(""))
-    hover_texts = [
-        _make_hover_text(chart, limits, note) for limits, note in zip(series.list_limits(), notes, strict=False)
-    ]
     return {
         "name": escape_plotly(series.name),
         "x": [round_number(x) for x in series.x],
         "y": [round_number(y) for y in series.y],
         "hovertemplate": f"<b>%{{fullData.name}}</b><br>%{{x}}: {template}%{{customdata}}<extra></extra>",
-        "customdata": hover_texts,
+        "customdata": _make_hover_texts(chart, series),
     }
+
+
+def _make_hover_texts(chart: Chart, series: Series) -> list[str]:
+    notes = itertools.chain(series.notes, itertools.repeat(""))
+    return [_make_hover_text(chart, limits, note) for limits, note in zip(series.list_limits(), notes, strict=False)]
 
 
 def _make_hover_text(chart: Chart, limits: tuple[Number, Number], note: str) -> str:

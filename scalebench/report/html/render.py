@@ -10,7 +10,7 @@ import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ from scalebench.report.document import (
     Section,
     Series,
     Table,
+    Verdict,
     make_relative_link,
 )
 from scalebench.report.html.plots import ChartStyles, make_figure
 
 MAX_TABLE_POINTS = 400  # of the table below a chart; of more it has each second, third ...
 MAX_LABEL_NAMES = 12
+MAIN_CHARTS = ("scaling-throughput", "scaling-efficiency")  # how their ids begin
 View = dict[str, Any]
 
 
@@ -54,7 +56,7 @@ class Renderer:
     def make_views(self) -> list[View]:
         return [
             {"id": section.id, "title": section.title, "folded": section.folded, "groups": self._group(section.blocks)}
-            for section in self.sections
+            for section in lift_main_charts(self.sections)
         ]
 
     def _group(self, blocks: Sequence[Block]) -> list[list[View]]:
@@ -74,6 +76,8 @@ class Renderer:
         if isinstance(block, Table):
             return self._make_table(block)
         tags = select_filter_tags(block.tags)
+        if isinstance(block, Verdict):
+            return {"kind": "verdict", "verdict": block, "tags": tags}
         if isinstance(block, Paragraph):
             return {"kind": "paragraph", "text": block.text, "style": block.kind, "tags": tags}
         return {"kind": "code", "text": block.text.rstrip("\n"), "language": block.language, "title": block.title,
@@ -98,7 +102,7 @@ class Renderer:
         numeric = [column in table.numeric for column in table.columns]
         return {
             "kind": "table", "id": table.id, "title": table.title, "caption": table.caption,
-            "columns": list(zip(table.columns, numeric, strict=True)),
+            "columns": list(zip(table.columns, numeric, strict=True)), "footnotes": table.footnotes,
             "rows": Markup("".join(self._render_row(row, numeric) for row in table.rows)),
         }  # fmt: skip
 
@@ -108,11 +112,34 @@ class Renderer:
 
     def _render_cell(self, cell: Cell, right: bool) -> str:
         text, start = _escape(cell.text), '<td class="right"' if right else "<td"
+        if cell.chip:
+            text = f'<span class="chip {cell.chip}">{text}</span>'
+        if cell.note:
+            start = f'{start} title="{_escape(cell.note)}"'
         if cell.link:
             text = f'<a href="{_escape(make_relative_link(cell.link, self.home, self.folder))}">{text}</a>'
         if cell.value is None or (value := str(cell.value)) == cell.text:
             return f"{start}>{text}"
         return f'{start} data-value="{_escape(value)}">{text}'
+
+
+def lift_main_charts(sections: Sequence[Section]) -> list[Section]:
+    """Return the sections with the two charts that everybody wants below the answer, out of `scaling`.
+
+    Where several groups were measured, `scaling` is open, and keeps its charts below the names of their groups.
+    """
+    by_id = {section.id: section for section in sections}
+    answer, scaling = by_id.get("answer"), by_id.get("scaling")
+    if answer is None or scaling is None or not scaling.folded:
+        return list(sections)
+    charts = [block for block in scaling.blocks if isinstance(block, Chart)]
+    main = [next((chart for chart in charts if chart.id.startswith(start)), None) for start in MAIN_CHARTS]
+    lifted = [chart for chart in main if chart is not None]
+    ids = {chart.id for chart in lifted}
+    rest = [block for block in scaling.blocks if not isinstance(block, Chart) or block.id not in ids]
+    by_id["answer"] = replace(answer, blocks=[*answer.blocks, *lifted])
+    by_id["scaling"] = replace(scaling, blocks=rest)
+    return [by_id[section.id] for section in sections if by_id[section.id].blocks]
 
 
 def dump_json(data: Any) -> Markup:
@@ -134,11 +161,11 @@ def select_filter_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def make_label(chart: Chart) -> str:
-    """Return what a screen reader says instead of the drawing; the figures are in the table below it."""
+    """Return what a screen reader says instead of the drawing; the values are in the table below it."""
     names = list(dict.fromkeys(series.name for series in chart.series))
     more = f" and {len(names) - MAX_LABEL_NAMES} more" if len(names) > MAX_LABEL_NAMES else ""
     listed = ", ".join(names[:MAX_LABEL_NAMES]) + more
-    return f"{chart.title}: {chart.y.title} against {chart.x.title}, {listed}. The figures are in the table below."
+    return f"{chart.title}: {chart.y.title} against {chart.x.title}, {listed}. The values are in the table below."
 
 
 def format_number(number: float | str | None, axis: Axis) -> str:

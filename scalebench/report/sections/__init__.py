@@ -1,29 +1,80 @@
 """The sections of a report, in the order in which readers ask. Each module has section(report_data) -> Section | None.
 
-Modules with more than one section name them `<section>_section`.
+Modules with more than one section name them `<section>_section`. SECTIONS joins those that answer one question.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from scalebench.report.document import HomeFolder, Section
+from scalebench.report.document import Block, Chart, HomeFolder, Paragraph, Section, has_shape, scale_units
 from scalebench.report.report_data import ReportData
 
+
+@dataclass(frozen=True)
+class JoinedSection:
+    """A section of the report, from parts that each have a heading if there are several."""
+
+    id: str
+    title: str  # of several parts; one alone has its own title
+    parts: tuple[str, ...]  # module:function
+
+
 SECTIONS = (
-    "problems:unfinished_section answer:section scaling:section scaling:strategies_section attribution:section "
-    "sync:section usage:section memory:section training:epochs_section training:section batch_size:section "
-    "devices_or_batch:section data_or_model:section training:losses_section usage:clocks_section "
-    "pipeline_stages:section operations:section published:section machines:section problems:section"
-).split()
+    JoinedSection("unfinished", "Incomplete sweeps", ("problems:unfinished_section",)),
+    JoinedSection("answer", "Answer", ("answer:section",)),
+    JoinedSection("evidence", "How sure, and how to repeat it", ("answer:evidence_section",)),
+    JoinedSection("scaling", "Scaling", ("scaling:section",)),
+    JoinedSection("strategies", "All configurations", ("scaling:strategies_section",)),
+    JoinedSection("attribution", "Where the lost efficiency went", ("attribution:section",)),
+    JoinedSection("step", "Where the time of a step goes", ("operations:section", "sync:section")),
+    JoinedSection("usage", "Devices: use, memory, clocks", ("usage:section", "memory:section", "usage:clocks_section")),
+    JoinedSection(
+        "training", "Epochs and training", ("training:epochs_section", "training:section", "training:losses_section")
+    ),
+    JoinedSection("batch-size", "Batch size", ("batch_size:section", "devices_or_batch:section")),
+    JoinedSection("parallelism", "Data or model parallelism", ("data_or_model:section", "pipeline_stages:section")),
+    JoinedSection("published", "Published figures", ("published:section",)),
+    JoinedSection("machines", "Machines", ("machines:section",)),
+    JoinedSection("problems", "Problems and warnings", ("problems:section",)),
+)
 
 
 def make_sections(report_data: ReportData) -> Iterator[Section]:
-    """Yield the sections that have something to show."""
+    """Yield the sections that have something to show, without charts that show no more than their table, and with the
+    figures of the others in units of their size."""
     home = HomeFolder()
-    for name in SECTIONS:
-        module, function = name.split(":")
-        section = getattr(importlib.import_module(f"scalebench.report.sections.{module}"), function)(report_data)
+    for joined in SECTIONS:
+        section = _join(joined, [part for name in joined.parts if (part := _make_part(name, report_data)) is not None])
         if section is not None:
             yield section if report_data.full_paths else home.hide_in(section)
+
+
+def _make_part(name: str, report_data: ReportData) -> Section | None:
+    module, function = name.split(":")
+    section: Section | None = getattr(importlib.import_module(f"{__name__}.{module}"), function)(report_data)
+    if section is None:
+        return None
+    blocks = [_scale(block) for block in section.blocks if not isinstance(block, Chart) or has_shape(block)]
+    return replace(section, blocks=blocks) if any(_has_content(block) for block in blocks) else None
+
+
+def _scale(block: Block) -> Block:
+    return scale_units(block) if isinstance(block, Chart) else block
+
+
+def _has_content(block: Block) -> bool:
+    return not (isinstance(block, Paragraph) and block.kind in ("heading", "label"))
+
+
+def _join(joined: JoinedSection, parts: list[Section]) -> Section | None:
+    if len(parts) < 2:
+        return replace(parts[0], id=joined.id) if parts else None
+    blocks: list[Block] = []
+    for part in parts:
+        # A note that several parts have, as about runs that were left out, is shown once.
+        new = [block for block in part.blocks if not isinstance(block, Paragraph) or block not in blocks]
+        blocks += [Paragraph(part.title, "heading"), *new]
+    return Section(joined.id, joined.title, blocks, parts[0].folded)

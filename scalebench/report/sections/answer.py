@@ -1,5 +1,5 @@
-"""The section `answer` of a report: whether more devices pay and with which strategy, how sure that is, what is lost,
-and how to repeat it. The terminal shows the same sentences."""
+"""The sections `answer` of a report (whether more devices pay and with which strategy, in a dozen words and three
+figures) and `evidence` (how sure that is, what is lost, and how to repeat it), whose sentences the terminal shows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,22 @@ from scalebench.analysis.verdicts import (
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.units import format_percent
-from scalebench.report.document import THROUGHPUT, Block, Cell, Code, Paragraph, Row, Section, Table, get_tags
+from scalebench.report.document import (
+    THROUGHPUT,
+    Block,
+    Cell,
+    Code,
+    Paragraph,
+    Row,
+    Section,
+    Table,
+    Tile,
+    Verdict,
+    get_tags,
+)
 from scalebench.report.repeat_commands import make_command, make_recipe, read_strategy_config
 from scalebench.report.report_data import ReportData
+from scalebench.report.sections.attribution import attribute_runs, describe_largest_loss
 from scalebench.report.tables import format_percent as format_whole_percent
 from scalebench.report.tables import format_percent_column, format_ratio, format_throughput
 
@@ -33,34 +46,173 @@ CAPTION = (
 )
 MAX_ANSWERS = 20  # groups with an answer of their own; the others are a row of a table
 MAX_TERMINAL_ANSWERS = 5
+MAX_HEADLINE_NAMES = 2  # of strategies that are equally fast
 MAX_RECIPES = 5  # groups whose fastest strategy is shown with its lines of code
+# Doubts that no verdict hides: limits over repeats hold them, or the row has no verdict for want of limits.
+HARMLESS_DOUBTS = {*NO_VERDICT_FLAGS, "no_interval", "target_missed", "repeats_differ"}
 CERTAINTY = {"best": "the best", "tied": "tied within noise", "not sure": "not sure", "alone": "nothing to compare"}
 
 
 def section(report_data: ReportData) -> Section | None:
-    """Return None if there is no row."""
+    """Make the verdict on each group of runs that may be compared. Return None if there is no row."""
     if len(report_data.pooled) == 0:
         return None
+    blocks: list[Block] = list(_make_verdicts(report_data))
+    if not blocks:
+        text = "No run was successful, so there is no answer: the problems say why."
+        blocks.append(Paragraph(text, "warning"))
+    return Section("answer", "Answer", blocks, folded=False)
+
+
+def evidence_section(report_data: ReportData) -> Section | None:
+    """Make what stands behind each verdict, and how to measure it again. Return None if no run was successful."""
     curve_of = {row["run_id"]: curve for curve in report_data.curves for row in curve.rows}
-    estimate_ratio = report_data.configurations.estimate_ratio
-    all_advice = list_advice(report_data.curves, estimate_ratio)
+    all_advice = report_data.advice
     blocks: list[Block] = []
-    texts = describe_advice(all_advice, estimate_ratio)
+    texts = describe_advice(all_advice, report_data.configurations.estimate_ratio)
     for number, (advice, text) in enumerate(zip(all_advice[:MAX_ANSWERS], texts, strict=False)):
         last = advice.rankings[-1]
-        blocks.append(Paragraph(text, "answer", get_tags((advice.rows or [(last.best, last.row)])[0][1])))
+        blocks.append(Paragraph(text, "answer", get_tags(_get_main_row(advice)[1])))
         blocks += _explain_answer(report_data, advice, curve_of[last.row["run_id"]])
         if last.gpus > 1 or last.rivals:
-            blocks.append(_make_table(f"answer-{number}", format_group_title(advice.group), advice.rankings))
+            title = format_group_title(advice.group) if len(all_advice) > 1 else ""
+            blocks.append(_make_table(f"answer-{number}", title, advice.rankings))
         blocks += _make_repeat_lines(report_data, advice, number < MAX_RECIPES)
     if others := all_advice[MAX_ANSWERS:]:
         title = f"{len(others)} more, each at its largest number of devices"
         rankings = [advice.rankings[-1] for advice in others]
         blocks.append(_make_table("answer-others", title, rankings, with_group=True))
-    if not all_advice:
-        text = "No run was successful, so there is no answer: the problems say why."
-        blocks.append(Paragraph(text, "warning"))
-    return Section("answer", "Which strategy, and how sure", blocks)
+    return Section("evidence", "How sure, and how to repeat it", blocks) if blocks else None
+
+
+def _make_verdicts(report_data: ReportData) -> Iterator[Verdict]:
+    several = len(report_data.advice) > 1
+    for advice in report_data.advice[:MAX_ANSWERS]:
+        row = _get_main_row(advice)[1]
+        yield Verdict(
+            write_headline(advice, report_data.configurations.estimate_ratio),
+            list(_make_tiles(advice)),
+            _describe_main_loss(report_data, advice),
+            list_doubts(advice),
+            format_group_title(advice.group) if several else "",
+            get_tags(row),
+        )
+
+
+def _get_main_row(advice: Advice) -> NamedRow:
+    """Return the row that the answer is about: on several devices, if there is one."""
+    last = advice.rankings[-1]
+    return (advice.rows or [(last.best, last.row)])[0]
+
+
+def write_headline(advice: Advice, estimate_ratio: EstimateRatio) -> str:
+    """Return the verdict in a dozen words."""
+    name, row = _get_main_row(advice)
+    if advice.kind == "one device":
+        return f"Only one device was measured: {_describe_first(advice.rankings[-1])}."
+    if advice.one_device is None:
+        return "Unknown whether more devices pay: one device was not measured."
+    if advice.kind == "tied":
+        return f"{_join_tied(advice.rows)} are equally fast."
+    if advice.kind == "stay":
+        return f"Stay on one device: {advice.one_device[0]} is the fastest."
+    if advice.kind == "take":
+        times = decide_ratio(row, advice.one_device[1], estimate_ratio).value
+        return f"Take {_on_devices((name, row))}: {times:.3g} times as fast as one."
+    if _is_slower(advice):
+        return "Stay on one device for now: more were not faster."
+    return f"Not sure yet: {_on_devices((name, row))} looks the fastest."
+
+
+def _is_slower(advice: Advice) -> bool:
+    """Return whether the fastest row on several devices was slower than one device, certain or not."""
+    single = advice.one_device
+    return single is not None and _get_main_row(advice)[1][THROUGHPUT] < single[1][THROUGHPUT]
+
+
+def _describe_first(ranking: Ranking) -> str:
+    if ranking.certainty == "tied":
+        return f"{_join_names([ranking.best, *(rival.name for rival in ranking.tied)])} are equally fast"
+    verb = {"best": "is the fastest", "alone": "with nothing to compare"}.get(ranking.certainty, "looks the fastest")
+    return f"{ranking.best} {verb}"
+
+
+def _join_tied(rows: Sequence[NamedRow]) -> str:
+    """Return `ddp and horovod on 4 devices`, with the devices of each where they differ."""
+    if len({row["gpus"] for _, row in rows}) > 1:
+        return _join_names([_on_devices(pair) for pair in rows])
+    return f"{_join_names([name for name, _ in rows])} on {_count_devices(rows[0][1]['gpus'])}"
+
+
+def _join_names(names: Sequence[str]) -> str:
+    """Join up to MAX_HEADLINE_NAMES names, and count the others."""
+    more = len(names) - MAX_HEADLINE_NAMES
+    return join_with_and([*names[:MAX_HEADLINE_NAMES], *([f"{more} more"] if more > 0 else [])])
+
+
+def _make_tiles(advice: Advice) -> Iterator[Tile]:
+    """Make the throughput of what to take, and speedup and efficiency of the fastest row on several devices."""
+    pair, single = _get_main_row(advice), advice.one_device
+    rate_of = single if single is not None and _is_slower(advice) else pair
+    figure, _, interval = format_throughput(rate_of[1]).partition(" ± ")
+    yield Tile("Throughput", figure, "samples/s", interval and f"± {interval}", _on_devices(rate_of))
+    if advice.kind == "one device":
+        return
+    kind = _baseline_kind(pair[1])
+    if kind is None:
+        yield from (Tile(name, "not measured", note="no run on one device") for name in ("Speedup", "Efficiency"))
+        return
+    against = "itself" if kind == "self" or single is None else single[0]
+    yield _make_ratio_tile("Speedup", pair[1], f"speedup_{kind}", f"against {against} on one device")
+    yield _make_ratio_tile("Efficiency", pair[1], f"efficiency_{kind}", f"of {_on_devices(pair)}")
+
+
+def _make_ratio_tile(name: str, row: dict[str, Any], column: str, note: str) -> Tile:
+    percent = name == "Efficiency"
+    value, low, high = (row[f"{column}{end}"] for end in ("", "_low", "_high"))
+    figure, *limits = (f"{100 * x:z.0f}" if percent else f"{x:.2f}" for x in (value, low, high) if x is not None)
+    interval = f"{limits[0]} to {limits[1]}{' %' * percent}" if len(limits) == 2 else "no interval"
+    return Tile(name, figure, "%" if percent else "times", interval, note)
+
+
+def _describe_main_loss(report_data: ReportData, advice: Advice) -> str:
+    """Name the largest part of the loss, or its size where no part is certain."""
+    pair = _get_main_row(advice)
+    if advice.kind == "one device":
+        return ""
+    case = attribute_runs(report_data).get(str(pair[1]["run_id"]))
+    if case is not None and (largest := describe_largest_loss(case)):
+        return f"{_on_devices(pair)} is {100 * case.attribution.lost.value:.0f} % short of ideal, {largest}."
+    loss = _describe_loss(pair[1], _baseline_kind(pair[1]))
+    return f"{_on_devices(pair)}: {loss[0].lower()}{loss[1:]}"
+
+
+def list_doubts(advice: Advice) -> list[str]:
+    """Return what makes the answer doubtful, with the rows that it is about unless it is about all of them."""
+    rows = [*filter(None, [advice.one_device]), *advice.rows]
+    rows = list({row["run_id"]: (name, row) for name, row in rows}.values())
+    names: dict[str, list[str]] = {}
+    for pair in rows:
+        for reason in _doubts_of(pair[1]):
+            names.setdefault(reason, []).append(_on_devices(pair))
+    doubts = [
+        reason if len(several) == len(rows) else f"{reason} ({_join_names(several)})"
+        for reason, several in sorted(names.items(), key=lambda item: -len(item[1]))
+    ]
+    if advice.kind == "unsure" and advice.test:
+        repeats = count_missing_repeats(*(row for _, row in rows))
+        doubts.append(f"the limits of the speedup are on both sides of 1, measure.repeats={repeats} narrows them")
+    return doubts
+
+
+def _doubts_of(row: dict[str, Any]) -> Iterator[str]:
+    """Yield why no verdict rests on a row, or why one that rests on it is weak."""
+    flags = (row["flags"] or "").split()
+    if reason := explain_no_verdict(row):
+        yield from reason.split("; ")
+    yield from (text for flag, text in DOUBTS.items() if flag in flags and flag not in HARMLESS_DOUBTS)
+    if row["steady"] is False and "drifts" not in flags:
+        yield "it was not steady"
 
 
 def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[str]:
@@ -139,12 +291,14 @@ def _explain_answer(report_data: ReportData, advice: Advice, curve: Curve) -> It
         against = _baseline_kind(last.row)
         kept = find_scaling_limit(curve, report_data.min_efficiency, against) if against else None
         efficiency = "" if kept is None else _describe_kept_efficiency(kept, last.best)
-        parts = [f"A{last.sentence()[1:]}.", efficiency, _describe_loss(last, against)]
+        parts = [f"A{last.sentence()[1:]}.", efficiency, _describe_loss(last.row, against)]
         yield Paragraph(" ".join(part for part in parts if part), tags=tags)
     if test := advice.test or last.test:
         yield Paragraph(f"How sure: {test}.", tags=tags)
-    if doubts := _list_doubts(report_data, advice):
+    if doubts := list_doubts(advice):
         yield Paragraph(f"Limits of these figures: {'; '.join(doubts)}.", "warning", tags)
+    if missing := _list_missing(report_data, last):
+        yield Paragraph(f"Not measured on {_count_devices(last.gpus)}: {', '.join(missing)}.", tags=tags)
 
 
 def _describe_kept_efficiency(kept: ScalingLimit, name: str) -> str:
@@ -167,34 +321,19 @@ def _count_devices(gpus: int | None) -> str:
     return "at none" if gpus is None else f"{gpus} device{'s' * (gpus > 1)}"
 
 
-def _describe_loss(last: Ranking, against: str | None) -> str:
+def _describe_loss(row: dict[str, Any], against: str | None) -> str:
     """Describe 1 - efficiency, and how much of it the strategy already costs on one device."""
-    row = last.row
     if against is None:
         return "The loss is unknown: no baseline on one device was measured."
     value, low, high = (row[f"efficiency_{against}{limit}"] for limit in ("", "_low", "_high"))
     limits = "" if low is None or high is None else f" [{100 * (1 - high):z.0f}, {100 * (1 - low):z.0f}]"
-    ideal = "as many bare devices" if against == "bare" else "as many devices, each as fast as one alone,"
+    ideal = "" if against == "bare" else ", in which each device is as fast as one alone,"
     if value >= 1:
         return f"Nothing is lost: its efficiency is {format_percent_column(row, f'efficiency_{against}')}."
-    loss = f"{100 * (1 - value):z.0f} %{limits} of what {ideal} would do is lost"
+    loss = f"{100 * (1 - value):z.0f} %{limits} of ideal throughput{ideal} is lost"
     has_overhead = against == "bare" and (row["overhead_share"] or 0) > 0
     overhead = format_percent_column(row, "overhead_share") if has_overhead else ""
     return f"{loss}; on one device it loses {overhead}." if overhead else f"{loss}."
-
-
-def _list_doubts(report_data: ReportData, advice: Advice) -> list[str]:
-    """List what reduces trust in the figures of the answer, and which strategies have none."""
-    last = advice.rankings[-1]
-    pairs = advice.rows if advice.kind in ("take", "tied") else [(last.best, last.row)]
-    doubts = []
-    for name, row in pairs:
-        flags = [DOUBTS[flag] for flag in (row["flags"] or "").split() if flag in DOUBTS.keys() - NO_VERDICT_FLAGS]
-        if row["steady"] is False and "drifts" not in (row["flags"] or ""):
-            flags.append("it was not steady")
-        doubts += [f"{name}: {', '.join(flags)}"] if flags else []
-    missing = _list_missing(report_data, last)
-    return [*doubts, f"not measured on {_count_devices(last.gpus)}: {', '.join(missing)}"] if missing else doubts
 
 
 def _list_missing(report_data: ReportData, last: Ranking) -> list[str]:
@@ -234,7 +373,8 @@ def _make_table(name: str, title: str, rankings: Sequence[Ranking], with_group: 
         )
     numeric = frozenset(("devices", "samples/s (95 %)", "efficiency"))
     columns = ["of", *COLUMNS] if with_group else COLUMNS
-    return Table(name, f"The fastest for each number of devices: {title}", columns, rows, numeric, CAPTION)
+    title = f"The fastest for each number of devices{title and f': {title}'}"
+    return Table(name, title, columns, rows, numeric, CAPTION)
 
 
 def _make_repeat_lines(report_data: ReportData, advice: Advice, with_code: bool) -> Iterator[Block]:

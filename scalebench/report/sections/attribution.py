@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebench.analysis.attribution import attribute_configurations
 from scalebench.analysis.attribution.causes import find_causes
-from scalebench.analysis.attribution.causes.cause import AttributedRun, Cause
+from scalebench.analysis.attribution.causes.cause import MIN_SHARE, AttributedRun, Cause
 from scalebench.analysis.attribution.components import LOSS_PARTS
 from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, attribute_run, measure_repeat
 from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder, samples_per_device
@@ -31,6 +32,7 @@ from scalebench.report.document import (
     Table,
     format_duration,
     group_curves,
+    join_sentences,
 )
 from scalebench.report.report_data import ReportData, list_left_out_runs
 
@@ -38,7 +40,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_BARS = 40  # of a chart
+MIN_DRAWN_SHARE = 0.005  # points of efficiency; smaller parts cannot be seen in a chart
 Bar = tuple[Curve, int, AttributedRun]  # a configuration at one device count
+COLOUR_OF_PART = {"transfer": "sync", "drift": "rest"}  # of document.PARTS, where that has another name
+REST = "unexplained"
 PART_MEANINGS = {
     "batch": "smaller batches",
     "overhead": "the strategy's overhead on one device",
@@ -96,10 +101,12 @@ def make_attribution_records(frame: pd.DataFrame) -> AttributionRecords:
 
 
 def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
-    """Attribute the runs shown in detail, with baselines among all rows; by run_id of the pooled row.
+    """Attribute the runs shown in detail, with baselines among all rows; by run_id of the pooled row. Done once.
 
     Runs without a baseline are left out.
     """
+    if report_data.attributed_runs is not None:
+        return report_data.attributed_runs
     status = dict(zip(report_data.frame["run_id"], report_data.frame["status"], strict=True))
     results = [report_data.result(run_id) for run_id in report_data.detailed_run_ids if status[run_id] == "ok"]
     records = AttributionRecords(report_data.frame[BASELINE_CHOICE_COLUMNS], report_data.result)
@@ -111,6 +118,7 @@ def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
     for parts in attribute_configurations(list(by_id.values())):
         first = by_id[parts.run_id]
         cases[parts.run_id] = AttributedRun(parts, first.result, first.references, rows, configurations)
+    report_data.attributed_runs = cases
     return cases
 
 
@@ -156,6 +164,16 @@ def section(report_data: ReportData) -> Section | None:
     return Section("attribution", "Where the lost efficiency went", blocks)
 
 
+def describe_largest_loss(case: AttributedRun) -> str:
+    """Return `21 % lost to contention: devices that slow each other down`; empty if no part exceeds its noise."""
+    parts = [part for name in PART_MEANINGS if name != "drift" and (part := case.significant(name)) is not None]
+    if not parts:
+        return ""
+    largest = max(parts, key=lambda part: part.share.value)
+    meaning = " and ".join(PART_MEANINGS[name] for name in largest.names)
+    return f"{100 * largest.share.value:.0f} % lost to {' and '.join(largest.names)}: {meaning}"
+
+
 def _list_bars(curves: list[Curve], cases: Mapping[str, AttributedRun]) -> Iterator[Bar]:
     for curve in curves:
         for row in curve.rows:
@@ -165,40 +183,84 @@ def _list_bars(curves: list[Curve], cases: Mapping[str, AttributedRun]) -> Itera
 
 
 def _make_chart(group: CurveGroup, bars: list[Bar]) -> Iterator[Block]:
-    """Make bars of ideal throughput: the share that is kept, with the lost parts stacked on it."""
+    """Make bars of ideal throughput, the best one first: the share that is kept, and the lost parts beside it."""
     kept = bars
     if len(bars) > MAX_BARS:
         largest = {id(curve): gpus for curve, gpus, _ in bars}
         kept = [bar for bar in bars if largest[id(bar[0])] == bar[1]][:MAX_BARS]
         text = f"{len(bars)} bars are more than a chart can show: these are of the most devices of each curve."
         yield Paragraph(text)
+    kept = sorted(kept, key=lambda bar: bar[2].attribution.lost.value)
     names = [f"{curve.name} x {gpus}" for curve, gpus, _ in kept]
-    parts = {format_part_name(part): part.names for _, _, case in kept for part in case.attribution.parts}
-    efficiency = [1 - case.attribution.lost.value for _, _, case in kept]
     point_tags = [curve.tags for curve, _, _ in kept]
-    series = [Series("kept", names, efficiency, tags=group.tags, point_tags=point_tags)]
-    for label in sorted(parts, key=lambda label: [LOSS_PARTS.index(name) for name in parts[label]]):
-        shares = [
-            {format_part_name(part): part.share for part in case.attribution.parts}.get(label) for _, _, case in kept
-        ]
-        values = [None if share is None else share.value for share in shares]
-        low, high = ([None if share is None else share.limits[k] for share in shares] for k in (0, 1))
-        series.append(Series(label, names, values, low, high, group.tags, point_tags=point_tags))
+    shown = [{part.names: part.share for part in case.attribution.parts if _is_drawn(part)} for _, _, case in kept]
+
+    def make_series(name: str, shares: Iterable[Estimate | None], part: str) -> Series:
+        each = list(shares)
+        values = [None if share is None else share.value for share in each]
+        low, high = ([None if share is None else share.limits[k] for share in each] for k in (0, 1))
+        return Series(name, names, values, low, high, group.tags, point_tags=point_tags, part=part)
+
+    series = [make_series("kept", (Estimate(1 - case.attribution.lost.value) for _, _, case in kept), "kept")]
+    for parts in sorted({parts for shares in shown for parts in shares}, key=lambda p: list(map(LOSS_PARTS.index, p))):
+        colour = COLOUR_OF_PART.get(parts[0], parts[0])
+        series.append(make_series(" + ".join(parts), (shares.get(parts) for shares in shown), colour))
+    rest = [_compute_rest(case.attribution, shares) for (_, _, case), shares in zip(kept, shown, strict=True)]
+    if any(share is not None for share in rest):
+        series.append(make_series(REST, rest, "rest"))
     yield Chart(
         group.make_id("attribution"),
-        f"Where the lost efficiency went: {group.title}",
+        _make_chart_title(kept),
         Axis("strategy and devices"),
         Axis("share of ideal throughput", percent=True),
         series,
         "stacked",
-        f"Ideal is the bare baseline on one device times the devices, at the full batch. {_legend(parts.values())} "
-        "Parts below zero are gains.",
+        join_sentences(
+            "ideal is the bare baseline on one device times the devices, at the full batch",
+            _legend(names for shares in shown for names in shares),
+            f"{REST}: parts that do not exceed their noise, and drift" if series[-1].name == REST else "",
+            "diamonds are gains, which other parts outweigh" if _has_gains(series) else "",
+        ),
     )
+
+
+def _is_drawn(part: Part) -> bool:
+    """Return whether a part exceeds its noise; without limits, as of a single repeat, whether it is large."""
+    if part.names == ("drift",):
+        return False
+    share = part.share
+    if abs(share.value) < MIN_DRAWN_SHARE:
+        return False
+    return not share.low <= 0 <= share.high if share.has_limits else abs(share.value) >= MIN_SHARE
+
+
+def _has_gains(series: Iterable[Series]) -> bool:
+    return any(y is not None and y < 0 for each in series for y in each.y)
+
+
+def _compute_rest(run: Attribution, shown: Mapping[tuple[str, ...], Estimate]) -> Estimate | None:
+    """Return what the drawn parts do not explain; None if it is too small to be seen, or a gain within noise."""
+    rest = run.lost.value - math.fsum(share.value for share in shown.values())
+    return Estimate(rest) if rest >= MIN_DRAWN_SHARE or rest <= -MIN_SHARE else None
+
+
+def _make_chart_title(bars: list[Bar]) -> str:
+    """Name the largest loss of all bars."""
+    losses = [
+        (part.share.value, curve.name, gpus, case)
+        for curve, gpus, case in bars
+        for name in PART_MEANINGS
+        if name != "drift" and (part := case.significant(name)) is not None
+    ]
+    if not losses:
+        return "Where the lost efficiency went"
+    _, name, gpus, case = max(losses, key=lambda loss: loss[0])
+    return f"{name} on {gpus} {'device' if gpus == 1 else 'devices'}: {describe_largest_loss(case)}"
 
 
 def _legend(groups: Iterable[tuple[str, ...]]) -> str:
     present = {name for names in groups for name in names}
-    return "; ".join(f"{name}: {PART_MEANINGS[name]}" for name in LOSS_PARTS if name in present) + "."
+    return "; ".join(f"{name}: {PART_MEANINGS[name]}" for name in LOSS_PARTS if name in present)
 
 
 def _make_table(group: CurveGroup, bars: list[Bar]) -> Table:
@@ -216,10 +278,10 @@ def _make_table(group: CurveGroup, bars: list[Bar]) -> Table:
         "Shares of ideal throughput with 95 % intervals. The loss, batch, overhead and contention compare processes: "
         f"they have limits over repeats only (measure.repeats={SWEEP_REPEATS} gives them). The other parts compare "
         "conditions of one process, and have limits over its blocks. The parts add up to the loss; seconds are of one "
-        "step. A part shown as contained in another one could not be measured apart from it."
+        'step. "in overhead": measured only together with overhead.'
     )
-    title = f"Parts of the lost efficiency: {group.title}"
-    return Table(group.make_id("attribution-parts"), title, columns, rows, frozenset(columns[1:]), caption)
+    table_id, title = group.make_id("attribution-parts"), "Parts of the lost efficiency"
+    return Table(table_id, title, columns, rows, frozenset(columns[1:]), caption)
 
 
 def _make_part_cell(case: AttributedRun, name: str) -> Cell:
@@ -238,7 +300,7 @@ def _explain_unmeasured(bars: list[Bar]) -> Iterator[Paragraph]:
         for reason, names in find_unmeasured_parts(case.attribution).items():
             runs_of.setdefault((" and ".join(names), reason), []).append(f"{curve.name} x {gpus}")
     for (parts, reason), runs in runs_of.items():
-        yield Paragraph(f"Not measured apart, {parts} of {', '.join(runs)}: {reason}.", "warning")
+        yield Paragraph(f"{parts} of {', '.join(runs)} could not be measured separately: {reason}.", "warning")
 
 
 def find_unmeasured_parts(run: Attribution) -> dict[str, list[str]]:
@@ -261,9 +323,7 @@ def _describe_causes(bars: list[Bar]) -> Iterator[Paragraph]:
         for cause in find_causes(case):
             causes.setdefault((id(curve), cause.part, cause.cause), []).append((curve, gpus, cause))
     if causes:
-        yield Paragraph(
-            "What usually makes such parts large, and what the figures of these runs support; none is proven:"
-        )
+        yield Paragraph("Likely causes, with the numbers of these runs that support them; none is proven:")
     for runs in causes.values():
         curve, gpus, cause = runs[-1]
         also = f" (also {', '.join(str(count) for _, count, _ in runs[:-1])})" if runs[:-1] else ""

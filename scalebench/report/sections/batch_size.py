@@ -78,8 +78,8 @@ def section(report_data: ReportData) -> Section | None:
 def _make_charts(group: CurveGroup, estimate_ratio: EstimateRatio) -> Iterator[Chart]:
     intervals = describe_curve_intervals(group.curves)
     charts = (
-        (THROUGHPUT, "throughput", "Throughput", "samples/s", "samples/s over all devices; more is better"),
-        ("epoch_s", "epoch_s", "Epoch", "seconds per epoch", "seconds of an epoch; less is better"),
+        (THROUGHPUT, "throughput", "Throughput", Axis("samples/s"), "samples/s over all devices; more is better"),
+        ("epoch_s", "epoch_s", "Epoch", Axis("time per epoch", unit="s"), "time of an epoch; less is better"),
     )
     for column, stem, title, axis, about in charts:
         series = (make_series(curve.name, curve.tags, curve.rows, BATCH, column, stem) for curve in group.curves)
@@ -88,7 +88,7 @@ def _make_charts(group: CurveGroup, estimate_ratio: EstimateRatio) -> Iterator[C
             lines += _mark_saturating_batches(group, estimate_ratio) if column == THROUGHPUT else []
             about = f"{about}. A larger batch makes fewer steps per epoch, and may learn less in it"
             x = Axis("batch per device", log=True, ticks=sorted({float(x) for line in lines for x in line.x}))
-            axes, caption = (x, Axis(axis)), join_sentences(about, intervals)
+            axes, caption = (x, axis), join_sentences(about, intervals)
             yield group.make_chart("batch_size", title, f"{title} over batch", axes, lines, caption)
 
 
@@ -126,7 +126,7 @@ def _make_saturation_table(group: CurveGroup, estimate_ratio: EstimateRatio) -> 
         for curve in group.curves
         if (point := find_saturating_batch(curve.rows, estimate_ratio)) is not None
     ]
-    title, table_id = f"Where a larger batch stops to pay: {group.title}", group.make_id("batch_size", "saturation")
+    title, table_id = "Where a larger batch stops to pay", group.make_id("batch_size", "saturation")
     return build_table(table_id, title, columns, items, ["strategy"], join_sentences(*CAPTION))
 
 
@@ -156,7 +156,7 @@ def _make_table(group: CurveGroup, estimate_ratio: EstimateRatio) -> Table:
         "epoch (95 %)": lambda item: make_cell(format_duration_column(item[1], "epoch_s"), item[1]["epoch_s"]),
     }
     about = "over the smallest: throughput over that with the smallest batch of the same strategy and devices"
-    title, caption = f"Batch size: {group.title}", join_sentences(about, describe_curve_intervals(group.curves))
+    title, caption = "Batch size", join_sentences(about, describe_curve_intervals(group.curves))
     table_id = group.make_id("batch_size", "table")
     return build_table(table_id, title, columns, group.list_rows()[:MAX_ROWS], ["strategy"], caption)
 

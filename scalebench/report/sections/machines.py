@@ -42,7 +42,7 @@ def section(report_data: ReportData) -> Section | None:
     if len(machines) > MAX_MACHINES:
         blocks.append(Paragraph(f"{MAX_MACHINES} of {len(machines)} machines are shown."))
     blocks += list_left_out_runs(report_data)
-    return Section("machines", "Machines", blocks, folded=True)
+    return Section("machines", "Machines", blocks)
 
 
 def _group_by_machine(runs: list[NamedResult]) -> list[list[NamedResult]]:

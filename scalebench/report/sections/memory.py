@@ -86,7 +86,7 @@ def _states_differ(curves: list[Curve]) -> bool:
 def _make_chart(group: CurveGroup) -> Chart:
     bars = make_bar_series(group.curves, "state_bytes")
     caption = join_sentences("weights, gradients, optimizer's state of the fullest device; less leaves room for more")
-    axes = Axis(DEVICES), Axis("bytes")
+    axes = Axis(DEVICES), Axis("state", unit="bytes")
     return group.make_chart("memory", "state", "State of a device", axes, bars, caption, "bars")
 
 
@@ -139,17 +139,17 @@ def describe(model: ModelMemory, estimate_ratio: EstimateRatio) -> Iterator[str]
 
 
 def _describe_kept(model: ModelMemory, competing: Sequence[MemoryRow]) -> str | None:
-    """Return `on 2 devices a device keeps of ... state, of the 2.46 MB of bare_torch: 50 % under fsdp_gloo`."""
+    """Return `on 2 devices the state of a device (...) is 50 % under fsdp_gloo, of bare_torch's 2.46 MB`."""
     shares: dict[str, list[str]] = {}
     for row in {format_strategy(row): row for row in competing if model.keeps_less(row)}.values():
         full, share = model.reference(row), model.share(row)
         assert full is not None and share is not None
-        of = f"of the {units.format_bytes(full['state_bytes'])} of {format_strategy(full)}"
+        of = f"of {format_strategy(full)}'s {units.format_bytes(full['state_bytes'])}"
         shares.setdefault(of, []).append(f"{_format_share(share)} under {format_strategy(row)}")
     if not shares:
         return None
-    text = "; ".join(f"{of}: {', '.join(each)}" for of, each in shares.items())
-    return f"{_on_devices(competing[0])} a device keeps of weights, gradients and optimizer's state, {text}"
+    text = "; ".join(f"{', '.join(each)}, {of}" for of, each in shares.items())
+    return f"{_on_devices(competing[0])} the state of a device (weights, gradients, optimizer) is {text}"
 
 
 def _describe_price(price: ShardingCost | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from scalebench.analysis import step_breakdown
 from scalebench.analysis.scaling_curves import Curve, group_curves
@@ -19,7 +20,7 @@ from scalebench.report.report_data import (
 from scalebench.report.report_data import Row as RunRow
 from scalebench.report.step_breakdown import make_blocks
 
-MAX_PROFILED_RUNS = 12
+MAX_PROFILED_RUNS = 6
 MAX_OPERATIONS = 10
 MAX_NAME_LENGTH = 60
 COLUMNS = ("operation", "device", "calls per step", "own time per step", "of all operations", "collective")
@@ -43,6 +44,7 @@ def section(report_data: ReportData) -> Section | None:
             without.setdefault(_explain_missing_profile(result), []).append(name)
         else:
             table = make_operations_table(profile, f"operations-{number}", f"Top operations: {name}", tags)
+            table = replace(table, caption=table.caption if number == 0 else "")  # the same for all
             blocks += [table, Paragraph(f"{name}: {describe_collectives(result)}.", tags=tags)]
     blocks += [Paragraph(f"No operations of {'; '.join(runs)}: {reason}.") for reason, runs in without.items()]
     if len(wanted) > MAX_PROFILED_RUNS:
@@ -50,7 +52,7 @@ def section(report_data: ReportData) -> Section | None:
         blocks.append(Paragraph(text))
     blocks += _make_trace_table(report_data, rows, names)
     blocks += list_left_out_runs(report_data)
-    return Section("operations", "What takes the time of a step", blocks, folded=True)
+    return Section("operations", "Parts of a step, and its operations", blocks)
 
 
 def make_run_blocks(result: Result) -> Iterator[Table | str]:
@@ -116,8 +118,9 @@ def describe_collectives(result: Result) -> str:
     if of_kernels is None or of_steps is None:
         return "collectives: the profile shows no operation that carries data between devices"
     return (
-        f"collectives: {units.format_percent(of_kernels)} of the own time of all operations, and as long as "
-        f"{units.format_percent(of_steps)} of the wall time of a step; their cost is neither, but exposed sync"
+        f"collectives: {units.format_percent(of_kernels)} of the time of all operations, "
+        f"{units.format_percent(of_steps)} of the wall time of a step; much of it may overlap with computing, and "
+        "exposed sync is what they add to a step"
     )
 
 

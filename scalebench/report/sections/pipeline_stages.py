@@ -36,7 +36,7 @@ def section(report_data: ReportData) -> Section | None:
         text = f"Shown are {MAX_STAGED_RUNS} of the {len(rows)} runs whose model was cut into stages."
         blocks.append(Paragraph(text))
     blocks += list_left_out_runs(report_data)
-    return Section("stages", "How models were cut into stages", blocks, folded=True)
+    return Section("stages", "How models were cut into stages", blocks)
 
 
 def make_run_blocks(result: Result) -> Iterator[Table | str]:

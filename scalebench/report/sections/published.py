@@ -104,7 +104,7 @@ def _make_efficiency_chart(study: Study, rows: Sequence[Cells], group: CurveGrou
         describe_curve_intervals(curves),
         _cite(study),
     )
-    title, y = f"{study.title}: efficiency, {group.title}", Axis("efficiency", percent=True)
+    title, y = f"{study.title}: efficiency", Axis("efficiency", percent=True)
     yield Chart(group.make_id("published", study.name), title, make_devices_axis(lines), y, lines, "lines", caption)
 
 

@@ -1,10 +1,11 @@
-"""The sections `scaling` of a report (throughput, speedup and efficiency over devices, slopes and node boundaries) and
+"""The sections `scaling` of a report (throughput and efficiency over devices, slopes and node boundaries) and
 `strategies` (the table of all configurations)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from scalebench.analysis.read_runs import Unreadable
 from scalebench.analysis.repeats import EstimateRatio
@@ -40,12 +41,14 @@ from scalebench.report.document import (
     make_cell,
     make_devices_axis,
     make_line_series,
+    move_to_footnotes,
 )
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.repeat_commands import make_baseline_commands
 from scalebench.report.report_data import ReportData
 from scalebench.report.tables import (
     BASELINE_COLUMNS,
+    THROUGHPUT_HEAD,
     find_missing_baselines,
     format_percent,
     format_ratio,
@@ -55,6 +58,7 @@ from scalebench.report.tables import (
 if TYPE_CHECKING:
     import pandas as pd
 
+T = TypeVar("T")
 MIN_DIFFERENCE = 0.05  # of the speedup; below it, curves against self would coincide with those against bare
 BASELINES = {
     "bare": "against one device without a wrapper, the strategy's bare baseline",
@@ -69,7 +73,9 @@ JUMP_CAPTION = (
     "ratio: throughput per device after over before another node begins, with its 95 % interval; part of it is what as "
     "many more devices would have cost on one node"
 )
+MIN_SLOPE_POINTS = 3
 MAX_COMMANDS = 10
+STATUS_CHIPS: dict[str, Literal["good", "off"]] = {"ok": "good", "unsupported": "off"}  # others are bad
 COMPETING_COLUMNS = ["model", "dataset", "hardware", "scaling", "gpus"]  # rows that agree in them compete
 
 
@@ -81,15 +87,19 @@ def section(report_data: ReportData) -> Section | None:
         rows = [row for curve in group.curves for row in curve.rows]
         baselines = _describe_baselines(rows, report_data.baseline_name)
         blocks += [*group.paragraphs, _make_throughput_chart(group, report_data)]
-        for kind, about in baselines.items():
-            blocks += _make_relative_charts(group, kind, about)
-        if baselines:
-            heads = {kind: str(report_data.baseline_name) if kind == "given" else kind for kind in baselines}
-            blocks.append(_make_slope_table(group, heads, report_data.min_efficiency))
+        blocks += [_make_efficiency_chart(group, kind, baselines[kind]) for kind in _select_drawn(baselines)]
+        heads = {kind: str(report_data.baseline_name) if kind == "given" else kind for kind in baselines}
+        blocks += _make_slope_table(group, heads, report_data.min_efficiency)
         kind = next(iter(baselines), "bare")
         about, estimate_ratio = baselines.get(kind, BASELINES[kind]), report_data.configurations.estimate_ratio
         blocks += _make_jump_table(group, estimate_ratio, kind, about)
-    return Section("scaling", "Scaling", blocks) if groups else None
+    return Section("scaling", "Scaling", blocks, folded=len(groups) == 1) if groups else None
+
+
+def _select_drawn(baselines: Mapping[str, str]) -> list[str]:
+    """Return the first of the usual baselines, and the one that the user named: speedups are efficiencies times
+    devices, and those against the others are in the tables."""
+    return [*[kind for kind in baselines if kind != "given"][:1], *(kind for kind in baselines if kind == "given")]
 
 
 def _describe_baselines(rows: Sequence[Cells], baseline_name: str | None) -> dict[str, str]:
@@ -129,28 +139,15 @@ def _find_bare_rates(group: CurveGroup, report_data: ReportData) -> dict[str, fl
     return fastest
 
 
-def _make_relative_charts(group: CurveGroup, kind: str, about: str) -> Iterator[Chart]:
-    """Make the charts of speedup and efficiency against a baseline."""
-    intervals = describe_curve_intervals(group.curves)
-    baseline = about.partition(", ")[0]
-    lines = make_line_series(group.curves, f"speedup_{kind}")
-    ideal = _make_ideal(group, lines, "ideal", _get_ideal_speedup(group, kind))
-    caption = join_sentences(f"throughput over the baseline's, {about}; more is better", intervals)
-    axes = make_devices_axis(lines), Axis("speedup")
-    yield group.make_chart("scaling", f"speedup {kind}", f"Speedup {baseline}", axes, [*lines, ideal], caption)
+def _make_efficiency_chart(group: CurveGroup, kind: str, about: str) -> Chart:
     lines = make_line_series(group.curves, f"efficiency_{kind}")
     ideal = _make_ideal(group, lines, "ideal", 1.0, level=True)
-    caption = join_sentences(f"speedup over the ideal one of so many devices, {about}; more is better", intervals)
+    caption = join_sentences(
+        f"speedup divided by the number of devices, {about}; more is better", describe_curve_intervals(group.curves)
+    )
     axes = make_devices_axis(lines), Axis("efficiency", percent=True)
-    yield group.make_chart("scaling", f"efficiency {kind}", f"Efficiency {baseline}", axes, [*lines, ideal], caption)
-
-
-def _get_ideal_speedup(group: CurveGroup, kind: str) -> float:
-    """Return the ideal speedup of one device: 1, and less if the named baseline had several devices."""
-    if kind != "given":
-        return 1.0
-    rows = [row for curve in group.curves for row in curve.rows if row[f"efficiency_{kind}"]]
-    return next((row[f"speedup_{kind}"] / row[f"efficiency_{kind}"] / row["gpus"] for row in rows), 1.0)
+    title = f"Efficiency {about.partition(', ')[0]}"
+    return group.make_chart("scaling", f"efficiency {kind}", title, axes, [*lines, ideal], caption)
 
 
 def _make_ideal(group: CurveGroup, lines: list[Series], name: str, value: float, level: bool = False) -> Series:
@@ -159,14 +156,20 @@ def _make_ideal(group: CurveGroup, lines: list[Series], name: str, value: float,
     return Series(name, gpus, [value * (1 if level else x) for x in gpus], tags=group.tags, style="ideal")
 
 
-def _make_slope_table(group: CurveGroup, baselines: Mapping[str, str], min_efficiency: float) -> Table:
-    """Make a row for each curve; `baselines` maps what speedups are against (bare, self, given) to a label."""
+def _make_slope_table(group: CurveGroup, baselines: Mapping[str, str], min_efficiency: float) -> Iterator[Table]:
+    """Make a row for each curve of MIN_SLOPE_POINTS or more: a line through two says no more than these two.
+
+    `baselines` maps what speedups are against (bare, self, given) to a label.
+    """
+    curves = [curve for curve in group.curves if len(curve.rows) >= MIN_SLOPE_POINTS]
+    if not curves or not baselines:
+        return
     keeps_head = f"keeps {100 * min_efficiency:g} %"
     columns = [
         f"{name}, {label}" for label in baselines.values() for name in ("slope", "off", f"over {DEVICES}", keeps_head)
     ]
     rows = []
-    for curve in group.curves:
+    for curve in curves:
         cells = [make_cell(curve.name)]
         for kind in baselines:
             cells += [
@@ -179,8 +182,8 @@ def _make_slope_table(group: CurveGroup, baselines: Mapping[str, str], min_effic
         "lower limits of their intervals"
     )
     numeric = frozenset(name for name in columns if not name.startswith("over"))
-    title, caption = f"Slopes: {group.title}", join_sentences(SLOPE_CAPTION, kept)
-    return Table(group.make_id("scaling", "slopes"), title, ["strategy", *columns], rows, numeric, caption)
+    title, caption = "Slopes", join_sentences(SLOPE_CAPTION, kept)
+    yield Table(group.make_id("scaling", "slopes"), title, ["strategy", *columns], rows, numeric, caption)
 
 
 def _slope_cells(fitted: Slope | None) -> list[Cell]:
@@ -216,7 +219,7 @@ def _make_jump_table(group: CurveGroup, estimate_ratio: EstimateRatio, kind: str
         for jump in find_node_boundaries(curve, estimate_ratio, kind)
     ]
     if items:
-        title, caption = f"Node boundaries: {group.title}", join_sentences(f"efficiency {about}", JUMP_CAPTION)
+        title, caption = "Node boundaries", join_sentences(f"efficiency {about}", JUMP_CAPTION)
         words = ("strategy", DEVICES, "nodes", "remarks")
         yield build_table(group.make_id("scaling", "nodes"), title, columns, items, words, caption)
 
@@ -237,8 +240,27 @@ def strategies_section(report_data: ReportData) -> Section | None:
     if len(kept) < len(pooled):
         text = f"{len(pooled):,} configurations are more than a table can show: these are the {len(kept)} that"
         blocks.append(Paragraph(f"{text} come first in throughput among those of their number of devices."))
-    blocks.append(make_configuration_table(kept, report_data.baseline_name))
-    return Section("strategies", "Strategies", [*blocks, *_list_missing_baselines(kept, report_data.unreadable)])
+    table = make_configuration_table(kept, report_data.baseline_name)
+    blocks.append(move_to_footnotes(_bring_status_forward(table), "remarks"))
+    blocks += _list_missing_baselines(kept, report_data.unreadable)
+    return Section("strategies", "All configurations", blocks)
+
+
+def _bring_status_forward(table: Table) -> Table:
+    """Put status and remarks behind the throughput, where they are in sight, and give each status its colour."""
+    columns = list(table.columns)
+    status, remarks, place = (columns.index(name) for name in ("status", "remarks", THROUGHPUT_HEAD))
+
+    def order(cells: Sequence[T]) -> list[T]:
+        others = [each for number, each in enumerate(cells) if number not in (status, remarks)]
+        return [*others[: place + 1], cells[status], cells[remarks], *others[place + 1 :]]
+
+    rows = []
+    for row in table.rows:
+        cells = list(row.cells)
+        cells[status] = replace(cells[status], chip=STATUS_CHIPS.get(cells[status].text, "bad"))
+        rows.append(replace(row, cells=order(cells)))
+    return replace(table, title="Configurations", columns=order(columns), rows=rows)
 
 
 def _select_best_rows(pooled: pd.DataFrame) -> pd.DataFrame:

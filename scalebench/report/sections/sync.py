@@ -23,7 +23,6 @@ from scalebench.report.document import (
     Chart,
     CurveGroup,
     CurveRow,
-    Paragraph,
     Row,
     Section,
     Table,
@@ -35,6 +34,7 @@ from scalebench.report.document import (
     make_bar_series,
     make_cell,
     make_series,
+    move_to_footnotes,
 )
 from scalebench.report.report_data import ReportData
 from scalebench.report.step_breakdown import TOO_FEW_BLOCKS, join_reasons
@@ -50,15 +50,6 @@ FIGURES = (
      "gradient synchronization of a step alone, with nothing to overlap; less is better"),
     ("imbalance_s", "imbalance", "how long a device waits for the slowest one, on average; less is better"),
 )  # fmt: skip
-PROFILE_SHARES = {
-    "collective_step_share": "the wall time of a step",
-    "collective_kernel_share": "the time of all operations",
-}
-BACKENDS_DIFFER = (
-    "Shares of collective operations do not compare between backends: each shows them where they run, and some wait "
-    "within them. A backend can fill most of all operations' time and little of the step's. Compare the cost of "
-    "backends by exposed sync."
-)
 NO_PROBES = "no probes were made (measure.probes=true makes them)"
 EPOCH_CAPTION = (
     "exposed sync of all steps of an epoch over their number, one point for each number of devices; less is better. "
@@ -81,22 +72,14 @@ def _rows_with_sync(curve: Curve) -> list[dict[str, Any]]:
     return [row for row in curve.rows if row["gpus"] > 1]
 
 
-def _make_charts(group: CurveGroup) -> Iterator[Block]:
-    for column, name, about in FIGURES:
-        caption = join_sentences(about, _describe_probe_intervals(group))
-        yield from _make_bars(group, column, name.capitalize(), Axis("seconds of a step"), caption)
-    yield from _make_epoch_chart(group)
-    shares: list[Block] = []
-    for column, of in PROFILE_SHARES.items():
-        caption = join_sentences(f"their share of {of} under the profiler; less is better, within one backend")
-        axis = Axis("share", percent=True)
-        shares += _make_bars(group, column, f"Collective operations, share of {of}", axis, caption)
-    yield from [*shares, Paragraph(BACKENDS_DIFFER, "warning", group.tags)] if shares else []
-
-
-def _make_bars(group: CurveGroup, column: str, title: str, axis: Axis, caption: str) -> Iterator[Chart]:
+def _make_charts(group: CurveGroup) -> Iterator[Chart]:
+    """Draw exposed sync over devices and epochs; imbalance, which is part of it, and isolated sync are in the table."""
+    column, name, about = FIGURES[0]
     if bars := make_bar_series([replace(curve, rows=_rows_with_sync(curve)) for curve in group.curves], column):
-        yield group.make_chart("sync", column, title, (Axis(DEVICES), axis), bars, caption, "bars")
+        axes = Axis(DEVICES), Axis("time of a step", unit="s")
+        caption = join_sentences(about, _describe_probe_intervals(group))
+        yield group.make_chart("sync", column, name.capitalize(), axes, bars, caption, "bars")
+    yield from _make_epoch_chart(group)
 
 
 def _describe_probe_intervals(group: CurveGroup) -> str:
@@ -116,7 +99,7 @@ def _make_epoch_chart(group: CurveGroup) -> Iterator[Chart]:
         line = make_series(curve.name, curve.tags, rows, "steps_per_epoch", column, column, notes)
         lines += [] if line is None else [line]
     if lines:
-        axes = Axis("steps per epoch"), Axis("seconds per epoch")
+        axes = Axis("steps per epoch"), Axis("time per epoch", unit="s")
         yield group.make_chart("sync", "epoch", "Sync of an epoch", axes, lines, join_sentences(EPOCH_CAPTION))
 
 
@@ -137,11 +120,12 @@ def _make_table(group: CurveGroup, report_data: ReportData) -> Table:
             _describe_missing(item[1], report_data) if item[1]["run_id"] in detailed else ""
         ),
     }
-    caption = join_sentences("messages are those of an epoch", "cells without a measurement are empty, and the last "
-                             "column says why")  # fmt: skip
+    what = (f"{name}: {about.partition(';')[0]}" for _, name, about in FIGURES)
+    caption = join_sentences(*what, "messages are those of an epoch", "empty: not measured")
     items = [item for item in group.list_rows() if item[0][1]["gpus"] > 1]
-    title, table_id = f"Gradient synchronization: {group.title}", group.make_id("sync", "table")
-    return build_table(table_id, title, columns, items, ("strategy", "remarks"), caption)
+    table_id = group.make_id("sync", "table")
+    table = build_table(table_id, "Sync of a step and an epoch", columns, items, ("strategy", "remarks"), caption)
+    return move_to_footnotes(table, "remarks")
 
 
 def _describe_missing(row: Cells, report_data: ReportData) -> str:

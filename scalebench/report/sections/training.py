@@ -3,7 +3,7 @@ epoch and the target take of time, devices and energy; `learning`, the loss duri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from scalebench.analysis.scaling_curves import Curve
@@ -72,11 +72,11 @@ SEEDS_CAPTION = (
 POINTS_CAPTION = "Taken at the evaluations of the training, between two steps and outside its clock. "
 # Column, head of the table, title of the chart (none: too few rows have it), unit.
 COSTS = (
-    ("device_hours_per_epoch", "device-hours per epoch", "Devices' time of an epoch", "device-hours"),
-    ("energy_j_per_epoch", "energy per epoch", "Energy of an epoch", "joules"),
-    ("time_to_target_s", "time to target", "", "seconds"),
-    ("device_hours_to_target", "device-hours to target", "", "device-hours"),
-    ("energy_j_to_target", "energy to target", "", "joules"),
+    ("device_hours_per_epoch", "device time per epoch", "Device time of an epoch", "device-hours"),
+    ("energy_j_per_epoch", "energy per epoch", "Energy of an epoch", "J"),
+    ("time_to_target_s", "time to target", "", "s"),
+    ("device_hours_to_target", "device time to target", "", "device-hours"),
+    ("energy_j_to_target", "energy to target", "", "J"),
 )
 LOSS_CAPTION = (
     "Training loss, mean over each block of steps and all ranks, drawn at the block's end, warm-up included. "
@@ -99,7 +99,8 @@ def section(report_data: ReportData) -> Section | None:
     blocks: list[Block] = []
     for number, (key, members) in enumerate(list(groups.items())[:MAX_TRAINING_GROUPS], 1):
         where = f", hardware {key[3]} ({key[4]})" if machines else ""
-        blocks += _make_training_blocks(report_data, number, f"{key[0]} on {key[1]}{where}", members)
+        title = f"{key[0]} on {key[1]}{where}" if len(groups) > 1 else ""
+        blocks += _make_training_blocks(report_data, number, title, members)
     if len(groups) > MAX_TRAINING_GROUPS:
         text = f"Shown are {MAX_TRAINING_GROUPS} of {len(groups)} groups of a model, a data set and a machine."
         blocks.append(Paragraph(text))
@@ -119,8 +120,13 @@ def _make_training_blocks(
     ]
     yield from _make_training_charts(number, title, to_text(trainings[0].first_run["metric_name"]), drawn, targets)
     if len(drawn) < len(trainings):
-        yield Paragraph(f"{len(drawn)} of {len(trainings)} trainings of {title} are drawn.")
-    yield make_training_table(f"training-{number}-ends", f"Results of training: {title}", trainings, names)
+        yield Paragraph(f"{len(drawn)} of {len(trainings)} trainings are drawn.")
+    yield make_training_table(f"training-{number}-ends", _add_label("Results of training", title), trainings, names)
+
+
+def _add_label(title: str, label: str) -> str:
+    """Return a title that says which group it is about, if there are several."""
+    return f"{title}: {label}" if label else title
 
 
 def _answer_target(trainings: Sequence[TrainingOutcome], names: Mapping[str, str]) -> Iterator[Paragraph]:
@@ -162,7 +168,8 @@ def _make_training_charts(
             x = Axis("seconds of training" if get_x is get_train_s else "epochs")
             y = Axis(metric, log=_spans_decade(metric, series) and kind != "gap", from_zero=False)
             lines = [*series, *_make_target_lines(metric, levels, series, drawn[0].tags["model"])]
-            name, caption = f"{heading}, {metric} over {x.title}: {title}", f"{about}{POINTS_CAPTION}{seeds}".strip()
+            name = _add_label(f"{heading}, {metric} over {x.title}", title)
+            caption = f"{about}{POINTS_CAPTION}{seeds}".strip()
             yield Chart(f"training-{number}-{kind}", name, x, y, lines, "lines", caption)
 
 
@@ -217,17 +224,16 @@ def _make_epoch_charts(group: CurveGroup) -> Iterator[Chart]:
     several = len({curve.tags["hardware"] for curve in group.curves}) > 1
     more = "machines share this chart, since it is in seconds, and each curve names its own" if several else ""
     caption = join_sentences(about, more, describe_curve_intervals(group.curves))
-    yield from _make_epoch_chart(group, "epoch_s", "Epoch", "seconds per epoch", caption)
+    yield from _make_epoch_chart(group, "epoch_s", "Epoch", Axis("time per epoch", unit="s"), caption)
     for column, heading, title, unit in COSTS:
         if title:
-            caption = join_sentences(f"{heading}, less is better")
-            yield from _make_epoch_chart(group, column, title, f"{unit} per epoch", caption)
+            caption = join_sentences(f"{heading}; less is better")
+            yield from _make_epoch_chart(group, column, title, Axis("per epoch", unit=unit), caption)
 
 
-def _make_epoch_chart(group: CurveGroup, column: str, title: str, axis: str, caption: str) -> Iterator[Chart]:
+def _make_epoch_chart(group: CurveGroup, column: str, title: str, axis: Axis, caption: str) -> Iterator[Chart]:
     if lines := make_line_series(group.curves, column):
-        axes = make_devices_axis(lines), Axis(axis)
-        yield Chart(group.make_id("epochs", column), f"{title}: {group.title}", *axes, lines, "lines", caption)
+        yield group.make_chart("epochs", column, title, (make_devices_axis(lines), axis), lines, caption)
 
 
 def _make_epoch_table(group: CurveGroup) -> Table:
@@ -246,8 +252,7 @@ def _make_epoch_table(group: CurveGroup) -> Table:
         "less is better in all of them, except for steps", "cells without a measurement are empty",
         describe_curve_intervals(group.curves),
     )  # fmt: skip
-    title = f"Epochs: {group.title}"
-    return Table(group.make_id("epochs", "table"), title, ["strategy", *columns], made, frozenset(columns), caption)
+    return Table(group.make_id("epochs", "table"), "Epochs", ["strategy", *columns], made, frozenset(columns), caption)
 
 
 def _epoch_cells(row: Cells) -> list[Cell]:
@@ -266,11 +271,7 @@ def _format_joules(value: float) -> str:
     return f"{units.format_number(value)} J"
 
 
-def _format_hours(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-COST_FORMATS = {"joules": _format_joules, "seconds": format_seconds, "device-hours": _format_hours}
+COST_FORMATS = {"J": _format_joules, "s": format_seconds, "device-hours": units.format_device_hours}
 
 
 def losses_section(report_data: ReportData) -> Section | None:
@@ -284,11 +285,11 @@ def losses_section(report_data: ReportData) -> Section | None:
         return None
     blocks: list[Block] = []
     for number, (group, members) in enumerate(list(groups.items())[:MAX_TRAINING_GROUPS]):
-        blocks += _make_loss_blocks(report_data, number, " on ".join(group), members)
+        blocks += _make_loss_blocks(report_data, number, " on ".join(group) if len(groups) > 1 else "", members)
     if len(groups) > MAX_TRAINING_GROUPS:
         blocks.append(Paragraph(f"Shown are {MAX_TRAINING_GROUPS} of {len(groups)} pairs of a model and a data set."))
     blocks += list_left_out_runs(report_data)
-    return Section("learning", "Loss during training", blocks, folded=True)
+    return Section("learning", "Loss during training", blocks)
 
 
 def _make_loss_blocks(report_data: ReportData, number: int, title: str, rows: list[RunRow]) -> Iterator[Block]:
@@ -297,27 +298,20 @@ def _make_loss_blocks(report_data: ReportData, number: int, title: str, rows: li
     losses = {row["run_id"]: compute_losses(report_data.result(row["run_id"])) for row in drawn}
     epoch_samples = {row["run_id"]: report_data.result(row["run_id"]).workload.train_samples for row in drawn}
 
-    def make_chart(kind: str, axis: str, get_x: Callable[[str, LossSeries], Sequence[float]]) -> Chart:
-        series = []
-        for row in drawn:
-            run_id = row["run_id"]
-            points = downsample(losses[run_id].make_points(get_x(run_id, losses[run_id])), MAX_CURVE_POINTS)
-            series.append(Series(names[run_id], [x for x, _ in points], [y for _, y in points], tags=get_tags(row)))
-        y = Axis("training loss", from_zero=False)
-        heading = f"Loss over {axis}: {title}"
-        return Chart(f"learning-{number}-{kind}", heading, Axis(axis), y, series, caption=LOSS_CAPTION)
-
-    yield make_chart("steps", "steps", lambda _, run: run.steps)
-    if all(epoch_samples.values()):
-        yield make_chart("epochs", "epochs", lambda run_id, run: [
-            samples / (epoch_samples[run_id] or 1) for samples in run.samples
-        ])  # fmt: skip
-    else:
-        yield make_chart("samples", "samples", lambda _, run: run.samples)
-    yield make_chart("seconds", "seconds of training", lambda _, run: run.seconds)
+    epochs_known, series = all(epoch_samples.values()), []
+    for row in drawn:
+        run, samples = losses[row["run_id"]], epoch_samples[row["run_id"]] or 1
+        x_values = [seen / samples for seen in run.samples] if epochs_known else run.samples
+        points = downsample(run.make_points(x_values), MAX_CURVE_POINTS)
+        x, y = [x for x, _ in points], [y for _, y in points]
+        series.append(Series(names[row["run_id"]], x, y, tags=get_tags(row)))
+    kind = "epochs" if epochs_known else "samples"
+    loss = Axis("training loss", from_zero=False)
+    heading = _add_label(f"Loss over {kind}", title)
+    yield Chart(f"learning-{number}-{kind}", heading, Axis(kind), loss, series, caption=LOSS_CAPTION)
     yield _make_loss_table(number, title, drawn, names, losses, epoch_samples)
     if len(drawn) < len(rows):
-        yield Paragraph(f"{len(drawn)} of {len(rows)} configurations of {title} are drawn.")
+        yield Paragraph(f"{len(drawn)} of {len(rows)} configurations are drawn.")
 
 
 def _make_loss_table(
@@ -342,7 +336,7 @@ def _make_loss_table(
         ]
         made.append(Row(cells, get_tags(row)))
     caption = _describe_lengths([row["stopped_by"] is not None for row in rows])
-    heading = f"Where training ended: {title}"
+    heading = _add_label("Where training ended", title)
     return Table(f"learning-{number}-ends", heading, LOSS_COLUMNS, made, frozenset(LOSS_COLUMNS[1:]), caption)
 
 

@@ -4,9 +4,10 @@ same over the time of single runs."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
@@ -19,21 +20,28 @@ from scalebench.measure.monitor.summary import measured_window
 from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow, read_series
 from scalebench.report.document import (
     DEVICES,
+    MAX_ROWS,
     Axis,
     Block,
+    Cell,
     Cells,
     Chart,
     CurveGroup,
+    CurveRow,
     Paragraph,
     Points,
     Section,
     Series,
+    Table,
     Tags,
+    build_table,
     downsample,
+    format_cell,
     get_tags,
     group_curves,
     join_sentences,
     make_bar_series,
+    make_cell,
 )
 from scalebench.report.flag_text import format_flag, to_text
 from scalebench.report.report_data import (
@@ -47,24 +55,45 @@ from scalebench.report.tables import format_throughput
 
 TIME_SHARE = Axis("share of the time", percent=True)
 AT_EQUAL_THROUGHPUT = "less is better at equal throughput"
-# Column, title, axis, what it is and which way is good.
-FIGURES = (
+Format = Callable[[float], str]
+
+
+def _format_rate(value: float) -> str:
+    return f"{units.format_bytes(value)}/s"
+
+
+# Column, its head in the table, format.
+FIGURES: tuple[tuple[str, str, Format], ...] = (
+    ("gpu_util_mean", "GPU utilisation", units.format_percent),
+    ("gpu_power_w_mean", "power", "{:,.0f} W".format),
+    ("peak_memory_bytes", "device memory", units.format_bytes),
+    ("sm_clock_mhz_mean", "GPU clock", "{:,.0f} MHz".format),
+    ("sm_clock_mhz_min", "lowest GPU clock", "{:,.0f} MHz".format),
+    ("mem_clock_mhz_min", "lowest memory clock", "{:,.0f} MHz".format),
+    ("cpu_util_mean", "CPU utilisation", units.format_percent),
+    ("rss_peak_bytes", "memory of a rank", units.format_bytes),
+    ("net_sent_bytes_per_s", "network, sent", _format_rate),
+    ("net_received_bytes_per_s", "network, received", _format_rate),
+)
+# The counters of a node's interfaces hold the traffic of all programs, and none of ranks that share the node.
+BETWEEN_NODES = ("net_sent_bytes_per_s", "net_received_bytes_per_s")
+# Column, title, axis, what it is and which way is good. The other figures are in the table alone.
+CHARTS = (
     ("gpu_util_mean", "GPU utilisation", TIME_SHARE,
      "share of the time in which some kernel ran, mean of the devices; busier is not faster: a kernel may wait"),
     ("gpu_power_w_mean", "Power", Axis("watts"), f"of all devices together; {AT_EQUAL_THROUGHPUT}"),
-    ("peak_memory_bytes", "Device memory", Axis("bytes"),
-     "peak of the fullest device; less leaves room for a larger batch"),
-    ("sm_clock_mhz_mean", "GPU clock", Axis("MHz"), "of the cores, mean over time and devices; higher is better"),
-    ("sm_clock_mhz_min", "Lowest GPU clock", Axis("MHz"), "of the cores, in any sample; higher is better"),
-    ("mem_clock_mhz_min", "Lowest memory clock", Axis("MHz"), "of device memory, in any sample; higher is better"),
+    ("peak_memory_bytes", "Device memory", Axis("peak of the fullest device", unit="bytes"),
+     "less leaves room for a larger batch"),
     ("cpu_util_mean", "CPU utilisation", TIME_SHARE,
      "of the cores that the run may use, by all programs; busier is not faster: a loop may wait"),
-    ("rss_peak_bytes", "Memory of a rank", Axis("bytes"), "largest resident memory of any rank; less is better"),
-    ("net_sent_bytes_per_s", "Network, sent", Axis("bytes/s"),
-     f"all interfaces except the loopback; {AT_EQUAL_THROUGHPUT}"),
-    ("net_received_bytes_per_s", "Network, received", Axis("bytes/s"),
+    ("net_sent_bytes_per_s", "Network between nodes, sent", Axis("traffic of a node", unit="bytes/s"),
      f"all interfaces except the loopback; {AT_EQUAL_THROUGHPUT}"),
 )  # fmt: skip
+TABLE_CAPTION = (
+    "Utilisation, power and clock: means over time; power: of all devices together; "
+    "memory: of the fullest device, and of the largest rank. Network: of runs on several nodes only, all interfaces "
+    "except the loopback."
+)
 UTILISATIONS = {"gpu_util_mean": "GPU", "cpu_util_mean": "CPU"}
 MIN_RISE = 0.05  # of all time, and of a single repeat's throughput; less may be chance
 
@@ -75,7 +104,6 @@ CLOCK_FLAGS = ("throttled", "unequal_clocks", "hot_at_start", "foreign_process",
 MAX_MONITOR_POINTS = 200  # of a line
 MAX_PROCESSES = 16
 MAX_SERIES_BYTES = 2**28  # of a file: a day of eight GPUs is a third of it
-GIGA = 1e9
 SAMPLES_NOTE = (
     "Before 0 is warm-up. Of many samples the lowest and highest of each stretch are drawn, so that dips stay visible."
 )
@@ -83,13 +111,19 @@ SAMPLES_NOTE = (
 
 def section(report_data: ReportData) -> Section | None:
     """Return None if the monitor measured nothing."""
-    groups, left_out = group_curves(report_data.curves, lambda members: any(map(_has_figures, members)))
+    curves = [replace(curve, rows=list(map(_select_traffic, curve.rows))) for curve in report_data.curves]
+    groups, left_out = group_curves(curves, lambda members: any(map(_has_figures, members)))
     blocks: list[Block] = [*left_out]
     estimate_ratio = report_data.configurations.estimate_ratio
     for group in groups:
         waits = (paragraph for curve in group.curves for paragraph in _find_waits(curve, estimate_ratio))
-        blocks += [*group.paragraphs, *_make_charts(group), *waits]
-    return Section("usage", "Usage of devices, processors and network", blocks) if groups else None
+        blocks += [*group.paragraphs, *_make_charts(group), _make_table(group), *waits]
+    return Section("usage", "Use of devices, processors and network", blocks) if groups else None
+
+
+def _select_traffic(row: Cells) -> dict[str, Any]:
+    """Return the row without network traffic, unless its ranks are on several nodes."""
+    return {**row, **dict.fromkeys(BETWEEN_NODES)} if row["nodes"] == 1 else dict(row)
 
 
 def _has_figures(curve: Curve) -> bool:
@@ -97,11 +131,26 @@ def _has_figures(curve: Curve) -> bool:
 
 
 def _make_charts(group: CurveGroup) -> Iterator[Chart]:
-    for column, title, axis, about in FIGURES:
+    for column, title, axis, about in CHARTS:
         bars = make_bar_series(group.curves, column)
         if any(y for bar in bars for y in bar.y):  # bars of 0, as of an unused network, cannot be seen
-            caption = join_sentences(about, "measured while blocks were timed, without intervals")
+            caption = join_sentences(about)
             yield group.make_chart("usage", column, title, (Axis(DEVICES), axis), bars, caption, "bars")
+
+
+def _make_table(group: CurveGroup) -> Table:
+    def make_column(name: str, show: Format) -> Callable[[CurveRow], Cell]:
+        return lambda item: format_cell(item[1][name], show)
+
+    items = group.list_rows()[:MAX_ROWS]
+    columns: dict[str, Callable[[CurveRow], Cell]] = {
+        "strategy": lambda item: make_cell(item[0].name),
+        "gpus": lambda item: format_cell(item[1]["gpus"], str),
+        **{head: make_column(name, show) for name, head, show in FIGURES
+           if any(row[name] is not None for (_, row), _ in items)},
+    }  # fmt: skip
+    table_id, caption = group.make_id("usage", "table"), TABLE_CAPTION if group.number == 1 else ""
+    return build_table(table_id, "While blocks were timed", columns, items, ("strategy",), caption)
 
 
 def _find_waits(curve: Curve, estimate_ratio: EstimateRatio) -> Iterator[Paragraph]:
@@ -163,7 +212,7 @@ def clocks_section(report_data: ReportData) -> Section | None:
         text = f"{left} more runs with a flag, or of the most devices of a curve, are not drawn here."
         blocks.append(Paragraph(text))
     blocks += list_left_out_runs(report_data)
-    return Section("clocks", "Clocks, power and processors while a run was measured", blocks, folded=True)
+    return Section("clocks", "Clocks, power and processors over time", blocks)
 
 
 def _select_runs(report_data: ReportData, rows: dict[str, Row]) -> list[str]:
@@ -269,12 +318,13 @@ def _process_lines(series: TimeSeries, shown: TimeWindow, zero_s: float) -> Iter
     ranks = sorted(series.sources("process:"), key=lambda source: (len(source), source))
     lines = {}
     for source in ranks[:MAX_PROCESSES]:
-        points = [(at_s, value / GIGA) for at_s, value in _select_points(series, source, "rss_bytes", shown)]
+        points = _select_points(series, source, "rss_bytes", shown)
         if points:
             lines[f"rank {source.removeprefix('process:')}"] = _shift_and_downsample(points, zero_s)
     if lines:
         note = f"{MAX_PROCESSES} of {len(ranks)} ranks. " if len(ranks) > MAX_PROCESSES else ""
-        yield Quantity("memory", "resident memory", "", Axis("resident memory (GB)")), lines, note + SAMPLES_NOTE
+        quantity = Quantity("memory", "resident memory", "", Axis("resident memory", unit="bytes"))
+        yield quantity, lines, note + SAMPLES_NOTE
 
 
 def _select_points(series: TimeSeries, source: str, quantity: str, shown: TimeWindow) -> Points:

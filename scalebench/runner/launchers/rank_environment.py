@@ -54,6 +54,8 @@ def build_environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence
             "MASTER_ADDR": host,
             "MASTER_PORT": port,
             "PYTHONUNBUFFERED": "1",
+            # PyTorch's profiler else leaves hooks behind that slow each launch of a kernel: pytorch issue 144455.
+            "TEARDOWN_CUPTI": os.environ.get("TEARDOWN_CUPTI", "1"),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and so hardware.device_ids and the record
             ADDRESSES: ",".join(addresses),
             RUN_ID_VARIABLE: run_id,

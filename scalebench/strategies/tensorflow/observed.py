@@ -8,11 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from scalebench.strategies.base import BatchReplay, Loop
+from scalebench.strategies.base import BatchReplay, Loop, NotMeasured
 from scalebench.strategies.tensorflow import devices, profiling
-from scalebench.strategies.tensorflow.profiling import COLLECTIVES, OBSERVED_STEPS, is_event_of
+from scalebench.strategies.tensorflow.profiling import COLLECTIVES, OBSERVED_STEPS, Line, is_event_of
 
-NCCL_EVENTS = ("ncclDevKernel", "ncclKernel", "NcclAllReduce")  # NCCL's kernels, or TensorFlow's operation on them
+# NCCL's kernels, TensorFlow's operation on them, and its own event on the host, which needs no profiler of the GPU.
+NCCL_EVENTS = ("ncclDevKernel", "ncclKernel", "ncclSym", "NcclAllReduce", "ncclAllReduce")
 
 
 def reduction_operations(function: Any) -> list[tf.Operation]:
@@ -53,24 +54,42 @@ def reduction_message_bytes(function: Any) -> list[int]:
 
 def observe_backend(train: Callable[[Loop], None], function: Any, batch: Any) -> str | None:
     """Train two more steps on `batch` and return the backend that they used: nccl, ring or copy; None: nothing was
-    sent. Spoils the weights."""
+    sent. Spoils the weights. Raises NotMeasured as identify_backend does."""
     if batch is None:
         raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-    types = {operation.name: operation.type for operation in reduction_operations(function.get_concrete_function())}
-    events = record_event_names(lambda: train(BatchReplay(batch, OBSERVED_STEPS)))
+    operations = reduction_operations(function.get_concrete_function())
+    lines = record_events(lambda: train(BatchReplay(batch, OBSERVED_STEPS)))
+    on_gpus = any("GPU" in operation.device for operation in operations)
+    return identify_backend({operation.name: operation.type for operation in operations}, lines, on_gpus)
+
+
+def identify_backend(types: dict[str, str], lines: list[Line], on_gpus: bool) -> str | None:
+    """Return the backend of profiled steps whose operations that sum gradients have these names and types.
+
+    Raises NotMeasured where collectives ran on GPUs and the profiler recorded nothing of these (containers and
+    clusters may forbid CUPTI): without their kernels NCCL looks like TensorFlow's own ring.
+    """
+    events = {event.name for line in lines for event in line.events}
     if any(sign in event for event in events for sign in NCCL_EVENTS):
         return "nccl"
     executed = {types[name] for name in types if any(is_event_of(event, name) for event in events)}
-    if executed & set(COLLECTIVES):
-        return "ring"
-    return "copy" if executed else None
+    if not executed & set(COLLECTIVES):
+        return "copy" if executed else None
+    if on_gpus and not any(line.device == "cuda" for line in lines):
+        raise NotMeasured("TensorFlow's profiler recorded no kernel of the GPUs (CUPTI is missing or forbidden here)")
+    return "ring"
+
+
+def record_events(action: Callable[[], None]) -> list[Line]:
+    """Profile `action` and return all lines of the profile."""
+    with profiling.record_lines() as lines:
+        action()
+    return lines
 
 
 def record_event_names(action: Callable[[], None]) -> set[str]:
     """Profile `action`; return the names of all events, which are 'name:type' for operations."""
-    with profiling.record_lines() as lines:
-        action()
-    return {event.name for line in lines for event in line.events}
+    return {event.name for line in record_events(action) for event in line.events}
 
 
 COMPUTE_OPERATIONS = ("Conv2D", "MatMul")

@@ -3,6 +3,7 @@ the precision, the memory layout and the compiler that were really used."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -26,7 +27,10 @@ BACKEND_EVENTS = {
     "nccl:_reduce_scatter_base": "nccl",
     "ncclDevKernel": "nccl",
     "ncclKernel": "nccl",
+    "ncclSym": "nccl",  # kernels over registered (symmetric) memory, from NCCL 2.28 on
 }
+# In the names of GPU kernels: cuDNN's have tf32 in them, those of cuBLAS the instruction (m16n8k8 of TF32 is s1688).
+TF32_KERNEL = re.compile(r"tf32|^(?!.*(?:f16|fp16|bf16)).*s1688")
 DEVICE_COPY_EVENTS = ("Memcpy PtoP", "Memcpy DtoD")  # between the memories of GPUs; DtoD also within one GPU
 # Operators that multiply, compiled or not, whose first input is an activation.
 CONVOLUTIONS = ("aten::convolution", "mkldnn::_convolution_pointwise")
@@ -93,7 +97,7 @@ def identify_settings(names: Iterable[str], operations: Iterable[OperatorCall]) 
     settings = {"compiler": "inductor" if any(name.startswith(COMPILED_REGION) for name in names) else "none"}
     products = [call for call in operations if call.name in CONVOLUTIONS + MATRIX_PRODUCTS]
     precisions = {PRECISIONS[call.dtype] for call in products if call.dtype in PRECISIONS}
-    if "float32" in precisions and any("tf32" in name for name in names):  # in the names of GPU kernels
+    if "float32" in precisions and any(map(TF32_KERNEL.search, names)):
         precisions = precisions - {"float32"} | {"tf32"}
     if precisions:
         settings["precision"] = "+".join(sorted(precisions))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,31 +21,36 @@ RMSPROP_DECAY = 0.9  # of the running mean square, as in Keras; torch's own defa
 Parameters = list[nn.Parameter]
 
 
-def _sgd(parameters: Parameters, train: TrainSpec, rate: float, momentum: float) -> Optimizer:
-    """Build SGD, fused on GPUs only.
+def choose_sgd_kernel(device: str, is_sharded: bool) -> dict[str, bool]:
+    """Return SGD's arguments `fused` and `foreach` for parameters on a kind of device (cpu or cuda).
 
-    There a scaled loss then needs no host synchronization; on the CPU the fused kernel copies channels_last gradients.
+    On GPUs a scaled loss needs no host synchronization with the fused kernel, for which DTensor has no rule; there the
+    kernel over all parameters at once is next. On the CPU the fused kernel copies channels_last gradients.
     """
-    on_gpu = all(parameter.is_cuda for parameter in parameters)
-    return SGD(parameters, lr=rate, momentum=momentum, weight_decay=train.weight_decay, fused=on_gpu)
+    on_gpu = device == "cuda"
+    return {"fused": on_gpu and not is_sharded, "foreach": on_gpu and is_sharded}
 
 
-def _adam(kind: type[Optimizer], parameters: Parameters, train: TrainSpec, rate: float) -> Optimizer:
+def _sgd(parameters: Parameters, train: TrainSpec, rate: float, kernel: dict[str, bool], momentum: float) -> Optimizer:
+    return SGD(parameters, lr=rate, momentum=momentum, weight_decay=train.weight_decay, **kernel)
+
+
+def _adam(kind: type[Optimizer], parameters: Parameters, train: TrainSpec, rate: float, _: Any) -> Optimizer:
     """Build Adam, which adds weight_decay times the weights to the gradients, or AdamW, which decays the weights."""
     return kind(parameters, lr=rate, eps=EPSILON, weight_decay=train.weight_decay, fused=True)  # type: ignore[call-arg]
 
 
-def _rmsprop(parameters: Parameters, train: TrainSpec, rate: float) -> Optimizer:
+def _rmsprop(parameters: Parameters, train: TrainSpec, rate: float, _: Any) -> Optimizer:
     """Build RMSprop over all parameters at once (foreach), since torch has no fused kernel for it."""
     return RMSprop(parameters, lr=rate, alpha=RMSPROP_DECAY, eps=EPSILON, weight_decay=train.weight_decay, foreach=True)
 
 
 # Momentum as torch has it: gradients are accumulated, and each step scales their sum with its own learning rate.
-OPTIMIZERS: dict[str, Callable[[Parameters, TrainSpec, float], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[Parameters, TrainSpec, float, dict[str, bool]], Optimizer]] = {
     "adam": partial(_adam, Adam),
     "adamw": partial(_adam, AdamW),
-    "sgd": lambda parameters, train, rate: _sgd(parameters, train, rate, 0.0),
-    "momentum": lambda parameters, train, rate: _sgd(parameters, train, rate, train.momentum),
+    "sgd": partial(_sgd, momentum=0.0),
+    "momentum": lambda parameters, train, rate, kernel: _sgd(parameters, train, rate, kernel, train.momentum),
     "rmsprop": _rmsprop,
 }
 
@@ -64,21 +70,27 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def build_optimizer(train: TrainSpec, parameters: Iterable[nn.Parameter], rate: float) -> Optimizer:
+def build_optimizer(
+    train: TrainSpec, parameters: Iterable[nn.Parameter], rate: float, device: str | None = None
+) -> Optimizer:
     """Build the optimizer that `train` names with that learning rate; InputError suggests the nearest name.
 
     Fused kernels assume that a gradient has its parameter's memory layout, which autograd ensures. They take either
-    plain tensors or DTensors, so that each type is a parameter group of its own.
+    plain tensors or DTensors, so that each type is a parameter group of its own. `device` is the kind of device whose
+    kernels are used, if not that of the parameters.
     """
     if train.optimizer not in OPTIMIZERS:
         raise InputError(unknown_name_message("optimizer", train.optimizer, OPTIMIZERS))
     by_type: dict[type, Parameters] = {}
     for parameter in parameters:
         by_type.setdefault(type(parameter), []).append(parameter)
+    kernels = [
+        choose_sgd_kernel(device or group[0].device.type, hasattr(group[0], "to_local")) for group in by_type.values()
+    ]
     first, *others = by_type.values()
-    optimizer = OPTIMIZERS[train.optimizer](first, train, rate)
-    for group in others:
-        optimizer.add_param_group({"params": group})
+    optimizer = OPTIMIZERS[train.optimizer](first, train, rate, kernels[0])
+    for group, kernel in zip(others, kernels[1:], strict=True):
+        optimizer.add_param_group({"params": group, **(kernel if isinstance(optimizer, SGD) else {})})
     return optimizer
 
 

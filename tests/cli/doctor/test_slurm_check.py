@@ -9,17 +9,10 @@ from typing import Any
 import pytest
 
 from scalebench.cli.commands.doctor.check_result import DIFFERS, OK, UNCHECKED, CheckResult
-from scalebench.cli.commands.doctor.slurm_check import (
-    SINFO_FORMAT,
-    PartitionNode,
-    check_partition,
-    check_slurm,
-    count_gpus,
-    parse_limit_minutes,
-    parse_sinfo,
-)
+from scalebench.cli.commands.doctor.slurm_check import check_partition, check_slurm
 from scalebench.core.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec
 from scalebench.slurm.commands import Slurm, SlurmError, SlurmUnreachable
+from scalebench.slurm.partition import PartitionNode, parse_sinfo
 
 # As SLURM 22.05 prints it, but for the names.
 SINFO = """\
@@ -42,41 +35,6 @@ def partition_results(
     wants = dataclasses.replace(ALPHA.slurm, **slurm)
     config = Config(hardware=dataclasses.replace(ALPHA, slurm=wants, **(hardware or {})), measure=MeasureSpec())
     return {line.key: line for line in check_partition(config, nodes)}
-
-
-def test_lines_of_sinfo() -> None:
-    assert SINFO_FORMAT.count("|") == SINFO.splitlines()[0].count("|") == 8
-    assert NODES[0] == PartitionNode(
-        "taurusi8001", "alpha", False, "mixed", 96, 48, 990000 * 2**20, "gpu:8(S:0-1)", 10080, ()
-    )
-    assert (NODES[3].partition, NODES[3].default, NODES[3].features) == ("main", True, ("ssd", "big"))
-    assert [node.usable for node in NODES] == [True, True, False, True, False]
-    assert parse_sinfo("\nslurm_load_partitions: Unable to contact\nh1|main|idle|8+|1:8:1|8000|x|1:00|y\n") == []
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [("1:00:00", 60), ("7-00:00:00", 10080), ("30:00", 30), ("1:30", 1.5), ("infinite", None), ("n/a", None)],
-)
-def test_time_limits(limit: str, expected: float | None) -> None:
-    assert parse_limit_minutes(limit) == expected
-
-
-@pytest.mark.parametrize(
-    ("gres", "kind", "count"),
-    [
-        ("gpu:8(S:0-1)", None, 8),
-        ("gpu:a100:8(S:0-1),nvme:1", None, 8),
-        ("gpu:a100:4,gpu:v100:2", None, 6),
-        ("gpu:a100:4,gpu:v100:2", "v100", 2),
-        ("gpu:2", "a100", 0),
-        ("gpu", None, 1),
-        ("(null)", None, 0),
-        ("craynetwork:4,shard:gpu", None, 0),
-    ],
-)
-def test_gpus_of_a_node(gres: str, kind: str | None, count: int) -> None:
-    assert count_gpus(gres, kind) == count
 
 
 def test_a_matching_partition() -> None:

@@ -261,6 +261,22 @@ def test_each_line() -> None:
         assert nccl_log.parse_transports([line]) == nccl_log.parse_transports([f"{line}\r"]) == transports, line
 
 
+@pytest.mark.gpu
+def test_multicast_through_nvswitch_is_a_transport_of_all_pairs() -> None:
+    """Lines of public logs: an HGX H100, and two GPUs, for which NCCL has it but does not use it."""
+    channel = "h1:422771:422793 [7] NCCL INFO Channel 03/0 : 7[7] -> 4[4] via P2P/direct pointer"
+    available = "h1:1795:1795 [0] NCCL INFO NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 24)"
+    comm = (
+        "h1:422771:422789 [3] NCCL INFO NVLS comm 0x5598478b07c0 headRank 1 nHeads 8 buffSize 4194304 memSize 2097152"
+    )
+    tree = "[1,3]<stdout>:test-nccl-efa-worker-0:23:75 [3] NCCL INFO Connected NVLS tree"
+    assert nccl_log.parse_transports([channel, available]) == {"4-7": "P2P/direct pointer"}
+    for line in (comm, tree):
+        found = nccl_log.parse_transports([available, line, channel])
+        assert found == {"4-7": "P2P/direct pointer", "all": "NVLS"}
+        assert nccl_log.summarize_transports(found) == "NVLS + P2P/direct pointer"
+
+
 def test_pairs_are_sorted_with_all_transports_of_each() -> None:
     connections = [(10, 2, "SHM/direct/direct"), (0, 1, "NET/IB/1"), (2, 3, "P2P/IPC")]
     connections += [(1, 0, "NET/IB/0"), (0, 1, "NET/IB/1")]

@@ -227,11 +227,15 @@ def test_clocks_limited_for_heat_at_the_start_are_flagged() -> None:
 @pytest.mark.parametrize(("end_s", "flagged"), [(10.4, False), (10.7, True)])
 def test_throttling_is_flagged(end_s: float, flagged: bool) -> None:
     """Of a hundred samples, more than five."""
-    assert flags({}, series({"gpu1/throttled_sw_power_cap": 1.0}, begin_s=9.0, end_s=end_s)) == ["throttled"] * flagged
+    limited = series({"gpu1/throttled_hw_slowdown": 1.0}, begin_s=9.0, end_s=end_s)
+    assert flags({}, limited) == ["throttled"] * flagged
 
 
-@pytest.mark.parametrize("reason", ["gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"])
-def test_clocks_that_a_user_set_are_not_throttled(reason: str) -> None:
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "reason", ["sw_power_cap", "gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"]
+)
+def test_clocks_that_a_user_or_the_power_limit_set_are_not_throttled(reason: str) -> None:
     assert flags({}, series({f"gpu0/throttled_{reason}": 1.0})) == []
 
 
@@ -240,6 +244,16 @@ def test_unequal_clocks_are_flagged(mhz: float, flagged: bool) -> None:
     """The slow cards of the study: memory clocks that are lower by 5 %."""
     assert flags({"gpu1/mem_clock_mhz": mhz}) == ["unequal_clocks"] * flagged
     assert flags({"gpu1/mem_clock_mhz": mhz}, used=(1,)) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("mhz", "capped", "flagged"), [(1350, (0, 1), False), (1300, (0, 1), True), (1350, (1,), True)]
+)
+def test_clocks_of_cards_at_their_power_limit_may_differ(mhz: float, capped: tuple[int, ...], flagged: bool) -> None:
+    at_limit = {f"gpu{index}/throttled_sw_power_cap": 1.0 for index in capped}
+    expected = ["unequal_clocks"] * flagged
+    assert flags({"gpu0/sm_clock_mhz": 1400.0, "gpu1/sm_clock_mhz": mhz}, series(at_limit)) == expected
 
 
 def test_maximum_clocks_are_compared_too() -> None:

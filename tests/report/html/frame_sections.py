@@ -27,10 +27,13 @@ def sections(frame: pd.DataFrame) -> list[Section]:
     ok = frame[frame["status"] == "ok"].sort_values("gpus")
     return [
         Section(
-            "answer", "The answer", [Paragraph("Take ddp_gloo on four devices: it keeps 81 % of ideal.", "answer")]
+            "answer",
+            "The answer",
+            [Paragraph("Take ddp_gloo on four devices: it keeps 81 % of ideal.", "answer")],
+            folded=False,
         ),
-        Section("scaling", "How it scales", [speedups(ok), throughputs(ok), stack(), table(ok)]),
-        Section("problems", "What went wrong", problems(ok), folded=True),
+        Section("scaling", "How it scales", [speedups(ok), throughputs(ok), stack(), table(ok)], folded=False),
+        Section("problems", "What went wrong", problems(ok)),
     ]
 
 

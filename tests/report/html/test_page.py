@@ -10,12 +10,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Section, Series, Table
-from scalebench.report.html.page import write
-from scalebench.report.html.render import dump_json
+from scalebench.core.spec import HardwareSpec
+from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Section, Series, Table, Tile, Verdict
+from scalebench.report.html.page import make_title, write
+from scalebench.report.html.render import dump_json, lift_main_charts
 from scalebench.report.report_data import ReportData, load_report_data
+from scalebench.report.sections import make_sections
 from tests.builders import sweeps
 from tests.report.html.frame_sections import sections
 
@@ -53,7 +56,12 @@ def nasty_sections(text: str = NASTY) -> list[Section]:
     chart = Chart("c", text, Axis(text), Axis(text), [series], "bars", text)
     cells = [Row([Cell(text, text, text)], tags), Row([Cell("b")], {"strategy": "b"})]
     table = Table("t", text, [text], cells, caption=text)
-    return [Section("s", text, [chart, table, Paragraph(text, tags=tags), Code(text, "log", text, tags)])]
+    verdict = Verdict(text, [Tile(text, text, text, text, text)], text, [text], text, tags)
+    return [
+        Section(
+            "s", text, [verdict, chart, table, Paragraph(text, tags=tags), Code(text, "log", text, tags)], folded=False
+        )
+    ]
 
 
 def test_a_page_requests_nothing_from_elsewhere(report_data: ReportData, tmp_path: Path) -> None:
@@ -89,6 +97,54 @@ def test_options_of_filters_are_there_once_and_only_where_there_is_a_choice(
         ("hardware", "alpha"),
         ("hardware", "cpu"),
     ]
+
+
+def make_frame(*rows: tuple[str, int, str, str]) -> pd.DataFrame:
+    """Make the columns that a title is made of: strategy, devices, model, status."""
+    frame = pd.DataFrame(rows, columns=["strategy", "gpus", "model", "status"])
+    return frame.assign(started_at=[f"2026-11-{9 + day:02}T12:00:00+00:00" for day in range(len(rows))])
+
+
+@pytest.mark.parametrize(
+    ("rows", "title"),
+    [
+        (
+            [("bare_torch", 1, "cnn", "ok"), ("ddp_gloo", 2, "cnn", "ok"), ("horovod_gloo", 4, "cnn", "ok")],
+            "ddp_gloo and horovod_gloo, 2 to 4 devices, cnn, 11 Nov 2026",
+        ),
+        ([("bare_torch", 1, "cnn", "ok"), ("ddp_gloo", 2, "cnn", "failed")], "bare_torch, 1 device, cnn, 9 Nov 2026"),
+        ([("ddp_gloo", 2, "cnn", "failed")], "ddp_gloo, 2 devices, cnn, 9 Nov 2026"),
+        ([(name, 2, name, "ok") for name in "abcd"], "4 strategies, 2 devices, 4 models, 12 Nov 2026"),
+        ([], "No runs"),
+    ],
+)
+def test_the_title_says_what_was_compared(rows: list[tuple[str, int, str, str]], title: str) -> None:
+    assert make_title(make_frame(*rows)) == title
+
+
+def test_the_two_main_charts_stand_below_the_answer(tmp_path: Path) -> None:
+    sweeps.sweep(tmp_path / "one")
+    one = list(make_sections(load_report_data([tmp_path / "one"])))
+    lifted = {section.id: section for section in lift_main_charts(one)}
+    charts = [block.id for block in lifted["answer"].blocks if isinstance(block, Chart)]
+    assert [name.rpartition("-1-")[0] for name in charts] == ["scaling-throughput", "scaling-efficiency-bare"]
+    assert not set(charts) & {block.id for block in lifted["scaling"].blocks if isinstance(block, Chart)}
+    assert [section.id for section in one if not section.folded] == ["answer"]
+    blocks = [len(section.blocks) for section in lifted.values()]
+    assert sum(blocks) == sum(len(section.blocks) for section in one)
+
+
+def test_charts_of_several_groups_stay_with_their_names(tmp_path: Path) -> None:
+    runs = [sweeps.run("ddp_gloo", n, run_id=f"{n}{hardware}", hardware=HardwareSpec(hardware))
+            for n in (1, 2) for hardware in ("alpha", "cpu")]  # fmt: skip
+    sweeps.write_results(tmp_path, runs)
+    sections = list(make_sections(load_report_data([tmp_path])))
+    assert lift_main_charts(sections) == sections
+    assert [section.id for section in sections if not section.folded] == ["answer", "scaling"]
+
+
+def test_a_page_of_a_sweep_is_small(report_data: ReportData, tmp_path: Path) -> None:
+    assert write(report_data, tmp_path / "report.html").stat().st_size < 2_000_000
 
 
 def test_a_page_without_charts_has_no_plotly(report_data: ReportData, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from scalebench.report.document import Axis, Chart, Series
+from scalebench.report.document import PARTS, Axis, Chart, Series
+from scalebench.report.figures import COLOURS, PART_COLOURS
 from scalebench.report.html.page import read_asset
 from scalebench.report.html.plots import COLOUR_COUNT, ChartStyles, make_figure
 
@@ -88,13 +89,33 @@ def test_ideal_published_and_points() -> None:
     assert published["marker"]["symbol"].endswith("-open") and published["marker"]["size"] > points["marker"]["size"]
 
 
-def test_bars_beside_and_upon_each_other() -> None:
+def test_bars_stand_beside_each_other() -> None:
     series = [Series("data", ["a", "b"], [0.1, -0.1], [0.0, -0.2], [0.2, 0.0]), Series("sync", ["b", "c"], [0.2, 0.3])]
-    beside, upon = draw(*series, kind="bars"), draw(*series, kind="stacked")
-    assert (beside["layout"]["barmode"], upon["layout"]["barmode"]) == ("group", "relative")
-    assert beside["layout"]["xaxis"]["categoryarray"] == ["a", "b", "c"]
-    assert beside["data"][0]["error_y"]["arrayminus"] == pytest.approx([0.1, 0.1])
-    assert "error_y" not in upon["data"][0] and upon["data"][0]["y"] == [0.1, -0.1]
+    figure = draw(*series, kind="bars")
+    assert figure["layout"]["barmode"] == "group" and figure["layout"]["xaxis"]["categoryarray"] == ["a", "b", "c"]
+    assert figure["data"][0]["error_y"]["arrayminus"] == pytest.approx([0.1, 0.1])
+
+
+def test_a_stack_lies_up_to_100_percent_with_a_marker_for_each_gain() -> None:
+    parts = [Series("kept", ["a", "b"], [0.9, 0.6]), Series("data", ["a", "b"], [-0.1, 0.1], [-0.2, 0], [0, 0.2])]
+    figure = draw(*parts, Series("sync", ["a", "b"], [0.2, 0.3]), kind="stacked", y=Axis("share", percent=True))
+    bars = select_traces(figure, "bar")
+    assert {bar["orientation"] for bar in bars} == {"h"} and figure["layout"]["barmode"] == "relative"
+    assert figure["layout"]["yaxis"]["categoryarray"] == bars[0]["y"] == ["a", "b"], "the first bar is on top"
+    assert [bar["x"] for bar in bars] == [[0.9, 0.6], [None, 0.1], [pytest.approx(0.1), 0.3]]
+    assert bars[2]["customdata"] == ["20.0 %", "30.0 %"], "the value, not the length that is drawn"
+    (gain,) = select_traces(figure, "gain")
+    assert gain["x"] == [-0.1, None] and "error_x" not in bars[1]
+    assert gain["customdata"][0] == "-10.0 %<br>95 %: -20.0 % to 0.0 %"
+
+
+def test_parts_have_the_same_colour_in_every_report() -> None:
+    parts = [Series(name, ["a"], [1], part=name) for name in ("rest", "sync", "data")]
+    merged = Series("data + sync", ["b"], [1], part="data")
+    charts = [Chart("c", "C", Axis("x"), Axis("y"), each, "stacked") for each in ([*parts, merged], parts[1:])]
+    first, second = ([style.slot for style in ChartStyles(charts[k:]).of(charts[k])] for k in (0, 1))
+    assert first[1:3] == second and len(set(first)) == 3 and min(first) >= COLOUR_COUNT
+    assert ChartStyles(charts).of(charts[0])[3].pattern != "", "a pattern sets merged parts apart"
 
 
 def test_axes_and_what_cannot_be_drawn() -> None:
@@ -197,6 +218,12 @@ def theme(request: pytest.FixtureRequest) -> dict[str, str]:
 def test_text_can_be_read(theme: dict[str, str]) -> None:
     low = {pair: contrast(theme[pair[0]], theme[pair[1]]) for pair in TEXT}
     assert {pair: round(value, 2) for pair, value in low.items() if value < 4.5} == {}
+
+
+def test_every_colour_is_in_the_page_and_in_papers(theme: dict[str, str]) -> None:
+    count = COLOUR_COUNT + len(PARTS)
+    assert {f"c{number}" for number in range(count)} <= set(theme) and len([*COLOURS, *PART_COLOURS]) == count
+    assert f"const SLOTS = {count};" in read_asset("charts.js")
 
 
 def test_lines_can_be_seen(theme: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.result import Result
 from scalebench.core.spec import TrainSpec
-from scalebench.report.document import Block, Code, Paragraph, Table
+from scalebench.report.document import Block, Code, Paragraph, Table, Verdict
 from scalebench.report.report_data import ReportData, load_report_data
 from scalebench.report.sections import answer
 from scalebench.report.sections.answer import MAX_ANSWERS
@@ -25,9 +25,10 @@ from tests.builders import sweeps
 
 
 def get_blocks(report_data: ReportData) -> Sequence[Block]:
-    section = answer.section(report_data)
-    assert section.id == "answer"
-    return section.blocks
+    """Return the blocks of the answer and of its evidence."""
+    sections = [answer.section(report_data), answer.evidence_section(report_data)]
+    assert [section.id for section in sections if section] == ["answer", "evidence"][: 1 + (sections[1] is not None)]
+    return [block for section in sections if section for block in section.blocks]
 
 
 def answer_runs(folder: Path, *results: Result, min_efficiency: float = 0.8) -> Sequence[Block]:
@@ -41,6 +42,10 @@ def get_paragraphs(blocks: Sequence[Block], kind: str = "answer") -> list[str]:
 
 def tables(blocks: Sequence[Block]) -> list[Table]:
     return [block for block in blocks if isinstance(block, Table)]
+
+
+def verdicts(blocks: Sequence[Block]) -> list[Verdict]:
+    return [block for block in blocks if isinstance(block, Verdict)]
 
 
 def codes(blocks: Sequence[Block]) -> list[Code]:
@@ -87,6 +92,64 @@ def test_one_device_is_kept_if_no_number_of_devices_is_faster(tmp_path: Path) ->
     assert codes(answer_runs(tmp_path / "again", *runs)) == [], "no lines of a loser"
 
 
+ONE_REPEAT = ["one repeat, measure.repeats=3 decides"]
+HEADLINES = {
+    "take": (
+        make_runs(["ddp_gloo"]),
+        r"Take ddp_gloo on 4 devices: 3\.0\d times as fast as one\.", [], "ddp_gloo on 4 devices",
+    ),
+    "stay": (
+        make_runs(["ddp_gloo"], (1, 2), slower=2.5),
+        "Stay on one device: bare_torch is the fastest.", [], "bare_torch on 1 device",
+    ),
+    "one repeat": (
+        make_runs(["ddp_gloo"], repeats=1),
+        "Not sure yet: ddp_gloo on 4 devices looks the fastest.", ONE_REPEAT, "ddp_gloo on 4 devices",
+    ),
+    "one repeat, slower": (
+        make_runs(["ddp_gloo"], (1, 2), 1, slower=2.5),
+        "Stay on one device for now: more were not faster.", ONE_REPEAT, "bare_torch on 1 device",
+    ),
+    "limits around 1": (
+        make_runs(["ddp_gloo"], (1, 2), slower=1.65, noise=0.2),
+        "Not sure yet: ddp_gloo on 2 devices looks the fastest.",
+        ["the limits of the speedup are on both sides of 1, measure.repeats=6 narrows them"], "ddp_gloo on 2 devices",
+    ),
+    "no single device": (
+        [sweeps.run("ddp_gloo", 4, repeat) for repeat in range(3)],
+        "Unknown whether more devices pay: one device was not measured.", [], "ddp_gloo on 4 devices",
+    ),
+    "one device": (
+        make_runs(["ddp_gloo"], (1,)),
+        "Only one device was measured: bare_torch is the fastest.", [], "bare_torch on 1 device",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("runs", "headline", "doubts", "rate_of"), HEADLINES.values(), ids=HEADLINES)
+def test_the_verdict_has_a_dozen_words(
+    tmp_path: Path, runs: list[Result], headline: str, doubts: list[str], rate_of: str
+) -> None:
+    (verdict,) = verdicts(answer_runs(tmp_path, *runs))
+    assert re.fullmatch(headline, verdict.text) and len(verdict.text.split()) <= 12
+    assert verdict.doubts == doubts and verdict.group == ""
+    assert verdict.tiles[0].note == rate_of
+
+
+def test_figures_of_the_verdict_are_those_of_the_frame(tmp_path: Path) -> None:
+    blocks = answer_runs(tmp_path, *make_runs(["ddp_gloo"]))
+    pooled = survey(tmp_path).pooled.set_index(["strategy", "gpus"]).loc[("ddp_gloo", 4)]
+    rate, speedup, efficiency = verdicts(blocks)[0].tiles
+    assert (rate.figure, rate.unit) == (f"{pooled['throughput_samples_per_s']:,.0f}", "samples/s")
+    assert speedup.figure == f"{pooled['speedup_bare']:.2f}"
+    assert speedup.interval == f"{pooled['speedup_bare_low']:.2f} to {pooled['speedup_bare_high']:.2f}"
+    assert efficiency.figure == f"{100 * pooled['efficiency_bare']:.0f}"
+    limits = [f"{100 * pooled[f'efficiency_bare_{end}']:.0f}" for end in ("low", "high")]
+    assert efficiency.interval == f"{limits[0]} to {limits[1]} %"
+    alone = verdicts(answer_runs(tmp_path / "alone", sweeps.run("ddp_gloo", 4)))[0].tiles
+    assert [tile.figure for tile in alone[1:]] == ["not measured"] * 2
+
+
 def test_an_interval_with_1_in_it_is_no_verdict(tmp_path: Path) -> None:
     text = get_answer(tmp_path, *make_runs(["ddp_gloo"], (1, 2), slower=1.71, noise=0.2))
     assert text.startswith("Not sure that more devices pay: ddp_gloo on 2 devices is ")
@@ -116,6 +179,8 @@ def test_disturbed_rows_carry_no_verdict(tmp_path: Path) -> None:
     assert text.endswith("No verdict on ddp_gloo on 4 devices: more threads than cores.")
     runs[0].flags.append("busy_machine")
     text = get_answer(tmp_path / "busy", *runs)
+    (verdict,) = verdicts(get_blocks(load_report_data([tmp_path / "busy"])))
+    assert "other programs kept the processors busy (bare_torch on 1 device)" in verdict.doubts
     assert text.startswith("Not sure that more devices pay: ") and "other programs kept the processors busy" in text
 
 
@@ -159,9 +224,11 @@ def test_what_spoils_trust_stands_beside_it(tmp_path: Path) -> None:
     runs = make_runs(["ddp_gloo"])
     runs[-1].flags.append("swapping")
     expected = [sweeps.failed_run("bare_torch", 4, "unsupported"), sweeps.failed_run("simulated", 4)]
-    (text,) = get_paragraphs(answer_runs(tmp_path, *runs, sweeps.failed_run("horovod_gloo", 4), *expected), "warning")
-    line = "Limits of these figures: ddp_gloo: the machine swapped; not measured on 4 devices: horovod_gloo (failed)."
-    assert text == line
+    blocks = answer_runs(tmp_path, *runs, sweeps.failed_run("horovod_gloo", 4), *expected)
+    assert verdicts(blocks)[0].doubts == ["the machine swapped (ddp_gloo on 4 devices)"]
+    assert "Not measured on 4 devices: horovod_gloo (failed)." in get_paragraphs(blocks, "plain")
+    (text,) = get_paragraphs(blocks, "warning")
+    assert text == "Limits of these figures: the machine swapped (ddp_gloo on 4 devices)."
 
 
 def test_weak_and_strong_are_answered_apart(tmp_path: Path) -> None:
@@ -170,13 +237,15 @@ def test_weak_and_strong_are_answered_apart(tmp_path: Path) -> None:
     strong = [sweeps.run("horovod_gloo", n, run_id=f"s{n}", scaling="strong", train=train_spec) for n in (1, 2)]
     for run in strong:
         run.scale.global_batch = 40
-    answers = get_paragraphs(answer_runs(tmp_path, *weak, *strong))
+    blocks = answer_runs(tmp_path, *weak, *strong)
+    assert [verdict.group.rpartition("batch ")[2] for verdict in verdicts(blocks)] == ["10 per device", "40 in all"]
+    answers = get_paragraphs(blocks)
     assert [("weak scaling" in text, "strong scaling, batch 40 in all" in text) for text in answers] == [
         (True, False), (False, True),
     ]  # fmt: skip
     assert "horovod_gloo on 2 devices is 1.60 times as fast as horovod_gloo on one device" in answers[1]
     plain = get_paragraphs(get_blocks(load_report_data([tmp_path])), "plain")
-    assert any("as many devices, each as fast as one alone, would do is lost" in text for text in plain)
+    assert any("of ideal throughput, in which each device is as fast as one alone, is lost" in text for text in plain)
 
 
 def test_one_row_only_failed_rows_and_none(tmp_path: Path) -> None:

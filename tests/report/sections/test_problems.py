@@ -20,7 +20,6 @@ from tests.report.section_blocks import SCRIPT, cell_texts
 
 def make_section(folder: Path) -> Section:
     section = problems.section(load_report_data([folder]))
-    assert not section.folded
     return section
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from scalebench.core.spec import HardwareSpec
-from scalebench.report.document import Chart, Table
+from scalebench.report.document import Chart, Paragraph, Table, describe_single_group
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import scaling
 from tests.builders import sweeps
@@ -29,22 +29,26 @@ def test_curves_are_the_frames_figures(tmp_path: Path) -> None:
     throughput = get_block(section, Chart, "scaling-throughput")
     assert check_points(throughput, report_data.pooled, "throughput_samples_per_s", "throughput") == 7
     assert len(get_series(throughput, "ddp_gloo").low) == len(get_series(throughput, "ddp_gloo").high) == 3
-    for name in ("speedup", "efficiency"):
-        for kind in ("bare", "self"):  # the overhead at one device is five per cent
-            chart = get_block(section, Chart, f"scaling-{name}-{kind}")
-            assert check_points(chart, report_data.pooled, f"{name}_{kind}") == 7
-            assert "more is better" in chart.caption and "over blocks of one repeat" in chart.caption
-    assert len(set(list_ids(section))) == len(list_ids(section)) == 6
+    chart = get_block(section, Chart, "scaling-efficiency-bare")
+    assert check_points(chart, report_data.pooled, "efficiency_bare") == 7
+    assert "more is better" in chart.caption and "over blocks of one repeat" in chart.caption
+    assert [name.split("-1-")[0] for name in list_ids(section)] == [
+        "scaling-throughput", "scaling-efficiency-bare", "scaling-slopes"
+    ]  # fmt: skip
 
 
-def test_self_is_drawn_only_where_it_differs_much(tmp_path: Path) -> None:
-    runs = [sweeps.run("bare_torch", 1), *(sweeps.run("ddp_gloo", n) for n in (1, 2))]
+def test_self_is_shown_only_where_it_differs_much(tmp_path: Path) -> None:
+    runs = [sweeps.run("bare_torch", 1), *(sweeps.run("ddp_gloo", n) for n in (1, 2, 4))]
     report_data = write_report_data(tmp_path, runs)
-    assert select_blocks(scaling.section(report_data), Chart, "scaling-speedup-self")
+    assert "slope, self" in get_block(scaling.section(report_data), Table, "scaling-slopes").columns
     report_data.pooled["speedup_self"] = report_data.pooled["speedup_bare"] * 1.04
     report_data.__dict__.pop("curves")  # made of the rows as they were
-    assert not select_blocks(scaling.section(report_data), Chart, "scaling-speedup-self")
     assert "slope, self" not in get_block(scaling.section(report_data), Table, "scaling-slopes").columns
+
+
+def test_two_points_have_no_slope_and_without_a_bare_run_the_strategy_itself_is_the_baseline(tmp_path: Path) -> None:
+    section = build_section(scaling, tmp_path, [sweeps.run("ddp_gloo", n) for n in (1, 2)])
+    assert [name.split("-1-")[0] for name in list_ids(section)] == ["scaling-throughput", "scaling-efficiency-self"]
 
 
 def test_weak_and_strong_hardware_and_models_are_charts_of_their_own(tmp_path: Path) -> None:
@@ -55,8 +59,11 @@ def test_weak_and_strong_hardware_and_models_are_charts_of_their_own(tmp_path: P
     charts = select_blocks(scaling.section(report_data), Chart, "scaling-throughput")
     assert [len(chart.series) for chart in charts] == [1, 1, 1]
     assert len(set(list_ids(scaling.section(report_data)))) == len(list_ids(scaling.section(report_data)))
-    assert ["strong" in chart.title for chart in charts] == [False, True, False]
-    assert ["other" in chart.title for chart in charts] == [False, False, True]
+    headings = [block.text for block in select_blocks(scaling.section(report_data), Paragraph)]
+    assert ["strong" in text for text in headings] == [False, True, False]
+    assert ["other" in text for text in headings] == [False, False, True]
+    assert {chart.title for chart in charts} == {"Throughput"} and describe_single_group(report_data.curves) == ""
+    assert "other" in describe_single_group(report_data.curves[2:])
     of_run = report_data.pooled.set_index("run_id")["throughput_samples_per_s"]
     shown = [list(chart.series[0].y) for chart in charts]
     assert shown[0] == [of_run["ddp_gloo-1-0"], of_run["ddp_gloo-2-0"]]
@@ -83,13 +90,11 @@ def test_a_baseline_of_two_devices_is_half_of_what_it_might_be(tmp_path: Path) -
     chart = get_block(scaling.section(report_data), Chart, "scaling-efficiency-given")
     assert check_points(chart, report_data.pooled, "efficiency_given") == 7
     assert str(report_data.baseline_name) in chart.title and get_series(chart, "ddp_gloo").y[1] == 1
-    speedups = get_block(scaling.section(report_data), Chart, "scaling-speedup-given")
-    assert get_series(speedups, "ideal").y == pytest.approx([0.5, 1, 2])
     head = f"slope, {report_data.baseline_name}"
     assert head in get_block(scaling.section(report_data), Table, "scaling-slopes").columns
     report_data.pooled["speedup_given"] = pd.array([pd.NA] * 7, dtype="Float64")
     report_data.__dict__.pop("curves")
-    assert not select_blocks(scaling.section(report_data), Chart, "scaling-speedup-given")
+    assert not select_blocks(scaling.section(report_data), Chart, "scaling-efficiency-given")
 
 
 def test_no_baseline_leaves_throughput_alone(tmp_path: Path) -> None:

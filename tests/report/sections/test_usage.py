@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.core.result import MonitorRecord, Result
-from scalebench.report.document import Chart, Paragraph, Section
+from scalebench.report.document import Chart, Paragraph, Section, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import usage
 from tests.builders import sweeps
@@ -19,6 +19,7 @@ from tests.report.section_blocks import (
     build_section,
     check_points,
     get_block,
+    get_column,
     list_ids,
     select_blocks,
     write_report_data,
@@ -28,7 +29,7 @@ from tests.report.section_blocks import (
 def test_bars_are_the_frames_figures_and_unmeasured_columns_have_no_chart(tmp_path: Path) -> None:
     report_data = write_report_data(tmp_path)
     section = usage.section(report_data)
-    columns = ("gpu_util_mean", "gpu_power_w_mean", "sm_clock_mhz_min", "cpu_util_mean", "rss_peak_bytes")
+    columns = ("gpu_util_mean", "gpu_power_w_mean", "cpu_util_mean")
     assert [chart.id.split("-1-")[0] for chart in select_blocks(section, Chart)] == [
         f"usage-{n.replace('_', '-')}" for n in columns
     ]
@@ -36,7 +37,10 @@ def test_bars_are_the_frames_figures_and_unmeasured_columns_have_no_chart(tmp_pa
         chart = get_block(section, Chart, f"usage-{name.replace('_', '-')}")
         assert chart.kind == "bars" and check_points(chart, report_data.pooled, name) == 7
         assert "better" in chart.caption or "not faster" in chart.caption
-    assert select_blocks(section, Paragraph) == []
+    table, rows = get_block(section, Table), report_data.pooled.to_dict("records")
+    for name, head in (("sm_clock_mhz_min", "lowest GPU clock"), ("rss_peak_bytes", "memory of a rank")):
+        assert get_column(table, head) == {f"{row['strategy']} {row['gpus']}": row[name] for row in rows}
+    assert select_blocks(section, Paragraph) == [] and "device memory" not in table.columns
     assert len(set(list_ids(section))) == len(list_ids(section))
 
 
@@ -84,26 +88,35 @@ def test_when_the_warning_is_shown(
 
 def test_no_monitor(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n, monitor=MonitorRecord()) for n in (1, 2)]
-    assert [chart.id.split("-1-")[0] for chart in select_blocks(build_section(usage, tmp_path / "1", runs), Chart)] == [
-        "usage-rss-peak-bytes"  # which ranks say of themselves
-    ]
+    section = build_section(usage, tmp_path / "1", runs)
+    assert select_blocks(section, Chart) == []
+    # Which ranks measure themselves.
+    assert get_block(section, Table).columns == ["strategy", "gpus", "memory of a rank"]
     for rank in (rank for result in runs for rank in result.ranks):
         rank.rss_peak_bytes = None
     assert build_section(usage, tmp_path / "2", runs) is None
     assert build_section(usage, tmp_path / "3", [sweeps.failed_run()]) is None
 
 
-@pytest.mark.parametrize(("sent", "expected"), [((0.0, 0.0), False), ((0.0, 5.0), True)])
-def test_bars_that_are_all_0_are_no_chart(sent: tuple[float, float], expected: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sent", "nodes", "drawn", "listed"),
+    [((0.0, 0.0), 2, False, True), ((0.0, 5.0), 2, True, True), ((0.0, 5.0), 1, False, False)],
+)
+def test_traffic_is_shown_between_nodes_and_bars_that_are_all_0_are_no_chart(
+    sent: tuple[float, float], nodes: int, drawn: bool, listed: bool, tmp_path: Path
+) -> None:
+    """On one node the interfaces carry other programs' traffic."""
     monitors = [MonitorRecord(gpu_util_mean=0.5, net_sent_bytes_per_s=sent_per_s) for sent_per_s in sent]
     runs = [sweeps.run("ddp_gloo", gpus, monitor=monitor) for gpus, monitor in zip((1, 2), monitors, strict=True)]
-    chart_ids = [chart.id for chart in select_blocks(build_section(usage, tmp_path, runs), Chart)]
-    assert any("net-sent" in name for name in chart_ids) == expected and "gpu-util" in chart_ids[0]
+    runs[1].scale.nodes = nodes
+    section = build_section(usage, tmp_path, runs)
+    chart_ids = [chart.id for chart in select_blocks(section, Chart)]
+    assert any("net-sent" in name for name in chart_ids) == drawn and "gpu-util" in chart_ids[0]
+    assert ("network, sent" in get_block(section, Table).columns) == listed
 
 
 def make_section(folder: Path) -> Section:
     section = usage.clocks_section(load_report_data([folder]))
-    assert section.folded
     ids = [block.id for block in section.blocks if isinstance(block, Chart)]
     assert len(set(ids)) == len(ids)
     return section
@@ -185,7 +198,7 @@ def test_counters_are_shown_as_rates(tmp_path: Path) -> None:
     assert (every.name, ours.name) == ("all programs", "this run")
     assert every.y == pytest.approx([3.0] * len(every.y)) and ours.y == pytest.approx([2.0] * len(ours.y))
     assert "4 cores" in charts_by_name["cores"].caption
-    assert [series.y[0] for series in charts_by_name["memory"].series] == [2.0, 2.000000001]
+    assert [series.y[0] for series in charts_by_name["memory"].series] == [2e9, 2_000_000_001]
 
 
 def test_of_gpus_that_were_hot_before_all_is_shown(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from scalebench.strategies.base import Loop
+from scalebench.strategies.base import Loop, NotMeasured
 from scalebench.strategies.tensorflow import observed, profiling
 from scalebench.strategies.tensorflow.mirrored import GradientAllReduce
 from scalebench.strategies.tensorflow.profiling import Event, Line
@@ -49,6 +49,40 @@ def space(start_ns: int = START_NS, from_ns: int = 0) -> bytes:
     environment.stat_metadata[1].name = "profile_start_time"
     environment.stats.add(metadata_id=1, uint64_value=start_ns)
     return bytes(made.SerializeToString())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("events", "on_gpus", "backend"),
+    [
+        ({"cuda": ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"]}, True, "nccl"),
+        ({"cpu": ["NcclAllReduce:NcclAllReduce", "AddN:AddN"]}, True, "nccl"),
+        ({"cpu": ["step/Reduce:CollectiveReduceV2", "ncclAllReduce"]}, True, "nccl"),
+        ({"cpu": ["step/Reduce:CollectiveReduceV2"], "cuda": ["sgemm"]}, True, "ring"),
+        ({"cpu": ["step/Reduce:CollectiveReduceV2"]}, False, "ring"),
+        ({"cpu": ["step/Reduce:CollectiveReduceV2"]}, True, None),
+        ({"cpu": ["other:Add"]}, True, "nothing"),
+    ],
+    ids=[
+        "kernel of NCCL",
+        "operation",
+        "event of the host",
+        "ring on GPUs",
+        "ring on a CPU",
+        "no CUPTI",
+        "nothing sent",
+    ],
+)
+def test_a_profiler_without_the_gpus_does_not_take_nccl_for_a_ring(
+    events: dict[str, list[str]], on_gpus: bool, backend: str | None
+) -> None:
+    lines = [Line("", device, [Event(name, 0, 1) for name in names]) for device, names in events.items()]
+    types = {"Reduce": "CollectiveReduceV2"}
+    if backend is None:
+        with pytest.raises(NotMeasured, match="CUPTI is missing or forbidden"):
+            observed.identify_backend(types, lines, on_gpus)
+    else:
+        assert observed.identify_backend(types, lines, on_gpus) == (None if backend == "nothing" else backend)
 
 
 def test_lines_with_their_operations() -> None:
@@ -299,15 +333,6 @@ def test_a_traced_collective_must_run() -> None:
     """A collective that no update comes to carries nothing."""
     made = tf.function(MADE["ring"], autograph=False, input_signature=[[tf.TensorSpec([7])] * 2])
     assert observed.observe_backend(lambda loop: None, made, random_parts()) is None
-
-
-@pytest.mark.parametrize(
-    ("event", "backend"), [("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "nccl"), ("NcclAllReduce:NcclAllReduce", "nccl")]
-)
-def test_nccl_is_recognized_by_its_kernels(monkeypatch: pytest.MonkeyPatch, event: str, backend: str) -> None:
-    monkeypatch.setattr(observed, "record_event_names", lambda action: {event, "AddN:AddN"})
-    made = tf.function(MADE["ring"], autograph=False, input_signature=[[tf.TensorSpec([7])] * 2])
-    assert observed.observe_backend(lambda loop: None, made, random_parts()) == backend
 
 
 def test_observing_needs_a_training() -> None:

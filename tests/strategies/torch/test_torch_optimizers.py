@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from scalebench.core.spec import OPTIMIZERS
+from scalebench.core.spec import OPTIMIZERS, TrainSpec
 from scalebench.strategies.torch import batches as feeding
 from scalebench.strategies.torch import optimizer
 from scalebench.workloads.source import Source
@@ -87,3 +92,41 @@ def test_float16_with_a_schedule(strategy: Any, source: Callable[..., Source], n
     assert all((adapter.parameters()[key] == weights).all() for key, weights in before.items())
     run_training(adapter, source(), 1, rates=[1e-3])
     assert not any((adapter.parameters()[key] == weights).all() for key, weights in before.items())
+
+
+@pytest.fixture
+def eight_ranks() -> Iterator[Any]:
+    """The mesh of rank 0 in a group of eight whose collective operations do nothing."""
+    dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (8,))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("kind", ["fsdp", "tensor_parallel"])
+def test_sharded_weights_are_stepped_as_on_gpus(kind: str, name: str, device: str, eight_ranks: Any) -> None:
+    """GPUs get kernels that a CPU never would; DTensor lacks a rule for fused SGD. Half of the tensor-parallel weights
+    are plain tensors."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+    if kind == "fsdp":
+        fully_shard(model, mesh=eight_ranks)
+    else:
+        parallelize_module(model, eight_ranks, {"0": ColwiseParallel(output_layouts=None)})
+    train = TrainSpec(optimizer=name, momentum=MOMENTUM, weight_decay=DECAY)
+    stepped = optimizer.build_optimizer(train, model.parameters(), 0.1, device)
+    before = [getattr(p, "to_local", lambda p=p: p)().detach().clone() for p in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for _ in range(2):
+        stepped.step()
+    after = [getattr(p, "to_local", lambda p=p: p)().detach() for p in model.parameters()]
+    assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    if name in ("sgd", "momentum") and device == "cuda":
+        assert all(
+            group["fused"] != hasattr(group["params"][0], "to_local") and group["foreach"] != group["fused"]
+            for group in stepped.param_groups
+        )

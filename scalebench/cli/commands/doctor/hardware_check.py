@@ -29,7 +29,6 @@ from scalebench.cli.commands.doctor.check_result import (
     join_counted,
     mark_unchecked,
 )
-from scalebench.cli.commands.doctor.slurm_check import PartitionNode
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
 from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error
@@ -38,6 +37,7 @@ from scalebench.core.machine import machine
 from scalebench.core.machine.machine import Machine, cache_folder
 from scalebench.core.spec import Config, HardwareSpec
 from scalebench.slurm.commands import Slurm, in_allocation
+from scalebench.slurm.partition import PartitionNode
 
 BRANDS = {"nvidia", "geforce", "tesla"}  # left out by some drivers
 MODEL_SUFFIXES = {"ti", "super"}  # a GTX 1070 Ti is no GTX 1070

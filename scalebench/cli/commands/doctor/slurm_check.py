@@ -6,7 +6,6 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from scalebench.cli.commands.doctor.check_result import (
     DIFFERS,
@@ -18,36 +17,20 @@ from scalebench.cli.commands.doctor.check_result import (
     is_near,
     join_counted,
 )
-from scalebench.core.errors import unknown_name_message
 from scalebench.core.spec import Config, HardwareSpec, SlurmSpec
 from scalebench.slurm.commands import Slurm, SlurmError
+from scalebench.slurm.partition import (
+    PartitionNode,
+    count_gpus,
+    describe_no_partition,
+    describe_partition,
+    parse_allowed_names,
+    read_nodes,
+    select_nodes,
+)
 from scalebench.slurm.resources import START_ALLOWANCE_S
 
 PYXIS_OPTION = "--container-image"  # an option of srun that only the plugin adds
-# sinfo prints a line for each node: host name, partition (* marks the default), state, CPUs, sockets:cores:threads,
-# MiB, gres, time limit, features.
-SINFO_FORMAT = "%n|%P|%T|%c|%z|%m|%G|%l|%f"
-UNUSABLE_STATES = ("down", "drain", "fail", "unknown", "error", "future", "inval")
-
-
-@dataclass(frozen=True)
-class PartitionNode:
-    """One node of a partition."""
-
-    name: str
-    partition: str
-    default: bool  # jobs that name no partition go to this one
-    state: str
-    cpus: int  # as SLURM counts them: threads where it allocates threads
-    cores: int
-    memory_bytes: int
-    gres: str
-    limit_minutes: float | None  # None: no limit
-    features: tuple[str, ...]
-
-    @property
-    def usable(self) -> bool:
-        return not self.state.lower().startswith(UNUSABLE_STATES) and not self.state.endswith("*")
 
 
 def check_slurm(slurm: Slurm, config: Config) -> tuple[list[CheckResult], list[PartitionNode]]:
@@ -58,7 +41,7 @@ def check_slurm(slurm: Slurm, config: Config) -> tuple[list[CheckResult], list[P
         return _report_no_answer(f"no sbatch on {where}; hardware.slurm.bin names its folder")
     try:
         version = slurm.run("sbatch", "--version").strip()
-        nodes = parse_sinfo(slurm.run("sinfo", "--noheader", "--Node", f"--format={SINFO_FORMAT}"))
+        nodes = read_nodes(slurm)
     except SlurmError as error:
         return _report_no_answer(str(error))
     used = select_nodes(nodes, wants.partition)
@@ -72,18 +55,12 @@ def _report_no_answer(reason: str) -> tuple[list[CheckResult], list[PartitionNod
     return [CheckResult("scheduler", "slurm", reason, DIFFERS)], []
 
 
-def _parse_allowed_names(shown: str, key: str) -> list[str] | None:
-    """Return the names after `key=` in scontrol's description of a partition; None where it accepts all."""
-    match = re.search(rf"(?:^|\s){key}=(\S+)", shown)
-    return None if match is None or match[1] == "ALL" else match[1].split(",")
-
-
 def _check_admission(slurm: Slurm, wants: SlurmSpec, name: str) -> list[CheckResult]:
     """Check account, QOS and reservation. Whether the user belongs to an account, only sbatch can decide."""
-    shown = _run_or_empty(slurm, "scontrol", "show", "partition", name) if wants.account or wants.qos else ""
+    shown = describe_partition(slurm, name) if wants.account or wants.qos else ""
     lines = []
     for key, wanted, allowed in (("account", wants.account, "AllowAccounts"), ("qos", wants.qos, "AllowQos")):
-        names = _parse_allowed_names(shown, allowed)
+        names = parse_allowed_names(shown, allowed)
         if wanted is not None and names is None:
             actual = f"partition {name} takes all" if shown else "scontrol does not show it"
             lines.append(CheckResult(f"slurm.{key}", wanted, f"{actual}; sbatch decides whether you may", UNCHECKED))
@@ -136,48 +113,16 @@ def _run_or_empty(slurm: Slurm, name: str, *arguments: str) -> str:
         return ""
 
 
-def parse_sinfo(text: str) -> list[PartitionNode]:
-    """Parse the nodes that `sinfo --Node --format=SINFO_FORMAT` prints; other lines are ignored."""
-    nodes = []
-    for line in text.splitlines():
-        parts = line.strip().split("|")
-        shape = re.fullmatch(r"(\d+):(\d+):(\d+)", parts[4]) if len(parts) == 9 else None
-        if shape is None or not (parts[3].isdigit() and parts[5].isdigit()):
-            continue
-        name, partition, state, cpus, _, mib, gres, limit, features = parts
-        cores = int(shape[1]) * int(shape[2])
-        names = tuple(feature for feature in features.split(",") if feature != "(null)")
-        fields = (name, partition.rstrip("*"), partition.endswith("*"), state, int(cpus), cores)
-        nodes.append(PartitionNode(*fields, int(mib) * 2**20, gres, parse_limit_minutes(limit), names))
-    return nodes
-
-
-def parse_limit_minutes(limit: str) -> float | None:
-    """Parse SLURM's D-HH:MM:SS, HH:MM:SS or MM:SS; None for an infinite limit, or none at all."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return days * 1440 + hours * 60 + minutes + seconds / 60
-
-
-def count_gpus(gres: str, kind: str | None = None) -> int:
-    """Count the GPUs of one kind, or of all, in a gres text: 'gpu:a100:8(S:0-1),nvme:1' -> 8."""
-    gpus = re.findall(r"(?:^|,)gpu(?::([A-Za-z_][^:,()]*))?(?::(\d+))?(?=[(,]|$)", gres)
-    return sum(int(count or 1) for name, count in gpus if kind is None or name.lower() == kind.lower())
-
-
-def select_nodes(nodes: Sequence[PartitionNode], name: str | None) -> list[PartitionNode]:
-    """Return the nodes of the partition of that name; those of the default partition where none is named."""
-    return [node for node in nodes if (node.default if name is None else node.partition == name)]
-
-
 def check_partition(config: Config, nodes: Sequence[PartitionNode]) -> list[CheckResult]:
     """Check the nodes of the YAML's partition. A job may get any of them, so each of them must match."""
     hardware, slurm = config.hardware, config.hardware.slurm
     nodes_used = select_nodes(nodes, slurm.partition)
     if not nodes_used:
-        return [_report_no_partition(slurm.partition, sorted({node.partition for node in nodes}))]
+        return [
+            CheckResult(
+                "slurm.partition", slurm.partition or "null", describe_no_partition(slurm.partition, nodes), DIFFERS
+            )
+        ]
     up = sum(node.usable for node in nodes_used)
     cores, name = hardware.cpus_per_node, slurm.partition or f"null: {nodes_used[0].partition}"
     rows = [
@@ -192,14 +137,6 @@ def check_partition(config: Config, nodes: Sequence[PartitionNode]) -> list[Chec
     if hardware.devices == "cuda" and slurm.gres:
         rows.append(_check_gres(hardware, nodes_used))
     return rows if slurm.constraint is None else [*rows, _check_constraint(slurm.constraint, nodes_used)]
-
-
-def _report_no_partition(wanted: str | None, partitions: Sequence[str]) -> CheckResult:
-    if wanted is None:
-        return CheckResult(
-            "slurm.partition", "null", f"no default partition; known: {', '.join(partitions) or 'none'}", DIFFERS
-        )
-    return CheckResult("slurm.partition", wanted, unknown_name_message("partition", wanted, partitions), DIFFERS)
 
 
 def _check_each_node(

@@ -2,18 +2,23 @@
 
 const NARROW = 560; // pixels
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
+const SLOTS = 19; // colours: of strategies, and of parts of a step
+const BAR_HEIGHT = 30; // of a lying bar
 const AHEAD = "600px"; // distance from the window at which drawing begins
 const near = new Set();
 const waiting = new Set();
 const whenIdle = window.requestIdleCallback || ((task) => setTimeout(task, 1));
+const PAPER = { half: 325, full: 660 }; // pixels: widths of charts
 let plots = [];
+let folds = []; // what printing opened
+let screenTheme = "light";
 
 function readColours() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(name).trim();
   return {
     ink: read("--ink"), grid: read("--line"), zero: read("--zero"), paper: read("--card"), ideal: read("--muted"),
-    slots: [0, 1, 2, 3, 4, 5, 6, 7].map((number) => read(`--c${number}`)),
+    slots: [...Array(SLOTS).keys()].map((number) => read(`--c${number}`)),
   };
 }
 
@@ -37,14 +42,14 @@ function removeHiddenPoints(trace) {
   return trace;
 }
 
-// The categories of a text axis that have a bar.
-function shownCategories(figure) {
-  const { categoryarray } = figure.layout.xaxis;
-  if (!categoryarray || !figure.data.some((trace) => trace.meta.points)) {
-    return {};
+// Leaves the categories of a text axis that have a bar.
+function removeEmptyCategories(figure) {
+  const letter = figure.layout.yaxis.categoryarray ? "y" : "x";
+  const axis = figure.layout[`${letter}axis`];
+  if (axis.categoryarray && figure.data.some((trace) => trace.meta.points)) {
+    const present = new Set(figure.data.flatMap((trace) => trace[letter]));
+    axis.categoryarray = axis.categoryarray.filter((name) => present.has(name));
   }
-  const present = new Set(figure.data.flatMap((trace) => trace.x));
-  return { categoryarray: categoryarray.filter((name) => present.has(name)) };
 }
 
 function setColours(trace, palette) {
@@ -88,15 +93,16 @@ function layoutOf(figure, palette, width) {
     gridcolor: palette.grid, linecolor: palette.grid, zerolinecolor: palette.zero, automargin: true, ...options,
     title: { ...options.title, font: { size: 13 }, standoff: 8 },
   });
+  const bars = (figure.layout.yaxis.categoryarray || []).length;
   const below = 20 * legendLines(figure.data, width) + slantedHeight(figure.layout.xaxis, width);
   return {
     ...figure.layout,
     xaxis: axis({ showgrid: figure.layout.xaxis.type !== "category", ...figure.layout.xaxis }),
-    yaxis: axis(figure.layout.yaxis),
+    yaxis: axis({ showgrid: !bars, ...figure.layout.yaxis }),
     font: { family: "system-ui, sans-serif", size: 12, color: palette.ink },
     paper_bgcolor: palette.paper, plot_bgcolor: palette.paper,
     margin: { l: 48, r: 12, t: 12, b: 40 },
-    height: Math.min(330 + below, 900), width,
+    height: bars ? 90 + BAR_HEIGHT * bars + below : Math.min(330 + below, 900), width,
     showlegend: true,
     legend: { orientation: "h", xref: "container", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom" },
     hoverlabel: { align: "left", bgcolor: palette.paper, font: { color: palette.ink, size: 12 }, bordercolor: palette.zero },
@@ -105,13 +111,15 @@ function layoutOf(figure, palette, width) {
   };
 }
 
-function drawChart(plot) {
+function drawChart(plot, width = plot.clientWidth) {
   const figure = JSON.parse(plot.nextElementSibling.textContent);
   const palette = readColours();
   figure.data.forEach((trace) => setColours(removeHiddenPoints(trace), palette));
-  Object.assign(figure.layout.xaxis, shownCategories(figure));
-  const width = plot.clientWidth;
-  Plotly.react(plot, figure.data, layoutOf(figure, palette, width), CONFIG);
+  removeEmptyCategories(figure);
+  const layout = layoutOf(figure, palette, width);
+  layout.height -= plot.closest("#answer") ? 80 : 0; // the answer is to be seen without scrolling
+  plot.style.minHeight = `${layout.height}px`;
+  Plotly.react(plot, figure.data, layout, CONFIG);
   plot.dataset.drawn = "";
 }
 
@@ -166,15 +174,17 @@ function watchCharts() {
   });
 }
 
-// Paper is white, and shows all charts, also in folded sections.
+// Paper is white, and shows all charts, two beside each other: a page of A4 or Letter is 700 pixels wide.
 function beforePrint() {
-  document.querySelectorAll("details.fold").forEach((fold) => { fold.open = true; });
-  document.documentElement.dataset.screen = theme();
+  folds = [...document.querySelectorAll("details:is(.fold, .about):not([open])")];
+  folds.forEach((fold) => { fold.open = true; });
+  screenTheme = theme();
   setTheme("light");
-  plots.filter((plot) => plot.clientWidth > 0).forEach(drawChart);
+  plots.forEach((plot) => drawChart(plot, plot.closest(".charts").children.length > 1 ? PAPER.half : PAPER.full));
 }
 
 function afterPrint() {
-  setTheme(document.documentElement.dataset.screen);
+  folds.forEach((fold) => { fold.open = false; });
+  setTheme(screenTheme);
   refreshCharts();
 }

@@ -50,13 +50,17 @@ function applyFilters() {
 }
 
 function countShown() {
+  const line = document.getElementById("shown");
+  if (!line) {
+    return;
+  }
   const rows = [...document.querySelectorAll(".table tbody tr")];
   const curves = [...document.querySelectorAll(".figures tbody")];
   const count = (all) => `${all.filter((row) => !row.hidden).length} of ${all.length}`;
   const parts = [];
   if (rows.length) parts.push(`${count(rows)} rows shown`);
   if (curves.length) parts.push(`${count(curves)} curves and bars`);
-  document.getElementById("shown").textContent = parts.join(", ");
+  line.textContent = parts.join(", ");
 }
 
 function filtersChanged() {

@@ -22,7 +22,8 @@ function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
   const button = document.getElementById("theme");
   if (button) {
-    button.textContent = theme === "dark" ? "Light colours" : "Dark colours";
+    button.textContent = theme === "dark" ? "Light" : "Dark";
+    button.ariaLabel = `${button.textContent} colours`;
   }
 }
 

@@ -1,0 +1,155 @@
+"""`scalebench new hardware NAME --partition P`: write the YAML of a SLURM partition from what sinfo and scontrol say.
+
+It holds the lines that differ between clusters, and stands on conf/hardware/slurm.yaml for all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalebench.cli.commands.new import YAML_WORDS
+from scalebench.core import config_files
+from scalebench.core.errors import InputError
+from scalebench.core.spec import MeasureSpec
+from scalebench.core.units import format_bytes
+from scalebench.slurm.commands import Slurm, SlurmError
+from scalebench.slurm.partition import Partition, PartitionNode, count_gpus_by_type, read_partition
+from scalebench.slurm.resources import START_ALLOWANCE_S
+
+GROUP = "hardware"
+HARDWARE_NAME = r"[A-Za-z][A-Za-z0-9]*([_-][A-Za-z0-9]+)*"  # of a file, and on the command line
+DEFAULT_JOB_MINUTES = (MeasureSpec().timeout_s + START_ALLOWANCE_S) / 60
+
+
+@dataclass(frozen=True)
+class NodeShape:
+    """What every node of a partition has that a job of scalebench may get."""
+
+    nodes: int
+    devices: str  # cuda or cpu
+    devices_per_node: int
+    gpu_type: str  # as the cluster names it; empty where it names none, or without GPUs
+    cores: int
+    memory_bytes: int
+    notes: list[str]  # where the nodes differ, of which then the smallest counts
+
+
+def main(options: argparse.Namespace) -> int:
+    """Write FOLDER/hardware/NAME.yaml, and print what it says and what to type next."""
+    _check_name(options.name)
+    parent = Path(options.into)
+    if not parent.is_dir():
+        raise InputError(f"--into={options.into} is no folder; make it first")
+    path = parent / GROUP / f"{options.name}.yaml"
+    if path.exists():
+        raise InputError(f"{path} is there already; take another name, or remove it")
+    try:
+        partition = read_partition(Slurm(options.bin), options.partition)
+    except SlurmError as error:
+        hint = "" if options.bin else "; run this on a login node, or name the folder of sinfo with --bin"
+        raise InputError(f"SLURM does not describe its partitions: {error}{hint}") from None
+    shape = describe_nodes(partition.nodes, cpu_only=options.cpu)
+    text = render_yaml(options.name, partition, shape, options.bin)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}; take another place with --into=FOLDER") from None
+    _print_next_steps(options.name, path, parent, partition, shape)
+    return 0
+
+
+def describe_nodes(nodes: Sequence[PartitionNode], cpu_only: bool = False) -> NodeShape:
+    """Return what the nodes have in common. Of several types of GPU the one that there is most of counts, and of CPU
+    nodes a worker for each socket."""
+    totals: Counter[str] = Counter()
+    for node in nodes:
+        totals.update({} if cpu_only else count_gpus_by_type(node.gres))
+    notes = []
+    gpu_type, devices = "", "cpu"
+    if totals:
+        devices, gpu_type = "cuda", max(totals, key=lambda name: totals[name])
+        others = [f"{count} x {name or 'GPUs without a type'}" for name, count in totals.items() if name != gpu_type]
+        notes += [f"the partition has other GPUs, too: {', '.join(others)}"] if others else []
+        nodes = [node for node in nodes if gpu_type in count_gpus_by_type(node.gres)]
+    counts = [count_gpus_by_type(node.gres)[gpu_type] if totals else node.sockets for node in nodes]
+    figures = {
+        "GPUs" if totals else "sockets": counts,
+        "cores": [node.cores for node in nodes],
+        "GiB of memory": [node.memory_bytes // 2**30 for node in nodes],
+    }
+    notes += [
+        f"nodes have {min(v)} to {max(v)} {name}: the fewest count" for name, v in figures.items() if len({*v}) > 1
+    ]
+    memory_bytes = min(node.memory_bytes for node in nodes)
+    return NodeShape(len(nodes), devices, min(counts), gpu_type, min(figures["cores"]), memory_bytes, notes)
+
+
+def render_yaml(name: str, partition: Partition, shape: NodeShape, bin: str | None) -> str:
+    """Return the text of the file. Strings of the cluster are quoted, since a partition may be called `no`."""
+    limit = partition.limit_minutes
+    max_nodes = min(shape.nodes, partition.max_nodes or shape.nodes)
+    up = sum(node.usable for node in partition.nodes)
+    what = f"{shape.devices_per_node} x {shape.gpu_type or 'GPU'}" if shape.devices == "cuda" else "CPUs only"
+    workers = "" if shape.devices == "cuda" else "CPU workers: one per socket"
+    takes = f"the partition takes {', '.join(partition.accounts)}" if partition.accounts else "your default account"
+    lines = [
+        f"# Partition {partition.name}, as sinfo and scontrol described it. All keys: scalebench list hardware slurm",
+        *(f"# Note: {note}." for note in shape.notes),
+        "defaults:",
+        "  - slurm # all other keys",
+        "  - _self_",
+        _line("name", name),
+        _line("description", f"partition {partition.name} ({what} per node)"),
+        _line("devices", shape.devices),
+        _line("gpus_per_node", shape.devices_per_node, workers),
+        _line("cpus_per_node", shape.cores, "cores"),
+        _line("max_nodes", max_nodes, f"{up} of {len(partition.nodes)} nodes were up"),
+        _line("memory_bytes", shape.memory_bytes, format_bytes(shape.memory_bytes)),
+        _line("gpu_model", shape.gpu_type or None),
+        "slurm:",
+        _line("  partition", partition.name),
+        _line("  account", None, f"null: {takes}" if not partition.accounts else takes),
+    ]
+    if partition.qos:
+        lines.append(_line("  qos", None, f"the partition takes {', '.join(partition.qos)}"))
+    if shape.devices == "cuda":
+        kind = f"{shape.gpu_type}:" if shape.gpu_type else ""
+        lines.append(_line("  gres", f"gpu:{kind}{{gpus}}"))
+    if limit is not None and limit < DEFAULT_JOB_MINUTES:
+        lines.append(_line("  time_minutes", int(limit), "the partition's limit"))
+    if bin is not None:
+        lines.append(_line("  bin", str(Path(bin).expanduser().absolute())))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _line(key: str, value: str | int | None, comment: str = "") -> str:
+    text = "null" if value is None else f"{value:_}" if isinstance(value, int) else json.dumps(value)
+    return f"{key}: {text}" + (f" # {comment}" if comment else "")
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(HARDWARE_NAME, name) or name.lower() in YAML_WORDS:
+        raise InputError(f"'{name}' cannot be hardware={name}: use letters, digits, - and _, such as my_cluster")
+    if (present := config_files.list_options(GROUP).get(name)) is not None:
+        raise InputError(f"hardware '{name}' is there already, in {present}; take another name")
+
+
+def _print_next_steps(name: str, path: Path, parent: Path, partition: Partition, shape: NodeShape) -> None:
+    devices = f"{shape.devices_per_node} x {shape.gpu_type or 'GPU'}" if shape.devices == "cuda" else "CPUs only"
+    size = f"{shape.cores} cores, {format_bytes(shape.memory_bytes)}"
+    print(f"{path}: partition {partition.name}, {shape.nodes} nodes with {devices}, {size}")
+    for note in shape.notes:
+        print(f"  {note}")
+    chosen = f"--config-dir {shlex.quote(str(parent))} hardware={name}"
+    print("\nSLURM does not say which account pays, and what the links carry: add it there. Then check, plan and run:")
+    print(f"  scalebench doctor {chosen}")
+    print(f"  scalebench {chosen} gpus={shape.devices_per_node} dry_run=true")
+    print(f"  scalebench {chosen} gpus={shape.devices_per_node} measure=quick")

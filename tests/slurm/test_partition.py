@@ -1,0 +1,84 @@
+"""A partition, from the lines of sinfo and scontrol."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.core.errors import InputError
+from scalebench.slurm.partition import (
+    SINFO_FORMAT,
+    PartitionNode,
+    count_gpus,
+    count_gpus_by_type,
+    parse_limit_minutes,
+    parse_sinfo,
+    read_partition,
+)
+from tests.slurm.builders import Tools
+
+# As SLURM 22.05 prints it, but for the names.
+SINFO = """\
+taurusi8001|alpha|mixed|96|2:24:2|990000|gpu:8(S:0-1)|7-00:00:00|(null)
+taurusi8002|alpha|idle~|96|2:24:2|990000|gpu:8(S:0-1)|7-00:00:00|(null)
+taurusi8003|alpha|down*|96|2:24:2|990000|gpu:8(S:0-1)|7-00:00:00|(null)
+h1|main*|idle|8|1:8:1|8000|gpu:a100:2,nvme:1|1:00:00|ssd,big
+h2|main*|drained|8|1:8:1|8000|gpu:a100:2|1:00:00|ssd
+"""
+NODES = parse_sinfo(SINFO)
+
+
+def test_lines_of_sinfo() -> None:
+    assert SINFO_FORMAT.count("|") == SINFO.splitlines()[0].count("|") == 8
+    assert NODES[0] == PartitionNode(
+        "taurusi8001", "alpha", False, "mixed", 96, 48, 2, 990000 * 2**20, "gpu:8(S:0-1)", 10080, ()
+    )
+    assert (NODES[3].partition, NODES[3].default, NODES[3].features) == ("main", True, ("ssd", "big"))
+    assert [node.usable for node in NODES] == [True, True, False, True, False]
+    assert parse_sinfo("\nslurm_load_partitions: Unable to contact\nh1|main|idle|8+|1:8:1|8000|x|1:00|y\n") == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("1:00:00", 60), ("7-00:00:00", 10080), ("30:00", 30), ("1:30", 1.5), ("infinite", None), ("n/a", None)],
+)
+def test_time_limits(limit: str, expected: float | None) -> None:
+    assert parse_limit_minutes(limit) == expected
+
+
+@pytest.mark.parametrize(
+    ("gres", "kind", "count"),
+    [
+        ("gpu:8(S:0-1)", None, 8),
+        ("gpu:a100:8(S:0-1),nvme:1", None, 8),
+        ("gpu:a100:4,gpu:v100:2", None, 6),
+        ("gpu:a100:4,gpu:v100:2", "v100", 2),
+        ("gpu:2", "a100", 0),
+        ("gpu", None, 1),
+        ("(null)", None, 0),
+        ("craynetwork:4,shard:gpu", None, 0),
+    ],
+)
+def test_gpus_of_a_node(gres: str, kind: str | None, count: int) -> None:
+    assert count_gpus(gres, kind) == count
+
+
+def test_gpus_by_type() -> None:
+    assert count_gpus_by_type("gpu:a100:4(S:0),gpu:v100:2,gpu:1,nvme:1") == {"a100": 4, "v100": 2, "": 1}
+
+
+SCONTROL = "PartitionName=main AllowAccounts=p_a,p_b AllowQos=ALL\n   MaxNodes={} MaxTime=01:00:00 MinNodes=0\n"
+
+
+@pytest.mark.parametrize(("max_nodes", "expected"), [("1", 1), ("UNLIMITED", None)])
+def test_limits_of_a_job(tools: Tools, max_nodes: str, expected: int | None) -> None:
+    tools.put("sinfo", SINFO)
+    tools.put("scontrol", SCONTROL.format(max_nodes))
+    partition = read_partition(tools.slurm, None)
+    assert (partition.name, [node.name for node in partition.nodes]) == ("main", ["h1", "h2"])
+    assert (partition.max_nodes, partition.limit_minutes) == (expected, 60)
+    assert (partition.accounts, partition.qos) == (["p_a", "p_b"], None)
+    assert tools.calls("scontrol") == ["show partition main"]
+    with pytest.raises(InputError, match="no partition 'alpa'; did you mean 'alpha'"):
+        read_partition(tools.slurm, "alpa")
+    tools.put("scontrol", code=1)
+    assert read_partition(tools.slurm, "alpha").accounts is None
