@@ -294,8 +294,8 @@ def _visible_indices(ask: NvmlQuery) -> list[int | None]:
     handles = _handles(ask)
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
-        entire = [index for index, handle in enumerate(handles) if not (ask("nvmlDeviceGetMigMode", handle) or [0])[0]]
-        return [*entire] or [None][: len(handles)]
+        is_split = [bool((ask("nvmlDeviceGetMigMode", handle) or [0])[0]) for handle in handles]
+        return [None] if handles and all(is_split) else [index for index, split in enumerate(is_split) if not split]
     uuids = [str(ask("nvmlDeviceGetUUID", handle)) for handle in handles]
     chosen: list[int | None] = []
     for entry in map(str.strip, setting.split(",")):
