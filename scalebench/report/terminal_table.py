@@ -19,6 +19,7 @@ from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.scaling_curves import format_batch, plain_rows
 from scalebench.core.untrusted import clean_line
 from scalebench.report import training_tables
+from scalebench.report.document import Footnotes
 from scalebench.report.flag_text import describe_intervals
 from scalebench.report.tables import (
     SORT_COLUMNS,
@@ -65,7 +66,7 @@ class RunTable:
     def list_lines(self, width: int, winners: Collection[str] = (), wide: bool = False) -> Iterator[Text]:
         """Yield the lines of the table, at most `width` characters long if possible; the rows with a run_id among
         `winners` are bold. With `wide` it has all figures, and is as wide as these are."""
-        numbers, notes = range(len(self.rows)), Footnotes()
+        numbers, notes = range(len(self.rows)), FootnoteLines()
         marks = [notes.mark(self._list_remarks(number, wide)) for number in numbers]
         statuses = [" ".join([row["status"], *own]) for row, own in zip(self.rows, marks, strict=True)]
         if wide:
@@ -221,26 +222,12 @@ class TextTable:
         return lines
 
 
-class Footnotes:
-    """Remarks below a table, each with a mark: a, b, ..., z, aa, ab."""
-
-    def __init__(self) -> None:
-        self._marks: dict[str, str] = {}
-
-    def mark(self, remarks: Sequence[str]) -> list[str]:
-        """Return the marks of these remarks, in their order below the table; equal remarks have one mark."""
-        for remark in remarks:
-            self._marks.setdefault(remark, _make_mark(len(self._marks)))
-        return [mark for remark, mark in self._marks.items() if remark in remarks]
+class FootnoteLines(Footnotes):
+    """Footnotes as lines of a terminal."""
 
     def list_lines(self, width: int) -> Iterator[Text]:
-        for remark, mark in self._marks.items():
+        for mark, remark in self.list_notes():
             yield from wrap_text(f"{mark} {remark}", width, len(mark) + 1)
-
-
-def _make_mark(number: int) -> str:
-    before, letter = divmod(number, 26)
-    return (_make_mark(before - 1) if before else "") + chr(ord("a") + letter)
 
 
 def _find_width(head: str, cells_width: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -337,22 +336,6 @@ class Console:
             if self._queue_status is not None:
                 self._queue_status.start()
 
-    def print_sweep_script(self, specs: Sequence[RunSpec], folder: Path) -> None:
-        """Print the batch script that a sweep would be submitted as."""
-        from scalebench.slurm import submit
-
-        self.print_line("\nthis sweep as one job, submitted with sbatch:\n")
-        self.print_line(submit.render_sweep_script(specs, folder))
-
-    def print_script(self, spec: RunSpec, folder: Path) -> None:
-        """Print the batch script that a run would be submitted as, and the command in it that starts its ranks."""
-        from scalebench.slurm import resources, submit
-
-        self.print_line(f"\n{spec.label}{format_repeat(spec)}, submitted with sbatch:\n")
-        self.print_line(submit.render_script(spec, folder))
-        self.print_line("ranks, from within the job:\n")
-        self.print_line(f"{shlex.join(resources.srun_command(spec, folder))}\n")
-
 
 def _read_answer(question: str) -> str:
     """Print a question and return the line typed in answer; empty at the end of input."""
@@ -403,7 +386,7 @@ def _describe_pace(ranks: list[RankProgress], spec: RunSpec | None, now_s: float
     """Return `a step takes 12 s` of slow steps, and `about 3 min left`; less where it is unknown or nearly over."""
     step_s = min(ranks, key=lambda progress: progress.rank).step_s if ranks else None
     left_s = None if spec is None else estimate_left_s(spec, ranks, time.time() if now_s is None else now_s)
-    slow = [f"a step takes {step_s:.2g} s"] if step_s is not None and step_s >= SLOW_STEP_S else []
+    slow = [f"a step takes {_format_step_s(step_s)} s"] if step_s is not None and step_s >= SLOW_STEP_S else []
     return slow + ([f"{format_about(left_s)} left"] if left_s is not None and left_s >= MIN_SHOWN_LEFT_S else [])
 
 
@@ -411,7 +394,11 @@ def _describe_slow_steps(step: StepEstimate | None) -> str:
     """Return `a step takes 3 to 12 s, ` of a planned run where that decides how long it takes."""
     if step is None or not step.is_slow:
         return ""
-    return f"a step takes {step.low_s:.2g} to {step.high_s:.2g} s, "
+    return f"a step takes {_format_step_s(step.low_s)} to {_format_step_s(step.high_s)} s, "
+
+
+def _format_step_s(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
 
 
 def describe_cohort(progress: CohortProgress) -> str:

@@ -30,7 +30,7 @@ from scalebench.core.sweep_file import MULTIRUN_FILE, refuse_foreign_sweep_folde
 from scalebench.measure.progress import RankProgress
 from scalebench.report.tables import write_tables
 from scalebench.runner.parent import UnwrittenResult, claim_run_folder, refuse_folder_with_result, run_spec
-from scalebench.sweeps import cluster_runs
+from scalebench.sweeps import cluster_runs, job_plan
 from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.execute import Sweep
@@ -164,15 +164,22 @@ class SweepSession:
 
     def show_plan(self, planned: Sequence[SweepRun], several: bool) -> None:
         """Print what would be run, in a sweep (`several`) or as a single run."""
-        self.console.print_plan([(run.spec, run.added) for run in planned])
-        if several and cluster_runs.is_one_job([run.spec for run in planned]):
-            specs = [run.spec for run in planned if run.spec.can_start]
-            self.console.print_sweep_script(specs, self._planned_folder("0").parent)
+        on_cluster = [n for n, run in enumerate(planned) if cluster_runs.is_for_cluster(run.spec)]
+        local = [run for n, run in enumerate(planned) if n not in on_cluster or not several]
+        if local:
+            self.console.print_plan([(run.spec, run.added) for run in local])
+        if several and on_cluster:
+            job_plan.print_jobs(self.console, [(planned[n].spec, planned[n].added) for n in on_cluster])
+        jobs = [n for n in on_cluster if planned[n].spec.can_start]
+        specs = [planned[n].spec for n in jobs]
+        if not specs:
             return
-        for number, run in enumerate(planned):
-            hardware = run.spec.config.hardware
-            if hardware.scheduler == "slurm" and not hardware.this_machine:
-                self.console.print_script(run.spec, self._planned_folder(str(number) if several else None))
+        job_plan.print_remote_note(self.console, specs)
+        if several and cluster_runs.is_one_job([run.spec for run in planned]):
+            job_plan.print_sweep_script(self.console, specs, self._planned_folder("0").parent)
+        else:
+            folders = [self._planned_folder(str(n) if several else None) for n in jobs]
+            job_plan.print_largest_script(self.console, specs, folders)
 
     def _planned_folder(self, number: str | None) -> Path:
         """Return the folder that a planned run would get; in a dry run Hydra itself gets a temporary one."""

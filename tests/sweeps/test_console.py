@@ -165,12 +165,12 @@ def test_the_plan_lists_each_run_and_the_time_of_all(
     assert last == "3 runs, about 21 to 41 s; nothing was started"
     slow = simulated_spec(measure={**measure, "warmup_max_s": 20.0, "evaluate": False})
     for start_s, guess in ((None, GUESSED_STEPS), (5.0, "")):
-        step = StepEstimate(3.0, 6.0, 12.0, start_s=start_s)
+        step = StepEstimate(3.0, 20.0, 123.0, start_s=start_s)
         monkeypatch.setattr(time_estimate, "estimate_step", lambda spec, pace, step=step: step)
         Console().print_plan([(slow, False)])
         line, last = capsys.readouterr().out.splitlines()
-        assert line.startswith("[1/1] simulated gpus=1: batch 10 per device, 10 global, a step takes 3 to 12 s, ")
-        assert last.endswith(f" s{guess}; nothing was started")
+        assert line.startswith("[1/1] simulated gpus=1: batch 10 per device, 10 global, a step takes 3 to 123 s, ")
+        assert last.endswith(f" min{guess}; nothing was started")
     monkeypatch.undo()
     Console().print_plan([(simulated_spec(gpus=2, measure={"search": "max_batch"}), False)])
     line = "[1/1] simulated gpus=2: the largest batch that fits, from 10 per device on"

@@ -107,7 +107,7 @@ def test_a_folder_in_use_or_of_a_finished_sweep_is_refused(sweep: Sweep) -> None
         (["gpus=1,0"], "gpus=0 should be at least 1"),
         (["strategy=simulated,mirorred"], "no strategy 'mirorred'; did you mean 'mirrored'?"),
         (["gpus=1,two"], "gpus=two should be a number of devices, or all"),
-        (["strategy.options.step=0.1,0.2"], "no option of strategy 'simulated' 'step'; did you mean 'step_s'?"),
+        (["strategy.options.step=0.1,0.2"], "strategy simulated has no option 'step'; did you mean 'step_s'?"),
         (["gpus=1,2", "dataset.size=100"], "75 training samples are fewer than one global batch of 150: "),
         (["gpus=interval(1,2)"], "an interval is for a search, not for a sweep: add --multirun hydra/sweeper=search"),
     ],
