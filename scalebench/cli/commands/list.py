@@ -244,7 +244,7 @@ def list_settings(group: str, file: Path) -> Iterator[tuple[str, str, str]]:
     for key in UNLISTED_KEYS:
         tree.pop(key, None)
     defaults = {**dataclasses.asdict(StrategySpec()), "options": None} if group == "strategy" else {}
-    for key, value in _flatten(tree):
+    for key, value in flatten(tree):
         option = key.partition("options.")[2] if group == "strategy" else ""
         if not option and (key == "hydra.mode" or value in (None, [], {}) or value == defaults.get(key)):
             continue
@@ -254,10 +254,11 @@ def list_settings(group: str, file: Path) -> Iterator[tuple[str, str, str]]:
         yield full_key, format_value(value), remark
 
 
-def _flatten(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a YAML file by dotted key."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{above}{key}.")
+            yield from flatten(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value
 
