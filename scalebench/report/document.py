@@ -234,9 +234,7 @@ class CurveGroup:
 def group_curves(
     curves: Iterable[Curve], keep: Callable[[list[Curve]], bool] = bool
 ) -> tuple[list[CurveGroup], list[Paragraph]]:
-    """Group curves that may be drawn together.
-
-    Returns the groups for which `keep` is true, at most the MAX_CURVE_GROUPS with the most rows and of each the
+    """Group curves that may be drawn together. Returns the groups for which `keep` is true, at most the MAX_CURVE_GROUPS with the most rows and of each the
     MAX_CURVES best curves, and a paragraph if groups were left out.
     """
     workloads = group_by_workload(curves)
@@ -459,11 +457,8 @@ def join_sentences(*parts: str) -> str:
 
 
 def downsample(points: Sequence[tuple[float, float]], max_points: int) -> Points:
-    """Reduce a series to at most `max_points` points (four or more) so that short dips and peaks stay visible.
-
-    Keeps the first and the last point, and the lowest and the highest of each of as many stretches of equal length as
-    there is room for.
-    """
+    """Reduce a series to at most `max_points` points (four or more): the first, the last, and the lowest and highest of
+    each of several stretches of equal length, so that short dips and peaks stay visible."""
     if len(points) <= max_points:
         return list(points)
     inner, stretches = points[1:-1], (max_points - 2) // 2
