@@ -22,8 +22,9 @@ from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import describe_machine
 from scalebench.core.untrusted import clean_text
-from scalebench.report.document import Chart, HomeFolder, Section, describe_single_group
+from scalebench.report.document import Chart, Section, describe_single_group
 from scalebench.report.html.render import Renderer, list_filters
+from scalebench.report.paths import HomeFolder
 from scalebench.report.repeat_commands import read_strategy_config
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections import make_sections
