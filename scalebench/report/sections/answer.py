@@ -310,7 +310,7 @@ def _describe_kept_efficiency(kept: ScalingLimit, name: str) -> str:
         if kept.regained_gpus
         else ""
     )
-    if kept.largest_measured is None:
+    if kept.largest_measured is None or (kept.gpus == 1 and not kept.regained_gpus):  # one device is the baseline
         return ""
     if kept.gpus is None:
         return f"{name} keeps an efficiency of {wanted} at no number of devices{again}."
