@@ -166,10 +166,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer for one group of runs: a verdict in a dozen words, its figures, and the largest loss.
-
-    `doubts` are reasons not to rely on it, the gravest first. `group` is empty where a report has one group.
-    """
+    """The answer for one group of runs in a dozen words, its figures, the largest loss, and `doubts`: reasons not to
+    rely on it. `group` is empty where a report has one group."""
 
     text: str
     tiles: Sequence[Tile] = ()
