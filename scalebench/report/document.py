@@ -308,43 +308,6 @@ def build_table(
     return Table(table_id, title, list(columns), rows, frozenset(columns) - set(words), caption)
 
 
-class Footnotes:
-    """Remarks below a table, each with a mark: a, b, ..., z, aa, ab."""
-
-    def __init__(self) -> None:
-        self._marks: dict[str, str] = {}
-
-    def mark(self, remarks: Sequence[str]) -> list[str]:
-        """Return the marks of these remarks, in their order below the table; equal remarks have one mark."""
-        for remark in remarks:
-            self._marks.setdefault(remark, _make_mark(len(self._marks)))
-        return [mark for remark, mark in self._marks.items() if remark in remarks]
-
-    def make_cell(self, remarks: Sequence[str]) -> Cell:
-        """Make a cell of marks, which shows the remarks on demand."""
-        text = "; ".join(remarks)
-        return Cell(" ".join(self.mark(remarks)), text or None, note=text)
-
-    def list_notes(self) -> list[tuple[str, str]]:
-        """Return each mark and its remark."""
-        return [(mark, remark) for remark, mark in self._marks.items()]
-
-
-def _make_mark(number: int) -> str:
-    before, letter = divmod(number, 26)
-    return (_make_mark(before - 1) if before else "") + chr(ord("a") + letter)
-
-
-def move_to_footnotes(table: Table, column: str) -> Table:
-    """Return the table with marks in a column of long texts, which stand once below it."""
-    number, notes, rows = list(table.columns).index(column), Footnotes(), []
-    for row in table.rows:
-        cells = list(row.cells)
-        cells[number] = notes.make_cell([cells[number].text] if cells[number].text else [])
-        rows.append(replace(row, cells=cells))
-    return replace(table, rows=rows, footnotes=notes.list_notes())
-
-
 def make_line_series(curves: Iterable[Curve], column: str, stem: str = "") -> list[Series]:
     """Make a series of a column over devices, with the limits from `<stem>_low` and `_high`, for each curve that has a
     value. A row without a value is a gap."""
