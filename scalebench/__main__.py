@@ -32,6 +32,17 @@ COMMANDS = {
     ),
 }
 
+# The end of each command's help.
+EXAMPLES = {
+    "list": "scalebench list strategies, scalebench list strategies ddp",
+    "check": "scalebench check ddp gpus=2, scalebench check model=custom model.torch=mynet:build",
+    "new": "scalebench new strategy my_ring",
+    "doctor": "scalebench doctor, scalebench doctor hardware=alpha",
+    "show": "scalebench show, scalebench show multirun/A multirun/B --details",
+    "report": "scalebench report, scalebench report multirun/A --markdown --csv",
+    "compare": "scalebench compare multirun/A multirun/B --threshold 3%, scalebench compare --by train.precision",
+}
+
 USAGE = """\
 scalebench [KEY=VALUE ...]                  one run
        scalebench --multirun gpus=1,2 [...]        a sweep, with its baselines
@@ -133,6 +144,10 @@ def explain_unknown_command(name: str, arguments: list[str]) -> str:
     return unknown_name_message("command", name, COMMANDS)
 
 
+def _format_example(command: str) -> str | None:
+    return f"example: {EXAMPLES[command]}" if command in EXAMPLES else None
+
+
 def complete_line(line: str) -> list[str] | None:
     """Return what completes a command or its options; None where Hydra completes the line, which is one of settings."""
     words = line.split()[1:]
@@ -152,7 +167,10 @@ def build_parsers() -> dict[str, CommandParser]:
     parser = CommandParser(prog="scalebench", usage=USAGE, description=DESCRIPTION, formatter_class=make_formatter)
     parser.add_argument("--version", action="store_true", help="show the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser, prog="scalebench")
-    parsers = {name: commands.add_parser(name, help=text, description=text) for name, (_, text) in COMMANDS.items()}
+    parsers = {
+        name: commands.add_parser(name, help=text, description=text, epilog=_format_example(name))
+        for name, (_, text) in COMMANDS.items()
+    }
     return {"": parser, **parsers}
 
 

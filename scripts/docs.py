@@ -10,12 +10,12 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import yaml
+from typing import NamedTuple
 
 from scalebench import plugin_api
 from scalebench.analysis.columns import COLUMN_DESCRIPTIONS, FRAME_COLUMNS
+from scalebench.cli.commands.list import flatten, format_value, group_names
+from scalebench.core.config_files import describe_entry, read_comments, read_yaml
 from scalebench.core.json_files import read_json, write_text
 from scalebench.core.plugins import API_VERSION
 from scalebench.core.result import SCHEMA_PATH
@@ -30,7 +30,7 @@ MEASURES = ("default", "quick", "thorough", "max_batch")
 
 
 class Key(NamedTuple):
-    """One key of a YAML file, with the comment beside or above it."""
+    """One key of a YAML file with its comment."""
 
     name: str  # with those it stands under: stop.epochs
     value: str
@@ -38,32 +38,16 @@ class Key(NamedTuple):
 
 
 def read_keys(path: Path) -> list[Key]:
-    """Return the keys of a YAML file in order. A comment line of several blanks continues the comment before it."""
-    keys: list[Key] = []
-    above: list[str] = []
-    parents: list[tuple[int, str]] = []  # indentation and name
-    for line in path.read_text(encoding="utf-8").splitlines():
-        comment = re.match(r" *#( *)(.*)", line)
-        if comment and len(comment[1]) > 1 and keys:
-            keys[-1] = keys[-1]._replace(comment=f"{keys[-1].comment} {comment[2]}")
-        elif comment:
-            above.append(comment[2])
-        elif match := re.match(r"( *)([\w./]+):(?: ([^#]*?))?(?: +# (.*))?$", line):
-            indent, name = len(match[1]), match[2]
-            parents = [parent for parent in parents if parent[0] < indent]
-            full_name = ".".join([*(parent for _, parent in parents), name])
-            text = " ".join([*(above if keys else []), match[4] or ""]).strip()
-            keys.append(Key(full_name, (match[3] or "").strip(), text))
-            parents.append((indent, name))
-            above = []
-    return keys
-
-
-def read_header(path: Path) -> str:
-    """Return the first statement of the comment at the top of a YAML file, without what it explains or cites."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if "@package" not in line]
-    count = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    return re.split(r"[:;] | \(", first_sentence(" ".join(line[1:].strip() for line in lines[:count])))[0]
+    """Return the keys of a YAML file in order; a key with a comment that holds others stands before these."""
+    _, comments = read_comments(path)
+    keys: dict[str, Key] = {}
+    for name, value in flatten(read_yaml(path)):
+        for end in [match.start() for match in re.finditer(r"\.", name)]:
+            parent = name[:end]
+            if parent in comments and parent not in keys:
+                keys[parent] = Key(parent, "", comments[parent])
+        keys[name] = Key(name, format_value(value), comments.get(name, ""))
+    return list(keys.values())
 
 
 def first_sentence(text: str) -> str:
@@ -87,34 +71,15 @@ def quote(name: str) -> str:
     return f"`{name}`" if name else ""
 
 
-def load_yaml(path: Path) -> dict[str, Any]:
-    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
-
-
 # Strategies
-
-KINDS = {  # heading -> modules of scalebench.strategies, in the order of the page
-    "Baselines and controls": ("torch.base", "tensorflow.bare", "simulated"),
-    "DistributedDataParallel": ("torch.ddp", "torch.lightning", "torch.zero"),
-    "Other PyTorch": ("torch.fsdp", "torch.tensor_parallel", "torch.pipeline", "torch.data_parallel"),
-    "Horovod": ("horovod.torch", "horovod.lightning", "horovod.tensorflow"),
-    "TensorFlow": (
-        "tensorflow.mirrored", "tensorflow.multiworker", "tensorflow.central_storage", "tensorflow.parameter_server",
-        "tensorflow.model_parallel",
-    ),
-    "In-graph replication of early Keras": ("tensorflow.in_graph",),
-}  # fmt: skip
 
 
 def format_strategies() -> str:
-    """Return a table of strategies for each kind, and below it a table of their options."""
-    targets = BUILT_IN_STRATEGIES.items()
-    modules = {name: target.split(":")[0].removeprefix("scalebench.strategies.") for name, target in targets}
+    """Return a table of strategies for each group of `scalebench list`, and below it a table of their options."""
     parts = []
-    for heading, kinds in KINDS.items():
-        names = [name for kind in kinds for name in sorted(modules) if modules[name] == kind]
+    for title, names in group_names("strategy", list(BUILT_IN_STRATEGIES)).items():
         rows = [_strategy_row(name, variants) for name, variants in _group_variants(names).items()]
-        parts += [f"## {heading}", format_table(["strategy", "is"], rows)]
+        parts += [f"## {title[0].upper()}{title[1:]}", format_table(["strategy", "is"], rows)]
         options = _option_rows([name for name in names if name != "simulated"])  # its options are for tests
         parts += [format_table(["`strategy.options.`", "default", "means"], options)] if options else []
     return "\n\n".join(parts)
@@ -130,7 +95,7 @@ def _group_variants(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _strategy_row(name: str, variants: Sequence[str]) -> list[str]:
-    tree = load_yaml(CONF / f"strategy/{name}.yaml")
+    tree = read_yaml(CONF / f"strategy/{name}.yaml")
     remarks = ["GPUs only"] if tree["devices"] == ["cuda"] else []
     remarks += [f"approximate: {tree['approximate']}"] if tree.get("approximate") else []
     return [", ".join(map(quote, variants)), "; ".join([tree["description"], *remarks])]
@@ -146,19 +111,18 @@ def _option_rows(names: Sequence[str]) -> list[list[str]]:
                 option = key.name.removeprefix("options.")
                 comments[option] = comments.get(option) or key.comment
                 defaults.setdefault(option, {}).setdefault(key.value, []).append(name)
+    with_options = {name for values in defaults.values() for group in values.values() for name in group}
     rows = []
     for option, values in defaults.items():
         owners = [name for group in values.values() for name in group]
         default = ", ".join(values) if len(values) == 1 else "by name: " + ", ".join(values)
-        owner = _abbreviate(owners, names)
+        owner = "" if set(owners) == with_options else _abbreviate(owners, names)
         rows.append([quote(option), default, f"{owner}: {comments[option]}" if owner else comments[option]])
     return rows
 
 
 def _abbreviate(owners: Sequence[str], names: Sequence[str]) -> str:
-    """Return the strategies that have an option, those of one beginning as `ddp*`; empty where all of the table do."""
-    if set(owners) == set(names):
-        return ""
+    """Return the strategies that have an option, those of one beginning as `ddp*`."""
     stems: dict[str, None] = {}
     for owner in owners:
         stem = next((owner[:end] for end in _stem_ends(owner) if _covers(owner[:end], owners, names)), owner)
@@ -242,7 +206,7 @@ def _field_comments(module: str, name: str) -> list[tuple[str, str]]:
 
 def format_models() -> str:
     """Return the keys of a model, and the models that there are."""
-    trees = [load_yaml(path) for path in sorted((CONF / "model").glob("*.yaml"))]
+    trees = [read_yaml(path) for path in sorted((CONF / "model").glob("*.yaml"))]
     names = ", ".join(quote(tree["name"]) + _count_parameters(tree["params"]) for tree in trees)
     return f"{_format_keys('`model.`', 'model/custom.yaml', '`custom`')}\n\nModels, with parameters: {names}."
 
@@ -254,13 +218,13 @@ def _count_parameters(params: int | None) -> str:
 def format_datasets() -> str:
     """Return the keys of a data set, and the data sets that there are."""
     paths = sorted((CONF / "dataset").glob("*.yaml"))
-    rows = [[quote(path.stem), read_header(path), str(load_yaml(path)["size"])] for path in paths]
+    rows = [[quote(path.stem), describe_entry(path), str(read_yaml(path)["size"])] for path in paths]
     datasets = format_table(["`dataset=`", "is", "size"], rows)
     return f"{_format_keys('`dataset.`', 'dataset/custom.yaml', '`custom`')}\n\n{datasets}"
 
 
 def format_sweeps() -> str:
-    rows = [[quote(path.stem), read_header(path)] for path in sorted((CONF / "sweep").glob("*.yaml"))]
+    rows = [[quote(path.stem), describe_entry(path)] for path in sorted((CONF / "sweep").glob("*.yaml"))]
     return format_table(["`sweep=`", "answers"], rows)
 
 

@@ -186,6 +186,11 @@ def detect_hardware(hardware: HardwareSpec) -> HardwareSpec:
     per_node = hardware.gpus_per_node
     if hardware.this_machine:
         gpus_here = machine.count_gpus()
+        if not gpus_here and devices != "cpu" and (problem := machine.find_nvml_problem()):
+            raise InputError(
+                f"this machine has NVIDIA GPUs, and their library NVML does not answer ({problem}); "
+                "see that nvidia-smi works, or take CPU workers with hardware=cpu"
+            )
         if devices == "auto":
             devices = "cuda" if gpus_here else "cpu"
         cpus = cpus or len(machine.usable_cpus())

@@ -18,7 +18,10 @@ def find_unsupported_reasons(config: Config, gpus: int, placement: Placement) ->
     """List why this run cannot happen here, each reason a clause; empty when it can."""
     strategy, hardware = config.strategy, config.hardware
     nodes = len(placement.devices_per_node)
-    reasons = [*_check_machine(hardware, gpus, nodes), *_check_strategy(config, gpus, nodes)]
+    is_remote_plan = config.dry_run and hardware.scheduler == "slurm" and not is_reachable(hardware)
+    # The plan for a cluster may be made on any machine, whose devices and packages say nothing of the cluster's.
+    machine_reasons = [] if is_remote_plan else _check_machine(hardware, gpus, nodes)
+    reasons = [*machine_reasons, *_check_strategy(config, gpus, nodes)]
     if config.debug and not hardware.this_machine and not in_allocation():
         reasons.append("debug=true runs rank 0 in the foreground; start it in an allocation, as salloc gives one")
     if hardware.this_machine and not reasons:
@@ -26,7 +29,7 @@ def find_unsupported_reasons(config: Config, gpus: int, placement: Placement) ->
         if (problem := find_binding_problem(hardware, devices)) is not None:
             reasons.append(problem)
     # In a container, or after the commands of slurm.setup, ranks see other packages than this process does.
-    same_packages = hardware.this_machine or not (hardware.slurm.container or hardware.slurm.setup)
+    same_packages = hardware.this_machine or not (is_remote_plan or hardware.slurm.container or hardware.slurm.setup)
     reasons += [
         f"{strategy.name} needs {package}, which is not installed: {registry.install_hint(package)}"
         for package in (registry.missing_packages(strategy.requires) if same_packages else [])

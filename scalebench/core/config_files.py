@@ -142,12 +142,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_comments(path: Path) -> tuple[str, dict[str, str]]:
-    """Read the comments of a YAML file: those above its first key as one text, and by dotted key those beside keys.
+    """Read the comments of a YAML file: those above its first key as one text, and by dotted key those of other keys.
 
-    Lines that continue a comment beside a key below it, without a key of their own, are joined to it.
+    A comment is of the key beside it, one on a line of its own of the key below it; if its text is set off by several
+    blanks, it continues the comment of the key above it.
     """
     head: list[str] = []
     beside: dict[str, str] = {}
+    waiting: list[str] = []  # for the key below
     above: list[tuple[int, str]] = []  # (indentation, key) of the parents of a line
     last_key = ""
     for line in path.read_text(errors="replace").splitlines():
@@ -156,13 +158,17 @@ def read_comments(path: Path) -> tuple[str, dict[str, str]]:
             comment = re.match(r"\s*#\s?(.*)", line)
             if comment and not comment[1].startswith("@package") and not above:
                 head.append(comment[1])
-            elif comment and line.startswith("#  ") and last_key in beside:
+            elif comment and comment[1].startswith(" ") and last_key in beside:
                 beside[last_key] += f" {comment[1].strip()}"
+            elif comment and above:
+                waiting.append(comment[1])
             continue
         above = [*(parent for parent in above if parent[0] < len(match[1])), (len(match[1]), match[2])]
         last_key = ".".join(key for _, key in above)
-        if (comment := re.search(r"(?:^|\s)#\s(.*)", match[3] or "")) is not None:
-            beside[last_key] = comment[1]
+        comment = re.search(r"(?:^|\s)#\s(.*)", match[3] or "")
+        if text := " ".join([*waiting, comment[1] if comment else ""]).strip():
+            beside[last_key] = text
+        waiting = []
     return " ".join(head), beside
 
 

@@ -51,7 +51,8 @@ def list_routes(ranks: int, device: str) -> list[Route]:
     for kind in ("memcpy", *(WITH_HOST if device == "cuda" else ())):
         routes += [Route(kind, rank, rank) for rank in range(ranks)]
         routes += [Route(f"{kind}_all", None, None)] if ranks > 1 else []
-    return routes
+    # A copy to the GPU of another rank leaves this process memory there (a CUDA context), so that these come last.
+    return sorted(routes, key=lambda route: route.kind.startswith(("peer", "staged")))
 
 
 def measure_bandwidth(

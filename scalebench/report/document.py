@@ -10,7 +10,6 @@ import itertools
 import math
 import os
 import re
-import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -28,8 +27,6 @@ MAX_CURVES = 24  # of a chart; more are not distinguishable
 MAX_CURVE_GROUPS = 12  # of a section
 MAX_ROWS = 200  # of a table
 MAX_ID_LENGTH = 60
-MAX_FOOTNOTES = 26  # of a table
-MORE_NOTES = "..."  # mark of a remark that no footnote has
 TAG_COLUMNS = ("model", "strategy", "hardware")
 THROUGHPUT = "throughput_samples_per_s"
 # What stacked bars consist of: parts of a step and of a loss, and what remains when these are taken away.
@@ -39,6 +36,7 @@ DEVICES = "devices"
 REPEAT_ROWS = "repeat_rows"  # key of a curve's row: the rows of its repeats, where there are several
 
 Number = float | None  # None: not measured
+NUMBER_TYPES = (float, int, type(None))
 Points = list[tuple[float, float]]
 Cells = Mapping[str, Any]  # the cells of one row of the frame
 Tags = Mapping[str, str]  # model, strategy, hardware: what a reader can filter by; without a tag, a block always shows
@@ -168,10 +166,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer for one group of runs: a verdict in a dozen words, its figures, and the largest loss.
-
-    `doubts` are reasons not to rely on it, the gravest first. `group` is empty where a report has one group.
-    """
+    """The answer for one group of runs in a dozen words, its figures, the largest loss, and `doubts`: reasons not to
+    rely on it. `group` is empty where a report has one group."""
 
     text: str
     tiles: Sequence[Tile] = ()
@@ -317,22 +313,41 @@ def build_table(
     return Table(table_id, title, list(columns), rows, frozenset(columns) - set(words), caption)
 
 
-def move_to_footnotes(table: Table, column: str) -> Table:
-    """Return the table with marks a, b, c in a column of long texts, which stand once below it.
+class Footnotes:
+    """Remarks below a table, each with a mark: a, b, ..., z, aa, ab."""
 
-    Beyond MAX_FOOTNOTES a cell has the mark of MORE_NOTES, and its text is shown on demand as that of the others is.
-    """
-    number, marks = list(table.columns).index(column), dict[str, str]()
-    for row in table.rows:
-        if (text := row.cells[number].text) and len(marks) < MAX_FOOTNOTES:
-            marks.setdefault(text, string.ascii_lowercase[len(marks)])
-    rows = []
+    def __init__(self) -> None:
+        self._marks: dict[str, str] = {}
+
+    def mark(self, remarks: Sequence[str]) -> list[str]:
+        """Return the marks of these remarks, in their order below the table; equal remarks have one mark."""
+        for remark in remarks:
+            self._marks.setdefault(remark, _make_mark(len(self._marks)))
+        return [mark for remark, mark in self._marks.items() if remark in remarks]
+
+    def make_cell(self, remarks: Sequence[str]) -> Cell:
+        """Make a cell of marks, which shows the remarks on demand."""
+        text = "; ".join(remarks)
+        return Cell(" ".join(self.mark(remarks)), text or None, note=text)
+
+    def list_notes(self) -> list[tuple[str, str]]:
+        """Return each mark and its remark."""
+        return [(mark, remark) for remark, mark in self._marks.items()]
+
+
+def _make_mark(number: int) -> str:
+    before, letter = divmod(number, 26)
+    return (_make_mark(before - 1) if before else "") + chr(ord("a") + letter)
+
+
+def move_to_footnotes(table: Table, column: str) -> Table:
+    """Return the table with marks in a column of long texts, which stand once below it."""
+    number, notes, rows = list(table.columns).index(column), Footnotes(), []
     for row in table.rows:
         cells = list(row.cells)
-        if text := cells[number].text:
-            cells[number] = replace(cells[number], text=marks.get(text, MORE_NOTES), value=text, note=text)
+        cells[number] = notes.make_cell([cells[number].text] if cells[number].text else [])
         rows.append(replace(row, cells=cells))
-    return replace(table, rows=rows, footnotes=[(mark, text) for text, mark in marks.items()])
+    return replace(table, rows=rows, footnotes=notes.list_notes())
 
 
 def make_line_series(curves: Iterable[Curve], column: str, stem: str = "") -> list[Series]:
@@ -394,7 +409,7 @@ def add_epoch_limits(row: Cells) -> dict[str, Any]:
 
 
 def make_devices_axis(lines: Sequence[Series]) -> Axis:
-    return Axis(DEVICES, ticks=sorted({float(x) for line in lines for x in line.x}))
+    return Axis(DEVICES, ticks=sorted({float(x) for line in lines for x in line.x}), from_zero=False)
 
 
 def has_shape(chart: Chart) -> bool:
@@ -472,17 +487,20 @@ class HomeFolder:
 
     def hide(self, text: str) -> str:
         """Return a text with `~` for the home folder where a path begins with it."""
-        return self._pattern.sub("~", text) if any(home in text for home in self._homes) else text
+        return self._pattern.sub("~", text) if "/" in text and any(home in text for home in self._homes) else text
 
     def hide_in(self, part: Any) -> Any:
         """Return a section, a block or any part of one with `~` in all its texts; itself, if there is none to write."""
         if isinstance(part, str):
             return self.hide(part)
         if isinstance(part, Cell):
-            text = self.hide(part.text)
             value = self.hide(part.value) if isinstance(part.value, str) else part.value
-            return part if (text, value) == (part.text, part.value) else replace(part, text=text, value=value)
+            texts = {"text": self.hide(part.text), "value": value, "note": self.hide(part.note)}
+            same = all(getattr(part, name) == text for name, text in texts.items())
+            return part if same else replace(part, **texts)  # type: ignore[arg-type]
         if isinstance(part, (list, tuple)):
+            if all(type(each) in NUMBER_TYPES for each in part):  # by far the most
+                return part
             changed = [self.hide_in(each) for each in part]
             return part if all(a is b for a, b in zip(changed, part, strict=True)) else changed
         if is_dataclass(part) and not isinstance(part, type):

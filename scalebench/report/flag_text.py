@@ -118,6 +118,7 @@ ADVICE = {
 RAISED_WHEN = {
     "over_in_warmup": "a training reached its stop within warm-up: no throughput",
     "oversubscribed": "more threads than cores",
+    "probe_failed": "something failed after the measurement: throughput stands, what is empty was not measured",
     "approximate": "the strategy's YAML says that its steps are not the baseline's on the same samples",
     "open_port": "its processes listened on all interfaces: TensorFlow's servers, or MPI",
     "not_in_turns": "the other runs of its sweep took turns; it did not fit beside them, or could not be stopped",

@@ -81,8 +81,8 @@ BREAKDOWN_COLUMNS = ("part", "time (95 %)", "of a step", "remark")
 COLUMNS = ("run", "devices", "a step", *(part.name for part in STEP_PARTS.values()), REST, "not measured")
 CAPTION = (
     "Time of one step. Exposed sync is what gradient synchronization adds to a step, including the wait for the "
-    "slowest device but not what overlaps with the backward pass. The rest is the step less the parts that were "
-    "measured, below zero if they add up to more within noise."
+    "slowest device but not what overlaps with the backward pass. Unattributed is the step less the parts that "
+    "were measured. Values below zero, which are noise, are in the table alone."
 )
 
 
@@ -200,10 +200,11 @@ def _make_chart(group: CurveGroup) -> Chart:
     names, point_tags = [f"{curve.name} x {row['gpus']}" for curve, row in bars], [curve.tags for curve, _ in bars]
     columns = [(part.name, PART_OF_COLUMN[name], [row[name] for _, row in bars]) for name, part in STEP_PARTS.items()]
     columns.append((REST, "rest", [compute_rest_s(row) for _, row in bars]))
-    series = [
-        Series(name, names, values, tags=group.tags, point_tags=point_tags, part=part)
-        for name, part, values in columns if any(value is not None for value in values)
-    ]  # fmt: skip
+    series = []
+    for name, part, values in columns:
+        drawn = [None if value is None or value < 0 else value for value in values]
+        if any(value is not None for value in drawn):
+            series.append(Series(name, names, drawn, tags=group.tags, point_tags=point_tags, part=part))
     axes = Axis("strategy and devices"), Axis("time of a step", unit="s")
     return Chart(group.make_id("step"), "Where the time of a step goes", *axes, series, "stacked", CAPTION)
 

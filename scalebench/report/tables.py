@@ -5,14 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.load import Survey, survey
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.analysis.time_to_target import make_training_table as make_training_frame
 from scalebench.core.untrusted import clean_text
-from scalebench.report.document import THROUGHPUT, Cell, HomeFolder, Row, Table, get_tags, join_sentences, make_cell
+from scalebench.report.document import (
+    THROUGHPUT,
+    Cell,
+    Footnotes,
+    HomeFolder,
+    Row,
+    Table,
+    get_tags,
+    join_sentences,
+    make_cell,
+)
 from scalebench.report.flag_text import describe_intervals, describe_row, get_repeat_counts, to_number, to_text
 
 if TYPE_CHECKING:
@@ -29,6 +39,7 @@ DIFFERING_COLUMNS = (
 CHOICE_COLUMNS = ("device_ids", "environment", "train_options")  # likewise; null, which is no choice, counts as a value
 
 THROUGHPUT_HEAD = "samples/s (95 %)"
+STATUS_CHIPS: dict[str, Literal["good", "off"]] = {"ok": "good", "unsupported": "off"}  # others are bad
 
 FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|\s")  # also full-width, which spreadsheets take as well
 
@@ -70,25 +81,27 @@ def write_spreadsheet(frame: pd.DataFrame, path: Path, full_paths: bool = False)
 
 
 def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = None) -> Table:
-    """Make the table of strategies by devices: throughput with interval, overhead, speedup, efficiency, epoch time,
-    status and reason.
+    """Make the table of strategies by devices: throughput with interval, status and remarks, overhead, speedup,
+    efficiency, epoch time.
 
     In a frame of pooled repeats it also has their number, if there are several. `baseline_name` is the label of the
     baseline that the user named, whose speedups have columns of their own.
     """
     heading, varying = split_shared_columns(frame)
     labels = {name: _make_setting_column(name) for name in [*varying, "strategy"]}
-    figures = make_figure_columns(frame, varying, baseline_name)
-    ends: dict[str, CellMaker] = {
-        "status": _make_text_column("status"), "remarks": lambda row: make_cell(format_remarks(row))
-    }  # fmt: skip
-    columns = {**labels, **figures, **ends}
+    figures, notes = make_figure_columns(frame, varying, baseline_name), Footnotes()
+    columns: dict[str, CellMaker] = {**labels, "gpus": figures.pop("gpus"), THROUGHPUT_HEAD: figures[THROUGHPUT_HEAD]}
+    numeric = frozenset(["gpus", *figures])
+    # What everybody looks for is in sight before the table is scrolled.
+    columns |= {"status": _make_status_cell, "remarks": lambda row: notes.make_cell(list_remarks(row, explains=True))}
+    columns |= {head: make for head, make in figures.items() if head not in columns}
     rows = [
         Row([make(row) for make in columns.values()], get_tags(row))
         for row in drop_common_settings(plain_rows(frame.sort_values(SORT_COLUMNS)))
     ]
     caption = join_sentences(heading, describe_intervals(frame))
-    return Table("strategies", "All configurations", list(columns), rows, frozenset(figures), caption)
+    notes_below = notes.list_notes()
+    return Table("strategies", "Configurations", list(columns), rows, numeric, caption, notes_below)
 
 
 def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: str | None) -> dict[str, CellMaker]:
@@ -112,6 +125,11 @@ def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: 
     if {"feed", "prefetch"} & set(varying) and frame["data_share"].notna().any():
         columns["data"] = _make_figure_column(lambda row, name: format_data_share(row), "data_share")
     return columns
+
+
+def _make_status_cell(row: dict[str, Any]) -> Cell:
+    status = to_text(row["status"])
+    return Cell(status, status, chip=STATUS_CHIPS.get(status, "bad"))
 
 
 def _make_setting_column(name: str) -> CellMaker:
@@ -237,11 +255,6 @@ def format_data_share(row: dict[str, Any]) -> str:
 def format_seconds(value: Any) -> str:
     value_s = to_number(value)
     return "" if value_s is None else f"{value_s:,.0f} s" if value_s >= 1000 else f"{value_s:.3g} s"
-
-
-def format_remarks(row: dict[str, Any]) -> str:
-    """Say why a run is not ok, or what to know about one that is."""
-    return ", ".join(list_remarks(row))
 
 
 def list_remarks(row: dict[str, Any], explains: bool = False) -> list[str]:

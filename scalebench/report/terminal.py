@@ -17,15 +17,16 @@ from scalebench.analysis import collectives, step_breakdown, throughput
 from scalebench.analysis.advice import Advice, list_advice
 from scalebench.analysis.attribution.causes import find_causes
 from scalebench.analysis.attribution.causes.cause import AttributedRun
+from scalebench.analysis.rows import interval_cells
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.training_columns import generalisation_gap
 from scalebench.core import units
 from scalebench.core.result import CurvePoint, RankRecord, Result, first_point_at_target, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.units import format_bytes, format_number, format_percent
-from scalebench.core.untrusted import clean_text, find_run_file
+from scalebench.core.untrusted import clean_line, clean_text, find_run_file
 from scalebench.report import training_tables
-from scalebench.report.document import Table
+from scalebench.report.document import THROUGHPUT, Table
 from scalebench.report.flag_text import format_flag
 from scalebench.report.sections import (
     answer,
@@ -39,7 +40,8 @@ from scalebench.report.sections import (
     sync,
 )
 from scalebench.report.step_breakdown import make_run_breakdown
-from scalebench.report.terminal_table import RunTable
+from scalebench.report.tables import format_throughput
+from scalebench.report.terminal_table import RunTable, get_status_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,21 +53,21 @@ Part = RichTable | Text | str  # a table, a line or a text that may be broken be
 FieldFormat = tuple[str, Callable[[Any], str]]  # field of the monitor's record, and its format
 
 
-def make_rich_table(table: Table, title: str = "", caption: str = "", collapse: bool = True) -> RichTable:
-    """Make a table for rich; its own caption is for the page, which has more room. `collapse` narrows its columns.
+def make_rich_table(table: Table, title: str = "", caption: str = "") -> RichTable:
+    """Make a table for rich; its own caption is for the page, which has more room.
 
     No word and no figure is cut or broken: a table that does not fit is wider than the window."""
     rich_table = RichTable(
         title=_make_text(title) if title else None, title_justify="left",
         caption=_make_text(caption) if caption else None, caption_justify="left", box=box.SIMPLE_HEAD,
-        collapse_padding=collapse,
+        collapse_padding=True,
     )  # fmt: skip
     for number, name in enumerate(table.columns):
         is_numeric, texts = name in table.numeric, [row.cells[number].text for row in table.rows]
         pieces = [*name.split(), *(texts if is_numeric else (word for text in texts for word in text.split()))]
-        rich_table.add_column(
-            _make_text(name), justify="right" if is_numeric else "left", min_width=max(map(len, pieces), default=0)
-        )
+        padding = int(number == 0)  # left of the first column, which rich leaves out where it collapses padding
+        min_width = max(map(len, pieces), default=0) + padding
+        rich_table.add_column(_make_text(name), justify="right" if is_numeric else "left", min_width=min_width)
     for row in table.rows:
         rich_table.add_row(*(_make_text(cell.text) for cell in row.cells))
     return rich_table
@@ -128,9 +130,41 @@ def make_references(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[RichT
         yield make_rich_table(table, table.title, table.caption)
 
 
+def make_outcome_line(
+    result: Result, folder: Path, head: str = "", settings: Sequence[str] = (), note: str = ""
+) -> Text:
+    """Return `✓ [1/6] ddp 2 devices seed=1  16,581 samples/s ± 3.9 %  14 s` for a run that has ended, or why it has no
+    figure: `head` is its place in the sweep, `settings` tell it from others. `note` replaces the seconds, which its
+    processes were alive."""
+    scale, repeats = result.scale, result.spec.get("measure", {}).get("repeats") or 1
+    name = " ".join([scale.strategy, f"{scale.gpus} device{'s' * (scale.gpus > 1)}", *settings])
+    name += f", repeat {scale.repeat + 1} of {repeats}" if repeats > 1 else ""
+    if result.status == "ok":
+        wall_s, turns = result.phases.wall_s, "" if result.cohort is None else " in turns"
+        texts = [*_list_figures(result), note or ("" if wall_s is None else f"{wall_s:.0f} s{turns}")]
+    else:
+        log = f" (log: {folder / result.log})" if result.log and find_run_file(folder, result.log) else ""
+        texts = [f"{result.status}: {result.reason}{log}"]
+    symbol = {"ok": "✓", "unsupported": "-"}.get(result.status, "✗")
+    parts = [" ".join(filter(None, [symbol, head, clean_line(name)])), *map(clean_line, texts)]
+    line = Text("  ".join(filter(None, parts)), "dim" if result.status == "unsupported" else "")
+    line.stylize(get_status_style(result.status), 0, 1)
+    return line
+
+
+def _list_figures(result: Result) -> list[str]:
+    """List the throughput of a run and the level that its training has reached, or its largest batch."""
+    if result.quality.max_batch is not None:
+        return [describe_largest_batch(result)]
+    cells = interval_cells(THROUGHPUT, "throughput", *throughput.throughput(result))
+    level = "" if result.quality.metric is None else f"{result.quality.metric_name} {result.quality.metric:.3g}"
+    rate = format_throughput({**cells, "interval_over": None}, " samples/s")
+    return [rate, level if result.quality.curve else ""]
+
+
 def describe_largest_batch(result: Result) -> str:
-    """Return `ddp gpus=2: the largest batch is 21 per device, 42 global; 22 does not fit within 500 MB a process (7
-    tries)`. Raises ValueError for a run that did not search for it, or in vain."""
+    """Return `the largest batch is 21 per device, 42 global; 22 does not fit within 500 MB a process (7 tries)`. Raises
+    ValueError for a run that did not search for it, or in vain."""
     search = result.quality.max_batch
     if search is None or search.batch_per_device is None:
         raise ValueError(f"{result.run_id} found no largest batch")
@@ -143,8 +177,7 @@ def describe_largest_batch(result: Result) -> str:
     else:
         smallest = min(trial.batch_per_device for trial in search.trials if trial.status != "ok")
         reason = f"{smallest} does not fit{within or ' into memory'} ({tries})"
-    batches = f"the largest batch is {batch} per device, {batch * gpus} global"
-    return f"{result.scale.strategy} gpus={gpus}: {batches}; {reason}"
+    return f"the largest batch is {batch} per device, {batch * gpus} global; {reason}"
 
 
 def make_details(result: Result, folder: Path, case: AttributedRun | None = None) -> Iterator[Part]:
@@ -159,11 +192,11 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
         yield f"where the time of a step goes was not measured: {step_breakdown.explain_missing_probes(result)}"
     else:
         yield "where the time of a step goes"
-        yield make_rich_table(make_run_breakdown(result), collapse=False)
+        yield make_rich_table(make_run_breakdown(result))
         yield from _with_titles(operations.make_run_blocks(result))
     if case is not None:
         yield "where the lost efficiency went"
-        yield make_rich_table(attribution.make_run_table(case.attribution), collapse=False)
+        yield make_rich_table(attribution.make_run_table(case.attribution))
         yield from (cause.sentence() for cause in find_causes(case))
     usage = list_usage(result)
     if result.monitor.reason is not None:
@@ -178,11 +211,13 @@ def _with_titles(parts: Iterator[Table | str]) -> Iterator[Part]:
     for part in parts:
         if isinstance(part, Table):
             yield part.title
-        yield part if isinstance(part, str) else make_rich_table(part, collapse=False)
+        yield part if isinstance(part, str) else make_rich_table(part)
 
 
 def _make_fact_table(rows: FactRows) -> RichTable:
     table = RichTable(box=box.SIMPLE, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(min_width=max(len(word) for _, text in rows for word in text.split()))
     for cells in rows:
         table.add_row(*map(_make_text, cells))
     return table

@@ -19,6 +19,7 @@ from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.scaling_curves import format_batch, plain_rows
 from scalebench.core.untrusted import clean_line
 from scalebench.report import training_tables
+from scalebench.report.document import Footnotes
 from scalebench.report.flag_text import describe_intervals
 from scalebench.report.tables import (
     SORT_COLUMNS,
@@ -65,7 +66,7 @@ class RunTable:
     def list_lines(self, width: int, winners: Collection[str] = (), wide: bool = False) -> Iterator[Text]:
         """Yield the lines of the table, at most `width` characters long if possible; the rows with a run_id among
         `winners` are bold. With `wide` it has all figures, and is as wide as these are."""
-        numbers, notes = range(len(self.rows)), Footnotes()
+        numbers, notes = range(len(self.rows)), FootnoteLines()
         marks = [notes.mark(self._list_remarks(number, wide)) for number in numbers]
         statuses = [" ".join([row["status"], *own]) for row, own in zip(self.rows, marks, strict=True)]
         if wide:
@@ -79,7 +80,7 @@ class RunTable:
                 table = self._fit(numbers, figures, {"status": statuses}, width)
         yield from self._arrange(table, winners)
         yield from notes.list_lines(width)
-        for caption in ("" if wide else self._describe_speedups(), describe_intervals(self._frame)):
+        for caption in (self._describe_speedups(wide), describe_intervals(self._frame)):
             yield from wrap_text(caption, width)
 
     def list_training_lines(self, width: int, wide: bool = False) -> Iterator[Text]:
@@ -123,7 +124,7 @@ class RunTable:
         }
 
     def _make_wide_figures(self) -> dict[str, list[str]]:
-        makers = make_figure_columns(self._frame, self._varying, self._baseline_name)
+        makers = make_figure_columns(self._frame, self._varying, self._baseline_name and "baseline")
         columns = {clean_line(name): [make(row).text for row in self.rows] for name, make in makers.items()}
         columns["samples/s (95 %)"] = [format_throughput(row, notes_repeat=False) for row in self.rows]
         return {WIDE_HEADS.get(name, name): cells for name, cells in columns.items()}
@@ -133,7 +134,7 @@ class RunTable:
         remarks = list_remarks(row, explains=True)
         if row["status"] != "ok":
             return remarks
-        if row["nodes"] > 1 and not wide:
+        if (row["nodes"] or 1) > 1 and not wide:
             remarks.append(f"on {row['nodes']} nodes")
         if row["interval_over"] == "blocks" and self._frame["interval_over"].dropna().nunique() > 1:
             remarks.append("its interval is over blocks of one repeat")
@@ -155,7 +156,7 @@ class RunTable:
             before = group
             style = "bold" if row["run_id"] in winners else "dim" if row["status"] == "unsupported" else ""
             line = make_line(left, style)
-            line.append(status, STATUS_STYLES.get(row["status"], "red"))
+            line.append(status, get_status_style(row["status"]))
             yield line
             yield from (make_line(text, style) for text, _ in more)
         yield Text()
@@ -168,8 +169,10 @@ class RunTable:
         batch = f", batch {batches.pop()}" if len(batches) == 1 else ""
         return clean_line(f"{model} on {dataset}, hardware {hardware}, {scaling} scaling{batch}")
 
-    def _describe_speedups(self) -> str:
-        """Say what speedup and efficiency are over; empty if there are none."""
+    def _describe_speedups(self, wide: bool) -> str:
+        """Say what speedup and efficiency are over; empty if there are none, or if the heads say it."""
+        if wide:
+            return f"baseline: {self._baseline_name}" if self._baseline_name else ""
         if not any(row[f"speedup_{kind}"] is not None for row, kind in zip(self.rows, self._kinds, strict=True)):
             return ""
         if self._baseline_name is not None:
@@ -219,26 +222,12 @@ class TextTable:
         return lines
 
 
-class Footnotes:
-    """Remarks below a table, each with a mark: a, b, ..., z, aa, ab."""
-
-    def __init__(self) -> None:
-        self._marks: dict[str, str] = {}
-
-    def mark(self, remarks: Sequence[str]) -> list[str]:
-        """Return the marks of these remarks, in their order below the table; equal remarks have one mark."""
-        for remark in remarks:
-            self._marks.setdefault(remark, _make_mark(len(self._marks)))
-        return [mark for remark, mark in self._marks.items() if remark in remarks]
+class FootnoteLines(Footnotes):
+    """Footnotes as lines of a terminal."""
 
     def list_lines(self, width: int) -> Iterator[Text]:
-        for remark, mark in self._marks.items():
+        for mark, remark in self.list_notes():
             yield from wrap_text(f"{mark} {remark}", width, len(mark) + 1)
-
-
-def _make_mark(number: int) -> str:
-    before, letter = divmod(number, 26)
-    return (_make_mark(before - 1) if before else "") + chr(ord("a") + letter)
 
 
 def _find_width(head: str, cells_width: int) -> int:
@@ -259,6 +248,10 @@ def wrap_text(text: str, width: int, indent: int = 0) -> Iterable[Text]:
 def make_line(text: str, style: str = "") -> Text:
     """Return a line that shows as it is and is never broken: of a str rich would read brackets as markup."""
     return Text(text, style, no_wrap=True, overflow="ignore")
+
+
+def get_status_style(status: str) -> str:
+    return STATUS_STYLES.get(status, "red")
 
 
 def _list_settings(row: Cells, varying: Sequence[str]) -> list[str]:

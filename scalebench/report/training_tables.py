@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scalebench.analysis import training_columns
-from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.analysis.time_to_target import Figure, TrainingOutcome, summarize_trainings
 from scalebench.core import units
 from scalebench.core.result import LOWER_IS_BETTER, CurvePoint, RankRecord, Result
@@ -28,7 +27,7 @@ from scalebench.report.document import (
 )
 from scalebench.report.flag_text import to_number, to_text
 from scalebench.report.report_data import name_runs
-from scalebench.report.tables import SORT_COLUMNS, format_ratio, format_setting, split_shared_columns
+from scalebench.report.tables import format_ratio
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -172,25 +171,6 @@ def _format_epochs(value: float, low: float | None, high: float | None) -> str:
 def _format_level(value: float, low: float | None, high: float | None) -> str:
     """Return `0.00048 [0.00041, 0.00055]`."""
     return f"{value:.4g}" if low is None or high is None else f"{value:.4g} [{low:.3g}, {high:.3g}]"
-
-
-def make_row_table(frame: pd.DataFrame) -> Table | None:
-    """Make the terminal's table of trainings, with a row for each configuration and seed; None if no run trained to a
-    stop.
-
-    It is a table of its own, since that of the throughput already fills a window.
-    """
-    trained_rows = frame[frame["stopped_by"].notna()]
-    if not len(trained_rows):
-        return None
-    (_, varying), figures = split_shared_columns(trained_rows), select_figure_columns(trained_rows)
-    rows = []
-    for row in plain_rows(trained_rows.sort_values(SORT_COLUMNS)):
-        texts = [format_setting(row[name]) for name in [*varying, "strategy", "gpus"]]
-        texts += [*(show(row) for show in figures.values()), to_text(row["stopped_by"])]
-        rows.append(Row([Cell(text) for text in texts], get_tags(row)))
-    columns = [*varying, "strategy", "gpus", *figures, "stopped by"]
-    return Table("training-rows", "Trainings", columns, rows, frozenset(["gpus", *figures]))
 
 
 def select_figure_columns(frame: pd.DataFrame) -> dict[str, CellMaker]:

@@ -220,7 +220,10 @@ def srun_command(
     command += ["--cpu-bind=none", "--kill-on-bad-exit=0"]  # ranks pin themselves, and report their failures themselves
     if strategy.launcher == "mpi" and slurm.mpi != "mpirun":
         command.append(f"--mpi={slurm.mpi}")
-    for name, value in parse_options(slurm.srun, "hardware.slurm.srun", RESERVED_STEP_OPTIONS).items():
+    options = parse_options(slurm.srun, "hardware.slurm.srun", RESERVED_STEP_OPTIONS)
+    if spec.device == "cuda" and "gpu-bind" not in options:  # a rank that saw one GPU could not take its own by number
+        command.append("--gpu-bind=none")
+    for name, value in options.items():
         command.append(f"--{name}" if value is True else f"--{name}={value}")
     command += container_options(spec, folder)
     return [*command, *python_command(spec, folder), "-m", RANK_AGENT, str(folder.absolute()), module]

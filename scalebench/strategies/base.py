@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
-from scalebench.core.errors import InputError, unknown_name_message
+from scalebench.core.errors import InputError, suggest_names, unknown_name_message
 from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.core.result import Profile, StageRecord
 from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
@@ -299,7 +299,7 @@ def check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) 
     """Raise InputError for an unknown key, with the nearest one, or for a value of another type than its default."""
     for key, value in options.items():
         if key not in defaults:
-            raise InputError(unknown_name_message(f"option of strategy '{name}'", key, defaults))
+            raise InputError(f"strategy {name} has no option '{key}'; {suggest_names(key, defaults)}")
         default = defaults[key]
         if not _matches_default(value, default):
             raise InputError(

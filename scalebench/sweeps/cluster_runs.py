@@ -33,8 +33,13 @@ class UserDetached(KeyboardInterrupt):
 
 def is_submitted(spec: RunSpec) -> bool:
     """Return whether this run becomes a job. Within an allocation, and where it is unsupported, it does not."""
+    return spec.can_start and is_for_cluster(spec)
+
+
+def is_for_cluster(spec: RunSpec) -> bool:
+    """Return whether this run is one for a scheduler, and not within an allocation already."""
     hardware = spec.config.hardware
-    return hardware.scheduler == "slurm" and not hardware.this_machine and spec.can_start and not in_allocation()
+    return hardware.scheduler == "slurm" and not hardware.this_machine and not in_allocation()
 
 
 def is_one_job(specs: Sequence[RunSpec]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec
 from scalebench.core.sweep_file import SweepRecord, join_labels
-from scalebench.core.untrusted import clean_line, clean_text, find_run_file
+from scalebench.core.untrusted import clean_line, clean_text
 from scalebench.measure.progress import RankProgress, read_progress
 from scalebench.sweeps.pace import read_pace
 from scalebench.sweeps.time_estimate import TimeEstimate, estimate_left_s, format_about, format_range
@@ -172,19 +171,20 @@ class Console:
             self.print_line(f"{line} ...")
             yield
 
-    def print_outcome(self, result: Result, folder: Path) -> None:
-        """Print one line for a run that is not ok, or that searched for its largest batch; others are in the table."""
-        if result.quality.max_batch is not None and result.status == "ok":
-            from scalebench.report.terminal import describe_largest_batch
+    def print_outcome(
+        self,
+        result: Result,
+        folder: Path,
+        place: tuple[int, int] = (1, 1),
+        settings: Sequence[str] = (),
+        note: str = "",
+    ) -> None:
+        """Print one line for a run that has ended: its figure, or why it has none. `place` is its number in the sweep,
+        and the number of all runs; `settings` tell it from others; `note` replaces the seconds that it took."""
+        from scalebench.report.terminal import make_outcome_line
 
-            return self.print_line(describe_largest_batch(result))
-        if result.status == "ok":
-            return None
-        log = f" (log: {folder / result.log})" if result.log and find_run_file(folder, result.log) else ""
-        self.print_line(f"{result.scale.strategy} gpus={result.scale.gpus}: {result.status}: {result.reason}{log}")
-
-    def print_skipped(self, result: Result, number: int, planned: int) -> None:
-        self.print_line(f"[{number}/{planned}] {result.scale.strategy} gpus={result.scale.gpus}: done before, kept")
+        head = f"[{place[0]}/{place[1]}]" if place[1] > 1 else ""
+        self._print_part(make_outcome_line(result, folder, head, settings, note))
 
     def print_left_out(self, record: SweepRecord) -> None:
         """Print which runs a sweep had no time for, and how to continue it."""
@@ -336,22 +336,6 @@ class Console:
             if self._queue_status is not None:
                 self._queue_status.start()
 
-    def print_sweep_script(self, specs: Sequence[RunSpec], folder: Path) -> None:
-        """Print the batch script that a sweep would be submitted as."""
-        from scalebench.slurm import submit
-
-        self.print_line("\nthis sweep as one job, submitted with sbatch:\n")
-        self.print_line(submit.render_sweep_script(specs, folder))
-
-    def print_script(self, spec: RunSpec, folder: Path) -> None:
-        """Print the batch script that a run would be submitted as, and the command in it that starts its ranks."""
-        from scalebench.slurm import resources, submit
-
-        self.print_line(f"\n{spec.label}{format_repeat(spec)}, submitted with sbatch:\n")
-        self.print_line(submit.render_script(spec, folder))
-        self.print_line("ranks, from within the job:\n")
-        self.print_line(f"{shlex.join(resources.srun_command(spec, folder))}\n")
-
 
 def _read_answer(question: str) -> str:
     """Print a question and return the line typed in answer; empty at the end of input."""
@@ -402,7 +386,7 @@ def _describe_pace(ranks: list[RankProgress], spec: RunSpec | None, now_s: float
     """Return `a step takes 12 s` of slow steps, and `about 3 min left`; less where it is unknown or nearly over."""
     step_s = min(ranks, key=lambda progress: progress.rank).step_s if ranks else None
     left_s = None if spec is None else estimate_left_s(spec, ranks, time.time() if now_s is None else now_s)
-    slow = [f"a step takes {step_s:.2g} s"] if step_s is not None and step_s >= SLOW_STEP_S else []
+    slow = [f"a step takes {_format_step_s(step_s)} s"] if step_s is not None and step_s >= SLOW_STEP_S else []
     return slow + ([f"{format_about(left_s)} left"] if left_s is not None and left_s >= MIN_SHOWN_LEFT_S else [])
 
 
@@ -410,7 +394,11 @@ def _describe_slow_steps(step: StepEstimate | None) -> str:
     """Return `a step takes 3 to 12 s, ` of a planned run where that decides how long it takes."""
     if step is None or not step.is_slow:
         return ""
-    return f"a step takes {step.low_s:.2g} to {step.high_s:.2g} s, "
+    return f"a step takes {_format_step_s(step.low_s)} to {_format_step_s(step.high_s)} s, "
+
+
+def _format_step_s(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
 
 
 def describe_cohort(progress: CohortProgress) -> str:

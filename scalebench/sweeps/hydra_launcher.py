@@ -109,13 +109,12 @@ class SweepLauncher(Launcher):
             for n, run in enumerate(planned, first)
             if run.earlier is None
         ]
-        self.session.planned = len(planned)
         arguments = [*self.session.arguments, f"hydra.sweep.dir={sweep_dir}"]
         console, resume = self.session.console, self._config.resume
         mark_folder = partial(Sweep(sweep_dir, self.session.arguments, None).add_planned, planned, first)
         try:
             for run, result in cluster_runs.follow_sweep(requests, sweep_dir, arguments, console, resume, mark_folder):
-                console.print_outcome(result, run.folder)
+                console.print_outcome(result, run.folder, (len(self.session.done) + 1, len(planned)))
                 self.session.done.append(result)
         finally:
             if self.session.done:

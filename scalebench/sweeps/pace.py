@@ -60,12 +60,12 @@ class StepEstimate:
 
     @property
     def is_slow(self) -> bool:
-        """Whether steps may be so long that their number, and not the time limits, decides how long a run takes."""
+        """True where steps may be so long that their number, not the time limits, decides how long a run takes."""
         return self.high_s >= 1.0
 
     @property
     def is_guess(self) -> bool:
-        """Whether no run on this machine has shown its pace."""
+        """True where no run on this machine has shown its pace."""
         return self.start_s is None
 
 

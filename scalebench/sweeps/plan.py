@@ -234,6 +234,17 @@ def find_earlier_results(root: Path) -> dict[tuple[str, int], Path]:
     return {key: folder for key, (_, folder) in latest.items()}
 
 
+def find_swept_keys(planned: Sequence[SweepRun]) -> set[str]:
+    """Return the keys of which runs were planned with several values, without strategy, gpus and repeat: these and the
+    other keys tell two runs of a sweep apart."""
+    values: dict[str, set[str]] = {}
+    for run in planned:
+        for override in run.overrides:
+            key, _, value = override.lstrip("+").partition("=")
+            values.setdefault(key, set()).add(value)
+    return {key for key, several in values.items() if len(several) > 1} - {"strategy", "gpus", "repeat"}
+
+
 def compute_exit_status(done: Sequence[Result], strict: bool = False) -> int:
     """Return 0 where a run is ok and all others are ok or unsupported; with `strict`, only where all are ok.
 

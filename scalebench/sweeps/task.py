@@ -30,12 +30,12 @@ from scalebench.core.sweep_file import MULTIRUN_FILE, refuse_foreign_sweep_folde
 from scalebench.measure.progress import RankProgress
 from scalebench.report.tables import write_tables
 from scalebench.runner.parent import UnwrittenResult, claim_run_folder, refuse_folder_with_result, run_spec
-from scalebench.sweeps import cluster_runs
+from scalebench.sweeps import cluster_runs, job_plan
 from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.execute import Sweep
 from scalebench.sweeps.pace import record_pace
-from scalebench.sweeps.plan import SweepRun, compute_exit_status
+from scalebench.sweeps.plan import SweepRun, compute_exit_status, find_swept_keys
 from scalebench.sweeps.time_estimate import estimate_left_s
 from scalebench.workloads import datasets
 
@@ -56,8 +56,9 @@ class SweepSession:
         self.arguments = list(arguments)  # of the command line
         self.console = Console()
         self.done: list[Result] = []  # here, since Hydra drops what a task function returns
-        self.planned = 1
+        self._planned = 1  # without the baselines that a sweep repeats
         self._launched = False  # the processes of a run, of which nothing may be in `done` yet
+        self._swept_keys: set[str] = set()  # those in which planned runs differ, but for strategy, devices and repeat
         self.sweep: Sweep | None = None  # from begin_sweep to end_sweep
         self.collected: dict[Path, Result] = {}  # by folder: results of runs that a scheduler has done
         self.not_in_turns: set[Path] = set()  # folders of runs that could not take turns with the others
@@ -90,11 +91,11 @@ class SweepSession:
             raise InputError("a sweep of scalebench needs its own launcher: leave out hydra/launcher")
         if folder.absolute() in self.collected:
             result = self.collected[folder.absolute()]
-            self.console.print_outcome(result, folder)
+            self._print_outcome(result, folder)
             record_pace(result)
         elif (folder / RESULT_FILE).exists() and composed.resume:
             result = read_result(folder / RESULT_FILE)
-            self.console.print_skipped(result, len(self.done) + 1, self.planned)
+            self._print_outcome(result, folder, "done before, kept")
         else:
             spec = resolve(to_config(composed))
             if folder.absolute() in self.not_in_turns:
@@ -103,11 +104,20 @@ class SweepSession:
                 self.show_plan([SweepRun([], spec)], several=False)
                 return
             result = self._measure(spec, folder, composed.resume)
-            self.console.print_outcome(result, folder)
+            self._print_outcome(result, folder)
             record_pace(result)
         self.done.append(result)
         if single:
             self._print_single(folder)
+
+    def _count_planned(self) -> int:
+        """Return the number of runs, also of a sweep that has planned its baselines once more."""
+        return self._planned if self.sweep is None else max(self._planned, len(self.sweep.record.runs))
+
+    def _print_outcome(self, result: Result, folder: Path, note: str = "") -> None:
+        pairs = [override.lstrip("+").partition("=")[::2] for override in HydraConfig.get().overrides.task]
+        settings = [f"{key.rpartition('.')[2]}={value}" for key, value in pairs if key in self._swept_keys]
+        self.console.print_outcome(result, folder, (len(self.done) + 1, self._count_planned()), settings, note)
 
     def _print_single(self, folder: Path) -> None:
         try:
@@ -122,10 +132,12 @@ class SweepSession:
             return cluster_runs.run_single(spec, folder.absolute(), self.console, resume)
         sweep = self.sweep
         if sweep is None:
-            with self.console.show_progress(spec, len(self.done) + 1, self.planned) as on_look:
+            with self.console.show_progress(spec, len(self.done) + 1, self._count_planned()) as on_look:
                 self._launched = True
                 return run_spec(spec, folder, on_look, lock=self._lock)
-        with self.console.show_progress(spec, len(self.done) + 1, self.planned, sweep.format_time_left) as on_look:
+        with self.console.show_progress(
+            spec, len(self.done) + 1, self._count_planned(), sweep.format_time_left
+        ) as on_look:
 
             def look(ranks: list[RankProgress]) -> None:
                 sweep.update_time_left(estimate_left_s(spec, ranks, time.time()))
@@ -138,7 +150,8 @@ class SweepSession:
         """Yield (number, result) of each of these runs that could be done side by side."""
         time_left = self.sweep.format_time_left if self.sweep is not None else str
         self._launched = True
-        with self.console.show_cohort(len(self.done) + 1, len(runs), self.planned, time_left) as on_progress:
+        number, planned = len(self.done) + 1, self._count_planned()
+        with self.console.show_cohort(number, len(runs), planned, time_left) as on_progress:
             cohort = Cohort(runs, on_progress)
             yield from cohort.run()
         for error in cohort.unwritten:
@@ -151,15 +164,22 @@ class SweepSession:
 
     def show_plan(self, planned: Sequence[SweepRun], several: bool) -> None:
         """Print what would be run, in a sweep (`several`) or as a single run."""
-        self.console.print_plan([(run.spec, run.added) for run in planned])
-        if several and cluster_runs.is_one_job([run.spec for run in planned]):
-            specs = [run.spec for run in planned if run.spec.can_start]
-            self.console.print_sweep_script(specs, self._planned_folder("0").parent)
+        on_cluster = [n for n, run in enumerate(planned) if cluster_runs.is_for_cluster(run.spec)]
+        local = [run for n, run in enumerate(planned) if n not in on_cluster or not several]
+        if local:
+            self.console.print_plan([(run.spec, run.added) for run in local])
+        if several and on_cluster:
+            job_plan.print_jobs(self.console, [(planned[n].spec, planned[n].added) for n in on_cluster])
+        jobs = [n for n in on_cluster if planned[n].spec.can_start]
+        specs = [planned[n].spec for n in jobs]
+        if not specs:
             return
-        for number, run in enumerate(planned):
-            hardware = run.spec.config.hardware
-            if hardware.scheduler == "slurm" and not hardware.this_machine:
-                self.console.print_script(run.spec, self._planned_folder(str(number) if several else None))
+        job_plan.print_remote_note(self.console, specs)
+        if several and cluster_runs.is_one_job([run.spec for run in planned]):
+            job_plan.print_sweep_script(self.console, specs, self._planned_folder("0").parent)
+        else:
+            folders = [self._planned_folder(str(n) if several else None) for n in jobs]
+            job_plan.print_largest_script(self.console, specs, folders)
 
     def _planned_folder(self, number: str | None) -> Path:
         """Return the folder that a planned run would get; in a dry run Hydra itself gets a temporary one."""
@@ -199,9 +219,10 @@ class SweepSession:
         if self.sweep is None:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(folder)
-            self.planned, self._new_folders = 0, []
+            self._planned, self._new_folders = 0, []
             self.sweep = Sweep(folder, self.arguments, max_minutes, report)
-        self.planned += len(planned)
+        self._planned += len(planned)
+        self._swept_keys |= find_swept_keys(planned)
         self.console.print_open_ports([run.spec for run in planned])
         return self.sweep
 
@@ -239,6 +260,7 @@ class SweepSession:
         record = sweep.record
         if len(record.left_out) == len(record.runs):
             raise InputError(f"not one run fits into sweep.max_minutes={record.max_minutes:g}")
+        self.console.print_line("")
         survey = self.console.print_table([sweep.folder])
         write_tables(sweep.folder, survey)
         try:

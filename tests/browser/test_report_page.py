@@ -224,8 +224,9 @@ def test_the_answer_is_seen_without_scrolling(
 def test_the_first_page_of_paper_has_the_answer_and_two_charts(browser: Chrome, tmp_path: Path) -> None:
     open_page(browser, write_real_page(tmp_path), dark=True)
     before = browser.execute_script("return document.querySelectorAll('details[open]').length")
-    set_width(browser, 703)  # A4 without margins of 12 mm
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    set_width(browser, 703, dark=True)  # A4 without margins of 12 mm
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": features})
     browser.execute_script("beforePrint()")
     answer = browser.execute_script("return document.getElementById('answer').getBoundingClientRect().bottom")
     assert answer < 1000, "A4 has 1032 pixels"

@@ -47,7 +47,7 @@ def test_switches_may_be_anywhere(words: list[str], switches: list[str], overrid
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--mutlirun"], "unrecognized arguments: --mutlirun; --hydra-help lists the switches"),
+        (["--mutlirun"], "no option '--mutlirun'; did you mean '--multirun'?"),
         (["--cfg", "jobs"], "argument --cfg/-c: invalid choice: 'jobs' (choose from "),
         (["-p"], "argument --package/-p: expected one argument; --hydra-help lists the switches"),
     ],

@@ -175,7 +175,7 @@ def test_an_unsupported_run_alone_is_a_result_and_status_1(call: Call) -> None:
     message = json.loads(Path("here/result.json").read_text())
     assert message["status"] == "unsupported" and message["ranks"] == []
     assert message["reason"].startswith("hardware=alpha is another machine (8 x A100 SXM4 40GB a node, behind slurm)")
-    assert f"horovod_nccl gpus=8: unsupported: {message['reason']}" in out
+    assert f"- horovod_nccl 8 devices  unsupported: {message['reason']}" in out
 
 
 @pytest.mark.parametrize(("strict", "expected"), [("false", 0), ("true", 1)])
@@ -189,7 +189,7 @@ def test_an_unsupported_run_of_a_sweep_is_a_row_unless_strict(call: Call, strict
 def test_a_failed_run_is_a_result_and_status_1(call: Call, tmp_path: Path) -> None:
     status, out, err = call(*SHORT, "gpus=1", "strategy.options.fault=raise", "hydra.run.dir=here")
     assert (status, err) == (1, [])
-    assert f"simulated gpus=1: failed: RuntimeError: failed as configured (log: {tmp_path}/here/rank0.log)" in out
+    assert f"✗ simulated 1 device  failed: RuntimeError: failed as configured (log: {tmp_path}/here/rank0.log)" in out
     assert "failed as configured" in Path("here/rank0.log").read_text()
 
 

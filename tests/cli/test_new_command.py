@@ -125,7 +125,9 @@ def test_folders(tmp_path: Path) -> None:
     assert refused("strategy", "mine").startswith("scalebench-mine is there already; take another name")
     assert (tmp_path / "scalebench-mine/README.md").read_text() == kept
     assert refused("model", "mine").startswith("new makes a strategy or hardware, not 'model'")
-    assert "usage: scalebench new [-h] [--into FOLDER] strategy NAME" in refused("strategy")
+    assert "the following arguments are required: NAME; usage: scalebench new [-h] [--into FOLDER]" in refused(
+        "strategy"
+    )
     assert refused("strategy", "a" * 300).endswith("File name too long; take another place with --into=FOLDER")
 
 

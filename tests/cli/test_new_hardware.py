@@ -1,4 +1,4 @@
-"""`scalebench new hardware NAME`: the YAML of a partition, from answers of SLURM, composes and becomes a job."""
+"""`scalebench new hardware NAME`: the YAML of a partition, from answers of a fake SLURM, composes and becomes a job."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def runs() -> None:
 
 def rows(out: str) -> list[list[str]]:
     """(strategy, gpus) of each row."""
-    return [line.split()[:2] for line in out.splitlines() if line.split()[:1] == ["ddp"]]
+    return [line.split()[1:3] for line in out.splitlines() if line[:1].isdigit()]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,8 @@ def test_details_of_one_run_or_of_each(
         (["a", "--all"], "show: no option '--all'; known: "),
         (["a", "--baseline"], "show: argument --baseline: expected one argument"),
         (["a", "--detail"], "show: no option '--detail'; did you mean '--details'?"),
+        (["a", "--run", "3"], "show: no run 3; the table has runs 1 to 2\n"),
+        (["a", "--run", "x"], "show: argument --run: invalid int value: 'x'; usage: "),
         (["nowhere"], "no result.json at or below nowhere; give the folder of a run or a sweep\n"),
         (["a", "--baseline", "ddp-3-0"], "no folder or file ddp-3-0, and no run 'ddp-3-0'; did you mean 'ddp-2-0'?\n"),
         (["c"], "c/result.json is no whole JSON file"),  # nothing that can be read
@@ -101,11 +103,26 @@ def test_a_baseline_has_a_column_that_names_it(capsys: pytest.CaptureFixture[str
     for baseline in ("ddp-2-0", "a/1"):
         assert main(["show", "a", "b", "--baseline", baseline]) == 0
         out, err = capsys.readouterr()
-        assert "speedup over ddp gpus=2 on cpu" in out and err == ""
-        one, two, _ = (line.split() for line in out.splitlines() if line.split()[:1] == ["ddp"])
+        assert "speedup and efficiency over ddp gpus=2 on cpu" in out and err == ""
+        one, two, _ = (line.split() for line in out.splitlines() if line.split()[1:2] == ["ddp"])
         assert "0.50" in one and "1.00" in two
+    assert main(["show", "a", "--wide", "--baseline", "ddp-2-0"]) == 0
+    assert "baseline: ddp gpus=2 on cpu" in capsys.readouterr().out.splitlines()
     assert main(["show", "a"]) == 0
-    assert "speedup over" not in capsys.readouterr().out
+    assert "over ddp gpus" not in capsys.readouterr().out
+
+
+def test_one_run_by_its_number_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of several repeats the first, with the folders of the others."""
+    for repeat in (1, 2):
+        Path(f"a/again{repeat}").mkdir()
+        again = record(gpus=2, repeat=repeat, started_at=f"2026-01-0{repeat + 1}T00:00:00+00:00")
+        write_result(again, Path(f"a/again{repeat}"))
+    assert main(["show", "a", "b", "--run", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "a/1: ddp gpus=2" and lines[-1] == "2 more repeats: a/again1, a/again2"
+    assert main(["show", "a", "b", "--run", "3"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["✗ ddp 4 devices  failed: failed as configured"]
 
 
 def test_a_file_that_cannot_be_read_is_named_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:

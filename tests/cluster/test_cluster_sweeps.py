@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,13 @@ def test_the_record_tells_of_the_job(rows: dict[Case, Result], shared_program: P
 
 
 def test_one_table_tells_the_nodes(done: Done) -> None:
-    (heads,) = [line.split() for line in done.out.splitlines() if line.split()[:1] == ["strategy"]]
-    assert heads[:3] == ["strategy", "gpus", "nodes"]
-    firsts = [line.split()[:3] for line in done.out.splitlines()]
-    rows = [words for words in firsts if len(words) == 3 and words[0] in BACKENDS and words[1].isdigit()]
-    assert rows == [[name, str(gpus), str(nodes)] for name in sorted(BACKENDS) for gpus, nodes in NODES.items()]
+    """In its footnotes."""
+    notes = {mark: int(nodes) for mark, nodes in re.findall(r"^([a-z]+) on (\d+) nodes$", done.out, re.MULTILINE)}
+    rows = re.findall(r"^\d+ +(\w+) +(\d+) .* ok((?: [a-z]+)*)$", done.out, re.MULTILINE)
+    actual = [
+        (name, int(gpus), max((notes.get(mark, 1) for mark in marks.split()), default=1)) for name, gpus, marks in rows
+    ]
+    assert actual == [(name, gpus, nodes) for name in sorted(BACKENDS) for gpus, nodes in NODES.items()]
 
 
 def test_the_sweep_leaves_its_files(done: Done, shared_program: Program) -> None:

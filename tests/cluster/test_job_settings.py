@@ -54,6 +54,16 @@ def test_setup_lines_and_options_take_effect(program: Program) -> None:
     assert "Comment=words of mine" in program.cluster.slurm("scontrol", "show", "job", job)
 
 
+def test_a_yaml_written_from_what_slurm_says_runs(program: Program) -> None:
+    words = ["new", "hardware", "mine", "--partition", "main", "--cpu", "--bin", str(program.cluster.bin)]
+    command = [sys.executable, "-m", "scalebench", *words]
+    subprocess.run(command, cwd=program.folder, env=program.environment, timeout=60, check=True)
+    found = row(program, f"--config-dir {program.folder} hardware=mine strategy=simulated gpus=2")
+    assert (found.status, found.scale.nodes, found.scale.hardware) == ("ok", 2, "mine")
+    slurm = found.spec["hardware"]["slurm"]
+    assert (slurm["partition"], slurm["time_minutes"], slurm["exclusive"]) == ("main", 60, True)
+
+
 def test_options_of_the_step_take_effect(program: Program) -> None:
     found = row(program, """strategy=simulated gpus=4 hardware.slurm.srun='["--no-such-option"]'""", status=1)
     assert found.status == "failed" and "no-such-option" in (found.reason or ""), found.reason

@@ -36,7 +36,7 @@ KINDS = {
 OF_SOME = {
     "model": {"torch", "keras", "code_digest"},
     "dataset": {"builder", "options", "code_digest", "requested_size"},
-    "strategy": {"approximate", "tolerance", "choices", "at_least"},
+    "strategy": {"approximate", "exact_with", "tolerance", "choices", "at_least"},
 }
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
 IN_GROUPS = [path for path in FILES if path.parent.name in KINDS]

@@ -37,7 +37,7 @@ def message(*words: str) -> str:
     ("words", "line"),
     [
         (["gpu=1"], "no key 'gpu'; did you mean 'gpus'?"),
-        (["zzz=1"], f"no key 'zzz'; known: {TOP}, strict, sweep, train"),
+        (["zzz=1"], f"no key 'zzz'; known: {TOP}, sweep, train"),
         (["train.lerning_rate=1"], "no key 'train.lerning_rate'; did you mean 'train.learning_rate'?"),
         (["train.zzzzzz=1"], f"no key 'train.zzzzzz'; known: {TRAIN}"),
         (["~train.optimiser"], "no key 'train.optimiser'; did you mean 'train.optimizer'?"),

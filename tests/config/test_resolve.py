@@ -73,7 +73,7 @@ def test_batches_that_leave_a_device_without_samples(changes: dict[str, Any], me
         ({"strategy__name": "mirorred"}, "no strategy 'mirorred'; did you mean 'mirrored'?"),
         (
             {"strategy__options": {"stepp_s": 1.0}},
-            "no option of strategy 'simulated' 'stepp_s'; did you mean 'step_s'?",
+            "strategy simulated has no option 'stepp_s'; did you mean 'step_s'?",
         ),
         ({"strategy__options": {"step_s": "x"}}, "strategy.options.step_s='x' should be float, as its default 0.001"),
         (

@@ -139,7 +139,7 @@ print(main(["strategy=my_strategy", "strategy.options.mode=1"]))
     done = python(code)
     assert done.stderr.splitlines() == [
         "scalebench: no strategy 'my_strategi'; did you mean 'my_strategy'?",
-        "scalebench: no option of strategy 'my_strategy' 'mod'; did you mean 'mode'?",
+        "scalebench: strategy my_strategy has no option 'mod'; did you mean 'mode'?",
         "scalebench: strategy.options.mode=1 should be str, as its default 'fast'",
     ]
     assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["0", "2", "2", "2"]

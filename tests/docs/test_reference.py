@@ -48,8 +48,8 @@ def test_each_strategy_once() -> None:
 
 def test_options_are_those_of_the_strategies_of_their_section() -> None:
     sections = dict(SECTION.findall(read("strategies.md")))
-    for heading in docs.KINDS:
-        text = sections[heading]
+    assert len(sections) > 5
+    for heading, text in sections.items():
         strategies, _, options = text.partition("| `strategy.options.` |")
         names = set(names_of(strategies)) - {"simulated"}
         expected = {option for name in names for option in strategy_option_defaults(name)}
@@ -85,16 +85,11 @@ def test_every_column_is_described() -> None:
     assert set(COLUMN_DESCRIPTIONS) == set(FRAME_COLUMNS) - limits
 
 
-def test_comments_of_a_yaml(tmp_path: Path) -> None:
+def test_a_key_that_holds_others_stands_before_them(tmp_path: Path) -> None:
     path = tmp_path / "some.yaml"
-    path.write_text(
-        "# Header. More.\n# package\nname: x\nkind: a # a or b;\n#       or c\nstop:\n"
-        "  # half a\n  seconds: null # minute\n  steps: 1\nlater: 2\n"
-    )
-    assert docs.read_header(path) == "Header"
+    path.write_text("# Header.\nkind: a # a or b\nstop: # half\n  seconds: null # minute\n  steps: 1\n")
     assert docs.read_keys(path) == [
-        ("name", "x", ""), ("kind", "a", "a or b; or c"), ("stop", "", ""), ("stop.seconds", "null", "half a minute"),
-        ("stop.steps", "1", ""), ("later", "2", ""),
+        ("kind", "a", "a or b"), ("stop", "", "half"), ("stop.seconds", "null", "minute"), ("stop.steps", "1", ""),
     ]  # fmt: skip
 
 

@@ -144,8 +144,8 @@ def check_rows(
     for name, fault in faults.items():
         folder, row = actual[name]
         assert (row["status"], row["reason"]) == ("failed", fault.reason)
-        head = f"{name} gpus=1: failed: {fault.reason}"
-        (reported,) = [line for line in done.stdout.splitlines() if line.startswith(head)]
+        head = f"{name} 1 device  failed: {fault.reason}"
+        (reported,) = [line for line in done.stdout.splitlines() if f"] {head}" in line]
         assert (row["log"] is None) == (fault.logged is None)
         if fault.logged is not None:
             log = (folder / row["log"]).read_text()

@@ -66,7 +66,7 @@ FAULTS = (
     _rank_fault("hang", "a rank waits for ever", _HANGS, bound_s=60.0),
     _rank_fault("oom", "a rank runs out of memory", Expected("oom", 1, "{where}out of memory")),
     _rank_fault(
-        "unsupported", "a rank finds that it cannot run here", Expected("unsupported", 0, "unsupported as configured"),
+        "unsupported", "a rank finds that it cannot run here", Expected("unsupported", 1, "unsupported as configured"),
         phases=(SETUP,),
     ),
     _rank_fault(  # it can write no record, so that another rank that lost it may be named; at the end close() frees one

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 import pandas as pd
-from rich.console import Console
-from rich.table import Table as RichTable
 
 from scalebench.core.result import Result
 from scalebench.report.document import Block, Chart, Paragraph, Section, Series, Table, Verdict
 from scalebench.report.report_data import ReportData, load_report_data
+from scalebench.report.terminal_table import RunTable
 from tests.builders import sweeps
 
 BlockType = TypeVar("B", Chart, Table, Paragraph)
@@ -90,11 +88,11 @@ def cell_texts(table: Table) -> list[list[str]]:
     return [[cell.text for cell in row.cells] for row in table.rows]
 
 
-def render_table(table: RichTable, width: int = 160) -> str:
-    """Render the table without colour, with lines stripped at their end."""
-    console = Console(width=width, record=True, color_system=None, file=io.StringIO())
-    console.print(table)
-    return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
+def show_table(frame: pd.DataFrame, width: int = 80, baseline_name: str | None = None, wide: bool = False) -> str:
+    """Return the terminal's table of these runs, and that of their trainings, without colour."""
+    table = RunTable(frame, baseline_name)
+    lines = [*table.list_lines(width, wide=wide), *table.list_training_lines(width, wide)]
+    return "".join(f"{line.plain}\n" for line in lines)
 
 
 def to_float(value: Any) -> float | None:

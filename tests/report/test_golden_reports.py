@@ -124,7 +124,7 @@ def test_a_section_is_left_out_where_it_has_nothing_to_say(tmp_path: Path) -> No
 
 
 def test_parts_of_a_section_have_headings_and_charts_of_one_device_count_are_left_out(tmp_path: Path) -> None:
-    """A report has at most 13 headings, whatever was measured."""
+    """A report has at most 14 sections, whatever was measured."""
     sweeps.write_results(tmp_path, [sweeps.run(name, 2) for name in ("ddp_gloo", "horovod_gloo")])
     made = {section.id: section for section in make_sections(load_report_data([tmp_path]))}
     headings = [block.text for block in made["step"].blocks if isinstance(block, Paragraph) and block.kind == "heading"]

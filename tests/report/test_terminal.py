@@ -214,6 +214,16 @@ def test_text_is_no_markup_and_numbers_stand_to_the_right() -> None:
     assert [line.strip() for line in shown if "x" in line or "y" in line] == ["[bold]x      1", "y        1,000"]
 
 
+def test_no_word_and_no_figure_of_a_table_is_cut() -> None:
+    out = RichConsole(file=io.StringIO(), width=30, color_system=None)
+    rows = [Row([Cell("gloo:all_reduce"), Cell("2,000 samples/s [1,989, 2,011]"), Cell("a remark of several words")])]
+    out.print(
+        make_rich_table(Table("id", "", ["operation", "figure", "remark"], rows, frozenset(["figure"]))), crop=False
+    )
+    shown = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "gloo:all_reduce  2,000 samples/s [1,989, 2,011]  a" in shown and "…" not in shown
+
+
 def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweeps.write_results(tmp_path, make_pairs())
     Console().print_table([tmp_path])

@@ -10,14 +10,11 @@ import pytest
 
 from scalebench.analysis.load import frame_of_results
 from scalebench.core.result import CurvePoint, Quality, Result
-from scalebench.report.document import Table
 from scalebench.report.tables import write_tables
-from scalebench.report.terminal import make_rich_table
-from scalebench.report.training_tables import compute_losses, make_row_table, select_figure_columns
+from scalebench.report.training_tables import compute_losses, select_figure_columns
 from tests.builders.runs import rank, record
 from tests.builders.sweeps import run, training_run, write_results
-from tests.report.section_blocks import cell_texts, render_table
-from tests.report.test_tables import table_text
+from tests.report.section_blocks import show_table
 
 BARE = {"strategy": "bare_torch", "gpus": 1, "epoch_s": 4.0}
 ENDS = {"epochs": "3", "training": "6.00 s", "mse": "0.1", "gap": "0.05"}
@@ -30,26 +27,6 @@ def make_frame(*results: Result) -> pd.DataFrame:
 def row_cells(results: Sequence[Result], row: int = 0) -> dict[str, str]:
     frame = make_frame(*results)
     return {head: of(frame.to_dict("records")[row]) for head, of in select_figure_columns(frame).items()}
-
-
-def make_table(*results: Result) -> Table:
-    return make_row_table(make_frame(*results))
-
-
-def test_a_row_for_each_that_trained() -> None:
-    trainings = make_table(
-        training_run("bare_torch", 1), training_run(), run("ddp_gloo", 4), training_run("mirrored", status="failed")
-    )
-    assert [row[:2] for row in cell_texts(trainings)] == [["bare_torch", "1"], ["ddp_gloo", "2"]]
-    assert make_row_table(make_frame(record("ddp"), run("ddp_gloo", 2), training_run(status="failed"))) is None
-    assert cell_texts(trainings)[1][-1] == "target" and trainings.columns[:3] == ["strategy", "gpus", "epochs"]
-
-
-def test_a_window_of_usual_width_holds_it() -> None:
-    trainings = [training_run("bare_torch", 1, seed) for seed in (0, 1)] + [
-        training_run(gpus=2, seed=seed) for seed in (0, 1)
-    ]
-    assert "…" not in render_table(make_rich_table(make_table(*trainings)), 110)
 
 
 def test_metric_gap_time_and_speedup() -> None:
@@ -72,22 +49,21 @@ def test_a_target_that_was_not_reached_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "column"),
+    ("settings", "name"),
     [
         ({"learning_rate_rule": "sqrt", "base_batch": 10}, "learning_rate_rule"),
         ({"learning_rate": 0.5}, "learning_rate"),
         ({"weight_decay": 0.5}, "weight_decay"),
-        ({"schedule": "cosine"}, "train_options"),
+        ({"schedule": "cosine"}, "schedule"),
         ({"accumulate": 2}, "accumulate"),
         ({"seed": 1}, "seed"),
     ],
 )
-def test_settings_that_differ_are_columns(settings: dict[str, object], column: str) -> None:
-    changes = {"seed": 1} if column == "seed" else {"settings": settings}
+def test_settings_that_differ_are_shown(settings: dict[str, object], name: str) -> None:
+    changes = {"seed": 1} if name == "seed" else {"settings": settings}
     two = training_run(), training_run(run_id="other", **changes)
-    assert column in make_table(*two).columns and column in table_text(*two, width=250)
-    other = training_run(), training_run("mirrored")
-    assert column not in make_table(*other).columns and column not in table_text(*other, width=250)
+    assert f"{name}=" in show_table(make_frame(*two))
+    assert f"{name}=" not in show_table(make_frame(training_run(), training_run("mirrored")))
 
 
 def test_files_of_a_sweep_have_a_row_a_training(tmp_path: Path) -> None:

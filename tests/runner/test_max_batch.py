@@ -46,8 +46,7 @@ def test_the_result_is_that_of_the_largest_batch_that_fits(stand_in: Any, tmp_pa
     assert (row["max_batch_per_device"], row["memory_limit_bytes"], row["batch_per_device"]) == (97, 10**9, 97)
     assert len(tries) == 6
     assert terminal.describe_largest_batch(result) == (
-        "simulated gpus=2: the largest batch is 97 per device, 194 global; "
-        "102 does not fit within 1.00 GB a process (6 tries)"
+        "the largest batch is 97 per device, 194 global; 102 does not fit within 1.00 GB a process (6 tries)"
     )
 
 

@@ -48,7 +48,7 @@ def test_a_framework_finds_its_largest_batch(strategy: str, start: int, limit_by
     too_large = [each for each in found.trials if each.status == "oom"]
     assert max(fits) == found.batch_per_device < min(each.batch_per_device for each in too_large)
     assert all("out of memory" in str(each.reason) for each in too_large)
-    assert f"{strategy} gpus=2: the largest batch is {found.batch_per_device} per device" in said
+    assert f"{strategy} 2 devices  the largest batch is {found.batch_per_device} per device" in said
     assert all(each.rss_anon_bytes_max < limit_bytes for each in found.trials if each.rss_anon_bytes_max is not None)
     assert all(find_run_processes(each) == [] for each in try_folders(folder))
 

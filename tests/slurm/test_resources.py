@@ -169,6 +169,16 @@ class TestSrunCommand:
         assert further[-3:] == ["--overlap", "--label=yes", PYTHON], "further options come before the program"
         assert srun_command(run(1), FOLDER, "other.module")[-1] == "other.module"
 
+    @pytest.mark.gpu
+    def test_each_rank_sees_all_gpus_of_its_node(self) -> None:
+        """A rank takes its GPU by number; a site may bind each task to one GPU by default."""
+        on_gpus = run(4, GPU_NODES)
+        on_gpus.device = "cuda"
+        assert "--gpu-bind=none" in srun(on_gpus, FOLDER) and "--gpu-bind=none" not in srun(run(4), FOLDER)
+        closest = run(4, GPU_NODES, srun=["--gpu-bind=closest"])
+        closest.device = "cuda"
+        assert [option for option in srun(closest, FOLDER) if "gpu-bind" in option] == ["--gpu-bind=closest"]
+
     def test_more_ranks_than_cores(self) -> None:
         spec = run(2, {"cpus_per_node": 3}, {"processes": ROLES})
         assert "--overcommit" in srun(spec, FOLDER) and "--overcommit" not in srun(run(2), FOLDER)

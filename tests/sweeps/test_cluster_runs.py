@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import select
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -315,8 +316,45 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(call: Call) -> None:
     folder = next(line for line in out.splitlines() if "--output=" in line).partition("=")[2]
     assert folder.startswith(f"{Path('multirun/single').absolute()}/")
     assert "srun --nodes=2 --ntasks=4 --ntasks-per-node=2" in out and not Path("multirun").exists()
-    _, out, _ = call("--multirun", "gpus=1,4", "hydra.sweep.dir=s", "dry_run=true")
-    assert [line.rpartition("/s/")[2] for line in out.splitlines() if "--output=" in line] == ["0/job.log", "1/job.log"]
+
+
+def table_rows(out: str) -> dict[str, list[str]]:
+    """Return the numbers of each row of the table of jobs, by its run."""
+    rows = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines() if "gpus=" in line]
+    return {cells[0]: cells[1:] for cells in rows if len(cells) == 7}
+
+
+def test_the_plan_of_a_sweep_is_one_table_and_the_script_of_the_largest_job(call: Call) -> None:
+    words = ["strategy=simulated,bare_torch", "gpus=1,4", "measure.repeats=2", "hydra.sweep.dir=s", "baseline=none"]
+    status, out, _ = call("--multirun", *words, "dry_run=true")
+    assert (status, LocalCluster.seen) == (0, [])
+    assert table_rows(out) == {
+        "simulated gpus=1": ["2", "1", "1", "1", "-", "10"],
+        "simulated gpus=4": ["2", "2", "2", "1", "-", "10"],
+        "bare_torch gpus=1": ["2", "1", "1", "1", "-", "10"],
+    }
+    assert out.count("bare_torch gpus=4: unsupported: bare_torch runs on 1 device only") == 1
+    assert "6 jobs, 1.3 node-hours if each takes all of its minutes; nothing was submitted" in out
+    assert [line.rpartition("/s/")[2] for line in out.splitlines() if "--output=" in line] == ["1/job.log"]
+    assert "#SBATCH --nodes=2" in out.splitlines() and "The largest job; the others differ" in out
+
+
+@pytest.mark.parametrize(("words", "marks"), [([], ["0"]), (["hardware.slurm.one_job=true"], ["s"])])
+def test_a_plan_needs_neither_slurm_nor_the_packages_of_the_cluster(
+    call: Call, words: list[str], marks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scalebench.strategies.registry.missing_packages", list)
+    on_alpha = ["hardware=alpha", "hardware.slurm.bin=/nowhere", "dataset.size=5000"]
+    sweep = [*on_alpha, "strategy=ddp_nccl", "gpus=16", "baseline=none", *words]
+    status, out, _ = call("--multirun", *sweep, "hydra.sweep.dir=s", "dry_run=true")
+    assert status == 0 and "unsupported" not in out
+    assert table_rows(out) == {"ddp_nccl gpus=16": ["1", "2", "8", "6", "8", "62"]}
+    assert out.count("there is no sbatch here: the plan is for a login node of hardware=alpha") == 1
+    assert [line.split("/")[-2] for line in out.splitlines() if "--output=" in line] == marks
+    status, out, _ = call(*sweep, "dry_run=true")
+    assert status == 0 and "there is no sbatch here" in out and "unsupported" not in out
+    _, out, err = call(*sweep)  # which no run can be
+    assert "hardware=alpha is another machine" in out + err
 
 
 def test_a_running_job_keeps_its_folder(tmp_path: Path) -> None:

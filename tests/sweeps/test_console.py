@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from scalebench.core.errors import InputError
-from scalebench.core.result import CollectiveRecord, ProbeRecord, TransferRecord, write_result
+from scalebench.core.result import CollectiveRecord, Phases, ProbeRecord, TransferRecord, write_result
 from scalebench.core.sweep_file import PlannedRun, new_sweep_record
 from scalebench.measure.progress import ProgressFile, RankProgress
 from scalebench.runner.jobs import JobRequest, QueueState
@@ -98,21 +98,56 @@ def test_progress_is_described_by_rank_0(ranks: list[RankProgress], line: str) -
     assert describe_progress(ranks, spec, now_s=14.0) == line
 
 
-def test_a_run_that_is_not_ok_gets_a_line_and_its_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_has_ended_gets_a_line_with_its_figure_or_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     console, folder = Console(), Path("1")
     folder.mkdir()
     (folder / "rank0.log").touch()
-    console.print_outcome(record(), folder)
-    console.print_outcome(record(gpus=2, status="failed", block_s=None, reason="rank 1: [x] \x1b]0;broke"), folder)
-    console.print_outcome(record(status="failed", block_s=None, reason="elsewhere", log="/etc/passwd"), folder)
-    console.print_outcome(record(status="unsupported", block_s=None, reason="no GPU", log=None), folder)
-    console.print_skipped(record(gpus=2), 1, 4)
+    failed = {"status": "failed", "block_s": None}
+    repeated = record(gpus=2, repeat=1, spec={"measure": {"repeats": 3}}, cohort="c", phases=Phases(wall_s=13.7))
+    console.print_outcome(record(phases=Phases(wall_s=4.2)), folder, (1, 6))
+    console.print_outcome(repeated, folder, (2, 6), ["seed=1"])
+    console.print_outcome(training_run(), folder, (3, 6))
+    console.print_outcome(record(gpus=2, reason="rank 1: [x] \x1b]0;broke", **failed), folder, (10, 12))
+    console.print_outcome(record(reason="elsewhere", log="/etc/passwd", **failed), folder)
+    console.print_outcome(record(status="unsupported", block_s=None, reason="no GPU", log=None), folder, (4, 6))
+    console.print_outcome(record(gpus=2), folder, (5, 6), note="done before, kept")
     assert capsys.readouterr().out.splitlines() == [
-        "ddp gpus=2: failed: rank 1: [x] \ufffd]0;broke (log: 1/rank0.log)",
-        "ddp gpus=1: failed: elsewhere",
-        "ddp gpus=1: unsupported: no GPU",
-        "[1/4] ddp gpus=2: done before, kept",
+        "✓ [1/6] ddp 1 device  200 samples/s ± 0.6 %  4 s",
+        "✓ [2/6] ddp 2 devices seed=1, repeat 2 of 3  400 samples/s ± 0.6 %  14 s in turns",
+        "✓ [3/6] ddp_gloo 2 devices  1,708 samples/s ± 0.2 %  mse 0.1  5 s",
+        "✗ [10/12] ddp 2 devices  failed: rank 1: [x] \ufffd]0;broke (log: 1/rank0.log)",
+        "✗ ddp 1 device  failed: elsewhere",
+        "- [4/6] ddp 1 device  unsupported: no GPU",
+        "✓ [5/6] ddp 2 devices  400 samples/s ± 0.6 %  done before, kept",
     ]
+
+
+@pytest.mark.parametrize(("columns", "width"), [(None, 80), ("100", 100), ("wide", 80), ("0", 80)])
+def test_without_a_terminal_a_line_is_as_wide_as_columns_says(
+    columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert Console().rich.width == width
+
+
+@pytest.mark.parametrize(("variable", "is_plain"), [("", False), ("1", True)])
+def test_colours_are_for_terminals_that_want_them(
+    variable: str, is_plain: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweeps.write_results(Path("all"), [*(sweeps.run("bare_torch", 1, k) for k in range(3)),
+                                       *(sweeps.run("ddp_gloo", 2, k) for k in range(3))])  # fmt: skip
+    Console().print_table([Path("all")])
+    piped = capsys.readouterr().out
+    assert "\x1b" not in piped
+    for name, value in (("NO_COLOR", variable), ("TERM", "xterm-256color"), ("FORCE_COLOR", "1"), ("COLUMNS", "200")):
+        monkeypatch.setenv(name, value)
+    Console().print_table([Path("all")])
+    shown = capsys.readouterr().out
+    (winner,) = [line for line in shown.splitlines() if "ddp_gloo  " in line]
+    assert (winner.startswith("\x1b[1m2  ddp_gloo"), "\x1b[1;32mok" in winner) == (not is_plain,) * 2
+    assert [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()] == piped.splitlines()
 
 
 def test_the_plan_lists_each_run_and_the_time_of_all(
@@ -130,12 +165,12 @@ def test_the_plan_lists_each_run_and_the_time_of_all(
     assert last == "3 runs, about 21 to 41 s; nothing was started"
     slow = simulated_spec(measure={**measure, "warmup_max_s": 20.0, "evaluate": False})
     for start_s, guess in ((None, GUESSED_STEPS), (5.0, "")):
-        step = StepEstimate(3.0, 6.0, 12.0, start_s=start_s)
+        step = StepEstimate(3.0, 20.0, 123.0, start_s=start_s)
         monkeypatch.setattr(time_estimate, "estimate_step", lambda spec, pace, step=step: step)
         Console().print_plan([(slow, False)])
         line, last = capsys.readouterr().out.splitlines()
-        assert line.startswith("[1/1] simulated gpus=1: batch 10 per device, 10 global, a step takes 3 to 12 s, ")
-        assert last.endswith(f" s{guess}; nothing was started")
+        assert line.startswith("[1/1] simulated gpus=1: batch 10 per device, 10 global, a step takes 3 to 123 s, ")
+        assert last.endswith(f" min{guess}; nothing was started")
     monkeypatch.undo()
     Console().print_plan([(simulated_spec(gpus=2, measure={"search": "max_batch"}), False)])
     line = "[1/1] simulated gpus=2: the largest batch that fits, from 10 per device on"
@@ -198,7 +233,7 @@ def test_the_table_of_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     write_result(record(), tmp_path)
     Console().print_table([tmp_path])
     out: Any = capsys.readouterr().out
-    assert "speedup bare" in out and "ddp" in out
+    assert "efficiency" in out and "ddp" in out
     assert out.splitlines()[-1] == f"results: {tmp_path}"
     with pytest.raises(InputError):
         Console().print_table([tmp_path / "none"])
@@ -230,7 +265,7 @@ def test_a_table_of_trainings_summarizes_all_seeds(tmp_path: Path, capsys: pytes
     sweeps.write_results(tmp_path / "other", [training_run(), training_run("mirrored")])
     Console().print_table([tmp_path / "other"])
     out = capsys.readouterr().out
-    assert "time to target" in out and "of training" not in out  # one seed each: the table says it all
+    assert "time to" in out and "of training" not in out  # one seed each: the table says it all
 
 
 def queue(**parts: object) -> QueueState:

@@ -54,6 +54,8 @@ def test_a_sweep_adds_its_baselines_and_continues_after_a_failed_run(sweep: Swee
     assert ends == [(2, 0, "failed"), (2, 1, "failed"), (1, 0, "ok"), (1, 1, "ok")]
     assert frame.reason.iloc[0] == "rank 1: RuntimeError: failed as configured"
     assert "[1-4/4] 4 runs in turns ..." in out
+    end = r"(failed: rank 1: .*|[\d,]+ samples/s( ± [\d.]+ %)?  \d+ s in turns)"
+    assert len(re.findall(rf"^[✓✗] \[[1-4]/4\] simulated [12] devices? seed=[01]  {end}$", out, re.MULTILINE)) == 4
     assert frame.path.nunique() == 4 and {read_result(Path(path) / "result.json").cohort for path in frame.path} != {
         None
     }
@@ -71,7 +73,8 @@ def test_resume_keeps_successful_runs_and_repeats_others(sweep: Sweep) -> None:
 
     status, out, _ = sweep("gpus=2", *options, "resume=true")  # in the same folder
     again = rows()
-    assert status == 1 and "[1/2] simulated gpus=1: done before, kept" in out
+    assert status == 1 and re.search(r"^✓ \[1/2\] simulated 1 device  .*  done before, kept$", out, re.MULTILINE)
+    assert "✗ [2/3] simulated 2 devices  failed" in out or "✗ [3/3] simulated 2 devices  failed" in out
     assert again.run_id.iloc[0] == first.run_id.iloc[0]
     assert again.run_id.iloc[1] != first.run_id.iloc[1]
     cohorts = [read_result(Path(path) / "result.json").cohort for path in again.path]
@@ -104,7 +107,7 @@ def test_a_folder_in_use_or_of_a_finished_sweep_is_refused(sweep: Sweep) -> None
         (["gpus=1,0"], "gpus=0 should be at least 1"),
         (["strategy=simulated,mirorred"], "no strategy 'mirorred'; did you mean 'mirrored'?"),
         (["gpus=1,two"], "gpus=two should be a number of devices, or all"),
-        (["strategy.options.step=0.1,0.2"], "no option of strategy 'simulated' 'step'; did you mean 'step_s'?"),
+        (["strategy.options.step=0.1,0.2"], "strategy simulated has no option 'step'; did you mean 'step_s'?"),
         (["gpus=1,2", "dataset.size=100"], "75 training samples are fewer than one global batch of 150: "),
         (["gpus=interval(1,2)"], "an interval is for a search, not for a sweep: add --multirun hydra/sweeper=search"),
     ],
@@ -131,7 +134,10 @@ def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(
     assert program.main([*SHORT, "gpus=1", "measure.repeats=2", "measure.cool_down_s=0.2", "hydra.run.dir=s"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"\[1/2\] simulated gpus=1 repeat=0 \.\.\. \(about \d+ s of the sweep left\)", out[0])
-    assert out[1:3] == ["cooling down for 0.2 s ...", "[2/2] simulated gpus=1 repeat=1 ..."]
+    assert out[2:4] == ["cooling down for 0.2 s ...", "[2/2] simulated gpus=1 repeat=1 ..."]
+    for line, repeat in ((out[1], 1), (out[4], 2)):
+        head = rf"✓ \[{repeat}/2\] simulated 1 device, repeat {repeat} of 2"
+        assert re.fullmatch(rf"{head}  [\d,]+ samples/s( ± [\d.]+ %)?  \d+ s", line)
     first = rows()
     assert first.repeat.tolist() == [0, 1] and first.fingerprint.nunique() == 1
 
@@ -162,7 +168,7 @@ def test_an_unsupported_run_of_a_sweep_gets_its_result(sweep: Sweep) -> None:
     status, out, err = sweep("strategy=simulated,horovod_nccl", "gpus=1", "measure.cool_down_s=50")
     assert (status, err) == (0, "") and "cooling down" not in out
     assert rows().status.tolist() == ["ok", "unsupported"]
-    assert "horovod_nccl gpus=1: unsupported: horovod_nccl exchanges gradients over NCCL" in out
+    assert "horovod_nccl 1 device  unsupported: horovod_nccl exchanges gradients over NCCL" in out
 
 
 @pytest.mark.slow

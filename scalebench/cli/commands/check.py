@@ -21,14 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from scalebench.cli.commands.arguments import CommandParser
-from scalebench.config import resolve
-from scalebench.config.compose import compose_config
-from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error
 from scalebench.core import config_files
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import registry
-from scalebench.testing.dataset_contract import DATA_ONLY_OVERRIDES, dataset_overrides
 
 if TYPE_CHECKING:
     import pytest
@@ -131,6 +127,8 @@ def _find_subject(overrides: list[str]) -> tuple[str, str]:
 def list_contracts(subject: CheckSubject) -> list[ContractCase]:
     """List the contracts of a subject. Raise InputError where its overrides are invalid."""
     if subject.kind == "dataset":
+        from scalebench.testing.dataset_contract import DATA_ONLY_OVERRIDES, dataset_overrides
+
         resolve_overrides([*dataset_overrides(subject.name, subject.overrides), *DATA_ONLY_OVERRIDES])
         return [ContractCase("DatasetContract", {"dataset": subject.name, "overrides": subject.overrides})]
     if subject.kind == "model":
@@ -151,6 +149,10 @@ def _fault_settings(name: str, overrides: tuple[str, ...]) -> dict[str, Any]:
 
 def resolve_overrides(overrides: list[str]) -> RunSpec:
     """Compose and resolve a run. Raise InputError for anything wrong with its overrides."""
+    from scalebench.config import resolve  # these take longer than the command's --help
+    from scalebench.config.compose import compose_config
+    from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error
+
     try:
         return resolve.resolve(compose_config(overrides))
     except EXPECTED_ERRORS as error:

@@ -181,7 +181,7 @@ def _describe(group: str, name: str, notes: dict[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Support:
-    """Whether a strategy can run here by its YAML: a label of a few words, and the reason where there is more to do."""
+    """The answer to whether a strategy runs on this machine, by its YAML: a label of a few words, and the reason."""
 
     label: str = ""
     reason: str = ""
@@ -220,7 +220,7 @@ def _print_entry(console: Console, group: str, name: str) -> None:
     console.print(f"{group}={name}", style="bold")
     for text in (config_files.read_yaml(file).get("description"), config_files.read_comments(file)[0]):
         if text:
-            console.print(text)
+            console.print(text, soft_wrap=not console.is_terminal)
     if group == "strategy":
         console.print(f"here: {find_strategy_support(name)}")
     table = Table.grid(padding=(0, 2))
@@ -244,7 +244,7 @@ def list_settings(group: str, file: Path) -> Iterator[tuple[str, str, str]]:
     for key in UNLISTED_KEYS:
         tree.pop(key, None)
     defaults = {**dataclasses.asdict(StrategySpec()), "options": None} if group == "strategy" else {}
-    for key, value in _flatten(tree):
+    for key, value in flatten(tree):
         option = key.partition("options.")[2] if group == "strategy" else ""
         if not option and (key == "hydra.mode" or value in (None, [], {}) or value == defaults.get(key)):
             continue
@@ -254,10 +254,11 @@ def list_settings(group: str, file: Path) -> Iterator[tuple[str, str, str]]:
         yield full_key, format_value(value), remark
 
 
-def _flatten(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a YAML file by dotted key."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{above}{key}.")
+            yield from flatten(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value
 

@@ -30,7 +30,7 @@ DEFAULT_JOB_MINUTES = (MeasureSpec().timeout_s + START_ALLOWANCE_S) / 60
 
 @dataclass(frozen=True)
 class NodeShape:
-    """What every node of a partition has that a job of scalebench may get."""
+    """The devices, cores and memory that every node of a partition has at least."""
 
     nodes: int
     devices: str  # cuda or cpu
@@ -39,6 +39,13 @@ class NodeShape:
     cores: int
     memory_bytes: int
     notes: list[str]  # where the nodes differ, of which then the smallest counts
+
+    @property
+    def devices_text(self) -> str:
+        """Return `4 x h100`, or `2 CPU workers`."""
+        if self.devices == "cuda":
+            return f"{self.devices_per_node} x {self.gpu_type or 'GPU'}"
+        return "1 CPU worker" if self.devices_per_node == 1 else f"{self.devices_per_node} CPU workers"
 
 
 def main(options: argparse.Namespace) -> int:
@@ -97,7 +104,6 @@ def render_yaml(name: str, partition: Partition, shape: NodeShape, bin: str | No
     limit = partition.limit_minutes
     max_nodes = min(shape.nodes, partition.max_nodes or shape.nodes)
     up = sum(node.usable for node in partition.nodes)
-    what = f"{shape.devices_per_node} x {shape.gpu_type or 'GPU'}" if shape.devices == "cuda" else "CPUs only"
     workers = "" if shape.devices == "cuda" else "CPU workers: one per socket"
     takes = f"the partition takes {', '.join(partition.accounts)}" if partition.accounts else "your default account"
     lines = [
@@ -107,7 +113,7 @@ def render_yaml(name: str, partition: Partition, shape: NodeShape, bin: str | No
         "  - slurm # all other keys",
         "  - _self_",
         _line("name", name),
-        _line("description", f"partition {partition.name} ({what} per node)"),
+        _line("description", f"partition {partition.name} ({shape.devices_text} per node)"),
         _line("devices", shape.devices),
         _line("gpus_per_node", shape.devices_per_node, workers),
         _line("cpus_per_node", shape.cores, "cores"),
@@ -143,13 +149,13 @@ def _check_name(name: str) -> None:
 
 
 def _print_next_steps(name: str, path: Path, parent: Path, partition: Partition, shape: NodeShape) -> None:
-    devices = f"{shape.devices_per_node} x {shape.gpu_type or 'GPU'}" if shape.devices == "cuda" else "CPUs only"
+    nodes = "1 node" if shape.nodes == 1 else f"{shape.nodes} nodes"
     size = f"{shape.cores} cores, {format_bytes(shape.memory_bytes)}"
-    print(f"{path}: partition {partition.name}, {shape.nodes} nodes with {devices}, {size}")
+    print(f"{path}: partition {partition.name}, {nodes} with {shape.devices_text}, {size}")
     for note in shape.notes:
         print(f"  {note}")
     chosen = f"--config-dir {shlex.quote(str(parent))} hardware={name}"
     print("\nSLURM does not say which account pays, and what the links carry: add it there. Then check, plan and run:")
     print(f"  scalebench doctor {chosen}")
-    print(f"  scalebench {chosen} gpus={shape.devices_per_node} dry_run=true")
+    print(f"  scalebench {chosen} gpus={shape.devices_per_node * min(2, shape.nodes)} dry_run=true")
     print(f"  scalebench {chosen} gpus={shape.devices_per_node} measure=quick")

@@ -39,5 +39,5 @@ def main(options: argparse.Namespace) -> int:
     for folder in run_folders if options.details or len(run_folders) == 1 else []:
         console.print_details(folder, records)
     for table in make_references(survey.frame, names) if names else []:
-        console.rich.print(table)
+        console.rich.print(table, crop=False)
     return 0

@@ -181,6 +181,25 @@ def visible_gpus() -> list[int | None]:
         return _visible_indices(ask)
 
 
+def find_nvml_problem() -> str | None:
+    """Return in a clause why NVML does not answer where the driver's device files show GPUs; None where it answers, or
+    there are none.
+
+    The driver may have been updated since the machine started, or a container may have been given the GPUs without the
+    library (NVIDIA_DRIVER_CAPABILITIES=compute).
+    """
+    if not any(cpus.SYSTEM_ROOT.glob("dev/nvidia[0-9]*")):
+        return None
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        pynvml.nvmlShutdown()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 def count_gpus() -> int:
     """Return how many GPUs a process started now would see."""
     return len(visible_gpus())
@@ -267,11 +286,16 @@ def _numa_node(pci_bus_id: str | None) -> int | None:
 
 
 def _visible_indices(ask: NvmlQuery) -> list[int | None]:
-    """Read CUDA_VISIBLE_DEVICES as CUDA does: up to the first invalid entry, and none if an entry occurs twice."""
+    """Read CUDA_VISIBLE_DEVICES as CUDA does: up to the first invalid entry, and none if an entry occurs twice.
+
+    Of GPUs that are all split into instances a process sees one instance; beside other GPUs these are the ones it sees.
+    Source: NVIDIA Multi-Instance GPU User Guide, "CUDA Device Enumeration".
+    """
     handles = _handles(ask)
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
-        return list(range(len(handles)))
+        is_split = [bool((ask("nvmlDeviceGetMigMode", handle) or [0])[0]) for handle in handles]
+        return [None] if handles and all(is_split) else [index for index, split in enumerate(is_split) if not split]
     uuids = [str(ask("nvmlDeviceGetUUID", handle)) for handle in handles]
     chosen: list[int | None] = []
     for entry in map(str.strip, setting.split(",")):

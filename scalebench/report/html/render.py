@@ -124,9 +124,10 @@ class Renderer:
 
 
 def lift_main_charts(sections: Sequence[Section]) -> list[Section]:
-    """Return the sections with the two charts that everybody wants below the answer, out of `scaling`.
+    """Return the sections with the two charts that everybody wants below the first verdict, out of `scaling`.
 
-    Where several groups were measured, `scaling` is open, and keeps its charts below the names of their groups.
+    One device has no scaling, so the first verdict is that of the group they show. Where several groups were measured
+    on several devices, `scaling` is open, and keeps its charts below the names of their groups.
     """
     by_id = {section.id: section for section in sections}
     answer, scaling = by_id.get("answer"), by_id.get("scaling")
@@ -137,7 +138,7 @@ def lift_main_charts(sections: Sequence[Section]) -> list[Section]:
     lifted = [chart for chart in main if chart is not None]
     ids = {chart.id for chart in lifted}
     rest = [block for block in scaling.blocks if not isinstance(block, Chart) or block.id not in ids]
-    by_id["answer"] = replace(answer, blocks=[*answer.blocks, *lifted])
+    by_id["answer"] = replace(answer, blocks=[*answer.blocks[:1], *lifted, *answer.blocks[1:]])
     by_id["scaling"] = replace(scaling, blocks=rest)
     return [by_id[section.id] for section in sections if by_id[section.id].blocks]
 

@@ -182,7 +182,8 @@ def _describe_main_loss(report_data: ReportData, advice: Advice) -> str:
         return ""
     case = attribute_runs(report_data).get(str(pair[1]["run_id"]))
     if case is not None and (largest := describe_largest_loss(case)):
-        return f"{_on_devices(pair)} is {100 * case.attribution.lost.value:.0f} % short of ideal, {largest}."
+        short = f"{100 * case.attribution.lost.value:.0f} % short of ideal"
+        return f"{_on_devices(pair)} is {short}; the largest certain part is {largest}."
     loss = _describe_loss(pair[1], _baseline_kind(pair[1]))
     return f"{_on_devices(pair)}: {loss[0].lower()}{loss[1:]}"
 

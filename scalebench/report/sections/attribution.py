@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_BARS = 40  # of a chart
+MIN_TITLE_SHARE = 0.25  # of the largest loss, above which a part of it is the title
 MIN_DRAWN_SHARE = 0.005  # points of efficiency; smaller parts cannot be seen in a chart
 Bar = tuple[Curve, int, AttributedRun]  # a configuration at one device count
 COLOUR_OF_PART = {"transfer": "sync", "drift": "rest"}  # of document.PARTS, where that has another name
@@ -49,7 +50,7 @@ PART_MEANINGS = {
     "overhead": "the strategy's overhead on one device",
     "contention": "devices that slow each other down",
     "data": "loading",
-    "imbalance": "imbalance, the wait for the slowest",
+    "imbalance": "waiting for the slowest device",
     "transfer": "exposed communication",
     "drift": "what changed between figures and probes",
 }
@@ -254,7 +255,9 @@ def _make_chart_title(bars: list[Bar]) -> str:
     ]
     if not losses:
         return "Where the lost efficiency went"
-    _, name, gpus, case = max(losses, key=lambda loss: loss[0])
+    share, name, gpus, case = max(losses, key=lambda loss: loss[0])
+    if share < MIN_TITLE_SHARE * max(case.attribution.lost.value for _, _, case in bars):
+        return "Where the lost efficiency went: most of it is within the noise"
     return f"{name} on {gpus} {'device' if gpus == 1 else 'devices'}: {describe_largest_loss(case)}"
 
 

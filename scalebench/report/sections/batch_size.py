@@ -49,6 +49,7 @@ from scalebench.report.tables import format_percent, format_ratio, format_throug
 
 MAX_SENTENCES = 8  # curves described one by one
 NEAR_LIMIT = 0.9  # of the fitted limit; a series whose highest throughput is lower has not levelled off
+Saturated = Sequence[tuple[Curve, SaturatingBatch]]  # the curves that have a saturating batch
 CAPTION = (
     f"saturating batch: the smallest with at least {SATURATION_SHARE:.0%} of the highest measured throughput".replace(
         "%", " %"
@@ -70,12 +71,14 @@ def section(report_data: ReportData) -> Section | None:
     blocks: list[Block] = [*left_out]
     estimate_ratio = report_data.configurations.estimate_ratio
     for group in groups:
-        blocks += [*_make_answers(group, estimate_ratio), *group.paragraphs, *_make_charts(group, estimate_ratio)]
-        blocks += [_make_saturation_table(group, estimate_ratio), _make_table(group, estimate_ratio)]
+        points = [(curve, find_saturating_batch(curve.rows, estimate_ratio)) for curve in group.curves]
+        saturated = [(curve, point) for curve, point in points if point is not None]
+        blocks += [*group.paragraphs, *_make_answers(saturated), *_make_charts(group, saturated)]
+        blocks += [_make_saturation_table(group, saturated), _make_table(group, estimate_ratio)]
     return Section("batch-size", "Batch size", blocks) if groups else None
 
 
-def _make_charts(group: CurveGroup, estimate_ratio: EstimateRatio) -> Iterator[Chart]:
+def _make_charts(group: CurveGroup, saturated: Saturated) -> Iterator[Chart]:
     intervals = describe_curve_intervals(group.curves)
     charts = (
         (THROUGHPUT, "throughput", "Throughput", Axis("samples/s"), "samples/s over all devices; more is better"),
@@ -85,23 +88,22 @@ def _make_charts(group: CurveGroup, estimate_ratio: EstimateRatio) -> Iterator[C
         series = (make_series(curve.name, curve.tags, curve.rows, BATCH, column, stem) for curve in group.curves)
         lines = [line for line in series if line is not None]
         if lines:
-            lines += _mark_saturating_batches(group, estimate_ratio) if column == THROUGHPUT else []
+            lines += _mark_saturating_batches(group, saturated) if column == THROUGHPUT else []
             about = f"{about}. A larger batch makes fewer steps per epoch, and may learn less in it"
             x = Axis("batch per device", log=True, ticks=sorted({float(x) for line in lines for x in line.x}))
             axes, caption = (x, axis), join_sentences(about, intervals)
             yield group.make_chart("batch_size", title, f"{title} over batch", axes, lines, caption)
 
 
-def _make_answers(group: CurveGroup, estimate_ratio: EstimateRatio) -> Iterator[Paragraph]:
-    for curve in group.curves[:MAX_SENTENCES]:
-        if (text := describe_curve(curve, estimate_ratio)) is not None:
-            yield Paragraph(f"{text[0].upper()}{text[1:]}.", "answer", curve.tags)
+def _make_answers(saturated: Saturated) -> Iterator[Paragraph]:
+    for curve, point in saturated[:MAX_SENTENCES]:
+        text = _describe_saturation(curve, point)
+        yield Paragraph(f"{text[0].upper()}{text[1:]}.", "answer", curve.tags)
 
 
-def _mark_saturating_batches(group: CurveGroup, estimate_ratio: EstimateRatio) -> list[Series]:
+def _mark_saturating_batches(group: CurveGroup, saturated: Saturated) -> list[Series]:
     """Make one series of points, the saturating batches of all curves."""
-    points = ((curve, find_saturating_batch(curve.rows, estimate_ratio)) for curve in group.curves)
-    certain = [(curve, point) for curve, point in points if point is not None and not (point.first or point.last)]
+    certain = [(curve, point) for curve, point in saturated if not (point.first or point.last)]
     if not certain:
         return []
     x, y = [float(point.batch) for _, point in certain], [point.rate for _, point in certain]
@@ -109,7 +111,7 @@ def _mark_saturating_batches(group: CurveGroup, estimate_ratio: EstimateRatio) -
     return [Series("saturating batch", x, y, tags=group.tags, style="points", notes=notes, point_tags=tags)]
 
 
-def _make_saturation_table(group: CurveGroup, estimate_ratio: EstimateRatio) -> Table:
+def _make_saturation_table(group: CurveGroup, saturated: Saturated) -> Table:
     columns: dict[str, Callable[[SaturationRow], Cell]] = {
         "strategy": lambda row: make_cell(row.curve.name),
         "saturating batch": lambda row: format_cell(row.point.batch, lambda batch: format_batch(row.point)),
@@ -123,8 +125,7 @@ def _make_saturation_table(group: CurveGroup, estimate_ratio: EstimateRatio) -> 
     }
     items = [
         (SaturationRow(curve, point, fit_step_time(batch_and_step_s(curve.rows))), curve.tags)
-        for curve in group.curves
-        if (point := find_saturating_batch(curve.rows, estimate_ratio)) is not None
+        for curve, point in saturated
     ]
     title, table_id = "Where a larger batch stops to pay", group.make_id("batch_size", "saturation")
     return build_table(table_id, title, columns, items, ["strategy"], join_sentences(*CAPTION))
@@ -176,8 +177,10 @@ def describe_curve(curve: Curve, estimate_ratio: EstimateRatio, model: str = "")
     """Return `saturating batch: 700 per device (ddp_gloo, 2 devices): 93 % of the highest throughput, ...`, without a
     full stop; None if there is no curve."""
     point = find_saturating_batch(curve.rows, estimate_ratio)
-    if point is None:
-        return None
+    return None if point is None else _describe_saturation(curve, point, model)
+
+
+def _describe_saturation(curve: Curve, point: SaturatingBatch, model: str = "") -> str:
     name = f"({model} with {curve.name})" if model else f"({curve.name})"
     line = fit_step_time(batch_and_step_s(curve.rows))
     parts = [f"{_describe_point(point, name, curve)}{_describe_doubt(point, curve)}"]

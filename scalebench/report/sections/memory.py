@@ -57,8 +57,13 @@ CellMaker = Callable[[Item], Cell]
 
 
 def section(report_data: ReportData) -> Section | None:
-    """Return None if it is unknown what devices keep, and no run was out of memory."""
-    models = group_by_model(report_data.pooled)
+    """Return None if every device keeps a whole model, all runs had room, and no largest batch was searched: the peak
+    memory of devices is in the section on their use."""
+    models = [
+        model
+        for model in group_by_model(report_data.pooled)
+        if _has_savings(model) or any(row["max_batch_per_device"] is not None for row in model.rows)
+    ]
     rows = [(model, row) for model in models for row in model.rows]
     if not rows:
         return None
@@ -92,11 +97,13 @@ def _make_chart(group: CurveGroup) -> Chart:
 
 def make_terminal_table(pooled: pd.DataFrame) -> Table | None:
     """Return None if every device keeps a whole model, and all runs had room for it."""
-    models = [
-        model for model in group_by_model(pooled) if model.out_of_memory or any(map(model.keeps_less, model.rows))
-    ]
-    rows = [(model, row) for model in models for row in model.rows]
+    rows = [(model, row) for model in group_by_model(pooled) if _has_savings(model) for row in model.rows]
     return make_table(rows) if rows else None
+
+
+def _has_savings(model: ModelMemory) -> bool:
+    """Return whether a device keeps less than a whole model anywhere, or a run was out of memory."""
+    return bool(model.out_of_memory) or any(map(model.keeps_less, model.rows))
 
 
 def make_table(rows: Sequence[Item]) -> Table:

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING
 
 from scalebench.analysis.read_runs import Unreadable
 from scalebench.analysis.repeats import EstimateRatio
@@ -41,14 +40,12 @@ from scalebench.report.document import (
     make_cell,
     make_devices_axis,
     make_line_series,
-    move_to_footnotes,
 )
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.repeat_commands import make_baseline_commands
 from scalebench.report.report_data import ReportData
 from scalebench.report.tables import (
     BASELINE_COLUMNS,
-    THROUGHPUT_HEAD,
     find_missing_baselines,
     format_percent,
     format_ratio,
@@ -58,7 +55,6 @@ from scalebench.report.tables import (
 if TYPE_CHECKING:
     import pandas as pd
 
-T = TypeVar("T")
 MIN_DIFFERENCE = 0.05  # of the speedup; below it, curves against self would coincide with those against bare
 BASELINES = {
     "bare": "against one device without a wrapper, the strategy's bare baseline",
@@ -75,7 +71,6 @@ JUMP_CAPTION = (
 )
 MIN_SLOPE_POINTS = 3
 MAX_COMMANDS = 10
-STATUS_CHIPS: dict[str, Literal["good", "off"]] = {"ok": "good", "unsupported": "off"}  # others are bad
 COMPETING_COLUMNS = ["model", "dataset", "hardware", "scaling", "gpus"]  # rows that agree in them compete
 
 
@@ -240,27 +235,9 @@ def strategies_section(report_data: ReportData) -> Section | None:
     if len(kept) < len(pooled):
         text = f"{len(pooled):,} configurations are more than a table can show: these are the {len(kept)} that"
         blocks.append(Paragraph(f"{text} come first in throughput among those of their number of devices."))
-    table = make_configuration_table(kept, report_data.baseline_name)
-    blocks.append(move_to_footnotes(_bring_status_forward(table), "remarks"))
+    blocks.append(make_configuration_table(kept, report_data.baseline_name))
     blocks += _list_missing_baselines(kept, report_data.unreadable)
     return Section("strategies", "All configurations", blocks)
-
-
-def _bring_status_forward(table: Table) -> Table:
-    """Put status and remarks behind the throughput, where they are in sight, and give each status its colour."""
-    columns = list(table.columns)
-    status, remarks, place = (columns.index(name) for name in ("status", "remarks", THROUGHPUT_HEAD))
-
-    def order(cells: Sequence[T]) -> list[T]:
-        others = [each for number, each in enumerate(cells) if number not in (status, remarks)]
-        return [*others[: place + 1], cells[status], cells[remarks], *others[place + 1 :]]
-
-    rows = []
-    for row in table.rows:
-        cells = list(row.cells)
-        cells[status] = replace(cells[status], chip=STATUS_CHIPS.get(cells[status].text, "bad"))
-        rows.append(replace(row, cells=order(cells)))
-    return replace(table, title="Configurations", columns=order(columns), rows=rows)
 
 
 def _select_best_rows(pooled: pd.DataFrame) -> pd.DataFrame:

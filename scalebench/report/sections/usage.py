@@ -97,8 +97,8 @@ TABLE_CAPTION = (
 UTILISATIONS = {"gpu_util_mean": "GPU", "cpu_util_mean": "CPU"}
 MIN_RISE = 0.05  # of all time, and of a single repeat's throughput; less may be chance
 
-MAX_MONITORED_RUNS = 8  # a run has up to seven charts
-MAX_FLAGGED_RUNS = 5  # so that some are left for runs without flags
+MAX_MONITORED_RUNS = 4  # a run has up to seven charts
+MAX_FLAGGED_RUNS = 2  # so that some are left for runs without flags
 # Flags that a series explains; the first ones are about the clocks themselves.
 CLOCK_FLAGS = ("throttled", "unequal_clocks", "hot_at_start", "foreign_process", "busy_machine")
 MAX_MONITOR_POINTS = 200  # of a line

@@ -39,8 +39,18 @@ JOB_VARIABLES = (
     "SLURM_HOSTFILE",
     "SLURM_TRES_PER_TASK",
     "SLURM_CPU_BIND",
+    "SLURM_CPUS_PER_GPU",
+    "SLURM_GPU_BIND",  # each rank takes its GPU by number, among all GPUs of its node
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_SOCKET",
+    "SLURM_GPUS_PER_TASK",
+    "SLURM_HINT",
+    "SLURM_MEM_PER_GPU",
+    "SLURM_NTASKS_PER_GPU",
+    "SLURM_THREADS_PER_CORE",
     "SLURM_EXPORT_ENV",
 )
+STEP_ID, INTERACTIVE_STEP = "SLURM_STEP_ID", "4294967290"  # of salloc, which shares the resources of the job anyway
 AGENT_PREFIX = "scalebench: "  # before the message of an agent that cannot start its worker
 # Warnings, and the messages of srun when a signal ends it.
 SRUN_NOISE = re.compile(
@@ -164,12 +174,14 @@ def task_layout_variables(hosts: list[str], bin: str | None = None) -> dict[str,
 
 
 def overlap_variables(spec: RunSpec) -> dict[str, str]:
-    """Return the variable by which a step shares all resources of the job with other steps, for a run that takes turns.
+    """Return the variable by which a step shares all resources of the job with other steps: for a run that takes turns,
+    and within `srun --pty bash`, whose shell is a step that has all of them.
 
     By default srun waits for cores and memory that no other step has. An option would be an error before SLURM 20.11,
     and the srun by which mpirun starts its daemons takes none.
     """
-    return {"SLURM_OVERLAP": "1"} if spec.cohort else {}
+    is_within_step = os.environ.get(STEP_ID, INTERACTIVE_STEP) != INTERACTIVE_STEP
+    return {"SLURM_OVERLAP": "1"} if spec.cohort or is_within_step else {}
 
 
 def node_memory_bytes(spec: RunSpec) -> int | None:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from scalebench.core.machine.gpus import detect_gpus, visible_gpus
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import GroupSum, NotMeasured, create_on_all_ranks
 from scalebench.strategies.torch.group import TorchGroup
@@ -43,7 +44,7 @@ def build_transfer(rank: TransferRank, kind: str, source: int | None, target: in
     return create_on_all_ranks(
         lambda: _build_action(rank, single, source, target, size_bytes),
         rank.sum_over_group,
-        (torch.cuda.OutOfMemoryError,),
+        (RuntimeError,),  # also from a GPU of another rank: no memory, or a mode that lets one process in
         f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
     )
 
@@ -92,6 +93,8 @@ def _check_possible(rank: TransferRank, kind: str, source: int | None, target: i
         if rank.node_of(first) != rank.node_of(second):
             raise NotMeasured("a process copies between GPUs of its own node only")
         copies, peer = rank.rank == first, rank.device_of(second)
+        if rank.sum_over_group([float(copies and is_exclusive(peer.index))])[0]:
+            raise NotMeasured(f"the GPU of rank {second} lets one process in (its compute mode is not default)")
         invisible = copies and peer.index >= torch.cuda.device_count()
         no_access = copies and not invisible and not torch.cuda.can_device_access_peer(rank.device, peer)
         invisible, no_access = map(bool, rank.sum_over_group([float(invisible), float(no_access)]))
@@ -99,6 +102,14 @@ def _check_possible(rank: TransferRank, kind: str, source: int | None, target: i
             raise NotMeasured(f"the process of rank {first} does not see the GPU of rank {second}")
         if no_access and method == "peer":
             raise NotMeasured(f"CUDA gives the GPU of rank {first} no peer access to that of rank {second}")
+
+
+def is_exclusive(index: int) -> bool:
+    """Return whether the compute mode of a GPU, by its number in this process, keeps other processes out."""
+    visible = visible_gpus()
+    modes = {gpu.index: gpu.compute_mode for gpu in detect_gpus().gpus}
+    mode = modes.get(visible[index] if index < len(visible) else None)  # type: ignore[arg-type]
+    return mode not in (None, "default")
 
 
 def _check_send(rank: TransferRank) -> None:
@@ -132,6 +143,7 @@ def _build_copy(rank: TransferRank, receiver: int | None, size_bytes: int, stage
     """
     if receiver is None:
         return _do_nothing
+    torch.cuda.empty_cache()  # CUDA needs some 0.5 GB for this process on the other GPU, outside of PyTorch's memory
     source, target = _allocate_bytes(size_bytes, rank.device), _allocate_bytes(size_bytes, rank.device_of(receiver))
     if not staged:
         # On the source's stream, for which `synchronize` waits.

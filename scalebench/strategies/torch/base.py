@@ -140,8 +140,10 @@ class TorchStrategy(Strategy, Probes):
         parts = batch.split(self.accumulate)
         if self.last_batch is None and isinstance(self.compiled, CompiledModel):
             self.compiled.shapes = {part.inputs.shape for part in parts}
-        if self.last_batch is None or batch.samples >= self.last_batch.samples:
-            self.last_batch = batch  # a full one: an epoch's last, smaller batch may run through other code
+        is_full = self.last_batch is None or batch.samples >= self.last_batch.samples
+        if is_full:
+            self.last_batch = batch  # an epoch's last, smaller batch may run through other code
+        torch.backends.cudnn.benchmark = tunes_convolutions(self.device.type, is_full)
         return parts
 
     def without_sync(self) -> AbstractContextManager[Any]:
@@ -201,7 +203,8 @@ class TorchStrategy(Strategy, Probes):
 
     def settings_used(self) -> dict[str, str]:
         """Observe the settings of one more step under the profiler, which spoils the weights."""
-        return {} if self.last_batch is None else observe_settings(self.train, self.last_batch)
+        tuned = {"convolutions": "tuned"} if torch.backends.cudnn.benchmark else {}
+        return {} if self.last_batch is None else observe_settings(self.train, self.last_batch) | tuned
 
     def evaluate(self, source: Source) -> dict[str, float]:
         """Evaluate each replica's part of the samples with its own model, in the precision of training."""
@@ -313,6 +316,12 @@ def choose_device(kind: str, index: int) -> torch.device:
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
+
+
+def tunes_convolutions(device: str, is_full: bool) -> bool:
+    """Return whether cuDNN tries its algorithms on the first batch of a shape and keeps the fastest, as TensorFlow has
+    it do by default. It would try them again for the smaller batch at the end of an epoch, within a timed block."""
+    return device == "cuda" and is_full
 
 
 def set_threads(threads: int) -> None:

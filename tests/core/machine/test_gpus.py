@@ -11,8 +11,12 @@ from typing import Any
 
 import pytest
 
+from scalebench.config.resolve import detect_hardware
+from scalebench.core.errors import InputError
+from scalebench.core.machine import cpus as system_files
 from scalebench.core.machine import gpus, nccl_log
 from scalebench.core.machine.gpus import Gpu
+from scalebench.core.spec import HardwareSpec
 from tests.core.machine.conftest import put
 from tests.nvml_stand_in import UUIDS as UUIDS_OF_STAND_IN
 from tests.nvml_stand_in import put_in
@@ -159,6 +163,35 @@ def test_the_visible_gpus_are_those_that_cuda_shows(nvml: SimpleNamespace, monke
     for visible, found in VISIBLE.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert (gpus.visible_gpus(), gpus.count_gpus()) == (found, len(found)), visible
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("split", "seen"), [(set(), [0, 1, 2, 3]), ({0, 1, 2, 3}, [None]), ({1}, [0, 2, 3])], ids=["none", "all", "one"]
+)
+def test_of_gpus_that_are_split_a_process_sees_one_instance(
+    split: set[int], seen: list[int | None], nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml.nvmlDeviceGetMigMode = lambda handle: [int(handle in split), 0]
+    assert (gpus.visible_gpus(), gpus.count_gpus()) == (seen, len(seen))
+
+
+@pytest.mark.gpu
+def test_gpus_whose_library_does_not_answer_are_no_machine_without_gpus(
+    nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After an update of the driver, a machine with GPUs must not be measured as one without."""
+    monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
+    nvml.nvmlInit = refuse
+    assert gpus.find_nvml_problem() is None
+    detect_hardware(HardwareSpec("local"))
+    put(tmp_path, "dev/nvidia0", "")
+    with pytest.raises(InputError, match=r"NVML does not answer \(RuntimeError: Not Supported\); see that nvidia-smi"):
+        detect_hardware(HardwareSpec("local"))
+    assert detect_hardware(HardwareSpec("cpu", devices="cpu")).devices == "cpu"
+    nvml.nvmlInit = lambda: None
+    assert gpus.find_nvml_problem() is None and detect_hardware(HardwareSpec("local")).devices == "cuda"
 
 
 def test_facts_of_the_visible_gpus_are_in_their_order(

@@ -115,6 +115,12 @@ def test_more_bars_than_a_chart_can_show(tmp_path: Path, monkeypatch: pytest.Mon
     assert any("more than a chart can show" in text for text in sentences) and MAX_BARS >= 24
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in which no cell is broken."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 def show_details(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
     assert main(["show", str(folder), "--details"]) == 0
     return capsys.readouterr().out

@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 from scalebench.core.result import Result
-from scalebench.report.document import Chart, Paragraph, Table
+from scalebench.report.document import Chart, Table
 from scalebench.report.sections import memory
 from scalebench.report.sections.memory import MAX_TERMINAL_SENTENCES, list_terminal_sentences, make_terminal_table
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
-from tests.builders.sweeps import FULL_STATE_BYTES, out_of_memory, run_with_memory
+from tests.builders.sweeps import FULL_STATE_BYTES, out_of_memory, run_with_batch_search, run_with_memory
 from tests.report.section_blocks import (
     build_section,
     get_block,
@@ -22,22 +22,19 @@ from tests.report.section_blocks import (
 )
 
 
-def test_bars_of_one_height_are_no_chart(tmp_path: Path) -> None:
-    section = build_section(
-        memory,
-        tmp_path,
-        [run_with_memory("bare_torch", 1, FULL_STATE_BYTES), run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)],
-    )
-    assert (
-        select_blocks(section, Chart) == []
-        and select_blocks(section, Paragraph) == []
-        and len(select_blocks(section, Table)) == 1
-    )
+def test_without_savings_there_is_no_section_and_bars_of_one_height_are_no_chart(tmp_path: Path) -> None:
+    full = [run_with_memory("bare_torch", 1, FULL_STATE_BYTES), run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)]
+    assert build_section(memory, tmp_path / "full", full) is None
+    section = build_section(memory, tmp_path / "oom", [*full, out_of_memory("ddp_gloo", 4)])
+    assert select_blocks(section, Chart) == [] and len(select_blocks(section, Table)) == 1
+    searched = [run_with_batch_search("ddp_gloo", 2, 400, 1_500_000_000, None)]
+    assert build_section(memory, tmp_path / "searched", [*full, *searched]) is not None
 
 
 def test_no_more_rows_than_a_table_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "MAX_ROWS", 2)
-    results = [run_with_memory("ddp_gloo", gpus, FULL_STATE_BYTES) for gpus in (1, 2, 3, 4, 5)]
+    results = [run_with_memory("bare_torch", 1, FULL_STATE_BYTES)]
+    results += [run_with_memory("fsdp_gloo", gpus, FULL_STATE_BYTES // 2) for gpus in (2, 3, 4, 5)]
     table = get_block(build_section(memory, tmp_path, results), Table)
     assert len(table.rows) == 2 and "3 more rows" in table.caption
 

@@ -37,7 +37,9 @@ def show_details(capsys: pytest.CaptureFixture[str], *chains: object) -> list[li
     folder = Path("run")
     folder.mkdir(exist_ok=True)
     write_result(run(*chains), folder)  # type: ignore[arg-type]
-    Console().print_details(folder)
+    console = Console()
+    console.rich.width = 120  # so that no head is broken
+    console.print_details(folder)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     start = lines.index(["stages", "of", "the", "model"])
     return [line for line in lines[start:] if line]

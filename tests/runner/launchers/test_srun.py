@@ -114,11 +114,32 @@ def test_variables_of_the_job_are_not_passed_to_the_step(
     job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_HOSTFILE", "/of/the/job")
+    of_job = ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_GPU", "SLURM_HINT")
+    for name in of_job:
+        monkeypatch.setenv(name, "1")
     variables = srun._variables(["n1", "n2"], "an id", tmp_path)
-    assert "SLURM_NTASKS_PER_NODE" not in variables
+    assert not variables.keys() & {"SLURM_NTASKS_PER_NODE", *of_job}
     # Ranks descend from a daemon of SLURM, and not from srun.
     assert variables[exit_with_parent.LAUNCHER_VARIABLE] == exit_with_parent.REMOTE_LAUNCHER
     assert (variables["SLURM_HOSTFILE"], variables["SLURM_JOB_ID"]) == (str(tmp_path / SRUN_HOSTS_FILE), "12")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("step", "cohort", "overlaps"),
+    [(None, None, False), ("4294967290", None, False), ("0", None, True), (None, "c1", True)],
+    ids=["batch job", "salloc", "srun --pty bash", "in turns"],
+)
+def test_a_step_within_another_shares_its_resources(
+    step: str | None, cohort: str | None, overlaps: bool, job: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shell of `srun --pty bash` is a step that has all cores and GPUs: another would wait for them for ever."""
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    if step is not None:
+        monkeypatch.setenv("SLURM_STEP_ID", step)
+    spec = job.spec(2)
+    spec.cohort = cohort
+    assert srun.overlap_variables(spec) == ({"SLURM_OVERLAP": "1"} if overlaps else {})
 
 
 def test_a_run_in_a_job_records_the_job(job: StandIn, tmp_path: Path) -> None:

@@ -13,12 +13,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from scalebench.core.machine.gpus import Gpu, GpuFacts
 from scalebench.core.result import COLLECTIVES
 from scalebench.strategies.base import NotMeasured, Unsupported
 from scalebench.strategies.torch import bandwidth
 from scalebench.strategies.torch import group as torch_group
 from scalebench.strategies.torch.bandwidth import TransferRank, build_transfer
+from scalebench.strategies.torch.base import tunes_convolutions
 from scalebench.strategies.torch.group import TorchCollective, TorchGroup
+from tests.strategies.builders import run_training
 from tests.strategies.torch.conftest import spec_of
 
 
@@ -60,6 +63,45 @@ def test_lack_of_memory_on_the_gpu_is_not_measured(strategy: Any, monkeypatch: p
     group = strategy("ddp_gloo").group
     with pytest.raises(NotMeasured, match="buffers of 64 bytes do not fit"):
         torch_group.build_torch_collective(group, "reduce", 64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("mode", "error", "reason"),
+    [
+        ("exclusive_process", None, "the GPU of rank 1 lets one process in"),
+        ("default", "CUDA error: out of memory", "buffers of 64 bytes do not fit"),
+        ("default", "CUDA error: all CUDA-capable devices are busy or unavailable", "buffers of 64 bytes do not fit"),
+    ],
+)
+def test_a_copy_to_the_gpu_of_another_rank_that_has_no_room_is_not_measured(
+    mode: str, error: str | None, reason: str, strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copying process takes memory of its own on the other GPU, which CUDA refuses with a RuntimeError."""
+
+    def fail(*words: Any) -> None:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(bandwidth, "visible_gpus", lambda: [0, 1])
+    monkeypatch.setattr(bandwidth, "detect_gpus", lambda: GpuFacts(two_gpus(mode), None, None, None))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *devices: True)
+    monkeypatch.setattr(bandwidth, "_allocate_bytes", fail)
+    rank = TransferRank(spec_of("ddp_gloo", 2), 0, torch.device("cuda", 0), None)
+    with pytest.raises(NotMeasured, match=reason):
+        build_transfer(rank, "peer_one_way", 0, 1, 64)
+
+
+def two_gpus(mode: str) -> list[Gpu]:
+    return [Gpu(index, *[None] * 8, compute_mode=mode) for index in range(2)]
+
+
+def test_cudnn_tunes_only_for_full_batches_of_gpus(strategy: Any, source: Any) -> None:
+    assert tunes_convolutions("cuda", True)
+    assert not tunes_convolutions("cuda", False) and not tunes_convolutions("cpu", True)
+    adapter = strategy("bare_torch")
+    run_training(adapter, source(), 1)
+    assert not torch.backends.cudnn.benchmark and "convolutions" not in adapter.settings_used()
 
 
 CPU = torch.device("cpu")

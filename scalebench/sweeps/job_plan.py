@@ -1,0 +1,108 @@
+"""The plan of runs that a scheduler does: one table of their jobs, and the script of one of them."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalebench.config.support import is_reachable
+from scalebench.core.spec import RunSpec
+from scalebench.core.untrusted import clean_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from scalebench.slurm.resources import JobGeometry
+    from scalebench.sweeps.console import Console
+
+COLUMNS = ("run", "jobs", "nodes", "tasks per node", "cores per task", "GPUs per node", "minutes each")
+
+
+def print_jobs(console: Console, runs: Sequence[tuple[RunSpec, bool]]) -> None:
+    """Print a row for each configuration of these runs, each with whether it is an added baseline; then why some have
+    no job, and what all jobs may take at most."""
+    from scalebench.slurm.resources import job_geometry, time_limit_minutes
+
+    jobs = [spec for spec, _ in runs if spec.can_start]
+    if jobs:
+        console.rich.print(make_job_table([run for run in runs if run[0].can_start]))
+    for text in dict.fromkeys(_describe_obstacle(spec) for spec, _ in runs if not spec.can_start):
+        console.print_line(text)
+    limits = [time_limit_minutes(spec) for spec in jobs]
+    node_hours = sum(job_geometry(spec).nodes * minutes for spec, minutes in zip(jobs, limits, strict=True)) / 60
+    count = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
+    console.print_line(f"{count}, {node_hours:,.1f} node-hours if each takes all of its minutes; nothing was submitted")
+
+
+def print_remote_note(console: Console, specs: Sequence[RunSpec]) -> None:
+    """Say for which hardware of these runs there is no sbatch here, so that less was checked."""
+    for hardware in {spec.config.hardware.name: spec.config.hardware for spec in specs}.values():
+        if not is_reachable(hardware):
+            console.print_line(
+                f"there is no sbatch here: the plan is for a login node of hardware={hardware.name}, whose packages "
+                "were not checked"
+            )
+
+
+def make_job_table(runs: Sequence[tuple[RunSpec, bool]]) -> Table:
+    """Return the table of the jobs of these runs, in which the repeats of a configuration are one row, and the
+    baselines that a sweep adds are marked."""
+    from rich import box
+    from rich.table import Table
+
+    from scalebench.slurm.resources import job_geometry, time_limit_minutes
+
+    repeats = Counter(spec.fingerprint for spec, _ in runs)
+    differing = [key for key in ("model", "hardware") if len({getattr(s.config, key).name for s, _ in runs}) > 1]
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "run" else "right", no_wrap=column == "run")
+    for spec, added in {spec.fingerprint: (spec, added) for spec, added in runs}.values():
+        label = " ".join([spec.label, *(f"{key}={getattr(spec.config, key).name}" for key in differing)])
+        label += " (added)" if added else ""
+        counts = (repeats[spec.fingerprint], *_geometry_cells(job_geometry(spec)), time_limit_minutes(spec))
+        table.add_row(clean_text(label), *map(str, counts))
+    return table
+
+
+def print_script(console: Console, spec: RunSpec, folder: Path) -> None:
+    """Print the batch script that a run would be submitted as, and the command in it that starts its ranks."""
+    from scalebench.slurm import resources, submit
+
+    console.print_line(f"\n{spec.label}, submitted with sbatch:\n")
+    console.print_line(submit.render_script(spec, folder))
+    console.print_line("ranks, from within the job:\n")
+    console.print_line(f"{shlex.join(resources.srun_command(spec, folder))}\n")
+
+
+def print_largest_script(console: Console, specs: Sequence[RunSpec], folders: Sequence[Path]) -> None:
+    """Print the script of the largest of these runs, each with the folder that it would get."""
+    from scalebench.slurm.resources import job_geometry
+
+    sizes = [(job_geometry(spec).nodes, job_geometry(spec).tasks) for spec in specs]
+    largest = sizes.index(max(sizes))
+    if len(specs) > 1:
+        console.print_line("\nThe largest job; the others differ in the numbers above, their name and their folder.")
+    print_script(console, specs[largest], folders[largest])
+
+
+def print_sweep_script(console: Console, specs: Sequence[RunSpec], folder: Path) -> None:
+    """Print the batch script that a sweep would be submitted as."""
+    from scalebench.slurm import submit
+
+    console.print_line("\nthis sweep as one job, submitted with sbatch:\n")
+    console.print_line(submit.render_sweep_script(specs, folder))
+
+
+def _geometry_cells(geometry: JobGeometry) -> tuple[int | str, ...]:
+    gpus = "-" if geometry.gpus_per_node is None else geometry.gpus_per_node
+    tasks = geometry.tasks_per_node if geometry.even else f"up to {geometry.tasks_per_node}"
+    return geometry.nodes, tasks, geometry.cpus_per_task, gpus
+
+
+def _describe_obstacle(spec: RunSpec) -> str:
+    error = spec.plugin_error
+    return f"{spec.label}: unsupported: {spec.unsupported}" if error is None else f"{spec.label}: will fail: {error}"

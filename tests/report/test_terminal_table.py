@@ -1,0 +1,241 @@
+"""The table of runs in a terminal, at several widths.
+
+After a wanted change, `python -m tests.report.test_terminal_table` writes the golden files anew.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import scalebench
+from scalebench.analysis.load import frame_of_results
+from scalebench.core.result import ProbeRecord, Result
+from scalebench.core.spec import HardwareSpec
+from scalebench.report.terminal_table import Footnotes, RunTable, TextTable
+from tests.analysis.test_golden_corpus import CORPUS
+from tests.analysis.test_golden_corpus import SWEEPS as RECORDED_SWEEPS
+from tests.builders import sweeps
+from tests.builders.runs import rank, record
+from tests.report.section_blocks import show_table
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "terminal"
+WIDTHS = (80, 100, 140)
+
+
+def small_sweep() -> list[Result]:
+    """Runs of all kinds of outcomes: failed, unsupported, without an interval, without baselines."""
+    reason = "rank 1: RuntimeError: failed as configured"
+    return [
+        record("lightning_ddp", gpus=2, status="failed", block_s=None, reason=reason),
+        record("ddp", gpus=4, block_s=0.16, flags=["oversubscribed"]),
+        record("ddp", gpus=2, block_s=0.11),
+        record("ddp", gpus=1, block_s=0.1),
+        record("bare_torch", gpus=1, block_s=0.09),
+        record("simulated", gpus=2, block_s=2.5, baseline=None, repeat=1),
+        record("fsdp", gpus=1, ranks=[rank(0, [0.1, 0.1])]),
+        record("horovod_nccl", gpus=8, status="unsupported", ranks=[], reason="needs NCCL [libnccl.so], not here"),
+    ]
+
+
+def with_options(strategy: str, gpus: int = 2, **options: Any) -> Result:
+    spec = {"strategy": {"name": strategy, "options": options}}
+    name = f"{strategy}-{gpus}-{options}"
+    return record(strategy, gpus, run_id=name, spec=spec, fingerprint=name, baseline="bare_tensorflow")
+
+
+def long_names() -> list[Result]:
+    """The longest names of strategies, and options that differ and that do not."""
+    return [
+        record("bare_tensorflow", baseline="bare_tensorflow"),
+        *(
+            with_options("simulated", gpus, step_s=0.01, sync_s=sync_s)
+            for sync_s in (0.0005, 0.003)
+            for gpus in (2, 16)
+        ),
+        with_options("horovod_tensorflow_nccl", 2, compression="fp16"),
+        record("model_parallel_tensorflow", 2, block_s=0.2, baseline="bare_tensorflow"),
+        record("horovod_tensorflow_mpi", 16, status="oom", block_s=None, reason="rank 15: needs 81 GB of 80 GB " * 3),
+        record("multiworker_ring", 2, status="unsupported", ranks=[], reason="no TensorFlow here"),
+    ]
+
+
+def models() -> list[Result]:
+    """Two models, one with three repeats."""
+    results = [
+        sweeps.run(name, gpus, repeat)
+        for name in ("bare_torch", "ddp_gloo", "lightning_ddp_gloo")
+        for gpus in (1, 2, 4)
+        for repeat in range(3)
+        if gpus == 1 or name != "bare_torch"
+    ]
+    for name, gpus in (("bare_torch", 1), ("ddp_gloo", 2)):
+        results.append(sweeps.run(name, gpus, run_id=f"gpt-{name}", fingerprint=f"gpt-{name}"))
+        results[-1].workload.model, results[-1].workload.dataset = "gpt_small", "tokens_synthetic"
+    return results
+
+
+MADE_SWEEPS: dict[str, Callable[[], list[Result]]] = {each.__name__: each for each in (small_sweep, long_names, models)}
+CASES = [*RECORDED_SWEEPS, *MADE_SWEEPS]
+
+
+@cache
+def pool_recorded(case: str) -> pd.DataFrame:
+    return scalebench.pooled(CORPUS / case)
+
+
+def pool_case(case: str, folder: Path) -> pd.DataFrame:
+    if case in RECORDED_SWEEPS:
+        return pool_recorded(case)
+    sweeps.write_results(folder, MADE_SWEEPS[case]())
+    return scalebench.pooled(folder)
+
+
+def render_case(case: str, folder: Path) -> str:
+    """Render the table and that of trainings at all widths, and the wide one."""
+    frame = pool_case(case, folder)
+    parts = [f"=== {width} columns\n{show_table(frame, width)}" for width in WIDTHS]
+    return "\n".join([*parts, f"=== --wide\n{show_table(frame, wide=True)}"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_table_reads_as_it_did(case: str, tmp_path: Path) -> None:
+    assert render_case(case, tmp_path) == (GOLDEN / f"{case}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [10, *WIDTHS])
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_cut_or_broken(case: str, width: int, tmp_path: Path) -> None:
+    """However narrow the window is; from 80 columns on each line fits."""
+    frame = pool_case(case, tmp_path)
+    shown = show_table(frame, width)
+    lines = shown.splitlines()
+    assert "…" not in shown and (width < 80 or max(map(len, lines)) <= width)
+    for number, row in enumerate(RunTable(frame).rows, 1):
+        (line,) = [line for line in lines if re.match(rf"{number} +{row['strategy']} .* {row['status']}", line)]
+        if row["speedup_bare"] is not None:
+            assert f"{row['speedup_bare']:.2f}" in line.split(), line
+        assert line.count("±") == len(re.findall(r"[\d.]+ +± +[\d.]+", line)), line
+
+
+def test_options_that_differ_are_whole_and_others_are_not_shown(tmp_path: Path) -> None:
+    frame = pool_case("long_names", tmp_path)
+    for width in WIDTHS:
+        words = show_table(frame, width).split()
+        assert words.count("sync_s=0.0005") == words.count("sync_s=0.003") == 2
+        assert not [word for word in words if word.startswith(("step_s=", "compression="))]
+
+
+def test_marks_stand_for_equal_remarks() -> None:
+    notes = Footnotes()
+    assert notes.mark(["late", "cold"]) == ["a", "b"] and notes.mark(["cold", "new", "late"]) == ["a", "b", "c"]
+    assert [notes.mark([str(number)])[-1] for number in range(28)][-6:] == ["z", "aa", "ab", "ac", "ad", "ae"]
+    assert [line.plain for line in notes.list_lines(80)][:3] == ["a late", "b cold", "c new"]
+
+
+def test_status_and_winner_have_styles_that_no_text_needs() -> None:
+    table = RunTable(frame_of_results(small_sweep(), [Path("x")] * 8))
+    winner = next(row["run_id"] for row in table.rows if (row["strategy"], row["gpus"]) == ("ddp", 2))
+    lines = {line.plain: line for line in table.list_lines(80, {winner})}
+
+    def styles(*words: str) -> set[str]:
+        (line,) = [line for text, line in lines.items() if all(word in text for word in words)]
+        return {str(line.style), *(str(span.style) for span in line.spans)} - {""}
+
+    assert styles("ddp  ", " 2 ", " ok") == {"bold", "green"} and styles("ddp  ", " 4 ", " ok") == {"green"}
+    assert styles("lightning_ddp") == {"red"} and styles("horovod_nccl") == {"dim"}
+
+
+def table_text(*results: Result, **options: Any) -> str:
+    return show_table(frame_of_results(results, [Path("x")] * len(results)), 160, **options)
+
+
+def test_what_a_sweep_varies_follows_the_name_and_brackets_are_no_markup() -> None:
+    """Rows of the same model and number of devices would look the same without it."""
+    plain, other, larger = record(), record(), record(gpus=2)
+    other.workload.data_format = "nchw"
+    larger.scale.batch_per_device = 5  # as in strong scaling: the number of devices says it already
+    shown = table_text(plain, other, larger)
+    assert "ddp data_format=nchw" in shown and "batch_per_device" not in shown
+    assert "data_format" not in table_text(plain, larger)
+    shown = table_text(plain, record(hardware=HardwareSpec("box [b]1[/b]")))
+    assert "materials_cnn on materials, hardware box [b]1[/b], weak scaling" in shown.splitlines()[2]
+
+
+@pytest.mark.parametrize("variables", [False, True])
+def test_placement_is_named_where_rows_differ_in_it(variables: bool) -> None:
+    def placed(ids: Sequence[int], environment: dict[str, str]) -> Result:
+        hardware = HardwareSpec("cpu", device_ids=list(ids), environment=environment)
+        return record("bare_torch", run_id=f"{ids}{environment}", hardware=hardware)
+
+    if variables:
+        shown = table_text(placed([], {"A": "1"}), placed([], {"A": "1", "NCCL_P2P_DISABLE": "1"}))
+        assert "bare_torch NCCL_P2P_DISABLE=1 " in shown and "A=1" not in shown and "device_ids" not in shown
+    else:
+        shown = table_text(placed([0, 1], {}), placed([5], {}))
+        assert "bare_torch device_ids=0,1 " in shown and "bare_torch device_ids=5 " in shown
+
+
+def test_figures_that_only_the_wide_table_has() -> None:
+    probes = ProbeRecord(steps=2, sync_on_s=[0.2, 0.2], fixed_batch_s=[0.19, 0.19])  # 5 % of a step of 0.1 s
+    runs = [record(block_s=0.2, run_id=feed, ranks=[rank(0, [0.2] * 20, probes=probes)]) for feed in ("host", "device")]
+    for run, feed in zip(runs, ("host", "device"), strict=True):
+        run.workload.feed = feed
+    assert "5.0 % [5.0, 5.0]" in table_text(*runs, wide=True) and "data " not in table_text(*runs)
+    assert "  data  " not in table_text(runs[0], wide=True)  # nothing differs
+    for rows in ([record("bare_torch")], [record()], [record(), record(gpus=2)]):
+        assert "overhead" not in table_text(*rows, wide=True)
+    assert " overhead " in table_text(record("bare_torch"), record(), wide=True)
+
+
+def test_a_named_baseline_takes_the_place_of_the_others() -> None:
+    table = frame_of_results([record(), record(gpus=2)], [Path("x")] * 2)
+    table[["speedup_given", "speedup_given_low", "speedup_given_high"]] = [[1.5, 1.4, 1.7], [None, None, None]]
+    table["efficiency_given"] = [0.75, None]
+    shown = show_table(table, 80, "a[b]c gpus=1 on alpha")
+    assert "speedup and efficiency over a[b]c gpus=1 on alpha" in shown and "1.50 ± 0.20        75 %" in shown
+    assert "2.00" not in shown and "speedup and efficiency over the same strategy on one device" in table_text(
+        record(), record(gpus=2)
+    )
+
+
+def test_a_row_without_a_bare_baseline_says_so_where_others_have_one() -> None:
+    """It is compared with itself on one device."""
+    own = [record("mine", gpus, baseline=None) for gpus in (1, 2)]
+    lines = table_text(record("bare_torch"), record(), *own).splitlines()
+    assert "a no bare baseline" in lines and "b speedup over the same strategy on one device" in lines
+    assert lines[6].endswith("ok a b") and "200 %" not in lines[6]
+
+
+def test_trainings_have_a_table_with_the_numbers_of_their_runs() -> None:
+    runs = [sweeps.training_run("bare_torch", 1), sweeps.training_run(), record("ddp", 4)]
+    table = RunTable(frame_of_results(runs, [Path("x")] * 3))
+    lines = [line.plain for line in table.list_training_lines(80)]
+    assert [line.split()[:3] for line in lines[-2:]] == [["1", "bare_torch", "1"], ["3", "ddp_gloo", "2"]]
+    assert "gap" not in "".join(lines) and "gap" in "".join(map(str, table.list_training_lines(80, wide=True)))
+    assert list(RunTable(frame_of_results(runs[2:], [Path("x")])).list_training_lines(80)) == []
+
+
+def test_a_long_last_cell_begins_further_left_where_its_row_is_empty() -> None:
+    columns = {"name": ["x", "a long name"], "rate": ["", "1.5 ± 0.1"], "status": ["unsupported a b", "ok"]}
+    table = TextTable(columns, {"rate"})
+    lines = [left + last for row in table.rows for left, last in row]
+    assert lines == ["x              unsupported a b", "a long name  1.5 ± 0.1  ok"] and table.width == len(lines[0])
+
+
+def write_golden_files() -> None:
+    GOLDEN.mkdir(exist_ok=True)
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            (GOLDEN / f"{case}.txt").write_text(render_case(case, Path(folder)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_golden_files()
