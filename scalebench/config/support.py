@@ -153,9 +153,7 @@ def _describe_unreachable(hardware: HardwareSpec) -> str:
 
 def _describe_wrong_device(strategy: str, device: str) -> str:
     if strategy == "data_parallel":
-        return (
-            "data_parallel needs GPUs: on CPU torch.nn.DataParallel would silently be one device; use strategy=ddp"
-        )
+        return "data_parallel needs GPUs: on CPU torch.nn.DataParallel would silently be one device; use strategy=ddp"
     if device == "cpu" and strategy.endswith("_nccl"):
         stem = strategy.removesuffix("_nccl")
         others = [f"{stem}{end}" for end in ("", "_gloo", "_ring") if f"{stem}{end}" in registry.BUILT_IN_STRATEGIES]
