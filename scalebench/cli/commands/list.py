@@ -51,7 +51,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "hardware": {
         "this machine": ("local", "cpu"),
-        "SLURM, to adapt": ("slurm",),
+        "SLURM, to adapt": ("slurm", "dgx_h100"),
         "machines of the studies": ("*",),
     },
     "sweep": {
