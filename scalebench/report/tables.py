@@ -16,7 +16,6 @@ from scalebench.core.untrusted import clean_text
 from scalebench.report.document import (
     THROUGHPUT,
     Cell,
-    HomeFolder,
     Row,
     Table,
     get_tags,
@@ -24,6 +23,7 @@ from scalebench.report.document import (
     make_cell,
 )
 from scalebench.report.flag_text import describe_intervals, describe_row, get_repeat_counts, to_number, to_text
+from scalebench.report.paths import HomeFolder
 
 if TYPE_CHECKING:
     import pandas as pd
