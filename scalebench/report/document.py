@@ -257,8 +257,8 @@ def select_largest_groups(groups: Sequence[Workload]) -> tuple[list[Workload], l
     kept = sorted(sorted(range(len(rows)), key=lambda i: (-rows[i], i))[:MAX_CURVE_GROUPS])
     if len(kept) == len(rows):
         return list(groups), []
-    text = f"{len(rows)} combinations of model, data set, hardware, scaling and batch were measured: drawn are the"
-    left_out = Paragraph(f"{text} {MAX_CURVE_GROUPS} with the most rows; the frame has all of them.")
+    text = f"{len(rows)} combinations of model, data set, hardware, scaling and batch were measured. The"
+    left_out = Paragraph(f"{text} {MAX_CURVE_GROUPS} with the most rows are shown; results.csv has all.")
     return [groups[i] for i in kept], [left_out]
 
 
@@ -276,8 +276,8 @@ def select_best_curves(curves: Sequence[Curve], count: int = MAX_CURVES) -> tupl
         for rank, (_, i) in enumerate(sorted(rates)):
             best_rank[i] = min(best_rank.get(i, rank), rank)
     kept = sorted(sorted(best_rank, key=lambda i: (best_rank[i], i))[:count])
-    text = f"{len(curves)} curves are more than a chart can show: these are the {count} that come first in throughput"
-    return [curves[i] for i in kept], [Paragraph(f"{text} at some number of devices; the frame has all of them.")]
+    text = f"The fastest {count} of {len(curves)} curves are shown, each among the first at some number of devices"
+    return [curves[i] for i in kept], [Paragraph(f"{text}; results.csv has all.")]
 
 
 def get_tags(row: Cells) -> dict[str, str]:

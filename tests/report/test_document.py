@@ -72,7 +72,7 @@ def test_of_many_curves_those_that_are_best_somewhere_are_kept() -> None:
     many.append(curve("late", row(1, 1.0), row(8, 5.0)))
     kept, notes = select_best_curves(many, 10)
     assert [each.name for each in kept] == [*map(str, range(9)), "late"]
-    assert [each.text[:10] for each in notes] == ["41 curves "]
+    assert [each.text[:24] for each in notes] == ["The fastest 10 of 41 cur"]
     assert select_best_curves(many[:10], 10) == (many[:10], [])
 
 

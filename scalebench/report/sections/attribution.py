@@ -191,7 +191,7 @@ def _make_chart(group: CurveGroup, bars: list[Bar]) -> Iterator[Block]:
     if len(bars) > MAX_BARS:
         largest = {id(curve): gpus for curve, gpus, _ in bars}
         kept = [bar for bar in bars if largest[id(bar[0])] == bar[1]][:MAX_BARS]
-        text = f"{len(bars)} bars are more than a chart can show: these are of the most devices of each curve."
+        text = f"Of {len(bars)} bars, those of the most devices of each curve are shown."
         yield Paragraph(text)
     kept = sorted(kept, key=lambda bar: bar[2].attribution.lost.value)
     names = [f"{curve.name} x {gpus}" for curve, gpus, _ in kept]
