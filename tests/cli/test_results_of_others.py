@@ -61,11 +61,7 @@ def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[str
 
 def test_a_table_of_the_good_runs_and_a_line_for_each_bad_one(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, errors = run_command(capsys, "show", shared)
-<<<<<<< HEAD
-    assert re.search(r"\n\d+ +ddp +1 +\d", out)
-=======
     assert re.search(r"\n\d  ddp +1 +", out) and "intervals: 95 %, over 9 repeats" in out
->>>>>>> t24
     assert "<U+202E>gpj" in out
     assert len(errors) == 2
     assert "11: its record holds what no run leaves" in errors[0]
