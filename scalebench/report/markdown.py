@@ -26,8 +26,7 @@ from scalebench.report.document import (
     Verdict,
     downsample,
 )
-from scalebench.report.paths import make_relative_link
-from scalebench.report.report_data import ReportData
+from scalebench.report.report_data import ReportData, make_relative_link
 from scalebench.report.sections import make_sections
 
 MAX_CHART_ROWS = 40  # of a chart; nobody reads a longer table

@@ -23,7 +23,7 @@ from scalebench.report.document import (
     make_cell,
 )
 from scalebench.report.flag_text import describe_intervals, describe_row, get_repeat_counts, to_number, to_text
-from scalebench.report.paths import HomeFolder
+from scalebench.report.report_data import HomeFolder
 
 if TYPE_CHECKING:
     import pandas as pd

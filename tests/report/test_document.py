@@ -29,7 +29,7 @@ from scalebench.report.document import (
     scale_units,
     select_best_curves,
 )
-from scalebench.report.paths import make_relative_link
+from scalebench.report.report_data import make_relative_link
 from scalebench.report.tables import move_to_footnotes
 from tests.report.section_blocks import SCRIPT
 

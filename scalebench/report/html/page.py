@@ -24,9 +24,8 @@ from scalebench.core.machine.machine import describe_machine
 from scalebench.core.untrusted import clean_text
 from scalebench.report.document import Chart, Section, describe_single_group
 from scalebench.report.html.render import Renderer, list_filters
-from scalebench.report.paths import HomeFolder, make_relative_link
 from scalebench.report.repeat_commands import read_strategy_config
-from scalebench.report.report_data import ReportData
+from scalebench.report.report_data import HomeFolder, ReportData, make_relative_link
 from scalebench.report.sections import make_sections
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scalebench.report.document import Block, Chart, Paragraph, Section, has_shape, scale_units
-from scalebench.report.paths import HomeFolder
-from scalebench.report.report_data import ReportData
+from scalebench.report.report_data import HomeFolder, ReportData
 
 
 @dataclass(frozen=True)
