@@ -25,8 +25,8 @@ from scalebench.report.document import (
     Table,
     Verdict,
     downsample,
-    make_relative_link,
 )
+from scalebench.report.paths import make_relative_link
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections import make_sections
 

@@ -19,10 +19,10 @@ from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.scaling_curves import format_batch, plain_rows
 from scalebench.core.untrusted import clean_line
 from scalebench.report import training_tables
-from scalebench.report.document import Footnotes
 from scalebench.report.flag_text import describe_intervals
 from scalebench.report.tables import (
     SORT_COLUMNS,
+    Footnotes,
     drop_common_settings,
     format_percent,
     format_ratio_and_limit,
@@ -66,7 +66,7 @@ class RunTable:
     def list_lines(self, width: int, winners: Collection[str] = (), wide: bool = False) -> Iterator[Text]:
         """Yield the lines of the table, at most `width` characters long if possible; the rows with a run_id among
         `winners` are bold. With `wide` it has all figures, and is as wide as these are."""
-        numbers, notes = range(len(self.rows)), FootnoteLines()
+        numbers, notes = range(len(self.rows)), Footnotes()
         marks = [notes.mark(self._list_remarks(number, wide)) for number in numbers]
         statuses = [" ".join([row["status"], *own]) for row, own in zip(self.rows, marks, strict=True)]
         if wide:
@@ -79,7 +79,8 @@ class RunTable:
                 figures["speedup"] = [ratio.partition(" ")[0] for ratio in figures["speedup"]]
                 table = self._fit(numbers, figures, {"status": statuses}, width)
         yield from self._arrange(table, winners)
-        yield from notes.list_lines(width)
+        for mark, remark in notes.list_notes():
+            yield from wrap_text(f"{mark} {remark}", width, len(mark) + 1)
         for caption in (self._describe_speedups(wide), describe_intervals(self._frame)):
             yield from wrap_text(caption, width)
 
@@ -220,14 +221,6 @@ class TextTable:
             room = max(len(left.rstrip()) + self._gap, self.width - len(last))
             lines.append((left[:room] if last else left.rstrip(), last))
         return lines
-
-
-class FootnoteLines(Footnotes):
-    """Footnotes as lines of a terminal."""
-
-    def list_lines(self, width: int) -> Iterator[Text]:
-        for mark, remark in self.list_notes():
-            yield from wrap_text(f"{mark} {remark}", width, len(mark) + 1)
 
 
 def _find_width(head: str, cells_width: int) -> int:

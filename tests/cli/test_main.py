@@ -183,7 +183,7 @@ def test_an_unsupported_run_of_a_sweep_is_a_row_unless_strict(call: Call, strict
     sweep = ("--multirun", "strategy=simulated,ddp_nccl", "baseline=none", "measure.repeats=1", f"strict={strict}")
     status, out, _ = call(*SHORT, *sweep, "sweep.report=false", "gpus=2")
     assert status == expected
-    assert any(line.startswith("ddp_nccl gpus=2: unsupported: ") for line in out)
+    assert any("ddp_nccl 2 devices  unsupported: " in line for line in out)
 
 
 def test_a_failed_run_is_a_result_and_status_1(call: Call, tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ from scalebench.report.document import (
     join_sentences,
     make_bar_series,
     make_line_series,
-    make_relative_link,
-    move_to_footnotes,
     scale_units,
     select_best_curves,
 )
+from scalebench.report.paths import make_relative_link
+from scalebench.report.tables import move_to_footnotes
 from tests.report.section_blocks import SCRIPT
 
 SHARED = {"model": "m", "dataset": "d", "hardware": "h", "scaling": "weak", "batch": "10 per device"}

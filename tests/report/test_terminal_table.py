@@ -19,7 +19,8 @@ import scalebench
 from scalebench.analysis.load import frame_of_results
 from scalebench.core.result import ProbeRecord, Result
 from scalebench.core.spec import HardwareSpec
-from scalebench.report.terminal_table import Footnotes, RunTable, TextTable
+from scalebench.report.tables import Footnotes
+from scalebench.report.terminal_table import RunTable, TextTable
 from tests.analysis.test_golden_corpus import CORPUS
 from tests.analysis.test_golden_corpus import SWEEPS as RECORDED_SWEEPS
 from tests.builders import sweeps
@@ -137,7 +138,7 @@ def test_marks_stand_for_equal_remarks() -> None:
     notes = Footnotes()
     assert notes.mark(["late", "cold"]) == ["a", "b"] and notes.mark(["cold", "new", "late"]) == ["a", "b", "c"]
     assert [notes.mark([str(number)])[-1] for number in range(28)][-6:] == ["z", "aa", "ab", "ac", "ad", "ae"]
-    assert [line.plain for line in notes.list_lines(80)][:3] == ["a late", "b cold", "c new"]
+    assert notes.list_notes()[:3] == [("a", "late"), ("b", "cold"), ("c", "new")]
 
 
 def test_status_and_winner_have_styles_that_no_text_needs() -> None:

@@ -9,7 +9,8 @@ import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from scalebench.report.document import Block, Chart, HomeFolder, Paragraph, Section, has_shape, scale_units
+from scalebench.report.document import Block, Chart, Paragraph, Section, has_shape, scale_units
+from scalebench.report.paths import HomeFolder
 from scalebench.report.report_data import ReportData
 
 

@@ -46,7 +46,7 @@ def test_bars_and_cells_are_the_figures_of_the_frame(tmp_path: Path) -> None:
                 assert value == frame.loc[(strategy, int(gpus), series.name), "share"]
     assert all(total == pytest.approx(1, abs=0.02) for total in totals.values())
     assert list(chart.series[0].y) == sorted(chart.series[0].y, reverse=True), "the best bar comes first"
-    assert chart.title == "horovod_gloo on 4 devices: 18 % lost to contention: devices that slow each other down"
+    assert chart.title == "horovod_gloo on 4 devices loses 18 % to contention: devices that slow each other down"
     for row in table.rows:
         cells = dict(zip(table.columns, row.cells, strict=True))
         expected = frame.loc[(cells["strategy"].value, cells["devices"].value)]
