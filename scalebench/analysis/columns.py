@@ -117,7 +117,7 @@ COLUMN_DESCRIPTIONS = {
     "efficiency_bare": "likewise",
     "efficiency_given": "likewise",
     "overhead_share": "1 - self / bare on one device: cost of the wrapper",
-    "mfu": "not computed yet: null",
+    "mfu": "throughput x flops_per_sample / (gpus x peak FLOP/s at precision_used); null: one of them is unknown",
     "sync_isolated_s": "gradient synchronization by itself, slowest rank",
     "sync_exposed_s": "step with synchronization minus without",
     "sync_exposed_share": "of the step",

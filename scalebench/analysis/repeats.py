@@ -318,7 +318,7 @@ def _headline_cells(configuration: Configuration, rate: Estimate) -> Cells:
     """Return throughput and the times that follow from it, as geometric means over repeats."""
     cells: Cells = interval_cells("throughput_samples_per_s", "throughput", rate.value, rate)
     cells["interval_over"] = "repeats" if math.isfinite(rate.low) else None
-    for name in ("step_s", "epoch_s", "device_hours_per_epoch"):
+    for name in ("step_s", "epoch_s", "device_hours_per_epoch", "mfu"):
         values = _present_values(configuration.rows, name)
         cells[name] = math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
     return cells

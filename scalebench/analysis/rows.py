@@ -127,7 +127,7 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
         "machine": str(classify_machine(result.machine)), **_scheduler_cells(result),
         "scaling": s.scaling, "batch_per_device": s.batch_per_device, "global_batch": s.global_batch,
         "precision": w.precision, "data_format": w.data_format, "feed": w.feed,
-        "mfu": None,  # not computed yet
+        "mfu": measurement.mfu,
         "model_params": w.model_params, "gradient_bytes": w.gradient_bytes,
         "flops_per_sample": w.flops_per_sample,
         **interval_cells("throughput_samples_per_s", "throughput", value, interval),

@@ -13,6 +13,7 @@ import numpy as np
 from scalebench.analysis.identity import comparison_key
 from scalebench.analysis.rounds import counting_flags, ratio_in_rounds, rounds_left_out
 from scalebench.analysis.run_summary import Run, RunSummary
+from scalebench.core.machine.peak_flops import find_peak_flops
 from scalebench.core.result import RankRecord, Result
 from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import (
@@ -51,6 +52,7 @@ class Measurement:
     step_s: float | None
     step_spread: dict[str, float | None]  # columns of the frame
     steady: bool | None
+    mfu: float | None  # model FLOPs utilization
     flags: list[str]  # without those that compare the run with others
 
 
@@ -62,9 +64,11 @@ def evaluate_blocks(result: Result) -> Measurement:
     drift = _drift(groups)
     steady = None if drift is None else not drift
     flags = list_flags(result, throughput_figure[1], target, groups)
+    mfu = flops_utilization(result, throughput_figure[0])
+    flags += utilization_flags(mfu)
     blocks = _step_blocks(result, groups)
     batches = min((count_batches(len(group.seconds)) for group in groups), default=0)
-    return Measurement(throughput_figure, batches, _step_s(blocks), describe_step_spread(blocks), steady, flags)
+    return Measurement(throughput_figure, batches, _step_s(blocks), describe_step_spread(blocks), steady, mfu, flags)
 
 
 def throughput(run: Run) -> Figure:
@@ -76,6 +80,37 @@ def throughput(run: Run) -> Figure:
     if isinstance(run, RunSummary):
         return run.throughput
     return _throughput(run, _count_all_blocks(run, wanted_half_width(run)))
+
+
+def flops_utilization(result: Result, rate: float | None) -> float | None:
+    """Return the model FLOPs utilization (MFU) at `rate` samples/s: FLOP/s of training over the peak of all devices.
+
+    None where the FLOPs of the model or a peak are unknown, on CPUs, and of a run that is not ok. Operations that a
+    strategy repeats, such as recomputed activations, do not count. Source: Chowdhery et al. 2022, "PaLM", appendix B.
+    """
+    peak, flops = peak_flops(result), result.workload.flops_per_sample
+    return None if result.status != "ok" or rate is None or not peak or not flops else rate * flops / peak
+
+
+def peak_flops(result: Result) -> float | None:
+    """Return the peak FLOP/s of all devices of a run together, at the precision that was observed.
+
+    The devices are those that the monitor watched; without it they are known only where all GPUs of the run's machines
+    are of one kind. A part of a GPU (MIG) has no peak.
+    """
+    machines, scale = [result.machine, *(result.other_machines or [])], result.scale
+    if scale.device != "cuda" or len(machines) != scale.nodes:
+        return None
+    peaks = {
+        (node, gpu.index): None if gpu.mig else find_peak_flops(gpu.name, result.workload.precision_used)
+        for node, machine in enumerate(machines)
+        for gpu in machine.gpus
+    }
+    used = [peaks.get((device.node or 0, device.index)) for device in result.monitor.devices]
+    if len(used) != scale.gpus:
+        used = list(peaks.values())[:1] * scale.gpus if len(set(peaks.values())) == 1 else []
+    present = [peak for peak in used if peak is not None]
+    return sum(present) if present and len(present) == len(used) else None
 
 
 def step_s(result: Result) -> float | None:
@@ -231,6 +266,11 @@ def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:
     if efficiency.low <= 1:
         return ["superlinear_within_noise"]
     return ["superlinear_on_cpu"] if device == "cpu" else ["superlinear"]
+
+
+def utilization_flags(mfu: float | None) -> list[str]:
+    """Return the flag of a model FLOPs utilization above 1."""
+    return ["mfu_above_1"] if mfu is not None and mfu > 1 else []
 
 
 def repeats_differ_flags(rates: Iterable[float]) -> list[str]:

@@ -35,6 +35,7 @@ DOUBTS = {
     "target_missed": "the interval is wider than requested",
     "repeats_differ": "its repeats differ by more than a tenth",
     "drifts": "its level changed while it was measured",
+    "mfu_above_1": "more FLOP/s than the peak of its devices, which needs an explanation",
     "superlinear": "an efficiency above 1, which needs an explanation",
 }
 # No verdict rests on rows with these flags: other programs or missing cores are part of their figures.

@@ -111,6 +111,10 @@ ADVICE = {
     "superlinear_within_noise": (
         "More than N times as fast on N devices, but the interval holds N times too: take it for linear."
     ),
+    "mfu_above_1": (
+        "Its model FLOPs utilization is above 1: the card runs above the vendor's boost clock, or precision_used "
+        "or the counted FLOPs are wrong. Compare sm_clock_mhz_mean with the card's data sheet."
+    ),
     NOT_STEADY: "Its series is not steady, so that one figure does not describe it. Measure longer (measure.min_s).",
 }
 
@@ -140,6 +144,7 @@ RAISED_WHEN = {
     "superlinear": "efficiency above 1, and so is its interval",
     "superlinear_on_cpu": "likewise on CPU workers, which share their processors: an error of the measurement",
     "superlinear_within_noise": "efficiency above 1; its interval contains 1",
+    "mfu_above_1": "mfu is above 1, which no card can reach at its nominal clock",
     NOT_STEADY: "unsteady for a reason that no other flag names",
 }
 

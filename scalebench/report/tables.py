@@ -119,7 +119,7 @@ def write_spreadsheet(frame: pd.DataFrame, path: Path, full_paths: bool = False)
 
 def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = None) -> Table:
     """Make the table of strategies by devices: throughput with interval, status and remarks, overhead, speedup,
-    efficiency, epoch time.
+    efficiency, model FLOPs utilization, epoch time.
 
     In a frame of pooled repeats it also has their number, if there are several. `baseline_name` is the label of the
     baseline that the user named, whose speedups have columns of their own.
@@ -158,6 +158,8 @@ def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: 
                 for kind, text in baselines.items()}  # fmt: skip
     columns |= {f"efficiency {text}": _make_figure_column(format_percent_column, f"efficiency_{kind}")
                 for kind, text in baselines.items() if f"efficiency_{kind}" in frame}  # fmt: skip
+    if frame["mfu"].notna().any():
+        columns["MFU"] = _make_figure_column(lambda row, name: format_percent(to_number(row[name])), "mfu")
     columns["epoch"] = lambda row: make_cell(format_seconds(row["epoch_s"]), row["epoch_s"])
     if {"feed", "prefetch"} & set(varying) and frame["data_share"].notna().any():
         columns["data"] = _make_figure_column(lambda row, name: format_data_share(row), "data_share")

@@ -21,6 +21,7 @@ from scalebench.analysis.rows import interval_cells
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.training_columns import generalisation_gap
 from scalebench.core import units
+from scalebench.core.machine.peak_flops import TERA
 from scalebench.core.result import CurvePoint, RankRecord, Result, first_point_at_target, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.units import format_bytes, format_number, format_percent
@@ -224,13 +225,17 @@ def _make_fact_table(rows: FactRows) -> RichTable:
 
 
 def list_headline(result: Result) -> FactRows:
-    """List throughput, warm-up, and whether the series was steady."""
+    """List throughput, model FLOPs utilization, warm-up, and whether the series was steady."""
     value, interval = throughput.throughput(result)
     rows = []
     if interval is not None:
         rows.append(("throughput", f"{units.format_rate(interval, 'samples/s')}, 95 % over blocks of this repeat"))
     elif value is not None:
         rows.append(("throughput", f"{format_number(value)} samples/s, too few blocks for an interval"))
+    mfu, peak = throughput.flops_utilization(result, value), throughput.peak_flops(result)
+    if mfu is not None and peak is not None:
+        peaks = f"{format_number(peak / TERA)} TFLOP/s, the peak of its devices at {result.workload.precision_used}"
+        rows.append(("MFU", f"{format_percent(mfu)} of {peaks}"))
     return [*rows, ("warm-up", _describe_warmup(result)), ("steady", _describe_steadiness(result))]
 
 
