@@ -241,6 +241,7 @@ class RankRecord:
     backend_used: str | None = None
     settings_used: dict[str, str] = field(default_factory=dict)  # precision, data_format, compiler
     params: int | None = None
+    flops_per_sample: float | None = None  # of training a user's model; null: unknown, or another model
     train_samples: int | None = None  # of the data set, all replicas
     steps_per_epoch: int | None = None
     threads: int | None = None

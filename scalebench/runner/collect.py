@@ -221,7 +221,7 @@ def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
         model=config.model.name,
         model_params=params,
         gradient_bytes=None if params is None else params * FP32_BYTES,
-        flops_per_sample=count_training_flops(spec),
+        flops_per_sample=count_training_flops(spec) or (first.flops_per_sample if first else None),
         dataset=datasets.label(config),
         train_samples=first.train_samples if first else None,
         steps_per_epoch=first.steps_per_epoch if first else None,
@@ -244,7 +244,8 @@ def _sync(first: RankRecord | None, transports: dict[str, str] | None) -> Sync:
 
 
 def count_training_flops(spec: RunSpec) -> float | None:
-    """Return the FLOPs of training on one sample; None for a user's own network, and for one that fails."""
+    """Return the FLOPs of training on one sample as the model's description gives them; None for a user's own network,
+    which the worker counts, and for one that fails."""
     model = spec.config.model
     if spec.plugin_error is not None or user_code.is_user_model(model):
         return None

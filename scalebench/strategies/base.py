@@ -219,6 +219,11 @@ class Probes:
         """Return the number of trainable parameters of the full model; None if there is no model."""
         return None
 
+    def flops_per_sample(self) -> float | None:
+        """Return the FLOPs of training on one sample of a user's model, 2 per multiply-add, counted when it was built;
+        None if they are unknown. Those of other models are counted from their description."""
+        return None
+
     def parameters(self) -> dict[str, Any]:
         """Return the weights as numpy arrays under the neutral names of workloads.network."""
         raise self.not_measured("does not show its weights")

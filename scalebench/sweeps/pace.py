@@ -99,7 +99,12 @@ def estimate_step(spec: RunSpec, entries: Sequence[PaceEntry]) -> StepEstimate |
         if (entry.hardware, entry.device, entry.framework, entry.settings)
         == (config.hardware.name, spec.device, config.strategy.framework, _describe_settings(spec.config.train))
     ]
-    same_model = [entry for entry in comparable if (entry.model, entry.flops_per_sample) == (config.model.name, flops)]
+    same_model = [
+        entry
+        for entry in comparable
+        # The FLOPs of a user's model are recorded by its runs, and unknown before.
+        if entry.model == config.model.name and flops in (None, entry.flops_per_sample)
+    ]
     same_strategy = [entry for entry in same_model if entry.strategy == config.strategy.name]
     same_run = [e for e in same_strategy if (e.gpus, e.global_batch) == (spec.gpus, spec.global_batch)]
     if same_run:

@@ -14,6 +14,7 @@ from typing import Any
 from scalebench.core.errors import InputError
 
 FLOAT_BYTES = 4  # of float32
+TRAINING_PASSES = 3  # the forward pass, and a backward pass that costs twice as much
 Shape = tuple[int, ...]
 Pads = tuple[tuple[int, int], ...]  # zeros (before, after) along each spatial axis
 
@@ -97,7 +98,7 @@ class Network:
         Backward counts twice, since it computes the gradients of inputs and of weights; this is the convention of "AI
         and Compute" (Amodei and Hernandez, OpenAI 2018, appendix) and of Kaplan et al. 2020 (section 2.1).
         """
-        return 3 * self.forward_flops
+        return TRAINING_PASSES * self.forward_flops
 
     def conv(
         self,

@@ -10,7 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
 from scalebench.core.errors import InputError
-from scalebench.core.result import Result
+from scalebench.core.result import RankRecord, Result
 from scalebench.core.spec import RunSpec
 from scalebench.runner import collect
 from scalebench.runner.collect import RunOutcome
@@ -89,12 +89,15 @@ def test_a_fault_of_the_samples_fails_their_runs_only() -> None:
     assert row.workload.flops_per_sample is None
 
 
-def test_flops_of_a_network_of_ones_own_are_not_known() -> None:
+def test_flops_of_a_network_of_ones_own_are_the_workers_count() -> None:
     def flops(*arguments: str) -> float | None:
         row = assembled(of(*arguments), RunOutcome("ok"))
         return row.workload.flops_per_sample
 
     assert flops(*OWN) is None
+    workers = collect.ResultParts(ranks=[RankRecord(0, "node", 1, flops_per_sample=7e6)])
+    counted = collect.assemble_result(of(*OWN), collect.RunId.new(), RunOutcome("ok"), workers)
+    assert counted.workload.flops_per_sample == 7e6
     assert flops("strategy=simulated", "gpus=1") == 3 * 2 * 486_250
 
 

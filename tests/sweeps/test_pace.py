@@ -116,8 +116,10 @@ def test_without_an_earlier_run_the_work_of_a_step_decides() -> None:
 
 def test_nothing_is_known_of_a_users_model_before_its_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
     same, simulated = entry(0.1, flops_per_sample=None), planned()
+    counted = entry(0.1, flops_per_sample=5e6)  # by the workers of an earlier run
     simulated.config.strategy.framework = "none"  # whose steps take no time for their FLOPs
     assert estimate_step(simulated, [entry(0.1)]) is None
     monkeypatch.setattr(pace, "count_training_flops", lambda spec: None)
     assert estimate_step(planned(), []) is None
-    assert estimate_step(planned(), [same]) is not None
+    for earlier in (same, counted):
+        assert estimate_step(planned(), [earlier]) is not None

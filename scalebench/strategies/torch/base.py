@@ -66,6 +66,7 @@ class TorchStrategy(Strategy, Probes):
         self.accumulate = spec.config.train.accumulate
         self._peak = PeakMemory()
         self._pinned_copies = PinnedCopies()
+        self._user_flops: float | None = None  # of training a user's module on one sample
         self._loss = optimizer.select_loss(spec.config.model.loss)
 
     def group_backend(self) -> str | None:
@@ -215,6 +216,9 @@ class TorchStrategy(Strategy, Probes):
     def num_params(self) -> int:
         return count_parameters(self.model)
 
+    def flops_per_sample(self) -> float | None:
+        return self._user_flops
+
     def parameters(self) -> dict[str, Any]:
         return read_weights(self.model)
 
@@ -269,6 +273,7 @@ class TorchStrategy(Strategy, Probes):
         config = self.spec.config
         model = user_module.build_user_module(config, self.device)
         user_module.check_user_module(model, config, self.device, self.precision, self.group)
+        self._user_flops = model.flops_per_sample
         return model
 
 

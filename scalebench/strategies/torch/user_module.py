@@ -23,8 +23,10 @@ from scalebench.core.errors import InputError, PluginError, describe_exception
 from scalebench.core.spec import Config, ModelSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch.precision import Precision
+from scalebench.strategies.torch.profiling import count_flops
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets.images import PIXEL_SCALE
+from scalebench.workloads.network import TRAINING_PASSES
 
 # The beginnings of DDP's and of Lightning's message about parameters without a gradient.
 UNUSED_PARAMETERS = re.compile(
@@ -46,6 +48,7 @@ class UserModule(nn.Module):
         super().__init__()
         self.module = module
         self.unused_parameters: list[str] = []  # those on which the outputs of the check did not depend
+        self.flops_per_sample: float | None = None  # of training; None: not countable
         self.channels_last = data_format == "nhwc"
         for parameter in module.parameters() if self.channels_last else ():
             if parameter.dim() == 4:  # Module.to fails on kernels with 5 axes
@@ -197,7 +200,7 @@ class RankMessages(Protocol):
 def check_user_module(
     model: UserModule, config: Config, device: torch.device, precision: Precision, ranks: RankMessages | None
 ) -> None:
-    """Raise PluginError if the user's module cannot be trained; the module is left as it was.
+    """Raise PluginError if the user's module cannot be trained, else count its FLOPs; the module is left as it was.
 
     Its outputs have to fit the targets and depend on the parameters, with train.dropout=false it must not draw random
     numbers, and all ranks have to start from the same weights.
@@ -216,6 +219,23 @@ def check_user_module(
         problem = "gives other weights on every rank: draw them from torch, numpy.random or random, which are seeded"
     if problem is not None:
         raise PluginError(f"{function_label(config.model)} {problem}")
+    model.flops_per_sample = _count_training_flops(model, samples, precision.autocast())
+
+
+def _count_training_flops(model: UserModule, samples: Tensor, autocast: AbstractContextManager[None]) -> float | None:
+    """Return the FLOPs of training on one sample, three times those of a forward pass as for our networks.
+
+    None where PyTorch counts nothing, fails, or misses a part: it does not look into recurrent layers. Operators of the
+    user's own kernels are not counted either, which nothing shows.
+    """
+    if any(isinstance(layer, nn.RNNBase) for layer in model.modules()):
+        return None
+    try:
+        # With gradients, since transformer layers otherwise take a fused way that is not counted.
+        flops = count_flops(lambda: _evaluate_samples(model, samples, autocast))
+    except Exception:  # the count is no reason to refuse a module that trains
+        return None
+    return TRAINING_PASSES * flops / len(samples) or None
 
 
 def _input_dtype(config: Config) -> torch.dtype:

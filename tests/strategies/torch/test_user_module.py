@@ -110,6 +110,27 @@ def test_steps_are_those_of_a_plain_loop(strategy: Any, source: Callable[..., So
     assert adapter.model.arrays(True)["calls"] == 6
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "multiply_adds"),
+    [
+        ("Plain", {}, 600 * 16 + 16 * 2),
+        ("Plain", {"train__precision": "bfloat16"}, 600 * 16 + 16 * 2),
+        ("Series", {}, 40 * 4 * 15 + 2 * 40 * 4 * 4 + 160 * 2),
+        ("Transformer", {}, 6 * 4 * 12 + 2 * (2 * 6 * 6 * 2) + 6 * 4 * 4 + 2 * (6 * 4 * 8) + 24 * 2),
+        ("Noisy", {"train__dropout": True}, None),  # of its LSTM nothing would count
+        ("Uncountable", {}, None),
+    ],
+)
+def test_flops_are_counted(strategy: Any, name: str, changes: dict[str, Any], multiply_adds: int | None) -> None:
+    adapter = strategy("bare_torch", **user_model(name), **changes)
+    assert adapter.flops_per_sample() == (None if multiply_adds is None else 6 * multiply_adds)
+    assert adapter.model.training
+
+
+def test_flops_of_other_models_come_from_their_description(strategy: Any) -> None:
+    assert strategy("bare_torch").flops_per_sample() is None
+
+
 def test_arrays_are_copies(strategy: Any, source: Callable[..., Source]) -> None:
     adapter = strategy("bare_torch", **user_model("Plain"))
     before = adapter.parameters()

@@ -113,6 +113,26 @@ class Noisy(nn.Module):
         return self.last(self.norm(x.movedim(1, 2)).flatten(1))
 
 
+class Transformer(nn.Module):
+    """A layer whose fused form for evaluation is not counted, over 6 positions of 4 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), nn.Linear(24, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layer(x.flatten(1)[:, :24].reshape(-1, 6, 4)).flatten(1))
+
+
+class Uncountable(Plain):
+    """A module that does not work under a mode that watches its operators."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch._C._len_torch_dispatch_stack():
+            raise TypeError("no operators to watch")
+        return super().forward(x)
+
+
 def seeded() -> nn.Module:
     torch.manual_seed(1)
     np.random.seed(1)
