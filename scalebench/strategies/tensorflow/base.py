@@ -202,6 +202,9 @@ class TensorFlowStrategy(TensorFlowProbes):
     def parameters(self) -> dict[str, Any]:
         return read_weights(self.model)
 
+    def flops_per_sample(self) -> float | None:
+        return self.model.flops_per_sample if isinstance(self.model, UserModel) else None
+
     def peak_memory_bytes(self) -> list[int | None]:
         return [devices.peak_memory_bytes(device) for device in self.devices]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import re
 import tempfile
@@ -279,3 +280,50 @@ def _gpu_kernels(line: Line, sync_operations: Collection[str]) -> Iterable[tuple
 
 def _is_gradient_sync(event: str, sync_operations: Collection[str]) -> bool:
     return any(is_event_of(event, name) for name in sync_operations)
+
+
+def _count_matrix_product(operation: tf.Operation) -> int:
+    left, transposed = operation.inputs[0].shape, "transpose_a" if operation.type == "MatMul" else "adj_x"
+    return math.prod(operation.outputs[0].shape) * left[-2 if operation.get_attr(transposed) else -1]
+
+
+def _count_einsum(operation: tf.Operation) -> int:
+    """Multiply the sizes of all labels, as they are summed over at once."""
+    terms = operation.get_attr("equation").decode().partition("->")[0].split(",")
+    return math.prod({label: size for term, each in zip(terms, operation.inputs, strict=True)
+                      for label, size in zip(term, each.shape, strict=True)}.values())  # fmt: skip
+
+
+def _count_convolution(operation: tf.Operation) -> int:
+    return math.prod(operation.outputs[0].shape) * math.prod(operation.inputs[1].shape[:-1])
+
+
+MULTIPLY_ADDS: dict[str, Callable[[tf.Operation], int]] = {
+    "MatMul": _count_matrix_product,
+    "BatchMatMulV2": _count_matrix_product,
+    "Einsum": _count_einsum,
+    "Conv2D": _count_convolution,
+    "Conv3D": _count_convolution,
+    "DepthwiseConv2dNative": lambda operation: (
+        math.prod(operation.outputs[0].shape) * math.prod(operation.inputs[1].shape[:2])
+    ),
+}
+# Operations whose products are not counted: functions, loops of recurrent layers, and transposed convolutions.
+UNCOUNTED = re.compile(r"\w*(?:PartitionedCall|While|If|BackpropInput\w*|MatMul\w*|RNN\w*)|Case|XlaLaunch")
+
+
+def count_flops(graph: tf.Graph) -> int | None:
+    """Count the FLOPs of convolutions, matrix products and attention in a graph of fixed shapes, 2 per multiply-add.
+
+    None where it has operations whose products cannot be seen, or shapes that are not fixed.
+    """
+    multiply_adds = 0
+    for operation in graph.get_operations():
+        if count := MULTIPLY_ADDS.get(operation.type):
+            try:
+                multiply_adds += count(operation)
+            except (TypeError, ValueError):  # a size is None, or the ellipsis of an einsum
+                return None
+        elif UNCOUNTED.fullmatch(operation.type):
+            return None
+    return 2 * multiply_adds

@@ -17,8 +17,10 @@ import tensorflow as tf
 from scalebench.core.errors import PluginError
 from scalebench.core.spec import Config
 from scalebench.strategies.base import GroupSum, Unsupported
+from scalebench.strategies.tensorflow.profiling import count_flops
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets.images import PIXEL_SCALE
+from scalebench.workloads.network import TRAINING_PASSES
 
 CHECK_SAMPLES = 2
 ADDED_LOSS = "adds a loss of its own (a regularizer or add_loss), which nobody would minimise: leave it out"
@@ -35,10 +37,13 @@ class UserModel(keras.Model):
     `variables_by_name` has trained weights and moving statistics under Keras' paths, which are equal in all processes.
     """
 
-    def __init__(self, inner: keras.Model, changed: Sequence[keras.Variable] = ()) -> None:
-        """Wrap `inner`; `changed` are the variables that a training pass changes by itself."""
+    def __init__(
+        self, inner: keras.Model, changed: Sequence[keras.Variable] = (), flops_per_sample: float | None = None
+    ) -> None:
+        """Wrap `inner`; `changed` are the variables that a training pass changes by itself, `flops_per_sample` those of
+        training, None where they are unknown."""
         super().__init__(name=f"user_{inner.name}", dtype="float32")
-        self.inner = inner
+        self.inner, self.flops_per_sample = inner, flops_per_sample
         self.trained = list(inner.trainable_variables)
         self.moving_statistics = [variable for variable in changed if _is_float(variable)]
         self.random_states = [variable for variable in changed if not _is_float(variable)]  # and counters
@@ -135,10 +140,11 @@ def check_inputs(inner: keras.Model, config: Config) -> None:
         )
 
 
-def check_model(inner: keras.Model, config: Config) -> list[keras.Variable]:
+def check_model(inner: keras.Model, config: Config) -> tuple[list[keras.Variable], float | None]:
     """Check that a built model can be trained as `config.model` says, else raise ModelProblem.
 
-    Returns the variables that a training pass changes: moving statistics and states of random layers.
+    Returns the variables that a training pass changes (moving statistics and states of random layers), and the FLOPs of
+    training on one sample: three times those of a forward pass as for scalebench's networks, or None.
     """
     if not inner.trainable_variables:
         raise ModelProblem("has no weights to train")
@@ -150,14 +156,16 @@ def check_model(inner: keras.Model, config: Config) -> list[keras.Variable]:
             )
         if variable.regularizer is not None:
             raise ModelProblem(ADDED_LOSS)
-    _check_outputs(_trace_pass(inner, config, training=False)[0], inner, config)
+    outputs = _trace_pass(inner, config, training=False)[0]
+    _check_outputs(outputs, inner, config)
     _, changed = _trace_pass(inner, config, training=True)
     if not config.train.dropout and not all(tf.as_dtype(variable.dtype).is_floating for variable in changed):
         raise ModelProblem(
             "draws numbers in training although train.dropout=false, which turns off dropout layers of Keras alone: "
             "make a keras.layers.Dropout of it, or take train.dropout=true"
         )
-    return changed
+    flops = count_flops(outputs.graph)
+    return changed, TRAINING_PASSES * flops / CHECK_SAMPLES if flops else None
 
 
 def _trace_pass(inner: keras.Model, config: Config, training: bool) -> tuple[Any, list[keras.Variable]]:
@@ -239,10 +247,10 @@ def build_user_model(config: Config, compute_dtype: str, rank: int, model_class:
             build_layers(inner, config)
             if not config.train.dropout:
                 disable_dropout(inner)
-            changed = check_model(inner, config)
+            changed, flops_per_sample = check_model(inner, config)
     finally:
         keras.config.set_dtype_policy(policy)
-    model = model_class(inner, changed)
+    model = model_class(inner, changed, flops_per_sample)
     tf.random.set_seed(config.seed + rank)  # for TensorFlow's own random operations
     seed_replicas_apart(model, rank)
     return model

@@ -15,6 +15,7 @@ import tensorflow as tf
 from scalebench.core.errors import PluginError
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow import user_model
+from scalebench.strategies.tensorflow.profiling import count_flops
 from scalebench.strategies.tensorflow.user_model import UserModel
 from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training
@@ -66,6 +67,35 @@ def policy_kept() -> Iterator[None]:
 
 def own(name: str, *words: str) -> tuple[str, ...]:
     return (*CURVES, "model.metric=mse", f"model.keras={HERE}:{name}", *words)
+
+
+INPUT = keras.Input((200, 3))
+POSITIONS = keras.layers.Dense(4)(INPUT)  # 200 x 3 x 4 multiply-adds
+
+
+@pytest.mark.parametrize(
+    ("layer", "multiply_adds"),
+    [
+        (keras.layers.Conv1D(6, 5, strides=5), 40 * 5 * 4 * 6),
+        (keras.layers.SeparableConv1D(6, 3), 198 * (3 * 4 + 4 * 6)),
+        (keras.layers.Dense(7, use_bias=False), 200 * 4 * 7),
+        (keras.layers.LSTM(3), None),
+        (keras.layers.Conv1DTranspose(2, 3), None),
+        (lambda x: keras.layers.MultiHeadAttention(2, 3)(x, x), 200 * 4 * 6 * 4 + 2 * 2 * 200 * 200 * 3),
+        (keras.layers.BatchNormalization(), 0),
+    ],
+)
+def test_flops_are_counted(layer: Any, multiply_adds: int | None) -> None:
+    model = keras.Model(INPUT, layer(POSITIONS))
+    traced = tf.function(lambda x: model(x, training=False), autograph=False)
+    graph = traced.get_concrete_function(tf.TensorSpec((2, 200, 3))).graph
+    expected = None if multiply_adds is None else 2 * 2 * (200 * 3 * 4 + multiply_adds)
+    assert count_flops(graph) == expected
+
+
+def test_a_strategy_has_the_flops_of_training(strategy: Any) -> None:
+    assert strategy(*own("plain"), *BARE).flops_per_sample() == 6 * (600 * 4 + 4 * 2)
+    assert strategy("model=materials_cnn", "dataset=materials", *BARE).flops_per_sample() is None
 
 
 @pytest.mark.parametrize("way", WAYS)
