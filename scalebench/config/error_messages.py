@@ -82,8 +82,8 @@ def explain_unknown_key(key: str, arguments: list[str]) -> str:
     if (meant := find_meant_key(key, arguments)) is not None:
         return f"no key '{key}'; did you mean '{meant}'?"
     group = key.partition("/")[0].partition(".")[0]
-    known = [k for k in keys if k.startswith(f"{group}.")] or sorted({k.partition(".")[0] for k in keys})
-    return f"no key '{key}'; known: {', '.join(sorted(known))}"
+    candidates = [k for k in keys if k.startswith(f"{group}.")] or sorted({k.partition(".")[0] for k in keys})
+    return f"no key '{key}'; known: {', '.join(sorted(candidates))}"
 
 
 def find_meant_key(name: str, arguments: list[str]) -> str | None:

@@ -40,8 +40,8 @@ def nearest_names(name: str, candidates: Iterable[str]) -> list[str]:
     names, typed = list(candidates), name.lower()
     stem = _without_digits(typed)
     if len(stem) >= MIN_STEM_CHARACTERS and typed not in names:
-        family = [known for known in names if _without_digits(known.lower()) == stem]
-        longer = [known for known in names if known.lower().startswith(typed)]
+        family = [each for each in names if _without_digits(each.lower()) == stem]
+        longer = [each for each in names if each.lower().startswith(typed)]
         if family or longer:
             return sorted(family or longer, key=split_number)[:MAX_NEAREST_NAMES]
     nearest = nearest_name(name, names)

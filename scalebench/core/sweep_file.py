@@ -111,8 +111,8 @@ def find_newest_sweep(below: Path = Path(RESULTS_FOLDER)) -> Path:
     """Return the folder of the sweep that was written last among those in `below`; where there is none, that of the
     last single run. Raise InputError where there is neither."""
     for files in (below.glob(f"*/{SWEEP_FILE}"), below.glob(f"single/*/{RESULT_FILE}")):
-        if found := max(files, key=lambda path: path.stat().st_mtime_ns, default=None):
-            return found.parent
+        if newest := max(files, key=lambda path: path.stat().st_mtime_ns, default=None):
+            return newest.parent
     raise InputError(
         f"no sweep below ./{below}; name the folder of a run or a sweep, or make one: scalebench sweep=demo"
     )

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
-from urllib.parse import quote
 
 from scalebench.analysis.scaling_curves import Curve, format_group_title
 from scalebench.analysis.scaling_curves import group_curves as group_by_workload
 from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
-from scalebench.core.untrusted import clean_text
 from scalebench.report.flag_text import to_number, to_text
 
 MAX_CURVES = 24  # of a chart; more are not distinguishable
@@ -36,7 +32,6 @@ DEVICES = "devices"
 REPEAT_ROWS = "repeat_rows"  # key of a curve's row: the rows of its repeats, where there are several
 
 Number = float | None  # None: not measured
-NUMBER_TYPES = (float, int, type(None))
 Points = list[tuple[float, float]]
 Cells = Mapping[str, Any]  # the cells of one row of the frame
 Tags = Mapping[str, str]  # model, strategy, hardware: what a reader can filter by; without a tag, a block always shows
@@ -262,8 +257,8 @@ def select_largest_groups(groups: Sequence[Workload]) -> tuple[list[Workload], l
     kept = sorted(sorted(range(len(rows)), key=lambda i: (-rows[i], i))[:MAX_CURVE_GROUPS])
     if len(kept) == len(rows):
         return list(groups), []
-    text = f"{len(rows)} combinations of model, data set, hardware, scaling and batch were measured: drawn are the"
-    left_out = Paragraph(f"{text} {MAX_CURVE_GROUPS} with the most rows; the frame has all of them.")
+    text = f"{len(rows)} combinations of model, data set, hardware, scaling and batch were measured. The"
+    left_out = Paragraph(f"{text} {MAX_CURVE_GROUPS} with the most rows are shown; results.csv has all.")
     return [groups[i] for i in kept], [left_out]
 
 
@@ -281,8 +276,8 @@ def select_best_curves(curves: Sequence[Curve], count: int = MAX_CURVES) -> tupl
         for rank, (_, i) in enumerate(sorted(rates)):
             best_rank[i] = min(best_rank.get(i, rank), rank)
     kept = sorted(sorted(best_rank, key=lambda i: (best_rank[i], i))[:count])
-    text = f"{len(curves)} curves are more than a chart can show: these are the {count} that come first in throughput"
-    return [curves[i] for i in kept], [Paragraph(f"{text} at some number of devices; the frame has all of them.")]
+    text = f"The fastest {count} of {len(curves)} curves are shown, each among the first at some number of devices"
+    return [curves[i] for i in kept], [Paragraph(f"{text}; results.csv has all.")]
 
 
 def get_tags(row: Cells) -> dict[str, str]:
@@ -311,43 +306,6 @@ def build_table(
     the `words` are numbers."""
     rows = [Row([make(item) for make in columns.values()], tags) for item, tags in items]
     return Table(table_id, title, list(columns), rows, frozenset(columns) - set(words), caption)
-
-
-class Footnotes:
-    """Remarks below a table, each with a mark: a, b, ..., z, aa, ab."""
-
-    def __init__(self) -> None:
-        self._marks: dict[str, str] = {}
-
-    def mark(self, remarks: Sequence[str]) -> list[str]:
-        """Return the marks of these remarks, in their order below the table; equal remarks have one mark."""
-        for remark in remarks:
-            self._marks.setdefault(remark, _make_mark(len(self._marks)))
-        return [mark for remark, mark in self._marks.items() if remark in remarks]
-
-    def make_cell(self, remarks: Sequence[str]) -> Cell:
-        """Make a cell of marks, which shows the remarks on demand."""
-        text = "; ".join(remarks)
-        return Cell(" ".join(self.mark(remarks)), text or None, note=text)
-
-    def list_notes(self) -> list[tuple[str, str]]:
-        """Return each mark and its remark."""
-        return [(mark, remark) for remark, mark in self._marks.items()]
-
-
-def _make_mark(number: int) -> str:
-    before, letter = divmod(number, 26)
-    return (_make_mark(before - 1) if before else "") + chr(ord("a") + letter)
-
-
-def move_to_footnotes(table: Table, column: str) -> Table:
-    """Return the table with marks in a column of long texts, which stand once below it."""
-    number, notes, rows = list(table.columns).index(column), Footnotes(), []
-    for row in table.rows:
-        cells = list(row.cells)
-        cells[number] = notes.make_cell([cells[number].text] if cells[number].text else [])
-        rows.append(replace(row, cells=cells))
-    return replace(table, rows=rows, footnotes=notes.list_notes())
 
 
 def make_line_series(curves: Iterable[Curve], column: str, stem: str = "") -> list[Series]:
@@ -459,11 +417,8 @@ def join_sentences(*parts: str) -> str:
 
 
 def downsample(points: Sequence[tuple[float, float]], max_points: int) -> Points:
-    """Reduce a series to at most `max_points` points (four or more) so that short dips and peaks stay visible.
-
-    Keeps the first and the last point, and the lowest and the highest of each of as many stretches of equal length as
-    there is room for.
-    """
+    """Reduce a series to at most `max_points` points (four or more): the first, the last, and the lowest and highest of
+    each of several stretches of equal length, so that short dips and peaks stay visible."""
     if len(points) <= max_points:
         return list(points)
     inner, stretches = points[1:-1], (max_points - 2) // 2
@@ -473,47 +428,3 @@ def downsample(points: Sequence[tuple[float, float]], max_points: int) -> Points
         values = [value for _, value in inner[begin:end]]
         kept += [inner[begin + i] for i in sorted({values.index(min(values)), values.index(max(values))})]
     return [*kept, points[-1]]
-
-
-class HomeFolder:
-    """The home folder of the user, which is `~` in a report: reports are shown to others."""
-
-    def __init__(self) -> None:
-        home = Path(os.path.expanduser("~"))
-        homes = {str(path) for path in (home, home.resolve()) if len(path.parts) > 1 and path.is_absolute()}
-        self._homes = tuple(homes)
-        names = "|".join(map(re.escape, sorted(homes, key=len, reverse=True))) or r"(?!)"
-        self._pattern = re.compile(rf"(?<![\w.~-])(?:{names})(?![\w-]|\.\w)")
-
-    def hide(self, text: str) -> str:
-        """Return a text with `~` for the home folder where a path begins with it."""
-        return self._pattern.sub("~", text) if "/" in text and any(home in text for home in self._homes) else text
-
-    def hide_in(self, part: Any) -> Any:
-        """Return a section, a block or any part of one with `~` in all its texts; itself, if there is none to write."""
-        if isinstance(part, str):
-            return self.hide(part)
-        if isinstance(part, Cell):
-            value = self.hide(part.value) if isinstance(part.value, str) else part.value
-            texts = {"text": self.hide(part.text), "value": value, "note": self.hide(part.note)}
-            same = all(getattr(part, name) == text for name, text in texts.items())
-            return part if same else replace(part, **texts)  # type: ignore[arg-type]
-        if isinstance(part, (list, tuple)):
-            if all(type(each) in NUMBER_TYPES for each in part):  # by far the most
-                return part
-            changed = [self.hide_in(each) for each in part]
-            return part if all(a is b for a, b in zip(changed, part, strict=True)) else changed
-        if is_dataclass(part) and not isinstance(part, type):
-            values = {each.name: getattr(part, each.name) for each in fields(part) if each.name != "id"}
-            texts = {name: new for name, value in values.items() if (new := self.hide_in(value)) is not value}
-            return replace(part, **texts) if texts else part
-        return part
-
-
-def make_relative_link(link: str, home: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
-    """Return a link from a document in `folder` to the file `link` below `home`.
-
-    It always begins with a dot and has no colon, so that it can neither run a script nor leave the disk.
-    """
-    target = os.path.normpath(os.path.join(home, "./" + clean_text(link).lstrip("/")))
-    return "./" + quote(os.path.relpath(target, folder).replace(os.sep, "/"), safe="/")

@@ -25,9 +25,8 @@ from scalebench.report.document import (
     Table,
     Verdict,
     downsample,
-    make_relative_link,
 )
-from scalebench.report.report_data import ReportData
+from scalebench.report.report_data import ReportData, make_relative_link
 from scalebench.report.sections import make_sections
 
 MAX_CHART_ROWS = 40  # of a chart; nobody reads a longer table

@@ -6,12 +6,14 @@ Records may come from anybody: core/untrusted says which files that they name ar
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from scalebench.analysis import load, scaling_curves
 from scalebench.analysis.advice import Advice, list_advice
@@ -23,7 +25,7 @@ from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
 from scalebench.core.untrusted import MAX_SMALL_FILE_BYTES, clean_text
 from scalebench.measure.progress import RankProgress, read_progress
-from scalebench.report.document import REPEAT_ROWS, Block, Paragraph
+from scalebench.report.document import REPEAT_ROWS, Block, Cell, Paragraph
 from scalebench.report.flag_text import to_text
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ MAX_PROGRESS_RANKS = 64  # ranks of an unfinished run whose progress files are r
 MAX_LOG_LINES = 30
 MAX_LOG_BYTES = 64 * 1024  # a log may be larger than memory
 MAX_LINE_LENGTH = 500
+NUMBER_TYPES = (float, int, type(None))
 
 Row = dict[str, Any]  # the cells of the frame that DETAIL_COLUMNS and the name columns list, None for null
 GLOBAL_NAME_COLUMNS = ("hardware", "scaling")  # part of every name where any two of the listed runs differ in them
@@ -290,3 +293,47 @@ def _format_time(at_s: float) -> str:
         return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError, OSError):
         return ""
+
+
+class HomeFolder:
+    """The home folder of the user, which is `~` in a report: reports are shown to others."""
+
+    def __init__(self) -> None:
+        home = Path(os.path.expanduser("~"))
+        homes = {str(path) for path in (home, home.resolve()) if len(path.parts) > 1 and path.is_absolute()}
+        self._homes = tuple(homes)
+        names = "|".join(map(re.escape, sorted(homes, key=len, reverse=True))) or r"(?!)"
+        self._pattern = re.compile(rf"(?<![\w.~-])(?:{names})(?![\w-]|\.\w)")
+
+    def hide(self, text: str) -> str:
+        """Return a text with `~` for the home folder where a path begins with it."""
+        return self._pattern.sub("~", text) if "/" in text and any(home in text for home in self._homes) else text
+
+    def hide_in(self, part: Any) -> Any:
+        """Return a section, a block or any part of one with `~` in all its texts; itself, if there is none to write."""
+        if isinstance(part, str):
+            return self.hide(part)
+        if isinstance(part, Cell):
+            value = self.hide(part.value) if isinstance(part.value, str) else part.value
+            texts = {"text": self.hide(part.text), "value": value, "note": self.hide(part.note)}
+            same = all(getattr(part, name) == text for name, text in texts.items())
+            return part if same else replace(part, **texts)  # type: ignore[arg-type]
+        if isinstance(part, (list, tuple)):
+            if all(type(each) in NUMBER_TYPES for each in part):  # by far the most
+                return part
+            changed = [self.hide_in(each) for each in part]
+            return part if all(a is b for a, b in zip(changed, part, strict=True)) else changed
+        if is_dataclass(part) and not isinstance(part, type):
+            values = {each.name: getattr(part, each.name) for each in fields(part) if each.name != "id"}
+            texts = {name: new for name, value in values.items() if (new := self.hide_in(value)) is not value}
+            return replace(part, **texts) if texts else part
+        return part
+
+
+def make_relative_link(link: str, home: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
+    """Return a link from a document in `folder` to the file `link` below `home`.
+
+    It always begins with a dot and has no colon, so that it can neither run a script nor leave the disk.
+    """
+    target = os.path.normpath(os.path.join(home, "./" + clean_text(link).lstrip("/")))
+    return "./" + quote(os.path.relpath(target, folder).replace(os.sep, "/"), safe="/")

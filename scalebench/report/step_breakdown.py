@@ -29,10 +29,10 @@ from scalebench.report.document import (
     format_cell,
     format_duration_column,
     group_curves,
-    move_to_footnotes,
 )
 from scalebench.report.flag_text import to_text
 from scalebench.report.report_data import ReportData
+from scalebench.report.tables import move_to_footnotes
 
 TOO_FEW_BLOCKS = "too few blocks for a figure"
 NO_MESSAGES = "the gradient messages of a step are not known"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +16,6 @@ from scalebench.core.untrusted import clean_text
 from scalebench.report.document import (
     THROUGHPUT,
     Cell,
-    Footnotes,
-    HomeFolder,
     Row,
     Table,
     get_tags,
@@ -24,6 +23,7 @@ from scalebench.report.document import (
     make_cell,
 )
 from scalebench.report.flag_text import describe_intervals, describe_row, get_repeat_counts, to_number, to_text
+from scalebench.report.report_data import HomeFolder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +46,43 @@ FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|\s")  # also ful
 SETTING_START = re.compile(r"\s+(?=[\w.]+=)")  # of the next `key=value`; a value may have spaces
 
 CellMaker = Callable[[dict[str, Any]], Cell]
+
+
+class Footnotes:
+    """Remarks below a table, each with a mark: a, b, ..., z, aa, ab."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, str] = {}
+
+    def mark(self, remarks: Sequence[str]) -> list[str]:
+        """Return the marks of these remarks, in their order below the table; equal remarks have one mark."""
+        for remark in remarks:
+            self._marks.setdefault(remark, _make_mark(len(self._marks)))
+        return [mark for remark, mark in self._marks.items() if remark in remarks]
+
+    def make_cell(self, remarks: Sequence[str]) -> Cell:
+        """Make a cell of marks, which shows the remarks on demand."""
+        text = "; ".join(remarks)
+        return Cell(" ".join(self.mark(remarks)), text or None, note=text)
+
+    def list_notes(self) -> list[tuple[str, str]]:
+        """Return each mark and its remark."""
+        return [(mark, remark) for remark, mark in self._marks.items()]
+
+
+def _make_mark(number: int) -> str:
+    before, letter = divmod(number, 26)
+    return (_make_mark(before - 1) if before else "") + chr(ord("a") + letter)
+
+
+def move_to_footnotes(table: Table, column: str) -> Table:
+    """Return the table with marks in a column of long texts, which stand once below it."""
+    number, notes, rows = list(table.columns).index(column), Footnotes(), []
+    for row in table.rows:
+        cells = list(row.cells)
+        cells[number] = notes.make_cell([cells[number].text] if cells[number].text else [])
+        rows.append(replace(row, cells=cells))
+    return replace(table, rows=rows, footnotes=notes.list_notes())
 
 
 def write_tables(folder: Path, runs: Survey | None = None) -> pd.DataFrame:

@@ -19,10 +19,10 @@ from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.scaling_curves import format_batch, plain_rows
 from scalebench.core.untrusted import clean_line
 from scalebench.report import training_tables
-from scalebench.report.document import Footnotes
 from scalebench.report.flag_text import describe_intervals
 from scalebench.report.tables import (
     SORT_COLUMNS,
+    Footnotes,
     drop_common_settings,
     format_percent,
     format_ratio_and_limit,

@@ -29,7 +29,7 @@ def print_jobs(console: Console, runs: Sequence[tuple[RunSpec, bool]]) -> None:
     jobs = [spec for spec, _ in runs if spec.can_start]
     if jobs:
         console.rich.print(make_job_table([run for run in runs if run[0].can_start]))
-    for text in dict.fromkeys(_describe_obstacle(spec) for spec, _ in runs if not spec.can_start):
+    for text in dict.fromkeys(_format_reason(spec) for spec, _ in runs if not spec.can_start):
         console.print_line(text)
     limits = [time_limit_minutes(spec) for spec in jobs]
     node_hours = sum(job_geometry(spec).nodes * minutes for spec, minutes in zip(jobs, limits, strict=True)) / 60
@@ -103,6 +103,6 @@ def _geometry_cells(geometry: JobGeometry) -> tuple[int | str, ...]:
     return geometry.nodes, tasks, geometry.cpus_per_task, gpus
 
 
-def _describe_obstacle(spec: RunSpec) -> str:
+def _format_reason(spec: RunSpec) -> str:
     error = spec.plugin_error
     return f"{spec.label}: unsupported: {spec.unsupported}" if error is None else f"{spec.label}: will fail: {error}"

@@ -93,13 +93,13 @@ def estimate_step(spec: RunSpec, entries: Sequence[PaceEntry]) -> StepEstimate |
     """
     config, flops = spec.config, count_training_flops(spec)
     work = spec.global_batch / spec.gpus
-    alike = [
+    comparable = [
         entry
         for entry in entries
         if (entry.hardware, entry.device, entry.framework, entry.settings)
         == (config.hardware.name, spec.device, config.strategy.framework, _describe_settings(spec.config.train))
     ]
-    same_model = [entry for entry in alike if (entry.model, entry.flops_per_sample) == (config.model.name, flops)]
+    same_model = [entry for entry in comparable if (entry.model, entry.flops_per_sample) == (config.model.name, flops)]
     same_strategy = [entry for entry in same_model if entry.strategy == config.strategy.name]
     same_run = [e for e in same_strategy if (e.gpus, e.global_batch) == (spec.gpus, spec.global_batch)]
     if same_run:
@@ -108,7 +108,7 @@ def estimate_step(spec: RunSpec, entries: Sequence[PaceEntry]) -> StepEstimate |
         return _estimate_from(nearest, [work * e.gpus / e.global_batch for e in nearest], SAME_MODEL_FACTOR)
     if flops is None or config.strategy.framework == "none":
         return None
-    sized = [entry for entry in alike if entry.flops_per_sample]
+    sized = [entry for entry in comparable if entry.flops_per_sample]
     return _estimate_from_work(sized, work * flops) if sized else _guess_from_work(spec, work * flops)
 
 

@@ -213,10 +213,10 @@ def test_the_answer_is_seen_without_scrolling(
     browser: Chrome, tmp_path: Path, pixels: int, height: int, last: str, dark: bool
 ) -> None:
     open_page(browser, write_real_page(tmp_path), pixels, dark, height=height)
+    wait(browser, "return document.querySelectorAll('#answer .plot[data-drawn]').length === 2")
     ends = "return [...document.querySelectorAll(`#answer :is(%s)`)].map(e => e.getBoundingClientRect().bottom)"
     seen = browser.execute_script(ends % f".headline, .tiles dd, {last}")
     assert len(seen) >= 11 and max(seen) <= height
-    assert len(browser.find_elements(By.CSS_SELECTOR, "#answer .plot[data-drawn]")) == 2
     assert browser.execute_script("return document.querySelectorAll('main details[open]').length") == 0
     assert browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]") == [pixels, pixels]
 

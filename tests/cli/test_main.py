@@ -132,7 +132,7 @@ def test_a_terminal_has_a_line_before_anything_is_imported(
     printed = []
     stand_in = types.ModuleType("hydra_app")
     stand_in.main = lambda words: printed.append(capsys.readouterr().out) or 0  # type: ignore[attr-defined]
-    monkeypatch.setattr("scalebench.cli.hydra_app", stand_in)
+    monkeypatch.setattr("scalebench.cli.hydra_app", stand_in, raising=False)  # not imported where this test is alone
     monkeypatch.setattr(sys.stdout, "isatty", lambda: in_terminal)
     assert program.main(arguments) == 0
     assert [line.endswith(": preparing the runs\n") for line in printed] == [announced]

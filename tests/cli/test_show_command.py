@@ -93,10 +93,11 @@ def test_without_a_folder_it_is_the_newest_sweep(capsys: pytest.CaptureFixture[s
         write_result(record(gpus=gpus), Path(folder))
     assert main(["show"]) == 0
     out, err = capsys.readouterr()
-    assert rows(out) == [["ddp", "8"]] and err == "scalebench: multirun/single/later is the newest sweep\n"
+    assert rows(out) == [["ddp", "8"]] and err == "scalebench: multirun/single/later is the newest run\n"
     Path("multirun/first/sweep.json").touch()
     assert main(["show", "--details"]) == 0
-    assert rows(capsys.readouterr().out) == [["ddp", "1"]]
+    out, err = capsys.readouterr()
+    assert rows(out) == [["ddp", "1"]] and err == "scalebench: multirun/first is the newest sweep\n"
 
 
 def test_a_baseline_has_a_column_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:

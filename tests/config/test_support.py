@@ -47,7 +47,7 @@ NO_PACKAGE = "simulated needs no_such_package_x, which is not installed: pip ins
         (2, {"hardware": UNQUEUED}, f"{ANOTHER}), here is 2 GPUs; use hardware=local"),
         (2, {"hardware": GPUS_HERE, "gpus": 4}, "gpus=4 asks for more than the 2 GPUs here"),
         (4, {"hardware": GPUS_HERE, "gpus": 4}, None),
-        (0, {"strategy": NCCL}, f"ddp_nccl exchanges {NEEDS_GPUS}; use strategy=ddp_gloo on CPU"),
+        (0, {"strategy": NCCL}, f"ddp_nccl exchanges {NEEDS_GPUS}; use strategy=ddp on CPU"),
         (4, {"hardware": GPUS_HERE, "strategy": NCCL}, None),
         (4, {"hardware": GPUS_HERE, "strategy__devices": ["cpu"]}, "simulated does not run on cuda"),
         (0, {"strategy__max_gpus": 1, "gpus": 2}, "simulated runs on 1 device only, gpus=2"),
@@ -82,7 +82,7 @@ def test_all_reasons_are_listed(machine_with: Any) -> None:
     assert str(reasons).split("; ") == ["simulated runs on 1 device only, gpus=2", NO_PACKAGE]
 
 
-CPU_ONLY = "horovod_nccl exchanges gradients over NCCL, which needs GPUs; use strategy=horovod_gloo on CPU"
+CPU_ONLY = "horovod_nccl exchanges gradients over NCCL, which needs GPUs; use strategy=horovod on CPU"
 NO_MPIRUN = "horovod_mpi is started by mpirun, which is not on the PATH: apt-get install openmpi-bin"
 NO_HOROVOD = "horovod_gloo needs horovod, which is not installed: scalebench install horovod"
 NO_NCCL = (

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 import scalebench
 from tests.conftest import ROOT
 
+OK_ROW = re.compile(r"^\d+ .*\bok\b", re.MULTILINE)  # of the table that ends a run or a sweep
 QUICK = ["measure=quick", "measure.min_s=0", "measure.max_s=0.5", "measure.repeats=1", "dataset.size=1000"]
 
 
@@ -68,6 +69,9 @@ def test_wheel_in_a_fresh_environment(tmp_path: Path) -> None:
     assert "ddp_gloo" in run([str(tmp_path / "env" / "bin" / "scalebench"), "list", "strategies"], away)
     here = run([python, "-c", "import scalebench.core.config_files as c; print(c.conf_dir())"], away)
     assert "site-packages" in here
+    (scripts,) = (tmp_path / "env").glob("lib/*/site-packages/scalebench/cli/commands/install")
+    assert {path.name for path in scripts.glob("*.sh") if os.access(path, os.X_OK)} >= {"horovod.sh", "horovod_cxx.sh"}
+    assert "scalebench install horovod" in run([str(tmp_path / "env" / "bin" / "scalebench"), "doctor"], away)
     scalebench = [python, "-m", "scalebench"]
     assert "ok" in run([*scalebench, "strategy=ddp_gloo", "gpus=2", "hydra.run.dir=out", *QUICK], away)
     for name in ("spec.json", "rank0.json", "rank1.json", "rank0.log", "rank1.log", "result.json"):
@@ -76,8 +80,8 @@ def test_wheel_in_a_fresh_environment(tmp_path: Path) -> None:
     assert "gloo" in shown
     assert "throughput_samples_per_s" in shown
     table = run([*scalebench, "--multirun", "strategy=ddp_gloo,lightning_ddp_gloo", "gpus=1,2", *QUICK], away)
-    assert table.count(" ok ") == 5, table  # four, and the bare baseline
-    line = run([*scalebench, "strategy=horovod_nccl", "hardware=alpha", "hardware.slurm.bin=/no/such/folder"], away)
+    assert len(OK_ROW.findall(table)) == 5, table  # four, and the bare baseline
+    line = run([*scalebench, "strategy=horovod_nccl", "hardware=alpha", "hardware.slurm.bin=/no/such/folder"], away, 1)
     assert "horovod" in line
     assert "use hardware=local" in line
     assert "did you mean 'mirrored'?" in run([*scalebench, "strategy=mirorred"], away, status=2)

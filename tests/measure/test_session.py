@@ -410,6 +410,14 @@ def test_each_write_updates_the_peak_of_memory(tmp_path: Path) -> None:
     assert file.rss_anon_peak_bytes == during, "it is a peak"
 
 
+def test_a_session_reports_how_long_its_last_steps_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported = []
+    monkeypatch.setattr(ProgressFile, "update", lambda self, *state, step_s=None: reported.append((state, step_s)))
+    record, _ = run_session(tmp_path, simulated_spec(options={"step_s": 0.004}))
+    blocks = [*record.warmup_block_s, *[block_s / (record.block_steps or 1) for block_s in record.block_s]]
+    assert [step_s for (steps, *_), step_s in reported if steps] == pytest.approx(blocks)
+
+
 def test_a_session_reports_the_epoch_and_metric_of_its_training(now: SimpleNamespace, tmp_path: Path) -> None:
     file = ProgressFile(tmp_path, 0, 77)
     session = Session(simulated_spec(), SimpleNamespace(spec=simulated_spec()), rank(), file)  # type: ignore[arg-type]

@@ -26,11 +26,11 @@ from scalebench.report.document import (
     join_sentences,
     make_bar_series,
     make_line_series,
-    make_relative_link,
-    move_to_footnotes,
     scale_units,
     select_best_curves,
 )
+from scalebench.report.report_data import make_relative_link
+from scalebench.report.tables import move_to_footnotes
 from tests.report.section_blocks import SCRIPT
 
 SHARED = {"model": "m", "dataset": "d", "hardware": "h", "scaling": "weak", "batch": "10 per device"}
@@ -72,7 +72,7 @@ def test_of_many_curves_those_that_are_best_somewhere_are_kept() -> None:
     many.append(curve("late", row(1, 1.0), row(8, 5.0)))
     kept, notes = select_best_curves(many, 10)
     assert [each.name for each in kept] == [*map(str, range(9)), "late"]
-    assert [each.text[:10] for each in notes] == ["41 curves "]
+    assert [each.text[:24] for each in notes] == ["The fastest 10 of 41 cur"]
     assert select_best_curves(many[:10], 10) == (many[:10], [])
 
 

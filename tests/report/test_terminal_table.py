@@ -19,7 +19,7 @@ import scalebench
 from scalebench.analysis.load import frame_of_results
 from scalebench.core.result import ProbeRecord, Result
 from scalebench.core.spec import HardwareSpec
-from scalebench.report.document import Footnotes
+from scalebench.report.tables import Footnotes
 from scalebench.report.terminal_table import RunTable, TextTable
 from tests.analysis.test_golden_corpus import CORPUS
 from tests.analysis.test_golden_corpus import SWEEPS as RECORDED_SWEEPS

@@ -114,6 +114,19 @@ def test_the_time_left_follows_measured_durations(tmp_path: Path) -> None:
     ]
 
 
+def test_the_time_left_follows_the_steps_of_the_current_run(tmp_path: Path) -> None:
+    clock = SimpleNamespace(now_s=0.0)
+    sweep, message = Sweep(tmp_path, [], None, clock=lambda: clock.now_s), []
+    sweep.update_time_left(50.0)  # before a run
+    for _ in sweep.iterate(planned(1, 1), 0):
+        clock.now_s += 5.0
+        sweep.update_time_left(None)
+        message.append(sweep.format_time_left())
+        sweep.update_time_left(45.0)
+        message.append(sweep.format_time_left())
+    assert message[:2] == ["about 26 s of the sweep left", "about 60 s of the sweep left"]  # the other takes 15.3 s
+
+
 def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path: Path) -> None:
     clock = SimpleNamespace(now_s=0.0)
     sweep, message = Sweep(tmp_path, [], None, clock=lambda: clock.now_s), []

@@ -13,12 +13,12 @@ def folders_or_newest(folders: list[str]) -> list[str]:
     """Return these folders; where there are none, the newest sweep below ./multirun, which a line on stderr names."""
     if folders:
         return folders
-    from scalebench.core.sweep_file import find_newest_sweep
+    from scalebench.core.sweep_file import SWEEP_FILE, find_newest_sweep
     from scalebench.sweeps.console import Console
 
-    newest = str(find_newest_sweep())
-    Console.print_error(f"{newest} is the newest sweep")
-    return [newest]
+    newest = find_newest_sweep()
+    Console.print_error(f"{newest} is the newest {'sweep' if (newest / SWEEP_FILE).exists() else 'run'}")
+    return [str(newest)]
 
 
 def complete_words(line: str, parsers: Mapping[str, CommandParser]) -> list[str] | None:

@@ -51,7 +51,8 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "hardware": {
         "this machine": ("local", "cpu"),
-        "SLURM, to adapt": ("slurm",),
+        "SLURM, to adapt": ("slurm", "dgx_h100"),
+        "the test cluster": ("testcluster",),
         "machines of the studies": ("*",),
     },
     "sweep": {
@@ -85,11 +86,11 @@ def main(options: argparse.Namespace) -> int:
 
 def _explain_unknown_kind(kind: str) -> str:
     """Return a line for a kind that is none: it may be the name of an entry."""
-    for known, group in LIST_KINDS.items():
+    for each, group in LIST_KINDS.items():
         if kind == group:
-            return f"no kind '{kind}'; write: scalebench list {known}"
+            return f"no kind '{kind}'; write: scalebench list {each}"
         if kind in list_names(group):
-            return f"no kind '{kind}'; write: scalebench list {known} {kind}"
+            return f"no kind '{kind}'; write: scalebench list {each} {kind}"
     return unknown_name_message("kind", kind, LIST_KINDS)
 
 
@@ -166,13 +167,13 @@ def _describe(group: str, name: str, notes: dict[str, str]) -> list[str]:
     file = config_files.list_options(group).get(name)
     if group != "strategy":
         return ["" if file is None else config_files.describe_entry(file)]
-    here = find_strategy_support(name)
-    label = here.label
-    if here.reason and not label:
+    support = find_strategy_support(name)
+    label = support.label
+    if support.reason and not label:
         numbers = {reason: number for number, reason in notes.items()}
-        label = numbers.get(here.reason) or f"no ({sum(key.startswith('no (') for key in notes) + 1})"
-    if here.reason:
-        notes.setdefault(label, here.reason)
+        label = numbers.get(support.reason) or f"no ({sum(key.startswith('no (') for key in notes) + 1})"
+    if support.reason:
+        notes.setdefault(label, support.reason)
     try:
         return [label or "yes", "" if file is None else config_files.describe_entry(file)]
     except ValueError:  # of a plugin, whose fault must not hide the other strategies

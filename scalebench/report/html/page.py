@@ -22,10 +22,10 @@ from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import describe_machine
 from scalebench.core.untrusted import clean_text
-from scalebench.report.document import Chart, HomeFolder, Section, describe_single_group
+from scalebench.report.document import Chart, Section, describe_single_group
 from scalebench.report.html.render import Renderer, list_filters
 from scalebench.report.repeat_commands import read_strategy_config
-from scalebench.report.report_data import ReportData
+from scalebench.report.report_data import HomeFolder, ReportData, make_relative_link
 from scalebench.report.sections import make_sections
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 SCRIPTS = "theme.js charts.js tables.js filters.js page.js".split()
 STRICT = '"use strict";\n'
 MAX_TITLE_NAMES = 3
+TABLE_FILE = "results.csv"  # which tables.write_tables writes
 STATUSES = "ok failed oom timeout cancelled unsupported".split()  # in the order of the page
 
 
@@ -49,6 +50,7 @@ class Header:
     runs: int
     statuses: Sequence[tuple[str, int]]
     unreadable: int
+    table: str  # link to the file with all columns of the runs; empty if it is not there
     machines: Sequence[str]  # "alpha: 8 x NVIDIA A100-SXM4-40GB, 48 cores, 1000 GiB"
 
 
@@ -79,7 +81,7 @@ def render_page(report_data: ReportData, folder: Path, sections: list[Section]) 
     }
     return str(
         _load_template().render(
-            header=make_header(report_data),
+            header=make_header(report_data, home.resolve(), folder.resolve()),
             sections=Renderer(sections, home.resolve(), folder.resolve()).make_views(),
             filters=list_filters(sections),
             css=Markup(read_asset("page.css")),
@@ -89,7 +91,7 @@ def render_page(report_data: ReportData, folder: Path, sections: list[Section]) 
     )
 
 
-def make_header(report_data: ReportData) -> Header:
+def make_header(report_data: ReportData, home: Path, folder: Path) -> Header:
     counts = {str(name): int(count) for name, count in report_data.frame["status"].value_counts().items()}
     paths = [str(path) for path in report_data.paths]
     order = [*STATUSES, *sorted(set(counts) - set(STATUSES))]
@@ -102,6 +104,7 @@ def make_header(report_data: ReportData) -> Header:
         runs=len(report_data.frame),
         statuses=[(name, counts[name]) for name in order if counts.get(name)],
         unreadable=len(report_data.unreadable),
+        table=make_relative_link(TABLE_FILE, home, folder) if (home / TABLE_FILE).is_file() else "",
         machines=_describe_machines(report_data),
     )
 

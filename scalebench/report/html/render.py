@@ -30,9 +30,9 @@ from scalebench.report.document import (
     Series,
     Table,
     Verdict,
-    make_relative_link,
 )
 from scalebench.report.html.plots import ChartStyles, make_figure
+from scalebench.report.report_data import make_relative_link
 
 MAX_TABLE_POINTS = 400  # of the table below a chart; of more it has each second, third ...
 MAX_LABEL_NAMES = 12

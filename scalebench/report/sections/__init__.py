@@ -9,8 +9,8 @@ import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from scalebench.report.document import Block, Chart, HomeFolder, Paragraph, Section, has_shape, scale_units
-from scalebench.report.report_data import ReportData
+from scalebench.report.document import Block, Chart, Paragraph, Section, has_shape, scale_units
+from scalebench.report.report_data import HomeFolder, ReportData
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from scalebench.report.document import (
 )
 from scalebench.report.repeat_commands import make_command, make_recipe, read_strategy_config
 from scalebench.report.report_data import ReportData
-from scalebench.report.sections.attribution import attribute_runs, describe_largest_loss
+from scalebench.report.sections.attribution import attribute_runs, describe_largest_loss, find_largest_loss
 from scalebench.report.tables import format_percent as format_whole_percent
 from scalebench.report.tables import format_percent_column, format_ratio, format_throughput
 
@@ -180,11 +180,12 @@ def _describe_main_loss(report_data: ReportData, advice: Advice) -> str:
     pair = _get_main_row(advice)
     if advice.kind == "one device":
         return ""
-    case = attribute_runs(report_data).get(str(pair[1]["run_id"]))
-    if case is not None and (largest := describe_largest_loss(case)):
-        short = f"{100 * case.attribution.lost.value:.0f} % short of ideal"
-        return f"{_on_devices(pair)} is {short}; the largest certain part is {largest}."
     loss = _describe_loss(pair[1], _baseline_kind(pair[1]))
+    case = attribute_runs(report_data).get(str(pair[1]["run_id"]))
+    largest = None if case is None else find_largest_loss(case)
+    # A part may exceed the whole where another is a gain, such as drift: then it explains nothing.
+    if case is not None and largest is not None and largest.share.value <= case.attribution.lost.value:
+        loss = f"{loss.partition(';')[0].rstrip('.')}, {describe_largest_loss(largest)}."
     return f"{_on_devices(pair)}: {loss[0].lower()}{loss[1:]}"
 
 
@@ -309,7 +310,7 @@ def _describe_kept_efficiency(kept: ScalingLimit, name: str) -> str:
         if kept.regained_gpus
         else ""
     )
-    if kept.largest_measured is None:
+    if kept.largest_measured is None or (kept.gpus == 1 and not kept.regained_gpus):  # one device is the baseline
         return ""
     if kept.gpus is None:
         return f"{name} keeps an efficiency of {wanted} at no number of devices{again}."

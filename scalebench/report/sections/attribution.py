@@ -165,14 +165,16 @@ def section(report_data: ReportData) -> Section | None:
     return Section("attribution", "Where the lost efficiency went", blocks)
 
 
-def describe_largest_loss(case: AttributedRun) -> str:
-    """Return `21 % lost to contention: devices that slow each other down`; empty if no part exceeds its noise."""
+def find_largest_loss(case: AttributedRun) -> Part | None:
+    """Return the largest part that exceeds its noise; None if no part does."""
     parts = [part for name in PART_MEANINGS if name != "drift" and (part := case.significant(name)) is not None]
-    if not parts:
-        return ""
-    largest = max(parts, key=lambda part: part.share.value)
-    meaning = " and ".join(PART_MEANINGS[name] for name in largest.names)
-    return f"{100 * largest.share.value:.0f} % lost to {' and '.join(largest.names)}: {meaning}"
+    return max(parts, key=lambda part: part.share.value, default=None)
+
+
+def describe_largest_loss(part: Part) -> str:
+    """Return `21 % to contention: devices that slow each other down`."""
+    meaning = " and ".join(PART_MEANINGS[name] for name in part.names)
+    return f"{100 * part.share.value:.0f} % to {' and '.join(part.names)}: {meaning}"
 
 
 def _list_bars(curves: list[Curve], cases: Mapping[str, AttributedRun]) -> Iterator[Bar]:
@@ -189,7 +191,7 @@ def _make_chart(group: CurveGroup, bars: list[Bar]) -> Iterator[Block]:
     if len(bars) > MAX_BARS:
         largest = {id(curve): gpus for curve, gpus, _ in bars}
         kept = [bar for bar in bars if largest[id(bar[0])] == bar[1]][:MAX_BARS]
-        text = f"{len(bars)} bars are more than a chart can show: these are of the most devices of each curve."
+        text = f"Of {len(bars)} bars, those of the most devices of each curve are shown."
         yield Paragraph(text)
     kept = sorted(kept, key=lambda bar: bar[2].attribution.lost.value)
     names = [f"{curve.name} x {gpus}" for curve, gpus, _ in kept]
@@ -247,18 +249,13 @@ def _compute_rest(run: Attribution, shown: Mapping[tuple[str, ...], Estimate]) -
 
 def _make_chart_title(bars: list[Bar]) -> str:
     """Name the largest loss of all bars."""
-    losses = [
-        (part.share.value, curve.name, gpus, case)
-        for curve, gpus, case in bars
-        for name in PART_MEANINGS
-        if name != "drift" and (part := case.significant(name)) is not None
-    ]
+    losses = [(part, curve.name, gpus) for curve, gpus, case in bars if (part := find_largest_loss(case)) is not None]
     if not losses:
         return "Where the lost efficiency went"
-    share, name, gpus, case = max(losses, key=lambda loss: loss[0])
-    if share < MIN_TITLE_SHARE * max(case.attribution.lost.value for _, _, case in bars):
+    part, name, gpus = max(losses, key=lambda loss: loss[0].share.value)
+    if part.share.value < MIN_TITLE_SHARE * max(case.attribution.lost.value for _, _, case in bars):
         return "Where the lost efficiency went: most of it is within the noise"
-    return f"{name} on {gpus} {'device' if gpus == 1 else 'devices'}: {describe_largest_loss(case)}"
+    return f"{name} on {gpus} {'device' if gpus == 1 else 'devices'} loses {describe_largest_loss(part)}"
 
 
 def _legend(groups: Iterable[tuple[str, ...]]) -> str:

@@ -112,7 +112,7 @@ def make_table(rows: Sequence[Item]) -> Table:
     filled = [head for head, make in COLUMNS.items() if head not in (*ALWAYS_SHOWN, *SETTING_COLUMNS)
              and any(make(item).text for item in rows)]  # fmt: skip
     columns = {head: make for head, make in COLUMNS.items() if head in (*differing, *ALWAYS_SHOWN, *filled)}
-    more = f"{len(rows) - MAX_ROWS:,} more rows are in the frame" if len(rows) > MAX_ROWS else ""
+    more = f"{len(rows) - MAX_ROWS:,} more rows are in results.csv" if len(rows) > MAX_ROWS else ""
     caption = join_sentences(*CAPTION, more)
     items = [(item, get_tags(item[1])) for item in rows[:MAX_ROWS]]
     return build_table("memory-table", "What a device keeps", columns, items, TEXT_COLUMNS, caption)

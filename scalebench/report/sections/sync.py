@@ -34,10 +34,10 @@ from scalebench.report.document import (
     make_bar_series,
     make_cell,
     make_series,
-    move_to_footnotes,
 )
 from scalebench.report.report_data import ReportData
 from scalebench.report.step_breakdown import TOO_FEW_BLOCKS, join_reasons
+from scalebench.report.tables import move_to_footnotes
 
 if TYPE_CHECKING:
     import pandas as pd

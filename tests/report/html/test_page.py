@@ -143,6 +143,14 @@ def test_charts_of_several_groups_stay_with_their_names(tmp_path: Path) -> None:
     assert [section.id for section in sections if not section.folded] == ["answer", "scaling"]
 
 
+def test_the_page_links_to_the_table_where_there_is_one(report_data: ReportData, tmp_path: Path) -> None:
+    links = 'href="./results.csv"', 'href="./sweep/results.csv"'
+    assert links[0] not in write(report_data, tmp_path / "sweep" / "report.html").read_text(encoding="utf-8")
+    (tmp_path / "sweep" / "results.csv").touch()
+    assert links[0] in write(report_data, tmp_path / "sweep" / "report.html").read_text(encoding="utf-8")
+    assert links[1] in write(report_data, tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_page_of_a_sweep_is_small(report_data: ReportData, tmp_path: Path) -> None:
     assert write(report_data, tmp_path / "report.html").stat().st_size < 2_000_000
 

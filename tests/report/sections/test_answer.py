@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from scalebench.analysis import load as frames
+from scalebench.analysis.attribution.lost_efficiency import Part
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.load import survey
 from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.result import Result
 from scalebench.core.spec import TrainSpec
+from scalebench.core.stats.estimates import Estimate
 from scalebench.report.document import Block, Code, Paragraph, Table, Verdict
 from scalebench.report.report_data import ReportData, load_report_data
 from scalebench.report.sections import answer
@@ -148,6 +150,17 @@ def test_figures_of_the_verdict_are_those_of_the_frame(tmp_path: Path) -> None:
     assert efficiency.interval == f"{limits[0]} to {limits[1]} %"
     alone = verdicts(answer_runs(tmp_path / "alone", sweeps.run("ddp_gloo", 4)))[0].tiles
     assert [tile.figure for tile in alone[1:]] == ["not measured"] * 2
+
+
+@pytest.mark.parametrize(("share", "named"), [(0.2, True), (0.5, False)])
+def test_a_part_above_the_whole_loss_explains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, named: bool
+) -> None:
+    part = Part(("contention",), Estimate(0.001), Estimate(share))
+    monkeypatch.setattr(answer, "find_largest_loss", lambda case: part)
+    reason = verdicts(answer_runs(tmp_path, *make_runs(["ddp_gloo"])))[0].reason
+    assert reason.startswith("ddp_gloo on 4 devices: 23 % [23, 23] of ideal throughput is lost")
+    assert ("20 % to contention" in reason) == named
 
 
 def test_an_interval_with_1_in_it_is_no_verdict(tmp_path: Path) -> None:

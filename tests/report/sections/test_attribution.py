@@ -46,7 +46,7 @@ def test_bars_and_cells_are_the_figures_of_the_frame(tmp_path: Path) -> None:
                 assert value == frame.loc[(strategy, int(gpus), series.name), "share"]
     assert all(total == pytest.approx(1, abs=0.02) for total in totals.values())
     assert list(chart.series[0].y) == sorted(chart.series[0].y, reverse=True), "the best bar comes first"
-    assert chart.title == "horovod_gloo on 4 devices: 18 % lost to contention: devices that slow each other down"
+    assert chart.title == "horovod_gloo on 4 devices loses 18 % to contention: devices that slow each other down"
     for row in table.rows:
         cells = dict(zip(table.columns, row.cells, strict=True))
         expected = frame.loc[(cells["strategy"].value, cells["devices"].value)]
@@ -54,6 +54,22 @@ def test_bars_and_cells_are_the_figures_of_the_frame(tmp_path: Path) -> None:
         for part in set(table.columns) & set(expected.index):
             share = expected.loc[part, "share"]
             assert cells[part].value == (None if str(share) == "<NA>" else share)
+
+
+def test_a_small_part_of_a_large_loss_is_no_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attribution, "MIN_TITLE_SHARE", 0.9)
+    sweeps.sweep(tmp_path, repeats=3)
+    (chart,), _, _ = split_blocks(make_section(tmp_path))
+    assert chart.title == "Where the lost efficiency went: most of it is within the noise"
+
+
+def test_only_parts_that_exceed_their_noise_are_drawn(tmp_path: Path) -> None:
+    sweeps.sweep(tmp_path, repeats=3, noise=0.2)
+    (chart,), (table,), _ = split_blocks(make_section(tmp_path))
+    parts = [series for series in chart.series if series.name not in ("kept", "unexplained")]
+    limits = [pair for series in parts for pair in series.list_limits() if pair[0] is not None]
+    assert not any(low <= 0 <= high for low, high in limits)
+    assert "unexplained" in [series.name for series in chart.series] and len(table.columns) > 6 + len(parts)
 
 
 def test_weak_and_strong_scaling_have_charts_of_their_own(tmp_path: Path) -> None:
@@ -112,7 +128,7 @@ def test_more_bars_than_a_chart_can_show(tmp_path: Path, monkeypatch: pytest.Mon
     sweeps.sweep(tmp_path)
     (chart,), (table,), sentences = split_blocks(make_section(tmp_path))
     assert list(chart.series[0].x) == ["ddp_gloo x 4", "horovod_gloo x 4"] and len(table.rows) == 6
-    assert any("more than a chart can show" in text for text in sentences) and MAX_BARS >= 24
+    assert any("those of the most devices" in text for text in sentences) and MAX_BARS >= 24
 
 
 @pytest.fixture(autouse=True)
