@@ -76,13 +76,13 @@ def test_a_run_on_gpus(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.M
 def test_conditions_of_the_devices_are_flagged(
     tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conditions = {"TEMPERATURE_0": 88, "REASONS_0": 0x4, "SM_CLOCK_1": 1300, "PROCESSES_1": os.getppid()}
+    conditions = {"TEMPERATURE_0": 88, "REASONS_0": 0x8, "SM_CLOCK_1": 1300, "PROCESSES_1": os.getppid()}
     put_in(monkeypatch, nvml_library, **conditions)
     result = run_spec(gpu_spec(setup_s=2.0), tmp_path / "run")
     assert flags(result) == {"hot_at_start", "throttled", "unequal_clocks", "foreign_process"}
-    assert result.monitor.throttle_reasons == ["sw_power_cap"]
+    assert result.monitor.throttle_reasons == ["hw_slowdown"]
     (row,) = load.load(tmp_path / "run").to_dict("records")
-    assert row["throttle_reasons"] == "sw_power_cap" and "foreign_process" in row["flags"]
+    assert row["throttle_reasons"] == "hw_slowdown" and "foreign_process" in row["flags"]
 
 
 def test_a_monitor_that_fails_is_no_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
