@@ -92,8 +92,11 @@ class RunTable:
         makers = training_tables.select_figure_columns(self._frame[self._frame["stopped_by"].notna()])
         shown = {name: make for name, make in makers.items() if wide or not name.startswith(WIDE_TRAINING_COLUMNS)}
         figures = {"devices": [str(self.rows[number]["gpus"]) for number in numbers]}
-        figures |= {name: [make(self.rows[number]) for number in numbers] for name, make in shown.items()}
-        stopped_by = {"stopped by": [self.rows[number]["stopped_by"] for number in numbers]}
+        figures |= {
+            clean_line(name): [clean_line(make(self.rows[number])) for number in numbers]
+            for name, make in shown.items()
+        }
+        stopped_by = {"stopped by": [clean_line(self.rows[number]["stopped_by"]) for number in numbers]}
         table = self._fit(numbers, figures, stopped_by, sys.maxsize if wide else width)
         yield from (make_line(line) for line in ("", *table.head))
         yield from (make_line(left + last) for lines in table.rows for left, last in lines)

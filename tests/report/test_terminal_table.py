@@ -221,6 +221,9 @@ def test_trainings_have_a_table_with_the_numbers_of_their_runs() -> None:
     lines = [line.plain for line in table.list_training_lines(80)]
     assert [line.split()[:3] for line in lines[-2:]] == [["1", "bare_torch", "1"], ["3", "ddp_gloo", "2"]]
     assert "gap" not in "".join(lines) and "gap" in "".join(map(str, table.list_training_lines(80, wide=True)))
+    hostile = sweeps.training_run(metric="m\x1b]0;x\nse")
+    lines = [line.plain for line in RunTable(frame_of_results([hostile], [Path("x")])).list_training_lines(80)]
+    assert not [line for line in lines if "\x1b" in line or "\n" in line]
     assert list(RunTable(frame_of_results(runs[2:], [Path("x")])).list_training_lines(80)) == []
 
 
