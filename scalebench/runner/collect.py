@@ -170,11 +170,12 @@ def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: 
 def _outcome_of_measured(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
     """Return the outcome of a run whose ranks all have their figures on disk: it is ok, however the probes ended."""
     bad = [rank for rank, code in enumerate(ended.exit_codes) if code != 0 and rank not in ended.services]
+    reported = [record.rank for record in ranks if record is not None and record.probe_failures]
     first = (*ended.stopped, *ended.died_first, *bad, 0)[0]
     if ended.timeout is not None:
         return RunOutcome("ok", rank=first, probe_failure=ended.timeout)
-    if not bad or any(record is not None and record.probe_failures for record in ranks):
-        return RunOutcome("ok")
+    if reported or not bad:
+        return RunOutcome("ok", rank=reported[0] if reported else None)
     return RunOutcome("ok", rank=first, probe_failure=_outcome_without_reason(first, ended, oom_kill).reason)
 
 

@@ -79,7 +79,7 @@ def test_the_nearest_candidate_has_the_least_distance(rows: list[Result], asking
 
 def old_key(result: Result, strategy: bool) -> str:
     tree = copy.deepcopy(result.spec)
-    for key in ("gpus", "repeat", "resume", "baseline", "dry_run", "debug", "measure", "sweep"):
+    for key in ("gpus", "repeat", "resume", "strict", "baseline", "dry_run", "debug", "measure", "sweep"):
         tree.pop(key, None)
     tree.get("dataset", {}).pop("cache", None)
     for key in ("device_ids", "bind", "environment", "layout", "interface", "node_copy", "max_jobs", "slurm"):

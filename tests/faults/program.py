@@ -102,8 +102,8 @@ def install_injector(fault: RankFault) -> None:
         enter(self, name, limit_s)
         injector.on_phase(name)
 
-    def update_with_fault(self: ProgressFile, *values: Any) -> None:
-        update(self, *values)
+    def update_with_fault(self: ProgressFile, *values: Any, **named: Any) -> None:
+        update(self, *values, **named)
         injector.on_update()
 
     ProgressFile.enter_phase, ProgressFile.update = enter_phase, update_with_fault  # type: ignore[method-assign]

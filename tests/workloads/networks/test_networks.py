@@ -36,7 +36,7 @@ def test_materials_cnn_is_that_of_the_thesis() -> None:
     [
         (
             lambda: networks.build_by_name("resnet5", (224, 224, 3), 10),
-            r"^no model 'resnet5'; did you mean 'resnet50'\?$",
+            r"^no model 'resnet5'; did you mean 'resnet50', 'resnet101' or 'resnet152'\?$",
         ),
         (
             lambda: networks.build_by_name("resnet50", (200, 3), 10),
