@@ -178,7 +178,7 @@ COLUMN_DESCRIPTIONS = {
     "evaluate_s": "all evaluations",
     "points": "of the curve",
     "precision_used": "observed",
-    "data_format_used": "observed",
+    "data_format_used": "observed; with the layout of the kernels where that is another one",
     "compiler_used": "observed: inductor, xla or none",
     "prefetch": "",
     "options": "of the strategy",

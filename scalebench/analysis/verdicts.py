@@ -30,6 +30,7 @@ DOUBTS = {
     "throttled": "something held a GPU's clocks back",
     "unequal_clocks": "the clocks of its GPUs differ",
     "swapping": "the machine swapped",
+    "memory_full": "a GPU's memory was full, and its allocator gave back its cache and tried again",
     "gpu_lost": "a GPU was lost",
     "no_interval": "no interval, with too few blocks",
     "target_missed": "the interval is wider than requested",

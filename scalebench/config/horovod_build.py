@@ -33,6 +33,11 @@ TRANSPORT_REMEDIES = {
 # On a machine with GPUs the build leaves TensorFlow out, unless NCCL is disabled.
 NO_TENSORFLOW_NCCL = "its operations for it do not compile with TensorFlow; use strategy=multiworker_nccl"
 FRAMEWORK_REMEDIES = {"torch": REBUILD, "tensorflow": f"HOROVOD_GPU_OPERATIONS=none {REBUILD}"}
+# What carries tensors on GPUs is decided when Horovod is built (CreateOperationManager in its operations.cc).
+NCCL_CARRIES_ALL = (
+    "was built with NCCL, which then carries all gradients on GPUs: use strategy=horovod_nccl, or for {} "
+    f"HOROVOD_GPU_OPERATIONS=none {INSTALL}"
+)
 MAX_PROBE_S = 120.0
 PROBE_SCRIPT = """
 import importlib, json, sys
@@ -86,10 +91,11 @@ def inspect_horovod(framework: str) -> HorovodBuild | None:
     return HorovodBuild(version, built_for, tuple(cached.transports), None)
 
 
-def find_horovod_problem(framework: str, transport: str | None, launcher: str) -> str | None:
+def find_horovod_problem(framework: str, transport: str | None, launcher: str, devices: str = "cpu") -> str | None:
     """Explain in a clause with the way out why a strategy cannot run with the installed Horovod; None when it can.
 
-    `transport` carries the gradients (None and "auto": whichever is available), `launcher` is "local" or "mpi".
+    `transport` carries the gradients (None and "auto": whichever is available), `launcher` is "local" or "mpi", and
+    `devices` "cpu" or "cuda".
     """
     if transport == "gloo" and launcher == "mpi":
         return "Horovod's Gloo operations crash under mpirun: use strategy.launcher=local"
@@ -105,6 +111,8 @@ def find_horovod_problem(framework: str, transport: str | None, launcher: str) -
         if name in TRANSPORTS and name not in build.transports:
             way_out = NO_TENSORFLOW_NCCL if (framework, name) == ("tensorflow", "nccl") else TRANSPORT_REMEDIES[name]
             return f"Horovod {build.version} was built without {TRANSPORTS[name]}: {way_out}"
+    if devices == "cuda" and transport in ("gloo", "mpi") and "nccl" in build.transports:
+        return f"Horovod {build.version} {NCCL_CARRIES_ALL.format(TRANSPORTS[transport])}"
     return None
 
 

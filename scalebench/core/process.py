@@ -64,6 +64,17 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
     return True
 
 
+def process_exists(pid: int) -> bool:
+    """Return whether there is such a process, also one that /proc hides because it is somebody else's."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def is_process_alive(pid: int, started_at_s: float) -> bool:
     """Return whether the process that started at this time, in seconds since the epoch, still runs.
 

@@ -246,7 +246,10 @@ class RankRecord:
     steps_per_epoch: int | None = None
     threads: int | None = None
     affinity: list[int] = field(default_factory=list)
+    gpus: list[str | None] = field(default_factory=list)  # name and UUID by device; null: unknown, or a part of one
     peak_memory_bytes: list[int | None] = field(default_factory=list)
+    reserved_memory_bytes: list[int | None] = field(default_factory=list)  # peak of what the allocator took, by device
+    allocator_retries: int | None = None  # memory was full: it gave back its cache and tried again
     state_bytes: list[int | None] = field(default_factory=list)  # weights, gradients, optimizer's state; by device
     stages: list[StageRecord] = field(default_factory=list)  # on its devices; empty: the complete model
     rss_peak_bytes: int | None = None
@@ -331,7 +334,7 @@ class BatchTrial:
     batch_per_device: int
     status: str  # ok: it fits | oom
     reason: str | None
-    peak_memory_bytes: int | None  # of the device with the most; null: unknown
+    peak_memory_bytes: int | None  # of the device with the most, as its allocator reserved it; null: unknown
     rss_anon_bytes_max: int | None  # of the rank with the most
     throughput_samples_per_s: float | None
 

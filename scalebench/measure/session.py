@@ -69,6 +69,8 @@ class Session:
         training = self._create_training(train, validation) if has_stop(self.spec.config.train.stop) else None
         self._measure(train, training)
         self.record.peak_memory_bytes = self.strategy.peak_memory_bytes()
+        self.record.reserved_memory_bytes = self.strategy.reserved_memory_bytes()
+        self.record.allocator_retries = self.strategy.allocator_retries()
         self.record.state_bytes = self._observe("state_bytes", self.probes.state_bytes) or []
         if training is not None:
             self.record.peak_memory_bytes = training.peak_memory_bytes or self.record.peak_memory_bytes

@@ -67,6 +67,10 @@ ADVICE = {
         "The machine moved memory to or from disk while it was measured. Use smaller batches or fewer "
         "workers, or end what else needs memory."
     ),
+    "memory_full": (
+        "A GPU's memory was full: torch's allocator gave back its cache and tried again, which takes time in the steps "
+        "(allocator_retries). Use a batch that is a little smaller for the best rate."
+    ),
     "gpu_lost": (
         "A GPU fell off the bus: its figures end there. Look into the kernel's log (dmesg, Xid), and have the "
         "card checked."
@@ -133,6 +137,7 @@ RAISED_WHEN = {
     "throttled": "in more than 5 % of the samples a GPU's clocks were held back, but not by clocks that somebody chose",
     "unequal_clocks": "mean, or highest possible, SM or memory clocks of the GPUs differ by more than 2 %",
     "swapping": "the machine moved more than 1 MiB to or from swap",
+    "memory_full": "torch's allocator found a GPU's memory full, gave back its cache and tried again, also in warm-up",
     "gpu_lost": "a GPU fell off the bus (NVML)",
     "unequal_nodes": "processor, memory, cores or GPUs differ between the nodes",
     "clocks_differ": "clocks of two nodes are more than 0.1 s apart",

@@ -370,10 +370,20 @@ def list_usage(result: Result) -> FactRows:
         values = [(getattr(result.monitor, field), show) for field, show in fields]
         rows.append((name, ", ".join(show(value) for value, show in values if value is not None)))
     rows += [
+        ("GPUs used", _describe_gpus(result.ranks)),
         ("memory of a rank at most", _describe_peaks(result.ranks)),
         ("state of a device", _describe_state(result)),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def _describe_gpus(ranks: list[RankRecord]) -> str:
+    """Return the GPUs in the order of ranks, with as much of their UUIDs as CUDA_VISIBLE_DEVICES needs."""
+    uuids_by_name: dict[str, list[str]] = {}
+    for gpu in (gpu for rank in ranks for gpu in rank.gpus if gpu is not None):
+        name, _, uuid = gpu.rpartition(" ")
+        uuids_by_name.setdefault(name, []).append("-".join(uuid.split("-")[:2]))
+    return "; ".join(f"{name}: {' '.join(uuids)}" for name, uuids in uuids_by_name.items())
 
 
 def _describe_peaks(ranks: list[RankRecord]) -> str:

@@ -111,7 +111,7 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
         monitor=parts.monitor.monitor,
         quality=_quality(spec, ranks, parts.max_batch),
         machine=parts.machines.machine,
-        flags=[*spec.flags, *training, *_probe_flags(ranks), *parts.machines.flags, *parts.monitor.flags],
+        flags=[*spec.flags, *training, *_rank_flags(ranks), *parts.machines.flags, *parts.monitor.flags],
         scheduler=parts.scheduler,
         other_machines=parts.machines.others,
         cohort=spec.cohort,
@@ -209,9 +209,14 @@ def _training_flags(outcome: RunOutcome, first: RankRecord | None) -> list[str]:
     return ["over_in_warmup"] if ended_early else []
 
 
-def _probe_flags(ranks: Sequence[RankRecord]) -> list[str]:
-    """Flag a run that lacks figures beside its throughput because a probe failed."""
-    return ["probe_failed"] if any(rank.probe_failures for rank in ranks) else []
+def _rank_flags(ranks: Sequence[RankRecord]) -> list[str]:
+    """Flag a run that lacks figures beside its throughput because a probe failed, and one whose memory was so full that
+    it was slower for it."""
+    flags = {
+        "probe_failed": any(rank.probe_failures for rank in ranks),
+        "memory_full": any(rank.allocator_retries for rank in ranks),
+    }
+    return [name for name, is_set in flags.items() if is_set]
 
 
 def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:

@@ -259,7 +259,10 @@ def _max_samples(size: int, config: Config, gpus: int) -> int:
 
 
 def _describe_try(batch: int, outcome: RunOutcome, ranks: list[RankRecord]) -> BatchTrial:
-    peaks = [peak for rank in ranks for peak in rank.peak_memory_bytes if peak is not None]
+    # What the allocator took must fit, more than its tensors need; TensorFlow reports these alone.
+    peaks = [
+        peak for rank in ranks for peak in (*rank.reserved_memory_bytes, *rank.peak_memory_bytes) if peak is not None
+    ]
     resident = [rank.rss_anon_peak_bytes for rank in ranks if rank.rss_anon_peak_bytes is not None]
     seconds = [sum(rank.block_s) for rank in ranks]
     samples = sum(sum(rank.block_samples) for rank in ranks)

@@ -21,6 +21,7 @@ from scalebench.config import placement
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError, describe_exception
 from scalebench.core.json_files import ReservedRoom
+from scalebench.core.machine import gpus
 from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_record_path, reserved_room_path, write_rank_file
 from scalebench.core.spec import RunSpec, read_spec
@@ -58,6 +59,8 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
     record.marks_s["launch"] = launched_s
     record.affinity = cpu_affinity()
+    if spec.device == "cuda":
+        record.gpus = gpus.name_visible_gpus(spec.places[rank].devices)
     progress = ProgressFile(folder, rank, os.getpid())
     room = ReservedRoom(reserved_room_path(folder, rank))
     strategy: Strategy | None = None

@@ -125,6 +125,18 @@ class Strategy(ABC):
         """The peak of each device of this process; None where it cannot be determined, never 0."""
         return [None for _ in self.place.devices]
 
+    def reserved_memory_bytes(self) -> list[int | None]:
+        """Return the peak of what the allocator took from each device, which must fit; None where it is unknown.
+
+        Tensors need `peak_memory_bytes` of it.
+        """
+        return [None for _ in self.place.devices]
+
+    def allocator_retries(self) -> int | None:
+        """Return how often the allocators of this process's devices found the memory full, gave back their cache and
+        tried again, which costs time; None where they do not count it."""
+        return None
+
     def set_learning_rate(self, rate: float) -> None:
         """Change the rate from the next step on; called between two steps, also within `train`."""
         raise Unsupported(

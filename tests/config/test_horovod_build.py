@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from scalebench.config import horovod_build
+from scalebench.config import horovod_build, support
 from scalebench.config.horovod_build import HorovodBuild, find_horovod_problem, inspect_horovod
+from scalebench.core.spec import StrategySpec
 from tests.builders.horovod_install import Site
 
 BOTH = {"pytorch": "2.13.0+cpu", "tensorflow": "2.21.0"}
@@ -228,6 +229,24 @@ def test_why_a_strategy_cannot_run_with_this_build(
     build = HorovodBuild("0.28.1", "1", tuple(holds.split()), None)
     monkeypatch.setattr(horovod_build, "inspect_horovod", lambda framework: build)
     assert find_horovod_problem(framework, transport, launcher) == message
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("holds", ["mpi gloo", "mpi gloo nccl"])
+@pytest.mark.parametrize(("transport", "launcher"), [("gloo", "local"), ("mpi", "mpi"), ("nccl", "mpi"), (None, "mpi")])
+def test_a_build_with_nccl_carries_gradients_on_gpus_over_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, holds: str, transport: str | None, launcher: str
+) -> None:
+    build = HorovodBuild("0.28.1", "1", tuple(holds.split()), None)
+    monkeypatch.setattr(horovod_build, "inspect_horovod", lambda framework: build)
+    strategy = StrategySpec("x", framework="torch", backend=transport, launcher=launcher, requires=["horovod"])
+    monkeypatch.setattr(support.shutil, "which", lambda name: f"/usr/bin/{name}")
+    problem = support.find_launch_problem(strategy, "cuda")
+    if "nccl" in holds and transport in ("gloo", "mpi"):
+        assert problem is not None and "with NCCL, which then carries all gradients on GPUs" in problem
+        assert support.find_launch_problem(strategy, "cpu") is None
+    else:
+        assert problem == (NO_NCCL if transport == "nccl" and "nccl" not in holds else None)
 
 
 @pytest.mark.real

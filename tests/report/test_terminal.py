@@ -177,6 +177,13 @@ def test_all_figures_have_names_and_units() -> None:
     }
 
 
+@pytest.mark.gpu
+def test_the_gpus_of_a_run_are_named() -> None:
+    names = [f"Tesla V100-SXM2-16GB GPU-{number}b2c4f5e-0000-4000-8000-000000000000" for number in (3, 1)]
+    ranks = [rank(0, [0.1], gpus=[names[0], None]), rank(1, [0.1], gpus=[names[1]])]
+    assert usage_facts(MonitorRecord(), ranks)["GPUs used"] == "Tesla V100-SXM2-16GB: GPU-3b2c4f5e GPU-1b2c4f5e"
+
+
 def test_every_row_names_fields_of_the_record() -> None:
     named = [name for parts in USAGE_ROWS.values() for name, _ in parts]
     fields = {field.name for field in dataclasses.fields(MonitorRecord)}

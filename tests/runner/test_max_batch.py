@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scalebench.analysis import load
 from scalebench.core.result import read_result
-from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.run_folder import RESULT_FILE, rank_record_path, write_rank_file
 from scalebench.core.spec import Config, DatasetSpec, RunSpec, StopSpec, TrainSpec, write_spec
 from scalebench.report import terminal
 from scalebench.runner import max_batch, memory_limit
@@ -22,9 +22,27 @@ from scalebench.runner.max_batch import RESOLUTION, estimate_try_counts, largest
 from scalebench.runner.parent import run_spec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
-from tests.builders.runs import simulated_config
+from tests.builders.runs import rank, simulated_config
 from tests.runner.builders import Ends, aborted, hung, ok, oom, searching, tried
 from tests.runner.builders import stand_in as stand_in  # a fixture
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("retries", "flags"), [(3, ["memory_full"]), (0, []), (None, [])])
+def test_a_full_memory_is_flagged(stand_in: Any, tmp_path: Path, retries: int | None, flags: list[str]) -> None:
+    """A batch fits even where the allocator keeps giving back its cache; what it reserved is what must fit."""
+
+    def full(spec: RunSpec, folder: Path) -> GroupExit:
+        ended = ok(spec, folder)
+        memory = {"peak_memory_bytes": [5 * 10**9], "reserved_memory_bytes": [7 * 10**9], "allocator_retries": retries}
+        write_rank_file(rank_record_path(folder, 0), rank(0, [1.0] * 4, [2] * 4, **memory))
+        return ended
+
+    stand_in(0, beyond=full)
+    result = run_spec(searching(batch=4, size=12), tmp_path / "run")
+    assert result.quality.max_batch is not None and result.quality.max_batch.batch_per_device == 4
+    assert [trial.peak_memory_bytes for trial in result.quality.max_batch.trials] == [7 * 10**9]
+    assert [flag for flag in result.flags if flag == "memory_full"] == flags
 
 
 def test_the_result_is_that_of_the_largest_batch_that_fits(stand_in: Any, tmp_path: Path) -> None:

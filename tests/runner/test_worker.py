@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import subprocess
@@ -48,6 +49,17 @@ def test_a_rank_that_succeeds_is_ok(folder: Path) -> None:
     assert record.threads == simulated_spec().places[0].threads
     assert record.affinity == sorted(os.sched_getaffinity(0))
     assert record.cpu_s is not None and record.rss_anon_peak_bytes is not None
+
+
+@pytest.mark.gpu
+def test_a_rank_on_gpus_names_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their numbers alone say nothing under CUDA_VISIBLE_DEVICES."""
+    monkeypatch.setattr(worker.gpus, "name_visible_gpus", lambda devices: [f"card {device}" for device in devices])
+    assert worker.main([str(folder)]) == 0 and record_in(folder).gpus == []
+    spec = simulated_spec()
+    write_spec(dataclasses.replace(spec, device="cuda"), folder)
+    assert worker.main([str(folder)]) == 0
+    assert record_in(folder).gpus == [f"card {device}" for device in spec.places[0].devices] != []
 
 
 def body(error: BaseException) -> Any:

@@ -200,6 +200,23 @@ def find_nvml_problem() -> str | None:
     return None
 
 
+def name_visible_gpus(devices: Sequence[int]) -> list[str | None]:
+    """Return name and UUID of the GPUs that this process calls by these numbers, such as `NVIDIA H100 GPU-1b2c...`;
+    None for a part of a GPU and where NVML does not answer.
+
+    What a number means depends on CUDA_VISIBLE_DEVICES and on the order in which CUDA counts.
+    """
+    with nvml_queries() as ask:
+        handles, visible = _handles(ask), _visible_indices(ask)
+
+        def name_gpu(device: int) -> str | None:
+            index = visible[device] if device < len(visible) else None
+            facts = [] if index is None else [ask(f"nvmlDeviceGet{what}", handles[index]) for what in ("Name", "UUID")]
+            return " ".join(facts) if facts and None not in facts else None
+
+        return [name_gpu(device) for device in devices]
+
+
 def count_gpus() -> int:
     """Return how many GPUs a process started now would see."""
     return len(visible_gpus())

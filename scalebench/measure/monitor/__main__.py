@@ -18,7 +18,7 @@ from pathlib import Path
 
 from scalebench.core import exit_with_parent
 from scalebench.core.machine import private_network
-from scalebench.core.process import describe_error
+from scalebench.core.process import describe_error, process_exists
 from scalebench.core.run_folder import monitor_path
 from scalebench.core.spec import read_spec
 from scalebench.measure.monitor.gpu_sampler import GpuSampler
@@ -46,7 +46,10 @@ class Sampler:
         self._processes = ProcessSampler(self.rows, folder, parent, ranks, with_agents=node is not None)
         is_private = private_network.is_wanted(spec.config)
         self._host = HostSampler(self.rows, self._processes.first_rank_pid if is_private else None)
-        self.missing = self._gpus.missing if spec.device == "cuda" else None
+        self._is_on_gpus = spec.device == "cuda"
+        self._run_pids: set[int] = set()  # of the run, also of processes that have ended
+        self._earlier_pids: set[int] | None = None  # on GPUs before the run; None: not counted yet
+        self._lists_run = False  # NVML has listed a process of the run
         self._interval_s: dict[Callable[[], None], float] = {self._sample_host: HOST_INTERVAL_S}
         if count := len(self._gpus):
             slow_s = max(GPU_INTERVAL_S, SLOW_INTERVAL_S / count)  # one GPU at a time, so that others need not wait
@@ -56,7 +59,6 @@ class Sampler:
                 self._count_foreign_processes: FOREIGN_INTERVAL_S,
             }
         self._due_s = dict.fromkeys(self._interval_s, 0.0)
-        self._is_first_count = True
         self._next_slot_s = 0.0
         self._slowing_rows = ROWS_BEFORE_SLOWING
 
@@ -92,6 +94,16 @@ class Sampler:
         self._due_s = dict.fromkeys(self._due_s, 0.0)
         self.sample()
 
+    def describe_missing(self) -> str | None:
+        """Return what cannot be known of the GPUs of a run, and why; None where nothing is missing."""
+        if not self._is_on_gpus:
+            return None
+        if self._gpus.missing is not None:
+            return f"no GPU figures: {self._gpus.missing}"
+        if self._gpus and not self._lists_run:
+            return "programs that others started on its GPUs: NVML lists no process of the run, as in a container"
+        return None
+
     def _sample_host(self) -> None:
         self._host.sample()
         self._processes.sample()
@@ -99,16 +111,20 @@ class Sampler:
     def _count_foreign_processes(self) -> None:
         """Count the compute processes on each GPU that do not belong to the run.
 
-        In a container NVML may report the process ids of the host: an id that does not exist here is not counted,
-        except the first time, before any process of the run can be on a GPU.
+        In a container NVML may report the process ids of the host, which may be those of other processes here. Of ids
+        that come later than the run they are counted only if NVML has listed one of the run, and so means ours.
         """
-        pids_by_gpu = list(self._gpus.compute_processes())
+        pids_by_gpu = {index: set(pids) for index, pids in self._gpus.compute_processes()}
         self._processes.search()  # afterwards, so that processes of the run that have just started are in it
-        for index, pids in pids_by_gpu:
-            others = [pid for pid in pids if pid not in self._processes.ours]
-            foreign = [pid for pid in others if self._is_first_count or Path(f"/proc/{pid}").exists()]
+        self._run_pids |= self._processes.ours
+        listed = set().union(*pids_by_gpu.values())
+        self._lists_run = self._lists_run or not listed.isdisjoint(self._run_pids)
+        if self._earlier_pids is None:
+            self._earlier_pids = listed - self._run_pids
+        later = {pid for pid in listed - self._run_pids if self._lists_run and process_exists(pid)}
+        for index, pids in pids_by_gpu.items():
+            foreign = pids & (self._earlier_pids | later)
             self.rows.add(time.time(), f"gpu{index}", "foreign_processes", len(foreign))
-        self._is_first_count = False
 
 
 def main(argv: list[str]) -> int:
@@ -142,8 +158,8 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    if sampler.missing is not None:
-        print(f"no GPU figures: {sampler.missing}", file=sys.stderr)
+    if (missing := sampler.describe_missing()) is not None:
+        print(missing, file=sys.stderr)
     return 0
 
 

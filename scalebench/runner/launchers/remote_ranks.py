@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalebench.core.json_files import read_record
-from scalebench.core.process import wait_until
+from scalebench.core.process import process_exists, wait_until
 from scalebench.core.run_folder import (
     PausedWorker,
     RankProcesses,
@@ -123,7 +123,7 @@ class RemoteRank:
         if self._processes is None:
             path = rank_processes_path(self._folder, self._rank)
             self._processes = read_rank_file(path, RankProcesses, self._run_id)
-        agent_is_gone = self._agent_ended or (self._local is not None and not _process_exists(self._local.agent))
+        agent_is_gone = self._agent_ended or (self._local is not None and not process_exists(self._local.agent))
         # Read after the check of the agent, which writes it at its end.
         self._exit = read_rank_file(worker_exit_path(self._folder, self._rank), WorkerExit, self._run_id)
         self.lost = agent_is_gone and self._exit is None
@@ -228,16 +228,6 @@ def _read_turn(folder: Path) -> Turn | None:
         return read_record(turn_path(folder), Turn)
     except FileNotFoundError:
         return None
-
-
-def _process_exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _process_runs(pid: int) -> bool:

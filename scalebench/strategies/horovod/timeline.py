@@ -22,10 +22,12 @@ from scalebench.core.json_files import read_json
 from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.horovod.group import HorovodGroup, HorovodOptions, loses_fusion_threshold
 
-# Name of the operation that sends a message -> backend. Adasum has its own operation over the same transport.
+# Name of the operation that sends a message -> backend. Adasum has its own operation over the same transport. A
+# hierarchical all-reduce sends by several in turn, within nodes by NCCL and between them by MPI: the first one counts.
 CARRIER_BACKENDS = {
     "NCCL_ALLREDUCE": "nccl",
     "NCCL_REDUCESCATTER": "nccl",
+    "NCCL_REDUCE": "nccl",
     "GLOO_ALLREDUCE": "gloo",
     "MPI_ALLREDUCE": "mpi",
     "MPI_ADASUM_ALLREDUCE": "mpi",
@@ -37,7 +39,7 @@ PHASES = {
     "negotiate_s": re.compile("NEGOTIATE_ALLREDUCE|NEGOTIATE_ADASUM"),
     "queue_s": re.compile("QUEUE|WAIT_FOR_DATA|WAIT_FOR_OTHER_TENSOR_DATA"),
     "memcpy_s": re.compile("MEMCPY_"),
-    "allreduce_s": re.compile("|".join(CARRIER_BACKENDS)),
+    "allreduce_s": re.compile("|".join([*CARRIER_BACKENDS, "NCCL_ALLGATHER", "NCCL_BCAST"])),
 }
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 MICROSECOND_S = 1e-6
@@ -52,6 +54,7 @@ class Activity:
     step: int  # counted from 0
     begin_s: float
     end_s: float = math.nan
+    is_message: bool = False  # the first operation that sends this tensor in this step
 
 
 @dataclass
@@ -64,8 +67,8 @@ class HorovodTimeline:
 
     def backend(self) -> str | None:
         """Return the backend that sent the gradients; None: nothing was sent."""
-        names = {activity.name for activity in self.activities}
-        return "+".join(sorted({CARRIER_BACKENDS[name] for name in names if name in CARRIER_BACKENDS})) or None
+        names = {activity.name for activity in self.activities if activity.is_message}
+        return "+".join(sorted({CARRIER_BACKENDS[name] for name in names})) or None
 
     def message_bytes(self) -> list[int]:
         """Return the bytes of each message of the last step.
@@ -104,6 +107,7 @@ def parse_timeline(events: Iterable[dict[str, Any]]) -> HorovodTimeline:
     timeline, names = HorovodTimeline(), {}
     running: dict[int, list[Activity]] = {}  # by pid, nested
     negotiations: Counter[int] = Counter()  # one for each tensor in a step
+    sent_steps: dict[int, int] = {}  # by pid, the last step in which it was sent
     is_sending = False  # tensors that begin now belong to the last message
     for event in events:
         pid, kind = event.get("pid", 0), event["ph"]
@@ -112,7 +116,9 @@ def parse_timeline(events: Iterable[dict[str, Any]]) -> HorovodTimeline:
         elif kind == "B":
             negotiations[pid] += event["name"].startswith("NEGOTIATE_")
             activity = Activity(names[pid], event["name"], negotiations[pid] - 1, event["ts"] * MICROSECOND_S)
-            if _sends_tensor(activity, running[pid]):  # all tensors of a message begin before the first one ends
+            if activity.name in CARRIER_BACKENDS and sent_steps.get(pid) != activity.step:
+                sent_steps[pid], activity.is_message = activity.step, True
+                # All tensors of a message begin before the first one ends.
                 timeline.messages += [] if is_sending else [[]]
                 timeline.messages[-1].append(activity)
                 is_sending = True
@@ -121,15 +127,10 @@ def parse_timeline(events: Iterable[dict[str, Any]]) -> HorovodTimeline:
             activity = running[pid].pop()
             activity.end_s = event["ts"] * MICROSECOND_S
             timeline.activities.append(activity)
-            is_sending = is_sending and not _sends_tensor(activity, running[pid])
+            is_sending = is_sending and not activity.is_message
             if "shape" in event.get("args", {}):
                 timeline.tensor_bytes[activity.tensor] = _parse_bytes(event["args"])
     return timeline
-
-
-def _sends_tensor(activity: Activity, outer: list[Activity]) -> bool:
-    """Return True for an outermost operation that sends: Adasum's contains a plain one, which is no further message."""
-    return activity.name in CARRIER_BACKENDS and not any(each.name in CARRIER_BACKENDS for each in outer)
 
 
 def _parse_bytes(args: dict[str, str]) -> int:

@@ -32,11 +32,12 @@ def configure_devices(kind: str, place: RankPlacement) -> list[str]:
         raise Unsupported(
             f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and this process wants number {max(place.devices)}"
         )
-    local_gpus = [gpus[index] for index in place.devices]
+    numbers = sorted(place.devices)  # TensorFlow numbers visible GPUs in their physical order, whatever the list's
+    local_gpus = [gpus[number] for number in numbers]
     tf.config.set_visible_devices(local_gpus, "GPU")
     for gpu in local_gpus:
         tf.config.experimental.set_memory_growth(gpu, True)  # so that the peak is the memory that training needs
-    return [f"/GPU:{index}" for index in range(count)]
+    return [f"/GPU:{numbers.index(number)}" for number in place.devices]
 
 
 def synchronize() -> None:

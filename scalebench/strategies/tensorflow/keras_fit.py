@@ -23,11 +23,15 @@ PREFETCHED_BATCHES = 2  # with dataset.prefetch=queue, as many as in the other l
 
 
 class LossReportingModel(keras.Model):
-    """A model that reports the loss of each batch; Keras itself reports the mean since the start of the epoch."""
+    """A model that reports the sum of each batch's losses; Keras itself reports the mean since the start of the epoch.
+
+    Keras then takes the mean over the replicas.
+    """
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
         metrics = super().compute_metrics(x, y, y_pred, sample_weight)
-        return metrics | {"loss_sum": tf.reduce_sum(self.loss.call(y, y_pred))}
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        return metrics | {"loss_sum": tf.reduce_sum(self.loss.call(y, y_pred)) * replicas}
 
 
 class FitModel(LossReportingModel, NetworkModel):
@@ -49,18 +53,20 @@ class SummedLoss(keras.losses.Loss):
         return self._per_sample(y_pred, tf.cast(y_true, tf.int64) if self._has_labels else y_true)
 
 
-class LoopCallback(keras.callbacks.Callback):
-    """Reports each step to the loop, and ends fit when the loop is over."""
+class StepReport:
+    """Reports each step of fit to the loop, and ends fit when the loop is over.
 
-    def __init__(self, loop: Loop, samples: Iterator[int], replicas: int) -> None:
-        super().__init__()
-        self._loop, self._samples, self._replicas = loop, samples, replicas
+    It is part of the train function. A callback for each batch would make Keras fetch the results of every step in the
+    thread that trains, which waits for the GPU. Without such callbacks it does so only where it holds the backend for
+    not thread-safe (IS_THREAD_SAFE, False for TensorFlow in Keras 3.15, True in earlier ones), for users as well.
+    """
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        # Keras reports the mean over the replicas.
-        part = LossPart((logs or {})["loss_sum"] * self._replicas, next(self._samples))
-        if self._loop.done(part):
-            self.model.stop_training = True
+    def __init__(self, model: keras.Model, loop: Loop, samples: Iterator[int]) -> None:
+        self._model, self._loop, self._samples = model, loop, samples
+
+    def __call__(self, logs: dict[str, tf.Tensor]) -> None:
+        if self._loop.done(LossPart(logs["loss_sum"], next(self._samples))):
+            self._model.stop_training = True
 
 
 class BatchPipeline:
@@ -119,6 +125,7 @@ class FitStrategy(TensorFlowStrategy):
     """A strategy whose option `loop` chooses between a plain loop (custom) and Keras' own (fit)."""
 
     _train_functions: dict[bool, Any]  # of fit, by syncs_gradients
+    _report: StepReport  # of the current training
     _placed: tuple[Batch, TfBatch] | None = None
 
     @property
@@ -133,8 +140,22 @@ class FitStrategy(TensorFlowStrategy):
             loss = SummedLoss(self._loss, has_labels=self.spec.config.model.loss == "cross_entropy")
             with self.scope():
                 self.model.compile(optimizer=self.optimizer, loss=loss, jit_compile=self.spec.config.train.compile)
-            self.model.make_train_function()  # traced at its first call
-            self._train_functions = {True: self.model.train_function}
+            self._train_functions = {}
+            self._use_train_function(True)
+
+    def _use_train_function(self, syncs_gradients: bool) -> None:
+        """Have fit call the train function that was made for this setting; it is traced at its first call."""
+        if syncs_gradients not in self._train_functions:
+            self.model.make_train_function(force=True)
+            run_step = self.model.train_function
+
+            def run_reported_step(iterator: Any) -> Any:
+                logs = run_step(iterator)
+                self._report(logs)
+                return logs
+
+            self._train_functions[syncs_gradients] = run_reported_step
+        self.model.train_function = self._train_functions[syncs_gradients]
 
     def _refuse_unsupported_by_fit(self) -> None:
         settings = self.spec.config
@@ -173,9 +194,9 @@ class FitStrategy(TensorFlowStrategy):
         pipeline = BatchPipeline(loop, self._set_last_batch, probe_samples)
         prefetched = PREFETCHED_BATCHES if self.spec.config.dataset.prefetch == "queue" else 0
         dataset = pipeline.dataset(self._part_spec(), prefetched)
-        callback = LoopCallback(loop, pipeline.batch_sizes(), replicas)
+        self._report = StepReport(self.model, loop, pipeline.batch_sizes())
         try:
-            self.model.fit(dataset, epochs=1, shuffle=False, verbose=0, callbacks=[callback])
+            self.model.fit(dataset, epochs=1, shuffle=False, verbose=0)
         finally:
             pipeline.stop()
 
@@ -196,7 +217,4 @@ class FitStrategy(TensorFlowStrategy):
         super().set_gradient_sync(on)
         if self.uses_fit:
             optimizer.set_gradient_reduction(self.optimizer, on)  # for the train function that is traced next
-            if on not in self._train_functions:
-                self.model.make_train_function(force=True)
-                self._train_functions[on] = self.model.train_function
-            self.model.train_function = self._train_functions[on]
+            self._use_train_function(on)

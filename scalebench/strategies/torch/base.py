@@ -225,6 +225,16 @@ class TorchStrategy(Strategy, Probes):
     def peak_memory_bytes(self) -> list[int | None]:
         return [self._peak.read_bytes(self.device)]
 
+    def reserved_memory_bytes(self) -> list[int | None]:
+        return [torch.cuda.max_memory_reserved(each) if each.type == "cuda" else None for each in self._devices()]
+
+    def allocator_retries(self) -> int | None:
+        devices = [device for device in self._devices() if device.type == "cuda"]
+        return sum(torch.cuda.memory_stats(each)["num_alloc_retries"] for each in devices) if devices else None
+
+    def _devices(self) -> list[torch.device]:
+        return [self.device]
+
     def state_bytes(self) -> list[int | None]:
         """Return the bytes that count_state_bytes counts on this process's device."""
         return [count_state_bytes(self.model, self.optimizer_state(), self.device)]

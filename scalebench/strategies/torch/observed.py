@@ -33,19 +33,22 @@ BACKEND_EVENTS = {
 TF32_KERNEL = re.compile(r"tf32|^(?!.*(?:f16|fp16|bf16)).*s1688")
 DEVICE_COPY_EVENTS = ("Memcpy PtoP", "Memcpy DtoD")  # between the memories of GPUs; DtoD also within one GPU
 # Operators that multiply, compiled or not, whose first input is an activation.
-CONVOLUTIONS = ("aten::convolution", "mkldnn::_convolution_pointwise")
+PLAIN_CONVOLUTION = "aten::convolution"
+CONVOLUTIONS = (PLAIN_CONVOLUTION, "mkldnn::_convolution_pointwise")
 MATRIX_PRODUCTS = ("aten::addmm", "aten::mm", "mkldnn::_linear_pointwise")
 PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 COMPILED_REGION = "Torch-Compiled Region"  # appears where compiled code ran, not where it was only compiled
 
 
 class OperatorCall(NamedTuple):
-    """One call of an operator with the type and layout of its first input."""
+    """One call of an operator with the type and layout of its first input, and the layout of a convolution's kernel."""
 
     name: str
     dtype: torch.dtype
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
+    kernel_sizes: tuple[int, ...] = ()
+    kernel_strides: tuple[int, ...] = ()
 
 
 class ProfiledReplay(BatchReplay):
@@ -79,9 +82,12 @@ class ProfiledReplay(BatchReplay):
         while pending:
             event = pending.pop()
             pending += event.children
-            first = next(iter(getattr(event.extra_fields, "inputs", None) or ()), None)
+            first, second, *_ = [*(getattr(event.extra_fields, "inputs", None) or ()), None, None]
             if hasattr(first, "strides"):
-                calls.append(OperatorCall(event.name, first.dtype, tuple(first.sizes), tuple(first.strides)))
+                # Compiled convolutions have kernels in a format of the library.
+                has_kernel = event.name == PLAIN_CONVOLUTION and hasattr(second, "strides")
+                kernel = (tuple(second.sizes), tuple(second.strides)) if has_kernel else ()
+                calls.append(OperatorCall(event.name, first.dtype, tuple(first.sizes), tuple(first.strides), *kernel))
         return calls
 
 
@@ -101,20 +107,29 @@ def identify_settings(names: Iterable[str], operations: Iterable[OperatorCall]) 
         precisions = precisions - {"float32"} | {"tf32"}
     if precisions:
         settings["precision"] = "+".join(sorted(precisions))
-    layouts = {layout for call in operations if call.name in CONVOLUTIONS and (layout := identify_layout(call))}
+    layouts = {layout for call in operations if call.name in CONVOLUTIONS and (layout := describe_layout(call))}
     if layouts:
         settings["data_format"] = "+".join(sorted(layouts))
     return settings
 
 
-def identify_layout(call: OperatorCall) -> str | None:
-    """Return the memory layout of a batch of images; None for other inputs, or where both layouts are the same."""
-    if len(call.sizes) != 4:
+def describe_layout(call: OperatorCall) -> str | None:
+    """Return the memory layout of a convolution's images, with that of its kernel if it is another one, as with FSDP
+    and ZeRO: cuDNN then rearranges the kernel in each call."""
+    images, kernel = (
+        identify_layout(*each) for each in ((call.sizes, call.strides), (call.kernel_sizes, call.kernel_strides))
+    )
+    return images if images is None or kernel in (None, images) else f"{images} ({kernel} kernels)"
+
+
+def identify_layout(sizes: tuple[int, ...], strides: tuple[int, ...]) -> str | None:
+    """Return the memory layout of images or a kernel; None for other tensors, or where both layouts are the same."""
+    if len(sizes) != 4:
         return None
-    _, channels, height, width = call.sizes
+    _, channels, height, width = sizes
     if channels == 1 or height * width == 1:
         return None
-    return "nhwc" if call.strides[1] == 1 else "nchw"
+    return "nhwc" if strides[1] == 1 else "nchw"
 
 
 def observe_backend(train: Callable[[Loop], None], batch: Any) -> str | None:

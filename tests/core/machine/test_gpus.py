@@ -166,6 +166,16 @@ def test_the_visible_gpus_are_those_that_cuda_shows(nvml: SimpleNamespace, monke
 
 
 @pytest.mark.gpu
+def test_devices_are_named_whatever_their_numbers_mean(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"3,{UUIDS[1]}")
+    assert gpus.name_visible_gpus([1, 0, 2]) == [f"{A100} {UUIDS[1]}", f"{A100} {UUIDS[3]}", None]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-known")
+    assert gpus.name_visible_gpus([0]) == [None]
+    nvml.nvmlInit = refuse
+    assert gpus.name_visible_gpus([0]) == [None]
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("split", "seen"), [(set(), [0, 1, 2, 3]), ({0, 1, 2, 3}, [None]), ({1}, [0, 2, 3])], ids=["none", "all", "one"]
 )

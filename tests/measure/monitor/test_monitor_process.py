@@ -211,6 +211,33 @@ def counts(
     return sampler, taken_by_name
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("before", "later", "foreign", "is_known"),
+    [
+        ("{run}", "{run} 1", 1, True),  # /proc may hide processes of other users
+        ("", "{run}", 0, True),
+        ("", "1", 0, False),  # in a container: a process of the host, which has the number of one here
+        ("4000001", "4000001 1", 1, False),
+        ("", "", 0, False),
+    ],
+)
+def test_processes_on_a_gpu_are_compared_with_those_before_the_run(
+    before: str, later: str, foreign: int, is_known: bool,
+    tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    put_in(monkeypatch, nvml_library, PROCESSES_0=before.format(run=os.getpid()))
+    write_spec(replace(SPEC, device="cuda"), tmp_path)
+    monkeypatch.setattr(Path, "exists", lambda path: path != Path("/proc/1"))
+    sampler = Sampler(tmp_path, os.getpid())
+    sampler._count_foreign_processes()
+    put_in(monkeypatch, nvml_library, PROCESSES_0=later.format(run=os.getpid()))
+    sampler._count_foreign_processes()
+    sampler.rows.write(tmp_path / MONITOR_FILE)
+    assert read_series(tmp_path / MONITOR_FILE).values("gpu0", "foreign_processes")[-1] == foreign
+    assert (sampler.describe_missing() is None) == is_known
+
+
 def sample_for(sampler: Sampler, clock: SimpleNamespace, seconds: float) -> None:
     end_s = clock.now_s + seconds
     while clock.now_s < end_s:

@@ -77,6 +77,25 @@ def test_adasums_inner_all_reduce_is_no_message() -> None:
     assert timeline.parse_timeline(actual).message_bytes() == [40_400]
 
 
+@pytest.mark.gpu
+def test_a_hierarchical_all_reduce_is_one_message() -> None:
+    """NCCL within the nodes, then MPI between them: it is NCCL's message, and its seconds reach to the last part."""
+    actual, sending = [], set()
+    for event in events(3, "NCCL_REDUCESCATTER"):
+        actual.append(event)
+        if event["ph"] == "B" and event["name"] == "NCCL_REDUCESCATTER":
+            sending.add(event["pid"])
+        elif event["ph"] == "E" and event["pid"] in sending:
+            sending.remove(event["pid"])
+            begin = event["ts"]
+            for number, name in enumerate(["MPI_ALLREDUCE", "NCCL_ALLGATHER"]):
+                actual.append({**event, "ph": "B", "name": name, "ts": begin + 10_000 * number})
+                actual.append({**event, "ts": begin + 10_000 * (number + 1)})
+    parsed = timeline.parse_timeline(actual)
+    assert (parsed.backend(), parsed.message_bytes()) == ("nccl", [40_400])
+    assert parsed.phases_s(3)["allreduce_s"] == pytest.approx(0.22)
+
+
 def test_two_backends_are_both_reported() -> None:
     both = events(2, "MPI_ALLREDUCE") + step_events(9.0, "NCCL_ALLREDUCE", True)
     assert timeline.parse_timeline(both).backend() == "mpi+nccl"

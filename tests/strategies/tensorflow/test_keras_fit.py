@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src import backend
+from keras.src.utils import python_utils
 
 from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
 from scalebench.strategies.base import LossPart, Unsupported
-from scalebench.strategies.tensorflow.keras_fit import BatchPipeline, FitModel, LoopCallback
+from scalebench.strategies.tensorflow.keras_fit import BatchPipeline, FitModel, StepReport
 from scalebench.workloads.source import Batch, Source
 from tests.strategies.tensorflow.builders import BARE, FIT, MIRRORED
 
@@ -109,16 +111,46 @@ def test_the_pipeline_reads_nothing_after_stop(ahead: int) -> None:
     assert drawn == [0, 1, 2, 3]
 
 
-def test_the_callback_ends_fit_when_the_loop_is_over() -> None:
+def test_fit_ends_when_the_loop_is_over() -> None:
     parts: list[LossPart] = []
     loop: Any = SimpleNamespace(done=lambda part: parts.append(part) or len(parts) == 2)
-    callback = LoopCallback(loop, iter([5, 4]), replicas=2)
-    callback.set_model(SimpleNamespace(stop_training=False))
-    callback.on_train_batch_end(0, {"loss_sum": 1.5})
-    assert not callback.model.stop_training
-    callback.on_train_batch_end(1, {"loss_sum": 2.0})
-    assert callback.model.stop_training
-    assert parts == [LossPart(3.0, 5), LossPart(4.0, 4)]  # Keras gives the mean over the replicas
+    model: Any = SimpleNamespace(stop_training=False)
+    report = StepReport(model, loop, iter([5, 4]))
+    report({"loss_sum": 3.0})
+    assert not model.stop_training
+    report({"loss_sum": 4.0})
+    assert model.stop_training
+    assert parts == [LossPart(3.0, 5), LossPart(4.0, 4)]
+
+
+@pytest.mark.gpu
+def test_fit_waits_for_no_result_between_steps(
+    strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the thread that trains, which would wait for a GPU with every step, unless this Keras lets everybody do so."""
+    monkeypatch.setattr(backend, "IS_THREAD_SAFE", True)
+    parts: list[LossPart | None] = []
+    fetching: list[threading.Thread] = []
+    fetch = python_utils.pythonify_logs
+
+    def note_thread(logs: Any) -> Any:
+        if logs and len(parts) < 3:
+            fetching.append(threading.current_thread())
+        return fetch(logs)
+
+    class ThreeSteps:
+        def __iter__(self) -> Iterator[Any]:
+            yield from fit.feed(source())
+
+        def done(self, part: LossPart | None) -> bool:
+            parts.append(part)
+            return len(parts) == 3
+
+    monkeypatch.setattr(python_utils, "pythonify_logs", note_thread)
+    fit = strategy(*BARE, FIT)
+    fit.train(ThreeSteps())
+    assert len(parts) == 3 and all(part is not None and tf.is_tensor(part.loss_sum) for part in parts)
+    assert threading.current_thread() not in fetching
 
 
 @pytest.mark.slow

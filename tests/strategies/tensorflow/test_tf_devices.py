@@ -75,17 +75,19 @@ def test_too_few_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         devices.configure_devices("cuda", RankPlacement(0, 0, 0, [1, 3], [], 1))
 
 
+@pytest.mark.gpu
 def test_gpus_are_those_of_the_placement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its order, and from then on the only ones; their memory grows as it is needed."""
+    """From then on they are the only ones, and TensorFlow numbers them in their physical order; their memory grows as
+    it is needed."""
     visible, growing = [], []
     for what in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
         monkeypatch.setattr(tf.config.threading, what, lambda threads: None)
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a", "b", "c", "d"])
     monkeypatch.setattr(tf.config, "set_visible_devices", lambda gpus, kind: visible.append((gpus, kind)))
     monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda gpu, on: growing.append((gpu, on)))
-    assert devices.configure_devices("cuda", RankPlacement(0, 0, 0, [2, 0], [], 1)) == ["/GPU:0", "/GPU:1"]
-    assert visible == [(["c", "a"], "GPU")]
-    assert growing == [("c", True), ("a", True)]
+    assert devices.configure_devices("cuda", RankPlacement(0, 0, 0, [2, 0], [], 1)) == ["/GPU:1", "/GPU:0"]
+    assert visible == [(["a", "c"], "GPU")]
+    assert growing == [("a", True), ("c", True)]
 
 
 def test_synchronize_waits_for_every_device_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,17 @@ def test_weights_start_from_the_seed(strategy: Any) -> None:
     assert bare.num_params() == 153441
 
 
+@pytest.mark.gpu
+def test_memory_that_the_allocator_reserved(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = strategy("bare_torch")
+    assert (bare.reserved_memory_bytes(), bare.allocator_retries()) == ([None], None)
+    reserved, retries = {"cuda:1": 7 * 10**9}, {"cuda:1": {"num_alloc_retries": 3}}
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: reserved[str(device)])
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: retries[str(device)])
+    bare.device = torch.device("cuda", 1)
+    assert (bare.reserved_memory_bytes(), bare.allocator_retries()) == ([7 * 10**9], 3)
+
+
 def test_loss_is_reported_as_a_lazy_sum(strategy: Any, source: Callable[..., Source]) -> None:
     bare = strategy("bare_torch")
     batch = next(iter(bare.feed(source())))

@@ -71,6 +71,18 @@ def test_images_under_every_strategy(strategy: Any, pictures: Callable[..., Sour
     assert adapter.message_sizes() == [4 * adapter.num_params()]
 
 
+@pytest.mark.gpu
+def test_kernels_in_another_layout_are_recorded(strategy: Any, pictures: Callable[..., Source]) -> None:
+    """FSDP and ZeRO need contiguous kernels, while images stay channels last."""
+    bare = strategy("bare_torch", **IMAGES)
+    bare.step(next(iter(bare.feed(pictures()))))
+    assert bare.settings_used()["data_format"] == "nhwc"
+    for parameter in bare.model.parameters():
+        parameter.data = parameter.data.contiguous()
+        parameter.grad = None
+    assert bare.settings_used()["data_format"] == "nhwc (nchw kernels)"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo"])
 def test_float16_scales_and_skips(strategy: Any, source: Callable[..., Source], name: str) -> None:
