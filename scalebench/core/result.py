@@ -6,7 +6,6 @@ names; null means not measured. A new nullable field keeps the version.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -418,23 +417,6 @@ def first_point_at_target(curve: list[CurvePoint], metric: str, target: float) -
     """Return the first point of a curve whose validation metric reaches the target; None where none does."""
     values = ((point, point.metrics.get(metric)) for point in curve)
     return next((point for point, value in values if value is not None and reaches_target(metric, value, target)), None)
-
-
-def merge_curves(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
-    """Merge the curves of all ranks: seconds of the slowest, mean loss over all samples; the rest is equal on all."""
-    return [_merge_points(points) for points in zip(*curves, strict=False)]
-
-
-def _merge_points(points: tuple[CurvePoint, ...]) -> CurvePoint:
-    samples = sum(point.loss_samples for point in points)
-    losses = [(point.loss, point.loss_samples) for point in points if point.loss is not None]
-    return dataclasses.replace(
-        points[0],
-        train_s=max(point.train_s for point in points),
-        evaluate_s=max(point.evaluate_s for point in points),
-        loss=sum(loss * n for loss, n in losses) / samples if samples else None,
-        loss_samples=samples,
-    )
 
 
 def write_result(result: Result, folder: Path) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from scalebench.core.result import (
     SCHEMA_VERSION,
+    CurvePoint,
     MaxBatch,
     Phases,
     Quality,
@@ -27,7 +28,6 @@ from scalebench.core.result import (
     Sync,
     Workload,
     first_point_at_target,
-    merge_curves,
 )
 from scalebench.core.run_folder import MERGED_TRACE_FILE, rank_record_path, read_rank_file
 from scalebench.core.spec import RunSpec
@@ -329,3 +329,20 @@ def _fill_training(quality: Quality, spec: RunSpec, ranks: list[RankRecord]) -> 
     quality.first_step_s = max((r.first_step_s for r in ranks if r.first_step_s is not None), default=None)
     point = None if target is None else first_point_at_target(quality.curve, metric, target)
     quality.time_to_target_s = None if point is None else point.train_s
+
+
+def merge_curves(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
+    """Merge the curves of all ranks: seconds of the slowest, mean loss over all samples; the rest is equal on all."""
+    return [_merge_points(points) for points in zip(*curves, strict=False)]
+
+
+def _merge_points(points: tuple[CurvePoint, ...]) -> CurvePoint:
+    samples = sum(point.loss_samples for point in points)
+    losses = [(point.loss, point.loss_samples) for point in points if point.loss is not None]
+    return dataclasses.replace(
+        points[0],
+        train_s=max(point.train_s for point in points),
+        evaluate_s=max(point.evaluate_s for point in points),
+        loss=sum(loss * n for loss, n in losses) / samples if samples else None,
+        loss_samples=samples,
+    )

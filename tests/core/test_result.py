@@ -25,13 +25,13 @@ from scalebench.core.result import (
     CurvePoint,
     Result,
     first_point_at_target,
-    merge_curves,
     reaches_target,
     read_result,
     result_schema,
     write_result,
 )
 from scalebench.core.run_folder import RESULT_FILE
+from scalebench.runner.collect import merge_curves
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import rank, record, simulated_spec
 from tests.report.section_blocks import show_table
