@@ -60,7 +60,7 @@ COLUMN_KINDS = {
     "steady": "boolean",
 }  # the others are Float64
 
-# What each column holds, for docs/reference/results.md; `_low` and `_high` of a figure are its 95 % interval.
+# The descriptions of columns in docs/reference/results.md; `_low` and `_high` of a figure are its 95 % interval.
 COLUMN_DESCRIPTIONS = {
     "run_id": "of the run; unique",
     "started_at": "UTC",

@@ -64,7 +64,7 @@ KEY_ALIASES = _invert(
         "dataset.size": "num_samples samples n_samples",
     }
 )
-# What to write for a key that has no counterpart.
+# Hints for keys that have no counterpart here.
 KEY_HINTS = _invert(
     {
         "the number of nodes follows from the devices: gpus=16 hardware=NAME": "nodes num_nodes nnodes n_nodes",
@@ -75,7 +75,7 @@ KEY_HINTS = _invert(
         "measure=max_batch searches for the largest batch that fits": "max_batch find_batch_size auto_batch",
     }
 )
-# What to write for a choice, by group and for its names in other programs.
+# The names of choices in other programs, by group, with a hint for each.
 CHOICE_HINTS = {
     "strategy": _invert(
         {
@@ -115,7 +115,7 @@ CHOICE_HINTS = {
         {"SLURM is chosen by the hardware, and each run is a job: hardware=NAME": "submitit_slurm submitit slurm"}
     ),
 }
-# What to write instead of a command, with its name for {name}.
+# Hints for words that are no commands; {name} stands for the word.
 COMMAND_HINTS = _invert(
     {
         "leave it out: scalebench strategy=ddp gpus=2": "run train bench benchmark start launch",

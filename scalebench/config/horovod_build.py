@@ -33,7 +33,7 @@ TRANSPORT_REMEDIES = {
 # On a machine with GPUs the build leaves TensorFlow out, unless NCCL is disabled.
 NO_TENSORFLOW_NCCL = "its operations for it do not compile with TensorFlow; use strategy=multiworker_nccl"
 FRAMEWORK_REMEDIES = {"torch": REBUILD, "tensorflow": f"HOROVOD_GPU_OPERATIONS=none {REBUILD}"}
-# What carries tensors on GPUs is decided when Horovod is built (CreateOperationManager in its operations.cc).
+# Horovod decides when it is built how tensors travel between GPUs (CreateOperationManager in its operations.cc).
 NCCL_CARRIES_ALL = (
     "was built with NCCL, which then carries all gradients on GPUs: use strategy=horovod_nccl, or for {} "
     f"HOROVOD_GPU_OPERATIONS=none {INSTALL}"

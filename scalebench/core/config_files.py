@@ -21,7 +21,7 @@ GROUP = "scalebench.configs"
 MAX_DESCRIPTION_CHARACTERS = 100
 # Groups whose files contain a name, which a run records.
 NAMED_GROUPS = {"strategy": StrategySpec, "model": ModelSpec, "dataset": DatasetSpec, "hardware": HardwareSpec}
-# What `scalebench list` shows, and the config group of each.
+# The kinds that `scalebench list` shows, and the config group of each.
 LIST_KINDS = {
     "strategies": "strategy",
     "models": "model",

@@ -25,7 +25,7 @@ MAX_ROWS = 200  # of a table
 MAX_ID_LENGTH = 60
 TAG_COLUMNS = ("model", "strategy", "hardware")
 THROUGHPUT = "throughput_samples_per_s"
-# What stacked bars consist of: parts of a step and of a loss, and what remains when these are taken away.
+# The parts that stacked bars consist of: those of a step, those of a loss, and the remainder of either.
 PARTS = ("kept", "data", "forward", "backward", "optimizer", "sync", "imbalance", "contention", "overhead", "batch",
          "rest")  # fmt: skip
 DEVICES = "devices"

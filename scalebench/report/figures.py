@@ -50,7 +50,7 @@ STYLE: Any = {
 # since it is hardly visible on paper.
 COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #000000 #F0E442".split()
 GREY = "#888888"
-# Of document.PARTS, as in page.css.
+# The colours of document.PARTS are those of page.css.
 PART_COLOURS = "#5aa77a #3b82c4 #b5dcc2 #7fc09a #2e7d52 #e07b1a #f2c14e #c43b3b #8e5bb5 #8a6d4b #a3abb8".split()
 DASHES: dict[str, Any] = {
     "solid": "-", "dash": (0, (5, 2)), "dot": (0, (1, 1.5)), "dashdot": (0, (5, 2, 1, 2)),

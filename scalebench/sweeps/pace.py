@@ -37,7 +37,7 @@ class PaceEntry(msgspec.Struct, frozen=True):
     device: str  # cpu | cuda
     framework: str
     strategy: str
-    model: str
+    model: str  # with the digest of its code, where that is a user's: two functions may have one name
     flops_per_sample: float | None
     settings: str  # of training, which change how long the same FLOPs take
     gpus: int
@@ -103,7 +103,8 @@ def estimate_step(spec: RunSpec, entries: Sequence[PaceEntry]) -> StepEstimate |
         entry
         for entry in comparable
         # The FLOPs of a user's model are recorded by its runs, and unknown before.
-        if entry.model == config.model.name and flops in (None, entry.flops_per_sample)
+        if entry.model == _identify_model(config.model.name, config.model.code_digest)
+        and flops in (None, entry.flops_per_sample)
     ]
     same_strategy = [entry for entry in same_model if entry.strategy == config.strategy.name]
     same_run = [e for e in same_strategy if (e.gpus, e.global_batch) == (spec.gpus, spec.global_batch)]
@@ -162,7 +163,7 @@ def _make_entry(result: Result) -> PaceEntry | None:
         device=scale.device,
         framework=scale.framework,
         strategy=scale.strategy,
-        model=workload.model,
+        model=_identify_model(workload.model, result.spec.get("model", {}).get("code_digest")),
         flops_per_sample=workload.flops_per_sample,
         settings=_describe_settings(workload),
         gpus=scale.gpus,
@@ -172,6 +173,10 @@ def _make_entry(result: Result) -> PaceEntry | None:
         start_s=_sum_known(result.phases),
         ended_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def _identify_model(name: str, code_digest: str | None) -> str:
+    return name if code_digest is None else f"{name} {code_digest}"
 
 
 def _mean_step_s(rank: RankRecord) -> float:

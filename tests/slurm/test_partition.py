@@ -14,16 +14,8 @@ from scalebench.slurm.partition import (
     parse_sinfo,
     read_partition,
 )
-from tests.slurm.builders import Tools
+from tests.slurm.builders import SINFO, Tools
 
-# As SLURM 22.05 prints it, but for the names.
-SINFO = """\
-taurusi8001|alpha|mixed|96|2:24:2|990000|gpu:8(S:0-1)|7-00:00:00|(null)
-taurusi8002|alpha|idle~|96|2:24:2|990000|gpu:8(S:0-1)|7-00:00:00|(null)
-taurusi8003|alpha|down*|96|2:24:2|990000|gpu:8(S:0-1)|7-00:00:00|(null)
-h1|main*|idle|8|1:8:1|8000|gpu:a100:2,nvme:1|1:00:00|ssd,big
-h2|main*|drained|8|1:8:1|8000|gpu:a100:2|1:00:00|ssd
-"""
 NODES = parse_sinfo(SINFO)
 
 
