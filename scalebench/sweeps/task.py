@@ -57,6 +57,7 @@ class SweepSession:
         self.console = Console()
         self.done: list[Result] = []  # here, since Hydra drops what a task function returns
         self._planned = 1  # without the baselines that a sweep repeats
+        self.expected = 0  # runs of a sweeper that plans one batch after the other; 0: those that are planned
         self._launched = False  # the processes of a run, of which nothing may be in `done` yet
         self._swept_keys: set[str] = set()  # those in which planned runs differ, but for strategy, devices and repeat
         self.sweep: Sweep | None = None  # from begin_sweep to end_sweep
@@ -112,7 +113,8 @@ class SweepSession:
 
     def _count_planned(self) -> int:
         """Return the number of runs, also of a sweep that has planned its baselines once more."""
-        return self._planned if self.sweep is None else max(self._planned, len(self.sweep.record.runs))
+        recorded = 0 if self.sweep is None else len(self.sweep.record.runs)
+        return max(self._planned, self.expected, recorded)
 
     def _print_outcome(self, result: Result, folder: Path, note: str = "") -> None:
         pairs = [override.lstrip("+").partition("=")[::2] for override in HydraConfig.get().overrides.task]

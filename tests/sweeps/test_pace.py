@@ -123,3 +123,16 @@ def test_nothing_is_known_of_a_users_model_before_its_first_run(monkeypatch: pyt
     assert estimate_step(planned(), []) is None
     for earlier in (same, counted):
         assert estimate_step(planned(), [earlier]) is not None
+
+
+def test_functions_of_one_name_are_models_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two users' files may both have a function `build`."""
+    spec = planned()
+    spec.config.model.code_digest = "1234"
+    other, same = (
+        entry(0.1, flops_per_sample=None, model=name)
+        for name in (spec.config.model.name, f"{spec.config.model.name} 1234")
+    )
+    monkeypatch.setattr(pace, "count_training_flops", lambda spec: None)
+    assert estimate_step(spec, [other]) is None
+    assert estimate_step(spec, [same]) is not None

@@ -123,7 +123,7 @@ class TrialRunner:
             for trial in batch:
                 self._console.print_line(summary.heading(study, trial.number, trial.overrides))
             remaining = self._settings.n_trials - batch[0].number
-            session.planned = len(session.done) + remaining - len(batch)  # the launcher adds the batch
+            session.expected = len(session.done) + remaining
             overrides = [[*study.space.fixed, *trial.overrides] for trial in batch]
             returned = self._launcher.launch(overrides, initial_job_idx=batch[0].number)
             recorded = [self._record(study, job) for job in returned]
