@@ -54,6 +54,8 @@ def test_lines_are_of_the_strategy_the_device_and_the_count() -> None:
     )
     assert 'ReductionToOneDevice("/CPU:0")' in recipe_code("mirrored_reduce_cpu")
     assert "ReductionToOneDevice(devices[0])" in recipe_code("mirrored_reduce_device")
+    assert "MirroredStrategy(devices, ReductionInTurns())" in recipe_code("mirrored_reduce_spread")
+    assert "tf.variable_creator_scope(create_on_least_loaded)" in recipe_code("central_storage_spread")
     assert "MirroredStrategy(devices)" in recipe_code("mirrored") and "range(8)" in recipe_code("mirrored", 8)
     assert 'parameter_device = "/CPU:0"' in recipe_code("kuza55_ps_cpu") and "= devices[0]" in recipe_code(
         "kuza55_ps_gpu"

@@ -183,7 +183,7 @@ class InGraph(central_storage.SingleCopyStrategy):
     def reduce_gradients(self, per_device: Sequence[central_storage.Tensors]) -> list[tf.Tensor]:
         if self.options.reduction == "nccl":
             return central_storage.all_reduce_gradients(per_device, self.devices, self.parameter_device)
-        return central_storage.sum_gradients(per_device, self.parameter_device)
+        return central_storage.sum_gradients(per_device, [self.parameter_device])
 
     def _check_divisible(self, samples: int, batch: str) -> None:
         gpus = self.spec.gpus

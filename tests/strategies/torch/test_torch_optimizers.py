@@ -22,7 +22,7 @@ from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training, scheduled_rates
 
 STEPS, STEPS_PER_EPOCH, DECAY, MOMENTUM = 12, 6, 0.03, 0.8  # two epochs of 101 samples in batches of 20
-RATES = {"sgd": 0.02, "momentum": 0.01}
+RATES = {"sgd": 0.02, "momentum": 0.01, "nesterov": 0.01}
 SETTINGS = {"train__weight_decay": DECAY, "train__momentum": MOMENTUM}
 
 
@@ -34,9 +34,9 @@ def step_weight(name: str, state: dict[str, Tensor], weight: Tensor, gradient: T
         gradient = gradient + DECAY * weight
     if name == "sgd":
         return weight - rate * gradient
-    if name == "momentum":
+    if name in ("momentum", "nesterov"):
         state["v"] = MOMENTUM * state.get("v", 0) + gradient
-        return weight - rate * state["v"]
+        return weight - rate * (state["v"] if name == "momentum" else gradient + MOMENTUM * state["v"])
     if name == "rmsprop":
         state["s"] = 0.9 * state.get("s", 0) + 0.1 * gradient**2
         return weight - rate * gradient / (state["s"].sqrt() + 1e-7)
@@ -125,7 +125,7 @@ def test_sharded_weights_are_stepped_as_on_gpus(kind: str, name: str, device: st
         stepped.step()
     after = [getattr(p, "to_local", lambda p=p: p)().detach() for p in model.parameters()]
     assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
-    if name in ("sgd", "momentum") and device == "cuda":
+    if name in ("sgd", "momentum", "nesterov") and device == "cuda":
         assert all(
             group["fused"] != hasattr(group["params"][0], "to_local") and group["foreach"] != group["fused"]
             for group in stepped.param_groups
