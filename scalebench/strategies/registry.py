@@ -61,6 +61,7 @@ BUILT_IN_STRATEGIES: dict[str, str] = {
     "multiworker_ring": "scalebench.strategies.tensorflow.multiworker:MultiWorker",
     "multiworker_nccl": "scalebench.strategies.tensorflow.multiworker:MultiWorker",
     "parameter_server": "scalebench.strategies.tensorflow.parameter_server:ParameterServer",
+    "parameter_server_sync": "scalebench.strategies.tensorflow.parameter_server:SynchronousParameterServer",
     "model_parallel_tensorflow": "scalebench.strategies.tensorflow.model_parallel:TensorFlowModelParallel",
     "horovod": "scalebench.strategies.horovod.torch:HorovodTorch",
     "horovod_nccl": "scalebench.strategies.horovod.torch:HorovodTorch",

@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 
 NAMES = sorted(BUILT_IN_STRATEGIES.keys() - {"simulated"})
 # One process without GPUs cannot run them: they need a cluster, NCCL, several devices or two stages.
-NOT_RUNNABLE = ("parameter_server", "mirrored_hierarchical", "data_parallel", "hybrid")
+NOT_RUNNABLE = ("parameter_server", "parameter_server_sync", "mirrored_hierarchical", "data_parallel", "hybrid")
 UNAVAILABLE = [name for name in NAMES if "nccl" in name or name in NOT_RUNNABLE]
 
 

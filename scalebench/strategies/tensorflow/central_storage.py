@@ -158,7 +158,9 @@ class SingleCopyStrategy(TensorFlowStrategy):
 class CentralStorageOptions:
     """Options of CentralStorageStrategy."""
 
-    parameter_device: str = "cpu"  # cpu | first | spread: the device of the weights; spread: each on the least loaded one
+    parameter_device: str = (
+        "cpu"  # cpu | first | spread: the device of the weights; spread: each on the least loaded one
+    )
 
 
 class CentralStorage(SingleCopyStrategy, Replicated):
@@ -201,8 +203,8 @@ class CentralStorage(SingleCopyStrategy, Replicated):
     @contextmanager
     def _spread_scope(self) -> Iterator[None]:
         """Create each variable on the device with the fewest bytes of variables so far, the first of equals, as
-        ParamServerDeviceSetter of tf_cnn_benchmarks does. Slots of the optimizer are beside their weights. With float16,
-        Keras unscales all gradients on the first device."""
+        ParamServerDeviceSetter of tf_cnn_benchmarks does. Slots of the optimizer are beside their weights. With
+        float16, Keras unscales all gradients on the first device."""
         anchors, loads = [batches.copy_to_device((0.0,), device)[0] for device in self.devices], [0] * self.spec.gpus
 
         def create_on_least_loaded(create: Callable[..., tf.Variable], **settings: Any) -> tf.Variable:

@@ -102,12 +102,16 @@ TENSORFLOW = [
     contract("kuza55_ps_gpu", *EVEN, slow=True),
     contract("avolkov1_ps_gpu", TOWER_LOSS),
     contract("avolkov1_ps_cpu", slow=True),
+    contract("avolkov1_ps_cpu", "strategy.options.enqueue=true", name="enqueue"),
+    contract("avolkov1_ps_gpu", "strategy.options.enqueue=true", TOWER_LOSS, name="enqueue", gpus=3, slow=True),
     contract("multiworker_ring"),
     contract("multiworker_ring", gpus=1, slow=True),
     contract("multiworker_ring", gpus=3, slow=True),
     contract("multiworker_nccl", slow=True),
     contract("parameter_server"),  # asynchronous, as its YAML says: losses fall
     contract("parameter_server", gpus=1, slow=True, **EXACT),  # steps of one worker are in order
+    contract("parameter_server_sync"),
+    contract("parameter_server_sync", gpus=3, slow=True),
     contract("model_parallel_tensorflow", **ONLY_ACTIVATIONS),
     contract("model_parallel_tensorflow", gpus=1, slow=True),
     contract("model_parallel_tensorflow", "strategy.options.split=size", gpus=3, slow=True, **ONLY_ACTIVATIONS),

@@ -32,7 +32,11 @@ class Places(NamedTuple):
 PLACES = {
     "central_storage_device": Places(["CPU:1"]),
     "central_storage_spread train.optimizer=momentum": Places(["CPU:0", "CPU:1"]),
-    "multi_gpu_model": Places(["CPU:0"], {"CPU:0"}, "CPU:0"),
+    "multi_gpu_model": Places(["CPU:0"], {"CPU:0", "CPU:1"}, "CPU:0"),
+    "multi_gpu_model strategy.options.slice_device=cpu strategy.options.merge_device=first": Places(
+        ["CPU:0"], {"CPU:0"}, "CPU:1"
+    ),
+    "avolkov1_ps_cpu strategy.options.enqueue=true": Places(["CPU:0"], set(), "CPU:0"),
     "central_storage_cpu": Places(["CPU:0"]),
     "central_storage_device train.precision=float16": Places(["CPU:1"]),
     "kuza55_ps_cpu": Places(["CPU:0"], {"CPU:0", "CPU:1"}, "CPU:0"),
@@ -65,6 +69,7 @@ def check_placement(which: str, update: Update) -> None:
         assert update.facts["fed_on"] == ["CPU:0", "CPU:1"]
     else:
         assert update.devices("^slice", "StridedSlice") == places.slices
+        assert len(update.facts["fed_on"]) == (1 if places.slices else 2)
         assert update.devices("^merge/", "Pack" if "loss=tower" in which else "ConcatV2") == {places.merged}
 
 
