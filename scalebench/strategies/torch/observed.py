@@ -13,21 +13,15 @@ from torch.profiler import ProfilerActivity, profile
 from scalebench.strategies.base import BatchReplay, Loop, LossPart
 
 OBSERVED_STEPS = 2  # the first one may still set something up
-# Names of events -> backend. NCCL's kernels appear where the profiler sees the GPU, its calls also where it does not.
+# The beginnings of the names of events that carry gradients or activations, by backend. NCCL's kernels appear where the
+# profiler sees the GPU (ncclSymk: over registered memory, from NCCL 2.28 on), its calls also where it does not. A mere
+# broadcast, such as that of Lightning's check for SIGTERM, is none of them.
 BACKEND_EVENTS = {
-    "gloo:all_reduce": "gloo",
-    "gloo:send": "gloo",
-    "gloo:recv": "gloo",
-    "gloo:all_gather": "gloo",
-    "gloo:reduce_scatter": "gloo",
-    "nccl:all_reduce": "nccl",
-    "nccl:send": "nccl",
-    "nccl:recv": "nccl",
-    "nccl:_all_gather_base": "nccl",
-    "nccl:_reduce_scatter_base": "nccl",
-    "ncclDevKernel": "nccl",
-    "ncclKernel": "nccl",
-    "ncclSym": "nccl",  # kernels over registered (symmetric) memory, from NCCL 2.28 on
+    "gloo": re.compile("gloo:(?:all_reduce|send|recv|all_gather|reduce_scatter)"),
+    "nccl": re.compile(
+        "nccl:(?:all_reduce|send|recv|_all_gather_base|_reduce_scatter_base)"
+        "|nccl(?:Dev|Symk?Dev)?Kernel_(?:AllReduce|Reduce|AllGather|SendRecv)"
+    ),
 }
 # In the names of GPU kernels: cuDNN's have tf32 in them, those of cuBLAS the instruction (m16n8k8 of TF32 is s1688).
 TF32_KERNEL = re.compile(r"tf32|^(?!.*(?:f16|fp16|bf16)).*s1688")
@@ -93,8 +87,8 @@ class ProfiledReplay(BatchReplay):
 
 def identify_backend(names: Iterable[str]) -> str | None:
     """Return the backend whose collective operations, sends or receives are among the names of events."""
-    backends = {backend for name in names for prefix, backend in BACKEND_EVENTS.items() if name.startswith(prefix)}
-    return "+".join(sorted(backends)) or None
+    names = list(names)
+    return "+".join(backend for backend, events in BACKEND_EVENTS.items() if any(map(events.match, names))) or None
 
 
 def identify_settings(names: Iterable[str], operations: Iterable[OperatorCall]) -> dict[str, str]:

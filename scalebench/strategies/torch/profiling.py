@@ -31,7 +31,7 @@ MAX_OPERATIONS = 20  # operations in the record
 WARMUP_STEPS = 2
 # Prefixes of event names. c10d:: operators are not among them: they hand the tensors over to a thread of the backend,
 # whose own event (gloo:all_reduce) lasts as long as the communication.
-COMMUNICATION_PREFIXES = ("gloo:", "mpi:", "horovod:", "ncclDevKernel", "ncclKernel")
+COMMUNICATION_PREFIXES = ("gloo:", "mpi:", "horovod:", "ncclDevKernel", "ncclKernel", "ncclSym")
 HOROVOD_WAIT = "horovod:synchronize"
 
 

@@ -320,6 +320,47 @@ def test_multicast_through_nvswitch_is_a_transport_of_all_pairs() -> None:
         assert nccl_log.summarize_transports(found) == "NVLS + P2P/direct pointer"
 
 
+RECORDINGS = Path(__file__).parents[2] / "golden" / "recordings"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "transports"),
+    [
+        ("nccl_aws_p5_two_nodes", {"all": "NVLS"}),
+        # NVLS is set up, and NCCL_ALGO keeps NCCL from using it.
+        ("nccl_hgx_ring_and_tree", {"0-7": "P2P/IPC", "0-1": "P2P/IPC"}),
+        (
+            "nccl_sharp_connected",
+            {"all": "COLLNET/SHARP/1/GDRDMA + COLLNET/SHARP/1/GDRDMA(PCI) + COLLNET/SHARP/5/GDRDMA"},
+        ),
+        (
+            "nccl_sharp_failed",
+            {"0-1": "P2P/CUMEM/read", "0-7": "NET/IBext_v8/1(6)/GDRDMA + NET/IBext_v8/1/GDRDMA"},
+        ),
+    ],
+)
+def test_logs_of_gpu_machines(name: str, transports: dict[str, str]) -> None:
+    assert nccl_log.read_transports([RECORDINGS / f"{name}.log"]) == transports
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("algorithms", "nvls", "collnet"),
+    [
+        ("Ring", False, False),
+        ("NVLS,Tree", True, False),
+        ("^NVLS,NVLSTree", False, True),
+        ("allreduce:nvlstree;allgather:ring", True, False),
+        ("CollnetDirect", False, True),
+        ("^ring", True, True),
+    ],
+)
+def test_algorithms_that_the_environment_allows(algorithms: str, nvls: bool, collnet: bool) -> None:
+    assert nccl_log.allows_transport(algorithms, "NVLS") == nvls
+    assert nccl_log.allows_transport(algorithms, "COLLNET") == collnet
+
+
 def test_pairs_are_sorted_with_all_transports_of_each() -> None:
     connections = [(10, 2, "SHM/direct/direct"), (0, 1, "NET/IB/1"), (2, 3, "P2P/IPC")]
     connections += [(1, 0, "NET/IB/0"), (0, 1, "NET/IB/1")]
