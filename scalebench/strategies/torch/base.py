@@ -74,11 +74,8 @@ class TorchStrategy(Strategy, Probes):
         return None
 
     def requested_backend(self) -> str:
-        """Return strategy.backend, where auto is NCCL on GPUs and Gloo on CPUs."""
-        backend = self.spec.config.strategy.backend
-        if backend in (None, "auto"):
-            return "nccl" if self.spec.device == "cuda" else "gloo"
-        return backend
+        """Return strategy.backend, where auto is that of the kind of device."""
+        return choose_backend(self.spec.config.strategy.backend, self.spec.device)
 
     def join(self) -> TorchGroup | None:
         """Join the group of processes, if the strategy has one; `device` is set by then."""
@@ -331,6 +328,13 @@ def choose_device(kind: str, index: int) -> torch.device:
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
+
+
+def choose_backend(requested: str | None, device: str) -> str:
+    """Return the requested backend; for auto, NCCL on GPUs and Gloo on CPUs (`device` is cuda or cpu)."""
+    if requested in (None, "auto"):
+        return "nccl" if device == "cuda" else "gloo"
+    return str(requested)
 
 
 def tunes_convolutions(device: str, is_full: bool) -> bool:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -88,8 +89,7 @@ class Ddp(TorchStrategy):
         return arguments
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        device_ids = [self.device.index] if self.device.type == "cuda" else None
-        net = DistributedDataParallel(model, device_ids=device_ids, **self.ddp_arguments())
+        net = DistributedDataParallel(model, device_ids=choose_device_ids(self.device), **self.ddp_arguments())
         self.register_hook(net)
         return net
 
@@ -138,6 +138,11 @@ class Ddp(TorchStrategy):
         threads, and these for the interpreter lock."""
         self.__dict__.pop("net", None)
         super().close()
+
+
+def choose_device_ids(device: torch.device) -> list[int] | None:
+    """Return DistributedDataParallel's argument of that name: the GPU that inputs are moved to, and None on a CPU."""
+    return [device.index] if device.type == "cuda" else None
 
 
 def skip_sync(net: DistributedDataParallel) -> AbstractContextManager[Any]:

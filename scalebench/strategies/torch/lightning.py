@@ -88,7 +88,6 @@ class TrainerStrategy(TorchStrategy):
 
     def _build_trainer(self, reporter: pl.Callback) -> pl.Trainer:
         return pl.Trainer(
-            accelerator="cpu" if self.device.type == "cpu" else "gpu",
             **self.trainer_arguments(),
             plugins=self.plugins(),
             callbacks=[reporter, *self.callbacks()],
@@ -130,7 +129,7 @@ class LightningDdp(TrainerStrategy, Ddp):
     def trainer_arguments(self) -> dict[str, Any]:
         devices = [p.devices[0] for p in self.spec.places if p.node == self.place.node]
         return {
-            "devices": len(devices) if self.device.type == "cpu" else devices,
+            **choose_trainer_devices(self.device.type, devices),
             "num_nodes": self.spec.nodes,
             "strategy": _AccumulatingDdp(
                 cluster_environment=LauncherEnvironment(),
@@ -164,6 +163,13 @@ class LightningDdp(TrainerStrategy, Ddp):
 
     def on_fit_end(self) -> None:
         self._message_sizes = self.message_sizes()
+
+
+def choose_trainer_devices(kind: str, devices: list[int]) -> dict[str, Any]:
+    """Return the Trainer's arguments for devices of one node: their number on CPUs, else the numbers of the GPUs."""
+    if kind == "cpu":
+        return {"accelerator": "cpu", "devices": len(devices)}
+    return {"accelerator": "gpu", "devices": devices}
 
 
 def move_optimizer_state(optimizer: Optimizer, device: torch.device) -> None:

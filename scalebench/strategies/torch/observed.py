@@ -34,6 +34,11 @@ PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float1
 COMPILED_REGION = "Torch-Compiled Region"  # appears where compiled code ran, not where it was only compiled
 
 
+def choose_activities(on_gpu: bool) -> list[ProfilerActivity]:
+    """Return the activities to profile: those of the host, and of GPUs if there are any in use."""
+    return [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
+
+
 class OperatorCall(NamedTuple):
     """One call of an operator with the type and layout of its first input, and the layout of a convolution's kernel."""
 
@@ -51,8 +56,7 @@ class ProfiledReplay(BatchReplay):
     def __init__(self, batch: Any, steps: int, shapes: bool = False) -> None:
         super().__init__(batch, steps)
         self._cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._cuda else [])
-        self._profiler = profile(activities=activities, record_shapes=shapes)
+        self._profiler = profile(activities=choose_activities(self._cuda), record_shapes=shapes)
 
     def __iter__(self) -> Iterator[Any]:
         self._profiler.start()

@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.profiler import ProfilerActivity
 
 from scalebench.core.errors import InputError
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, NotMeasured, Unsupported
 from scalebench.strategies.torch import batches
-from scalebench.strategies.torch.base import choose_device
+from scalebench.strategies.torch.base import choose_backend, choose_device
+from scalebench.strategies.torch.ddp import choose_device_ids
+from scalebench.strategies.torch.group import choose_bound_device
+from scalebench.strategies.torch.lightning import choose_trainer_devices
+from scalebench.strategies.torch.observed import choose_activities
 from scalebench.workloads import networks
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
@@ -36,6 +41,35 @@ def test_memory_that_the_allocator_reserved(strategy: Any, monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: retries[str(device)])
     bare.device = torch.device("cuda", 1)
     assert (bare.reserved_memory_bytes(), bare.allocator_retries()) == ([7 * 10**9], 3)
+
+
+GPU, CPU = torch.device("cuda", 3), torch.device("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ((choose_backend, "auto", "cuda"), "nccl"),
+        ((choose_backend, None, "cuda"), "nccl"),
+        ((choose_backend, "gloo", "cuda"), "gloo"),
+        ((choose_backend, "auto", "cpu"), "gloo"),
+        ((choose_backend, "nccl", "cpu"), "nccl"),
+        ((choose_device_ids, GPU), [3]),
+        ((choose_device_ids, CPU), None),
+        ((choose_bound_device, "nccl", GPU), GPU),
+        ((choose_bound_device, "gloo", GPU), None),
+        ((choose_bound_device, "gloo", CPU), None),
+        ((choose_trainer_devices, "cuda", [3, 1]), {"accelerator": "gpu", "devices": [3, 1]}),
+        ((choose_trainer_devices, "cpu", [3, 1]), {"accelerator": "cpu", "devices": 2}),
+        ((choose_activities, True), [ProfilerActivity.CPU, ProfilerActivity.CUDA]),
+        ((choose_activities, False), [ProfilerActivity.CPU]),
+    ],
+    ids=lambda value: value[0].__name__ if isinstance(value, tuple) else str(value),
+)
+def test_choices_by_kind_of_device(chosen: tuple[Any, ...], expected: Any) -> None:
+    choose, *arguments = chosen
+    assert choose(*arguments) == expected
 
 
 def test_loss_is_reported_as_a_lazy_sum(strategy: Any, source: Callable[..., Source]) -> None:
