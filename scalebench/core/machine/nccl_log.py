@@ -12,7 +12,7 @@ ALL_PAIRS = "all"  # in place of a pair: a transport that has no channels betwee
 # NCCL sets up its multicast through NVSwitch for all ranks of a node together. A line that it is available says
 # nothing: NCCL may still not use it, as on two GPUs.
 MULTICAST = re.compile(r"NCCL INFO (?:NVLS comm 0x|Connected NVLS tree)")
-# Reductions within the switches of a network. Older versions have Coll, or no index of the connection.
+# CollNet reduces within the switches of a network. Older versions write Coll, or no index of the connection.
 IN_NETWORK = re.compile(
     r"NCCL INFO Coll(?:Net)? \d+(?:/\d+)? : \d+ \[(?:send|receive)\] via (?P<transport>COLLNET/\S.*)"
 )

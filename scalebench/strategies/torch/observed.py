@@ -13,9 +13,9 @@ from torch.profiler import ProfilerActivity, profile
 from scalebench.strategies.base import BatchReplay, Loop, LossPart
 
 OBSERVED_STEPS = 2  # the first one may still set something up
-# The beginnings of the names of events that carry gradients or activations, by backend. NCCL's kernels appear where the
+# Names of events that carry gradients or activations begin like this, by backend. NCCL's kernels appear where the
 # profiler sees the GPU (ncclSymk: over registered memory, from NCCL 2.28 on), its calls also where it does not. A mere
-# broadcast, such as that of Lightning's check for SIGTERM, is none of them.
+# broadcast does not count: Lightning sends a flag for SIGTERM in each step.
 BACKEND_EVENTS = {
     "gloo": re.compile("gloo:(?:all_reduce|send|recv|all_gather|reduce_scatter)"),
     "nccl": re.compile(

@@ -141,6 +141,8 @@ def test_eight_ranks_step_as_on_gpus(name: str, optimizer_name: str, eight_ranks
         is_sharded = hasattr(group["params"][0], "to_local")
         expected = "foreach" if is_sharded and optimizer_name in ("sgd", "momentum") else KERNELS[optimizer_name]
         assert [kernel for kernel in ("fused", "foreach") if group.get(kernel)] == [expected]
+    adapter.close()
+    assert not dist.is_initialized()
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ def test_kernels_of_nccl(name: str, backend: str | None) -> None:
     assert operation.collective == ("Kernel" in name)
 
 
-# Names from NVIDIA/cutlass issues 999 and 2286, pytorch/pytorch pull request 167503, pytorch/xla 6407,
+# The names are from NVIDIA/cutlass issues 999 and 2286, pytorch/pytorch pull request 167503, pytorch/xla 6407,
 # karpathy/nanochat 105, pytorch/kineto and openxla/xprof.
 @pytest.mark.gpu
 @pytest.mark.parametrize(
