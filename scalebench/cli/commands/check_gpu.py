@@ -26,6 +26,7 @@ from scalebench.cli.commands.check import ContractResult
 from scalebench.core import config_files
 from scalebench.core.errors import InputError
 from scalebench.core.machine import gpus
+from scalebench.strategies import registry
 from scalebench.testing import gpu_truths as truths
 from scalebench.testing.gpu_truths import FAIL, NOT_POSSIBLE, PASS, TITLES, Truth, try_truths
 
@@ -91,26 +92,25 @@ def run_doctor(report: io.StringIO) -> list[Truth]:
 
 
 def list_cuda_strategies() -> list[str]:
-    """List the strategies whose YAML names CUDA."""
+    """List the strategies whose YAML names CUDA, in the order of the registry: PyTorch's come first."""
     files = config_files.list_options("strategy")
-    return [name for name, path in files.items() if "cuda" in (config_files.read_yaml(path).get("devices") or [])]
+    names = [name for name in registry.strategy_entries() if name in files]
+    return [name for name in names if "cuda" in (config_files.read_yaml(files[name]).get("devices") or [])]
 
 
 def check_contracts(
     strategies: Sequence[str], count: int, folder: Path, seconds_left: Callable[[], float]
 ) -> Iterator[Truth]:
-    """Yield one line for the contract of each strategy on two GPUs, or on one; without any, one for all of them."""
-    if count == 0:
-        yield Truth(f"contracts of {len(strategies)} strategies", NOT_POSSIBLE, NO_GPU)
-        return
+    """Yield a line for the contract of each strategy on two GPUs, or on one, and one for all that were not begun."""
     folder.mkdir()
-    for strategy in strategies:
-        name = f"contract of {strategy}"
-        if seconds_left() < 0:
-            reason = f"no time is left; scalebench check {strategy} does it, or --minutes"
-            yield Truth(name, NOT_POSSIBLE, reason)
-        else:
-            yield from try_truths((name,), partial(check_contract, name, strategy, count, folder))
+    begun = 0
+    while count and begun < len(strategies) and seconds_left() > 0:
+        name = f"contract of {strategies[begun]}"
+        yield from try_truths((name,), partial(check_contract, name, strategies[begun], count, folder))
+        begun += 1
+    if begun < len(strategies):
+        reason = f"no time is left for {', '.join(strategies[begun:])}; --minutes gives more" if count else NO_GPU
+        yield Truth(f"contracts of {len(strategies) - begun} strategies", NOT_POSSIBLE, reason)
 
 
 def check_contract(name: str, strategy: str, count: int, folder: Path) -> list[Truth]:
