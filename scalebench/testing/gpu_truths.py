@@ -239,7 +239,7 @@ def run_program(arguments: Sequence[str], folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def observe_known_step(folder: Path) -> list[Truth]:
+def observe_simulated_step(folder: Path) -> list[Truth]:
     """Let the whole program measure steps that sleep; this needs no GPU."""
     folder.mkdir()
     step = f"strategy.options.step_s={SIMULATED_STEP_S}"

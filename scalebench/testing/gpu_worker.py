@@ -34,7 +34,7 @@ from scalebench.runner.worker import classify_error, exit_without_cleanup, run_r
 from scalebench.strategies.base import NotMeasured, Strategy, probes_of
 from scalebench.workloads import datasets
 
-KNOWN_WORK = "scalebench.strategies.torch.known_work"  # imported by name: only a rank has the framework
+REFERENCE_WORK = "scalebench.strategies.torch.reference_work"  # imported by name: only a rank has the framework
 SLEEP_S, SLEEPS, SLEEP_BLOCKS = 0.01, 20, 5  # of a kernel; kernels in a block; blocks
 COPY_BYTES = 2**28
 COPIES = 20
@@ -59,34 +59,34 @@ class TruthRank:
 
     def __init__(self, folder: Path, spec: RunSpec, strategy: Strategy, batches: Iterator[Any]) -> None:
         self.folder, self.spec, self.strategy, self._batches = folder, spec, strategy, batches
-        self.work: Any = importlib.import_module(KNOWN_WORK).KnownWork(strategy)
+        self.work: Any = importlib.import_module(REFERENCE_WORK).ReferenceWork(strategy)
 
     def list_truths(self) -> dict[str, Callable[[], dict[str, Any]]]:
         """Return the truths that this number of devices can show, in an order in which none spoils the next."""
         if self.spec.gpus > 1:
             return {"all_reduce": self.compare_all_reduce}
         return {
-            "timer": self.time_known_kernels,
-            "copy": self.copy_known_bytes,
+            "timer": self.time_sleep_kernels,
+            "copy": self.copy_pattern,
             "monitor": self.compare_with_monitor,
             "memory": self.exhaust_memory,
             "profiler": self.compare_after_profiler,  # last: what it leaves behind slows down the others
         }
 
-    def time_known_kernels(self) -> dict[str, Any]:
+    def time_sleep_kernels(self) -> dict[str, Any]:
         """Time kernels of known length as if they were steps of a training."""
         sleep = self.work.make_sleep(SLEEP_S)
         before_s = self.work.time_s(sleep, SLEEPS) / SLEEPS
-        known = fixed_length_phase("known", SLEEP_BLOCKS, SLEEPS)
-        loop = TimedLoop(self.strategy, itertools.repeat(None), [fixed_length_phase("first", 1, SLEEPS), known])
+        phase = fixed_length_phase("kernels", SLEEP_BLOCKS, SLEEPS)
+        loop = TimedLoop(self.strategy, itertools.repeat(None), [fixed_length_phase("first", 1, SLEEPS), phase])
         for _ in loop:
             sleep()
             loop.done(None)
         after_s = self.work.time_s(sleep, SLEEPS) / SLEEPS
-        measured_s = statistics.median(known.series.seconds) / SLEEPS
+        measured_s = statistics.median(phase.series.seconds) / SLEEPS
         return {"measured_s": measured_s, "expected_s": (before_s + after_s) / 2}
 
-    def copy_known_bytes(self) -> dict[str, Any]:
+    def copy_pattern(self) -> dict[str, Any]:
         """Copy from host memory as measure.bandwidth does, and by itself."""
         kind = "host_to_device" if self.spec.device == "cuda" else "memcpy"
         rank = self.strategy.place.rank

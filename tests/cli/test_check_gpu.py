@@ -23,7 +23,7 @@ def no_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_gpu.doctor, "main", lambda options: print("no GPU"))
     monkeypatch.setattr(check_gpu.gpus, "find_nvml_problem", lambda: None)
     monkeypatch.setattr(check_gpu.gpus, "count_gpus", lambda: 0)
-    monkeypatch.setattr(gpu_truths, "observe_known_step", lambda folder: [STEP])
+    monkeypatch.setattr(gpu_truths, "observe_simulated_step", lambda folder: [STEP])
 
 
 def test_on_a_cpu_what_needs_a_gpu_is_not_possible(no_doctor: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,7 +42,7 @@ def test_on_a_cpu_what_needs_a_gpu_is_not_possible(no_doctor: None, capsys: pyte
 
 def test_a_line_that_fails_is_the_exit_status(no_doctor: None, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Truth("program", FAIL, "200 ms | expected\n100 ms", detail="log of the rank")
-    monkeypatch.setattr(gpu_truths, "observe_known_step", lambda folder: [wrong])
+    monkeypatch.setattr(gpu_truths, "observe_simulated_step", lambda folder: [wrong])
     assert main(["check", "--gpu", "--page", "mine.md"]) == 1
     page = Path("mine.md").read_text()
     assert "| fail: 200 ms \\| expected 100 ms |" in page

@@ -65,7 +65,7 @@ def refuse_other_file(page: Path) -> None:
 def run_checks(folder: Path, report: io.StringIO, seconds_left: Callable[[], float]) -> Iterator[Truth]:
     """Yield each line as it ends; the doctor's text goes to `report`."""
     yield from try_truths(("doctor",), partial(run_doctor, report))
-    yield from try_truths(("program",), lambda: truths.observe_known_step(folder / "program"))
+    yield from try_truths(("program",), lambda: truths.observe_simulated_step(folder / "program"))
     count = gpus.count_gpus()
     one_device = ("device", *truths.ONE_DEVICE_TRUTHS)
     steps: list[tuple[tuple[str, ...], Callable[[], list[Truth]]]] = [
@@ -115,7 +115,7 @@ def check_contracts(
 
 def check_contract(name: str, strategy: str, count: int, folder: Path) -> list[Truth]:
     """Run the contract of a strategy. All share the folder, in which a baseline is trained once."""
-    limit = check.resolve_overrides([f"strategy={strategy}", "gpus=1"]).config.strategy.max_gpus or 2
+    limit = config_files.read_yaml(config_files.list_options("strategy")[strategy]).get("max_gpus") or 2
     devices = f"gpus={min(count, 2, limit)}"
     spec = check.resolve_overrides([f"strategy={strategy}", devices])
     if spec.unsupported is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from scalebench.strategies.torch.known_work import KnownWork
+from scalebench.strategies.torch.reference_work import ReferenceWork
 
 pytestmark = pytest.mark.gpu
 CLOCK_HZ = 1.5e9
@@ -46,9 +46,9 @@ class CountingGpu:
         self.now_s += cycles / CLOCK_HZ
 
 
-def work_on(kind: str) -> KnownWork:
+def work_on(kind: str) -> ReferenceWork:
     device = torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
-    return KnownWork(SimpleNamespace(device=device))  # type: ignore[arg-type]
+    return ReferenceWork(SimpleNamespace(device=device))  # type: ignore[arg-type]
 
 
 def test_a_kernel_is_as_long_as_requested(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ PATTERN = 251  # bytes; prime, so that a copy that is shifted or repeats a block
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What PyTorch reports of the GPUs that it sees."""
+    """The GPUs as PyTorch reports them."""
 
     name: str
     count: int
@@ -36,7 +36,7 @@ class DeviceFacts:
     cuda: str | None
 
 
-class KnownWork:
+class ReferenceWork:
     """Work of known length or size on the device of one rank, after the strategy's setup. On a CPU worker the same
     calls sleep and copy there, so that they can be tried without a GPU."""
 
