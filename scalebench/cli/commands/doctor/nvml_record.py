@@ -1,8 +1,8 @@
 """`scalebench doctor --record FILE`: a table of all that NVML answers here, for people who have no such GPUs.
 
-The table holds what scalebench asks for: a row for each call of pynvml without its handle, such as
+The table has the calls that scalebench makes: a row for each call of pynvml without its handle, such as
 `nvmlDeviceGetClockInfo 1`, with a cell for each GPU, or one cell where all are equal. A cell is the value, the return
-code as `{"error": 3}`, or null where the call was not made for that GPU. No serial number is asked for, UUIDs are
+code as `{"error": 3}`, or null where the call was not made for that GPU. It has no serial numbers, UUIDs are
 replaced by a hash, and processes are left out.
 """
 
