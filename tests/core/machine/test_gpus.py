@@ -18,8 +18,8 @@ from scalebench.core.machine import gpus, nccl_log
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.spec import HardwareSpec
 from tests.core.machine.conftest import put
+from tests.nvml_stand_in import TABLES, parse_matrix, put_in, read_table
 from tests.nvml_stand_in import UUIDS as UUIDS_OF_STAND_IN
-from tests.nvml_stand_in import put_in
 
 UUIDS = [f"GPU-{i}b2c4f5e-0000-4000-8000-00000000000{i}" for i in range(4)]
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -274,6 +274,84 @@ def test_links_through_the_library(
     )  # fmt: skip
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUIDS_OF_STAND_IN[1])
     assert gpus.count_gpus() == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("table", sorted(path.stem for path in TABLES.glob("*.json") if path.stem != "two_gpus"))
+def test_public_machines_have_the_published_topology(
+    table: str, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in(monkeypatch, nvml_library, table)
+    published = parse_matrix("\n".join(read_table(table).get("topology", [])))
+    found = gpus.detect_gpus()
+    assert len(published) == len(found.gpus) or table in ("mig_a100", "gb10")
+    assert found.topology == (published or ([["X"]] if table == "gb10" else None))
+    assert all(gpu.name for gpu in found.gpus)
+
+
+PXB_PAIRS = [["X" if a == b else "PXB" if a // 2 == b // 2 else "SYS" for b in range(8)] for a in range(8)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("table", "changes", "link"),
+    [
+        # A virtual machine does not see the switches: another type of device, at an address that is none.
+        ("hgx_h100", {"RemoteDeviceType": [255], "RemotePciInfo": [{"busId": "FFFFFFFF:FFFF:FF.F"}]}, "NV18"),
+        ("hgx_h100", {"RemoteDeviceType": [{"error": 3}], "RemotePciInfo": [{"error": 3}]}, "NV18"),
+        # Drivers before 465 do not name the type of the other end.
+        ("dgx1_v100", {"RemoteDeviceType": [{"error": 13}]}, None),
+        # As published where the fabric manager did not run: rapidsai/ucx-py issue 749.
+        ("dgx_a100", {"State": [{"error": 3}]}, "PXB"),
+        ("dgx_a100", {"State": [0]}, "PXB"),
+    ],
+)
+def test_links_whose_other_end_is_not_named(
+    table: str, changes: dict[str, Any], link: str | None, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {f"nvmlDeviceGetNvLink{name} {number}": cell for name, cell in changes.items() for number in range(18)}
+    put_in(monkeypatch, nvml_library, table, rows)
+    expected = parse_matrix("\n".join(read_table(table)["topology"]))
+    assert gpus.detect_gpus().topology == (PXB_PAIRS if link == "PXB" else expected)
+    assert link is None or expected[0][1] == link or link == "PXB"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("table", "facts"),
+    [
+        ("tesla_m60", {"mig": None, "ecc": False, "sm_clock_max_mhz": None, "memory_bytes": 8123 * 2**20}),
+        ("gtx_1070", {"mig": None, "ecc": None, "power_limit_w": 151.0, "pcie_generation": None}),
+        ("gb10", {"memory_bytes": None, "power_limit_w": None, "power_limit_min_w": None, "mig": None}),
+        ("mig_a100", {"mig": True, "ecc": True, "memory_bytes": 80 * 2**30}),
+        ("hgx_h100", {"mig": False, "persistence": False, "slowdown_temperature_c": None}),
+    ],
+)
+def test_a_fact_that_a_card_does_not_support_is_none(
+    table: str, facts: dict[str, Any], nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in(monkeypatch, nvml_library, table)
+    found = gpus.detect_gpus()
+    assert {name: getattr(found.gpus[0], name) for name in facts} == facts
+    assert set(found.peer_access or {}) == ({"read", "write"} if table == "gtx_1070" else set()) or len(found.gpus) == 1
+
+
+@pytest.mark.gpu
+def test_memory_of_0_bytes_is_unknown(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(monkeypatch, nvml_library, "gb10", {"nvmlDeviceGetMemoryInfo": [{"total": 0, "free": 0, "used": 0}]})
+    assert gpus.detect_gpus().gpus[0].memory_bytes is None
+
+
+@pytest.mark.gpu
+def test_of_gpus_with_instances_a_process_sees_one_instance(
+    nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in(monkeypatch, nvml_library, "mig_a100")
+    assert gpus.visible_gpus() == [None]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-e07a497d-1bb6-5a42-b670-1c33bf55ab6e")
+    assert gpus.visible_gpus() == [None] and gpus.gpu_numa_nodes() == [None]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-of-another-machine")
+    assert gpus.visible_gpus() == []
 
 
 # NVIDIA/nccl issues 147, 226, 385, 429, 629, 952, 1189, 1814, and documentation of NCCL and aws-ofi-nccl.
