@@ -76,7 +76,7 @@ def test_one_table_tells_the_nodes(done: Done) -> None:
     actual = [
         (name, int(gpus), max((notes.get(mark, 1) for mark in marks.split()), default=1)) for name, gpus, marks in rows
     ]
-    assert actual == [(name, gpus, nodes) for name in sorted(BACKENDS) for gpus, nodes in NODES.items()]
+    assert actual == [(name, gpus, nodes) for name in sorted(BACKENDS) for gpus, nodes in NODES.items()], done.out
 
 
 def test_the_sweep_leaves_its_files(done: Done, shared_program: Program) -> None:
