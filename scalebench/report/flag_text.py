@@ -27,6 +27,10 @@ ADVICE = {
         "More threads than cores: ranks wait for each other's cores, which is no property of the strategy. "
         "Use fewer devices, or a machine with more cores."
     ),
+    "shared_gpu": (
+        "Two of its processes drove the same GPU, so its figures are of fewer GPUs. Each process must see all GPUs of "
+        "its node, or one of its own: look at CUDA_VISIBLE_DEVICES, and at --gpus-per-task and --gpu-bind of SLURM."
+    ),
     "probe_failed": (
         "Something failed after the measurement, while parts of a step were timed: the throughput stands, and what is "
         "empty was not measured. `scalebench show --details` has the error; the log of the rank has all of it."
@@ -126,6 +130,7 @@ ADVICE = {
 RAISED_WHEN = {
     "over_in_warmup": "a training reached its stop within warm-up: no throughput",
     "oversubscribed": "more threads than cores",
+    "shared_gpu": "two processes drove the same GPU, by the UUIDs that they recorded",
     "probe_failed": "something failed after the measurement: throughput stands, what is empty was not measured",
     "approximate": "the strategy's YAML says that its steps are not the baseline's on the same samples",
     "open_port": "its processes listened on all interfaces: TensorFlow's servers, or MPI",

@@ -210,9 +210,11 @@ def _training_flags(outcome: RunOutcome, first: RankRecord | None) -> list[str]:
 
 
 def _rank_flags(ranks: Sequence[RankRecord]) -> list[str]:
-    """Flag a run that lacks figures beside its throughput because a probe failed, and one whose memory was so full that
-    it was slower for it."""
+    """Flag a run that lacks figures beside its throughput because a probe failed, one whose memory was so full that it
+    was slower for it, and one whose processes shared a GPU."""
+    gpus = [(rank.hostname, gpu) for rank in ranks for gpu in rank.gpus if gpu is not None]
     flags = {
+        "shared_gpu": len(set(gpus)) < len(gpus),
         "probe_failed": any(rank.probe_failures for rank in ranks),
         "memory_full": any(rank.allocator_retries for rank in ranks),
     }

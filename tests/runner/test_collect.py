@@ -222,6 +222,23 @@ def test_a_training_that_ended_in_warmup_is_flagged() -> None:
     assert assemble(spec, [trained_rank(0, 4.0, [])], RunOutcome("failed", "gone", 0)).flags == []
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("hosts", "gpus", "flags"),
+    [
+        ("aa", [["A100 GPU-1"], ["A100 GPU-1"]], ["shared_gpu"]),
+        ("ab", [["A100 GPU-1"], ["A100 GPU-1"]], []),
+        ("aa", [["A100 GPU-1"], ["A100 GPU-2"]], []),
+        ("aa", [[None], [None]], []),
+    ],
+    ids=["one", "of two hosts", "two", "unknown"],
+)
+def test_processes_that_drove_the_same_gpu_are_flagged(hosts: str, gpus: list[Any], flags: list[str]) -> None:
+    """Each sees one GPU, which may be the same: its throughput would be that of a machine with fewer."""
+    ranks = [rank(k, [1.0] * 4, [2] * 4, hostname=hosts[k], gpus=gpus[k]) for k in range(2)]
+    assert assemble(simulated_spec(2), ranks, RunOutcome("ok")).flags == flags
+
+
 def on_hosts(*failures: tuple[str, float, float | None]) -> list[RankRecord | None]:
     """Return failed ranks, from (host, time by its clock, offset of that clock from rank 0's)."""
     return [

@@ -210,8 +210,17 @@ def find_nvml_problem() -> str | None:
     return None
 
 
+def choose_visible_gpus(devices: Sequence[int], visible: int) -> list[int]:
+    """Return the numbers by which a process calls its GPUs, which are these devices of its node.
+
+    A process that is to have one GPU and sees one takes it: SLURM (--gpus-per-task, --gpu-bind) or a
+    CUDA_VISIBLE_DEVICES for each rank has chosen it already, and CUDA calls it 0. `visible` is how many it sees.
+    """
+    return [0] if len(devices) == visible == 1 else list(devices)
+
+
 def name_visible_gpus(devices: Sequence[int]) -> list[str | None]:
-    """Return name and UUID of the GPUs that this process calls by these numbers, such as `NVIDIA H100 GPU-1b2c...`;
+    """Return name and UUID of the GPUs that this process takes for these devices, such as `NVIDIA H100 GPU-1b2c...`;
     None for a part of a GPU and where NVML does not answer.
 
     What a number means depends on CUDA_VISIBLE_DEVICES and on the order in which CUDA counts.
@@ -224,7 +233,7 @@ def name_visible_gpus(devices: Sequence[int]) -> list[str | None]:
             facts = [] if index is None else [ask(f"nvmlDeviceGet{what}", handles[index]) for what in ("Name", "UUID")]
             return " ".join(facts) if facts and None not in facts else None
 
-        return [name_gpu(device) for device in devices]
+        return [name_gpu(device) for device in choose_visible_gpus(devices, len(visible))]
 
 
 def count_gpus() -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
+from scalebench.core.machine.gpus import choose_visible_gpus
 from scalebench.core.spec import RankPlacement
 from scalebench.strategies.base import Unsupported
 
@@ -28,16 +29,17 @@ def configure_devices(kind: str, place: RankPlacement) -> list[str]:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
         return [f"/CPU:{index}" for index in range(count)]
     gpus = tf.config.list_physical_devices("GPU")
-    if max(place.devices) >= len(gpus):
+    devices = choose_visible_gpus(place.devices, len(gpus))
+    if max(devices) >= len(gpus):
         raise Unsupported(
-            f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and this process wants number {max(place.devices)}"
+            f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and this process wants number {max(devices)}"
         )
-    numbers = sorted(place.devices)  # TensorFlow numbers visible GPUs in their physical order, whatever the list's
+    numbers = sorted(devices)  # TensorFlow numbers visible GPUs in their physical order, whatever the list's
     local_gpus = [gpus[number] for number in numbers]
     tf.config.set_visible_devices(local_gpus, "GPU")
     for gpu in local_gpus:
         tf.config.experimental.set_memory_growth(gpu, True)  # so that the peak is the memory that training needs
-    return [f"/GPU:{numbers.index(number)}" for number in place.devices]
+    return [f"/GPU:{numbers.index(number)}" for number in devices]
 
 
 def synchronize() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scalebench.core.machine.gpus import choose_visible_gpus
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import BACKWARD, FORWARD, Loop, LossPart, Probes, Strategy, Unsupported
@@ -316,13 +317,14 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def choose_device(kind: str, index: int) -> torch.device:
-    """Return the CPU, or the GPU with that index as this process's current device.
+    """Return the CPU, or the GPU with that index on its node as this process's current device.
 
     Raises Unsupported if PyTorch does not see that GPU.
     """
     if kind == "cpu":
         return torch.device("cpu")
     visible = torch.cuda.device_count()
+    (index,) = choose_visible_gpus([index], visible)
     if index >= visible:
         raise Unsupported(f"PyTorch {torch.__version__} sees {visible} GPUs and this rank wants number {index}")
     device = torch.device("cuda", index)

@@ -122,12 +122,20 @@ class LightningDdp(TrainerStrategy, Ddp):
         if len(set(per_node)) > 1:
             raise Unsupported(f"Lightning wants as many processes on every node, and here are {per_node}")
         super().setup()
+        if self.device.type == "cuda" and max(self._node_devices()) >= torch.cuda.device_count():
+            raise Unsupported(
+                "Lightning numbers the GPUs of a node, and each process sees one of them; leave out "
+                "--gpus-per-task and --gpu-bind, or CUDA_VISIBLE_DEVICES"
+            )
+
+    def _node_devices(self) -> list[int]:
+        return [p.devices[0] for p in self.spec.places if p.node == self.place.node]
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return model
 
     def trainer_arguments(self) -> dict[str, Any]:
-        devices = [p.devices[0] for p in self.spec.places if p.node == self.place.node]
+        devices = self._node_devices()
         return {
             **choose_trainer_devices(self.device.type, devices),
             "num_nodes": self.spec.nodes,

@@ -169,6 +169,8 @@ def test_the_visible_gpus_are_those_that_cuda_shows(nvml: SimpleNamespace, monke
 def test_devices_are_named_whatever_their_numbers_mean(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"3,{UUIDS[1]}")
     assert gpus.name_visible_gpus([1, 0, 2]) == [f"{A100} {UUIDS[1]}", f"{A100} {UUIDS[3]}", None]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")  # of one rank: it takes the GPU that it sees, whatever its number
+    assert gpus.name_visible_gpus([3]) == [f"{A100} {UUIDS[2]}"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-known")
     assert gpus.name_visible_gpus([0]) == [None]
     nvml.nvmlInit = refuse

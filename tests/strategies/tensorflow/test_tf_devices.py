@@ -88,6 +88,9 @@ def test_gpus_are_those_of_the_placement(monkeypatch: pytest.MonkeyPatch) -> Non
     assert devices.configure_devices("cuda", RankPlacement(0, 0, 0, [2, 0], [], 1)) == ["/GPU:1", "/GPU:0"]
     assert visible == [(["a", "c"], "GPU")]
     assert growing == [("a", True), ("c", True)]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["d"])  # the one that SLURM chose for a rank
+    assert devices.configure_devices("cuda", RankPlacement(3, 3, 0, [3], [], 1)) == ["/GPU:0"]
+    assert visible[-1] == (["d"], "GPU")
 
 
 def test_synchronize_waits_for_every_device_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,6 +190,25 @@ def test_a_missing_gpu_is_unsupported() -> None:
         choose_device("cuda", 0)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("visible", "index", "chosen"),
+    [(4, 3, 3), (1, 3, 0), (1, 0, 0), (2, 3, None), (0, 0, None)],
+    ids=["all of the node", "one for each rank", "the only one", "too few", "none"],
+)
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(
+    visible: int, index: int, chosen: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    if chosen is None:
+        with pytest.raises(Unsupported, match=f"sees {visible} GPUs and this rank wants number {index}"):
+            choose_device("cuda", index)
+        return
+    assert [choose_device("cuda", index)] == current == [torch.device("cuda", chosen)]
+
+
 @pytest.mark.parametrize("probe", [lambda adapter: adapter.profile(1, None), lambda adapter: adapter.backend_used()])
 def test_probes_need_a_training(strategy: Any, probe: Callable[[Any], Any]) -> None:
     with pytest.raises(RuntimeError, match="there was no training"):
