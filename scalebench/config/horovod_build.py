@@ -233,17 +233,17 @@ def _write_cache(path: Path, answer: CachedTransports) -> None:
 def describe_environment() -> str:
     """Return, in one line, what a build depends on and what is installed, each "none" where it is missing.
 
-    Python's ABI, the version of PyTorch, "cuda" or "cpu" for its build, the version of TensorFlow, and a digest of the
+    Python's ABI, the version of PyTorch, that of its CUDA or "cpu", the version of TensorFlow, and a digest of the
     installed Horovod. Its list of files holds their checksums, and so differs between two builds of one version.
     """
-    cuda = re.search(r"^cuda\b.*=\s*['\"]", read_torch_version_file(), re.MULTILINE)
+    cuda = re.search(r"^cuda\b.*=\s*['\"](.+)['\"]", read_torch_version_file(), re.MULTILINE)
     torch, tensorflow = (detect_framework_version(name) or "none" for name in ("torch", "tensorflow"))
     try:
         files = importlib.metadata.distribution("horovod").read_text("RECORD") or ""
         digest = hashlib.sha256(files.encode()).hexdigest()[:16]
     except importlib.metadata.PackageNotFoundError:
         digest = "none"
-    return f"{sys.implementation.cache_tag} {torch} {'cuda' if cuda else 'cpu'} {tensorflow} {digest}"
+    return f"{sys.implementation.cache_tag} {torch} {cuda[1] if cuda else 'cpu'} {tensorflow} {digest}"
 
 
 def main(frameworks: list[str]) -> int:
