@@ -23,8 +23,7 @@ INDEX_VARIABLE = "SCALEBENCH_TORCH_INDEX"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TENSORFLOW_CUDA = 12  # major version of the libraries that tensorflow[and-cuda] brings
 TENSORFLOW_APART = "in an environment of its own: pip install 'scalebench-train[tensorflow_cuda]'"
-CUDA_MAJORS = (11, 12, 13)
-LIBRARY_PACKAGES = {"NCCL": "nvidia-nccl-cu{}", "cuDNN": "nvidia-cudnn-cu{}"}
+LIBRARY_PACKAGES = [f"nvidia-{library}-cu{cuda}" for library in ("nccl", "cudnn") for cuda in (11, 12, 13)]
 SMI_QUERY = ["nvidia-smi", "--query-gpu=driver_version,compute_cap", "--format=csv,noheader"]
 MAX_ANSWER_S = 60.0  # a driver without persistence mode wakes every GPU up first
 
@@ -128,26 +127,27 @@ def choose_tensorflow(torch_cuda: str | None, version: str) -> tuple[str, str | 
 
 def find_torch_problem(
     version: str,
-    architectures: Sequence[str] | None,
+    cuda: str | None,
+    architectures: Sequence[str],
     driver: str | None,
     capabilities: Sequence[Capability],
-    cuda: str | None,
 ) -> str | None:
-    """Explain in a clause with the way out why an installed PyTorch computes on none of these GPUs; None if it does.
+    """Explain in a clause with the way out why an installed PyTorch cannot compute on these GPUs; None if it can.
 
-    `architectures` are those of `torch.cuda.get_arch_list()` (None: unknown); `driver` is None where PyTorch reaches
-    the GPUs, since a driver that is older than a build asks for may do with NVIDIA's compatibility package.
+    `cuda` is the version it was built for (None: a build for CPUs), `architectures` are those of its
+    `torch.cuda.get_arch_list()`, empty where it cannot tell them. `driver` is None where PyTorch reaches the GPUs: one
+    that is older than a build needs may do with NVIDIA's compatibility package.
     """
+    way_out = _explain_reinstall(driver, capabilities)
     if cuda is None:
-        return f"PyTorch {version} is a build without CUDA: {_explain_reinstall(driver, capabilities)}"
-    min_driver = next((build.min_driver for build in TORCH_BUILDS if _major(build.cuda) == _major(cuda)), None)
-    if driver is not None and min_driver is not None and (_major(driver) or min_driver) < min_driver:
-        way_out = _explain_reinstall(driver, capabilities)
+        return f"PyTorch {version} is a build without CUDA: {way_out}"
+    min_driver = next((build.min_driver for build in TORCH_BUILDS if _major(build.cuda) == _major(cuda)), 0)
+    if driver is not None and (_major(driver) or 0) < min_driver:
         return f"PyTorch {version} needs NVIDIA driver {min_driver} or newer, and {driver} is installed: {way_out}"
-    for capability in capabilities:
-        if architectures and not any(_runs_on(architecture, capability) for architecture in architectures):
-            has = f"no code for compute capability {format_capability(capability)}, only for {' '.join(architectures)}"
-            return f"PyTorch {version} has {has}: {_explain_reinstall(driver, capabilities)}"
+    for capability in capabilities if architectures else ():
+        if not any(_runs_on(architecture, capability) for architecture in architectures):
+            lacks = f"has no code for compute capability {format_capability(capability)}"
+            return f"PyTorch {version} {lacks}, only for {' '.join(architectures)}: {way_out}"
     return None
 
 
@@ -171,32 +171,31 @@ def _runs_on(architecture: str, capability: Capability) -> bool:
     return capability >= built and (parts[1] == "compute" or capability[0] == built[0])
 
 
-def find_library_owners() -> dict[str, dict[str, str]]:
-    """Return the packages that own files of NCCL and of cuDNN in this environment, with their versions."""
-    owners: dict[str, dict[str, str]] = {}
-    for library, pattern in LIBRARY_PACKAGES.items():
-        for package in (pattern.format(f"{major}") for major in CUDA_MAJORS):
-            try:
-                distribution = importlib.metadata.distribution(package)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-            if any("/lib/" in str(path) for path in distribution.files or []):
-                owners.setdefault(library, {})[package] = distribution.version
+def find_library_owners() -> dict[str, list[str]]:
+    """Return the packages, with versions, that own each shared library of NCCL and cuDNN in this environment."""
+    owners: dict[str, list[str]] = {}
+    for package in LIBRARY_PACKAGES:
+        try:
+            distribution = importlib.metadata.distribution(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for path in distribution.files or []:
+            if ".so" in path.name:
+                owners.setdefault(str(path), []).append(f"{package} {distribution.version}")
     return owners
 
 
 def find_library_conflict() -> str | None:
-    """Explain in a clause with the way out that two packages own the files of NCCL or cuDNN; None where each has one.
+    """Explain in a clause with the way out that two packages own the same library; None where none is shared.
 
     The package installed last has replaced the libraries of the other, so that a framework does not start, or computes
-    with other versions than it was built for.
+    with other versions than it was built for. `pip check` does not look at files.
     """
-    for library, packages in find_library_owners().items():
+    for path, packages in find_library_owners().items():
         if len(packages) > 1:
-            names = " and ".join(f"{name} {version}" for name, version in packages.items())
             return (
-                f"{names} both own the files of {library}, of which only the last installed are there: make a new "
-                f"environment with PyTorch alone, and install TensorFlow {TENSORFLOW_APART}"
+                f"{' and '.join(packages)} both own {path}, and the one installed last replaced the other's: install "
+                f"PyTorch in a new environment, and TensorFlow {TENSORFLOW_APART}"
             )
     return None
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
+from scalebench.core.machine.cuda_builds import TENSORFLOW_APART
 from scalebench.core.spec import RankPlacement
 from scalebench.strategies.base import Unsupported
 
@@ -29,9 +30,9 @@ def configure_devices(kind: str, place: RankPlacement) -> list[str]:
         return [f"/CPU:{index}" for index in range(count)]
     gpus = tf.config.list_physical_devices("GPU")
     if max(place.devices) >= len(gpus):
-        raise Unsupported(
-            f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and this process wants number {max(place.devices)}"
-        )
+        hint = f"; its libraries for GPUs are installed {TENSORFLOW_APART}" if not gpus else ""
+        wants = f"this process wants number {max(place.devices)}"
+        raise Unsupported(f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and {wants}{hint}")
     numbers = sorted(place.devices)  # TensorFlow numbers visible GPUs in their physical order, whatever the list's
     local_gpus = [gpus[number] for number in numbers]
     tf.config.set_visible_devices(local_gpus, "GPU")
