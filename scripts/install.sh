@@ -51,10 +51,9 @@ install_with() {
 }
 
 install_everything() {
-  local build cuda
+  local build
   install_torch
-  cuda=$(.venv/bin/python -c 'import torch; print(torch.version.cuda or "cpu")')
-  build=$(choose tensorflow "${TENSORFLOW#*==}" "$cuda")
+  build=$(choose tensorflow "${TENSORFLOW#*==}")
   echo "installing scalebench with what it needs, and $build"
   install_with "$build" || install_with "$TENSORFLOW" # there is no such build for every machine
   echo "$WANTED" >"$STAMP"

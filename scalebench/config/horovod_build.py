@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebench.core.machine import cuda_builds
 from scalebench.core.machine.machine import cache_folder
 
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
@@ -79,7 +79,7 @@ def inspect_horovod(framework: str) -> HorovodBuild | None:
 
     The first time this takes a few seconds, in a process that imports the framework; the cache folder keeps the result.
     """
-    folder = _find_package("horovod")
+    folder = cuda_builds.find_package("horovod")
     if folder is None:
         return None
     version = _installed_version("horovod") or "of unknown version"
@@ -142,19 +142,10 @@ def detect_framework_version(framework: str) -> str | None:
     """Return the version that the framework reports, without importing it; None when it is not installed."""
     if framework == "torch":
         # The package index has a torch 2.13.0 that reports 2.13.0+cu130, which is what Horovod compares.
-        match = re.search(r"^__version__ = ['\"](.+)['\"]", read_torch_version_file(), re.MULTILINE)
+        match = re.search(r"^__version__ = ['\"](.+)['\"]", cuda_builds.read_torch_version_file(), re.MULTILINE)
         return match[1] if match else _installed_version("torch")
     versions = map(_installed_version, TENSORFLOW_DISTRIBUTIONS)
     return next((version for version in versions if version is not None), None)
-
-
-def read_torch_version_file() -> str:
-    """Return the text of torch/version.py; empty without PyTorch."""
-    folder = _find_package("torch")
-    try:
-        return "" if folder is None else (folder / "version.py").read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def _check_framework(framework: str, folder: Path, version: str) -> tuple[str | None, str | None]:
@@ -177,14 +168,6 @@ def _check_framework(framework: str, folder: Path, version: str) -> tuple[str | 
 def _normalize_version(version: str) -> str:
     """Return a comparable version: TensorFlow reports 2.21.0-rc1 where its package is 2.21.0rc1."""
     return version.replace("-", "")
-
-
-def _find_package(package: str) -> Path | None:
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
 
 def _installed_version(package: str) -> str | None:
@@ -245,14 +228,13 @@ def describe_environment() -> str:
     Python's ABI, the version of PyTorch, that of its CUDA or "cpu", the version of TensorFlow, and a digest of the
     installed Horovod. Its list of files holds their checksums, and so differs between two builds of one version.
     """
-    cuda = re.search(r"^cuda\b.*=\s*['\"](.+)['\"]", read_torch_version_file(), re.MULTILINE)
     torch, tensorflow = (detect_framework_version(name) or "none" for name in ("torch", "tensorflow"))
     try:
         files = importlib.metadata.distribution("horovod").read_text("RECORD") or ""
         digest = hashlib.sha256(files.encode()).hexdigest()[:16]
     except importlib.metadata.PackageNotFoundError:
         digest = "none"
-    return f"{sys.implementation.cache_tag} {torch} {cuda[1] if cuda else 'cpu'} {tensorflow} {digest}"
+    return f"{sys.implementation.cache_tag} {torch} {cuda_builds.detect_torch_cuda() or 'cpu'} {tensorflow} {digest}"
 
 
 def main(frameworks: list[str]) -> int:

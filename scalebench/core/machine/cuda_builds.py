@@ -7,12 +7,14 @@ alone. The doctor and the ranks use its functions.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from scalebench.core.errors import InputError
 
@@ -171,6 +173,30 @@ def _runs_on(architecture: str, capability: Capability) -> bool:
     return capability >= built and (parts[1] == "compute" or capability[0] == built[0])
 
 
+def detect_torch_cuda() -> str | None:
+    """Return the CUDA version that the installed PyTorch was built for, without importing it; None without one."""
+    line = re.search(r"^cuda\b.*=\s*['\"](.+)['\"]", read_torch_version_file(), re.MULTILINE)
+    return None if line is None else line[1]
+
+
+def read_torch_version_file() -> str:
+    """Return the text of torch/version.py; empty without PyTorch."""
+    folder = find_package("torch")
+    try:
+        return "" if folder is None else (folder / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def find_package(package: str) -> Path | None:
+    """Return the folder of an installed package, without importing it."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+
+
 def find_library_owners() -> dict[str, list[str]]:
     """Return the packages, with versions, that own each shared library of NCCL and cuDNN in this environment."""
     owners: dict[str, list[str]] = {}
@@ -216,18 +242,18 @@ def _major(version: str | None) -> int | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what the installation scripts ask for: `index`, or `tensorflow VERSION CUDA` (`cpu` for no CUDA)."""
+    """Print what the installation scripts ask for: `index` of PyTorch, or `tensorflow VERSION`."""
     try:
         match arguments:
             case ["index"]:
                 print(choose_index(os.environ))
-            case ["tensorflow", version, cuda]:
-                requirement, remark = choose_tensorflow(None if cuda == "cpu" else cuda, version)
+            case ["tensorflow", version]:
+                requirement, remark = choose_tensorflow(detect_torch_cuda(), version)
                 print(requirement)
                 if remark is not None:
                     print(remark, file=sys.stderr)
             case _:
-                raise InputError("cuda_builds takes 'index', or 'tensorflow VERSION CUDA'")
+                raise InputError("cuda_builds takes 'index', or 'tensorflow VERSION'")
     except InputError as error:
         print(error, file=sys.stderr)
         return 2

@@ -103,11 +103,12 @@ def test_the_variables_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [(None, "tensorflow-cpu==2.21.0"), ("12.6", "tensorflow[and-cuda]==2.21.0"), ("13.0", "tensorflow-cpu==2.21.0")],
 )
 def test_tensorflow_for_gpus_only_beside_pytorch_of_its_cuda(
-    capsys: pytest.CaptureFixture[str], torch_cuda: str | None, requirement: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, torch_cuda: str | None, requirement: str
 ) -> None:
     chosen, remark = choose_tensorflow(torch_cuda, "2.21.0")
     assert (chosen, remark is not None) == (requirement, torch_cuda == "13.0")
-    assert cuda_builds.main(["tensorflow", "2.21.0", torch_cuda or "cpu"]) == 0
+    monkeypatch.setattr(cuda_builds, "detect_torch_cuda", lambda: torch_cuda)
+    assert cuda_builds.main(["tensorflow", "2.21.0"]) == 0
     out, err = capsys.readouterr()
     assert out == f"{requirement}\n"
     assert ("pip install 'scalebench-train[tensorflow_cuda]'" in err) == (torch_cuda == "13.0")

@@ -41,6 +41,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         links=links,
         nvmlInit=lambda: None,
         nvmlShutdown=lambda: None,
+        nvmlDeviceGetCudaComputeCapability=lambda gpu: [8, 0],
         nvmlSystemGetDriverVersion=lambda: b"550.54.15",
         nvmlSystemGetCudaDriverVersion_v2=lambda: 12040,
         nvmlDeviceGetCount=lambda: 4,
