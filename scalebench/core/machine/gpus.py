@@ -159,6 +159,7 @@ class Gpu:
     pcie_generation_max: int | None = None
     pcie_width: int | None = None  # lanes
     pcie_width_max: int | None = None
+    compute_capability: str | None = None  # such as 9.0
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,13 @@ def visible_gpus() -> list[int | None]:
     """
     with nvml_queries() as ask:
         return _visible_indices(ask)
+
+
+def read_driver_version() -> str | None:
+    """Return the version of the driver, such as 580.65.06; None where NVML does not answer."""
+    with nvml_queries() as ask:
+        version: str | None = ask("nvmlSystemGetDriverVersion")
+    return version
 
 
 def find_nvml_problem() -> str | None:
@@ -303,6 +311,7 @@ def _detect_gpu(ask: NvmlQuery, index: int, handle: Any) -> Gpu:
         pcie_generation_max=query("MaxPcieLinkGeneration"),
         pcie_width=query("CurrPcieLinkWidth"),
         pcie_width_max=query("MaxPcieLinkWidth"),
+        compute_capability=".".join(map(str, query("CudaComputeCapability") or [])) or None,
     )
 
 

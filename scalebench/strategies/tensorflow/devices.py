@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
+from scalebench.core.machine.cuda_builds import TENSORFLOW_APART
 from scalebench.core.machine.gpus import choose_visible_gpus
 from scalebench.core.spec import RankPlacement
 from scalebench.strategies.base import Unsupported
@@ -31,9 +32,9 @@ def configure_devices(kind: str, place: RankPlacement) -> list[str]:
     gpus = tf.config.list_physical_devices("GPU")
     devices = choose_visible_gpus(place.devices, len(gpus))
     if max(devices) >= len(gpus):
-        raise Unsupported(
-            f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and this process wants number {max(devices)}"
-        )
+        hint = f"; its libraries for GPUs are installed {TENSORFLOW_APART}" if not gpus else ""
+        wants = f"this process wants number {max(devices)}"
+        raise Unsupported(f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and {wants}{hint}")
     numbers = sorted(devices)  # TensorFlow numbers visible GPUs in their physical order, whatever the list's
     local_gpus = [gpus[number] for number in numbers]
     tf.config.set_visible_devices(local_gpus, "GPU")

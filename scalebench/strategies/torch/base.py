@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalebench.core.machine.gpus import choose_visible_gpus
+from scalebench.core.machine import cuda_builds, gpus
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import BACKWARD, FORWARD, Loop, LossPart, Probes, Strategy, Unsupported
@@ -319,12 +319,22 @@ def count_parameters(model: nn.Module) -> int:
 def choose_device(kind: str, index: int) -> torch.device:
     """Return the CPU, or the GPU with that index on its node as this process's current device.
 
-    Raises Unsupported if PyTorch does not see that GPU.
+    Raises Unsupported if PyTorch does not see that GPU, or has no code for it.
     """
     if kind == "cpu":
         return torch.device("cpu")
-    visible = torch.cuda.device_count()
-    (index,) = choose_visible_gpus([index], visible)
+    is_available = torch.cuda.is_available()  # with too old a driver it is not, and device_count still counts the GPUs
+    visible = torch.cuda.device_count() if is_available else 0
+    (index,) = gpus.choose_visible_gpus([index], visible)
+    problem = cuda_builds.find_torch_problem(
+        torch.__version__,
+        torch.version.cuda,
+        torch.cuda.get_arch_list(),
+        None if is_available else gpus.read_driver_version(),
+        [torch.cuda.get_device_capability(index)] if index < visible else [],
+    )
+    if problem is not None:
+        raise Unsupported(problem)
     if index >= visible:
         raise Unsupported(f"PyTorch {torch.__version__} sees {visible} GPUs and this rank wants number {index}")
     device = torch.device("cuda", index)

@@ -41,6 +41,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         links=links,
         nvmlInit=lambda: None,
         nvmlShutdown=lambda: None,
+        nvmlDeviceGetCudaComputeCapability=lambda gpu: [8, 0],
         nvmlSystemGetDriverVersion=lambda: b"550.54.15",
         nvmlSystemGetCudaDriverVersion_v2=lambda: 12040,
         nvmlDeviceGetCount=lambda: 4,
@@ -87,7 +88,7 @@ def test_all_fields_of_a_gpu(nvml: SimpleNamespace, root: Path) -> None:
         mem_clock_max_mhz=1215, mem_clock_mhz=405, mem_clock_application_mhz=1100, mem_clock_default_mhz=1215,
         power_limit_w=400.0, power_limit_min_w=100.0, power_limit_max_w=450.0, power_limit_default_w=425.5,
         slowdown_temperature_c=89, mig=False, ecc=True, compute_mode="exclusive_process", persistence=False,
-        pcie_generation=1, pcie_generation_max=4, pcie_width=8, pcie_width_max=16,
+        pcie_generation=1, pcie_generation_max=4, pcie_width=8, pcie_width_max=16, compute_capability="8.0",
     )  # fmt: skip
     assert (found.gpus[3].name, found.gpus[3].numa_node) == (A100, None)
     assert (found.driver_version, found.cuda_driver_version) == ("550.54.15", "12.4")
@@ -117,6 +118,7 @@ def test_all_fields_of_a_gpu(nvml: SimpleNamespace, root: Path) -> None:
         ("nvmlDeviceGetMaxPcieLinkGeneration", {"pcie_generation_max"}),
         ("nvmlDeviceGetCurrPcieLinkWidth", {"pcie_width"}),
         ("nvmlDeviceGetMaxPcieLinkWidth", {"pcie_width_max"}),
+        ("nvmlDeviceGetCudaComputeCapability", {"compute_capability"}),
     ],
 )
 def test_a_refused_field_is_none(nvml: SimpleNamespace, root: Path, call: str, fields: set[str]) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scalebench.cli.commands.arguments import CommandParser
+from scalebench.cli.commands.doctor import cuda_check
 from scalebench.config import horovod_build
 from scalebench.core import config_files
 from scalebench.core.errors import InputError
@@ -60,6 +61,7 @@ def main(options: argparse.Namespace) -> int:
     sections = (
         list_machine_rows(host),
         list_software(host),
+        cuda_check.list_cuda_facts(host),
         list_launchers(),
         list_horovod_builds(),
         list_open_ports(),
