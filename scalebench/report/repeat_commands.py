@@ -33,7 +33,7 @@ AUTO_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # what PyTorch's backend=auto r
 FIRST_PORT = 20010  # of an example
 # Column of the frame, key of the command line, and the default value, which the command leaves out.
 SETTINGS = (
-    ("precision", "train.precision", "float32"), ("data_format", "train.data_format", "default"),
+    ("precision", "train.precision", "default"), ("data_format", "train.data_format", "default"),
     ("feed", "dataset.feed", "host"), ("prefetch", "dataset.prefetch", "none"), ("bind", "hardware.bind", "numa"),
     ("seed", "seed", 0),
 )  # fmt: skip
