@@ -78,10 +78,10 @@ def test_lightning_broadcasts_before_each_batch_unless_switched_off(tmp_path: Pa
     """Steps without gradient synchronization, by which the others are judged, have no collective at all."""
     write_json(tmp_path / "task.json", "count_broadcasts")
     for observed in run_ranks(spec_of("lightning_ddp_gloo", 2), tmp_path, RANK):
-        assert observed["counts"] == {
-            "lightning True": [3, True], "lightning False": [0, False],
-            "never True": [0, True], "never False": [0, False],
-        }  # fmt: skip
+        counts = observed["counts"]
+        assert counts["lightning False"] == counts["never False"] == [0, False]
+        (with_it, sent), (without, sent_without) = counts["lightning True"], counts["never True"]
+        assert with_it - without == 3 and sent and sent_without  # DDP's own are those that order its buckets
         assert observed["settings"] == {"lightning": "broadcast", "never": None}
 
 
