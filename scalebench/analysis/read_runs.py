@@ -161,7 +161,8 @@ def _summarize_all(files: Sequence[Path]) -> Iterator[RunSummary | str]:
         with ProcessPoolExecutor(processes, get_context("fork"), gc.disable) as pool:
             try:
                 summaries = pool.map(_summarize_file, files, chunksize=FILES_PER_TASK)
-                importlib.import_module("pandas")  # which the frames need, while the others read
+                for library in ("pandas", "scipy.special"):  # which the frames need, while the others read
+                    importlib.import_module(library)
                 for summary in summaries:
                     yield summary
                     read += 1

@@ -297,19 +297,19 @@ def pair_interleaved(runs: Sequence[R], base_runs: Sequence[R]) -> list[tuple[R,
 
     A repeat that both have measured twice gives two pairs; the first sweep's run comes first in each list.
     """
+    runs, base_runs = sorted(runs, key=start_time), sorted(base_runs, key=start_time)
     pairs = _pair_by(lambda run: (run.scale.repeat, run.cohort), runs, base_runs)
     if len(pairs) < 2:
         pairs = _pair_by(lambda run: run.scale.repeat, runs, base_runs)
-    spans = sorted((sorted(map(start_time, pair)) for pair in pairs), key=lambda span: span[0])
-    if any(earlier[1] >= later[0] for earlier, later in itertools.pairwise(spans)):
-        return []
-    return sorted(pairs, key=lambda pair: start_time(pair[0]))
+    pairs.sort(key=lambda pair: start_time(pair[0]))
+    spans = [sorted(map(start_time, pair)) for pair in pairs]
+    return [] if any(earlier[1] >= later[0] for earlier, later in itertools.pairwise(spans)) else pairs
 
 
 def _pair_by(key: Callable[[Run], Any], runs: Sequence[R], base_runs: Sequence[R]) -> list[tuple[R, R]]:
     by_key: dict[Any, tuple[list[R], list[R]]] = {}
     for side, of_side in enumerate((runs, base_runs)):
-        for run in sorted(of_side, key=start_time):
+        for run in of_side:
             by_key.setdefault(key(run), ([], []))[side].append(run)
     return [pair for sides in by_key.values() for pair in zip(*sides, strict=False)]
 

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from scalebench.analysis.scaling_curves import Curve, format_group_title
@@ -69,8 +70,9 @@ class Series:
     repeats: Sequence[Sequence[float]] = ()
     part: str = ""  # of PARTS, whose colour is the same in every chart of every report
 
-    def list_limits(self) -> list[tuple[Number, Number]]:
-        """Return both limits of each point; None for both where one is missing or infinite."""
+    @cached_property
+    def limits(self) -> list[tuple[Number, Number]]:
+        """Both limits of each point; None for both where one is missing or infinite."""
         pairs = zip(self.low, self.high, strict=True) if self.low else itertools.repeat((None, None), len(self.x))
         return [
             (None, None) if low is None or high is None or math.isinf(low) or math.isinf(high) else (low, high)

@@ -203,7 +203,7 @@ def _draw_line(axes: Any, series: Series, style: LineStyle) -> Any:
     )  # fmt: skip
     if dots := series.list_dots():
         _draw_dots(axes, dots, colour)
-    limits = series.list_limits()
+    limits = series.limits
     if any(low is not None for low, _ in limits) and not only_points and len(ys) > 1:
         low, high = ([_to_float(limit) for limit in ends] for ends in zip(*limits, strict=True))
         axes.fill_between(series.x, low, high, color=colour, alpha=0.18, linewidth=0)
@@ -263,7 +263,7 @@ def _draw_dots(axes: Any, dots: Sequence[tuple[Any, float]], colour: str) -> Non
 
 
 def _draw_whiskers(axes: Any, xs: Sequence[Any], series: Series, colour: str) -> None:
-    for x, (low, high) in zip(xs, series.list_limits(), strict=True):
+    for x, (low, high) in zip(xs, series.limits, strict=True):
         if low is not None:
             axes.plot([x, x], [low, high], color=colour, linewidth=0.9, marker="_", markersize=3)
 

@@ -158,7 +158,7 @@ def _format_at(series: Series, x: float | str, axis: Axis) -> str:
 
 def _format_value(series: Series, k: int, axis: Axis) -> str:
     """Return `0.93 [0.91, 0.95]`, in per cent `93.0 % [91.0, 95.0]`."""
-    y, (low, high) = series.y[k], series.list_limits()[k]
+    y, (low, high) = series.y[k], series.limits[k]
     if y is None:
         return ""
     text = f"{_format_number(y, axis)} %" if axis.percent else _format_number(y, axis)

@@ -167,7 +167,7 @@ def _make_bar_trace(chart: Chart, series: Series, style: LineStyle, meta: Figure
     trace = {**_make_points(chart, series), "type": "bar", "meta": {**meta, "role": "bar"}}
     if style.pattern:
         trace["marker"] = {"pattern": {"shape": style.pattern, "size": 6, "fillmode": "overlay"}}
-    limits = series.list_limits()
+    limits = series.limits
     if any(low is not None for low, _ in limits):
         trace["error_y"] = _make_error_bars(series, limits)
     return trace
@@ -213,7 +213,7 @@ def _make_points(chart: Chart, series: Series) -> Figure:
 
 def _make_hover_texts(chart: Chart, series: Series) -> list[str]:
     notes = itertools.chain(series.notes, itertools.repeat(""))
-    return [_make_hover_text(chart, limits, note) for limits, note in zip(series.list_limits(), notes, strict=False)]
+    return [_make_hover_text(chart, limits, note) for limits, note in zip(series.limits, notes, strict=False)]
 
 
 def _make_hover_text(chart: Chart, limits: tuple[Number, Number], note: str) -> str:
@@ -264,13 +264,13 @@ def _limits_without_band(chart: Chart, series: Series) -> list[tuple[Number, Num
     """Return the limits of the points that no band shows, because no neighbour has any or they are no line."""
     lines = series.style == "line"
     banded = {k for stretch in _find_stretches(chart, series) if lines and len(stretch) > 1 for k in stretch}
-    return [(None, None) if k in banded else limits for k, limits in enumerate(series.list_limits())]
+    return [(None, None) if k in banded else limits for k, limits in enumerate(series.limits)]
 
 
 def _find_stretches(chart: Chart, series: Series) -> list[list[int]]:
     """Return runs of neighbouring points with both limits; a logarithmic axis cannot show a limit of 0 or less."""
     stretches: list[list[int]] = [[]]
-    for number, (low, high) in enumerate(series.list_limits()):
+    for number, (low, high) in enumerate(series.limits):
         if series.style != "line" or low is None or high is None or (chart.y.log and low <= 0):
             stretches.append([])
         else:

@@ -180,7 +180,7 @@ def _render_points(chart: Chart, series: Series, step: int, limits: bool, notes:
     for k in range(0, len(series.x), step):
         figures = [format_number(series.x[k], chart.x), format_number(series.y[k], chart.y)]
         if limits:
-            figures += [format_number(limit, chart.y) for limit in series.list_limits()[k]]
+            figures += [format_number(limit, chart.y) for limit in series.limits[k]]
         note = f'<td class="note-text">{_escape(series.notes[k] if k < len(series.notes) else "")}' if notes else ""
         tags = _render_tags(series.point_tags[k]) if k < len(series.point_tags) else ""
         rows.append(f"<tr{tags}>{''.join(f'<td>{_escape(figure)}' for figure in figures)}{note}\n")
