@@ -123,6 +123,11 @@ ADVICE = {
         "Its model FLOPs utilization is above 1: the card runs above the vendor's boost clock, or precision_used "
         "or the counted FLOPs are wrong. Compare sm_clock_mhz_mean with the card's data sheet."
     ),
+    "no_tensor_cores": (
+        "It computed in float32, and its GPUs have tensor cores, with which steps are several times as fast, "
+        "so that communication takes a larger share and scaling is worse. train.precision=tf32 (from Ampere on), "
+        "bfloat16 or float16 uses them."
+    ),
     NOT_STEADY: "Its series is not steady, so that one figure does not describe it. Measure longer (measure.min_s).",
 }
 
@@ -155,6 +160,7 @@ RAISED_WHEN = {
     "superlinear_on_cpu": "likewise on CPU workers, which share their processors: an error of the measurement",
     "superlinear_within_noise": "efficiency above 1; its interval contains 1",
     "mfu_above_1": "mfu is above 1, which no card can reach at its nominal clock",
+    "no_tensor_cores": "precision_used is float32 on a GPU with tensor cores more than 2.5 times as fast as that",
     NOT_STEADY: "unsteady for a reason that no other flag names",
 }
 

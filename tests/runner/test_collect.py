@@ -81,6 +81,29 @@ CASES: dict[str, tuple[GroupExit, list[RankRecord | None], bool, tuple[str, str 
     ),
     "crashed after its figures": (ended(0, -signal.SIGSEGV), [rank(0), rank(1)], False, ("ok", None, 1)),
     "hangs after its figures": (timed_out(0, None), [rank(0), rank(1)], False, ("ok", None, 1)),
+    "its launcher died after its figures": (
+        ended(None, None, broken="mpirun was killed"), [rank(0), rank(1)], False, ("ok", None, 0),
+    ),
+    "its launcher died before one had its figures": (
+        ended(None, None, broken="mpirun was killed"), [rank(0), None], False, ("failed", "mpirun was killed", None),
+    ),
+    "reached SLURM's time limit after its figures": (
+        ended(1, 1, outcome=("timeout", "time limit")), [rank(0), rank(1)], False, ("ok", None, 0),
+    ),
+    "reached SLURM's time limit before one had its figures": (
+        ended(1, 1, outcome=("timeout", "time limit")), [rank(0), failed(1, 105.0)], False,
+        ("timeout", "time limit", None),
+    ),
+    "was cancelled after its figures": (
+        ended(1, 1, outcome=("cancelled", "by somebody")), [rank(0), rank(1)], False,
+        ("cancelled", "by somebody", None),
+    ),
+    "a service was killed after the figures": (
+        ended(KILLED, None, services={0: "ps"}), [None, rank(1)], False, ("ok", None, 1),
+    ),
+    "a service hangs after the figures": (
+        timed_out(None, None, services={0: "ps"}), [None, rank(1)], False, ("ok", None, 1),
+    ),
     "no record in spite of exit status 0": (
         ended(0, 0), [rank(0), None], False, ("failed", "rank 1 ended with exit status 0 and without a reason", 1),
     ),

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 TERA = 1e12
 BRANDS = re.compile(r"\b(?:NVIDIA|Tesla|GeForce) ")  # older and newer drivers differ in these
 Peaks = Mapping[str, float]  # TFLOP/s by precision
+FAST_TENSOR_CORES = 2.5  # times the float32 units; cards for games and P100, which has none, reach 2.0
 
 
 def _tensor_cores(float32: float, tf32: float, half: float) -> Peaks:
@@ -124,9 +125,19 @@ def find_peak_flops(gpu_name: str | None, precision: str | None) -> float | None
     `precision` is what ran, as records name it. Of several, such as `bfloat16+float32`, the fastest counts, so that a
     utilization is rather too low than too high.
     """
-    name = BRANDS.sub("", gpu_name or "").strip()
-    peaks = next((peaks for pattern, peaks in PEAK_TFLOPS.items() if re.fullmatch(pattern, name)), {})
+    peaks = _find_peaks(gpu_name)
     precisions = (precision or "").split("+")
     if not all(each in peaks for each in precisions):
         return None
     return max(peaks[each] for each in precisions) * TERA
+
+
+def has_fast_tensor_cores(gpu_name: str | None) -> bool:
+    """Return whether the tensor cores of a card of the table compute far more per second than its float32 units."""
+    peaks = _find_peaks(gpu_name)
+    return bool(peaks) and max(peaks.values()) > FAST_TENSOR_CORES * peaks["float32"]
+
+
+def _find_peaks(gpu_name: str | None) -> Peaks:
+    name = BRANDS.sub("", gpu_name or "").strip()
+    return next((peaks for pattern, peaks in PEAK_TFLOPS.items() if re.fullmatch(pattern, name)), {})

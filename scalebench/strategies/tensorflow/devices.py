@@ -80,19 +80,21 @@ def _device_key(device: str) -> tuple[str | None, int | None]:
     return spec.device_type, spec.device_index
 
 
-COMPUTE_DTYPES = {"float32": "float32", "tf32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
+HALF_DTYPES = ("bfloat16", "float16")
 MIN_TF32_CAPABILITY = (8, 0)  # Ampere; TensorFlow ignores the setting on older GPUs
 
 
 def configure_precision(precision: str, device: str) -> str:
-    """Return the dtype to compute in, and set whether GPUs may round products to TF32.
+    """Return the dtype to compute in, and set whether GPUs may round products to TF32, which `default` leaves as
+    TensorFlow has it: on.
 
     Raises Unsupported for tf32 on a device without it.
     """
-    tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
+    if precision != "default":
+        tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
     if precision == "tf32" and not has_tf32(device):
         raise Unsupported("train.precision=tf32 needs a GPU of compute capability 8.0 or above; use float32")
-    return COMPUTE_DTYPES[precision]
+    return precision if precision in HALF_DTYPES else "float32"
 
 
 def with_loss_scale(optimizer: keras.optimizers.Optimizer, precision: str) -> keras.optimizers.Optimizer:

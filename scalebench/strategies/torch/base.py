@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
@@ -194,11 +195,12 @@ class TorchStrategy(Strategy, Probes):
     def backend_used(self) -> str | None:
         return None
 
-    def observe_backend(self) -> str | None:
-        """Train two more steps under the profiler and return the backend that communicated. Spoils the weights."""
+    def observe_backend(self, only: re.Pattern[str] | None = None) -> str | None:
+        """Train two more steps under the profiler and return the backend that communicated, by the events whose names
+        match `only`. Spoils the weights."""
         if self.last_batch is None:
             raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-        return observe_backend(self.train, self.last_batch)
+        return observe_backend(self.train, self.last_batch, only)
 
     def settings_used(self) -> dict[str, str]:
         """Observe the settings of one more step under the profiler, which spoils the weights."""

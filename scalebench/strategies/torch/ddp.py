@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import build_torch_collective
+from scalebench.strategies.torch.observed import ALL_REDUCE
 
 SendBucket = Callable[[dist.GradBucket], "Future[Tensor]"]
 
@@ -81,8 +82,10 @@ class Ddp(TorchStrategy):
         return self.requested_backend()
 
     def ddp_arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of DistributedDataParallel except the device."""
-        arguments = {key: value for key, value in asdict(self.options).items() if key != "overlap"}
+        """Return the keyword arguments of DistributedDataParallel except the device; subclasses may have more
+        options."""
+        names = {field.name for field in fields(DdpOptions)} - {"overlap"}
+        arguments = {name: getattr(self.options, name) for name in names}
         accepted = inspect.signature(DistributedDataParallel).parameters
         if "forward_sync_buffers" in accepted:  # the name in newer PyTorch, which warns about the old one
             arguments["forward_sync_buffers"] = arguments.pop("broadcast_buffers")
@@ -131,7 +134,7 @@ class Ddp(TorchStrategy):
 
     def backend_used(self) -> str | None:
         """Observe the backend in two more steps under the profiler, which spoil the weights."""
-        return self.observe_backend()
+        return self.observe_backend(ALL_REDUCE)
 
     def close(self) -> None:
         """Drop the wrapper before the group: holding the last reference to the group, it would wait for the group's

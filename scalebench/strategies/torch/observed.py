@@ -23,6 +23,9 @@ BACKEND_EVENTS = {
         "|nccl(?:Dev|Symk?Dev)?Kernel_(?:AllReduce|Reduce|AllGather|SendRecv)"
     ),
 }
+# The events among these that average gradients, where other collectives run in each step, too: buffers of the model, or
+# Lightning's broadcast. NCCL's kernel is called AllReduce.
+ALL_REDUCE = re.compile(r"all_?reduce", re.IGNORECASE)
 # In the names of GPU kernels: cuDNN's have tf32 in them, those of cuBLAS the instruction (m16n8k8 of TF32 is s1688).
 TF32_KERNEL = re.compile(r"tf32|^(?!.*(?:f16|fp16|bf16)).*s1688")
 DEVICE_COPY_EVENTS = ("Memcpy PtoP", "Memcpy DtoD")  # between the memories of GPUs; DtoD also within one GPU
@@ -89,9 +92,10 @@ class ProfiledReplay(BatchReplay):
         return calls
 
 
-def identify_backend(names: Iterable[str]) -> str | None:
-    """Return the backend whose collective operations, sends or receives are among the names of events."""
-    names = list(names)
+def identify_backend(names: Iterable[str], only: re.Pattern[str] | None = None) -> str | None:
+    """Return the backend whose collective operations, sends or receives are among the names of events, of those that
+    match `only`."""
+    names = list(names if only is None else filter(only.search, names))
     return "+".join(backend for backend, events in BACKEND_EVENTS.items() if any(map(events.match, names))) or None
 
 
@@ -130,11 +134,12 @@ def identify_layout(sizes: tuple[int, ...], strides: tuple[int, ...]) -> str | N
     return "nhwc" if strides[1] == 1 else "nchw"
 
 
-def observe_backend(train: Callable[[Loop], None], batch: Any) -> str | None:
-    """Train on a batch for OBSERVED_STEPS under the profiler and return the backend. Spoils the weights."""
+def observe_backend(train: Callable[[Loop], None], batch: Any, only: re.Pattern[str] | None = None) -> str | None:
+    """Train on a batch for OBSERVED_STEPS under the profiler and return the backend of its events, of those that match
+    `only`. Spoils the weights."""
     replay = ProfiledReplay(batch, OBSERVED_STEPS)
     train(replay)
-    return identify_backend(replay.event_names())
+    return identify_backend(replay.event_names(), only)
 
 
 def observe_settings(train: Callable[[Loop], None], batch: Any) -> dict[str, str]:

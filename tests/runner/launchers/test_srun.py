@@ -274,6 +274,36 @@ def test_after_a_kill_no_process_is_left(victim: str, job: StandIn, tmp_path: Pa
     assert not list(folder.glob("pid*")) and not list(folder.glob("exit*"))
 
 
+TIME_LIMIT = "slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-01-01T01:00:00 DUE TO TIME LIMIT ***"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [("", "srun was killed by SIGKILL"), (TIME_LIMIT, "SLURM: the job was ended, due to time limit")],
+    ids=["killed", "time limit"],
+)
+def test_a_step_that_ends_during_the_probes_keeps_its_figures(
+    log: str, reason: str, job: StandIn, tmp_path: Path
+) -> None:
+    folder, ended = tmp_path / "run", []
+
+    def on_progress(progress: list[RankProgress]) -> None:
+        if not ended and {p.phase for p in progress} == {"close"} and len(progress) == 2:
+            srun = psutil.Process(json.loads((folder / "pid1.json").read_text())["agent"]).parent()
+            assert srun is not None
+            with (folder / SRUN_LOG).open("a") as file:
+                file.write(f"{log}\n")
+            os.kill(srun.pid, signal.SIGKILL)
+            ended.append(srun.pid)
+
+    options = {"fault": "hang", "fault_phase": "close", "fault_rank": 1}
+    result = run_spec(job.spec(2, options=options), folder, on_progress)
+    assert ended and (result.status, result.reason) == ("ok", None)
+    assert all(rank.block_s for rank in result.ranks) and "probe_failed" in result.flags
+    assert result.ranks[0].probe_failures == {"probes": reason}
+
+
 class Srun:
     """A stand-in for srun that records the signals that it gets."""
 

@@ -16,7 +16,13 @@ from torch.autograd import DeviceType
 
 from scalebench.core.result import ProfiledOperation
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.observed import OperatorCall, ProfiledReplay, identify_backend, identify_settings
+from scalebench.strategies.torch.observed import (
+    ALL_REDUCE,
+    OperatorCall,
+    ProfiledReplay,
+    identify_backend,
+    identify_settings,
+)
 from scalebench.strategies.torch.profiling import MAX_OPERATIONS, build_profile, summarize_operations
 from scalebench.workloads.source import Source
 
@@ -230,6 +236,24 @@ def test_recorded_settings_of_a_gpu() -> None:
             calls.append(OperatorCall(each["name"], FLOAT, tuple(sizes[0]), strides[0], *kernel))
     names = {each["name"] for each in traced}
     assert identify_settings(names, calls) == {"compiler": "none", "precision": "float32", "data_format": "nhwc"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("names", "backend"),
+    [
+        (["ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl:broadcast"], None),
+        (["nccl:_all_gather_base", "ncclDevKernel_AllGather_RING_LL"], None),
+        (["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"], "nccl"),
+        (["ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"], "nccl"),
+        (["ncclSymkDevKernel_AllReduce_RSxLD_AGxST(ncclSymkDevWorkArgs4K)"], "nccl"),
+        (["gloo:all_reduce", "ncclDevKernel_Broadcast_RING_LL"], "gloo"),
+        (["nccl:all_reduce"], "nccl"),
+    ],
+)
+def test_only_all_reduces_count_where_other_collectives_run_too(names: list[str], backend: str | None) -> None:
+    """Lightning's broadcast of SIGTERM would pass for the gradients otherwise."""
+    assert identify_backend(names, ALL_REDUCE) == backend
 
 
 FLOAT, HALF = torch.float32, torch.float16
