@@ -86,8 +86,8 @@ class Network:
         """Floating-point operations of one forward pass over one sample, 2 per multiply-add.
 
         Only convolutions, dense and recurrent layers and the products of attention count: no biases, normalization,
-        activations, pooling, look-ups or loss. The padding of a convolution counts as if it were data, as in torchvision and most
-        published counts.
+        activations, pooling, look-ups or loss. The padding of a convolution counts as if it were data, as in
+        torchvision and most published counts.
         """
         return 2 * sum(node.macs for node in self.nodes)
 

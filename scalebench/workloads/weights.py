@@ -20,9 +20,9 @@ def initial_weights(layers: Iterable[Layer], seed: int) -> dict[str, NDArray[np.
     """Draw float32 arrays by name; each depends on `seed` and its own name, not on its position in `layers`.
 
     The initializer is one of zeros, ones, normal:STANDARD_DEVIATION (mean 0), uniform:LIMIT (between -LIMIT and LIMIT),
-    he_uniform (He et al. 2015, limit sqrt(6 / fan_in)) and glorot_uniform (Glorot and Bengio 2010, limit sqrt(6 / (fan_in + fan_out))). Raises
-    ValueError for any other initializer, for a name that occurs twice, and for a uniform initializer with fewer than
-    two axes, which has no fan-in.
+    he_uniform (He et al. 2015, limit sqrt(6 / fan_in)) and glorot_uniform (Glorot and Bengio 2010, limit
+    sqrt(6 / (fan_in + fan_out))). Raises ValueError for any other initializer, for a name that occurs twice, and for
+    one of the uniform initializers with fewer than two axes, which have no fan-in.
     """
     weights: dict[str, NDArray[np.float32]] = {}
     for name, shape, init in layers:
@@ -51,8 +51,7 @@ def _draw(name: str, shape: tuple[int, ...], init: str, seed: int) -> NDArray[np
         limit = math.sqrt(6 / (fan_in + fan_out))
     else:
         raise ValueError(
-            f"{name} has unknown init {init}: zeros, ones, normal:0.02, uniform:0.1, he_uniform or "
-            "glorot_uniform"
+            f"{name} has unknown init {init}: zeros, ones, normal:0.02, uniform:0.1, he_uniform or glorot_uniform"
         )
     # In float32 and in place, since the largest kernel of VGG16 takes 411 MB.
     array = _generator(name, seed).random(shape, dtype=np.float32)

@@ -113,9 +113,7 @@ def _vgg(net: Network, outputs: int, convolutions: tuple[int, ...], init: str, d
     net.dense(x, "predictions", outputs)
 
 
-def _conv_relu(
-    net: Network, x: Node, filters: int, kernel: int, strides: int = 1, padding: str | int = "same"
-) -> Node:
+def _conv_relu(net: Network, x: Node, filters: int, kernel: int, strides: int = 1, padding: str | int = "same") -> Node:
     """Append a convolution with the name that tf_cnn_benchmarks gives it, and a relu."""
     name = f"conv{net.count('conv')}"
     return net.relu(net.conv(x, name, filters, kernel, strides, padding, init="he_uniform"))

@@ -20,7 +20,13 @@ def strided(net: Network) -> list[str]:
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_every_node_leads_to_the_output(name: str) -> None:
-    shapes = {"materials_cnn": (200, 3), "mlp": (8000,), "synthetic": (37632, 1), "gpt_small": (64,), "lstm_small": (20,)}
+    shapes = {
+        "materials_cnn": (200, 3),
+        "mlp": (8000,),
+        "synthetic": (37632, 1),
+        "gpt_small": (64,),
+        "lstm_small": (20,),
+    }
     net = networks.build_by_name(name, shapes.get(name, (96, 96, 3)), 5)
     read = {source for node in net.nodes for source in node.inputs}
     assert {node.name for node in net.nodes} - read == {net.output.name}
