@@ -133,11 +133,11 @@ def _make_speedup_charts(study: Study, matching: Sequence[Cells], group: CurveGr
         for row in at_count:
             parts = ("published", row["hardware"], row["table"].replace("_", " "), _format_batch(row), row["settings"])
             by_source.setdefault(tuple(filter(None, parts)), {})[row["strategy"]] = row
-        for parts, rows in by_source.items():
+        for source, rows in by_source.items():
             kept = [(curve, rows[curve.tags["strategy"]]) for curve, _ in measured if curve.tags["strategy"] in rows]
             names, tags = [curve.name for curve, _ in kept], [curve.tags for curve, _ in kept]
             heights, sources = [row["speedup"] for _, row in kept], [row["source"] for _, row in kept]
-            bars.append(Series(", ".join(parts), names, heights, point_tags=tags, notes=sources))
+            bars.append(Series(", ".join(source), names, heights, point_tags=tags, notes=sources))
         about = f"speedup here is against {study.against}, there as published"
         caption = join_sentences(f"{group.shared['scaling']} scaling here and there", about, _cite(study))
         title, axes = f"{study.title}: speedup on {gpus} devices", (Axis("strategy"), Axis("speedup"))
