@@ -14,7 +14,10 @@ from scalebench.cli.commands.arguments import CommandParser, complete_words
 COMMANDS = {
     "list": ("scalebench.cli.commands.list", "the strategies, models, data sets, hardware and sweeps there are"),
     "plugins": ("scalebench.cli.commands.plugins", "what other packages add, and whether it loads"),
-    "check": ("scalebench.cli.commands.check", "check that a strategy, a model or a data set keeps its contract"),
+    "check": (
+        "scalebench.cli.commands.check",
+        "check that a strategy, a model or a data set keeps its contract; --gpu: a new GPU machine",
+    ),
     "new": ("scalebench.cli.commands.new", "a package with a strategy of your own; or the YAML of a SLURM partition"),
     "install": ("scalebench.cli.commands.install", "build Horovod for the installed frameworks: install horovod"),
     "doctor": (
@@ -35,7 +38,7 @@ COMMANDS = {
 # The end of each command's help.
 EXAMPLES = {
     "list": "scalebench list strategies, scalebench list strategies ddp",
-    "check": "scalebench check ddp gpus=2, scalebench check model=custom model.torch=mynet:build",
+    "check": "scalebench check ddp gpus=2, scalebench check model=custom model.torch=mynet:build, or check --gpu",
     "new": "scalebench new strategy my_ring",
     "doctor": "scalebench doctor, scalebench doctor hardware=alpha",
     "show": "scalebench show, scalebench show multirun/A multirun/B --details",

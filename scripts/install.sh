@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Sets up .venv with scalebench, PyTorch, TensorFlow, Horovod and the tools of the tests. The second call takes a moment.
 # --light: with PyTorch and Lightning alone. SCALEBENCH_HOROVOD=no leaves out Horovod, which is compiled here: minutes,
-# the first time.
+# the first time. SCALEBENCH_GPU=yes or no stands in for nvidia-smi on login nodes and where an image is built;
+# SCALEBENCH_TORCH_INDEX is the package index of PyTorch, instead of the one for this driver and these GPUs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-python3}
 TORCH=$(grep '^torch==' constraints.txt)
 TENSORFLOW=$(grep '^tensorflow==' constraints.txt)
-CPU_BUILDS=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
 STAMP=.venv/.installed
 LIGHT_STAMP=.venv/.installed-light
 TRIED=.venv/.horovod-tried
@@ -17,21 +17,26 @@ WANTED=$(cat pyproject.toml plugins/scalebench-search/pyproject.toml constraints
 
 is() { [ -f "$1" ] && [ "$(cat "$1")" = "$WANTED" ]; }
 pip() { .venv/bin/python -m pip "$@"; }
-has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }
+choose() { PYTHONPATH=. .venv/bin/python -m scalebench.core.machine.cuda_builds "$@"; }
 
 install_torch() {
+  local index
   [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv
   if .venv/bin/python -c 'import torch' 2>/dev/null; then return 0; fi
-  if has_gpu; then
-    echo "installing $TORCH with CUDA"
-    pip install --quiet "$TORCH"
-  else
-    # The default Linux wheels bring gigabytes of CUDA libraries, for nothing here.
-    echo "installing the CPU build of $TORCH"
-    pip install --quiet --no-deps --no-index "$TORCH" 2>/dev/null ||
-      pip install --quiet --no-deps --index-url "$CPU_BUILDS" "$TORCH" ||
-      pip install --quiet "$TORCH"
-  fi
+  index=$(choose index)
+  case "$index" in
+    */cpu)
+      # The default Linux wheels bring gigabytes of CUDA libraries, for nothing here.
+      echo "installing the CPU build of $TORCH"
+      pip install --quiet --no-deps --no-index "$TORCH" 2>/dev/null ||
+        pip install --quiet --no-deps --index-url "$index" "$TORCH" ||
+        pip install --quiet "$TORCH"
+      ;;
+    *)
+      echo "installing $TORCH from $index"
+      pip install --quiet --index-url "$index" "$TORCH"
+      ;;
+  esac
 }
 
 install_light() {
@@ -48,7 +53,7 @@ install_with() {
 install_everything() {
   local build
   install_torch
-  if has_gpu; then build="${TENSORFLOW/==/[and-cuda]==}"; else build="${TENSORFLOW/==/-cpu==}"; fi
+  build=$(choose tensorflow "${TENSORFLOW#*==}")
   echo "installing scalebench with what it needs, and $build"
   install_with "$build" || install_with "$TENSORFLOW" # there is no such build for every machine
   echo "$WANTED" >"$STAMP"

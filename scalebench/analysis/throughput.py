@@ -13,7 +13,7 @@ import numpy as np
 from scalebench.analysis.identity import comparison_key
 from scalebench.analysis.rounds import counting_flags, ratio_in_rounds, rounds_left_out
 from scalebench.analysis.run_summary import Run, RunSummary
-from scalebench.core.machine.peak_flops import find_peak_flops
+from scalebench.core.machine.peak_flops import find_peak_flops, has_fast_tensor_cores
 from scalebench.core.result import RankRecord, Result
 from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import (
@@ -65,7 +65,7 @@ def evaluate_blocks(result: Result) -> Measurement:
     steady = None if drift is None else not drift
     flags = list_flags(result, throughput_figure[1], target, groups)
     mfu = flops_utilization(result, throughput_figure[0])
-    flags += utilization_flags(mfu)
+    flags += utilization_flags(result, mfu)
     blocks = _step_blocks(result, groups)
     batches = min((count_batches(len(group.seconds)) for group in groups), default=0)
     return Measurement(throughput_figure, batches, _step_s(blocks), describe_step_spread(blocks), steady, mfu, flags)
@@ -268,9 +268,15 @@ def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:
     return ["superlinear_on_cpu"] if device == "cpu" else ["superlinear"]
 
 
-def utilization_flags(mfu: float | None) -> list[str]:
-    """Return the flag of a model FLOPs utilization above 1."""
-    return ["mfu_above_1"] if mfu is not None and mfu > 1 else []
+def utilization_flags(result: Result, mfu: float | None) -> list[str]:
+    """Return the flags of a model FLOPs utilization above 1, and of GPUs whose fast tensor cores were left idle."""
+    gpus = [gpu for machine in (result.machine, *(result.other_machines or [])) for gpu in machine.gpus]
+    computes_float32 = result.scale.device == "cuda" and result.workload.precision_used == "float32"
+    flags = {
+        "mfu_above_1": mfu is not None and mfu > 1,
+        "no_tensor_cores": computes_float32 and any(has_fast_tensor_cores(gpu.name) for gpu in gpus),
+    }
+    return [name for name, is_set in flags.items() if is_set]
 
 
 def repeats_differ_flags(rates: Iterable[float]) -> list[str]:

@@ -30,6 +30,7 @@ DOUBTS = {
     "throttled": "something held a GPU's clocks back",
     "unequal_clocks": "the clocks of its GPUs differ",
     "swapping": "the machine swapped",
+    "shared_gpu": "two of its processes drove the same GPU",
     "memory_full": "a GPU's memory was full, and its allocator gave back its cache and tried again",
     "gpu_lost": "a GPU was lost",
     "no_interval": "no interval, with too few blocks",
@@ -39,8 +40,8 @@ DOUBTS = {
     "mfu_above_1": "more FLOP/s than the peak of its devices, which needs an explanation",
     "superlinear": "an efficiency above 1, which needs an explanation",
 }
-# No verdict rests on rows with these flags: other programs or missing cores are part of their figures.
-NO_VERDICT_FLAGS = ("busy_machine", "oversubscribed", "superlinear_on_cpu")
+# No verdict rests on rows with these flags: other programs, or missing cores or GPUs, are part of their figures.
+NO_VERDICT_FLAGS = ("busy_machine", "oversubscribed", "shared_gpu", "superlinear_on_cpu")
 
 
 def explain_no_verdict(*rows: Row) -> str:

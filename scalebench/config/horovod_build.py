@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import re
@@ -19,10 +18,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebench.core.machine import cuda_builds
 from scalebench.core.machine.machine import cache_folder
 
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 TRANSPORTS = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}
+FEATURES = (*TRANSPORTS, "cuda")
 INSTALL = "scalebench install horovod"
 REBUILD = f"{INSTALL} builds it anew"
 TRANSPORT_REMEDIES = {
@@ -37,6 +38,12 @@ FRAMEWORK_REMEDIES = {"torch": REBUILD, "tensorflow": f"HOROVOD_GPU_OPERATIONS=n
 NCCL_CARRIES_ALL = (
     "was built with NCCL, which then carries all gradients on GPUs: use strategy=horovod_nccl, or for {} "
     f"HOROVOD_GPU_OPERATIONS=none {INSTALL}"
+)
+# Without CUDA the copy of a gradient to host memory is started, and its end is not waited for before the gradient is
+# sent (DoAllreduceCudaOnCPU in its mpi_ops_v2.cc): ranks would average what was in that memory before.
+NO_CUDA = (
+    "was built without CUDA, and would average gradients on GPUs before they are copied: with nvcc of the CUDA version "
+    f"of PyTorch on the PATH, {REBUILD}"
 )
 MAX_PROBE_S = 120.0
 PROBE_SCRIPT = """
@@ -55,15 +62,15 @@ class HorovodBuild:
 
     version: str
     built_for: str | None  # version of the framework; None: its part was left out
-    transports: tuple[str, ...]  # those of mpi, gloo and nccl that it has; empty where there is a problem
+    features: tuple[str, ...]  # those of FEATURES that it has; empty where there is a problem
     problem: str | None  # why it cannot be used with this framework, in a clause with the way out
 
 
 @dataclass
-class CachedTransports:
+class CachedFeatures:
     """The content of a cache file."""
 
-    transports: list[str]
+    features: list[str]
 
 
 @functools.cache
@@ -72,7 +79,7 @@ def inspect_horovod(framework: str) -> HorovodBuild | None:
 
     The first time this takes a few seconds, in a process that imports the framework; the cache folder keeps the result.
     """
-    folder = _find_package("horovod")
+    folder = cuda_builds.find_package("horovod")
     if folder is None:
         return None
     version = _installed_version("horovod") or "of unknown version"
@@ -88,7 +95,7 @@ def inspect_horovod(framework: str) -> HorovodBuild | None:
             problem = f"Horovod {version} does not import with {framework}: {probed}; {REBUILD}"
             return HorovodBuild(version, built_for, (), problem)
         _write_cache(path, cached := probed)
-    return HorovodBuild(version, built_for, tuple(cached.transports), None)
+    return HorovodBuild(version, built_for, tuple(cached.features), None)
 
 
 def find_horovod_problem(framework: str, transport: str | None, launcher: str, devices: str = "cpu") -> str | None:
@@ -108,11 +115,13 @@ def find_horovod_problem(framework: str, transport: str | None, launcher: str, d
         return build.problem
     # The processes connect over MPI or Gloo, whatever carries the gradients then.
     for name in ("mpi" if launcher == "mpi" else "gloo", transport):
-        if name in TRANSPORTS and name not in build.transports:
+        if name in TRANSPORTS and name not in build.features:
             way_out = NO_TENSORFLOW_NCCL if (framework, name) == ("tensorflow", "nccl") else TRANSPORT_REMEDIES[name]
             return f"Horovod {build.version} was built without {TRANSPORTS[name]}: {way_out}"
-    if devices == "cuda" and transport in ("gloo", "mpi") and "nccl" in build.transports:
+    if devices == "cuda" and transport in ("gloo", "mpi") and "nccl" in build.features:
         return f"Horovod {build.version} {NCCL_CARRIES_ALL.format(TRANSPORTS[transport])}"
+    if devices == "cuda" and framework == "torch" and "cuda" not in build.features:
+        return f"Horovod {build.version} {NO_CUDA}"
     return None
 
 
@@ -123,8 +132,8 @@ def describe_horovod(framework: str) -> str:
         return "Horovod is not installed"
     if build.problem is not None:
         return f"Horovod {build.version} with {FRAMEWORKS[framework]}: no ({build.problem})"
-    present = ", ".join(text for name, text in TRANSPORTS.items() if name in build.transports)
-    missing = ", ".join(text for name, text in TRANSPORTS.items() if name not in build.transports)
+    present = ", ".join(text for name, text in TRANSPORTS.items() if name in build.features)
+    missing = ", ".join(text for name, text in TRANSPORTS.items() if name not in build.features)
     without = f" (no {missing})" if missing else ""
     return f"Horovod {build.version} with {FRAMEWORKS[framework]} {build.built_for}: {present}{without}"
 
@@ -133,19 +142,10 @@ def detect_framework_version(framework: str) -> str | None:
     """Return the version that the framework reports, without importing it; None when it is not installed."""
     if framework == "torch":
         # The package index has a torch 2.13.0 that reports 2.13.0+cu130, which is what Horovod compares.
-        match = re.search(r"^__version__ = ['\"](.+)['\"]", read_torch_version_file(), re.MULTILINE)
+        match = re.search(r"^__version__ = ['\"](.+)['\"]", cuda_builds.read_torch_version_file(), re.MULTILINE)
         return match[1] if match else _installed_version("torch")
     versions = map(_installed_version, TENSORFLOW_DISTRIBUTIONS)
     return next((version for version in versions if version is not None), None)
-
-
-def read_torch_version_file() -> str:
-    """Return the text of torch/version.py; empty without PyTorch."""
-    folder = _find_package("torch")
-    try:
-        return "" if folder is None else (folder / "version.py").read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def _check_framework(framework: str, folder: Path, version: str) -> tuple[str | None, str | None]:
@@ -170,14 +170,6 @@ def _normalize_version(version: str) -> str:
     return version.replace("-", "")
 
 
-def _find_package(package: str) -> Path | None:
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
-
-
 def _installed_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
@@ -185,9 +177,9 @@ def _installed_version(package: str) -> str | None:
         return None
 
 
-def _probe(framework: str) -> CachedTransports | str:
-    """Import Horovod in a separate process and return its transports, or in a few words why that failed."""
-    command = [sys.executable, "-c", PROBE_SCRIPT, framework, *TRANSPORTS]
+def _probe(framework: str) -> CachedFeatures | str:
+    """Import Horovod in a separate process and return its features, or in a few words why that failed."""
+    command = [sys.executable, "-c", PROBE_SCRIPT, framework, *FEATURES]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(
@@ -197,7 +189,7 @@ def _probe(framework: str) -> CachedTransports | str:
         return f"no answer in {MAX_PROBE_S:.0f} s"
     answers = [line.removeprefix("HOLDS ") for line in done.stdout.splitlines() if line.startswith("HOLDS ")]
     if done.returncode == 0 and answers:
-        return CachedTransports(json.loads(answers[0]))
+        return CachedFeatures(json.loads(answers[0]))
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] if done.returncode > 0 else []
     return lines[-1] if lines else f"exit status {done.returncode}"
 
@@ -206,21 +198,21 @@ def _cache_path(framework: str, extension: Path, version: str) -> Path:
     """Return the cache file, whose name changes with the build and with everything it is loaded with."""
     stat = extension.stat()
     identity = [framework, detect_framework_version(framework), version, str(extension), stat.st_size, stat.st_mtime_ns]
-    identity += [sys.executable, os.environ.get("LD_LIBRARY_PATH")]
+    identity += [*FEATURES, sys.executable, os.environ.get("LD_LIBRARY_PATH")]
     mark = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     return cache_folder() / "horovod" / f"{framework}-{mark}.json"
 
 
-def _read_cache(path: Path) -> CachedTransports | None:
+def _read_cache(path: Path) -> CachedFeatures | None:
     try:
         from scalebench.core.json_files import read_record
 
-        return read_record(path, CachedTransports)
+        return read_record(path, CachedFeatures)
     except (ImportError, OSError, ValueError):  # horovod.sh also runs this in environments without msgspec
         return None
 
 
-def _write_cache(path: Path, answer: CachedTransports) -> None:
+def _write_cache(path: Path, answer: CachedFeatures) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         from scalebench.core.json_files import write_json
@@ -233,17 +225,16 @@ def _write_cache(path: Path, answer: CachedTransports) -> None:
 def describe_environment() -> str:
     """Return, in one line, what a build depends on and what is installed, each "none" where it is missing.
 
-    Python's ABI, the version of PyTorch, "cuda" or "cpu" for its build, the version of TensorFlow, and a digest of the
+    Python's ABI, the version of PyTorch, that of its CUDA or "cpu", the version of TensorFlow, and a digest of the
     installed Horovod. Its list of files holds their checksums, and so differs between two builds of one version.
     """
-    cuda = re.search(r"^cuda\b.*=\s*['\"]", read_torch_version_file(), re.MULTILINE)
     torch, tensorflow = (detect_framework_version(name) or "none" for name in ("torch", "tensorflow"))
     try:
         files = importlib.metadata.distribution("horovod").read_text("RECORD") or ""
         digest = hashlib.sha256(files.encode()).hexdigest()[:16]
     except importlib.metadata.PackageNotFoundError:
         digest = "none"
-    return f"{sys.implementation.cache_tag} {torch} {'cuda' if cuda else 'cpu'} {tensorflow} {digest}"
+    return f"{sys.implementation.cache_tag} {torch} {cuda_builds.detect_torch_cuda() or 'cpu'} {tensorflow} {digest}"
 
 
 def main(frameworks: list[str]) -> int:

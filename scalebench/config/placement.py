@@ -4,7 +4,8 @@
 the cores of the process of a device: `numa` takes cores of the device's own NUMA node, `far` those of the node farthest
 from it (to see what that costs), `none` pins no process. CPU workers, and GPUs whose NUMA node is unknown, get cores in
 the order of their numbers. Both threads of a core go to one process, as far as its number of threads is even. The cores
-of a remote node are computed there, by the process that starts the rank.
+of a remote node are computed there, by the process that starts the rank: one thread of each core, as SLURM gives a task
+with --hint=nomultithread, where there are enough cores, since its YAML counts cores.
 """
 
 from __future__ import annotations
@@ -209,14 +210,17 @@ def list_hostnames(hosts: Sequence[str], places: Sequence[RankPlacement]) -> lis
     return [names[place.node] for place in places]
 
 
-def assign_cores(hardware: HardwareSpec, devices: Sequence[int]) -> list[list[int]]:
+def assign_cores(hardware: HardwareSpec, devices: Sequence[int], whole_cores: bool = False) -> list[list[int]]:
     """Assign cores to each of these devices of one node, one for each of its threads; an empty list means not pinned.
 
-    No core is assigned twice while there are enough for all.
+    No core is assigned twice while there are enough for all. `whole_cores` counts cores and not their threads, where
+    that suffices: each process gets one thread of a core and leaves the others idle.
     """
     if hardware.bind == "none" or not hardware.this_machine:
         return [[] for _ in devices]
     cores, threads = machine.order_by_core(machine.usable_cpus()), hardware.cpus_per_device or 1
+    if whole_cores and len(first := machine.first_threads(cores)) >= len(devices) * threads:
+        cores = first
     candidates = _candidate_cores(hardware, devices, cores)
     if candidates is None:
         return [_slice_cores(cores, device, threads) for device in devices]
@@ -314,7 +318,7 @@ def assign_cores_on_this_node(spec: RunSpec) -> list[list[int]]:
     for node in {place.node for place in spec.places}:
         owners = [(place.rank, device) for place in spec.places if place.node == node for device in place.devices]
         numbers = _number_devices(hardware.devices, hardware.cpus_per_device or 1, [device for _, device in owners])
-        for (rank, _), cores in zip(owners, assign_cores(hardware, numbers), strict=True):
+        for (rank, _), cores in zip(owners, assign_cores(hardware, numbers, whole_cores=True), strict=True):
             cores_of[rank] = sorted({*cores_of[rank], *cores})
     return cores_of
 
@@ -322,5 +326,5 @@ def assign_cores_on_this_node(spec: RunSpec) -> list[list[int]]:
 def _number_devices(kind: str, threads: int, devices: list[int]) -> list[int]:
     """Return the numbers by which cores are assigned to devices. CPU workers are interchangeable, and the n-th takes
     the n-th slice: numbers with gaps would put two on the same cores where there are fewer cores than the node has."""
-    fits = (max(devices, default=0) + 1) * threads <= len(machine.usable_cpus())
+    fits = (max(devices, default=0) + 1) * threads <= len(machine.first_threads(machine.usable_cpus()))
     return devices if kind == "cuda" or fits else list(range(len(devices)))

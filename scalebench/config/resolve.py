@@ -23,6 +23,7 @@ from scalebench.core.spec import (
     ModelSpec,
     RunSpec,
     StrategySpec,
+    TrainSpec,
     check_fields,
 )
 from scalebench.slurm import resources
@@ -162,7 +163,15 @@ def count_devices(draft: Draft) -> Draft:
     """Fill in what the hardware's YAML leaves open, from this machine if the YAML means it, and count the devices."""
     hardware = detect_hardware(draft.config.hardware)
     gpus = draft.config.gpus or count_all_devices(hardware)
-    return replace(draft, config=replace(draft.config, hardware=hardware, gpus=gpus), gpus=gpus)
+    train = resolve_precision(draft.config.train, hardware.devices)
+    return replace(draft, config=replace(draft.config, hardware=hardware, train=train, gpus=gpus), gpus=gpus)
+
+
+def resolve_precision(train: TrainSpec, devices: str) -> TrainSpec:
+    """Return the training with `float32` for `default` on CPUs, where frameworks compute in that by themselves: both
+    words are one run. On GPUs the framework, its version and the card decide."""
+    is_float32 = train.precision == "default" and devices == "cpu"
+    return replace(train, precision="float32") if is_float32 else train
 
 
 def _read_device_count(gpus: Any) -> int | None:

@@ -7,7 +7,7 @@ import shutil
 
 from scalebench.config import horovod_build
 from scalebench.config.placement import Placement, find_binding_problem
-from scalebench.core.machine import machine, private_network
+from scalebench.core.machine import cuda_builds, machine, private_network
 from scalebench.core.spec import Config, HardwareSpec, StrategySpec, has_stop
 from scalebench.slurm.commands import Slurm, in_allocation
 from scalebench.strategies import registry
@@ -34,6 +34,8 @@ def find_unsupported_reasons(config: Config, gpus: int, placement: Placement) ->
         f"{strategy.name} needs {package}, which is not installed: {registry.install_hint(package)}"
         for package in (registry.missing_packages(strategy.requires) if same_packages else [])
     ]
+    if hardware.devices == "cuda" and same_packages and (conflict := cuda_builds.find_library_conflict()) is not None:
+        reasons.append(conflict)
     if placement.shortage is not None and (hardware.hosts or not hardware.this_machine):
         reasons.append(placement.shortage)
     reasons += _check_launcher(config, gpus, nodes)

@@ -22,7 +22,7 @@ LATER_KEYS: tuple[tuple[str, str, Any], ...] = (
     *(("hardware", key, None) for key in ("interface", "node_copy")),
 )
 # The same for options of strategies.
-LATER_OPTIONS: dict[str, Any] = {"overlap": True, "open_port": False}
+LATER_OPTIONS: dict[str, Any] = {"overlap": True, "open_port": False, "sigterm": "lightning"}
 ACCESS_OPTIONS = ("open_port",)  # who can reach the processes, which changes nothing of what they do
 
 

@@ -224,7 +224,8 @@ class TrainSpec:
     global_batch: int | None = number_field(None, at_least=1, at_most=10**10)  # only with scaling=strong
     optimizer: str = choice_field(*OPTIMIZERS)
     learning_rate: float = number_field(1e-3, positive=True)
-    precision: str = choice_field("float32", "tf32", "bfloat16", "float16")  # weights stay float32
+    # Weights stay float32. `default` remains only on GPUs: it is what the framework does by itself.
+    precision: str = choice_field("float32", "default", "tf32", "bfloat16", "float16")
     data_format: str = choice_field("default", "nhwc", "nchw")  # memory layout of images; default: the adapter's choice
     compile: bool = False  # torch.compile, XLA
     dropout: bool = True  # false: dropout layers are inactive, so that losses can be compared

@@ -27,6 +27,10 @@ ADVICE = {
         "More threads than cores: ranks wait for each other's cores, which is no property of the strategy. "
         "Use fewer devices, or a machine with more cores."
     ),
+    "shared_gpu": (
+        "Two of its processes drove the same GPU, so its figures are of fewer GPUs. Each process must see all GPUs of "
+        "its node, or one of its own: look at CUDA_VISIBLE_DEVICES, and at --gpus-per-task and --gpu-bind of SLURM."
+    ),
     "probe_failed": (
         "Something failed after the measurement, while parts of a step were timed: the throughput stands, and what is "
         "empty was not measured. `scalebench show --details` has the error; the log of the rank has all of it."
@@ -119,6 +123,11 @@ ADVICE = {
         "Its model FLOPs utilization is above 1: the card runs above the vendor's boost clock, or precision_used "
         "or the counted FLOPs are wrong. Compare sm_clock_mhz_mean with the card's data sheet."
     ),
+    "no_tensor_cores": (
+        "It computed in float32, and its GPUs have tensor cores, with which steps are several times as fast, "
+        "so that communication takes a larger share and scaling is worse. train.precision=tf32 (from Ampere on), "
+        "bfloat16 or float16 uses them."
+    ),
     NOT_STEADY: "Its series is not steady, so that one figure does not describe it. Measure longer (measure.min_s).",
 }
 
@@ -126,6 +135,7 @@ ADVICE = {
 RAISED_WHEN = {
     "over_in_warmup": "a training reached its stop within warm-up: no throughput",
     "oversubscribed": "more threads than cores",
+    "shared_gpu": "two processes drove the same GPU, by the UUIDs that they recorded",
     "probe_failed": "something failed after the measurement: throughput stands, what is empty was not measured",
     "approximate": "the strategy's YAML says that its steps are not the baseline's on the same samples",
     "open_port": "its processes listened on all interfaces: TensorFlow's servers, or MPI",
@@ -150,6 +160,7 @@ RAISED_WHEN = {
     "superlinear_on_cpu": "likewise on CPU workers, which share their processors: an error of the measurement",
     "superlinear_within_noise": "efficiency above 1; its interval contains 1",
     "mfu_above_1": "mfu is above 1, which no card can reach at its nominal clock",
+    "no_tensor_cores": "precision_used is float32 on a GPU with tensor cores more than 2.5 times as fast as that",
     NOT_STEADY: "unsteady for a reason that no other flag names",
 }
 

@@ -120,6 +120,7 @@ def _describe_gpu(gpu: Gpu) -> str:
         gpu.name or "unknown GPU",
         f"{gpu.memory_bytes / GIB:.0f} GiB" if gpu.memory_bytes is not None else "",
         f"{gpu.power_limit_w:.0f} W{instead}" if gpu.power_limit_w is not None else "",
+        f"compute capability {gpu.compute_capability}" if gpu.compute_capability is not None else "",
         f"NUMA node {gpu.numa_node}" if gpu.numa_node is not None else "",
         _describe_clock("SM", gpu.sm_clock_max_mhz, gpu.sm_clock_application_mhz, gpu.sm_clock_default_mhz),
         _describe_clock("memory", gpu.mem_clock_max_mhz, gpu.mem_clock_application_mhz, gpu.mem_clock_default_mhz),

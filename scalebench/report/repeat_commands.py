@@ -18,7 +18,7 @@ from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.config_files import list_options, strategy_option_defaults
 from scalebench.core.errors import InputError
 from scalebench.core.machine.variables import mask_credentials
-from scalebench.core.result import read_result
+from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.untrusted import FileRefused, read_text_list
 from scalebench.report.tables import SORT_COLUMNS, find_missing_baselines
@@ -30,10 +30,11 @@ OVERRIDES_FILE = ".hydra/overrides.yaml"
 ENVIRONMENT_VALUE = re.compile(r"\$\{\s*oc\.(env|decode)\b")
 RECIPES_FILE = Path(__file__).with_name("repeat_commands.yaml")
 AUTO_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # what PyTorch's backend=auto resolves to
+FLOAT32 = "train.precision=float32"
 FIRST_PORT = 20010  # of an example
 # Column of the frame, key of the command line, and the default value, which the command leaves out.
 SETTINGS = (
-    ("precision", "train.precision", "float32"), ("data_format", "train.data_format", "default"),
+    ("precision", "train.precision", "default"), ("data_format", "train.data_format", "default"),
     ("feed", "dataset.feed", "host"), ("prefetch", "dataset.prefetch", "none"), ("bind", "hardware.bind", "numa"),
     ("seed", "seed", 0),
 )  # fmt: skip
@@ -95,12 +96,18 @@ def _read_overrides(row: Mapping[str, Any], unreadable: Unreadable | None) -> li
     return [mask_credentials(override) for override in overrides if not override.startswith("hydra.")]
 
 
+def _read_result(row: Mapping[str, Any]) -> Result | None:
+    """Return the record of a row; None where it has been removed since."""
+    try:
+        return read_result(Path(str(row["path"])) / RESULT_FILE)
+    except InputError:
+        return None
+
+
 def _uses_measure_repeats(row: Mapping[str, Any]) -> bool:
     """Return whether measure.repeats numbered the run, as it will again."""
-    try:
-        measure = read_result(Path(str(row["path"])) / RESULT_FILE).spec.get("measure")
-    except InputError:  # removed since
-        return False
+    result = _read_result(row)
+    measure = None if result is None else result.spec.get("measure")
     repeats = measure.get("repeats") if isinstance(measure, dict) else None
     return isinstance(repeats, int) and repeats > 1
 
@@ -117,6 +124,9 @@ def _make_overrides(row: Mapping[str, Any]) -> list[str]:
     overrides.append(f"train.{batch}={row[batch]}")
     overrides += [f"strategy.options.{word}" for word in (row["options"] or "").split()]
     overrides += [f"{key}={row[column]}" for column, key, default in SETTINGS if row[column] not in (None, default)]
+    result = _read_result(row) if FLOAT32 in overrides else None
+    if result is not None and result.scale.device == "cpu":  # there it is the default
+        overrides.remove(FLOAT32)
     if row["device_ids"] is not None:
         overrides.append(f"hardware.device_ids=[{row['device_ids'].replace(' ', ',')}]")
     if row["environment"] is not None:

@@ -236,6 +236,8 @@ def list_headline(result: Result) -> FactRows:
     if mfu is not None and peak is not None:
         peaks = f"{format_number(peak / TERA)} TFLOP/s, the peak of its devices at {result.workload.precision_used}"
         rows.append(("MFU", f"{format_percent(mfu)} of {peaks}"))
+    if any("sigterm" in rank.settings_used for rank in result.ranks):
+        rows.append(("step", SIGTERM_BROADCAST))
     return [*rows, ("warm-up", _describe_warmup(result)), ("steady", _describe_steadiness(result))]
 
 
@@ -323,6 +325,10 @@ def _fill(template: str, show: Callable[[float], str]) -> Callable[[Any], str]:
 
 
 # Row -> its fields; those that were not measured are left out.
+SIGTERM_BROADCAST = (
+    "includes Lightning's broadcast before each batch, by which ranks learn of a SIGTERM, and the wait for it; "
+    "strategy.options.sigterm=never leaves them out"
+)
 USAGE_ROWS: dict[str, list[FieldFormat]] = {
     "processor cores": [
         ("cpu_util_mean", _fill("{} of those the run may use were busy", format_percent)),

@@ -10,7 +10,7 @@ import itertools
 import signal
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -91,8 +91,7 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
     for rank in ranks:
         if rank.rank in parts.merged_traces and rank.probes is not None:
             rank.probes.trace = None
-        if rank.rank == outcome.rank and outcome.probe_failure is not None:
-            rank.probe_failures["probes"] = outcome.probe_failure
+    _mark_probe_failure(ranks, outcome)
     training = _training_flags(outcome, first)
     return Result(
         schema_version=SCHEMA_VERSION,
@@ -122,8 +121,11 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
 
 def with_job_outcome(result: Result, scheduler: SchedulerRecord, outcome: RunOutcome | None) -> Result:
     """Return a job's record with the scheduler's facts, and with `outcome` where that explains its end better."""
-    status, reason = (result.status, result.reason) if outcome is None else (outcome.status, outcome.reason)
-    return dataclasses.replace(result, scheduler=scheduler, status=status, reason=reason)
+    result = dataclasses.replace(result, scheduler=scheduler)
+    if outcome is None:
+        return result
+    flags = [*result.flags, *(flag for flag in _mark_probe_failure(result.ranks, outcome) if flag not in result.flags)]
+    return dataclasses.replace(result, status=outcome.status, reason=outcome.reason, flags=flags)
 
 
 def read_ranks(folder: Path, processes: int, run_id: str | None = None) -> list[RankRecord | None]:
@@ -133,18 +135,17 @@ def read_ranks(folder: Path, processes: int, run_id: str | None = None) -> list[
 
 def classify_exit(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
     """Return the status of the run, and the reason of the rank that failed first, which is why the others failed."""
-    if ended.outcome is not None:
-        outcome = RunOutcome(*ended.outcome)
-    elif ended.broken is not None:  # lost connections that its ranks report follow from it
-        outcome = RunOutcome("failed", ended.broken)
+    outside = None if ended.broken is None else ("failed", ended.broken)
+    outside = ended.outcome or outside  # lost connections that its ranks report follow from it
+    if outside is not None:
+        outcome = classify_outside_end(*outside, ranks, ended.services)
     else:
         outcome = _classify_ranks(ended, ranks, oom_kill)
     return dataclasses.replace(outcome, launched_at_s=ended.started_at_s, wall_s=ended.wall_s)
 
 
 def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
-    measuring = [record for rank, record in enumerate(ranks) if rank not in ended.services]
-    if all(record is not None and record.status == "ok" for record in measuring):
+    if _are_measured(ranks, ended.services):
         return _outcome_of_measured(ended, ranks, oom_kill)
     failed = [r for r in ranks if r is not None and r.status != "ok"]
     if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group failed before it
@@ -167,16 +168,42 @@ def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: 
     return _outcome_without_reason(unexplained, ended, oom_kill)
 
 
+def classify_outside_end(
+    status: str, reason: str | None, ranks: Sequence[RankRecord | None], services: Container[int]
+) -> RunOutcome:
+    """Return the outcome of a run that its launcher or a batch system ended. One whose figures were on disk is ok and
+    lacks probes, unless somebody cancelled it, which is `cancelled` as after Ctrl-C."""
+    if status == "cancelled" or not _are_measured(ranks, services):
+        return RunOutcome(status, reason)
+    first = next(rank for rank in range(len(ranks)) if rank not in services)
+    return RunOutcome("ok", rank=first, probe_failure=reason or status)
+
+
+def _are_measured(ranks: Sequence[RankRecord | None], services: Container[int]) -> bool:
+    """Return whether all ranks that measure have their figures on disk."""
+    measuring = [record for rank, record in enumerate(ranks) if rank not in services]
+    return bool(measuring) and all(record is not None and record.status == "ok" for record in measuring)
+
+
+def _mark_probe_failure(ranks: Sequence[RankRecord], outcome: RunOutcome) -> list[str]:
+    """Write into the record of its rank why the probes did not come to their end; return the flags for that."""
+    for rank in ranks:
+        if rank.rank == outcome.rank and outcome.probe_failure is not None:
+            rank.probe_failures["probes"] = outcome.probe_failure
+    return ["probe_failed"] if outcome.probe_failure is not None else []
+
+
 def _outcome_of_measured(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
     """Return the outcome of a run whose ranks all have their figures on disk: it is ok, however the probes ended."""
     bad = [rank for rank, code in enumerate(ended.exit_codes) if code != 0 and rank not in ended.services]
     reported = [record.rank for record in ranks if record is not None and record.probe_failures]
-    first = (*ended.stopped, *ended.died_first, *bad, 0)[0]
+    candidates = (*ended.stopped, *ended.died_first, *bad, *range(len(ranks)))
+    first = next(rank for rank in candidates if rank not in ended.services)  # services leave no record
     if ended.timeout is not None:
         return RunOutcome("ok", rank=first, probe_failure=ended.timeout)
     if reported or not bad:
         return RunOutcome("ok", rank=reported[0] if reported else None)
-    return RunOutcome("ok", rank=first, probe_failure=_outcome_without_reason(first, ended, oom_kill).reason)
+    return RunOutcome("ok", rank=first, probe_failure=_outcome_without_reason(candidates[0], ended, oom_kill).reason)
 
 
 def outcome_of_first_failure(
@@ -210,9 +237,11 @@ def _training_flags(outcome: RunOutcome, first: RankRecord | None) -> list[str]:
 
 
 def _rank_flags(ranks: Sequence[RankRecord]) -> list[str]:
-    """Flag a run that lacks figures beside its throughput because a probe failed, and one whose memory was so full that
-    it was slower for it."""
+    """Flag a run that lacks figures beside its throughput because a probe failed, one whose memory was so full that it
+    was slower for it, and one whose processes shared a GPU."""
+    gpus = [(rank.hostname, gpu) for rank in ranks for gpu in rank.gpus if gpu is not None]
     flags = {
+        "shared_gpu": len(set(gpus)) < len(gpus),
         "probe_failed": any(rank.probe_failures for rank in ranks),
         "memory_full": any(rank.allocator_retries for rank in ranks),
     }

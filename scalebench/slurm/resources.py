@@ -36,6 +36,10 @@ RESERVED_STEP_OPTIONS = {
     "kill-on-bad-exit": "scalebench", "output": "the folder of the run", "error": "the folder of the run",
     "container-image": "hardware.slurm.container", "container-mounts": "hardware.slurm.container_mounts",
 }  # fmt: skip
+# With these a user says how many threads of a core tasks get; srun and sbatch refuse some of them beside each other.
+THREAD_OPTIONS = {"hint", "threads-per-core", "ntasks-per-core", "extra-node-info"}
+WHOLE_CORES_HINT = "nomultithread"  # it implies --threads-per-core=1
+WHOLE_CORES_OPTION = "--threads-per-core=1"
 
 
 def check_slurm_options(slurm: SlurmSpec) -> None:
@@ -89,6 +93,29 @@ def _check_values(slurm: SlurmSpec) -> None:
             raise InputError(f"hardware.slurm.{key}='{value}' should be a path in one line")
     if slurm.container is not None and slurm.container_runtime == "apptainer" and slurm.container.startswith("-"):
         raise InputError(f"hardware.slurm.container={slurm.container} should be an image")
+
+
+def job_options(slurm: SlurmSpec) -> dict[str, str | bool]:
+    """Return the further options of sbatch by name: those of hardware.slurm.lines, and the one by which SLURM counts
+    cores, as hardware.cpus_per_node does, unless the lines say how threads are counted.
+
+    Where cores run two threads, SLURM would otherwise give a task of six CPUs three cores.
+    """
+    options = parse_options(slurm.lines)
+    if not THREAD_OPTIONS & options.keys():
+        options["hint"] = WHOLE_CORES_HINT
+    return options
+
+
+def _thread_options(slurm: SlurmSpec) -> list[str]:
+    """Return the option by which a step counts threads as its job does. A step does not take the hint itself beside
+    --cpu-bind, and none where hardware.slurm.srun says how threads are counted."""
+    job, step = job_options(slurm), parse_options(slurm.srun, "hardware.slurm.srun", RESERVED_STEP_OPTIONS)
+    if THREAD_OPTIONS & step.keys():
+        return []
+    if job.get("hint") == WHOLE_CORES_HINT:
+        return [WHOLE_CORES_OPTION]
+    return [f"--threads-per-core={job['threads-per-core']}"] if "threads-per-core" in job else []
 
 
 def container_options(spec: RunSpec, folder: Path) -> list[str]:
@@ -202,6 +229,10 @@ def srun_command(
 
     `hosts` has the node of each rank, in order; None means the job's nodes, which are not known yet. Where nodes have
     different numbers of ranks, srun reads the hosts from the file that SLURM_HOSTFILE names.
+
+    Nothing is said about GPUs: a step has those of its job, and each rank sees all that are on its node. With
+    --gpu-bind=none SLURM would not set CUDA_VISIBLE_DEVICES (22.05), and ranks would see GPUs of other jobs where no
+    cgroup hides them; --gpu-bind=closest leaves out GPUs of another socket.
     """
     geometry, strategy, slurm = job_geometry(spec), spec.config.strategy, spec.config.hardware.slurm
     command = [
@@ -216,14 +247,12 @@ def srun_command(
         if hosts is not None:  # an allocation may have more nodes
             command.append(f"--nodelist={','.join(dict.fromkeys(hosts))}")
     command += [f"--cpus-per-task={geometry.cpus_per_task}"]  # a step no longer inherits it from its job
+    command += _thread_options(slurm)
     command += ["--overcommit"] if geometry.overcommit else []
     command += ["--cpu-bind=none", "--kill-on-bad-exit=0"]  # ranks pin themselves, and report their failures themselves
     if strategy.launcher == "mpi" and slurm.mpi != "mpirun":
         command.append(f"--mpi={slurm.mpi}")
-    options = parse_options(slurm.srun, "hardware.slurm.srun", RESERVED_STEP_OPTIONS)
-    if spec.device == "cuda" and "gpu-bind" not in options:  # a rank that saw one GPU could not take its own by number
-        command.append("--gpu-bind=none")
-    for name, value in options.items():
+    for name, value in parse_options(slurm.srun, "hardware.slurm.srun", RESERVED_STEP_OPTIONS).items():
         command.append(f"--{name}" if value is True else f"--{name}={value}")
     command += container_options(spec, folder)
     return [*command, *python_command(spec, folder), "-m", RANK_AGENT, str(folder.absolute()), module]

@@ -24,7 +24,7 @@ from scalebench.core.process import defer_signals
 from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_SCRIPT, SUBMITIT_FOLDER
 from scalebench.core.spec import RunSpec
 from scalebench.slurm.commands import Slurm, SlurmError
-from scalebench.slurm.resources import parse_options, sweep_geometry, time_limit_minutes
+from scalebench.slurm.resources import job_options, sweep_geometry, time_limit_minutes
 
 if TYPE_CHECKING:
     from submitit import SlurmExecutor
@@ -42,6 +42,7 @@ OVERRIDING_VARIABLES = {
     "DISTRIBUTION": "nodes", "REQUEUE": "no-requeue", "SIGNAL": "nodes", "OPEN_MODE": "output", "WAIT": "nodes",
     "ARRAY_INX": "nodes", "ACCOUNT": "account", "PARTITION": "partition", "QOS": "qos", "RESERVATION": "reservation",
     "CONSTRAINT": "constraint", "EXCLUSIVE": "exclusive",
+    "HINT": "hint", "THREADS_PER_CORE": "hint", "GPU_BIND": "gres",
 }  # fmt: skip
 # Lines of submitit's script that are not wanted: its signal before the time limit, its accounting key, and appending to
 # a log that is new.
@@ -147,7 +148,7 @@ def submitit_parameters(specs: Sequence[RunSpec], folder: Path) -> dict[str, Any
         "setup": slurm.setup or None,
         "stderr_to_stdout": True,
         "use_srun": False,  # the program runs on the first node and starts the ranks itself
-        "additional_parameters": further | parse_options(slurm.lines),
+        "additional_parameters": further | job_options(slurm),
     }
 
 

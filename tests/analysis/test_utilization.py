@@ -59,7 +59,8 @@ def read_mfu(result: Result) -> tuple[float | None, str | None]:
 )
 def test_the_arithmetic(names: list[str | None], precision: str, watched: list[int] | None, peak_tflops: float) -> None:
     mfu, flags = read_mfu(run_on(names, precision, 1e9, watched))
-    assert mfu == pytest.approx(RATE * 1e9 / (peak_tflops * 1e12), rel=1e-3) and flags is None
+    assert mfu == pytest.approx(RATE * 1e9 / (peak_tflops * 1e12), rel=1e-3)
+    assert flags == ("no_tensor_cores" if precision == "float32" else None)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,27 @@ def test_more_than_the_peak_is_flagged_with_advice() -> None:
     assert mfu == pytest.approx(1.25, rel=1e-3) and flags == "mfu_above_1"
     (row,) = frame_of_results([result], [Path("x")]).to_dict("records")
     assert describe_row(row, explains=True)[0].startswith("mfu above 1: more FLOP/s than the peak")
+
+
+@pytest.mark.parametrize(
+    ("names", "precision", "device", "is_flagged"),
+    [
+        ([A100, A100], "float32", "cuda", True),
+        ([V100, V100], "float32", "cuda", True),
+        (["Tesla P100-SXM2-16GB", A100], "float32", "cuda", True),  # one is enough
+        (["Tesla P100-SXM2-16GB"], "float32", "cuda", False),  # has none
+        (["NVIDIA GeForce RTX 3090"], "float32", "cuda", False),  # theirs are hardly faster
+        (["some card", None], "float32", "cuda", False),
+        ([A100, A100], "tf32", "cuda", False),
+        ([A100, A100], "bfloat16+float32", "cuda", False),
+        ([A100, A100], None, "cuda", False),
+        ([A100, A100], "float32", "cpu", False),
+    ],
+)
+def test_idle_tensor_cores_are_flagged(
+    names: list[str | None], precision: str | None, device: str, is_flagged: bool
+) -> None:
+    assert (read_mfu(run_on(names, precision, device=device))[1] == "no_tensor_cores") == is_flagged
 
 
 def test_where_it_is_shown() -> None:

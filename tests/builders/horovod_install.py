@@ -18,6 +18,7 @@ from scalebench.cli.commands.install import HOROVOD_SCRIPT
 from tests.conftest import ROOT
 
 HOLDS = "def mpi_built(): return {mpi}\ndef gloo_built(): return {gloo}\ndef nccl_built(): return {nccl:d}\n"
+HOLDS += "def cuda_built(): return {cuda}\n"
 EXTENSIONS = {"torch": "mpi_lib_v2.x.so", "tensorflow": "mpi_lib.x.so"}
 
 
@@ -40,7 +41,7 @@ class Site:
         (folder / "metadata.json").write_text(json.dumps({**built_for, "dummy": "none"}))
         for name in ("torch", "tensorflow"):
             (folder / name).mkdir(exist_ok=True)
-            answers = HOLDS.format(**{word: word in holds.split() for word in ("mpi", "gloo", "nccl")})
+            answers = HOLDS.format(**{word: word in holds.split() for word in ("mpi", "gloo", "nccl", "cuda")})
             (folder / name / "__init__.py").write_text(code + answers)
             if name.replace("torch", "pytorch") in built_for:
                 (folder / name / EXTENSIONS[name]).write_text("")

@@ -66,7 +66,7 @@ MISTAKES = {
     "measure=fast": "no measure 'fast'; write measure=quick",
     "hydra/launcher=submitit_slurm": "no hydra/launcher 'submitit_slurm'; SLURM is chosen by the hardware",
     # Values.
-    "train.precision=fp8": "train.precision=fp8: no such value 'fp8'; known: bfloat16, float16, float32, tf32",
+    "train.precision=fp8": "train.precision=fp8: no such value 'fp8'; known: bfloat16, default, float16, float32, tf32",
     "train.optimizer=Adam": "train.optimizer=Adam: no such value 'Adam'; did you mean 'adam'?",
     "gpus=two": "gpus=two should be a number of devices, or all",
     "gpus=0": "gpus=0 should be at least 1",

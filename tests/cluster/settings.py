@@ -14,6 +14,7 @@ from pathlib import Path
 
 FOLDER_VARIABLE = "SCALEBENCH_TESTCLUSTER"
 SETTINGS_FILE = "settings.json"
+COUNTS = ("nodes", "cpus", "threads", "gpus")
 HEAD = "head"
 SWITCH = "switch"
 # A Unix socket's path ends at 107 bytes, and munge's lies in the folder.
@@ -26,11 +27,13 @@ class ClusterError(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """Nodes pretend to have `cpus` processors, `memory_mib` of memory and `gpus` GPUs, whatever the machine has."""
+    """Nodes pretend to have `cpus` processors, `threads` of them on each core, `memory_mib` of memory and `gpus` GPUs,
+    whatever the machine has."""
 
     folder: Path
     nodes: int = 2
     cpus: int = 2
+    threads: int = 1
     gpus: int = 2
     memory_mib: int = 6000
     rate: str = "1gbit"  # of each node's link, both ways, as tc writes it; "none": as fast as the machine copies
@@ -65,13 +68,14 @@ def from_environment(folder: Path) -> Settings:
     """Settings of `make cluster-up NODES=3 RATE=100mbit ACCOUNTING=no`."""
     usual = Settings(folder)
     try:
-        nodes, cpus = int(os.environ.get("NODES", usual.nodes)), int(os.environ.get("CPUS", usual.cpus))
+        counts = {name: int(os.environ.get(name.upper(), getattr(usual, name))) for name in COUNTS}
     except ValueError as error:
-        raise ClusterError(f"NODES and CPUS are numbers: {error}") from None
+        raise ClusterError(f"{', '.join(map(str.upper, COUNTS))} are numbers: {error}") from None
+    nodes = counts["nodes"]
     if not 1 <= nodes <= 99:
         raise ClusterError(f"NODES={nodes}: a cluster has 1 to 99 nodes here")
     accounting = os.environ.get("ACCOUNTING", "yes") not in ("no", "0", "false")
-    return Settings(folder, nodes, cpus, rate=os.environ.get("RATE", usual.rate), accounting=accounting)
+    return Settings(folder, **counts, rate=os.environ.get("RATE", usual.rate), accounting=accounting)
 
 
 def read_settings(folder: Path) -> Settings | None:

@@ -125,7 +125,8 @@ def task_prolog(settings: Settings) -> str:
 
 
 def _node(settings: Settings, node: str) -> str:
-    shape = f"Boards=1 SocketsPerBoard=1 CoresPerSocket={settings.cpus} ThreadsPerCore=1"
+    cores = f"CoresPerSocket={settings.cpus // settings.threads} ThreadsPerCore={settings.threads}"
+    shape = f"Boards=1 SocketsPerBoard=1 {cores}"
     has = f"RealMemory={settings.memory_mib} Gres=gpu:{settings.gpus}"
     return f"NodeName={node} NodeAddr={settings.address(node)} {shape} {has} State=UNKNOWN"
 

@@ -104,10 +104,9 @@ def test_the_kernels_own_files_lead_to_the_cores(monkeypatch: pytest.MonkeyPatch
     assert placement.assign_cores(hardware(2, 2, "far"), [0, 1]) == [[0, 2], [1, 3]]
 
 
-@pytest.mark.gpu
-def test_gpus_of_one_node_share_no_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Two sockets of 24 cores with two threads each, as Linux numbers them, and eight GPUs: six whole cores for each,
-    however many of them a run takes."""
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two sockets of 24 cores with two threads each, as Linux numbers them, and eight GPUs."""
     monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
     for node in (0, 1):
         folder = tmp_path / f"sys/devices/system/node/node{node}"
@@ -120,12 +119,33 @@ def test_gpus_of_one_node_share_no_core(monkeypatch: pytest.MonkeyPatch, tmp_pat
         (folder / "thread_siblings_list").write_text(f"{cpu % 48},{cpu % 48 + 48}\n")
     monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(96)))
     monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [0, 0, 0, 0, 1, 1, 1, 1])
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("two_threads")
+def test_gpus_of_one_node_share_no_core() -> None:
+    """Each has six whole cores, however many of them a run takes."""
     for gpus in (1, 2, 4, 8):
         assigned = placement.assign_cores(hardware(8, 12), list(range(gpus)))
         cores = [{cpu % 48 for cpu in cpus} for cpus in assigned]
         assert all(len(own) == 6 for own in cores), "both threads of each core"
         assert all(a.isdisjoint(b) for a, b in itertools.combinations(cores, 2))
         assert assigned[0] == [0, 1, 2, 3, 4, 5, 48, 49, 50, 51, 52, 53]
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("two_threads")
+def test_a_remote_node_counts_cores_as_its_yaml_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SLURM counts threads, of which a rank of six cores would get those of three."""
+    gpus = {"devices": "cuda", "threads": 6}
+    assigned = placement.assign_cores_on_this_node(spec_of([list(range(8))], **gpus))
+    assert assigned == [list(range(6 * gpu, 6 * gpu + 6)) for gpu in range(8)]
+    both = placement.assign_cores_on_this_node(spec_of([list(range(8))], devices="cuda", threads=12))
+    assert both[0] == [*range(6), *range(48, 54)], "a YAML that counts threads"
+    monkeypatch.setattr(machine, "usable_cpus", lambda: [*range(6, 12), *range(54, 60)])  # a job with part of a node
+    assert placement.assign_cores_on_this_node(spec_of([[3]], **gpus)) == [list(range(6, 12))]
+    monkeypatch.setattr(machine, "gpu_numa_nodes", list)
+    assert placement.assign_cores_on_this_node(spec_of([[0, 6]], devices="cpu")) == [[6], [7]]
 
 
 def test_one_process_for_all_has_the_cores_of_all_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_an_unsuitable_build_is_recognized_without_an_import(
     site.horovod(built_for)
     build = again(framework)
     assert build.problem == f"Horovod 0.28.1 was built {message}scalebench install horovod builds it anew"
-    assert build.transports == ()
+    assert build.features == ()
     assert find_horovod_problem(framework, None, "local") == build.problem
     assert horovod_build.main([framework]) == 1
     assert requested == []
@@ -137,7 +137,7 @@ def test_a_failing_import_is_explained_and_tried_again(
         build.problem
         == f"Horovod 0.28.1 does not import with torch: {message}; scalebench install horovod builds it anew"
     )
-    assert (build.built_for, build.transports) == ("2.13.0+cpu", ())
+    assert (build.built_for, build.features) == ("2.13.0+cpu", ())
     assert find_horovod_problem("torch", "gloo", "local") == build.problem
     monkeypatch.setattr(horovod_build, "MAX_PROBE_S", 60.0)
     site.horovod(BOTH)
@@ -158,10 +158,10 @@ def test_the_cache_is_used_until_the_build_or_the_framework_changes(site: Site, 
     (extension.parents[1] / "metadata.json").write_text('{"pytorch": "2.13.1"}')
     again()
     assert len(requested) == 4
-    assert again().transports == ("gloo",) and len(requested) == 4
+    assert again().features == ("gloo",) and len(requested) == 4
 
 
-@pytest.mark.parametrize("garbage", ["", "{", "[]", '{"transports": "mpi"}', '{"transports": [1]}'])
+@pytest.mark.parametrize("garbage", ["", "{", "[]", '{"features": "mpi"}', '{"features": [1]}'])
 def test_a_broken_file_of_the_cache_is_written_anew(
     site: Site, requested: list[Any], tmp_path: Path, garbage: str
 ) -> None:
@@ -170,7 +170,7 @@ def test_a_broken_file_of_the_cache_is_written_anew(
     (kept,) = (tmp_path / "cache" / "horovod").iterdir()
     complete = kept.read_text()
     kept.write_text(garbage)
-    assert again().transports == ("gloo",)
+    assert again().features == ("gloo",)
     assert len(requested) == 2 and kept.read_text() == complete
 
 
@@ -232,7 +232,7 @@ def test_why_a_strategy_cannot_run_with_this_build(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("holds", ["mpi gloo", "mpi gloo nccl"])
+@pytest.mark.parametrize("holds", ["mpi gloo cuda", "mpi gloo nccl cuda"])
 @pytest.mark.parametrize(("transport", "launcher"), [("gloo", "local"), ("mpi", "mpi"), ("nccl", "mpi"), (None, "mpi")])
 def test_a_build_with_nccl_carries_gradients_on_gpus_over_nothing_else(
     monkeypatch: pytest.MonkeyPatch, holds: str, transport: str | None, launcher: str
@@ -249,10 +249,27 @@ def test_a_build_with_nccl_carries_gradients_on_gpus_over_nothing_else(
         assert problem == (NO_NCCL if transport == "nccl" and "nccl" not in holds else None)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("holds", ["gloo", "gloo cuda"])
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("devices", ["cpu", "cuda"])
+def test_a_build_without_cuda_does_not_wait_for_gradients_on_gpus(
+    monkeypatch: pytest.MonkeyPatch, holds: str, framework: str, devices: str
+) -> None:
+    """TensorFlow copies the tensors of Horovod's operations on CPUs by itself."""
+    build = HorovodBuild("0.28.1", "1", tuple(holds.split()), None)
+    monkeypatch.setattr(horovod_build, "inspect_horovod", lambda framework: build)
+    problem = find_horovod_problem(framework, "gloo", "local", devices)
+    if (holds, framework, devices) == ("gloo", "torch", "cuda"):
+        assert problem is not None and "would average gradients on GPUs before they are copied" in problem
+    else:
+        assert problem is None
+
+
 @pytest.mark.real
 def test_the_one_that_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("horovod", reason="Horovod is not installed: scalebench install horovod")
     monkeypatch.setenv("SCALEBENCH_CACHE", str(tmp_path))
     build = again()
-    assert build.problem is None and "gloo" in build.transports
+    assert build.problem is None and "gloo" in build.features
     assert build.built_for == horovod_build.detect_framework_version("torch")

@@ -39,6 +39,22 @@ def test_strong_scaling_keeps_the_global_batch_and_shards_differ_by_one(gpus: in
     assert (spec.batch_per_device - 1) * gpus < batch <= spec.batch_per_device * gpus
 
 
+@pytest.mark.gpu
+def test_the_default_precision_is_float32_on_cpus_and_the_frameworks_own_on_gpus() -> None:
+    """On a CPU both words are one run: resume, history and comparisons find it by its fingerprint."""
+    specs = {
+        (devices, precision): make_spec(
+            hardware=HardwareSpec("x", devices=devices, gpus_per_node=1, this_machine=False), train__precision=precision
+        )
+        for devices in ("cpu", "cuda")
+        for precision in ("default", "float32")
+    }
+    ran = {case: spec.config.train.precision for case, spec in specs.items()}
+    assert ran == {case: "default" if case == ("cuda", "default") else "float32" for case in specs}
+    fingerprints = [spec.fingerprint for spec in specs.values()]
+    assert fingerprints[0] == fingerprints[1] and len(set(fingerprints)) == 3
+
+
 def test_strong_scaling_falls_back_on_the_batch_of_one_device() -> None:
     spec = make_spec(gpus=2, scaling="strong", train__batch_per_device=75)
     assert (spec.batch_per_device, spec.global_batch) == (38, 75)

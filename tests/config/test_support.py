@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from scalebench.config import horovod_build
+from scalebench.core.machine import cuda_builds
 from scalebench.core.spec import HardwareSpec, StrategySpec
 from scalebench.strategies import registry
 from tests.builders.configs import ALPHA, GPUS_HERE, fake_machine, make_spec
@@ -80,6 +81,21 @@ def test_all_reasons_are_listed(machine_with: Any) -> None:
     machine_with(0)
     reasons = make_spec(gpus=2, strategy__max_gpus=1, strategy__requires=["no_such_package_x"]).unsupported
     assert str(reasons).split("; ") == ["simulated runs on 1 device only, gpus=2", NO_PACKAGE]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("devices", ["cpu", "cuda"])
+def test_two_owners_of_nccl_are_a_reason_on_gpus(
+    machine_with: Any, monkeypatch: pytest.MonkeyPatch, devices: str
+) -> None:
+    machine_with(2)
+    owners = {"nvidia/nccl/lib/libnccl.so.2": ["nvidia-nccl-cu12 2.27.7", "nvidia-nccl-cu13 2.29.7"]}
+    monkeypatch.setattr(cuda_builds, "find_library_owners", lambda: owners)
+    reason = make_spec(gpus=2, hardware=HardwareSpec("local", devices=devices)).unsupported
+    if devices == "cpu":
+        assert reason is None
+    else:
+        assert reason is not None and reason.startswith("nvidia-nccl-cu12 2.27.7 and nvidia-nccl-cu13 2.29.7 both own")
 
 
 CPU_ONLY = "horovod_nccl exchanges gradients over NCCL, which needs GPUs; use strategy=horovod on CPU"

@@ -11,7 +11,14 @@ import pytest
 from scalebench.cli.commands.install import HOROVOD_SCRIPT
 from tests.builders.horovod_install import BUILT, COMPILER, MPI, THERE, Home
 
-GPU = {"nvidia-smi": "echo 'GPU 0: some GPU'", "nvcc": "exit 0"}
+SMI = {"nvidia-smi": "echo 'GPU 0: some GPU'"}
+
+
+def nvcc(version: str) -> dict[str, str]:
+    return {"nvcc": f"echo 'Cuda compilation tools, release {version}, V{version}.88'"}
+
+
+GPU = {**SMI, **nvcc("13.0")}
 
 
 @pytest.fixture
@@ -117,14 +124,69 @@ def test_nccl_where_everything_for_it_is_there(home: Home) -> None:
     assert "HOROVOD_GPU_OPERATIONS" not in home.environment_of_build()
 
 
+OTHER_NVCC = (
+    "nvcc of CUDA 13 as PyTorch 2.13.0+cu130 ({}/nvcc is of CUDA 12.4; HOROVOD_CUDA_HOME=/usr/local/cuda-13.0 names "
+    "another)"
+)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operations", ["none", "auto"])
+@pytest.mark.parametrize("compiler", ["13.2", "12.4", None])
+def test_horovod_is_built_for_cuda_with_the_nvcc_of_pytorch_alone(
+    home: Home, operations: str, compiler: str | None
+) -> None:
+    """Its CUDA code is compiled wherever PyTorch has CUDA, also without GPU operations."""
+    home.programs(COMPILER, MPI, SMI, nvcc(compiler) if compiler else {})
+    home.site.torch("2.13.0+cu130", "13.0")
+    home.site.horovod({"pytorch": "2.13.0+cu130"}, "mpi gloo cuda")
+    status, out, _ = home.install(
+        HOROVOD_GPU_OPERATIONS=operations, HOROVOD_NCCL_INCLUDE="/nowhere", CUDA_HOME="/nowhere"
+    )
+    environment = home.environment_of_build()
+    assert status == 0 and environment["NVCC_APPEND_FLAGS"] == "-std=c++17"
+    is_hidden = ".build-" in environment["PYTHONPATH"]
+    assert is_hidden == (compiler != "13.2")
+    if compiler == "13.2":
+        assert environment["CUDA_HOME"] == environment["HOROVOD_CUDA_HOME"] == str(home.folder)
+    else:
+        needs = OTHER_NVCC.format(home.bin) if compiler else "nvcc"
+        assert out[0] == f"Horovod for training on CPUs alone; on GPUs it needs {needs}"
+
+
+@pytest.mark.gpu
+def test_nccl_with_the_nvcc_of_another_cuda_is_refused_at_once(home: Home) -> None:
+    home.programs(COMPILER, MPI, nvcc("12.4"))
+    home.site.torch("2.13.0+cu130", "13.0")
+    (home.folder / "nccl.h").touch()
+    variables = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_INCLUDE": str(home.folder)}
+    status, _, (err,) = home.install(**variables)
+    needs = OTHER_NVCC.format(home.bin)
+    assert (status, err) == (1, f"Horovod was not installed: HOROVOD_GPU_OPERATIONS=NCCL needs {needs}")
+    assert home.builds() == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("choice", "is_built"), [("yes", True), ("no", False)])
+def test_the_variable_stands_in_for_nvidia_smi(home: Home, choice: str, is_built: bool) -> None:
+    """An image is built, and a login node installs, where no GPU is in sight."""
+    home.programs(COMPILER, MPI, nvcc("13.0"), SMI if choice == "no" else {})
+    home.site.torch("2.13.0+cu130", "13.0")
+    home.site.horovod({"pytorch": "2.13.0+cu130"}, "mpi gloo nccl cuda")
+    (home.folder / "nccl.h").touch()
+    assert home.install(SCALEBENCH_GPU=choice, HOROVOD_NCCL_INCLUDE=str(home.folder))[0] == 0
+    assert ("HOROVOD_GPU_OPERATIONS" in home.environment_of_build()) == is_built
+    status, _, (err,) = home.install(SCALEBENCH_GPU="perhaps")
+    assert (status, err) == (1, "Horovod was not installed: SCALEBENCH_GPU=perhaps should be yes or no")
+
+
 def test_nccl_where_something_is_missing(home: Home) -> None:
-    home.programs(COMPILER, MPI, {"nvidia-smi": GPU["nvidia-smi"]})
+    home.programs(COMPILER, MPI, SMI)
     variables = {"HOROVOD_CUDA_HOME": "/nowhere"}
     status, out, _ = home.install(**variables)
-    line = "Horovod without NCCL, for which there is no a CUDA build of PyTorch, nvcc"
-    assert status == 0 and out[0].startswith(line)
+    assert status == 0 and out[0].startswith("Horovod without NCCL, which needs nccl.h, a CUDA build of PyTorch")
     status, _, (err,) = home.install(HOROVOD_GPU_OPERATIONS="NCCL", **variables)
-    assert status == 1 and "HOROVOD_GPU_OPERATIONS=NCCL needs a CUDA build of PyTorch, nvcc" in err
+    assert status == 1 and "HOROVOD_GPU_OPERATIONS=NCCL needs nccl.h, a CUDA build of PyTorch" in err
     status, _, (err,) = home.install(HOROVOD_GPU_OPERATIONS="DDL")
     assert (status, err) == (1, "Horovod was not installed: HOROVOD_GPU_OPERATIONS=DDL should be NCCL or none")
 

@@ -16,9 +16,11 @@ import pytest
 from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.config.compose import compose_config
+from scalebench.core.result import write_result
 from scalebench.report.repeat_commands import make_command, make_recipe
 from scalebench.strategies.registry import BUILT_IN_STRATEGIES
 from tests.builders import sweeps
+from tests.builders.runs import record
 from tests.conftest import ROOT
 
 NAMES = sorted(BUILT_IN_STRATEGIES.keys() - {"simulated"})
@@ -150,3 +152,14 @@ def test_the_lines_run_and_their_names_exist_in_the_frameworks(framework: str, t
     assert done.returncode == 0, done.stderr[-2000:]
     problems = [line for line in done.stdout.splitlines() if line.startswith(tuple(cases)) or "Error" in line]
     assert problems == [], done.stdout[-4000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("device", "is_named"), [("cuda", True), ("cpu", False), (None, True)])
+def test_float32_is_named_where_it_is_not_the_default(device: str | None, is_named: bool, tmp_path: Path) -> None:
+    """On a CPU it is; of a row whose record has been removed nobody knows."""
+    if device is not None:
+        result = record()
+        result.scale.device = device
+        write_result(result, tmp_path)
+    assert ("train.precision=float32" in make_command(row(tmp_path, precision="float32"))) == is_named

@@ -240,3 +240,11 @@ def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path: Path, capsys: p
     sweeps.sweep(tmp_path / "others")
     others = survey([tmp_path / "others"])
     assert list(make_terminal_blocks(others.pooled, others.configurations.estimate_ratio)) == []
+
+
+@pytest.mark.gpu
+def test_a_step_that_includes_lightnings_broadcast_says_so() -> None:
+    result = record()
+    assert "step" not in dict(list_headline(result))
+    result.ranks[0].settings_used = {"sigterm": "broadcast"}
+    assert "strategy.options.sigterm=never" in dict(list_headline(result))["step"]

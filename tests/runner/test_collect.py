@@ -81,6 +81,29 @@ CASES: dict[str, tuple[GroupExit, list[RankRecord | None], bool, tuple[str, str 
     ),
     "crashed after its figures": (ended(0, -signal.SIGSEGV), [rank(0), rank(1)], False, ("ok", None, 1)),
     "hangs after its figures": (timed_out(0, None), [rank(0), rank(1)], False, ("ok", None, 1)),
+    "its launcher died after its figures": (
+        ended(None, None, broken="mpirun was killed"), [rank(0), rank(1)], False, ("ok", None, 0),
+    ),
+    "its launcher died before one had its figures": (
+        ended(None, None, broken="mpirun was killed"), [rank(0), None], False, ("failed", "mpirun was killed", None),
+    ),
+    "reached SLURM's time limit after its figures": (
+        ended(1, 1, outcome=("timeout", "time limit")), [rank(0), rank(1)], False, ("ok", None, 0),
+    ),
+    "reached SLURM's time limit before one had its figures": (
+        ended(1, 1, outcome=("timeout", "time limit")), [rank(0), failed(1, 105.0)], False,
+        ("timeout", "time limit", None),
+    ),
+    "was cancelled after its figures": (
+        ended(1, 1, outcome=("cancelled", "by somebody")), [rank(0), rank(1)], False,
+        ("cancelled", "by somebody", None),
+    ),
+    "a service was killed after the figures": (
+        ended(KILLED, None, services={0: "ps"}), [None, rank(1)], False, ("ok", None, 1),
+    ),
+    "a service hangs after the figures": (
+        timed_out(None, None, services={0: "ps"}), [None, rank(1)], False, ("ok", None, 1),
+    ),
     "no record in spite of exit status 0": (
         ended(0, 0), [rank(0), None], False, ("failed", "rank 1 ended with exit status 0 and without a reason", 1),
     ),
@@ -220,6 +243,23 @@ def test_a_training_that_ended_in_warmup_is_flagged() -> None:
     assert (result.flags, result.quality.final_loss) == (["over_in_warmup"], 0.5)
     assert result.quality.time_to_target_s is None, "it had no target"
     assert assemble(spec, [trained_rank(0, 4.0, [])], RunOutcome("failed", "gone", 0)).flags == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("hosts", "gpus", "flags"),
+    [
+        ("aa", [["A100 GPU-1"], ["A100 GPU-1"]], ["shared_gpu"]),
+        ("ab", [["A100 GPU-1"], ["A100 GPU-1"]], []),
+        ("aa", [["A100 GPU-1"], ["A100 GPU-2"]], []),
+        ("aa", [[None], [None]], []),
+    ],
+    ids=["one", "of two hosts", "two", "unknown"],
+)
+def test_processes_that_drove_the_same_gpu_are_flagged(hosts: str, gpus: list[Any], flags: list[str]) -> None:
+    """Each sees one GPU, which may be the same: its throughput would be that of a machine with fewer."""
+    ranks = [rank(k, [1.0] * 4, [2] * 4, hostname=hosts[k], gpus=gpus[k]) for k in range(2)]
+    assert assemble(simulated_spec(2), ranks, RunOutcome("ok")).flags == flags
 
 
 def on_hosts(*failures: tuple[str, float, float | None]) -> list[RankRecord | None]:

@@ -153,8 +153,8 @@ def srun(*arguments: Any, **more: Any) -> list[str]:
 class TestSrunCommand:
     def test_the_same_number_of_ranks_on_each_node(self) -> None:
         assert srun(run(4), FOLDER) == [
-            "srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=4", "--cpu-bind=none",
-            "--kill-on-bad-exit=0", PYTHON,
+            "srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=4", "--threads-per-core=1",
+            "--cpu-bind=none", "--kill-on-bad-exit=0", PYTHON,
         ]  # fmt: skip
 
     def test_within_a_larger_allocation_the_nodes_are_named(self) -> None:
@@ -171,13 +171,35 @@ class TestSrunCommand:
 
     @pytest.mark.gpu
     def test_each_rank_sees_all_gpus_of_its_node(self) -> None:
-        """A rank takes its GPU by number; a site may bind each task to one GPU by default."""
+        """As tests/cluster/test_gpu_jobs.py shows, a step without options has all GPUs of its job."""
         on_gpus = run(4, GPU_NODES)
         on_gpus.device = "cuda"
-        assert "--gpu-bind=none" in srun(on_gpus, FOLDER) and "--gpu-bind=none" not in srun(run(4), FOLDER)
-        closest = run(4, GPU_NODES, srun=["--gpu-bind=closest"])
-        closest.device = "cuda"
-        assert [option for option in srun(closest, FOLDER) if "gpu-bind" in option] == ["--gpu-bind=closest"]
+        assert not any("gpu" in option or "gres" in option for option in srun(on_gpus, FOLDER))
+        bound = run(4, GPU_NODES, srun=["--gpu-bind=per_task:1"])
+        assert "--gpu-bind=per_task:1" in srun(bound, FOLDER), "a user's choice"
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize(
+        ("slurm", "hint", "step"),
+        [
+            ({}, "nomultithread", "1"),
+            ({"lines": ["--hint=nomultithread"]}, "nomultithread", "1"),
+            ({"lines": ["--hint=multithread"]}, "multithread", None),
+            ({"lines": ["--threads-per-core=2"]}, None, "2"),
+            ({"lines": ["--ntasks-per-core=1"]}, None, None),
+            ({"srun": ["--threads-per-core=2"]}, "nomultithread", "2"),
+            ({"srun": ["--ntasks-per-core=2"]}, "nomultithread", None),
+        ],
+    )
+    def test_slurm_counts_cores_unless_a_user_counts_threads(
+        self, slurm: dict[str, Any], hint: str | None, step: str | None
+    ) -> None:
+        """srun refuses the hint beside --cpu-bind, and sbatch beside other options about threads."""
+        spec = run(4, **slurm)
+        job = resources.job_options(spec.config.hardware.slurm)
+        assert job.get("hint") == hint and len(resources.THREAD_OPTIONS & job.keys()) == 1
+        options = [option for option in srun(spec, FOLDER) if option.startswith("--threads-per-core")]
+        assert options == ([] if step is None else [f"--threads-per-core={step}"])
 
     def test_more_ranks_than_cores(self) -> None:
         spec = run(2, {"cpus_per_node": 3}, {"processes": ROLES})

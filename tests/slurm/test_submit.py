@@ -9,12 +9,15 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core import config_files
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import JOB_FILE
 from scalebench.core.spec import RunSpec, SlurmSpec
@@ -71,6 +74,46 @@ def test_a_script_reads_as_its_user_would_write_it(case: str, monkeypatch: pytes
     subprocess.run(["bash", "-n", golden], check=True, timeout=20)
     monkeypatch.setenv("PATH", "")  # without SLURM
     assert script_and_srun(case) == golden.read_text()
+
+
+# All but the one that is detected.
+HARDWARE = sorted({path.stem for path in config_files.conf_dir().glob("hardware/*.yaml")} - {"local"})
+UNSET = {"slurm": ["hardware.gpus_per_node=8", "hardware.cpus_per_node=64"]}
+
+
+def options_of(lines: Iterable[str]) -> dict[str, str]:
+    return dict(line.partition("=")[::2] for line in lines if line.startswith("--"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", ["ddp", "mirrored", "parameter_server"])
+@pytest.mark.parametrize("name", HARDWARE)
+def test_no_script_contradicts_itself_or_its_hardware(name: str, strategy: str) -> None:
+    """Up to four nodes full of devices, for a process per device, one for all, and roles."""
+    words = [f"hardware={name}", f"strategy={strategy}", "model=materials_cnn", "dataset.size=100000"]
+    config = compose_config([*words, *UNSET.get(name, [])])
+    hardware, rendered = config.hardware, 0
+    per_node = hardware.gpus_per_node
+    assert per_node is not None
+    for gpus in range(1, 4 * per_node + 1):
+        spec = resolve(dataclasses.replace(config, gpus=gpus))
+        if gpus > per_node * hardware.max_nodes or (strategy == "mirrored" and gpus > per_node):
+            assert spec.unsupported or (hardware.devices == "cpu" and hardware.max_nodes == 1), gpus
+            continue
+        script = options_of(line.removeprefix("#SBATCH ") for line in submit.render_script(spec, FOLDER).splitlines())
+        step = options_of(srun_command(spec, FOLDER))
+        nodes, tasks = int(script["--nodes"]), int(script["--ntasks-per-node"])
+        cores = int(script["--cpus-per-task"])
+        assert nodes * per_node >= gpus and int(step["--ntasks"]) == spec.processes
+        assert nodes * tasks >= spec.processes or "--overcommit" in step  # the service roles of few cores
+        assert nodes <= hardware.max_nodes and nodes == int(step["--nodes"])
+        assert tasks * cores <= (hardware.cpus_per_node or tasks * cores) and step["--cpus-per-task"] == str(cores)
+        assert (script["--hint"], step["--threads-per-core"]) == ("nomultithread", "1")
+        assert ("--gres" in script) == (spec.device == "cuda")
+        if spec.device == "cuda":
+            assert int(script["--gres"].rpartition(":")[2]) == min(gpus, per_node)
+        rendered += 1
+    assert rendered >= per_node
 
 
 def test_folder_names_are_quoted_and_without_placeholders(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """`scalebench check NAME [KEY=VALUE ...]`: check that a strategy, a model or a data set keeps its contract.
 
-The exit status is 0 where it does, 1 where a test fails or nothing can be run here.
+The exit status is 0 where it does, 1 where a test fails or nothing can be run here. `scalebench check --gpu` checks a
+GPU machine instead: see check_gpu.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 SUBJECT_KINDS = {"strategy": "strategy", "model": "model", "dataset": "data set"}  # config group: text for people
 USER_FUNCTION_KEYS = {"strategy": ("-",), "model": ("model.torch=", "model.keras="), "dataset": ("dataset.builder=",)}
 CHECK_USAGE = "usage: scalebench check NAME [KEY=VALUE ...] [--faults]"
+GPU_PAGE, GPU_MINUTES = "gpu-check.md", 15.0
 YAML_TEST_PREFIX = "yaml "  # tests with this prefix start no process
 HOLDS, FAILS, SKIPPED = "holds", "fails", "skipped"
 # With these, neither the current folder nor another plugin of the environment affects a contract.
@@ -69,19 +72,46 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("subject", nargs="*", metavar="NAME | KEY=VALUE", help="or model=custom model.torch=MODULE:F")
     parser.add_argument("--traceback", action="store_true", help="print pytest's whole report of each failure")
     parser.add_argument("--faults", action="store_true", help="for a strategy: also let its workers fail and hang")
+    parser.add_argument(
+        "--gpu", action="store_true", help="a new GPU machine: doctor, contracts, known truths; one page"
+    )
+    parser.add_argument("--page", metavar="FILE", help=f"of --gpu: the page to write (default: {GPU_PAGE})")
+    parser.add_argument(
+        "--minutes", metavar="N", help=f"of --gpu: start nothing that would end later (default: {GPU_MINUTES:g})"
+    )
 
 
 def main(options: argparse.Namespace) -> int:
     if find_spec("pytest") is None:
         raise InputError("check needs pytest: pip install 'scalebench-train[testing]'")
+    if options.gpu:
+        return check_gpu_machine(options)
+    if options.page is not None or options.minutes is not None:
+        raise InputError("--page and --minutes go with --gpu")
     subject = read_subject(options.subject, options.faults)
     cases = list_contracts(subject)
     print(f"checking {SUBJECT_KINDS[subject.kind]} {subject.title}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="scalebench-check-") as folder:
         results = run_contracts(cases, Path(folder))
     print_results(subject, results, options.traceback)
-    has_run = any(result.verdict == HOLDS and not result.test.startswith(YAML_TEST_PREFIX) for result in results)
-    return 0 if has_run and not any(result.verdict == FAILS for result in results) else 1
+    return 0 if has_run(results) and not any(result.verdict == FAILS for result in results) else 1
+
+
+def check_gpu_machine(options: argparse.Namespace) -> int:
+    """Check this machine. Raise InputError for options that do not fit."""
+    if options.subject or options.faults or options.traceback:
+        raise InputError("check --gpu checks this machine: it takes --page and --minutes alone")
+    minutes = float(options.minutes) if re.fullmatch(r"\d+(\.\d+)?", options.minutes or "x") else None
+    if options.minutes is not None and not minutes:
+        raise InputError(f"--minutes takes a number above 0, not '{options.minutes}'")
+    from scalebench.cli.commands import check_gpu  # imports pytest, pandas and Hydra
+
+    return check_gpu.main(Path(options.page or GPU_PAGE), minutes or GPU_MINUTES)
+
+
+def has_run(results: list[ContractResult]) -> bool:
+    """Return whether a test holds that started a process."""
+    return any(result.verdict == HOLDS and not result.test.startswith(YAML_TEST_PREFIX) for result in results)
 
 
 def read_subject(arguments: list[str], faults: bool = False) -> CheckSubject:

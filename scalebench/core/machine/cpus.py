@@ -93,12 +93,19 @@ def order_by_core(cpus: Iterable[int]) -> list[int]:
     Linux numbers the first threads of all cores before the second ones, so that slices in the order of the numbers
     would give two processes a thread each of the same cores.
     """
+    return sorted(cpus, key=lambda cpu: (_first_sibling(cpu), cpu))
 
-    def first_thread(cpu: int) -> tuple[int, int]:
-        siblings = parse_cpu_list(read_system_file(CPU_FOLDER, f"cpu{cpu}", "topology/thread_siblings_list"))
-        return min(siblings, default=cpu), cpu
 
-    return sorted(cpus, key=first_thread)
+def first_threads(cpus: Iterable[int]) -> list[int]:
+    """Return the lowest of these logical CPUs on each core, in the order of the cores."""
+    by_core = {_first_sibling(cpu): cpu for cpu in sorted(cpus, reverse=True)}
+    return [by_core[core] for core in sorted(by_core)]
+
+
+def _first_sibling(cpu: int) -> int:
+    """Return the lowest logical CPU on the same core, which this process need not be allowed to use."""
+    siblings = parse_cpu_list(read_system_file(CPU_FOLDER, f"cpu{cpu}", "topology/thread_siblings_list"))
+    return min(siblings, default=cpu)
 
 
 def numa_nodes() -> list[NumaNode]:

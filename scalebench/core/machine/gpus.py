@@ -6,6 +6,7 @@ NVML may be missing, old, or refuse an answer. Nothing here raises because of th
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections import Counter
@@ -28,18 +29,24 @@ def value_or_none(function: Callable[[], T]) -> T | None:
         return None
 
 
-@contextmanager
-def nvml_queries() -> Iterator[NvmlQuery]:
-    """Yield a function that calls NVML by name; it returns None where that fails, and always without NVML."""
-    nvml: Any = None
-    with suppress(Exception):
-        import pynvml
+def open_nvml(nvml: Any = None) -> Any:
+    """Initialize NVML and return pynvml, or `nvml` in its place. Raises ImportError or an NVMLError of pynvml."""
+    if nvml is None:
+        nvml = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    return nvml
 
-        pynvml.nvmlInit()
-        nvml = pynvml
+
+@contextmanager
+def nvml_queries(nvml: Any = None) -> Iterator[NvmlQuery]:
+    """Yield a function that calls NVML by name; it returns None where that fails, and always without NVML. `nvml` may
+    stand in pynvml's place."""
+    opened: Any = None
+    with suppress(Exception):
+        opened = open_nvml(nvml)
 
     def ask(name: str, *args: Any) -> Any:
-        value = value_or_none(lambda: getattr(nvml, name)(*args))
+        value = value_or_none(lambda: getattr(opened, name)(*args))
         return value.decode(errors="replace") if isinstance(value, bytes) else value  # bytes: older pynvml
 
     try:
@@ -51,7 +58,7 @@ def nvml_queries() -> Iterator[NvmlQuery]:
 # Values of nvml.h, fixed by its binary interface.
 SM_CLOCK, MEM_CLOCK, SLOWDOWN = 1, 2, 1
 COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
-MAX_NVLINKS, LINK_ACTIVE, SWITCH_TYPE = 36, 1, 2
+MAX_NVLINKS, LINK_ACTIVE, GPU_TYPE, IBM_CPU_TYPE = 36, 1, 0, 1
 # The names in `nvidia-smi topo -m`; 0 is one board with two GPUs, which it shows as PIX as well.
 ANCESTOR_NAMES = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 # As in `nvidia-smi topo -p2p`: not with this chipset, GPU, topology; disabled in the registry; not at all; unknown.
@@ -106,13 +113,18 @@ def _pair_matrix(size: int, text_of_pair: Callable[[int, int], str]) -> PairMatr
 
 
 def _count_nvlinks(ask: NvmlQuery, handle: Any) -> Counter[str]:
-    """Count the active NVLinks of a GPU by the PCI address of the other end, or 'switch'."""
+    """Count the active NVLinks of a GPU by the PCI address of the other end, or 'switch'.
+
+    In virtual machines NVML does not identify the other end where it is an NVSwitch, which only the host sees
+    (NVIDIA/nccl issue 1182). Such a link counts as one to a switch, as NCCL and `nvidia-smi topo -m` have it.
+    """
     peers = []
     for link in range(MAX_NVLINKS):
         if ask("nvmlDeviceGetNvLinkState", handle, link) == LINK_ACTIVE:
-            to_switch = ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == SWITCH_TYPE
-            pci_info = ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-            peers.append("switch" if to_switch else getattr(pci_info, "busId", None))
+            remote_type = ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)  # None: an older driver
+            address = getattr(ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link), "busId", None)
+            is_named = remote_type is None and address is not None and not address.startswith("FFFF")
+            peers.append(address if is_named or remote_type in (GPU_TYPE, IBM_CPU_TYPE) else "switch")
     return Counter(peer for peer in peers if peer)
 
 
@@ -147,6 +159,7 @@ class Gpu:
     pcie_generation_max: int | None = None
     pcie_width: int | None = None  # lanes
     pcie_width_max: int | None = None
+    compute_capability: str | None = None  # such as 9.0
 
 
 @dataclass(frozen=True)
@@ -160,9 +173,10 @@ class GpuFacts:
     peer_access: dict[str, list[list[str]]] | None = None  # read, write, nvlink, atomics: by GPU pair, OK is yes
 
 
-def detect_gpus() -> GpuFacts:
-    """Query NVML for everything once; milliseconds, longer where the GPU driver has to wake up."""
-    with nvml_queries() as ask:
+def detect_gpus(nvml: Any = None) -> GpuFacts:
+    """Query NVML, or `nvml` in pynvml's place, for everything once; milliseconds, longer where the GPU driver has to
+    wake up."""
+    with nvml_queries(nvml) as ask:
         handles = _handles(ask)
         gpus = [_detect_gpu(ask, index, handle) for index, handle in enumerate(handles)]
         topology = detect_topology(ask, handles, [gpu.pci_bus_id for gpu in gpus])
@@ -181,6 +195,13 @@ def visible_gpus() -> list[int | None]:
         return _visible_indices(ask)
 
 
+def read_driver_version() -> str | None:
+    """Return the version of the driver, such as 580.65.06; None where NVML does not answer."""
+    with nvml_queries() as ask:
+        version: str | None = ask("nvmlSystemGetDriverVersion")
+    return version
+
+
 def find_nvml_problem() -> str | None:
     """Return in a clause why NVML does not answer where the driver's device files show GPUs; None where it answers, or
     there are none.
@@ -191,17 +212,23 @@ def find_nvml_problem() -> str | None:
     if not any(cpus.SYSTEM_ROOT.glob("dev/nvidia[0-9]*")):
         return None
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        pynvml.nvmlShutdown()
+        open_nvml().nvmlShutdown()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
 
 
+def choose_visible_gpus(devices: Sequence[int], visible: int) -> list[int]:
+    """Return the numbers by which a process calls its GPUs, which are these devices of its node.
+
+    A process that is to have one GPU and sees one takes it: SLURM (--gpus-per-task, --gpu-bind) or a
+    CUDA_VISIBLE_DEVICES for each rank has chosen it already, and CUDA calls it 0. `visible` is how many it sees.
+    """
+    return [0] if len(devices) == visible == 1 else list(devices)
+
+
 def name_visible_gpus(devices: Sequence[int]) -> list[str | None]:
-    """Return name and UUID of the GPUs that this process calls by these numbers, such as `NVIDIA H100 GPU-1b2c...`;
+    """Return name and UUID of the GPUs that this process takes for these devices, such as `NVIDIA H100 GPU-1b2c...`;
     None for a part of a GPU and where NVML does not answer.
 
     What a number means depends on CUDA_VISIBLE_DEVICES and on the order in which CUDA counts.
@@ -214,7 +241,7 @@ def name_visible_gpus(devices: Sequence[int]) -> list[str | None]:
             facts = [] if index is None else [ask(f"nvmlDeviceGet{what}", handles[index]) for what in ("Name", "UUID")]
             return " ".join(facts) if facts and None not in facts else None
 
-        return [name_gpu(device) for device in devices]
+        return [name_gpu(device) for device in choose_visible_gpus(devices, len(visible))]
 
 
 def count_gpus() -> int:
@@ -260,7 +287,7 @@ def _detect_gpu(ask: NvmlQuery, index: int, handle: Any) -> Gpu:
         index=index,
         name=query("Name"),
         uuid=query("UUID"),
-        memory_bytes=getattr(query("MemoryInfo"), "total", None),
+        memory_bytes=getattr(query("MemoryInfo"), "total", None) or None,
         sm_clock_max_mhz=query("MaxClockInfo", SM_CLOCK),
         mem_clock_max_mhz=query("MaxClockInfo", MEM_CLOCK),
         power_limit_w=watts(query("EnforcedPowerLimit")),
@@ -284,6 +311,7 @@ def _detect_gpu(ask: NvmlQuery, index: int, handle: Any) -> Gpu:
         pcie_generation_max=query("MaxPcieLinkGeneration"),
         pcie_width=query("CurrPcieLinkWidth"),
         pcie_width_max=query("MaxPcieLinkWidth"),
+        compute_capability=".".join(map(str, query("CudaComputeCapability") or [])) or None,
     )
 
 

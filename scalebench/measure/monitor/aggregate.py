@@ -127,6 +127,17 @@ def _nvml_numbers(devices: set[int], visible: Sequence[int | None]) -> list[int]
     return sorted(number for number in numbers if number is not None)
 
 
+def _recorded_gpus(ranks: Sequence[RankRecord], machine: Machine) -> list[int]:
+    """Return NVML's numbers of the GPUs whose UUIDs these ranks of the machine recorded; none where one is unknown.
+
+    The agent of the first rank, which has the monitor, sees one GPU where SLURM shows each rank its own.
+    """
+    names = [name for rank in ranks for name in rank.gpus]
+    if None in names:
+        return []
+    return sorted(gpu.index for gpu in machine.gpus if gpu.uuid and f"{gpu.name} {gpu.uuid}" in names)
+
+
 def summarize_node(
     spec: RunSpec, ranks: Sequence[RankRecord], folder: Path, node: int, report: NodeReport | None
 ) -> NodeMonitor:
@@ -138,7 +149,8 @@ def summarize_node(
     on_node = [rank for rank in ranks if spec.places[rank.rank].node == node]
     first = next((rank for rank in on_node if measured_window(rank) is not None), on_node[0] if on_node else None)
     devices = {device for place in spec.places if place.node == node for device in place.devices}
-    used = _nvml_numbers(devices, report.visible_gpus) if spec.device == "cuda" else []
+    used = _recorded_gpus(on_node, report.machine) or _nvml_numbers(devices, report.visible_gpus)
+    used = used if spec.device == "cuda" else []
     summary = _summarize_series(
         read_series(path), first, report.machine, used, path.name, "no rank measured there", node
     )

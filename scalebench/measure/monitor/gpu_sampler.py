@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from scalebench.core.machine.gpus import MEM_CLOCK, SLOWDOWN, SM_CLOCK, NvmlQuery, open_nvml
 from scalebench.measure.monitor.time_series import SampleRows
 
 # Values of nvml.h, fixed by its binary interface.
-SM_CLOCK, MEM_CLOCK, DIE, SLOWDOWN, SENT, RECEIVED = 1, 2, 0, 1, 0, 1
+DIE, SENT, RECEIVED = 0, 0, 1
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, GPU_IS_LOST = 3, 13, 15
 NVLINK_SENT, NVLINK_RECEIVED, ALL_LINKS = 138, 139, 2**32 - 1  # KiB of data since the driver was loaded
+POWER_INSTANT, GPU_SCOPE = 186, 0  # mW of the GPU, without the CPU that some modules hold as well
+UNSIGNED_INT = 1
 # As nvidia-smi names them under clocks_event_reasons.
 THROTTLE_REASONS = {
     0x1: "gpu_idle",
@@ -25,24 +28,21 @@ THROTTLE_REASONS = {
     0x100: "display_clock_setting",
 }
 THROTTLED_PREFIX, NO_REASON = "throttled_", "none"
-NvmlQuery = Callable[..., Any]
 
 
 class GpuSampler:
     """Samples the GPUs that NVML shows, one after the other."""
 
-    def __init__(self, rows: SampleRows) -> None:
+    def __init__(self, rows: SampleRows, nvml: Any = None) -> None:
+        """Open NVML; `nvml` may stand in pynvml's place."""
         self._rows = rows
         self._refused: set[tuple[Any, ...]] = set()
         self._handles: dict[int, Any] = {}  # by NVML's index; those that are not lost
         self._slow_count = 0
         self.missing: str | None = None  # why there is no NVML
         try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._nvml = pynvml
-            count = pynvml.nvmlDeviceGetCount()
+            self._nvml = open_nvml(nvml)
+            count = self._nvml.nvmlDeviceGetCount()
         except Exception as error:
             self.missing, count = f"{type(error).__name__}: {error}", 0
         for index in range(count):
@@ -107,16 +107,34 @@ def _query_quick(query: NvmlQuery) -> Iterator[tuple[str, float | None]]:
     yield "util_share", _scale(getattr(shares, "gpu", None), 0.01)
     yield "memory_util_share", _scale(getattr(shares, "memory", None), 0.01)
     yield "memory_used_bytes", getattr(query("nvmlDeviceGetMemoryInfo"), "used", None)
-    yield "power_w", _scale(query("nvmlDeviceGetPowerUsage"), 0.001)
     yield "energy_j", _scale(query("nvmlDeviceGetTotalEnergyConsumption"), 0.001)
     yield "sm_clock_mhz", query("nvmlDeviceGetClockInfo", SM_CLOCK)
     yield "mem_clock_mhz", query("nvmlDeviceGetClockInfo", MEM_CLOCK)
     yield "temperature_c", query("nvmlDeviceGetTemperature", DIE)
     for reason in _query_throttle_reasons(query):
         yield f"{THROTTLED_PREFIX}{reason}", 1.0
-    fields = query("nvmlDeviceGetFieldValues", [(NVLINK_SENT, ALL_LINKS), (NVLINK_RECEIVED, ALL_LINKS)]) or []
-    for quantity, field in zip(("nvlink_sent_bytes", "nvlink_received_bytes"), fields, strict=False):
-        yield quantity, field.value.ullVal * 1024 if field.nvmlReturn == 0 else None
+    instant_mw, *nvlink_kib = _query_fields(
+        query, (POWER_INSTANT, GPU_SCOPE), (NVLINK_SENT, ALL_LINKS), (NVLINK_RECEIVED, ALL_LINKS)
+    )
+    # PowerUsage is the mean of a second since Ampere, but for A100. A GPU needs some power: 0 is no reading.
+    yield "power_w", _scale(instant_mw or query("nvmlDeviceGetPowerUsage"), 0.001)
+    for quantity, kib in zip(("nvlink_sent_bytes", "nvlink_received_bytes"), nvlink_kib, strict=True):
+        yield quantity, _scale(kib, 1024)
+
+
+def _query_fields(query: NvmlQuery, *fields: tuple[int, int]) -> list[int | None]:
+    """Return the values of fields, which are pairs of id and scope; None for those that NVML refuses."""
+    values = query("nvmlDeviceGetFieldValues", list(fields))
+    if values is None:
+        return [None] * len(fields)
+    return [read_field(value) for value in values]
+
+
+def read_field(field: Any) -> int | None:
+    """Return the value of a field, or None where NVML refuses it. Of a short one the upper half is undefined."""
+    if field.nvmlReturn != 0:
+        return None
+    return int(field.value.uiVal if field.valueType == UNSIGNED_INT else field.value.ullVal)
 
 
 def _query_throttle_reasons(query: NvmlQuery) -> list[str]:

@@ -73,10 +73,10 @@ POINTS_CAPTION = "Taken at the evaluations of the training, between two steps an
 # Column, head of the table, title of the chart (none: too few rows have it), unit.
 COSTS = (
     ("device_hours_per_epoch", "device time per epoch", "Device time of an epoch", "device-hours"),
-    ("energy_j_per_epoch", "energy per epoch", "Energy of an epoch", "J"),
+    ("energy_j_per_epoch", "GPU energy per epoch", "Energy of the GPUs for an epoch", "J"),
     ("time_to_target_s", "time to target", "", "s"),
     ("device_hours_to_target", "device time to target", "", "device-hours"),
-    ("energy_j_to_target", "energy to target", "", "J"),
+    ("energy_j_to_target", "GPU energy to target", "", "J"),
 )
 LOSS_CAPTION = (
     "Training loss, mean over each block of steps and all ranks, drawn at the block's end, warm-up included. "

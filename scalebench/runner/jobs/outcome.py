@@ -10,7 +10,7 @@ from pathlib import Path
 
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_tail
-from scalebench.core.result import Result, SchedulerRecord, read_result, write_result
+from scalebench.core.result import RankRecord, Result, SchedulerRecord, read_result, write_result
 from scalebench.core.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE, has_rank_files
 from scalebench.core.spec import RunSpec
 from scalebench.runner.collect import (
@@ -18,6 +18,7 @@ from scalebench.runner.collect import (
     RunId,
     RunOutcome,
     assemble_result,
+    classify_outside_end,
     outcome_of_first_failure,
     read_ranks,
     with_job_outcome,
@@ -55,7 +56,8 @@ def amend_result(result: Result, job: SubmittedJob, expand_names: NodeNameExpand
     """Add the scheduler's facts to a result that the job left, and rewrite its file if they change it."""
     outcome = None
     if job.state is not None and scheduler_may_explain(result) and job.state.state in EXTERNAL_ENDS:
-        outcome = RunOutcome(*classify_end(job.state))
+        ranks = {rank.rank: rank for rank in result.ranks}
+        outcome = _classify_external_end(job.state, job.request.spec, [*map(ranks.get, range(result.scale.processes))])
     amended = with_job_outcome(result, make_scheduler_record(job, expand_names, result.scheduler), outcome)
     if amended != result:
         with contextlib.suppress(OSError):  # a file that cannot be rewritten stays as the job left it
@@ -115,18 +117,25 @@ def job_outcome(job: SubmittedJob) -> RunOutcome:
             return RunOutcome("cancelled", f"cancelled with its job {job.id}")
         return RunOutcome("failed", f"SLURM does not list job {job.id} any more, and it left no {RESULT_FILE}")
     status, reason = classify_end(state)
-    if state.state in EXTERNAL_ENDS or status == "unsupported":
+    ranks = read_ranks(folder, spec.processes)
+    if state.state in EXTERNAL_ENDS:
+        return _classify_external_end(state, spec, ranks)
+    if status == "unsupported":
         return RunOutcome(status, reason)
     # Without cgroups SLURM reports a lack of memory only in the log.
     memory = srun.memory_outcome(srun.read_log(_job_log(folder))) if state.state == "FAILED" else None
     if memory is not None:
         return RunOutcome(*memory)
-    failed = [rank for rank in read_ranks(folder, spec.processes) if rank is not None and rank.status != "ok"]
+    failed = [rank for rank in ranks if rank is not None and rank.status != "ok"]
     if not failed:
         return RunOutcome("failed", _reason_without_records(spec, folder, state, reason))
     first = outcome_of_first_failure(failed, spec.processes)
     # Where the batch script was killed, the ranks lose their connections because of that.
     return replace(first, reason=f"{reason}; {first.reason}") if is_script_killed(state) else first
+
+
+def _classify_external_end(state: JobState, spec: RunSpec, ranks: list[RankRecord | None]) -> RunOutcome:
+    return classify_outside_end(*classify_end(state), ranks, spec.services)
 
 
 def _reason_without_records(spec: RunSpec, folder: Path, state: JobState, reason: str | None) -> str:

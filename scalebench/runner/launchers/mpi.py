@@ -64,9 +64,12 @@ def launch(request: LaunchRequest) -> GroupExit:
         if path is None:
             raise StartError(NO_MPIRUN)
         hosts = _hosts(spec)
-        command = exit_with_parent.tied_command(os.getpid(), _command(identify_mpirun(path), request, hosts))
         addresses = ",".join(_addresses(spec, hosts, request.run_id))
-        variables = os.environ | {ADDRESSES: addresses, RUN_ID_VARIABLE: request.run_id}
+        # On the nodes of a job mpirun starts its daemons by srun: one for each node, which needs all GPUs and cores.
+        inherited = srun.step_environment() if on_nodes else dict(os.environ)
+        variables = inherited | {ADDRESSES: addresses, RUN_ID_VARIABLE: request.run_id}
+        names = {*variables, exit_with_parent.LAUNCHER_VARIABLE}
+        command = exit_with_parent.tied_command(os.getpid(), _command(identify_mpirun(path), request, hosts, names))
         if on_nodes:
             variables |= srun.task_layout_variables(hosts, spec.config.hardware.slurm.bin)
             variables |= srun.overlap_variables(spec)
@@ -94,9 +97,8 @@ def _addresses(spec: RunSpec, hosts: list[str], run_id: str) -> list[str]:
     return assign_rank_addresses(hosts, run_id)
 
 
-def _command(mpirun: Mpirun, request: LaunchRequest, hosts: list[str]) -> list[str]:
+def _command(mpirun: Mpirun, request: LaunchRequest, hosts: list[str], names: set[str]) -> list[str]:
     program = [sys.executable, "-m", RANK_AGENT, str(request.folder), request.module]
-    names = {*os.environ, ADDRESSES, RUN_ID_VARIABLE, exit_with_parent.LAUNCHER_VARIABLE}
     slots = None if hosts else count_local_slots(mpirun)
     with_slots = [f"{name}:{hosts.count(name)}" for name in dict.fromkeys(hosts)]
     return mpirun_command(mpirun, request.spec.processes, program, with_slots, slots, names, os.getcwd())

@@ -26,11 +26,11 @@ from scalebench.runner.launchers.remote_ranks import FS_DELAY_S, RemoteRanks
 from scalebench.runner.launchers.supervise import STACK_LIMIT_S, GroupExit, LaunchRequest, supervise
 from scalebench.slurm.commands import Slurm, SlurmError, in_allocation
 from scalebench.slurm.job_states import parse_scontrol
-from scalebench.slurm.resources import srun_command
+from scalebench.slurm.resources import WHOLE_CORES_HINT, WHOLE_CORES_OPTION, JobGeometry, job_geometry, srun_command
 from scalebench.slurm.submit import read_submission
 
 JOB_ID, PARTITION = "SLURM_JOB_ID", "SLURM_JOB_PARTITION"
-TASKS_PER_NODE = "SLURM_TASKS_PER_NODE"  # 2(x3),1
+TASKS_PER_NODE, CPUS_PER_NODE = "SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"  # 2(x3),1
 NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")  # the latter in older versions
 # They describe the job and not this step: srun would take them for its own options, or warn about them.
 JOB_VARIABLES = (
@@ -41,6 +41,7 @@ JOB_VARIABLES = (
     "SLURM_CPU_BIND",
     "SLURM_CPUS_PER_GPU",
     "SLURM_GPU_BIND",  # each rank takes its GPU by number, among all GPUs of its node
+    "SLURM_GPUS",  # of all nodes, which a run need not use
     "SLURM_GPUS_PER_NODE",
     "SLURM_GPUS_PER_SOCKET",
     "SLURM_GPUS_PER_TASK",
@@ -81,6 +82,7 @@ def launch(request: LaunchRequest) -> GroupExit:
             raise StartError(f"there is no srun {where}")
         hosts = rank_nodes(spec)
         command = _with_layout(srun_command(spec, folder, request.module, hosts, bin), hosts)
+        command = _with_job_threads(command, job_geometry(spec))
         with defer_signals(), as_start_errors():
             (folder / SRUN_HOSTS_FILE).write_text("".join(f"{host}\n" for host in hosts))
             variables = _variables(hosts, request.run_id, folder) | overlap_variables(spec)
@@ -98,14 +100,31 @@ def _with_layout(command: list[str], hosts: list[str]) -> list[str]:
     return [command[0], "--distribution=arbitrary", *(arg for arg in command[1:] if not arg.startswith(other))]
 
 
+def _with_job_threads(command: list[str], geometry: JobGeometry) -> list[str]:
+    """Have a step count threads where the job was requested so: SLURM would refuse whole cores that the job lacks.
+
+    A job of whole cores says so in its variables, and one that has twice the CPUs has the cores in any case.
+    """
+    counts_cores = os.environ.get("SLURM_HINT") == WHOLE_CORES_HINT or os.environ.get("SLURM_THREADS_PER_CORE") == "1"
+    cpus = [int(count) for count in re.findall(r"(\d+)(?:\(x\d+\))?", os.environ.get(CPUS_PER_NODE, ""))]
+    needed = geometry.tasks_per_node * geometry.cpus_per_task
+    if counts_cores or min(cpus, default=0) >= 2 * needed:
+        return command
+    return [argument for argument in command if argument != WHOLE_CORES_OPTION]
+
+
 def _variables(hosts: list[str], run_id: str, folder: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
-    return kept | {
+    return step_environment() | {
         ADDRESSES: ",".join(assign_rank_addresses(hosts, run_id)),
         RUN_ID_VARIABLE: run_id,
         exit_with_parent.LAUNCHER_VARIABLE: exit_with_parent.REMOTE_LAUNCHER,  # the nodes' daemons start the ranks
         "SLURM_HOSTFILE": str((folder / SRUN_HOSTS_FILE).absolute()),  # read where the distribution is arbitrary
     }
+
+
+def step_environment() -> dict[str, str]:
+    """Return this environment without variables of the job that srun would take for options of a step."""
+    return {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
 
 
 def uses_allocation(spec: RunSpec) -> bool:
@@ -187,7 +206,7 @@ def overlap_variables(spec: RunSpec) -> dict[str, str]:
 def node_memory_bytes(spec: RunSpec) -> int | None:
     """Return the memory that this job has on each node; None where that is unknown."""
     per_node, per_cpu = (os.environ.get(f"SLURM_MEM_PER_{unit}", "") for unit in ("NODE", "CPU"))
-    cpus = re.match(r"\d+", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))  # of the first node: 2(x3),1
+    cpus = re.match(r"\d+", os.environ.get(CPUS_PER_NODE, ""))  # of the first node: 2(x3),1
     if per_node.isdigit() and int(per_node):  # 0: all that there is
         return int(per_node) << 20
     if per_cpu.isdigit() and int(per_cpu) and cpus is not None:

@@ -15,7 +15,7 @@ from pytorch_lightning.strategies import SingleDeviceStrategy
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.horovod.torch import COMPRESSORS, HorovodStrategy
-from scalebench.strategies.torch.lightning import LauncherEnvironment, TrainerStrategy
+from scalebench.strategies.torch.lightning import LauncherEnvironment, TrainerStrategy, choose_trainer_devices
 
 
 class LightningHorovod(TrainerStrategy, HorovodStrategy):
@@ -29,8 +29,8 @@ class LightningHorovod(TrainerStrategy, HorovodStrategy):
             raise Unsupported("lightning_horovod averages gradients, and Adasum adds up steps; take horovod_mpi")
 
     def trainer_arguments(self) -> dict[str, Any]:
-        devices = 1 if self.device.type == "cpu" else [self.device.index]
-        return {"devices": devices, "strategy": SingleDeviceStrategy(device=self.device)}
+        devices = choose_trainer_devices(self.device.type, [self.place.devices[0]])
+        return {**devices, "strategy": SingleDeviceStrategy(device=self.device)}
 
     def plugins(self) -> list[Any]:
         return [*super().plugins(), LauncherEnvironment()]

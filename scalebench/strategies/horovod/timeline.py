@@ -34,6 +34,7 @@ CARRIER_BACKENDS = {
     "CCL_ALLREDUCE": "ccl",
 }
 BACKENDS = sorted({*CARRIER_BACKENDS.values()})
+FUSION = "MEMCPY_IN_FUSION_BUFFER"  # a phase of messages of more than one tensor
 OBSERVED_STEPS = 3  # ranks negotiate the tensors for the first time in the first one; the last one shows what is fused
 PHASES = {
     "negotiate_s": re.compile("NEGOTIATE_ALLREDUCE|NEGOTIATE_ADASUM"),
@@ -108,7 +109,8 @@ def parse_timeline(events: Iterable[dict[str, Any]]) -> HorovodTimeline:
     running: dict[int, list[Activity]] = {}  # by pid, nested
     negotiations: Counter[int] = Counter()  # one for each tensor in a step
     sent_steps: dict[int, int] = {}  # by pid, the last step in which it was sent
-    is_sending = False  # tensors that begin now belong to the last message
+    fused_steps: dict[int, int] = {}  # by pid, the last step in which it was copied into a buffer with others
+    is_sending = False  # fused tensors that begin now belong to the last message
     for event in events:
         pid, kind = event.get("pid", 0), event["ph"]
         if kind == "M" and event["name"] == "process_name":
@@ -116,12 +118,16 @@ def parse_timeline(events: Iterable[dict[str, Any]]) -> HorovodTimeline:
         elif kind == "B":
             negotiations[pid] += event["name"].startswith("NEGOTIATE_")
             activity = Activity(names[pid], event["name"], negotiations[pid] - 1, event["ts"] * MICROSECOND_S)
+            if activity.name == FUSION:
+                fused_steps[pid] = activity.step
             if activity.name in CARRIER_BACKENDS and sent_steps.get(pid) != activity.step:
                 sent_steps[pid], activity.is_message = activity.step, True
-                # All tensors of a message begin before the first one ends.
-                timeline.messages += [] if is_sending else [[]]
+                # All tensors of a message begin before the first one ends. With NCCL a thread per message writes its
+                # events, so that the next message may begin before the last one ends; one that is not fused goes alone.
+                is_fused = fused_steps.get(pid) == activity.step
+                timeline.messages += [] if is_sending and is_fused else [[]]
                 timeline.messages[-1].append(activity)
-                is_sending = True
+                is_sending = is_fused
             running[pid].append(activity)
         elif kind == "E" and running[pid]:
             activity = running[pid].pop()

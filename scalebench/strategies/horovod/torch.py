@@ -206,13 +206,18 @@ class HorovodTorch(HorovodStrategy):
             )
 
     def wrap(self, model: nn.Module) -> nn.Module:
+        plain = self.optimizer
         self.optimizer = hvd.DistributedOptimizer(
-            self.optimizer,
+            plain,
             named_parameters=self.model.named_parameters(),
             compression=COMPRESSORS[self.options.compression],
             backward_passes_per_step=self.accumulate,  # gradients are summed over passes and averaged over ranks only
             op=hvd.Adasum if self._adasum else hvd.Average,
         )
+        if getattr(plain, "_step_supports_amp_scaling", False) and not self._adasum:
+            # Horovod builds the optimizer anew without its arguments, so that a fused one forgets that it takes scaled
+            # gradients: in float16 the scaler would then wait for the GPU in each step.
+            self.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         return super().wrap(model)
 
     def step(self, batch: TorchBatch) -> LossPart | None:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
+from scalebench.core.machine.cuda_builds import TENSORFLOW_APART
+from scalebench.core.machine.gpus import choose_visible_gpus
 from scalebench.core.spec import RankPlacement
 from scalebench.strategies.base import Unsupported
 
@@ -28,16 +30,17 @@ def configure_devices(kind: str, place: RankPlacement) -> list[str]:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
         return [f"/CPU:{index}" for index in range(count)]
     gpus = tf.config.list_physical_devices("GPU")
-    if max(place.devices) >= len(gpus):
-        raise Unsupported(
-            f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and this process wants number {max(place.devices)}"
-        )
-    numbers = sorted(place.devices)  # TensorFlow numbers visible GPUs in their physical order, whatever the list's
+    devices = choose_visible_gpus(place.devices, len(gpus))
+    if max(devices) >= len(gpus):
+        hint = f"; its libraries for GPUs are installed {TENSORFLOW_APART}" if not gpus else ""
+        wants = f"this process wants number {max(devices)}"
+        raise Unsupported(f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and {wants}{hint}")
+    numbers = sorted(devices)  # TensorFlow numbers visible GPUs in their physical order, whatever the list's
     local_gpus = [gpus[number] for number in numbers]
     tf.config.set_visible_devices(local_gpus, "GPU")
     for gpu in local_gpus:
         tf.config.experimental.set_memory_growth(gpu, True)  # so that the peak is the memory that training needs
-    return [f"/GPU:{numbers.index(number)}" for number in place.devices]
+    return [f"/GPU:{numbers.index(number)}" for number in devices]
 
 
 def synchronize() -> None:
@@ -77,19 +80,21 @@ def _device_key(device: str) -> tuple[str | None, int | None]:
     return spec.device_type, spec.device_index
 
 
-COMPUTE_DTYPES = {"float32": "float32", "tf32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
+HALF_DTYPES = ("bfloat16", "float16")
 MIN_TF32_CAPABILITY = (8, 0)  # Ampere; TensorFlow ignores the setting on older GPUs
 
 
 def configure_precision(precision: str, device: str) -> str:
-    """Return the dtype to compute in, and set whether GPUs may round products to TF32.
+    """Return the dtype to compute in, and set whether GPUs may round products to TF32, which `default` leaves as
+    TensorFlow has it: on.
 
     Raises Unsupported for tf32 on a device without it.
     """
-    tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
+    if precision != "default":
+        tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
     if precision == "tf32" and not has_tf32(device):
         raise Unsupported("train.precision=tf32 needs a GPU of compute capability 8.0 or above; use float32")
-    return COMPUTE_DTYPES[precision]
+    return precision if precision in HALF_DTYPES else "float32"
 
 
 def with_loss_scale(optimizer: keras.optimizers.Optimizer, precision: str) -> keras.optimizers.Optimizer:

@@ -95,7 +95,8 @@ def _check_possible(rank: TransferRank, kind: str, source: int | None, target: i
         copies, peer = rank.rank == first, rank.device_of(second)
         if rank.sum_over_group([float(copies and is_exclusive(peer.index))])[0]:
             raise NotMeasured(f"the GPU of rank {second} lets one process in (its compute mode is not default)")
-        invisible = copies and peer.index >= torch.cuda.device_count()
+        # A rank that sees one GPU calls it 0, and so does the other.
+        invisible = copies and (peer == rank.device or peer.index >= torch.cuda.device_count())
         no_access = copies and not invisible and not torch.cuda.can_device_access_peer(rank.device, peer)
         invisible, no_access = map(bool, rank.sum_over_group([float(invisible), float(no_access)]))
         if invisible:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scalebench.core.machine import cuda_builds, gpus
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import BACKWARD, FORWARD, Loop, LossPart, Probes, Strategy, Unsupported
@@ -74,11 +76,8 @@ class TorchStrategy(Strategy, Probes):
         return None
 
     def requested_backend(self) -> str:
-        """Return strategy.backend, where auto is NCCL on GPUs and Gloo on CPUs."""
-        backend = self.spec.config.strategy.backend
-        if backend in (None, "auto"):
-            return "nccl" if self.spec.device == "cuda" else "gloo"
-        return backend
+        """Return strategy.backend, where auto is that of the kind of device."""
+        return choose_backend(self.spec.config.strategy.backend, self.spec.device)
 
     def join(self) -> TorchGroup | None:
         """Join the group of processes, if the strategy has one; `device` is set by then."""
@@ -196,11 +195,12 @@ class TorchStrategy(Strategy, Probes):
     def backend_used(self) -> str | None:
         return None
 
-    def observe_backend(self) -> str | None:
-        """Train two more steps under the profiler and return the backend that communicated. Spoils the weights."""
+    def observe_backend(self, only: re.Pattern[str] | None = None) -> str | None:
+        """Train two more steps under the profiler and return the backend that communicated, by the events whose names
+        match `only`. Spoils the weights."""
         if self.last_batch is None:
             raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-        return observe_backend(self.train, self.last_batch)
+        return observe_backend(self.train, self.last_batch, only)
 
     def settings_used(self) -> dict[str, str]:
         """Observe the settings of one more step under the profiler, which spoils the weights."""
@@ -319,18 +319,36 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def choose_device(kind: str, index: int) -> torch.device:
-    """Return the CPU, or the GPU with that index as this process's current device.
+    """Return the CPU, or the GPU with that index on its node as this process's current device.
 
-    Raises Unsupported if PyTorch does not see that GPU.
+    Raises Unsupported if PyTorch does not see that GPU, or has no code for it.
     """
     if kind == "cpu":
         return torch.device("cpu")
-    visible = torch.cuda.device_count()
+    is_available = torch.cuda.is_available()  # with too old a driver it is not, and device_count still counts the GPUs
+    visible = torch.cuda.device_count() if is_available else 0
+    (index,) = gpus.choose_visible_gpus([index], visible)
+    problem = cuda_builds.find_torch_problem(
+        torch.__version__,
+        torch.version.cuda,
+        torch.cuda.get_arch_list(),
+        None if is_available else gpus.read_driver_version(),
+        [torch.cuda.get_device_capability(index)] if index < visible else [],
+    )
+    if problem is not None:
+        raise Unsupported(problem)
     if index >= visible:
         raise Unsupported(f"PyTorch {torch.__version__} sees {visible} GPUs and this rank wants number {index}")
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
+
+
+def choose_backend(requested: str | None, device: str) -> str:
+    """Return the requested backend; for auto, NCCL on GPUs and Gloo on CPUs (`device` is cuda or cpu)."""
+    if requested in (None, "auto"):
+        return "nccl" if device == "cuda" else "gloo"
+    return str(requested)
 
 
 def tunes_convolutions(device: str, is_full: bool) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import build_torch_collective
+from scalebench.strategies.torch.observed import ALL_REDUCE
 
 SendBucket = Callable[[dist.GradBucket], "Future[Tensor]"]
 
@@ -80,16 +82,17 @@ class Ddp(TorchStrategy):
         return self.requested_backend()
 
     def ddp_arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of DistributedDataParallel except the device."""
-        arguments = {key: value for key, value in asdict(self.options).items() if key != "overlap"}
+        """Return the keyword arguments of DistributedDataParallel except the device; subclasses may have more
+        options."""
+        names = {field.name for field in fields(DdpOptions)} - {"overlap"}
+        arguments = {name: getattr(self.options, name) for name in names}
         accepted = inspect.signature(DistributedDataParallel).parameters
         if "forward_sync_buffers" in accepted:  # the name in newer PyTorch, which warns about the old one
             arguments["forward_sync_buffers"] = arguments.pop("broadcast_buffers")
         return arguments
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        device_ids = [self.device.index] if self.device.type == "cuda" else None
-        net = DistributedDataParallel(model, device_ids=device_ids, **self.ddp_arguments())
+        net = DistributedDataParallel(model, device_ids=choose_device_ids(self.device), **self.ddp_arguments())
         self.register_hook(net)
         return net
 
@@ -131,13 +134,18 @@ class Ddp(TorchStrategy):
 
     def backend_used(self) -> str | None:
         """Observe the backend in two more steps under the profiler, which spoil the weights."""
-        return self.observe_backend()
+        return self.observe_backend(ALL_REDUCE)
 
     def close(self) -> None:
         """Drop the wrapper before the group: holding the last reference to the group, it would wait for the group's
         threads, and these for the interpreter lock."""
         self.__dict__.pop("net", None)
         super().close()
+
+
+def choose_device_ids(device: torch.device) -> list[int] | None:
+    """Return DistributedDataParallel's argument of that name: the GPU that inputs are moved to, and None on a CPU."""
+    return [device.index] if device.type == "cuda" else None
 
 
 def skip_sync(net: DistributedDataParallel) -> AbstractContextManager[Any]:

@@ -34,8 +34,8 @@ class TorchGroup:
         if not dist.is_backend_available(backend):
             raise Unsupported(f"this PyTorch {torch.__version__} was built without {backend.upper()}")
         self.backend, self.device = backend, device
-        # NCCL takes GPU tensors only; over Gloo a number can stay on the CPU.
-        self._number_device = device if backend == "nccl" else torch.device("cpu")
+        bound_device = choose_bound_device(backend, device)
+        self._number_device = bound_device or torch.device("cpu")
         self._buffers: dict[tuple[int, ...], list[Tensor]] = {}
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group(
@@ -44,7 +44,7 @@ class TorchGroup:
             rank=rank,
             world_size=size,
             timeout=timeout,
-            device_id=device if backend == "nccl" else None,  # creates the one communicator now, not in step 1
+            device_id=bound_device,  # NCCL creates the one communicator now, not in step 1
         )
 
     def broadcast(self, value: float) -> float:
@@ -74,6 +74,12 @@ class TorchGroup:
         self._buffers.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def choose_bound_device(backend: str, device: torch.device) -> torch.device | None:
+    """Return the device that all tensors of the group have to be on: NCCL takes those of its GPU only, whereas over
+    Gloo numbers and objects can stay on the CPU (None)."""
+    return device if backend == "nccl" else None
 
 
 def _open_store(rank: int, size: int, timeout: timedelta) -> dist.TCPStore:

@@ -11,11 +11,13 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.plugins.precision import MixedPrecision
 from pytorch_lightning.strategies import DDPStrategy
@@ -27,10 +29,11 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import BatchReplay, Loop, LossPart, Unsupported
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.ddp import Ddp, read_bucket_bytes, skip_sync
+from scalebench.strategies.torch.ddp import Ddp, DdpOptions, read_bucket_bytes, skip_sync
 from scalebench.strategies.torch.optimizer import sum_loss_parts
 
 MIXED_PRECISIONS = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
+SIGTERM_HOOK = "_broadcast_sigterm_tensor"  # of Lightning's training loop, from 2.6 on
 MAX_PARTS = 1 << 40  # the length of an endless training, whose sum over all ranks still fits 64 bits
 
 # The beginnings of warnings that are expected, each with its reason.
@@ -44,8 +47,8 @@ EXPECTED_WARNINGS = (
 class TrainerStrategy(TorchStrategy):
     """One Trainer.fit per `train`. The group is created before Lightning, which joins it, and outlives every Trainer.
 
-    Model and optimizer are those of the base class. Lightning's additional work in each step (such as a broadcast that
-    checks all ranks for SIGTERM) is part of what is measured.
+    Model and optimizer are those of the base class. Lightning's additional work in each step is part of what is
+    measured.
     """
 
     def setup(self) -> None:
@@ -88,7 +91,6 @@ class TrainerStrategy(TorchStrategy):
 
     def _build_trainer(self, reporter: pl.Callback) -> pl.Trainer:
         return pl.Trainer(
-            accelerator="cpu" if self.device.type == "cpu" else "gpu",
             **self.trainer_arguments(),
             plugins=self.plugins(),
             callbacks=[reporter, *self.callbacks()],
@@ -109,8 +111,23 @@ class TrainerStrategy(TorchStrategy):
         return [] if name is None else [MixedPrecision(name, self.device.type, self.precision.scaler)]
 
 
+@dataclass
+class LightningDdpOptions(DdpOptions):
+    """The arguments of DistributedDataParallel, and what Lightning's loop sends besides the gradients."""
+
+    sigterm: str = "lightning"  # lightning: its broadcast before each batch | never: without it
+
+
 class LightningDdp(TrainerStrategy, Ddp):
-    """Lightning's DDP strategy, which wraps the model in a new DistributedDataParallel in each fit."""
+    """Lightning's DDP strategy, which wraps the model in a new DistributedDataParallel in each fit.
+
+    From version 2.6 on Lightning's loop broadcasts before each batch (of each part of a step) whether rank 0 received
+    SIGTERM, and waits for the result: a collective and a synchronization of the device within each step. While gradient
+    synchronization is off, this is off, too: otherwise the ranks would still wait for each other in each step, so that
+    `exposed` and `imbalance` would lack that time, and it would pass for a cost of each device.
+    """
+
+    Options = LightningDdpOptions
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
@@ -122,15 +139,28 @@ class LightningDdp(TrainerStrategy, Ddp):
         per_node = [sum(p.node == node for p in self.spec.places) for node in range(self.spec.nodes)]
         if len(set(per_node)) > 1:
             raise Unsupported(f"Lightning wants as many processes on every node, and here are {per_node}")
+        if self.options.sigterm == "never" and not hasattr(_TrainingEpochLoop, SIGTERM_HOOK):
+            raise Unsupported(
+                f"strategy.options.sigterm=never: pytorch_lightning {pl.__version__} has no {SIGTERM_HOOK} to switch "
+                "off; leave it at lightning, or take 2.6 or newer"
+            )
         super().setup()
+        if self.device.type == "cuda" and max(self._node_devices()) >= torch.cuda.device_count():
+            raise Unsupported(
+                "Lightning numbers the GPUs of a node, and each process sees one of them; leave out "
+                "--gpus-per-task and --gpu-bind, or CUDA_VISIBLE_DEVICES"
+            )
+
+    def _node_devices(self) -> list[int]:
+        return [p.devices[0] for p in self.spec.places if p.node == self.place.node]
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return model
 
     def trainer_arguments(self) -> dict[str, Any]:
-        devices = [p.devices[0] for p in self.spec.places if p.node == self.place.node]
+        devices = self._node_devices()
         return {
-            "devices": len(devices) if self.device.type == "cpu" else devices,
+            **choose_trainer_devices(self.device.type, devices),
             "num_nodes": self.spec.nodes,
             "strategy": _AccumulatingDdp(
                 cluster_environment=LauncherEnvironment(),
@@ -161,9 +191,30 @@ class LightningDdp(TrainerStrategy, Ddp):
         self._wrapper = trainer.strategy.model
         self._wrapper.require_backward_grad_sync = self._sync_on
         self.register_hook(self._wrapper)
+        self._switch_sigterm_broadcast(trainer.fit_loop.epoch_loop)
+
+    def _switch_sigterm_broadcast(self, loop: Any) -> None:
+        """Let Lightning's loop broadcast as the options say, and only while gradient synchronization is on."""
+        broadcast = getattr(loop, SIGTERM_HOOK, None)
+        if broadcast is not None:
+            wanted = self.options.sigterm == "lightning"
+            setattr(loop, SIGTERM_HOOK, lambda: broadcast() if wanted and self._sync_on else None)
+
+    def settings_used(self) -> dict[str, str]:
+        """Observe the settings of one more step; `sigterm` is there where Lightning's loop broadcasts in each step."""
+        broadcasts = hasattr(_TrainingEpochLoop, SIGTERM_HOOK) and self.options.sigterm == "lightning"
+        sigterm = {"sigterm": "broadcast"} if broadcasts and self.spec.processes > 1 else {}
+        return super().settings_used() | sigterm
 
     def on_fit_end(self) -> None:
         self._message_sizes = self.message_sizes()
+
+
+def choose_trainer_devices(kind: str, devices: list[int]) -> dict[str, Any]:
+    """Return the Trainer's arguments for devices of one node: their number on CPUs, else the numbers of the GPUs."""
+    if kind == "cpu":
+        return {"accelerator": "cpu", "devices": len(devices)}
+    return {"accelerator": "gpu", "devices": devices}
 
 
 def move_optimizer_state(optimizer: Optimizer, device: torch.device) -> None:

@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.nn.utils import skip_init
 
 from scalebench.core.spec import Config
+from scalebench.strategies.torch.precision import choose_data_format
 from scalebench.strategies.torch.user_module import UserModule
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Network, Node, Pads
@@ -413,7 +414,7 @@ _KERNEL_AXES = {
 
 def build_network_module(network: Network, config: Config, device: torch.device) -> NetworkModule:
     """Build the module of a network, or of a stage of one, with the seed's initial weights on a device."""
-    model = NetworkModule(network, config.train.data_format, config.train.dropout)
+    model = NetworkModule(network, choose_data_format(config.train, device), config.train.dropout)
     arrays = ((array.name, array.shape, array.init) for array in network.arrays)
     load_weights(model, initial_weights(arrays, config.seed))
     return model.to(device)

@@ -13,22 +13,19 @@ from torch.profiler import ProfilerActivity, profile
 from scalebench.strategies.base import BatchReplay, Loop, LossPart
 
 OBSERVED_STEPS = 2  # the first one may still set something up
-# Names of events -> backend. NCCL's kernels appear where the profiler sees the GPU, its calls also where it does not.
+# Names of events that carry gradients or activations begin like this, by backend. NCCL's kernels appear where the
+# profiler sees the GPU (ncclSymk: over registered memory, from NCCL 2.28 on), its calls also where it does not. A mere
+# broadcast does not count: Lightning sends a flag for SIGTERM in each step.
 BACKEND_EVENTS = {
-    "gloo:all_reduce": "gloo",
-    "gloo:send": "gloo",
-    "gloo:recv": "gloo",
-    "gloo:all_gather": "gloo",
-    "gloo:reduce_scatter": "gloo",
-    "nccl:all_reduce": "nccl",
-    "nccl:send": "nccl",
-    "nccl:recv": "nccl",
-    "nccl:_all_gather_base": "nccl",
-    "nccl:_reduce_scatter_base": "nccl",
-    "ncclDevKernel": "nccl",
-    "ncclKernel": "nccl",
-    "ncclSym": "nccl",  # kernels over registered (symmetric) memory, from NCCL 2.28 on
+    "gloo": re.compile("gloo:(?:all_reduce|send|recv|all_gather|reduce_scatter)"),
+    "nccl": re.compile(
+        "nccl:(?:all_reduce|send|recv|_all_gather_base|_reduce_scatter_base)"
+        "|nccl(?:Dev|Symk?Dev)?Kernel_(?:AllReduce|Reduce|AllGather|SendRecv)"
+    ),
 }
+# The events among these that average gradients, where other collectives run in each step, too: buffers of the model, or
+# Lightning's broadcast. NCCL's kernel is called AllReduce.
+ALL_REDUCE = re.compile(r"all_?reduce", re.IGNORECASE)
 # In the names of GPU kernels: cuDNN's have tf32 in them, those of cuBLAS the instruction (m16n8k8 of TF32 is s1688).
 TF32_KERNEL = re.compile(r"tf32|^(?!.*(?:f16|fp16|bf16)).*s1688")
 DEVICE_COPY_EVENTS = ("Memcpy PtoP", "Memcpy DtoD")  # between the memories of GPUs; DtoD also within one GPU
@@ -38,6 +35,11 @@ CONVOLUTIONS = (PLAIN_CONVOLUTION, "mkldnn::_convolution_pointwise")
 MATRIX_PRODUCTS = ("aten::addmm", "aten::mm", "mkldnn::_linear_pointwise")
 PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 COMPILED_REGION = "Torch-Compiled Region"  # appears where compiled code ran, not where it was only compiled
+
+
+def choose_activities(on_gpu: bool) -> list[ProfilerActivity]:
+    """Return the activities to profile: those of the host, and of GPUs if there are any in use."""
+    return [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
 
 
 class OperatorCall(NamedTuple):
@@ -57,8 +59,7 @@ class ProfiledReplay(BatchReplay):
     def __init__(self, batch: Any, steps: int, shapes: bool = False) -> None:
         super().__init__(batch, steps)
         self._cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._cuda else [])
-        self._profiler = profile(activities=activities, record_shapes=shapes)
+        self._profiler = profile(activities=choose_activities(self._cuda), record_shapes=shapes)
 
     def __iter__(self) -> Iterator[Any]:
         self._profiler.start()
@@ -91,10 +92,11 @@ class ProfiledReplay(BatchReplay):
         return calls
 
 
-def identify_backend(names: Iterable[str]) -> str | None:
-    """Return the backend whose collective operations, sends or receives are among the names of events."""
-    backends = {backend for name in names for prefix, backend in BACKEND_EVENTS.items() if name.startswith(prefix)}
-    return "+".join(sorted(backends)) or None
+def identify_backend(names: Iterable[str], only: re.Pattern[str] | None = None) -> str | None:
+    """Return the backend whose collective operations, sends or receives are among the names of events, of those that
+    match `only`."""
+    names = list(names if only is None else filter(only.search, names))
+    return "+".join(backend for backend, events in BACKEND_EVENTS.items() if any(map(events.match, names))) or None
 
 
 def identify_settings(names: Iterable[str], operations: Iterable[OperatorCall]) -> dict[str, str]:
@@ -132,11 +134,12 @@ def identify_layout(sizes: tuple[int, ...], strides: tuple[int, ...]) -> str | N
     return "nhwc" if strides[1] == 1 else "nchw"
 
 
-def observe_backend(train: Callable[[Loop], None], batch: Any) -> str | None:
-    """Train on a batch for OBSERVED_STEPS under the profiler and return the backend. Spoils the weights."""
+def observe_backend(train: Callable[[Loop], None], batch: Any, only: re.Pattern[str] | None = None) -> str | None:
+    """Train on a batch for OBSERVED_STEPS under the profiler and return the backend of its events, of those that match
+    `only`. Spoils the weights."""
     replay = ProfiledReplay(batch, OBSERVED_STEPS)
     train(replay)
-    return identify_backend(replay.event_names())
+    return identify_backend(replay.event_names(), only)
 
 
 def observe_settings(train: Callable[[Loop], None], batch: Any) -> dict[str, str]:

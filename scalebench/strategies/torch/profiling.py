@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import profile, schedule
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from scalebench.core.result import Profile, ProfiledOperation
 from scalebench.strategies.base import BatchReplay, Loop, LossPart
 from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.observed import choose_activities
 
 MAX_OPERATIONS = 20  # operations in the record
 # Steps before the profiled ones. The profiler starts in the first, at a different moment on each rank, so that its
@@ -32,7 +33,7 @@ MAX_OPERATIONS = 20  # operations in the record
 WARMUP_STEPS = 2
 # Prefixes of event names. c10d:: operators are not among them: they hand the tensors over to a thread of the backend,
 # whose own event (gloo:all_reduce) lasts as long as the communication.
-COMMUNICATION_PREFIXES = ("gloo:", "mpi:", "horovod:", "ncclDevKernel", "ncclKernel")
+COMMUNICATION_PREFIXES = ("gloo:", "mpi:", "horovod:", "ncclDevKernel", "ncclKernel", "ncclSym")
 HOROVOD_WAIT = "horovod:synchronize"
 
 
@@ -45,7 +46,7 @@ class StepProfiler(BatchReplay):
         self.step_s, self.cuda = 0.0, batch.inputs.is_cuda
         self._profiled_steps, self._synchronize, self._started_s = steps, synchronize, 0.0
         self.profiler = profile(
-            activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.cuda else []),
+            activities=choose_activities(self.cuda),
             schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=steps, repeat=1),
             acc_events=True,  # otherwise PyTorch warns that it keeps the events of one cycle only; there is just one
         )

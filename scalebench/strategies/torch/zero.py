@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,10 +38,6 @@ class Zero1(Ddp):
 
     Options = Zero1Options
     optimizer: ZeroRedundancyOptimizer
-
-    def ddp_arguments(self) -> dict[str, Any]:
-        added = asdict(self.options).keys() - asdict(DdpOptions()).keys()
-        return {key: value for key, value in super().ddp_arguments().items() if key not in added}
 
     def wrap(self, model: nn.Module) -> nn.Module:
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]

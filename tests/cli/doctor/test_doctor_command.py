@@ -10,9 +10,10 @@ import pytest
 
 from scalebench.__main__ import main
 from scalebench.cli.commands import doctor
+from scalebench.cli.commands.doctor import cuda_check
 from scalebench.config import horovod_build
 from scalebench.config.horovod_build import HorovodBuild
-from scalebench.core.machine import machine, private_network
+from scalebench.core.machine import cuda_builds, machine, private_network
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.machine.machine import Machine
 from scalebench.strategies import registry
@@ -84,6 +85,64 @@ def test_a_machine_with_gpus(run_command: Tell) -> None:
     ]
     assert lines[-4] == "links GPU 0 GPU 1"
     assert lines[-2:] == ["GPU 0 X NV18", "GPU 1 NV18 X"]
+
+
+TORCH = """
+import sys, types
+__version__, version = "2.13.0+cu130", types.SimpleNamespace(cuda="13.0")
+cuda = types.SimpleNamespace(is_available=lambda: {is_available})
+_C = types.SimpleNamespace(_cuda_getArchFlags=lambda: "sm_75 sm_90")
+{code}
+"""
+CUDA_LINES = {
+    "fits": (
+        True,
+        "",
+        "9.0",
+        "CUDA PyTorch 2.13.0+cu130 has code for sm_75 sm_90; driver 535.1, compute capability 9.0",
+    ),
+    "driver": (
+        False,
+        "",
+        "9.0",
+        "CUDA PyTorch 2.13.0+cu130 needs NVIDIA driver 580 or newer, and 535.1 is installed: ",
+    ),
+    "capability": (True, "", "7.0", "CUDA PyTorch 2.13.0+cu130 has no code for compute capability 7.0, only for sm_75"),
+    "import": (
+        True,
+        "raise ImportError('undefined symbol')",
+        "7.0",
+        "CUDA PyTorch does not import: ImportError: undef",
+    ),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("is_available", "code", "capability", "line"), CUDA_LINES.values(), ids=list(CUDA_LINES))
+def test_pytorch_beside_driver_and_gpus(
+    run_command: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_available: bool, code: str, capability: str,
+    line: str,
+) -> None:  # fmt: skip
+    (tmp_path / "torch.py").write_text(TORCH.format(is_available=is_available, code=code))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    here = dataclasses.replace(
+        HERE, gpus=[dataclasses.replace(GPUS[0], compute_capability=capability)], driver_version="535.1"
+    )
+    lines = run_command(here)
+    assert [text for text in lines if text.startswith(line)], lines
+    assert f"compute capability {capability}" in lines[2]
+
+
+@pytest.mark.gpu
+def test_the_owners_of_nccl_and_cudnn(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = dataclasses.replace(HERE, gpus=GPUS)
+    monkeypatch.setattr(cuda_check, "describe_torch_build", lambda host: "")
+    owners = {"nvidia/nccl/lib/libnccl.so.2": ["nccl-cu13 2"], "nvidia/cudnn/lib/libcudnn.so.9": ["cudnn-cu13 9"]}
+    monkeypatch.setattr(cuda_builds, "find_library_owners", lambda: owners)
+    assert "NCCL, cuDNN nccl-cu13 2, cudnn-cu13 9" in run_command(here)
+    owners["nvidia/nccl/lib/libnccl.so.2"].append("nccl-cu12 2")
+    (line,) = (line for line in run_command(here) if line.startswith("NCCL, cuDNN"))
+    assert line.startswith("NCCL, cuDNN nccl-cu13 2 and nccl-cu12 2 both own nvidia/nccl/lib/libnccl.so.2")
 
 
 def test_a_missing_package_has_its_install_command(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from scalebench.core.machine.cpus import NumaNode
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.machine.machine import Machine
 from tests.builders.runs import MACHINE
-from tests.nvml_stand_in import put_in
+from tests.nvml_stand_in import parse_matrix, put_in, read_table
 
 PLAIN = Gpu(0, "A100", None, 40 * 2**30, 1410, 1215, 400.0, 0, None, power_limit_default_w=400.0, ecc=True, mig=False)
 TOPOLOGY = [["X", "PIX", "SYS"], ["PIX", "X", "SYS"], ["SYS", "SYS", "X"]]
@@ -122,3 +122,19 @@ def test_the_doctor_with_the_stand_in(
     assert "PCIe 4 x16" in message["GPU 0 NVIDIA Stand-in 0"]
     assert "PHB pairs 0-1" in lines
     assert lines[-2:] == ["GPU 0 X PHB, no peer access (CNS)", "GPU 1 PHB, no peer access (CNS) X"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("table", ["hgx_h100", "dgx_a100", "dgx1_v100"])
+def test_the_doctor_draws_the_matrix_that_nvidia_smi_prints(
+    table: str, nvml_library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_in(monkeypatch, nvml_library, table)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(doctor, "list_horovod_builds", list)  # takes a second
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.split()[:1] == ["links"])
+    drawn_rows = [line.replace("GPU ", "GPU") for line in lines[begin:]]
+    published = parse_matrix("\n".join(read_table(table)["topology"]))
+    assert len(published) == 8 and parse_matrix("\n".join(line.strip() for line in drawn_rows)) == published

@@ -41,6 +41,13 @@ def test_a_matching_partition() -> None:
     ]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("lines", "verdict"), [([], DIFFERS), (["--hint=multithread"], OK)])
+def test_threads_are_counted_only_where_the_job_counts_them(lines: list[str], verdict: str) -> None:
+    """SLURM would refuse 96 whole cores of a node with 48."""
+    assert partition_results({"cpus_per_node": 96}, lines=lines)["cpus_per_node of the partition"].verdict == verdict
+
+
 def test_nodes_that_differ() -> None:
     mixed = [*NODES[:2], dataclasses.replace(NODES[2], cores=32, cpus=32, memory_bytes=2**39, gres="gpu:4")]
     matches = partition_results({"max_nodes": 34}, mixed)

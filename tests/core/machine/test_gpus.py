@@ -18,8 +18,8 @@ from scalebench.core.machine import gpus, nccl_log
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.spec import HardwareSpec
 from tests.core.machine.conftest import put
+from tests.nvml_stand_in import TABLES, parse_matrix, put_in, read_table
 from tests.nvml_stand_in import UUIDS as UUIDS_OF_STAND_IN
-from tests.nvml_stand_in import put_in
 
 UUIDS = [f"GPU-{i}b2c4f5e-0000-4000-8000-00000000000{i}" for i in range(4)]
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -41,6 +41,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         links=links,
         nvmlInit=lambda: None,
         nvmlShutdown=lambda: None,
+        nvmlDeviceGetCudaComputeCapability=lambda gpu: [8, 0],
         nvmlSystemGetDriverVersion=lambda: b"550.54.15",
         nvmlSystemGetCudaDriverVersion_v2=lambda: 12040,
         nvmlDeviceGetCount=lambda: 4,
@@ -87,7 +88,7 @@ def test_all_fields_of_a_gpu(nvml: SimpleNamespace, root: Path) -> None:
         mem_clock_max_mhz=1215, mem_clock_mhz=405, mem_clock_application_mhz=1100, mem_clock_default_mhz=1215,
         power_limit_w=400.0, power_limit_min_w=100.0, power_limit_max_w=450.0, power_limit_default_w=425.5,
         slowdown_temperature_c=89, mig=False, ecc=True, compute_mode="exclusive_process", persistence=False,
-        pcie_generation=1, pcie_generation_max=4, pcie_width=8, pcie_width_max=16,
+        pcie_generation=1, pcie_generation_max=4, pcie_width=8, pcie_width_max=16, compute_capability="8.0",
     )  # fmt: skip
     assert (found.gpus[3].name, found.gpus[3].numa_node) == (A100, None)
     assert (found.driver_version, found.cuda_driver_version) == ("550.54.15", "12.4")
@@ -117,6 +118,7 @@ def test_all_fields_of_a_gpu(nvml: SimpleNamespace, root: Path) -> None:
         ("nvmlDeviceGetMaxPcieLinkGeneration", {"pcie_generation_max"}),
         ("nvmlDeviceGetCurrPcieLinkWidth", {"pcie_width"}),
         ("nvmlDeviceGetMaxPcieLinkWidth", {"pcie_width_max"}),
+        ("nvmlDeviceGetCudaComputeCapability", {"compute_capability"}),
     ],
 )
 def test_a_refused_field_is_none(nvml: SimpleNamespace, root: Path, call: str, fields: set[str]) -> None:
@@ -169,6 +171,8 @@ def test_the_visible_gpus_are_those_that_cuda_shows(nvml: SimpleNamespace, monke
 def test_devices_are_named_whatever_their_numbers_mean(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"3,{UUIDS[1]}")
     assert gpus.name_visible_gpus([1, 0, 2]) == [f"{A100} {UUIDS[1]}", f"{A100} {UUIDS[3]}", None]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")  # of one rank: it takes the GPU that it sees, whatever its number
+    assert gpus.name_visible_gpus([3]) == [f"{A100} {UUIDS[2]}"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-known")
     assert gpus.name_visible_gpus([0]) == [None]
     nvml.nvmlInit = refuse
@@ -276,6 +280,84 @@ def test_links_through_the_library(
     assert gpus.count_gpus() == 1
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("table", sorted(path.stem for path in TABLES.glob("*.json") if path.stem != "two_gpus"))
+def test_public_machines_have_the_published_topology(
+    table: str, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in(monkeypatch, nvml_library, table)
+    published = parse_matrix("\n".join(read_table(table).get("topology", [])))
+    found = gpus.detect_gpus()
+    assert len(published) == len(found.gpus) or table in ("mig_a100", "gb10")
+    assert found.topology == (published or ([["X"]] if table == "gb10" else None))
+    assert all(gpu.name for gpu in found.gpus)
+
+
+PXB_PAIRS = [["X" if a == b else "PXB" if a // 2 == b // 2 else "SYS" for b in range(8)] for a in range(8)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("table", "changes", "link"),
+    [
+        # A virtual machine does not see the switches: another type of device, at an address that is none.
+        ("hgx_h100", {"RemoteDeviceType": [255], "RemotePciInfo": [{"busId": "FFFFFFFF:FFFF:FF.F"}]}, "NV18"),
+        ("hgx_h100", {"RemoteDeviceType": [{"error": 3}], "RemotePciInfo": [{"error": 3}]}, "NV18"),
+        # Drivers before 465 do not name the type of the other end.
+        ("dgx1_v100", {"RemoteDeviceType": [{"error": 13}]}, None),
+        # As published where the fabric manager did not run: rapidsai/ucx-py issue 749.
+        ("dgx_a100", {"State": [{"error": 3}]}, "PXB"),
+        ("dgx_a100", {"State": [0]}, "PXB"),
+    ],
+)
+def test_links_whose_other_end_is_not_named(
+    table: str, changes: dict[str, Any], link: str | None, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {f"nvmlDeviceGetNvLink{name} {number}": cell for name, cell in changes.items() for number in range(18)}
+    put_in(monkeypatch, nvml_library, table, rows)
+    expected = parse_matrix("\n".join(read_table(table)["topology"]))
+    assert gpus.detect_gpus().topology == (PXB_PAIRS if link == "PXB" else expected)
+    assert link is None or expected[0][1] == link or link == "PXB"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("table", "facts"),
+    [
+        ("tesla_m60", {"mig": None, "ecc": False, "sm_clock_max_mhz": None, "memory_bytes": 8123 * 2**20}),
+        ("gtx_1070", {"mig": None, "ecc": None, "power_limit_w": 151.0, "pcie_generation": None}),
+        ("gb10", {"memory_bytes": None, "power_limit_w": None, "power_limit_min_w": None, "mig": None}),
+        ("mig_a100", {"mig": True, "ecc": True, "memory_bytes": 80 * 2**30}),
+        ("hgx_h100", {"mig": False, "persistence": False, "slowdown_temperature_c": None}),
+    ],
+)
+def test_a_fact_that_a_card_does_not_support_is_none(
+    table: str, facts: dict[str, Any], nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in(monkeypatch, nvml_library, table)
+    found = gpus.detect_gpus()
+    assert {name: getattr(found.gpus[0], name) for name in facts} == facts
+    assert set(found.peer_access or {}) == ({"read", "write"} if table == "gtx_1070" else set()) or len(found.gpus) == 1
+
+
+@pytest.mark.gpu
+def test_memory_of_0_bytes_is_unknown(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(monkeypatch, nvml_library, "gb10", {"nvmlDeviceGetMemoryInfo": [{"total": 0, "free": 0, "used": 0}]})
+    assert gpus.detect_gpus().gpus[0].memory_bytes is None
+
+
+@pytest.mark.gpu
+def test_of_gpus_with_instances_a_process_sees_one_instance(
+    nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in(monkeypatch, nvml_library, "mig_a100")
+    assert gpus.visible_gpus() == [None]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-e07a497d-1bb6-5a42-b670-1c33bf55ab6e")
+    assert gpus.visible_gpus() == [None] and gpus.gpu_numa_nodes() == [None]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-of-another-machine")
+    assert gpus.visible_gpus() == []
+
+
 # NVIDIA/nccl issues 147, 226, 385, 429, 629, 952, 1189, 1814, and documentation of NCCL and aws-ofi-nccl.
 LINES = {
     "a:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read": {"0-1": "P2P/CUMEM/read"},
@@ -318,6 +400,47 @@ def test_multicast_through_nvswitch_is_a_transport_of_all_pairs() -> None:
         found = nccl_log.parse_transports([available, line, channel])
         assert found == {"4-7": "P2P/direct pointer", "all": "NVLS"}
         assert nccl_log.summarize_transports(found) == "NVLS + P2P/direct pointer"
+
+
+RECORDINGS = Path(__file__).parents[2] / "golden" / "recordings"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "transports"),
+    [
+        ("nccl_aws_p5_two_nodes", {"all": "NVLS"}),
+        # NVLS is set up, and NCCL_ALGO keeps NCCL from using it.
+        ("nccl_hgx_ring_and_tree", {"0-7": "P2P/IPC", "0-1": "P2P/IPC"}),
+        (
+            "nccl_sharp_connected",
+            {"all": "COLLNET/SHARP/1/GDRDMA + COLLNET/SHARP/1/GDRDMA(PCI) + COLLNET/SHARP/5/GDRDMA"},
+        ),
+        (
+            "nccl_sharp_failed",
+            {"0-1": "P2P/CUMEM/read", "0-7": "NET/IBext_v8/1(6)/GDRDMA + NET/IBext_v8/1/GDRDMA"},
+        ),
+    ],
+)
+def test_logs_of_gpu_machines(name: str, transports: dict[str, str]) -> None:
+    assert nccl_log.read_transports([RECORDINGS / f"{name}.log"]) == transports
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("algorithms", "nvls", "collnet"),
+    [
+        ("Ring", False, False),
+        ("NVLS,Tree", True, False),
+        ("^NVLS,NVLSTree", False, True),
+        ("allreduce:nvlstree;allgather:ring", True, False),
+        ("CollnetDirect", False, True),
+        ("^ring", True, True),
+    ],
+)
+def test_algorithms_that_the_environment_allows(algorithms: str, nvls: bool, collnet: bool) -> None:
+    assert nccl_log.allows_transport(algorithms, "NVLS") == nvls
+    assert nccl_log.allows_transport(algorithms, "COLLNET") == collnet
 
 
 def test_pairs_are_sorted_with_all_transports_of_each() -> None:

@@ -206,6 +206,21 @@ def test_figures_of_two_nodes_are_combined(tmp_path: Path, monkeypatch: pytest.M
     assert m.infiniband_sent_bytes_per_s is None
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("named", "expected"), [((1, 2), [1, 2]), ((1, None), [1])], ids=["recorded", "unknown"])
+def test_gpus_of_a_node_are_those_that_its_ranks_recorded(
+    named: tuple[int | None, int | None], expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where SLURM shows each rank one GPU, the agent with the monitor sees that of the first rank alone."""
+    monkeypatch.setattr(aggregate, "read_series", lambda path: both()[0])
+    monitor_path(tmp_path, 0).touch()
+    names = [None if number is None else f"samples up GPU-{number}" for number in named]
+    ranks = [dataclasses.replace(measured_rank(number), gpus=[names[number]]) for number in range(2)]
+    report = dataclasses.replace(REPORTS[0], visible_gpus=[1])
+    summary = aggregate.summarize_node(spec_of(), ranks, tmp_path, 0, report)
+    assert [device.index for device in summary.monitor.devices] == expected
+
+
 @pytest.mark.parametrize("lost", ["series", "facts"])
 def test_a_missing_part_makes_a_figure_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
     if lost == "series":

@@ -26,7 +26,7 @@ from scalebench.measure.monitor.host_sampler import HostSampler
 from scalebench.measure.monitor.process_sampler import ProcessSampler
 from scalebench.measure.monitor.time_series import SampleRows, TimeSeries, TimeWindow, read_series
 from scalebench.measure.progress import RankProgress
-from tests.nvml_stand_in import put_in
+from tests.nvml_stand_in import put_in, read_table
 
 
 def read(rows: SampleRows, folder: Path) -> TimeSeries:
@@ -58,6 +58,45 @@ def test_everything_that_nvml_tells(nvml_library: Path, tmp_path: Path, monkeypa
         assert told.pop(f"{gpu}/pcie_sent_bytes_per_s") == 1_000_000
         assert told.pop(f"{gpu}/pcie_received_bytes_per_s") == 2_000_000
     assert sorted(told) == ["gpu0/throttled_none", "gpu1/throttled_sw_power_cap", "gpu1/throttled_sw_thermal_slowdown"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("field_mw", "power_w"),
+    [([123456], 123.456), ([{"error": 3}], 250.0), ([{"error": 2}], 250.0), ([0], 250.0)],
+    ids=["power of this moment", "not supported", "an older driver", "left as it was"],
+)
+def test_power_is_that_of_the_moment_where_nvml_has_it(
+    field_mw: list[object], power_w: float, nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in(monkeypatch, nvml_library, changes={"nvmlDeviceGetFieldValues 186": field_mw})
+    rows = SampleRows()
+    GpuSampler(rows).sample()
+    assert read(rows, tmp_path).values("gpu0", "power_w") == [pytest.approx(power_w)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("table", "quantities"),
+    [
+        ("tesla_m60", "memory_used_bytes power_w temperature_c util_share memory_util_share"),
+        ("gb10", "power_w temperature_c util_share memory_util_share"),
+        ("mig_a100", "memory_used_bytes power_w temperature_c"),
+        ("dgx1_v100", ""),
+    ],
+)
+def test_a_quantity_that_a_card_does_not_support_has_no_row(
+    table: str, quantities: str, nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in(monkeypatch, nvml_library, table)
+    rows = SampleRows()
+    gpus = GpuSampler(rows)
+    gpus.sample()
+    gpus.sample_slow()
+    assert len(gpus) == read_table(table)["gpus"]
+    assert {name for gpu, name in (read(rows, tmp_path).names if len(rows) else []) if gpu == "gpu0"} == set(
+        quantities.split()
+    )
 
 
 def test_a_lost_gpu_is_recorded_once_and_its_rows_stop(

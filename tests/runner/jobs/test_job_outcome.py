@@ -67,10 +67,34 @@ def test_an_external_end_is_the_reason(ending: str, status: str, tmp_path: Path)
 @pytest.mark.parametrize(("ending", "status"), ENDINGS)
 @pytest.mark.parametrize("own", ["cancelled", "failed"])
 def test_a_result_of_an_ended_job_names_the_external_reason(own: str, ending: str, status: str, tmp_path: Path) -> None:
-    script = runs((20.0, leaves_result(own, "cancelled while it ran", gpus=2)), (22.0, state(ending)))
-    result = end_of(tmp_path, script)
+    left = leaves_result(own, "cancelled while it ran", gpus=2, block_s=None)
+    result = end_of(tmp_path, runs((20.0, left), (22.0, state(ending))))
     assert (result.status, result.reason, result.run_id) == (status, reason_of_end(ending), "of job 101")
     assert result.scheduler is not None and result.scheduler.state == ending
+    assert read_result(tmp_path / "0" / RESULT_FILE) == result
+
+
+def leaves_measured_rank(number: int) -> Event:
+    """Return an event in which a rank leaves the figures that it measured before its probes."""
+    return lambda scheduler, job_id, folder: write_json(rank_record_path(folder, number), rank(number, [0.1] * 4))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("ending", "status"), ENDINGS)
+@pytest.mark.parametrize("measured", [1, 2])
+@pytest.mark.parametrize("leaves_row", [True, False])
+def test_an_external_end_during_the_probes_keeps_the_figures(
+    leaves_row: bool, measured: int, ending: str, status: str, tmp_path: Path
+) -> None:
+    """Somebody who cancels a run means all of it."""
+    ranks = [rank(number, [0.1] * 4) for number in range(measured)]
+    left = [leaves_result("cancelled", "cancelled while it ran", gpus=2, ranks=ranks)] if leaves_row else []
+    left = left or [leaves_measured_rank(number) for number in range(measured)]
+    result = end_of(tmp_path, runs(*((20.0, event) for event in left), (22.0, state(ending))), gpus=2)
+    is_ok = measured == 2 and status != "cancelled"
+    assert (result.status, result.reason) == (("ok", None) if is_ok else (status, reason_of_end(ending)))
+    assert ("probe_failed" in result.flags) == is_ok
+    assert result.ranks[0].probe_failures == ({"probes": reason_of_end(ending)} if is_ok else {})
     assert read_result(tmp_path / "0" / RESULT_FILE) == result
 
 

@@ -34,6 +34,7 @@ from scalebench.runner.launchers import mpi, srun, supervise
 from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.runner.parent import run_spec
 from scalebench.slurm.commands import SlurmError
+from scalebench.slurm.resources import JobGeometry
 from scalebench.slurm.submit import Submission, write_submission
 from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.workloads import datasets
@@ -122,6 +123,31 @@ def test_variables_of_the_job_are_not_passed_to_the_step(
     # Ranks descend from a daemon of SLURM, and not from srun.
     assert variables[exit_with_parent.LAUNCHER_VARIABLE] == exit_with_parent.REMOTE_LAUNCHER
     assert (variables["SLURM_HOSTFILE"], variables["SLURM_JOB_ID"]) == (str(tmp_path / SRUN_HOSTS_FILE), "12")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("variables", "whole"),
+    [
+        ({"SLURM_HINT": "nomultithread"}, True),
+        ({"SLURM_THREADS_PER_CORE": "1"}, True),
+        ({"SLURM_JOB_CPUS_PER_NODE": "24(x2),8"}, True),  # has the cores, whether they run two threads or one
+        ({"SLURM_JOB_CPUS_PER_NODE": "8,4"}, False),
+        ({"SLURM_THREADS_PER_CORE": "2"}, False),
+        ({}, False),
+    ],
+)
+def test_a_step_counts_cores_where_its_job_has_them(
+    variables: dict[str, str], whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that counts threads would have too few cores, and SLURM would refuse the step."""
+    for name in ("SLURM_HINT", "SLURM_THREADS_PER_CORE", "SLURM_JOB_CPUS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    command = ["srun", "--threads-per-core=1", "python"]
+    geometry = JobGeometry(nodes=2, tasks=4, tasks_per_node=2, even=True, cpus_per_task=2, overcommit=False)
+    assert srun._with_job_threads(command, geometry) == (command if whole else ["srun", "python"])
 
 
 @pytest.mark.gpu
@@ -246,6 +272,36 @@ def test_after_a_kill_no_process_is_left(victim: str, job: StandIn, tmp_path: Pa
         "failed", "srun was killed by SIGKILL" if "srun" in victim else "rank 1 was killed by SIGKILL"
     )  # fmt: skip
     assert not list(folder.glob("pid*")) and not list(folder.glob("exit*"))
+
+
+TIME_LIMIT = "slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-01-01T01:00:00 DUE TO TIME LIMIT ***"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [("", "srun was killed by SIGKILL"), (TIME_LIMIT, "SLURM: the job was ended, due to time limit")],
+    ids=["killed", "time limit"],
+)
+def test_a_step_that_ends_during_the_probes_keeps_its_figures(
+    log: str, reason: str, job: StandIn, tmp_path: Path
+) -> None:
+    folder, ended = tmp_path / "run", []
+
+    def on_progress(progress: list[RankProgress]) -> None:
+        if not ended and {p.phase for p in progress} == {"close"} and len(progress) == 2:
+            srun = psutil.Process(json.loads((folder / "pid1.json").read_text())["agent"]).parent()
+            assert srun is not None
+            with (folder / SRUN_LOG).open("a") as file:
+                file.write(f"{log}\n")
+            os.kill(srun.pid, signal.SIGKILL)
+            ended.append(srun.pid)
+
+    options = {"fault": "hang", "fault_phase": "close", "fault_rank": 1}
+    result = run_spec(job.spec(2, options=options), folder, on_progress)
+    assert ended and (result.status, result.reason) == ("ok", None)
+    assert all(rank.block_s for rank in result.ranks) and "probe_failed" in result.flags
+    assert result.ranks[0].probe_failures == {"probes": reason}
 
 
 class Srun:

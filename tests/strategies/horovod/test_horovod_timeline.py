@@ -96,6 +96,24 @@ def test_a_hierarchical_all_reduce_is_one_message() -> None:
     assert parsed.phases_s(3)["allreduce_s"] == pytest.approx(0.22)
 
 
+RECORDINGS = Path(__file__).parents[2] / "golden" / "recordings"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "message_bytes", "phases_us"),
+    [
+        ("horovod_nccl_fused", [2600], {"negotiate_s": 100, "queue_s": 50, "memcpy_s": 30, "allreduce_s": 200}),
+        ("horovod_nccl_unfused", [2560, 40], {"negotiate_s": 100, "queue_s": 214, "memcpy_s": 0, "allreduce_s": 251}),
+        ("horovod_hierarchical", [2600], {"negotiate_s": 100, "queue_s": 20, "memcpy_s": 90, "allreduce_s": 480}),
+    ],
+)
+def test_timelines_of_gpus(name: str, message_bytes: list[int], phases_us: dict[str, int]) -> None:
+    parsed = timeline.read_timeline(RECORDINGS / f"{name}.json")
+    assert (parsed.backend(), parsed.message_bytes()) == ("nccl", message_bytes)
+    assert {key: round(seconds * 1e6) for key, seconds in parsed.phases_s(2).items()} == phases_us
+
+
 def test_two_backends_are_both_reported() -> None:
     both = events(2, "MPI_ALLREDUCE") + step_events(9.0, "NCCL_ALLREDUCE", True)
     assert timeline.parse_timeline(both).backend() == "mpi+nccl"

@@ -88,6 +88,9 @@ def test_gpus_are_those_of_the_placement(monkeypatch: pytest.MonkeyPatch) -> Non
     assert devices.configure_devices("cuda", RankPlacement(0, 0, 0, [2, 0], [], 1)) == ["/GPU:1", "/GPU:0"]
     assert visible == [(["a", "c"], "GPU")]
     assert growing == [("a", True), ("c", True)]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["d"])  # the one that SLURM chose for a rank
+    assert devices.configure_devices("cuda", RankPlacement(3, 3, 0, [3], [], 1)) == ["/GPU:0"]
+    assert visible[-1] == (["d"], "GPU")
 
 
 def test_synchronize_waits_for_every_device_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,13 +240,15 @@ def test_tf32_needs_ampere(gpu: Callable[[tuple[int, int]], None]) -> None:
         devices.configure_precision("tf32", GPU)
 
 
+@pytest.mark.gpu
 def test_tf32_is_set_and_observed(gpu: Callable[[tuple[int, int]], None]) -> None:
-    """TensorFlow has it on by itself: float32 means float32."""
+    """TensorFlow has it on by itself, which `default` leaves so; float32 means float32."""
     gpu((8, 0))
     function = traced("float32", "nhwc")
-    for name in ("tf32", "float32"):
-        devices.configure_precision(name, "/GPU:1")
-        assert observed.precision_and_layout(function, "/GPU:1", True)["precision"] == name
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    for name, expected in (("default", "tf32"), ("float32", "float32"), ("tf32", "tf32")):
+        assert devices.configure_precision(name, "/GPU:1") == "float32"
+        assert observed.precision_and_layout(function, "/GPU:1", True)["precision"] == expected
     gpu((7, 0))
     tf.config.experimental.enable_tensor_float_32_execution(True)
     assert observed.precision_and_layout(function, "/GPU:1", True)["precision"] == "float32"

@@ -85,6 +85,40 @@ def test_a_profiler_without_the_gpus_does_not_take_nccl_for_a_ring(
         assert observed.identify_backend(types, lines, on_gpus) == (None if backend == "nothing" else backend)
 
 
+RECORDINGS = Path(__file__).parents[2] / "golden" / "recordings"
+
+
+def read_recording(name: str) -> list[Line]:
+    """Return the lines of an XSpace that is written as text."""
+    from google.protobuf import text_format
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = text_format.Parse((RECORDINGS / f"{name}.pbtxt").read_text(), xplane_pb2.XSpace())
+    return profiling.parse_xspace(space.SerializeToString())
+
+
+@pytest.mark.gpu
+def test_recorded_streams_of_a_gpu() -> None:
+    """Counters of the GPU are no stream, and a second process has a plane of its own."""
+    stream, thread = read_recording("xplane_gpu_stream")
+    copies = [Event("MemcpyD2D", 500 * SECOND, 2 * SECOND), Event("MemcpyD2D", 501 * SECOND, SECOND // 2)]
+    assert stream == Line("GPU 0 Stream #14(MemcpyH2D)", "cuda", copies)
+    assert thread == Line("Thread 2", "cpu", [Event("Event 2", 2_000_000, 200)])
+    profile = profiling.summarize_profile([stream, thread], 1, 3.0, ())
+    (copied,) = profile.operations
+    assert (copied.name, copied.calls, copied.self_s, copied.collective, copied.device) == (
+        "MemcpyD2D", 2, 2.0, False, "cuda",
+    )  # fmt: skip
+    assert (profile.kernel_s, profile.collective_s) == (2.0, None)
+
+
+def test_a_recorded_thread() -> None:
+    """An event without metadata has no name, and none of them is an operation."""
+    (thread,) = read_recording("xplane_host_thread")
+    assert thread == Line("Thread1", "cpu", [Event("test_step", 10**6, 5 * 10**6), Event("", 3 * 10**6, 0)])
+    assert profiling.summarize_profile([thread], 1, 1.0, ()).kernel_s is None
+
+
 def test_lines_with_their_operations() -> None:
     found = [
         (line.name, line.device, event.name, event.operation)

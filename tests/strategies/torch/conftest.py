@@ -69,7 +69,7 @@ def user_model(name: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def strategy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return strategy(name, **changes) -> rank 0 of that strategy, set up; it is closed after the test."""
+    """Return strategy(name, processes=1, **changes) -> rank 0 of that strategy, set up; it is closed after the test."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(find_free_port()))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -78,8 +78,8 @@ def strategy(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv(name, value)
     made: list[Strategy] = []
 
-    def make(name: str, **changes: Any) -> Strategy:
-        made.append(registry.load_strategy(name)(spec_of(name, **changes), 0))
+    def make(name: str, processes: int = 1, **changes: Any) -> Strategy:
+        made.append(registry.load_strategy(name)(spec_of(name, processes, **changes), 0))
         made[-1].setup()
         return made[-1]
 

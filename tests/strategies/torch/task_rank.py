@@ -20,6 +20,7 @@ from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import FORWARD, OPTIMIZER, PARTS, BatchReplay
 from scalebench.strategies.torch import profiling
 from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.observed import ProfiledReplay
 from scalebench.workloads.source import Source
 from tests.strategies.builders import make_features, run_training, scheduled_rates
 
@@ -127,7 +128,27 @@ def sum_weights(strategy: Any) -> float:
     return float(sum(array.sum(dtype=np.float64) for array in strategy.parameters().values()))
 
 
-TASKS = {"accumulate": accumulate, "shard": shard, "take_parts": take_parts}
+def count_broadcasts(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
+    """Count Lightning's broadcasts in three steps, by the option and by whether gradients are synchronized."""
+    strategy.setup()
+    batch = TorchBatch(*map(torch.from_numpy, make_features(20)), 40)
+    counts = {}
+    for sigterm in ("lightning", "never"):
+        for sync in (True, False):
+            strategy.options.sigterm = sigterm
+            strategy.set_gradient_sync(sync)
+            replay = ProfiledReplay(batch, 4)  # profiled from its first batch on, after the broadcast before that
+            strategy.train(replay)
+            names = [event.name for event in replay._profiler.events()]
+            counts[f"{sigterm} {sync}"] = [names.count("gloo:broadcast"), "gloo:all_reduce" in names]
+    settings = {}
+    for sigterm in ("lightning", "never"):
+        strategy.options.sigterm = sigterm
+        settings[sigterm] = strategy.settings_used().get("sigterm")
+    write_json(progress.folder / f"observed{record.rank}.json", {"counts": counts, "settings": settings})
+
+
+TASKS = {"accumulate": accumulate, "count_broadcasts": count_broadcasts, "shard": shard, "take_parts": take_parts}
 
 if __name__ == "__main__":
     run_folder = Path(sys.argv[1])

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,29 @@ def test_the_optimizer_state_follows_the_model(strategy: Any, source: Callable[.
         assert {name: value.device.type for name, value in state.items()} == {
             "step": "cpu", "exp_avg": "meta", "exp_avg_sq": "meta",
         }  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sigterm", ["lightning", "never"])
+def test_the_broadcast_of_sigterm_is_part_of_the_synchronization(strategy: Any, sigterm: str) -> None:
+    lightning, calls = strategy("lightning_ddp_gloo", strategy__options__sigterm=sigterm), []
+    loop = SimpleNamespace(_broadcast_sigterm_tensor=lambda: calls.append(lightning._sync_on))
+    lightning._switch_sigterm_broadcast(loop)
+    for on in (True, False):
+        lightning.set_gradient_sync(on)
+        loop._broadcast_sigterm_tensor()
+    assert calls == ([True] if sigterm == "lightning" else [])
+
+
+@pytest.mark.gpu
+def test_a_lightning_without_that_broadcast(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has nothing to switch off, or something that cannot be."""
+    from scalebench.strategies.torch import lightning
+
+    monkeypatch.delattr(lightning._TrainingEpochLoop, lightning.SIGTERM_HOOK)
+    strategy("lightning_ddp_gloo")._switch_sigterm_broadcast(SimpleNamespace())
+    with pytest.raises(Unsupported, match=r"sigterm=never: pytorch_lightning .* leave it at lightning"):
+        strategy("lightning_ddp_gloo", strategy__options__sigterm="never")
 
 
 def test_uneven_nodes_are_unsupported() -> None:

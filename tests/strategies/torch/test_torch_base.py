@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -9,11 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.profiler import ProfilerActivity
 
 from scalebench.core.errors import InputError
+from scalebench.core.machine import gpus
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, NotMeasured, Unsupported
 from scalebench.strategies.torch import batches
-from scalebench.strategies.torch.base import choose_device
+from scalebench.strategies.torch.base import choose_backend, choose_device
+from scalebench.strategies.torch.ddp import choose_device_ids
+from scalebench.strategies.torch.group import choose_bound_device
+from scalebench.strategies.torch.lightning import choose_trainer_devices
+from scalebench.strategies.torch.observed import choose_activities
 from scalebench.workloads import networks
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
@@ -36,6 +43,35 @@ def test_memory_that_the_allocator_reserved(strategy: Any, monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: retries[str(device)])
     bare.device = torch.device("cuda", 1)
     assert (bare.reserved_memory_bytes(), bare.allocator_retries()) == ([7 * 10**9], 3)
+
+
+GPU, CPU = torch.device("cuda", 3), torch.device("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ((choose_backend, "auto", "cuda"), "nccl"),
+        ((choose_backend, None, "cuda"), "nccl"),
+        ((choose_backend, "gloo", "cuda"), "gloo"),
+        ((choose_backend, "auto", "cpu"), "gloo"),
+        ((choose_backend, "nccl", "cpu"), "nccl"),
+        ((choose_device_ids, GPU), [3]),
+        ((choose_device_ids, CPU), None),
+        ((choose_bound_device, "nccl", GPU), GPU),
+        ((choose_bound_device, "gloo", GPU), None),
+        ((choose_bound_device, "gloo", CPU), None),
+        ((choose_trainer_devices, "cuda", [3, 1]), {"accelerator": "gpu", "devices": [3, 1]}),
+        ((choose_trainer_devices, "cpu", [3, 1]), {"accelerator": "cpu", "devices": 2}),
+        ((choose_activities, True), [ProfilerActivity.CPU, ProfilerActivity.CUDA]),
+        ((choose_activities, False), [ProfilerActivity.CPU]),
+    ],
+    ids=lambda value: value[0].__name__ if isinstance(value, tuple) else str(value),
+)
+def test_choices_by_kind_of_device(chosen: tuple[Any, ...], expected: Any) -> None:
+    choose, *arguments = chosen
+    assert choose(*arguments) == expected
 
 
 def test_loss_is_reported_as_a_lazy_sum(strategy: Any, source: Callable[..., Source]) -> None:
@@ -150,10 +186,61 @@ def test_close_after_a_failed_setup(strategy: Any) -> None:
         strategy("ddp_gloo", train__optimizer="adamm")  # after the group was joined; the fixture closes it
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_missing_gpu_is_unsupported() -> None:
-    with pytest.raises(Unsupported, match="sees 0 GPUs"):
-        choose_device("cuda", 0)
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("cuda", "driver", "is_available", "index", "reason"),
+    [
+        (None, None, False, 0, f"PyTorch {torch.__version__} is a build without CUDA: pip install "),
+        ("13.0", "535.183.01", False, 0, "needs NVIDIA driver 580 or newer, and 535.183.01 is installed: pip install "),
+        ("13.0", None, False, 0, "sees 0 GPUs and this rank wants number 0"),
+        ("13.0", "535.183.01", True, 1, "has no code for compute capability 7.0, only for sm_75 sm_90: pip install "),
+        ("13.0", "535.183.01", True, 0, None),  # by the compatibility package of a container
+        ("13.0", "580.65.06", True, 2, "sees 2 GPUs and this rank wants number 2"),
+    ],
+)
+def test_a_gpu_that_pytorch_cannot_use_is_unsupported(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, driver: str | None, is_available: bool, index: int,
+    reason: str | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(gpus, "read_driver_version", lambda: driver)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"] if is_available else [])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: [(9, 0), (7, 0)][number])
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    if reason is None:
+        assert choose_device("cuda", index) == torch.device("cuda", index)
+    else:
+        with pytest.raises(Unsupported, match=re.escape(reason)):
+            choose_device("cuda", index)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("visible", "index", "chosen"),
+    [(4, 3, 3), (1, 3, 0), (1, 0, 0), (2, 3, None), (0, 0, None)],
+    ids=["all of the node", "one for each rank", "the only one", "too few", "none"],
+)
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(
+    visible: int, index: int, chosen: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current: list[torch.device] = []
+    for name, value in {
+        "is_available": visible > 0,
+        "device_count": visible,
+        "get_arch_list": ["sm_90"],
+        "get_device_capability": (9, 0),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *device, value=value: value)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(gpus, "read_driver_version", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    if chosen is None:
+        with pytest.raises(Unsupported, match=f"sees {visible} GPUs and this rank wants number {index}"):
+            choose_device("cuda", index)
+        return
+    assert [choose_device("cuda", index)] == current == [torch.device("cuda", chosen)]
 
 
 @pytest.mark.parametrize("probe", [lambda adapter: adapter.profile(1, None), lambda adapter: adapter.backend_used()])

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from scalebench.core.spec import OPTIMIZERS, TrainSpec
+from scalebench.config.horovod_build import find_horovod_problem
+from scalebench.core.spec import OPTIMIZERS
 from scalebench.strategies.torch import batches as feeding
-from scalebench.strategies.torch import optimizer
+from scalebench.strategies.torch import ddp, optimizer
+from scalebench.strategies.torch import group as torch_group
+from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training, scheduled_rates
 
@@ -95,38 +97,74 @@ def test_float16_with_a_schedule(strategy: Any, source: Callable[..., Source], n
 
 
 @pytest.fixture
-def eight_ranks() -> Iterator[Any]:
-    """The mesh of rank 0 in a group of eight whose collective operations do nothing."""
-    dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
-    try:
-        yield init_device_mesh("cpu", (8,))
-    finally:
-        dist.destroy_process_group()
+def eight_ranks(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return eight_ranks(name, **changes) -> rank 0 of eight with the kernels of GPUs; collectives do nothing."""
+    join = dist.init_process_group
+    monkeypatch.setattr(torch_group, "_open_store", lambda *words: FakeStore())
+    monkeypatch.setattr(
+        dist,
+        "init_process_group",
+        lambda backend, store, rank, world_size, **others: join("fake", store=store, rank=rank, world_size=world_size),
+    )
+    # The fake group has no result, for which DistributedDataParallel's own hooks look.
+    monkeypatch.setattr(ddp.Ddp, "send_bucket", lambda adapter, bucket: ddp._completed_future(bucket.buffer()))
+    monkeypatch.setattr(optimizer, "build_optimizer", partial(optimizer.build_optimizer, device="cuda"))
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    return partial(strategy, processes=8)
+
+
+SHARDED = ("fsdp_gloo", "tensor_parallel")
+BUCKETS = {"strategy__options__overlap": False}
+KERNELS = {"sgd": "fused", "momentum": "fused", "adam": "fused", "adamw": "fused", "rmsprop": "foreach"}
+
+
+def local_weights(adapter: Any) -> list[Tensor]:
+    return [getattr(p, "to_local", lambda p=p: p)().detach().clone() for p in adapter.model.parameters()]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("kind", ["fsdp", "tensor_parallel"])
-def test_sharded_weights_are_stepped_as_on_gpus(kind: str, name: str, device: str, eight_ranks: Any) -> None:
-    """GPUs get kernels that a CPU never would; DTensor lacks a rule for fused SGD. Half of the tensor-parallel weights
-    are plain tensors."""
-    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
-    if kind == "fsdp":
-        fully_shard(model, mesh=eight_ranks)
-    else:
-        parallelize_module(model, eight_ranks, {"0": ColwiseParallel(output_layouts=None)})
-    train = TrainSpec(optimizer=name, momentum=MOMENTUM, weight_decay=DECAY)
-    stepped = optimizer.build_optimizer(train, model.parameters(), 0.1, device)
-    before = [getattr(p, "to_local", lambda p=p: p)().detach().clone() for p in model.parameters()]
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
+@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [*SHARDED, "ddp_gloo", "zero1", "lightning_ddp_gloo"])
+def test_eight_ranks_step_as_on_gpus(name: str, optimizer_name: str, eight_ranks: Any) -> None:
+    """GPUs get kernels that a CPU never would. DTensor, of which FSDP's weights are and half of the tensor-parallel
+    ones, lacks a rule for fused SGD."""
+    adapter = eight_ranks(name, train__optimizer=optimizer_name, **({} if name in SHARDED else BUCKETS))
+    before = local_weights(adapter)
     for _ in range(2):
-        stepped.step()
-    after = [getattr(p, "to_local", lambda p=p: p)().detach() for p in model.parameters()]
-    assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
-    if name in ("sgd", "momentum") and device == "cuda":
-        assert all(
-            group["fused"] != hasattr(group["params"][0], "to_local") and group["foreach"] != group["fused"]
-            for group in stepped.param_groups
-        )
+        adapter.step(TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 160))
+    # Under ZeRO each rank steps only the weights that it owns, and gets those of the others, here none.
+    stepped = getattr(adapter.optimizer, "optim", adapter.optimizer)
+    owned = {id(parameter) for group in stepped.param_groups for parameter in group["params"]}
+    for old, new, parameter in zip(before, local_weights(adapter), adapter.model.parameters(), strict=True):
+        assert torch.equal(old, new) == (id(parameter) not in owned)
+    for group in stepped.param_groups:
+        is_sharded = hasattr(group["params"][0], "to_local")
+        expected = "foreach" if is_sharded and optimizer_name in ("sgd", "momentum") else KERNELS[optimizer_name]
+        assert [kernel for kernel in ("fused", "foreach") if group.get(kernel)] == [expected]
+    adapter.close()
+    assert not dist.is_initialized()
+
+
+@pytest.fixture
+def horovod_rank(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Yield horovod_rank(**changes) -> the only rank of Horovod's group, with the kernels of GPUs."""
+    if reason := find_horovod_problem("torch", "gloo", "local"):
+        pytest.skip(reason)
+    monkeypatch.setattr(optimizer, "build_optimizer", partial(optimizer.build_optimizer, device="cuda"))
+    before = dict(os.environ)  # the group sets variables that Horovod's library reads
+    yield partial(strategy, "horovod_gloo")
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+def test_horovods_wrapper_steps_as_on_gpus(optimizer_name: str, horovod_rank: Any) -> None:
+    """Its optimizer is of another class, and still takes a scaled loss where the kernel does."""
+    adapter = horovod_rank(train__optimizer=optimizer_name, train__precision="float16")
+    before = local_weights(adapter)
+    adapter.step(TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20))
+    assert not any(torch.equal(old, new) for old, new in zip(before, local_weights(adapter), strict=True))
+    is_fused = KERNELS[optimizer_name] == "fused"
+    assert getattr(adapter.optimizer, "_step_supports_amp_scaling", False) == is_fused
+    assert [bool(group.get("fused")) for group in adapter.optimizer.param_groups] == [is_fused]

@@ -109,10 +109,44 @@ def test_tf32_needs_a_recent_gpu(strategy: Any, monkeypatch: pytest.MonkeyPatch)
         precision._check_tf32(torch.device("cuda", 0))
 
 
-def test_float32_switches_tf32_off() -> None:
-    precision.Precision("float32", CPU)
-    assert not torch.backends.cuda.matmul.allow_tf32
-    assert not torch.backends.cudnn.allow_tf32
+@pytest.mark.gpu
+@pytest.mark.parametrize("before", [True, False])
+def test_only_the_default_leaves_the_switches_of_tf32(before: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = before
+    for name, expected in (("default", before), ("float32", False)):  # the latter for the tests that follow
+        precision.Precision(name, CPU)
+        assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "capability", "allows_tf32", "expected"),
+    [
+        ("default", (8, 0), True, "nhwc"), ("default", (8, 0), False, "nchw"), ("default", (7, 0), True, "nchw"),
+        ("float32", (9, 0), False, "nchw"), ("tf32", (9, 0), True, "nhwc"), ("float16", (7, 0), False, "nhwc"),
+        ("bfloat16", (8, 6), False, "nhwc"),
+    ],
+)  # fmt: skip
+def test_the_default_layout_is_that_of_tensor_cores_where_they_are_used(
+    name: str, capability: tuple[int, int], allows_tf32: bool, expected: str
+) -> None:
+    train = TrainSpec(precision=name)
+    assert precision.select_data_format(train, "cuda", capability, allows_tf32) == expected
+    assert precision.select_data_format(train, "cpu", (0, 0), allows_tf32) == "nhwc"
+    for wanted in ("nhwc", "nchw"):
+        train.data_format = wanted
+        assert precision.select_data_format(train, "cuda", capability, allows_tf32) == wanted
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("expected", ["nhwc", "nchw"])
+def test_networks_are_built_in_the_default_layout(
+    strategy: Any, pictures: Callable[..., Source], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "select_data_format", lambda *facts: expected)
+    bare = strategy("bare_torch", **IMAGES)
+    bare.step(next(iter(bare.feed(pictures()))))
+    assert bare.settings_used()["data_format"] == expected
 
 
 @pytest.mark.parametrize("name", training.OPTIMIZERS)

@@ -16,7 +16,13 @@ from torch.autograd import DeviceType
 
 from scalebench.core.result import ProfiledOperation
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.observed import OperatorCall, ProfiledReplay, identify_backend, identify_settings
+from scalebench.strategies.torch.observed import (
+    ALL_REDUCE,
+    OperatorCall,
+    ProfiledReplay,
+    identify_backend,
+    identify_settings,
+)
 from scalebench.strategies.torch.profiling import MAX_OPERATIONS, build_profile, summarize_operations
 from scalebench.workloads.source import Source
 
@@ -125,7 +131,129 @@ def test_sums_cover_all_operations_and_are_none_without_any() -> None:
     ],
 )
 def test_identify_backend(names: list[str], backend: str | None) -> None:
-    assert identify_backend(names) == backend
+    assert identify_backend(iter(names)) == backend
+
+
+# NCCL names its kernels in src/device/generate.py and src/device/symmetric/generate.py. DataParallel adds gradients up
+# with Reduce. A broadcast alone, such as Lightning's of a flag, carries no gradients.
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_TREE_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl"),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl"),
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "nccl"),
+        ("ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f32(ncclSymkDevWorkArgs4K)", "nccl"),
+        ("ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16(ncclSymkDevWorkArgs4K)", "nccl"),
+        ("ncclSymDevKernel_AllGather_STMC(ncclSymDevArgs)", "nccl"),
+        ("ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)", None),
+        ("nccl:broadcast", None),
+    ],
+)
+def test_kernels_of_nccl(name: str, backend: str | None) -> None:
+    """All kernels are communication in a profile, also those that carry no gradients."""
+    assert identify_backend([name]) == backend
+    (operation,) = summarize_operations([event(name, 5.0, 0.0, **KERNEL)], 1, cuda=True)
+    assert operation.collective == ("Kernel" in name)
+
+
+# The names are from NVIDIA/cutlass issues 999 and 2286, pytorch/pytorch pull request 167503, pytorch/xla 6407,
+# karpathy/nanochat 105, pytorch/kineto and openxla/xprof.
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "is_tf32"),
+    [
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x64_16x6_tn_align4>(Params)", True),
+        ("cutlass_tensorop_s1688tf32gemm_256x128_16x3_nn_align4", True),
+        ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize1x1x1_execute_segment_k_off", True),
+        ("cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_nn_align1", False),
+        ("ampere_bf16_s1688gemm_bf16_128x128_ldg8_f2f_stages_32x1_nn", False),
+        ("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_64x3_tn", False),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x64x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4", False),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x256_8x4_nt_align1>(Params)", False),
+        ("volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_tn", False),
+        ("volta_sgemm_128x32_nt", False),
+    ],
+)
+def test_kernels_of_tf32(name: str, is_tf32: bool) -> None:
+    assert identify_settings([name], [product(FLOAT)])["precision"] == ("tf32" if is_tf32 else "float32")
+
+
+RECORDINGS = Path(__file__).parents[2] / "golden" / "recordings"
+
+
+def read_recording(name: str) -> list[Any]:
+    """Return the events of a Chrome trace as torch's profiler has them before it writes one."""
+    traced = json.loads((RECORDINGS / f"{name}.json").read_text())
+    return [
+        event(each["name"], each["dur"], each["dur"], **(KERNEL if each["cat"].lower() == "kernel" else {}))
+        for each in traced
+    ]
+
+
+NCCL_2_12 = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
+ADD = "void at::native::vectorized_elementwise_kernel"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "backend", "kernels", "collective_us"),
+    [
+        (
+            "kineto_nccl",
+            "nccl",
+            [(NCCL_2_12, 1058), (ADD, 161), ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclWorkElem)", 31)],
+            1089,
+        ),
+        ("kineto_gloo_gpu", "gloo", [(ADD, 101)], None),
+        ("kineto_v100", None, [("volta_sgemm_128x32_nt", 6), (f"{ADD}<4, at::native::AddFunctor<float>, ", 1)], None),
+    ],
+)
+def test_recorded_profiles_of_gpus(
+    name: str, backend: str | None, kernels: list[tuple[str, int]], collective_us: int | None
+) -> None:
+    events = read_recording(name)
+    assert identify_backend(each.name for each in events) == backend
+    operations = summarize_operations(events, 1, cuda=True)
+    assert [round(operation.self_s * 1e6) for operation in operations] == [us for _, us in kernels]
+    assert all(each.name.startswith(start) for each, (start, _) in zip(operations, kernels, strict=True))
+    collective_s = build_profile(operations, 1, 0.01).collective_s
+    assert (None if collective_s is None else round(collective_s * 1e6)) == collective_us
+
+
+@pytest.mark.gpu
+def test_recorded_settings_of_a_gpu() -> None:
+    """ResNet-50 in float32 on an H100; images and kernels are channels-last."""
+    traced = json.loads((RECORDINGS / "kineto_h100_channels_last.json").read_text())
+    calls = []
+    for each in traced:
+        if sizes := each["args"].get("Input Dims"):
+            strides = [tuple(part) for part in each["args"]["Input Strides"]]
+            is_convolution = each["name"] == "aten::convolution"
+            kernel = (tuple(sizes[1]), strides[1]) if is_convolution else ()
+            calls.append(OperatorCall(each["name"], FLOAT, tuple(sizes[0]), strides[0], *kernel))
+    names = {each["name"] for each in traced}
+    assert identify_settings(names, calls) == {"compiler": "none", "precision": "float32", "data_format": "nhwc"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("names", "backend"),
+    [
+        (["ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl:broadcast"], None),
+        (["nccl:_all_gather_base", "ncclDevKernel_AllGather_RING_LL"], None),
+        (["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"], "nccl"),
+        (["ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"], "nccl"),
+        (["ncclSymkDevKernel_AllReduce_RSxLD_AGxST(ncclSymkDevWorkArgs4K)"], "nccl"),
+        (["gloo:all_reduce", "ncclDevKernel_Broadcast_RING_LL"], "gloo"),
+        (["nccl:all_reduce"], "nccl"),
+    ],
+)
+def test_only_all_reduces_count_where_other_collectives_run_too(names: list[str], backend: str | None) -> None:
+    """Lightning's broadcast of SIGTERM would pass for the gradients otherwise."""
+    assert identify_backend(names, ALL_REDUCE) == backend
 
 
 FLOAT, HALF = torch.float32, torch.float16

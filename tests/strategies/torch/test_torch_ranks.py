@@ -71,6 +71,20 @@ def test_two_ranks_train_like_one_process(
     assert len({actual["mse"] for actual in rank0["metrics"]}) == len(EVALUATED_STEPS)
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.real
+def test_lightning_broadcasts_before_each_batch_unless_switched_off(tmp_path: Path) -> None:
+    """Steps without gradient synchronization, by which the others are judged, have no collective at all."""
+    write_json(tmp_path / "task.json", "count_broadcasts")
+    for observed in run_ranks(spec_of("lightning_ddp_gloo", 2), tmp_path, RANK):
+        counts = observed["counts"]
+        assert counts["lightning False"] == counts["never False"] == [0, False]
+        (with_it, sent), (without, sent_without) = counts["lightning True"], counts["never True"]
+        assert with_it - without == 3 and sent and sent_without  # DDP's own are those that order its buckets
+        assert observed["settings"] == {"lightning": "broadcast", "never": None}
+
+
 @pytest.mark.real
 @pytest.mark.slow
 def test_adasum_with_accumulation_is_unsupported(tmp_path: Path) -> None:

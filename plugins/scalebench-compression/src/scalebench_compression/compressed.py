@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from scalebench.plugin_api import RunSpec, Unsupported
-from scalebench.strategies.torch import Ddp, DdpOptions
+from scalebench.strategies.torch import Ddp
 
 DISTRIBUTION = "scalebench-compression"
 Buffers = tuple[Tensor, ...]
@@ -59,11 +58,6 @@ class CompressedDdp(Ddp):
             return super().register_hook(net)
         # Without annotations: torch compares them with its own classes, and here they are strings.
         net.register_comm_hook(None, lambda _, bucket: self.send_bucket(bucket))
-
-    def ddp_arguments(self) -> dict[str, Any]:
-        """Return the arguments without the options of the compression."""
-        added = vars(self.options).keys() - vars(DdpOptions()).keys()
-        return {key: value for key, value in super().ddp_arguments().items() if key not in added}
 
     def message_sizes(self) -> list[int]:
         return list(self.messages.step_bytes)

@@ -51,7 +51,10 @@ def library_versions() -> dict[str, str]:
     return {"jax": jax.__version__, "jaxlib": jaxlib.version.__version__, "optax": optax.__version__}
 
 
-COMPUTE_DTYPES: dict[str, Any] = {"float32": jnp.float32, "tf32": jnp.float32, "bfloat16": jnp.bfloat16}
+COMPUTE_DTYPES: dict[str, Any] = {
+    **dict.fromkeys(("default", "float32", "tf32"), jnp.float32),
+    "bfloat16": jnp.bfloat16,
+}
 MIN_TF32_CAPABILITY = 8.0  # Ampere, the first GPUs with such units
 
 
@@ -64,13 +67,14 @@ def refuse_unsupported(train: TrainSpec) -> None:
 
 
 def configure_precision(precision: str, device: jax.Device) -> None:
-    """Set the rounding of float32 products: on newer GPUs JAX's default is TF32. Raises Unsupported for tf32 on a
-    device without it."""
-    if precision == "tf32":
-        capability = getattr(device, "compute_capability", None)
-        if capability is None or float(capability) < MIN_TF32_CAPABILITY:
-            raise Unsupported("train.precision=tf32 needs a GPU of compute capability 8.0 or above; use float32")
-    jax.config.update("jax_default_matmul_precision", "tensorfloat32" if precision == "tf32" else "highest")
+    """Set the rounding of float32 products: JAX's default is TF32 on GPUs that have it. Raises Unsupported for tf32 on
+    a device without it."""
+    capability = getattr(device, "compute_capability", None)
+    has_tf32 = capability is not None and float(capability) >= MIN_TF32_CAPABILITY
+    if precision == "tf32" and not has_tf32:
+        raise Unsupported("train.precision=tf32 needs a GPU of compute capability 8.0 or above; use float32")
+    uses_tf32 = has_tf32 and precision in ("default", "tf32")
+    jax.config.update("jax_default_matmul_precision", "tensorfloat32" if uses_tf32 else "highest")
 
 
 PRODUCT = re.compile(r"stablehlo\.(?:convolution|dot_general).*?: \(tensor<[0-9x]*x(\w+)>, ")

@@ -28,7 +28,7 @@ from scalebench.slurm.partition import (
     read_nodes,
     select_nodes,
 )
-from scalebench.slurm.resources import START_ALLOWANCE_S
+from scalebench.slurm.resources import START_ALLOWANCE_S, WHOLE_CORES_HINT, job_options
 
 PYXIS_OPTION = "--container-image"  # an option of srun that only the plugin adds
 
@@ -124,12 +124,17 @@ def check_partition(config: Config, nodes: Sequence[PartitionNode]) -> list[Chec
             )
         ]
     up = sum(node.usable for node in nodes_used)
+    counts_cores = job_options(slurm).get("hint") == WHOLE_CORES_HINT  # else threads, as the user's own options say
     cores, name = hardware.cpus_per_node, slurm.partition or f"null: {nodes_used[0].partition}"
     rows = [
         check_value("slurm.partition", name, f"{up} of {len(nodes_used)} nodes up", up > 0),
         check_value("max_nodes", hardware.max_nodes, f"{len(nodes_used)} nodes", len(nodes_used) >= hardware.max_nodes),
         _check_each_node(
-            "cpus_per_node", cores, nodes_used, _format_cores, lambda node: cores in (node.cores, node.cpus)
+            "cpus_per_node",
+            cores,
+            nodes_used,
+            _format_cores,
+            lambda node: cores == node.cores or (not counts_cores and cores == node.cpus),
         ),
         _check_memory(hardware, nodes_used),
         _check_time_limit(config, nodes_used),

@@ -67,11 +67,26 @@ build_environment() {
   if [ "$torch" = none ]; then export HOROVOD_WITHOUT_PYTORCH=1; else export HOROVOD_WITH_PYTORCH=1; fi
   if [ "$tensorflow" = none ]; then export HOROVOD_WITHOUT_TENSORFLOW=1; else export HOROVOD_WITH_TENSORFLOW=1; fi
   if [ "$mpi" = nompi ]; then export HOROVOD_WITHOUT_MPI=1; else export HOROVOD_WITH_MPI=1; fi
-  if [ "$gpu" = nccl ]; then
-    # Horovod pins C++11 for its CUDA kernels; of two standards nvcc takes the last.
-    export HOROVOD_GPU_OPERATIONS=NCCL NVCC_APPEND_FLAGS=-std=c++17
-    has nvcc || export HOROVOD_CUDA_HOME="${HOROVOD_CUDA_HOME:-/usr/local/cuda}"
+  # Horovod pins C++11 for its CUDA kernels, which it compiles wherever PyTorch has CUDA; of two standards nvcc takes
+  # the last.
+  export NVCC_APPEND_FLAGS="${NVCC_APPEND_FLAGS:+$NVCC_APPEND_FLAGS }-std=c++17"
+  if [ "$gpu" = nccl ]; then export HOROVOD_GPU_OPERATIONS=NCCL; fi
+  if [ "$torch_cuda" = cpu ]; then
+    return 0
+  elif [ "$gpu" = cpu ]; then
+    hide_cuda
+  else
+    CUDA_HOME=$(dirname "$(dirname "$nvcc")")
+    export CUDA_HOME HOROVOD_CUDA_HOME="$CUDA_HOME" PATH="$CUDA_HOME/bin:$PATH"
   fi
+}
+
+# Horovod's CMake files build for CUDA if torch.utils.cpp_extension finds any nvcc, or only a folder /usr/local/cuda.
+hide_cuda() {
+  printf '%s\n' 'import contextlib, sys' 'if "cpp_extension" in " ".join(sys.orig_argv):' \
+    '    with contextlib.suppress(ImportError):' '        from torch.utils import cpp_extension' \
+    '        cpp_extension.CUDA_HOME = None' >"$work/sitecustomize.py"
+  export PYTHONPATH="$work${PYTHONPATH:+:$PYTHONPATH}"
 }
 
 # The wheel goes to its place at the end, whole; until then everything lies in $work.

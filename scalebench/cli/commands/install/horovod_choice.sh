@@ -39,22 +39,61 @@ machine_name() {
   echo "$(uname -m)$found-$(getconf GNU_LIBC_VERSION 2>/dev/null || uname -s)" | tr -cs 'A-Za-z0-9._\n' '-'
 }
 
-# What NCCL operations lack here, a line each.
-nccl_lacks() {
-  local folder
-  [ "$torch_cuda" = cuda ] || echo "a CUDA build of PyTorch"
-  has nvcc || [ -x "${HOROVOD_CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ] || echo "nvcc"
-  for folder in "${HOROVOD_NCCL_INCLUDE:-}" "${HOROVOD_NCCL_HOME:-}/include" "${CUDA_HOME:-/usr/local/cuda}/include" \
-    /usr/include; do
-    if [ -e "$folder/nccl.h" ]; then return; fi
+# Sets nvcc and its CUDA version, both empty without one. Horovod's build looks for it in three ways; it gets this one.
+find_nvcc() {
+  local candidate
+  nvcc='' nvcc_cuda=''
+  for candidate in "${HOROVOD_CUDA_HOME:+$HOROVOD_CUDA_HOME/bin/nvcc}" "$(command -v nvcc || true)" \
+    "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc"; do
+    [ -x "$candidate" ] || continue
+    nvcc=$candidate
+    nvcc_cuda=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9][0-9.]*\).*/\1/p' | head -n 1 || true)
+    return 0
   done
-  echo "nccl.h"
 }
 
-# Sets gpu, and takes TensorFlow out where it does not go with NCCL.
+# What a build with CUDA lacks here, in a line. Headers of another major version do not compile with PyTorch's.
+cuda_lacks() {
+  local wanted=${torch_cuda%%.*}
+  if [ "$torch_cuda" = cpu ]; then
+    echo "a CUDA build of PyTorch"
+  elif [ -z "$nvcc" ]; then
+    echo "nvcc"
+  elif [ "${nvcc_cuda%%.*}" != "$wanted" ]; then
+    echo "nvcc of CUDA $wanted as PyTorch $torch ($nvcc is of CUDA ${nvcc_cuda:-unknown};" \
+      "HOROVOD_CUDA_HOME=/usr/local/cuda-$torch_cuda names another)"
+  fi
+}
+
+nccl_lacks() {
+  has_nccl_header || echo "nccl.h"
+  cuda_lacks
+}
+
+has_nccl_header() {
+  local folder
+  for folder in "${HOROVOD_NCCL_INCLUDE:-}" "${HOROVOD_NCCL_HOME:-}/include" "${CUDA_HOME:-/usr/local/cuda}/include" \
+    /usr/include; do
+    if [ -e "$folder/nccl.h" ]; then return 0; fi
+  done
+  return 1
+}
+
+has_gpu() {
+  case "${SCALEBENCH_GPU:-}" in
+    yes | no) [ "$SCALEBENCH_GPU" = yes ] ;;
+    '') has nvidia-smi && nvidia-smi -L 2>/dev/null | grep -q GPU ;;
+    *) fail "SCALEBENCH_GPU=$SCALEBENCH_GPU should be yes or no" ;;
+  esac
+}
+
+# Sets gpu (nccl; cuda: gradients on GPUs are copied through host memory; cpu), and takes TensorFlow out where it does
+# not go with NCCL.
 choose_gpu() {
-  local lacks
-  gpu=cpu
+  local lacks no_cuda
+  find_nvcc
+  gpu=cpu no_cuda=$(cuda_lacks)
+  [ -n "$no_cuda" ] || gpu=cuda
   lacks=$(nccl_lacks | paste -sd , | sed 's/,/, /g')
   case "${HOROVOD_GPU_OPERATIONS:-auto}" in
     none) ;;
@@ -63,22 +102,28 @@ choose_gpu() {
       gpu=nccl
       ;;
     auto)
-      if has nvidia-smi && nvidia-smi -L 2>/dev/null | grep -q GPU; then
-        if [ -z "$lacks" ]; then gpu=nccl; else notes+=("without NCCL, for which there is no $lacks here"); fi
+      if has_gpu && [ -z "$lacks" ]; then
+        gpu=nccl
+      elif has_gpu && { [ "$gpu" = cuda ] || [ "$torch_cuda" = cpu ]; }; then
+        notes+=("without NCCL, which needs $lacks")
       fi
       ;;
     *) fail "HOROVOD_GPU_OPERATIONS=$HOROVOD_GPU_OPERATIONS should be NCCL or none" ;;
   esac
+  if [ "$gpu" = cpu ] && [ "$torch_cuda" != cpu ]; then
+    notes+=("for training on CPUs alone; on GPUs it needs $no_cuda")
+  fi
   if [ "$gpu" = nccl ] && [ "$tensorflow" != none ]; then
     notes+=("without TensorFlow, with which the GPU operations do not compile: HOROVOD_GPU_OPERATIONS=none has it")
     tensorflow=none
   fi
 }
 
-# Sets torch, tensorflow (versions or none), mpi, gpu, frameworks, notes (what is left out), installed (the mark of what
-# is there now), and key, the name of the wheel's folder: all that the wheel is tied to.
+# Sets torch, tensorflow (versions or none), torch_cuda (a version or cpu), mpi, gpu, frameworks, notes (what is left
+# out), installed (the mark of what is there now), and key, the name of the wheel's folder: all that the wheel is tied
+# to.
 choose() {
-  local abi torch_cuda
+  local abi
   notes=() frameworks=()
   [ -x "$PYTHON" ] || fail "there is no $PYTHON"
   read -r abi torch torch_cuda tensorflow installed < <(inspect) ||

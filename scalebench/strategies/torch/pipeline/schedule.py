@@ -17,6 +17,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from scalebench.core.spec import Config
 from scalebench.strategies.base import LossPart
 from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.group import choose_bound_device
 from scalebench.strategies.torch.pipeline.stage import ActivationLayout, StageModule, StagePasses, example_inputs
 
 SCHEDULES: dict[str, type[Any]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -50,7 +51,7 @@ class StageGroup:
     def broadcast_object(self, value: Any, stage: int) -> Any:
         """Return the value of that stage on all stages."""
         values = [value]
-        device = self.device if dist.get_backend(self.stage_group) == "nccl" else None
+        device = choose_bound_device(dist.get_backend(self.stage_group), self.device)
         dist.broadcast_object_list(values, src=self._first_rank + stage, group=self.stage_group, device=device)
         return values[0]
 

@@ -1,0 +1,199 @@
+"""`scalebench check --gpu`: the first hour on a GPU machine. It writes one page that users can mail.
+
+Each line of the page passes, fails, or is not possible here. The exit status is 1 where a line fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import getpass
+import io
+import platform
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from scalebench import __version__
+from scalebench.cli.commands import check, doctor
+from scalebench.cli.commands.check import ContractResult
+from scalebench.core import config_files
+from scalebench.core.errors import InputError
+from scalebench.core.machine import gpus
+from scalebench.strategies import registry
+from scalebench.testing import gpu_truths as truths
+from scalebench.testing.gpu_truths import FAIL, NOT_POSSIBLE, PASS, TITLES, Truth, try_truths
+
+TITLE = "# scalebench check --gpu"
+NO_GPU = "no GPU"
+LAST_CONTRACT_S = 90.0  # before the end: a contract takes 20 to 60 s, and is not stopped on its way
+FOLDER = re.compile(r"(?<![\w~./])/(?:[\w.@+-]+/)+(?=[\w.@+-])")  # of an absolute path: the file's name stays
+PUBLIC_NAMES = {"root", "localhost", "127.0.0.1", "::1", "00:00:00:00:00:00"}
+
+
+def main(page: Path, minutes: float) -> int:
+    """Check, print each line as it ends, and write the page."""
+    refuse_other_file(page)
+    end_s = time.monotonic() + 60 * minutes
+    report = io.StringIO()
+    lines: list[Truth] = []
+    with tempfile.TemporaryDirectory(prefix="scalebench-check-") as folder:
+        for line in run_checks(Path(folder), report, lambda: end_s - LAST_CONTRACT_S - time.monotonic()):
+            lines.append(line)
+            print(hide_private(f"{name_line(line)}: {describe(line)}"), flush=True)
+            page.write_text(write_page(lines, report.getvalue()), encoding="utf-8")  # also if the next one never ends
+    print(f"{summarize(lines)}\npage: {page}")
+    return 1 if any(line.verdict == FAIL for line in lines) else 0
+
+
+def refuse_other_file(page: Path) -> None:
+    """Raise InputError where the page cannot be written, or would replace a file that is no such page."""
+    if not page.parent.is_dir():
+        raise InputError(f"--page: {page.parent} is no folder")
+    if page.is_dir():
+        raise InputError(f"--page: {page} is a folder; name a file")
+    if page.exists() and not page.read_text(encoding="utf-8", errors="replace").startswith(TITLE):
+        raise InputError(f"--page: {page} is no page of this check, and would be replaced; name another file")
+
+
+def run_checks(folder: Path, report: io.StringIO, seconds_left: Callable[[], float]) -> Iterator[Truth]:
+    """Yield each line as it ends; the doctor's text goes to `report`."""
+    yield from try_truths(("doctor",), partial(run_doctor, report))
+    yield from try_truths(("program",), lambda: truths.observe_simulated_step(folder / "program"))
+    count = gpus.count_gpus()
+    one_device = ("device", *truths.ONE_DEVICE_TRUTHS)
+    steps: list[tuple[tuple[str, ...], Callable[[], list[Truth]]]] = [
+        (one_device, lambda: truths.observe_rank("bare_torch", 1, one_device, folder / "one")),
+        (("all_reduce",), lambda: truths.observe_rank("ddp", 2, ("all_reduce",), folder / "two")),
+        (("bare",), lambda: truths.observe_bare_and_ddp(folder / "bare")),
+        (("one_gpu",), lambda: truths.observe_two_ranks_on_one_gpu(folder / "same")),
+    ]
+    for names, observe in steps:
+        if count < 1 + (names == ("all_reduce",)):
+            yield from (Truth(name, NOT_POSSIBLE, "only one GPU" if count else NO_GPU) for name in names)
+        else:
+            yield from try_truths(names, observe)
+    yield from check_contracts(list_cuda_strategies(), count, folder / "contracts", seconds_left)
+
+
+def run_doctor(report: io.StringIO) -> list[Truth]:
+    """Write what the doctor prints to `report`."""
+    with contextlib.redirect_stdout(report):
+        doctor.main(argparse.Namespace(overrides=[], config_dir=None))
+    if (problem := gpus.find_nvml_problem()) is not None:
+        return [Truth("doctor", FAIL, problem)]
+    return [Truth("doctor", PASS, f"{gpus.count_gpus()} GPUs; its findings are below")]
+
+
+def list_cuda_strategies() -> list[str]:
+    """List the strategies whose YAML names CUDA, in the order of the registry: PyTorch's come first."""
+    files = config_files.list_options("strategy")
+    names = [name for name in registry.strategy_entries() if name in files]
+    return [name for name in names if "cuda" in (config_files.read_yaml(files[name]).get("devices") or [])]
+
+
+def check_contracts(
+    strategies: Sequence[str], count: int, folder: Path, seconds_left: Callable[[], float]
+) -> Iterator[Truth]:
+    """Yield a line for the contract of each strategy on two GPUs, or on one, and one for all that were not begun."""
+    folder.mkdir()
+    begun = 0
+    while count and begun < len(strategies) and seconds_left() > 0:
+        name = f"contract of {strategies[begun]}"
+        yield from try_truths((name,), partial(check_contract, name, strategies[begun], count, folder))
+        begun += 1
+    if begun < len(strategies):
+        reason = f"no time is left for {', '.join(strategies[begun:])}; --minutes gives more" if count else NO_GPU
+        yield Truth(f"contracts of {len(strategies) - begun} strategies", NOT_POSSIBLE, reason)
+
+
+def check_contract(name: str, strategy: str, count: int, folder: Path) -> list[Truth]:
+    """Run the contract of a strategy. All share the folder, in which a baseline is trained once."""
+    limit = config_files.read_yaml(config_files.list_options("strategy")[strategy]).get("max_gpus") or 2
+    devices = f"gpus={min(count, 2, limit)}"
+    spec = check.resolve_overrides([f"strategy={strategy}", devices])
+    if spec.unsupported is not None:
+        return [Truth(name, NOT_POSSIBLE, spec.unsupported)]
+    cases = check.list_contracts(check.CheckSubject("strategy", strategy, (devices,), False))
+    return [judge_contract(f"{name}, {devices}", check.run_contracts(cases, folder))]
+
+
+def judge_contract(name: str, results: Iterable[ContractResult]) -> Truth:
+    """Sum up a contract: it fails with any of its tests, and is not possible where none of them could run."""
+    results = list(results)
+    failed = [result for result in results if result.verdict == check.FAILS]
+    skipped = [result for result in results if result.verdict == check.SKIPPED]
+    if failed:
+        text = f"{len(failed)} of {len(results)} do not hold, first '{failed[0].test}': {failed[0].reason}"
+        return Truth(name, FAIL, text, detail=failed[0].detail)
+    if not check.has_run(results):
+        return Truth(name, NOT_POSSIBLE, skipped[0].reason if skipped else "no test could run")
+    return Truth(name, PASS, f"{len(results) - len(skipped)} hold, {len(skipped)} skipped")
+
+
+def name_line(line: Truth) -> str:
+    """Return the line's name for people."""
+    return TITLES.get(line.name, line.name)
+
+
+def describe(line: Truth) -> str:
+    """Return verdict and figures, or reason, in one line."""
+    return f"{line.verdict}: {' '.join(line.text.split())}"
+
+
+def summarize(lines: Sequence[Truth]) -> str:
+    """Count the verdicts."""
+    counts = {verdict: sum(line.verdict == verdict for line in lines) for verdict in (PASS, FAIL, NOT_POSSIBLE)}
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+
+
+def write_page(lines: Sequence[Truth], report: str) -> str:
+    """Return the page in Markdown, without what is private."""
+    now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    head = f"scalebench {__version__}, Python {platform.python_version()}, {now}: {summarize(lines)}."
+    rows = [f"| {escape_cell(name_line(line))} | {escape_cell(describe(line))} |" for line in lines]
+    parts = [TITLE, head, "\n".join(["| check | result |", "| --- | --- |", *rows]), "## Doctor", fence(report)]
+    for line in lines:
+        if line.verdict == FAIL and line.detail:
+            parts += [f"## Failure: {name_line(line)}", fence(line.detail)]
+    return hide_private("\n\n".join(parts) + "\n")
+
+
+def escape_cell(text: str) -> str:
+    """Return text as one cell of a table in Markdown."""
+    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|")
+
+
+def fence(text: str) -> str:
+    """Return text as a block in which Markdown changes nothing."""
+    body = "\n".join(line.rstrip() for line in text.replace("```", "'''").splitlines())
+    return f"```text\n{body.strip(chr(10))}\n```"
+
+
+def hide_private(text: str, names: Mapping[str, str] | None = None) -> str:
+    """Return text without names of this user and this host, its addresses, and the folders of absolute paths.
+
+    `names` are texts to replace, each with what stands for it; None: those of this user on this host.
+    """
+    for private, public in (list_private_names() if names is None else names).items():
+        text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(private)}(?![A-Za-z0-9])", public, text)
+    return FOLDER.sub("", text)
+
+
+def list_private_names() -> dict[str, str]:
+    """Return names and addresses of this user and this host, and what stands for each, the longest first."""
+    host = socket.gethostname()
+    names = {str(Path.home()): "HOME", host: "HOST", host.partition(".")[0]: "HOST"}
+    with contextlib.suppress(OSError, KeyError):  # a user without an entry, as in some containers
+        names[getpass.getuser()] = "USER"
+    with contextlib.suppress(OSError):
+        every = [address.address for addresses in psutil.net_if_addrs().values() for address in addresses]
+        names |= {address.partition("%")[0]: "ADDRESS" for address in every}
+    kept = {name: public for name, public in names.items() if len(name) > 2 and name not in PUBLIC_NAMES}
+    return dict(sorted(kept.items(), key=lambda item: -len(item[0])))

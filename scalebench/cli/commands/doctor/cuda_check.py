@@ -1,0 +1,66 @@
+"""Check the installed frameworks against the driver and the GPUs, for `scalebench doctor`.
+
+PyTorch is imported in a process of its own, since only it can list the GPUs that it has code for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+from scalebench.core.machine import cuda_builds
+from scalebench.core.machine.machine import Machine
+
+Row = tuple[str, str]
+MAX_ANSWER_S = 120.0
+# The flags are those of torch.cuda.get_arch_list(), which is empty where the driver is too old.
+TORCH_SCRIPT = """
+import torch, warnings
+warnings.simplefilter("ignore")
+flags = getattr(torch._C, "_cuda_getArchFlags", lambda: "")() or ""
+print("BUILD", torch.__version__, torch.version.cuda or "none", int(torch.cuda.is_available()), flags)
+"""
+
+
+def list_cuda_facts(host: Machine) -> list[Row]:
+    """List what PyTorch has for the driver and the GPUs, and the owners of NCCL and cuDNN; nothing without GPUs."""
+    if not host.gpus:
+        return []
+    rows = [("CUDA", describe_torch_build(host))] if importlib.util.find_spec("torch") is not None else []
+    packages = dict.fromkeys(name for names in cuda_builds.find_library_owners().values() for name in names)
+    text = cuda_builds.find_library_conflict() or ", ".join(packages)
+    return [*rows, ("NCCL, cuDNN", text)] if text else rows
+
+
+def describe_torch_build(host: Machine) -> str:
+    """Describe PyTorch's build beside the driver and the compute capabilities, or the problem with them."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", TORCH_SCRIPT],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=MAX_ANSWER_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"PyTorch does not import: no answer in {MAX_ANSWER_S:.0f} s"
+    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("BUILD ")]
+    if not lines:
+        errors = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        return f"PyTorch does not import: {errors[-1] if errors else f'exit status {done.returncode}'}"
+    _, version, cuda, is_available, *architectures = lines[0]
+    all_capabilities = [cuda_builds.parse_capability(gpu.compute_capability) for gpu in host.gpus]
+    capabilities = sorted({capability for capability in all_capabilities if capability is not None})
+    problem = cuda_builds.find_torch_problem(
+        version,
+        None if cuda == "none" else cuda,
+        architectures,
+        None if is_available == "1" else host.driver_version,
+        capabilities,
+    )
+    if problem is not None:
+        return problem
+    cards = ", ".join(map(cuda_builds.format_capability, capabilities)) or "unknown"
+    build = f"PyTorch {version} has code for {' '.join(architectures) or 'unknown GPUs'}"
+    return f"{build}; driver {host.driver_version or 'unknown'}, compute capability {cards}"

@@ -1,0 +1,164 @@
+"""`scalebench check --gpu`: its page, its exit status, and what the page leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scalebench.__main__ import main
+from scalebench.cli.commands import check_gpu
+from scalebench.cli.commands.check import FAILS, HOLDS, SKIPPED, ContractResult
+from scalebench.testing import gpu_truths
+from scalebench.testing.gpu_truths import FAIL, NOT_POSSIBLE, PASS, Truth
+
+pytestmark = pytest.mark.gpu
+Observe = Callable[..., list[Truth]]
+STEP = Truth("program", PASS, "100 ms, expected 100 ms within 10%", 0.1, 0.1, 0.1)
+
+
+@pytest.fixture
+def no_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_gpu.doctor, "main", lambda options: print("no GPU"))
+    monkeypatch.setattr(check_gpu.gpus, "find_nvml_problem", lambda: None)
+    monkeypatch.setattr(check_gpu.gpus, "count_gpus", lambda: 0)
+    monkeypatch.setattr(gpu_truths, "observe_simulated_step", lambda folder: [STEP])
+
+
+def test_on_a_cpu_what_needs_a_gpu_is_not_possible(no_doctor: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--gpu"]) == 0
+    rows = [line for line in Path("gpu-check.md").read_text().splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == len(gpu_truths.TITLES) + 2, "doctor and contracts besides"
+    assert rows[:2] == [
+        "| doctor | pass: 0 GPUs; its findings are below |",
+        f"| a step of known length, through the whole program | pass: {STEP.text} |",
+    ]
+    assert all(row.endswith("| not possible here: no GPU |") for row in rows[2:]), rows
+    out = capsys.readouterr().out.splitlines()
+    assert out[-2:] == [f"2 pass, 0 fail, {len(rows) - 2} not possible here", "page: gpu-check.md"]
+    assert main(["check", "--gpu"]) == 0, "a page of its own is replaced"
+
+
+def test_a_line_that_fails_is_the_exit_status(no_doctor: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Truth("program", FAIL, "200 ms | expected\n100 ms", detail="log of the rank")
+    monkeypatch.setattr(gpu_truths, "observe_simulated_step", lambda folder: [wrong])
+    assert main(["check", "--gpu", "--page", "mine.md"]) == 1
+    page = Path("mine.md").read_text()
+    assert "| fail: 200 ms \\| expected 100 ms |" in page
+    assert "## Failure: a step of known length, through the whole program\n\n```text\nlog of the rank\n```" in page
+
+
+def test_nvml_that_does_not_answer_fails(no_doctor: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU machine is not taken for one without."""
+    monkeypatch.setattr(check_gpu.gpus, "find_nvml_problem", lambda: "NVMLError: Driver/library version mismatch")
+    assert main(["check", "--gpu"]) == 1
+    assert "| doctor | fail: NVMLError: Driver/library version mismatch |" in Path("gpu-check.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("count", "reasons"),
+    [
+        (1, {"device": "ran 1", "all_reduce": "only one GPU", "bare": "ran", "one_gpu": "ran"}),
+        (4, {"device": "ran 1", "all_reduce": "ran 2", "bare": "ran", "one_gpu": "ran"}),
+    ],
+)
+def test_truths_by_the_number_of_gpus(
+    count: int, reasons: dict[str, str], no_doctor: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(check_gpu.gpus, "count_gpus", lambda: count)
+    ran = lambda strategy, gpus, names, folder: [Truth(name, PASS, f"ran {gpus}") for name in names]  # noqa: E731
+    monkeypatch.setattr(gpu_truths, "observe_rank", ran)
+    monkeypatch.setattr(gpu_truths, "observe_bare_and_ddp", lambda folder: [Truth("bare", PASS, "ran")])
+    monkeypatch.setattr(gpu_truths, "observe_two_ranks_on_one_gpu", lambda folder: [Truth("one_gpu", PASS, "ran")])
+    monkeypatch.setattr(check_gpu, "check_contract", lambda name, *words: [Truth(name, PASS, "ran")])
+    lines = {line.name: line.text for line in check_gpu.run_checks(tmp_path, check_gpu.io.StringIO(), lambda: 1.0)}
+    assert {name: lines[name] for name in reasons} == reasons
+    assert lines["contract of fsdp_nccl"] == "ran"
+
+
+def test_contracts_end_with_the_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    left = iter([100.0, 50.0, -1.0])
+    monkeypatch.setattr(check_gpu, "check_contract", lambda name, *words: [Truth(name, PASS, "ran")])
+    lines = list(check_gpu.check_contracts(["a", "b", "c", "d"], 2, tmp_path / "contracts", lambda: next(left)))
+    assert [line.verdict for line in lines] == [PASS, PASS, NOT_POSSIBLE]
+    assert (lines[2].name, lines[2].text) == (
+        "contracts of 2 strategies",
+        "no time is left for c, d; --minutes gives more",
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "verdict", "text"),
+    [
+        ((HOLDS, HOLDS, SKIPPED), PASS, "2 hold, 1 skipped"),
+        ((HOLDS, FAILS, FAILS), FAIL, "2 of 3 do not hold, first 'test 1': reason 1"),
+        ((SKIPPED, SKIPPED), NOT_POSSIBLE, "reason 0"),
+        ((), NOT_POSSIBLE, "no test could run"),
+    ],
+)
+def test_a_contract_is_one_line(verdicts: tuple[str, ...], verdict: str, text: str) -> None:
+    results = [ContractResult(f"test {n}", each, f"reason {n}") for n, each in enumerate(verdicts)]
+    line = check_gpu.judge_contract("contract of ddp", results)
+    assert (line.verdict, line.text) == (verdict, text)
+
+
+def test_only_the_yaml_holds() -> None:
+    line = check_gpu.judge_contract("contract", [ContractResult("yaml has a description", HOLDS)])
+    assert line.verdict == NOT_POSSIBLE
+
+
+@pytest.mark.slow
+def test_a_contract_runs_and_an_impossible_one_says_why(tmp_path: Path) -> None:
+    simulated, nccl = check_gpu.check_contracts(["simulated", "ddp_nccl"], 2, tmp_path / "contracts", lambda: 1.0)
+    assert (simulated.name, simulated.verdict) == ("contract of simulated, gpus=2", PASS), simulated
+    assert nccl.verdict == NOT_POSSIBLE and "ddp_nccl" in nccl.text
+
+
+NAMES = {"/home/alice": "HOME", "node17.lab": "HOST", "node17": "HOST", "alice": "USER", "10.1.2.3": "ADDRESS"}
+
+
+@pytest.mark.parametrize(
+    ("text", "public"),
+    [
+        ("/home/alice", "HOME"),
+        ("/home/alice/secret/run.py: no", "HOME/secret/run.py: no"),
+        ("in /scratch/group7/x/rank0.log", "in rank0.log"),
+        ("alice@node17.lab, node17:2", "USER@HOST, HOST:2"),
+        ("malice 110.1.2.3 10.1.2.34", "malice 110.1.2.3 10.1.2.34"),
+        ("listens on 10.1.2.3:80", "listens on ADDRESS:80"),
+        ("12 GB/s, samples/s, 1/2/3, https://a.org/b/c", "12 GB/s, samples/s, 1/2/3, https://a.org/b/c"),
+        ("driver 580.95.05, cuDNN 9.1.0.70", "driver 580.95.05, cuDNN 9.1.0.70"),
+    ],
+)
+def test_what_is_private_stays_out(text: str, public: str) -> None:
+    assert check_gpu.hide_private(text, NAMES) == public
+
+
+def test_private_names_are_of_this_user_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/alice")
+    monkeypatch.setenv("LOGNAME", "alice")
+    monkeypatch.setattr(check_gpu.socket, "gethostname", lambda: "node17.lab")
+    names = check_gpu.list_private_names()
+    assert {name: names[name] for name in list(NAMES)[:4]} == {name: NAMES[name] for name in list(NAMES)[:4]}
+    assert "127.0.0.1" not in names and next(iter(names)) != "alice", "the longest first"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--gpu ddp", "check --gpu checks this machine: it takes --page and --minutes alone"),
+        ("--gpu --minutes soon", "--minutes takes a number above 0, not 'soon'"),
+        ("--gpu --minutes 0", "--minutes takes a number above 0, not '0'"),
+        ("ddp --page x.md", "--page and --minutes go with --gpu"),
+        ("--gpu --page missing/x.md", "--page: missing is no folder"),
+        ("--gpu --page notes.md", "--page: notes.md is no page of this check, and would be replaced"),
+        ("--gpu --page .", "--page: . is a folder; name a file"),
+    ],
+)
+def test_mistakes_are_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("notes.md").write_text("mine")
+    assert main(["check", *words.split()]) == 2
+    message = capsys.readouterr()
+    assert message.out == "" and line in message.err and message.err.count("\n") == 1
+    assert Path("notes.md").read_text() == "mine"

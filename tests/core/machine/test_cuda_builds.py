@@ -1,0 +1,168 @@
+"""Which CUDA builds of PyTorch and TensorFlow fit a machine, and the check of those that are installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scalebench.core.errors import InputError
+from scalebench.core.machine import cuda_builds
+from scalebench.core.machine.cuda_builds import (
+    CPU_INDEX,
+    choose_index,
+    choose_tensorflow,
+    choose_torch_build,
+    find_library_conflict,
+    find_torch_problem,
+    read_nvidia_smi,
+)
+
+pytestmark = pytest.mark.gpu
+CU130, CU126 = (f"https://download.pytorch.org/whl/{name}" for name in ("cu130", "cu126"))
+CU130_CODE = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120".split()
+CU126_CODE = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90".split()
+
+
+@pytest.mark.parametrize(
+    ("driver", "capabilities", "index"),
+    [
+        ("580.65.06", [(9, 0)], CU130),
+        ("580.65.06", [], CU130),
+        (None, [], CU130),
+        ("590.1", [(8, 9), (12, 1)], CU130),
+        ("570.86.15", [(9, 0)], CU126),
+        ("525.60.13", [(8, 0)], CU126),
+        ("580.65.06", [(7, 0)], CU126),  # V100
+        ("580.65.06", [(9, 0), (6, 1)], CU126),
+        ("535.183.01", [(5, 2)], CU126),  # M60
+    ],
+)
+def test_the_build_is_the_newest_that_driver_and_all_gpus_allow(
+    driver: str | None, capabilities: list[tuple[int, int]], index: str
+) -> None:
+    assert choose_torch_build(driver, capabilities).index == index
+
+
+@pytest.mark.parametrize(
+    ("driver", "capabilities", "message"),
+    [
+        ("470.82.01", [(8, 0)], "with NVIDIA driver 470.82.01: update it to 525 or newer, or set SCALEBENCH_GPU=no"),
+        ("570.86.15", [(10, 0)], "with NVIDIA driver 570.86.15: update it to 580 or newer"),
+        ("525.60.13", [(3, 7)], "on GPUs of compute capability 3.7: set SCALEBENCH_GPU=no"),  # K80
+        ("580.65.06", [(12, 0), (7, 0), (7, 0)], "on GPUs of compute capability 7.0 and 12.0"),
+    ],
+)
+def test_no_build_fits(driver: str, capabilities: list[tuple[int, int]], message: str) -> None:
+    with pytest.raises(InputError, match=f"no CUDA build of PyTorch runs {message}"):
+        choose_torch_build(driver, capabilities)
+
+
+def put_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+OLD = 'case "$1" in *compute_cap*) echo "Field \\"compute_cap\\" is not a valid field to query."; exit 2;; esac\n'
+
+
+@pytest.mark.parametrize(
+    ("script", "answer"),
+    [
+        ("echo '535.183.01, 7.0'; echo '535.183.01, 8.0'", ("535.183.01", [(7, 0), (8, 0)])),
+        ("echo '580.65.06, [N/A]'", ("580.65.06", [])),
+        (OLD + "echo 470.82.01", ("470.82.01", [])),
+        ("echo 'No devices were found'", None),
+        ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", None),
+    ],
+)
+def test_nvidia_smi_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, answer: tuple[str, list[tuple[int, int]]] | None
+) -> None:
+    put_nvidia_smi(tmp_path, monkeypatch, script)
+    assert read_nvidia_smi() == answer
+    (tmp_path / "nvidia-smi").unlink()
+    assert read_nvidia_smi() is None
+
+
+@pytest.mark.parametrize("smi", ["echo '535.183.01, 8.0'", "exit 9"], ids=["GPU", "no GPU"])
+def test_the_variables_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smi: str) -> None:
+    put_nvidia_smi(tmp_path, monkeypatch, smi)
+    has_gpu = smi.startswith("echo")
+    assert choose_index({}) == (CU126 if has_gpu else CPU_INDEX)
+    assert choose_index({"SCALEBENCH_GPU": "no"}) == CPU_INDEX
+    assert choose_index({"SCALEBENCH_GPU": "yes"}) == (CU126 if has_gpu else CU130)
+    assert choose_index({"SCALEBENCH_TORCH_INDEX": "https://mirror/cu126"}) == "https://mirror/cu126"
+    with pytest.raises(InputError, match="SCALEBENCH_GPU=1 should be yes or no"):
+        choose_index({"SCALEBENCH_GPU": "1"})
+
+
+@pytest.mark.parametrize(
+    ("torch_cuda", "requirement"),
+    [(None, "tensorflow-cpu==2.21.0"), ("12.6", "tensorflow[and-cuda]==2.21.0"), ("13.0", "tensorflow-cpu==2.21.0")],
+)
+def test_tensorflow_for_gpus_only_beside_pytorch_of_its_cuda(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, torch_cuda: str | None, requirement: str
+) -> None:
+    chosen, remark = choose_tensorflow(torch_cuda, "2.21.0")
+    assert (chosen, remark is not None) == (requirement, torch_cuda == "13.0")
+    monkeypatch.setattr(cuda_builds, "detect_torch_cuda", lambda: torch_cuda)
+    assert cuda_builds.main(["tensorflow", "2.21.0"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{requirement}\n"
+    assert ("pip install 'scalebench-train[tensorflow_cuda]'" in err) == (torch_cuda == "13.0")
+
+
+DRIVER = "PyTorch 2.13.0+cu130 needs NVIDIA driver 580 or newer, and 535.183.01 is installed: "
+NO_CODE = "PyTorch 2.13.0+cu130 has no code for compute capability 7.0, only for sm_75 "
+
+
+@pytest.mark.parametrize(
+    ("cuda", "code", "driver", "capability", "message", "index"),
+    [
+        ("13.0", CU130_CODE, None, (9, 0), None, None),
+        ("13.0", CU130_CODE, None, (8, 9), None, None),  # by sm_86
+        ("13.0", CU130_CODE, None, (12, 1), None, None),
+        ("13.0", CU130_CODE, "580.65.06", (9, 0), None, None),
+        ("13.0", [], None, (7, 0), None, None),  # unknown: CUDA decides
+        ("13.0", CU130_CODE, "535.183.01", (8, 0), DRIVER, CU126),
+        ("13.0", CU130_CODE, None, (7, 0), NO_CODE, CU126),
+        ("12.6", CU126_CODE, None, (7, 0), None, None),
+        ("12.6", CU126_CODE, None, (12, 0), "has no code for compute capability 12.0", CU130),
+        ("12.6", ["sm_90a"], None, (9, 0), None, None),
+        ("12.6", ["sm_80", "sm_90a"], None, (8, 9), None, None),
+        ("12.6", ["sm_90a"], None, (10, 0), "has no code", CU130),
+        (None, [], "580.65.06", (9, 0), "is a build without CUDA", CU130),
+    ],
+)
+def test_an_installed_pytorch_is_checked_against_driver_and_gpu(
+    cuda: str | None, code: list[str], driver: str | None, capability: tuple[int, int], message: str, index: str
+) -> None:
+    problem = find_torch_problem("2.13.0+cu130", cuda, code, driver, [capability])
+    if message is None:
+        assert problem is None
+    else:
+        assert problem is not None and message in problem
+        assert problem.endswith(f": pip install --force-reinstall torch --index-url {index}")
+
+
+def put_package(site: Path, name: str, version: str, *files: str) -> None:
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+
+
+def test_two_packages_that_own_the_same_library_are_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    nccl, cudnn = "nvidia/nccl/lib/libnccl.so.2", "nvidia/cudnn/lib/libcudnn.so.9"
+    put_package(tmp_path, "nvidia-nccl-cu13", "2.29.7", nccl, "nvidia/__init__.py")
+    put_package(tmp_path, "nvidia-cudnn-cu13", "9.20.0", cudnn)
+    put_package(tmp_path, "nvidia-cudnn-cu12", "9.10.2", f"nvidia/cu12/{cudnn}")
+    assert find_library_conflict() is None
+    put_package(tmp_path, "nvidia-nccl-cu12", "2.27.7", nccl, "nvidia/__init__.py")
+    assert cuda_builds.find_library_owners()[nccl] == ["nvidia-nccl-cu12 2.27.7", "nvidia-nccl-cu13 2.29.7"]
+    conflict = find_library_conflict()
+    assert conflict is not None
+    assert conflict.startswith(f"nvidia-nccl-cu12 2.27.7 and nvidia-nccl-cu13 2.29.7 both own {nccl}, ")

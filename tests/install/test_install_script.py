@@ -1,0 +1,105 @@
+"""`make install` on made-up machines: which builds of PyTorch and TensorFlow it asks pip for, and what it says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.gpu
+# pip installs nothing but the version file of PyTorch, whose other packages are not there yet: it cannot be imported.
+PYTHON = f"""#!/bin/bash
+case "$*" in
+  "-m pip"*)
+    echo "$*" >>pip.log
+    [[ "$*" == *" torch=="* ]] || exit 0
+    case "$*" in *whl/cu130*) cuda="'13.0'" ;; */cu126*) cuda="'12.6'" ;; *) cuda=None ;; esac
+    mkdir torch && touch torch/__init__.py && echo "cuda: Optional[str] = $cuda" >torch/version.py ;;
+  "-c import torch") exit 1 ;;
+  *) exec {sys.executable} -S "$@" ;;
+esac
+"""
+CU130, CU126 = (f"--index-url https://download.pytorch.org/whl/{name}" for name in ("cu130", "cu126"))
+APART = "for GPUs, in an environment of its own: pip install 'scalebench-train[tensorflow_cuda]'"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose .venv has the Python above, and a PATH without nvidia-smi."""
+    folder = tmp_path / "a checkout"
+    for name in ("scripts", "scalebench/cli/commands/install"):
+        shutil.copytree(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "scalebench/core", folder / "scalebench/core")
+    for name in ("pyproject.toml", "constraints.txt", "plugins/scalebench-search/pyproject.toml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    put(folder / ".venv/bin/python", PYTHON)
+    for tool in ("dirname", "grep", "cat", "cksum", "mkdir", "touch"):
+        put(folder / "bin" / tool, f'#!/bin/bash\nexec {shutil.which(tool)} "$@"\n')
+    return folder
+
+
+def put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def install(checkout: Path, *arguments: str, **variables: str) -> tuple[int, list[str], str]:
+    """Return the status, the calls of pip, and everything printed."""
+    environment = {"PATH": str(checkout / "bin"), "SCALEBENCH_HOROVOD": "no", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        ["/bin/bash", str(checkout / "scripts/install.sh"), *arguments],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    log = checkout / "pip.log"
+    return done.returncode, log.read_text().splitlines() if log.exists() else [], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("smi", "variables", "index", "tensorflow"),
+    [
+        ("580.65.06, 9.0", {}, CU130, "tensorflow-cpu==2.21.0"),
+        ("535.183.01, 8.0", {}, CU126, "tensorflow[and-cuda]==2.21.0"),
+        ("580.65.06, 7.0", {}, CU126, "tensorflow[and-cuda]==2.21.0"),
+        (None, {"SCALEBENCH_GPU": "yes"}, CU130, "tensorflow-cpu==2.21.0"),
+        (None, {"SCALEBENCH_TORCH_INDEX": "https://mirror/cu126"}, "--index-url https://mirror/cu126", "[and-cuda]"),
+        ("580.65.06, 9.0", {"SCALEBENCH_GPU": "no"}, "--no-deps --no-index", "tensorflow-cpu==2.21.0"),
+        (None, {}, "--no-deps --no-index", "tensorflow-cpu==2.21.0"),
+    ],
+)
+def test_the_builds_fit_the_machine(
+    checkout: Path, smi: str | None, variables: dict[str, str], index: str, tensorflow: str
+) -> None:
+    if smi is not None:
+        put(checkout / "bin/nvidia-smi", f"#!/bin/bash\necho '{smi}'\n")
+    status, calls, output = install(checkout, **variables)
+    assert (status, calls[0]) == (0, f"-m pip install --quiet {index} torch==2.13.0")
+    assert len(calls) == 2 and tensorflow in calls[1] and "--editable .[torch,dev]" in calls[1]
+    assert (APART in output) == (index == CU130)
+    assert install(checkout, **variables) == (0, calls, "")
+
+
+@pytest.mark.parametrize(
+    ("smi", "variables", "message"),
+    [
+        ("470.82.01", {}, "no CUDA build of PyTorch runs with NVIDIA driver 470.82.01: update it to 525 or newer"),
+        (None, {"SCALEBENCH_GPU": "si"}, "SCALEBENCH_GPU=si should be yes or no"),
+    ],
+)
+def test_a_machine_without_a_build_is_refused_in_one_line(
+    checkout: Path, smi: str | None, variables: dict[str, str], message: str
+) -> None:
+    if smi is not None:
+        put(checkout / "bin/nvidia-smi", f"#!/bin/bash\necho '{smi}'\n")
+    status, calls, output = install(checkout, "--light", **variables)
+    assert status != 0 and not calls
+    assert output.startswith(message) and output.count("\n") == 1

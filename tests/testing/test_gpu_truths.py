@@ -1,0 +1,170 @@
+"""The truths of `check --gpu`: each judgement passes what is right and fails what is not, on made-up figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.machine.gpus import Gpu, GpuFacts
+from scalebench.testing import gpu_truths
+from scalebench.testing.gpu_truths import FAIL, JUDGEMENTS, NOT_POSSIBLE, ONE_DEVICE_TRUTHS, PASS, Truth
+from scalebench.testing.launch import Refused
+from tests.nvml_stand_in import put_in
+
+pytestmark = pytest.mark.gpu
+GB = 10**9
+NAN = float("nan")
+COPY = {"size_bytes": 2 * GB, "expected_s": 0.1, "arrived": True}
+FULL = {"status": "oom", "before_bytes": 40 * GB, "after_bytes": 40 * GB}
+FACTS = {"count": 2, "name": "H100", "capability": "9.0", "torch": "2.13.0", "cuda": "13.0"}
+MIB = 2**20
+
+
+def times(measured_s: float | None, expected_s: float | None = 0.010) -> dict[str, Any]:
+    return {"measured_s": measured_s, "expected_s": expected_s}
+
+
+def sizes(*of_mib: tuple[float, float | None, float]) -> dict[str, Any]:
+    return {"ranks": 4, "sizes": [[int(mib * MIB), measured, expected] for mib, measured, expected in of_mib]}
+
+
+@pytest.mark.parametrize(
+    ("name", "observed", "verdict", "text"),
+    [
+        ("timer", times(0.0101), PASS, "10.1 ms, expected 10 ms within 2%"),
+        ("timer", times(0.0103), FAIL, "10.3 ms, expected 10 ms within 2%"),
+        ("timer", times(0.0001), FAIL, "0.1 ms"),  # a block that ended before its kernels
+        ("timer", times(None), FAIL, "no figure: measured None"),
+        ("timer", times(0.01, 0.0), FAIL, "no figure"),
+        ("timer", times(NAN), FAIL, "no figure"),
+        ("monitor", times(0.0102), PASS, "within 3%"),
+        ("monitor", times(0.0104), FAIL, "within 3%"),
+        ("profiler", times(0.0104), PASS, "within 5%"),
+        ("profiler", times(0.0112), FAIL, "within 5%"),  # hooks that CUPTI leaves behind
+        ("copy", {**COPY, "measured_s": 0.098}, PASS, "20.4 GB/s, expected 20.0 GB/s within 5%"),
+        ("copy", {**COPY, "measured_s": 0.05}, FAIL, "40.0 GB/s, expected 20.0 GB/s"),
+        ("copy", {**COPY, "measured_s": 0.1, "arrived": False}, FAIL, "the 2000000000 bytes that arrived are others"),
+        ("memory", FULL, PASS, "status oom; steps run afterwards"),
+        ("memory", {**FULL, "before_bytes": None, "after_bytes": None}, PASS, "status oom"),
+        ("memory", {**FULL, "status": "failed"}, FAIL, "a full memory gave failed instead of the status oom"),
+        ("memory", {**FULL, "status": None}, FAIL, "a full memory gave no error"),
+        ("memory", {**FULL, "after_bytes": 30 * GB}, FAIL, "are free afterwards"),
+        ("all_reduce", sizes((0.01, 9e-5, 1e-5), (1, 1e-5, 1e-5), (256, 2e-3, 2e-3)), PASS, "201 GB/s"),
+        ("all_reduce", sizes((1, 1e-5, 2e-5), (256, 2e-3, 2e-3)), FAIL, "bus bandwidth: 1 MiB: 157 GB/s"),
+        ("all_reduce", sizes((1, 1e-5, 1e-5), (256, 3e-3, 2e-3)), FAIL, "256 MiB: 134 GB/s, expected 201 GB/s"),
+        ("all_reduce", sizes((1, 1e-5, 1e-5), (256, None, 2e-3)), FAIL, "no figure"),
+        ("all_reduce", sizes((0.01, 1e-5, 1e-5)), FAIL, "no size from 1 MiB on"),
+    ],
+)
+def test_judgements(name: str, observed: Mapping[str, Any], verdict: str, text: str) -> None:
+    line = JUDGEMENTS[name](observed)
+    assert (line.name, line.verdict) == (name, verdict) and text in line.text, line
+
+
+def test_every_judgement_is_seen_to_fail() -> None:
+    cases = test_judgements.pytestmark[0].args[1]  # type: ignore[attr-defined]
+    assert {name for name, _, verdict, _ in cases if verdict == FAIL} == set(JUDGEMENTS)
+    assert {*ONE_DEVICE_TRUTHS, "all_reduce"} == set(JUDGEMENTS) <= gpu_truths.TITLES.keys()
+
+
+def test_pytorch_has_to_see_the_gpus() -> None:
+    assert gpu_truths.judge_device(FACTS, 2).verdict == PASS
+    assert gpu_truths.judge_device(FACTS, 8).verdict == FAIL
+    assert gpu_truths.judge_device(None, 8).text == "PyTorch uses the CPU, and NVML reports 8 GPUs"
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "verdict"),
+    [
+        ([0.5, 0.25], [0.5, 0.25], PASS),
+        ([0.5, 0.25 * 1.00005], [0.5, 0.25], PASS),
+        ([0.5, 0.25 * 1.001], [0.5, 0.25], FAIL),
+        ([0.5], [0.5, 0.25], FAIL),
+        ([], [], FAIL),
+        ([NAN, 0.25], [0.5, 0.25], FAIL),
+    ],
+)
+def test_losses_of_two_ranks_on_one_gpu(actual: list[float], expected: list[float], verdict: str) -> None:
+    assert gpu_truths.judge_losses(actual, expected, 1e-4).verdict == verdict
+
+
+def raise_error(error: BaseException) -> list[Truth]:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict", "text"),
+    [
+        (pytest.skip.Exception("ddp needs torch"), NOT_POSSIBLE, "ddp needs torch"),
+        (Refused("sees 0 GPUs"), NOT_POSSIBLE, "sees 0 GPUs"),
+        (pytest.fail.Exception("exit statuses [1]\n\nlog of rank 0"), FAIL, "exit statuses [1]"),
+        (RuntimeError("CUDA error: an illegal memory access"), FAIL, "CUDA error: an illegal memory access"),
+        (TimeoutError(), FAIL, "TimeoutError"),
+    ],
+)
+def test_an_observation_that_raises_is_a_line(error: BaseException, verdict: str, text: str) -> None:
+    lines = gpu_truths.try_truths(("timer", "copy"), lambda: raise_error(error))
+    assert [(line.name, line.verdict, line.text) for line in lines] == [(n, verdict, text) for n in ("timer", "copy")]
+    assert verdict == NOT_POSSIBLE or lines[0].detail == str(error)
+
+
+def test_truths_that_a_rank_did_not_reach_fail() -> None:
+    record = {"measured": {"timer": times(0.01)}, "errors": {"copy": "RuntimeError: no"}}
+    lines = gpu_truths.judge_rank(record, ("timer", "copy", "memory"), "killed by SIGSEGV\nlog")
+    assert [(line.verdict, line.text) for line in lines[1:]] == [
+        (FAIL, "RuntimeError: no"),
+        (FAIL, "killed by SIGSEGV"),
+    ]
+    assert lines[0].verdict == PASS and lines[2].detail == "killed by SIGSEGV\nlog"
+
+
+def test_a_gpu_that_pytorch_does_not_see_fails_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_truths, "run_worker_module", lambda *words: raise_error(Refused("sees 0 GPUs")))
+    lines = gpu_truths.observe_rank("bare_torch", 1, ("device", "timer"), tmp_path)
+    assert [(line.verdict, line.text) for line in lines] == [(FAIL, "sees 0 GPUs"), (NOT_POSSIBLE, "sees 0 GPUs")]
+
+
+def test_more_ranks_than_gpus_go_to_the_first_one(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All on one node, with room for them."""
+    put_in(monkeypatch, nvml_library)  # two GPUs
+    spec = resolve(compose_config(["strategy=ddp_gloo", "gpus=3", "hardware.gpus_per_node=3"]))
+    assert spec.unsupported is not None and "3 asks for more than the 2 GPUs here" in spec.unsupported
+    spec = gpu_truths.put_on_first_device(spec)
+    assert (spec.device, spec.nodes, spec.unsupported) == ("cuda", 1, None)
+    assert [place.devices for place in spec.places] == [[0], [0], [0]]
+
+
+def test_a_gpu_for_one_process_takes_no_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(0, *[None] * 8, compute_mode="exclusive_process")
+    monkeypatch.setattr(gpu_truths, "detect_gpus", lambda: GpuFacts([gpu], None, None, None))
+    (line,) = gpu_truths.try_truths(("one_gpu",), lambda: gpu_truths.observe_two_ranks_on_one_gpu(tmp_path))
+    assert line.verdict == NOT_POSSIBLE and "exclusive_process" in line.text
+
+
+CPU = ("hardware=cpu", "dataset.size=4000")
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_all_truths_give_figures_on_cpu_workers(tmp_path: Path) -> None:
+    """The same code, whose figures say nothing here: a CPU has no clock of its own, and wrappers cost more."""
+    names = ("device", *ONE_DEVICE_TRUTHS)
+    lines = {line.name: line for line in gpu_truths.observe_rank("bare_torch", 1, names, tmp_path / "one", *CPU)}
+    lines |= {line.name: line for line in gpu_truths.observe_rank("ddp", 2, ("all_reduce",), tmp_path / "two", *CPU)}
+    lines |= {line.name: line for line in gpu_truths.observe_bare_and_ddp(tmp_path / "bare", CPU)}
+    figures = [line for name, line in lines.items() if name not in ("device", "memory")]
+    assert len(figures) == 6 and all(line.measured and line.expected for line in figures), lines
+    assert lines["device"].verdict == FAIL, "PyTorch uses the CPU"
+    assert lines["memory"].verdict == PASS, lines["memory"]
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_two_ranks_on_one_device_train_as_one(tmp_path: Path) -> None:
+    (line,) = gpu_truths.observe_two_ranks_on_one_gpu(tmp_path, "hardware=cpu")
+    assert line.verdict == PASS, line
