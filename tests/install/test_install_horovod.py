@@ -221,9 +221,9 @@ IN_CHECKOUT = {"SCALEBENCH_PYTHON": ".venv/bin/python", "SCALEBENCH_APT": "no"}
 def checkout(home: Home, tmp_path: Path) -> Path:
     """One whose .venv is the environment of `home`, and not set up yet."""
     folder = tmp_path / "checkout"
-    scripts = HOROVOD_SCRIPT.parent.relative_to(ROOT)
     shutil.copytree(ROOT / "scripts", folder / "scripts")
-    shutil.copytree(ROOT / scripts, folder / scripts)
+    # The scripts ask modules of the package for PyTorch's build and for Horovod's.
+    shutil.copytree(ROOT / "scalebench", folder / "scalebench", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "constraints.txt", "plugins/scalebench-search/pyproject.toml"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
