@@ -153,9 +153,9 @@ NO_MPIRUN = "horovod_mpi is started by mpirun, which is not on the PATH: apt-get
 def test_strategies_of_horovod_depend_on_its_build(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture, gpus: int, here: dict[str, str]
 ) -> None:
-    """Horovod 0.28.1 for PyTorch with MPI and Gloo, and no mpirun."""
+    """Horovod 0.28.1 for PyTorch with MPI, Gloo and CUDA, and no mpirun."""
     builds = {
-        "torch": horovod_build.HorovodBuild("0.28.1", "2.13.0", ("mpi", "gloo"), None),
+        "torch": horovod_build.HorovodBuild("0.28.1", "2.13.0", ("mpi", "gloo", "cuda"), None),
         "tensorflow": horovod_build.HorovodBuild("0.28.1", None, (), NO_TENSORFLOW),
     }
     monkeypatch.undo()
