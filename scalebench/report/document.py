@@ -408,7 +408,8 @@ def scale_units(chart: Chart) -> Chart:
 
     scaled = [
         replace(series, y=scale(series.y), low=scale(series.low), high=scale(series.high),
-                fit=[value / size for value in series.fit], repeats=[[value / size for value in values] for values in series.repeats])
+                fit=[value / size for value in series.fit],
+                repeats=[[value / size for value in values] for values in series.repeats])
         for series in chart.series
     ]  # fmt: skip
     return replace(chart, y=replace(chart.y, title=f"{chart.y.title} ({unit})", unit=""), series=scaled)

@@ -144,7 +144,8 @@ def _choose_layout(chart: Chart, drawn: Sequence[Series]) -> tuple[int, float, f
     bars = sum(len(series.x) for series in drawn) if chart.kind == "bars" else 0
     is_wide = len(places) > MAX_COLUMN_BARS or bars > 2 * MAX_COLUMN_BARS or any(len(each.name) > 30 for each in drawn)
     width = PAGE_IN if is_wide else COLUMN_IN
-    legend_columns = (4 if width == PAGE_IN else 2) if len(drawn) > MAX_INSIDE_LEGEND else 0
+    is_outside = len(drawn) > MAX_INSIDE_LEGEND or chart.kind == "bars"  # where a legend would cover values
+    legend_columns = (4 if width == PAGE_IN else 2) if is_outside else 0
     rows = -(-len(drawn) // legend_columns) if legend_columns else 0
     slanted = SLANTED_NAMES_IN if any(isinstance(x, str) for x in places) else 0.0
     if chart.kind == "stacked":

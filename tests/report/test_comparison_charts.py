@@ -37,7 +37,9 @@ def test_bars_are_the_figures_of_the_pairs() -> None:
         assert (nhwc.name, nchw.name, nhwc.x) == ("nhwc", "nchw", ["ddp", "fsdp"])
         assert nhwc.y == pytest.approx([pair.a.rate for pair in pairs])
         assert nchw.y == pytest.approx([pair.b.rate for pair in pairs])
-        assert nchw.repeats == [pair.b.rates for pair in pairs] and all(low < y for low, y in zip(nchw.low, nchw.y))
+        assert nchw.repeats == [pair.b.rates for pair in pairs] and all(
+            low < y for low, y in zip(nchw.low, nchw.y, strict=True)
+        )
         (ratio,) = ratios.series
         assert ratio.y == [pair.ratio for pair in pairs] == pytest.approx([1.25, 1.25])
         assert ratio.limits == [(pair.interval.low, pair.interval.high) for pair in pairs]

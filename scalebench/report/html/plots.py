@@ -272,7 +272,7 @@ def _make_fit(series: Series, meta: Figure) -> list[Figure]:
 
 
 def _make_bar_labels(chart: Chart, series: Series, meta: Figure) -> list[Figure]:
-    """Return the values of bars as texts above them, their limits and dots, which a text of the bar itself would hide."""
+    """Return the values of bars as texts above their limits and dots, which would hide a text of the bar itself."""
     if not chart.has_bar_labels:
         return []
     return [{"type": "scatter", "x": [round_number(x) for x in series.x],

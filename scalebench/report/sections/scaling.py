@@ -150,14 +150,15 @@ def _make_efficiency_chart(group: CurveGroup, kind: str, about: str) -> Chart:
 
 
 def _make_speedup_chart(group: CurveGroup, kind: str, about: str) -> Iterator[Chart]:
-    """Draw speedups with the lines whose slopes are in the table; without a slope they say no more than efficiencies."""
+    """Draw speedups with the lines whose slopes are in the table. Without a slope, efficiencies say as much."""
     lines = []
     for curve in group.curves:
         name = f"speedup_{kind}"
         line = make_series(curve.name, curve.tags, curve.rows, "gpus", name, name)
         fitted = fit_slope(curve, kind) if len(curve.rows) >= MIN_SLOPE_POINTS else None
         fit = [fitted.intercept + fitted.speedup.value * row["gpus"] for row in curve.rows] if fitted else []
-        lines += [replace(line, fit=fit)] if line else []
+        if line is not None:  # a line through the points would hide the fitted one
+            lines.append(replace(line, fit=fit, style="points") if fit else line)
     if not any(line.fit for line in lines):
         return
     dotted = "dotted: fitted lines, whose slopes are in the table"

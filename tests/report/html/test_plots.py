@@ -69,7 +69,9 @@ def test_a_fitted_line_is_dotted_and_goes_with_its_points() -> None:
 
 
 def test_few_bars_have_their_values_above_all_that_is_drawn_of_them() -> None:
-    bars = Series("a", ["x", "y", "z"], [1.655, 0.9, None], [1.5, None, None], [1.8, None, None], repeats=[[2.0], [], []])
+    bars = Series(
+        "a", ["x", "y", "z"], [1.655, 0.9, None], [1.5, None, None], [1.8, None, None], repeats=[[2.0], [], []]
+    )
     (labels,) = select_traces(draw(bars, kind="bars"), "label")
     assert (labels["text"], labels["y"], labels["offsetgroup"]) == (["1.66", "0.9", ""], [2.0, 0.9, 0.0], "0")
     shares = select_traces(draw(bars, kind="bars", y=Axis("efficiency", percent=True)), "label")
