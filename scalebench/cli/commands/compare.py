@@ -17,7 +17,7 @@ from scalebench.cli.commands.arguments import CommandParser, folders_or_newest
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import MachineClass, classify_machine
 from scalebench.core.untrusted import clean_line
-from scalebench.report import comparison_text
+from scalebench.report.comparison import comparison_text
 
 COMPARISON_FORMATS = ("text", "json", "junit", "markdown")
 
@@ -155,7 +155,8 @@ def _print_comparison(options: argparse.Namespace, compared: Comparison, status:
 
 def _write_figures(compared: Comparison, folder: Path) -> None:
     """Write the charts, and list the PNG files on standard error, so that JSON on standard output stays JSON."""
-    from scalebench.report import comparison_charts, figures
+    from scalebench.report import figures
+    from scalebench.report.comparison import comparison_charts
 
     try:
         written = figures.save_charts(comparison_charts.make_comparison_charts(compared), folder)

@@ -276,7 +276,8 @@ def _make_bar_labels(chart: Chart, series: Series, meta: Figure) -> list[Figure]
     if not chart.has_bar_labels:
         return []
     return [{"type": "scatter", "x": [round_number(x) for x in series.x],
-             "y": [round_number(top) for top in series.list_tops()], "mode": "text",
+             "y": [round_number(top) for top in series.list_tops()],
+             "mode": "markers+text", "marker": {"size": 8, "opacity": 0},  # which keep the text off the limit below
              "text": [format_bar_label(y, chart.y) for y in series.y], "textposition": "top center",
              "textfont": {"size": 10}, "cliponaxis": False, "hoverinfo": "skip", "showlegend": False,
              "legendgroup": str(meta["series"]), "meta": {**meta, "role": "label"}}]  # fmt: skip

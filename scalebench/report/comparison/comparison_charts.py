@@ -81,10 +81,10 @@ def _make_charts_of_count(places: Sequence[_Place], values: Sequence[str], key: 
 
 
 def _name_places(places: Sequence[_Place]) -> list[str]:
-    """Name each place by what differs between the places, its strategy if nothing does."""
+    """Name each place by what differs between the places, by all of its label but the devices if nothing does."""
     varying = [name for name in places[0].label if len({place.label[name] for place in places}) > 1]
-    names = varying or [name for name in places[0].label if name != DEVICES_KEY] or [DEVICES_KEY]
-    return [" ".join(place.label[name] for name in names if name in place.label) or "all" for place in places]
+    names = varying or [name for name in places[0].label if name != DEVICES_KEY]
+    return [" ".join(place.label[name] for name in names) or "all" for place in places]
 
 
 def _make_series(places: Sequence[_Place], names: Sequence[str], value: str, is_ratio: bool) -> Series:

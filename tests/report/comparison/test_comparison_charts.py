@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalebench.analysis import comparison
-from scalebench.report.comparison_charts import MAX_PLACES, make_comparison_charts
+from scalebench.report.comparison.comparison_charts import MAX_PLACES, make_comparison_charts
 from tests.builders.comparisons import make_runs, train_settings
 
 STEADY = [0.1, 0.1005, 0.0995]
@@ -64,4 +64,8 @@ def test_two_sides_and_numbers_of_devices() -> None:
     runs = [run for count in (1, 2, 4) for run in make_runs("a", STEADY, gpus=count)]
     rates, ratios = make_comparison_charts(comparison.compare_by(runs, "gpus"))
     assert [series.name for series in rates.series] == ["1", "2", "4"] and rates.series[0].x == ["ddp"]
+    (strategies, _) = make_comparison_charts(
+        comparison.compare_by([*make_runs("a", STEADY), *make_runs("b", STEADY, "fsdp")], "strategy")
+    )
+    assert [series.x for series in strategies.series] == [["all"], ["all"]]
     assert [series.name for series in ratios.series] == ["2", "4"] and ratios.title == "Ratio to 1 by gpus"
