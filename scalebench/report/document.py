@@ -24,6 +24,7 @@ MAX_CURVES = 24  # of a chart; more are not distinguishable
 MAX_CURVE_GROUPS = 12  # of a section
 MAX_ROWS = 200  # of a table
 MAX_ID_LENGTH = 60
+MAX_LABELLED_BARS = 24  # of a chart; the values of more do not fit above them
 TAG_COLUMNS = ("model", "strategy", "hardware")
 THROUGHPUT = "throughput_samples_per_s"
 # The parts that stacked bars consist of: those of a step, those of a loss, and the remainder of either.
@@ -69,6 +70,7 @@ class Series:
     point_tags: Sequence[Tags] = ()  # one for each point, where they differ: bars of several strategies
     repeats: Sequence[Sequence[float]] = ()
     part: str = ""  # of PARTS, whose colour is the same in every chart of every report
+    fit: Sequence[float] = ()  # y at each x of a line fitted to the points, which is dotted; only of lines
 
     @cached_property
     def limits(self) -> list[tuple[Number, Number]]:
@@ -82,6 +84,14 @@ class Series:
     def list_dots(self, places: Sequence[Any] | None = None) -> list[tuple[Any, float]]:
         """Return (x, y) of each single repeat; `places` are other x of the points, as of bars side by side."""
         return [(x, y) for x, values in zip(places or self.x, self.repeats, strict=False) for y in values]
+
+    def list_tops(self) -> list[float]:
+        """Return the y above which nothing of a bar is drawn, neither its limit nor a dot; 0 without a value."""
+        dots = itertools.chain(self.repeats, itertools.repeat(()))
+        return [
+            max([0.0, *dots_of_bar, *(each for each in (y, high) if each is not None)])
+            for y, (_, high), dots_of_bar in zip(self.y, self.limits, dots, strict=False)
+        ]
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,11 @@ class Chart:
     series: Sequence[Series]
     kind: Literal["lines", "bars", "stacked"] = "lines"
     caption: str = ""  # what it shows, and what its intervals are taken over
+
+    @property
+    def has_bar_labels(self) -> bool:
+        """Return whether each bar has its value above it."""
+        return self.kind == "bars" and sum(len(series.x) for series in self.series) <= MAX_LABELLED_BARS
 
 
 @dataclass(frozen=True)
@@ -393,6 +408,7 @@ def scale_units(chart: Chart) -> Chart:
 
     scaled = [
         replace(series, y=scale(series.y), low=scale(series.low), high=scale(series.high),
+                fit=[value / size for value in series.fit],
                 repeats=[[value / size for value in values] for values in series.repeats])
         for series in chart.series
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 from scalebench.core.errors import InputError
 from scalebench.core.untrusted import clean_line
 from scalebench.report.document import Axis, Chart, Number, Series, stack_lengths
-from scalebench.report.html.plots import MAX_MARKED_POINTS, ChartStyles, LineStyle
+from scalebench.report.html.plots import MAX_MARKED_POINTS, ChartStyles, LineStyle, format_bar_label
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections import make_sections
 
@@ -28,6 +28,7 @@ CHARACTERS_PER_INCH = 12  # of a title
 DOTS_PER_INCH = 300
 MAX_INSIDE_LEGEND = 4  # series up to which the legend is inside the chart
 MAX_COLUMN_BARS = 8  # places of bars up to which a column is wide enough
+LABEL_SIZE = 5.5  # points, of the values above bars
 FORMATS = ("png", "svg")
 STYLE: Any = {
     "font.size": 8,
@@ -140,8 +141,11 @@ def _choose_layout(chart: Chart, drawn: Sequence[Series]) -> tuple[int, float, f
     """Return the columns of the legend below the chart (0: it is inside), width and height in inches, and the title in
     lines that fit."""
     places = {x for series in drawn for x in series.x} if chart.kind != "lines" else set()
-    width = PAGE_IN if len(places) > MAX_COLUMN_BARS or any(len(series.name) > 30 for series in drawn) else COLUMN_IN
-    legend_columns = (4 if width == PAGE_IN else 2) if len(drawn) > MAX_INSIDE_LEGEND else 0
+    bars = sum(len(series.x) for series in drawn) if chart.kind == "bars" else 0
+    is_wide = len(places) > MAX_COLUMN_BARS or bars > 2 * MAX_COLUMN_BARS or any(len(each.name) > 30 for each in drawn)
+    width = PAGE_IN if is_wide else COLUMN_IN
+    is_outside = len(drawn) > MAX_INSIDE_LEGEND or chart.kind == "bars"  # where a legend would cover values
+    legend_columns = (4 if width == PAGE_IN else 2) if is_outside else 0
     rows = -(-len(drawn) // legend_columns) if legend_columns else 0
     slanted = SLANTED_NAMES_IN if any(isinstance(x, str) for x in places) else 0.0
     if chart.kind == "stacked":
@@ -181,7 +185,7 @@ def _draw_series(axes: Any, chart: Chart, drawn: StyledSeries) -> list[Any]:
     """Draw the series, and return their handles for a legend."""
     if chart.kind == "lines":
         return [_draw_line(axes, series, style) for series, style in drawn]
-    return _draw_stack(axes, chart, drawn) if chart.kind == "stacked" else _draw_bars(axes, drawn)
+    return _draw_stack(axes, chart, drawn) if chart.kind == "stacked" else _draw_bars(axes, chart, drawn)
 
 
 def _get_colour(style: LineStyle) -> str:
@@ -201,6 +205,8 @@ def _draw_line(axes: Any, series: Series, style: LineStyle) -> Any:
         series.x, ys, color=colour, marker=marker, linestyle="none" if only_points else DASHES[style.dash],
         markerfacecolor="white" if is_open else colour, markersize=6 if series.style == "published" else None,
     )  # fmt: skip
+    if series.fit:
+        axes.plot(series.x, series.fit, color=colour, linestyle=DASHES["dot"], linewidth=0.8)
     if dots := series.list_dots():
         _draw_dots(axes, dots, colour)
     limits = series.limits
@@ -212,8 +218,8 @@ def _draw_line(axes: Any, series: Series, style: LineStyle) -> Any:
     return handle
 
 
-def _draw_bars(axes: Any, drawn: StyledSeries) -> list[Any]:
-    """Draw bars side by side."""
+def _draw_bars(axes: Any, chart: Chart, drawn: StyledSeries) -> list[Any]:
+    """Draw bars side by side, with their values above them if there are few."""
     places = list(dict.fromkeys(x for series, _ in drawn for x in series.x))
     if not any(isinstance(x, str) for x in places):
         places.sort()
@@ -229,6 +235,9 @@ def _draw_bars(axes: Any, drawn: StyledSeries) -> list[Any]:
             _draw_whiskers(axes, xs, series, "black")
         if dots := series.list_dots(xs):
             _draw_dots(axes, dots, "black")
+        for x, y, top in zip(xs, series.y, series.list_tops(), strict=True) if chart.has_bar_labels else ():
+            label = format_bar_label(y, chart.y)
+            axes.annotate(label, (x, top), (0, 2), textcoords="offset points", ha="center", fontsize=LABEL_SIZE)
     words = [x if isinstance(x, str) else f"{x:g}" for x in places]
     crowded = sum(map(len, words)) > 40
     axes.set_xticks(list(at.values()), words, rotation=30 if crowded else 0, ha="right" if crowded else "center")

@@ -22,7 +22,7 @@ from scalebench.analysis.comparison import Comparison
 from scalebench.analysis.comparison.pairing import load_compared_runs
 from scalebench.analysis.repeats import load_configurations
 from scalebench.analysis.scaling_curves import Curve, make_curves, plain_rows
-from scalebench.report.comparison_text import make_json
+from scalebench.report.comparison.comparison_text import make_json
 
 Row = dict[str, Any]
 Tables = dict[str, list[Row]]

@@ -98,6 +98,20 @@ def test_by_a_key_of_one_folder(call: Call) -> None:
     assert status == 0 and "nchw over nhwc: 1.250 [" in out
 
 
+def test_figures_of_the_values_of_a_key(call: Call) -> None:
+    write_folder("a", STEADY, **train_settings(data_format="nhwc"))
+    write_folder("b", [each / 1.25 for each in STEADY], **train_settings(data_format="nchw"))
+    words = ("a", "b", "--by", "train.data_format", "--figures", "charts")
+    status, out, err = call(*words, "--format", "json")
+    assert status == 0 and json.loads(out)["by"] == "train.data_format"
+    stems = [f"compare-{name}-train-data-format-1" for name in ("throughput", "ratio")]
+    assert err.splitlines() == [f"written: charts/{stem}.png" for stem in stems]
+    assert {path.name for path in Path("charts").iterdir()} == {f"{s}.{kind}" for s in stems for kind in ("png", "svg")}
+    Path("file").write_text("")
+    assert call(*words[:-1], "file")[::2] == (2, "scalebench: --figures file: File exists; choose another folder\n")
+    assert call("a", "--save", "main", "--figures", "charts")[0] == 2
+
+
 def test_several_keys_are_left_out(call: Call) -> None:
     write_folder("a", STEADY, seed=1)
     write_folder("b", SLOW, **train_settings(batch_per_device=20))

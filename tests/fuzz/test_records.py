@@ -19,7 +19,7 @@ import scalebench
 from scalebench.core.errors import InputError
 from scalebench.core.result import write_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.report import comparison_text
+from scalebench.report.comparison import comparison_text
 from tests.builders.sweeps import run
 from tests.fuzz.command_line import check_signs, many_examples, run_line, try_examples
 

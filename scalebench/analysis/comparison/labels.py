@@ -21,6 +21,7 @@ from scalebench.core.errors import InputError, unknown_name_message
 
 FIRST_KEYS = ("model.name", "dataset.name", "hardware.name", "scaling", "strategy.name", "gpus")
 ALWAYS_SHOWN_KEYS = ("strategy.name", "gpus")
+DEVICES_KEY = "hardware.device_ids"
 SAMPLE_FACTS = ("model", "dataset.name", "dataset.image_size", "dataset.dtype", "dataset.path", "dataset.classes")
 MIN_CLOCK_DIFFERENCE = 0.01  # share by which clocks must differ to be reported
 DIFFERENT_SAMPLES_NOTE = (
@@ -154,6 +155,8 @@ def find_key_values(runs: Sequence[ComparedRun], key: str, base: str | None) -> 
     facts = [_facts_under(group[0], key) for group in groups]
     main_values = [_main_value(group[0], key) for group in groups]
     names = [_name_value(number, main_values, facts) for number in range(len(groups))]
+    if key == DEVICES_KEY:
+        names = [" ".join([name, *_list_links(group[0])]) for name, group in zip(names, groups, strict=True)]
     if base is not None and base not in (*names, *main_values):
         raise InputError(f"--base: {unknown_name_message(f'value of {key}', base, names)}")
 
@@ -176,6 +179,12 @@ def _facts_under(run: ComparedRun, key: str) -> Facts:
 
 def _main_value(run: ComparedRun, key: str) -> str:
     return format_fact((run.facts.other | run.facts.identity).get(main_key(key)))
+
+
+def _list_links(run: ComparedRun) -> list[str]:
+    """Return the kinds of connection between the chosen devices of a run, such as PIX; empty if they are unknown."""
+    devices = re.findall(r"\d+", str(run.facts.identity.get(DEVICES_KEY)))
+    return run.record.machine.list_links([int(number) for number in devices])
 
 
 def _name_value(number: int, main_values: Sequence[str], facts: Sequence[Facts]) -> str:

@@ -16,7 +16,8 @@ from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST
 from scalebench.cli.commands.arguments import CommandParser, folders_or_newest
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import MachineClass, classify_machine
-from scalebench.report import comparison_text
+from scalebench.core.untrusted import clean_line
+from scalebench.report.comparison import comparison_text
 
 COMPARISON_FORMATS = ("text", "json", "junit", "markdown")
 
@@ -39,6 +40,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--same-session", action="store_true", help="count all runs as those of one session")
     parser.add_argument("--format", choices=COMPARISON_FORMATS, default="text")
     parser.add_argument("--out", metavar="FILE", help="write that format to a file, and print the text")
+    parser.add_argument("--figures", metavar="FOLDER", help="also write bar charts of the comparison as PNG and SVG")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -52,6 +54,8 @@ def main(options: argparse.Namespace) -> int:
     is_excused = options.missing == "ok" and _lacks_baseline(compared)
     status = 0 if is_excused else comparison_text.EXIT_STATUS[compared.status]
     _print_comparison(options, compared, status)
+    if options.figures is not None:
+        _write_figures(compared, Path(options.figures))
     return status
 
 
@@ -64,6 +68,8 @@ def _check_options(options: argparse.Namespace) -> None:
         raise InputError("compare: --base names a value of the key of --by KEY")
     if options.missing == "ok" and options.against is None:
         raise InputError("compare: --missing ok is for --against NAME")
+    if options.figures is not None and options.save is not None:
+        raise InputError("compare: --figures is for a comparison, not for --save NAME")
     if options.replace and options.save is None:
         raise InputError("compare: --replace is for --save NAME")
     if options.same_session and (options.save or options.against) is not None:
@@ -145,6 +151,19 @@ def _print_comparison(options: argparse.Namespace, compared: Comparison, status:
     write_atomically(Path(options.out), content)
     sys.stdout.write(text)
     print(f"written: {options.out}")
+
+
+def _write_figures(compared: Comparison, folder: Path) -> None:
+    """Write the charts, and list the PNG files on standard error, so that JSON on standard output stays JSON."""
+    from scalebench.report import figures
+    from scalebench.report.comparison import comparison_charts
+
+    try:
+        written = figures.save_charts(comparison_charts.make_comparison_charts(compared), folder)
+    except OSError as error:
+        raise InputError(f"--figures {folder}: {error.strerror or error}; choose another folder") from error
+    lines = [f"written: {clean_line(str(path))}" for path in written if path.suffix == ".png"]
+    print("\n".join(lines or ["no figures: no pairs to draw"]), file=sys.stderr)
 
 
 def write_atomically(path: Path, text: str) -> None:

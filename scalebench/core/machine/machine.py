@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -71,6 +72,16 @@ class Machine:
     kernel: str | None = None
     mpi: str | None = None  # first line of mpirun --version
     peer_access: dict[str, list[list[str]]] | None = None  # read, write, nvlink, atomics: by GPU pair, OK is yes
+
+    def list_links(self, devices: Sequence[int]) -> list[str]:
+        """Return the kinds of connection between these devices, in the words of `topology`, each once.
+
+        It is empty if they are unknown, and where CUDA_VISIBLE_DEVICES gives devices other numbers than GPUs.
+        """
+        matrix = self.topology or []
+        if "CUDA_VISIBLE_DEVICES" in self.environment or any(b >= len(words) for words in matrix for b in devices):
+            return []
+        return list(dict.fromkeys(matrix[a][b] for a in devices for b in devices if a < b < len(matrix)))
 
 
 def detect_machine() -> Machine:

@@ -107,22 +107,23 @@ def make_figure(chart: Chart, styles: Sequence[LineStyle]) -> Figure:
     """Return `data` and `layout`; `meta` of a trace holds its role, colour, tags and the number of its series."""
     traces: list[Figure] = []
     lengths = stack_lengths(chart) if chart.kind == "stacked" else []
-    has_dots = chart.kind == "bars" and any(series.list_dots() for series in chart.series)
+    # Dots and values are points, which stand on their bar by its offsetgroup.
+    has_points = chart.kind == "bars" and (chart.has_bar_labels or any(each.list_dots() for each in chart.series))
     for number, (series, style) in enumerate(zip(chart.series, styles, strict=True)):
         meta: Figure = {"series": number, "slot": style.slot, "tags": dict(series.tags)}
         if series.point_tags:
             meta["points"] = [dict(tags) for tags in series.point_tags]
         if chart.kind == "lines":
-            beside = [*_make_band(chart, series, meta), *_make_dots(series, meta)]
+            beside = [*_make_band(chart, series, meta), *_make_fit(series, meta), *_make_dots(series, meta)]
             # A click on a name in the legend takes band and dots with the line.
             group = {"legendgroup": str(number)} if beside else {}
             traces += [*beside, {**_make_line_trace(chart, series, style, meta), **group}]
         elif chart.kind == "stacked":  # without dots and intervals, which would seem to be those of the sums
             traces += _make_stack_traces(chart, series, style, meta, lengths[number])
         else:
-            dots = _make_dots(series, meta)
-            group = {"legendgroup": str(number), "offsetgroup": str(number)} if has_dots else {}
-            traces += [{**trace, **group} for trace in (_make_bar_trace(chart, series, style, meta), *dots)]
+            points = [*_make_dots(series, meta), *(_make_bar_labels(chart, series, meta) if has_points else [])]
+            group = {"legendgroup": str(number), "offsetgroup": str(number)} if has_points else {}
+            traces += [{**trace, **group} for trace in (_make_bar_trace(chart, series, style, meta), *points)]
     if chart.kind == "stacked":  # bars lie, so that there is room for the names beside them
         names = {**_make_axis(chart.x, chart, "x"), "title": {"text": ""}, "autorange": "reversed"}
         layout: Figure = {"xaxis": _make_axis(chart.y, chart, "y"), "yaxis": names}
@@ -130,7 +131,7 @@ def make_figure(chart: Chart, styles: Sequence[LineStyle]) -> Figure:
         layout = {"xaxis": _make_axis(chart.x, chart, "x"), "yaxis": _make_axis(chart.y, chart, "y")}
     if chart.kind != "lines":
         layout["barmode"] = "relative" if chart.kind == "stacked" else "group"
-        layout |= {"scattermode": "group"} if has_dots else {}  # each dot on its bar, by their offsetgroup
+        layout |= {"scattermode": "group"} if has_points else {}
     return {"data": traces, "layout": layout}
 
 
@@ -255,9 +256,38 @@ def _make_dots(series: Series, meta: Figure) -> list[Figure]:
     if not (dots := series.list_dots()):
         return []
     x, y = ([round_number(value) for value in values] for values in zip(*dots, strict=True))
+    tags = [tags for tags, values in zip(meta.get("points", ()), series.repeats, strict=False) for _ in values]
     return [{"type": "scatter", "x": x, "y": y, "mode": "markers", "hoverinfo": "skip", "showlegend": False,
              "marker": {"symbol": "circle", "size": 4, "opacity": 0.6}, "legendgroup": str(meta["series"]),
-             "meta": {**meta, "role": "repeat"}}]  # fmt: skip
+             "meta": {**meta, "role": "repeat", **({"points": tags} if tags else {})}}]  # fmt: skip
+
+
+def _make_fit(series: Series, meta: Figure) -> list[Figure]:
+    """Return the fitted line of a series, dotted, in the colour of its points."""
+    if not series.fit:
+        return []
+    return [{"type": "scatter", "x": [round_number(x) for x in series.x], "y": [round_number(y) for y in series.fit],
+             "mode": "lines", "line": {"dash": "dot", "width": 1.2}, "hoverinfo": "skip", "showlegend": False,
+             "legendgroup": str(meta["series"]), "meta": {**meta, "role": "fit"}}]  # fmt: skip
+
+
+def _make_bar_labels(chart: Chart, series: Series, meta: Figure) -> list[Figure]:
+    """Return the values of bars as texts above their limits and dots, which would hide a text of the bar itself."""
+    if not chart.has_bar_labels:
+        return []
+    return [{"type": "scatter", "x": [round_number(x) for x in series.x],
+             "y": [round_number(top) for top in series.list_tops()],
+             "mode": "markers+text", "marker": {"size": 8, "opacity": 0},  # which keep the text off the limit below
+             "text": [format_bar_label(y, chart.y) for y in series.y], "textposition": "top center",
+             "textfont": {"size": 10}, "cliponaxis": False, "hoverinfo": "skip", "showlegend": False,
+             "legendgroup": str(meta["series"]), "meta": {**meta, "role": "label"}}]  # fmt: skip
+
+
+def format_bar_label(y: Number, axis: Axis) -> str:
+    """Return a value with three digits, of a share with whole per cents; empty without a value."""
+    if y is None or not math.isfinite(y):
+        return ""
+    return f"{100 * y:.0f} %" if axis.percent else f"{y:,.0f}" if abs(y) >= 100 else f"{y:.3g}"
 
 
 def _limits_without_band(chart: Chart, series: Series) -> list[tuple[Number, Number]]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from scalebench.analysis.read_runs import Unreadable
@@ -40,6 +41,7 @@ from scalebench.report.document import (
     make_cell,
     make_devices_axis,
     make_line_series,
+    make_series,
 )
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.repeat_commands import make_baseline_commands
@@ -82,7 +84,9 @@ def section(report_data: ReportData) -> Section | None:
         rows = [row for curve in group.curves for row in curve.rows]
         baselines = _describe_baselines(rows, report_data.baseline_name)
         blocks += [*group.paragraphs, _make_throughput_chart(group, report_data)]
-        blocks += [_make_efficiency_chart(group, kind, baselines[kind]) for kind in _select_drawn(baselines)]
+        for kind in _select_drawn(baselines):
+            blocks += [_make_efficiency_chart(group, kind, baselines[kind])]
+            blocks += _make_speedup_chart(group, kind, baselines[kind])
         heads = {kind: str(report_data.baseline_name) if kind == "given" else kind for kind in baselines}
         blocks += _make_slope_table(group, heads, report_data.min_efficiency)
         kind = next(iter(baselines), "bare")
@@ -92,8 +96,8 @@ def section(report_data: ReportData) -> Section | None:
 
 
 def _select_drawn(baselines: Mapping[str, str]) -> list[str]:
-    """Return the first of the usual baselines, and the one that the user named: speedups are efficiencies times
-    devices, and those against the others are in the tables."""
+    """Return the first of the usual baselines, and the one that the user named; those against the others are in the
+    tables."""
     return [*[kind for kind in baselines if kind != "given"][:1], *(kind for kind in baselines if kind == "given")]
 
 
@@ -143,6 +147,25 @@ def _make_efficiency_chart(group: CurveGroup, kind: str, about: str) -> Chart:
     axes = make_devices_axis(lines), Axis("efficiency", percent=True)
     title = f"Efficiency {about.partition(', ')[0]}"
     return group.make_chart("scaling", f"efficiency {kind}", title, axes, [*lines, ideal], caption)
+
+
+def _make_speedup_chart(group: CurveGroup, kind: str, about: str) -> Iterator[Chart]:
+    """Draw speedups with the lines whose slopes are in the table. Without a slope, efficiencies say as much."""
+    lines = []
+    for curve in group.curves:
+        name = f"speedup_{kind}"
+        line = make_series(curve.name, curve.tags, curve.rows, "gpus", name, name)
+        fitted = fit_slope(curve, kind) if len(curve.rows) >= MIN_SLOPE_POINTS else None
+        fit = [fitted.intercept + fitted.speedup.value * row["gpus"] for row in curve.rows] if fitted else []
+        if line is not None:  # a line through the points would hide the fitted one
+            lines.append(replace(line, fit=fit, style="points") if fit else line)
+    if not any(line.fit for line in lines):
+        return
+    dotted = "dotted: fitted lines, whose slopes are in the table"
+    caption = join_sentences(f"speedup {about}, more is better", dotted, describe_curve_intervals(group.curves))
+    axes, lines = (make_devices_axis(lines), Axis("speedup")), [*lines, _make_ideal(group, lines, "ideal", 1.0)]
+    title = f"Speedup {about.partition(', ')[0]}"
+    yield group.make_chart("scaling", f"speedup {kind}", title, axes, lines, caption)
 
 
 def _make_ideal(group: CurveGroup, lines: list[Series], name: str, value: float, level: bool = False) -> Series:

@@ -13,7 +13,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import MonitorRecord
 from scalebench.core.spec import HardwareSpec
 from tests.builders.comparisons import machine_settings, make_runs, train_settings
-from tests.builders.runs import MODEL
+from tests.builders.runs import MODEL, simulated_config
 
 OTHER = {"model": dataclasses.replace(MODEL, name="mlp", input_shape=[3, 3], outputs=7)}
 
@@ -161,3 +161,12 @@ def test_other_facts_can_be_compared_too(key: str, values: list[str]) -> None:
 def test_a_run_without_the_key_has_the_value_none() -> None:
     actual = [*make_runs("a", [0.1]), *make_runs("b", [0.1], "bare_torch")]
     assert names(actual, "strategy.options.bucket_cap_mb") == ["25", "none"]
+
+
+def test_chosen_devices_are_named_with_their_connection() -> None:
+    machine = machine_settings(topology=[["X", "PIX", "PHB"], ["PIX", "X", "PHB"], ["PHB", "PHB", "X"]])
+    runs = []
+    for side, ids in (("a", [0, 1]), ("b", [0, 2])):
+        hardware = dataclasses.replace(simulated_config().hardware, device_ids=ids)
+        runs += make_runs(side, [0.1], gpus=2, hardware=hardware, **machine)
+    assert names(runs, "hardware.device_ids", "[0, 2]") == ["[0, 2] PHB", "[0, 1] PIX"]

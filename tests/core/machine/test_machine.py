@@ -320,3 +320,13 @@ def test_memory_limit(root: Path, cgroup: str, files: dict[str, str], limit: int
     for name, text in files.items():
         put(root, f"sys/fs/cgroup/{name}", text)
     assert cpus.memory_limit_bytes() == limit
+
+
+def test_links_between_devices_are_unknown_where_devices_have_other_numbers_than_gpus() -> None:
+    topology = [["X", "PIX", "PHB"], ["PIX", "X", "PHB"], ["PHB", "PHB", "X"]]
+    known = dataclasses.replace(MACHINE, topology=topology, environment={})
+    assert [known.list_links(devices) for devices in ([0, 1], [2, 0], [0, 1, 2], [0], [0, 3], [])] == [
+        ["PIX"], ["PHB"], ["PIX", "PHB"], [], [], []
+    ]  # fmt: skip
+    for changes in ({"environment": {"CUDA_VISIBLE_DEVICES": "4,5,6"}}, {"topology": None}):
+        assert dataclasses.replace(known, **changes).list_links([0, 1]) == []

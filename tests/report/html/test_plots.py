@@ -61,6 +61,32 @@ def test_the_dots_of_bars_are_on_their_bars() -> None:
     assert select_traces(stacked, "repeat") == [] and "scattermode" not in stacked["layout"]
 
 
+def test_a_fitted_line_is_dotted_and_goes_with_its_points() -> None:
+    figure = draw(Series("a", [1, 2, 4], [1.0, 1.9, 3.5], tags={"strategy": "ddp"}, fit=[1.0, 1.8, 3.5]))
+    (line,), (fit,) = select_traces(figure, "line"), select_traces(figure, "fit")
+    assert (fit["x"], fit["y"], fit["line"]["dash"]) == ([1, 2, 4], [1.0, 1.8, 3.5], "dot")
+    assert fit["legendgroup"] == line["legendgroup"] and fit["meta"]["slot"] == line["meta"]["slot"]
+
+
+def test_few_bars_have_their_values_above_all_that_is_drawn_of_them() -> None:
+    bars = Series(
+        "a", ["x", "y", "z"], [1.655, 0.9, None], [1.5, None, None], [1.8, None, None], repeats=[[2.0], [], []]
+    )
+    (labels,) = select_traces(draw(bars, kind="bars"), "label")
+    assert (labels["text"], labels["y"], labels["offsetgroup"]) == (["1.66", "0.9", ""], [2.0, 0.9, 0.0], "0")
+    shares = select_traces(draw(bars, kind="bars", y=Axis("efficiency", percent=True)), "label")
+    assert shares[0]["text"][1] == "90 %"
+    many = Series("a", list(range(25)), [1.0] * 25)
+    assert not select_traces(draw(many, kind="bars"), "label") and not select_traces(draw(bars), "label")
+
+
+def test_dots_of_bars_have_the_tags_of_their_bar() -> None:
+    tags = [{"strategy": "one"}, {"strategy": "two"}]
+    figure = draw(Series("a", ["x", "y"], [1.0, 2.0], point_tags=tags, repeats=[[0.9, 1.1], [2.0]]), kind="bars")
+    (dots,) = select_traces(figure, "repeat")
+    assert dots["meta"]["points"] == [tags[0], tags[0], tags[1]]
+
+
 def test_a_gap_parts_the_band_and_a_lone_point_gets_bars() -> None:
     low, high = [0.9, 1.8, None, 3.4, None, 7.0], [1.1, 2.0, None, 3.6, None, 7.2]
     figure = draw(Series("a", [1, 2, 3, 4, 5, 6], [1.0, 1.9, None, 3.5, 4.0, 7.1], low, high))
@@ -134,7 +160,7 @@ def test_axes_and_what_cannot_be_drawn() -> None:
 def test_names_notes_and_titles_are_text() -> None:
     series = Series("<b>x</b>", ["<i>"], [1.0], notes=["<a href='https://example.org'>go</a>"])
     figure = draw(series, kind="bars", x=Axis("<u>"))
-    (bars,) = figure["data"]
+    (bars,) = select_traces(figure, "bar")
     assert bars["name"] == "&lt;b&gt;x&lt;/b&gt;" and bars["x"] == ["&lt;i&gt;"]
     assert "<a" not in bars["customdata"][0] and figure["layout"]["xaxis"]["title"]["text"] == "&lt;u&gt;"
 

@@ -33,8 +33,19 @@ def test_curves_are_the_frames_figures(tmp_path: Path) -> None:
     assert check_points(chart, report_data.pooled, "efficiency_bare") == 7
     assert "more is better" in chart.caption and "over blocks of one repeat" in chart.caption
     assert [name.split("-1-")[0] for name in list_ids(section)] == [
-        "scaling-throughput", "scaling-efficiency-bare", "scaling-slopes"
+        "scaling-throughput", "scaling-efficiency-bare", "scaling-speedup-bare", "scaling-slopes"
     ]  # fmt: skip
+
+
+def test_the_lines_of_the_slope_table_are_drawn_in_the_speedup_chart(tmp_path: Path) -> None:
+    section = build_section(scaling, tmp_path)
+    chart, table = get_block(section, Chart, "scaling-speedup"), get_block(section, Table, "scaling-slopes")
+    slopes = {row.cells[0].text: row.cells[1].value for row in table.rows}
+    for series in (each for each in chart.series if each.fit):
+        rise = (series.fit[-1] - series.fit[0]) / (series.x[-1] - series.x[0])
+        assert rise == pytest.approx(slopes.pop(series.name))
+        assert sum(series.fit) == pytest.approx(sum(series.y)), "a line with an intercept goes through the middle"
+    assert not slopes and get_series(chart, "ideal").y == [1, 2, 4]
 
 
 def test_self_is_shown_only_where_it_differs_much(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ function removeHiddenPoints(trace) {
     return trace;
   }
   const kept = (values) => values.filter((_, number) => isShown(points[number]));
-  for (const key of ["x", "y", "customdata"]) {
-    trace[key] = kept(trace[key]);
+  for (const key of ["x", "y", "customdata", "text"]) {
+    if (Array.isArray(trace[key])) trace[key] = kept(trace[key]);
   }
   if (trace.error_y) {
     Object.assign(trace.error_y, { array: kept(trace.error_y.array), arrayminus: kept(trace.error_y.arrayminus) });

@@ -12,7 +12,7 @@ import pytest
 
 from scalebench.analysis.comparison import Comparison, compare, compare_by
 from scalebench.core.stats.estimates import Estimate
-from scalebench.report.comparison_text import (
+from scalebench.report.comparison.comparison_text import (
     MAX_LINES,
     describe_verdict,
     escape_markup,
@@ -143,7 +143,7 @@ def test_ratios(value: float, interval: Estimate | None, text: str) -> None:
     assert [format_p(p) for p in (None, 0.0001, 0.0123, 1.0)] == ["", "< 0.001", "0.012", "1.000"]
 
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "comparison.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "comparison.json"
 EVIL = "<script>alert('x')</script> & | `x` [a](http://b) \x1b[31m \x00 \ud800 ]]> \U0001f600"
 
 

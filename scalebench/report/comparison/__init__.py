@@ -1,0 +1,1 @@
+"""A comparison shown: as text, JSON, JUnit and Markdown, and as charts."""

@@ -1,0 +1,182 @@
+"""The part of a report with configurations side by side: bars by strategy and by model, and pairs of GPUs as a table.
+
+Rows that stand side by side differ in what is compared, and in nothing else that a column shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from scalebench.analysis.identity import CURVE_COLUMNS, curve_key
+from scalebench.analysis.scaling_curves import MODEL_SIZES, name_curves
+from scalebench.analysis.verdicts import decide_ratio
+from scalebench.report.document import (
+    DEVICES,
+    REPEAT_ROWS,
+    THROUGHPUT,
+    Axis,
+    Block,
+    Cell,
+    Cells,
+    Chart,
+    CurveGroup,
+    CurveRow,
+    Row,
+    Section,
+    Series,
+    Table,
+    group_curves,
+    join_sentences,
+    make_cell,
+)
+from scalebench.report.flag_text import describe_curve_intervals, to_number
+from scalebench.report.report_data import ReportData
+from scalebench.report.tables import format_ratio, format_throughput
+
+MAX_COUNTS = 3  # numbers of devices in a chart by strategy: the largest ones
+MAX_SERIES = 8  # strategies in a chart by model
+OF_MODEL = ("model", "dataset", "batch", *MODEL_SIZES.values())  # what groups of unlike models cannot share
+SPEEDUP, EFFICIENCY = "speedup_bare", "efficiency_bare"
+FIGURES = {
+    THROUGHPUT: ("Throughput", Axis("samples/s"), "samples/s over all devices in steady state"),
+    SPEEDUP: ("Speedup", Axis("speedup"), "speedup over one device without a wrapper"),
+    EFFICIENCY: (
+        "Efficiency",
+        Axis("efficiency", percent=True),
+        "speedup over one device without a wrapper, divided by the devices",
+    ),
+}
+
+
+def section(report_data: ReportData) -> Section | None:
+    """Return None if no two configurations can stand side by side."""
+    groups, _ = group_curves(report_data.curves)
+    blocks: list[Block] = list(_make_model_charts(groups))
+    for group in groups:
+        made: list[Block] = [*_make_strategy_chart(group), *_make_pair_table(group, report_data)]
+        blocks += [*group.paragraphs, *made] if made else []
+    return Section("side-by-side", "Side by side", blocks) if blocks else None
+
+
+def _make_strategy_chart(group: CurveGroup) -> Iterator[Chart]:
+    """Draw each strategy as a bar for each of the largest numbers of devices that several strategies ran on."""
+    by_count: dict[int, list[tuple[str, CurveRow]]] = {}
+    for curve in group.curves:
+        for row in curve.rows:
+            by_count.setdefault(row["gpus"], []).append((curve.name, (curve, row)))
+    counts = sorted(count for count, places in by_count.items() if len(places) > 1)
+    counts = [count for count in counts if count > 1][-MAX_COUNTS:] or counts
+    if not counts:
+        return
+    column = _choose_column([row for count in counts for _, (_, row) in by_count[count]], SPEEDUP)
+    series = [_make_bars(_count_devices(count), by_count[count], column) for count in counts]
+    on = f" on {series[0].name}" if len(series) == 1 else ""
+    name, axis, about = FIGURES[column]
+    caption = join_sentences(f"{about}, more is better", describe_curve_intervals(group.curves))
+    axes, title = (Axis("strategy"), axis), f"{name} by strategy{on}"
+    yield group.make_chart("side-by-side", "strategy", title, axes, series, caption, "bars")
+
+
+def _make_model_charts(groups: Sequence[CurveGroup]) -> Iterator[Chart]:
+    """Draw the models that ran on one machine, for each strategy a bar, on the most devices that several ran on."""
+    by_machine: dict[tuple[str, ...], list[CurveGroup]] = {}
+    for group in groups:
+        key = tuple(text for name, text in group.shared.items() if name not in OF_MODEL)
+        by_machine.setdefault(key, []).append(group)
+    for members in by_machine.values():
+        models = [group.shared["model"] for group in members]
+        if len(set(models)) == len(models) > 1:  # of several rows of one model none stands for it
+            yield from _make_model_chart(members)
+
+
+def _make_model_chart(groups: Sequence[CurveGroup]) -> Iterator[Chart]:
+    by_count: dict[int, dict[str, list[tuple[str, CurveRow]]]] = {}
+    for group in groups:
+        for curve in group.curves:
+            for row in curve.rows:
+                by_name = by_count.setdefault(row["gpus"], {})
+                by_name.setdefault(curve.name, []).append((group.shared["model"], (curve, row)))
+    several = [count for count, names in by_count.items() if any(len(places) > 1 for places in names.values())]
+    if not several:
+        return
+    count = max(several)
+    bars = {name: places for name, places in by_count[count].items() if len(places) > 1}
+    drawn = list(bars.items())[:MAX_SERIES]
+    shown = [item for _, places in drawn for _, item in places]
+    column = _choose_column([row for _, row in shown], EFFICIENCY) if count > 1 else THROUGHPUT
+    series = [_make_bars(name, places, column) for name, places in drawn]
+    figure, axis, about = FIGURES[column]
+    title = f"{figure} by model on {_count_devices(count)}"
+    left_out = f"the first {MAX_SERIES} of {len(bars)} strategies" if len(bars) > MAX_SERIES else ""
+    intervals = describe_curve_intervals([curve for curve, _ in shown])
+    caption = join_sentences(f"{about}, more is better", left_out, intervals)
+    yield Chart(groups[0].make_id("side-by-side", "model"), title, Axis("model"), axis, series, "bars", caption)
+
+
+def _choose_column(rows: Sequence[Cells], column: str) -> str:
+    """Return a figure against the bare baseline if all rows have it, else throughput."""
+    return column if all(row[column] is not None for row in rows) else THROUGHPUT
+
+
+def _count_devices(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"
+
+
+def _make_bars(name: str, places: Sequence[tuple[str, CurveRow]], column: str) -> Series:
+    """Make a series of bars from the name and the row of each, with the limits and repeats of its figure."""
+    stem = "throughput" if column == THROUGHPUT else column
+    rows = [row for _, (_, row) in places]
+    low, high = ([to_number(row[f"{stem}_{end}"]) for row in rows] for end in ("low", "high"))
+    repeats = [[y for each in row.get(REPEAT_ROWS) or () if (y := to_number(each[column])) is not None] for row in rows]
+    tags = [curve.tags for _, (curve, _) in places]
+    names, values = [place for place, _ in places], [to_number(row[column]) for row in rows]
+    return Series(name, names, values, low, high, point_tags=tags, repeats=repeats)
+
+
+def _make_pair_table(group: CurveGroup, report_data: ReportData) -> Iterator[Table]:
+    """Compare rows that differ in nothing but their devices: throughput on each choice, and its ratio to the first."""
+    position = CURVE_COLUMNS.index("device_ids")
+    by_row: dict[tuple[int, tuple[Any, ...]], dict[str, CurveRow]] = {}
+    for (curve, row), _ in group.list_rows():
+        if row["device_ids"]:
+            key = curve_key(row)
+            rest = (*key[:position], None, *key[position + 1 :])
+            by_row.setdefault((row["gpus"], rest), {}).setdefault(row["device_ids"], (curve, row))
+    by_row = {key: rows for key, rows in by_row.items() if len(rows) > 1}
+    if not by_row:
+        return
+    names = name_curves([rest for _, rest in by_row])
+    first_rows = {ids: row for rows in reversed(by_row.values()) for ids, (_, row) in rows.items()}
+    base, *others = chosen = list(dict.fromkeys(ids for rows in by_row.values() for ids in rows))
+    heads = {ids: _describe_devices(ids, str(first_rows[ids]["run_id"]), report_data) for ids in chosen}
+    columns = ["strategy", DEVICES, *(f"{heads[ids]}, samples/s" for ids in chosen)]
+    columns += [f"{heads[ids]} / {heads[base]}" for ids in others]
+    made = []
+    for (gpus, rest), rows in by_row.items():
+        cells = [make_cell(names[rest]), make_cell(str(gpus), gpus)]
+        cells += [_rate_cell(rows.get(ids)) for ids in chosen]
+        cells += [_ratio_cell(rows.get(ids), rows.get(base), report_data) for ids in others]
+        made.append(Row(cells, next(iter(rows.values()))[0].tags))
+    about = "each choice of devices (hardware.device_ids) with its connections"
+    caption = join_sentences(about, "ratios: throughput over that of the first choice, with 95 % intervals")
+    numeric = frozenset(columns[1:])
+    yield Table(group.make_id("side-by-side", "pairs"), "Choices of devices", columns, made, numeric, caption)
+
+
+def _rate_cell(item: CurveRow | None) -> Cell:
+    return Cell("") if item is None else make_cell(format_throughput(item[1]), item[1][THROUGHPUT])
+
+
+def _ratio_cell(item: CurveRow | None, base: CurveRow | None, report_data: ReportData) -> Cell:
+    if item is None or base is None:
+        return Cell("")
+    ratio = decide_ratio(item[1], base[1], report_data.configurations.estimate_ratio)
+    return make_cell(format_ratio(ratio.value, *ratio.limits), ratio.value)
+
+
+def _describe_devices(ids: str, run_id: str, report_data: ReportData) -> str:
+    """Return `0,1 (PIX)`, with the kinds of connection between these devices if the record of the run has them."""
+    numbers = [int(number) for number in ids.split() if number.isdecimal()]
+    links = report_data.result(run_id).machine.list_links(numbers) if run_id in report_data.detailed_run_ids else []
+    return ",".join(map(str, numbers)) + (f" ({', '.join(links)})" if links else "")
