@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import identity, pipeline_stages, step_breakdown, throughput, training_columns
 from scalebench.analysis.baselines import Baselines
-from scalebench.analysis.columns import FRAME_COLUMNS, TEXT_COLUMNS
+from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, TEXT_COLUMNS
 from scalebench.analysis.rounds import round_rates
 from scalebench.analysis.run_summary import RunSummary, start_time, uses_default_options
 from scalebench.core.config_files import strategy_option_defaults
@@ -30,7 +30,7 @@ MALFORMED_RECORD_ERRORS = (ValueError, TypeError, AttributeError, KeyError, Inde
 MIN_RATE, MAX_RATE = 1e-100, 1e100  # samples/s: the quotient of any two is a number
 MAX_COUNT = 2**63 - 1  # of a column of integers
 MONITOR_COLUMNS = [f.name for f in dataclasses.fields(MonitorRecord) if f.name in FRAME_COLUMNS and f.name != "reason"]
-_TEXTS = frozenset(TEXT_COLUMNS)
+_TEXTS, _COUNTS = frozenset(TEXT_COLUMNS), frozenset(COUNT_COLUMNS)
 Cells = dict[str, Any]
 
 
@@ -82,6 +82,8 @@ def _check(result: Result, cells: Cells) -> None:
             continue
         kind = type(value)
         if (kind is str) is not (name in _TEXTS) or (kind is int and abs(value) > MAX_COUNT):
+            raise ValueError(f"{name} is {value}")
+        if kind is float and name in _COUNTS and not value.is_integer():
             raise ValueError(f"{name} is {value}")
         if kind is str and not value.isascii():
             value.encode()  # a lone surrogate raises ValueError: no column can hold it

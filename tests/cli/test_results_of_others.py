@@ -144,3 +144,13 @@ def test_a_spreadsheet_takes_no_text_for_a_formula(tmp_path: Path, capsys: pytes
         rows = list(csv.DictReader(file))
     assert [row["reason"] for row in rows] == [f"'{text}" for text in formulas[:-1]] + formulas[-1:]
     assert all(row["gpus"] == "1" for row in rows)
+
+
+@pytest.mark.parametrize("accumulate", [6.4e-259, 2.5])
+def test_load_names_the_file_with_a_part_of_a_count(tmp_path: Path, accumulate: float) -> None:
+    result = record("ddp", 2)
+    result.spec["train"] = {**result.spec.get("train", {}), "accumulate": accumulate}
+    (tmp_path / "0").mkdir()
+    write_result(tmp_path / "0" / RESULT_FILE, result)
+    with pytest.raises(InputError, match=r"0: its record holds what no run leaves .*accumulate is "):
+        load(tmp_path)

@@ -138,6 +138,7 @@ def test_a_list_elsewhere_is_refused(tmp_path: Path, kind: str) -> None:
         ("plain ü 漢字 \N{GRINNING FACE}", None),
         ("hard\xa0space, joined\u200d", None),
         ("soft\xadhyphen", "soft<U+00AD>hyphen"),
+        ("note\U0001d173\U00013430", "note<U+1D173><U+13430>"),
         ("\x1b[31mred\x1b[0m\tone\ntwo", "red\tone\ntwo"),
         ("\x1b]52;c;cm0=\x07", "\ufffd]52;c;cm0=\ufffd"),
         ("a\x00\x08\x7f", "a\ufffd\ufffd\ufffd"),
