@@ -96,6 +96,7 @@ CHOICE_HINTS = {
             "model=gpt_small is a small GPT-2; model=custom model.torch=MODULE:FUNCTION trains your own": (
                 "bert gpt gpt2 llama transformer vit t5"
             ),
+            "model=lstm_small is a small recurrent network": "gru ptb recurrent rnn",
             "model=resnet50 is the smallest of ImageNet; model=custom model.torch=MODULE:FUNCTION trains your own": (
                 "resnet18 resnet34"
             ),

@@ -85,9 +85,9 @@ class Network:
     def forward_flops(self) -> int:
         """Floating-point operations of one forward pass over one sample, 2 per multiply-add.
 
-        Only convolutions, dense layers and the products of attention count: no biases, normalization, activations,
-        pooling, look-ups or loss. The padding of a convolution counts as if it were data, as in torchvision and most
-        published counts.
+        Only convolutions, dense and recurrent layers and the products of attention count: no biases, normalization,
+        activations, pooling, look-ups or loss. The padding of a convolution counts as if it were data, as in
+        torchvision and most published counts.
         """
         return 2 * sum(node.macs for node in self.nodes)
 
@@ -178,6 +178,21 @@ class Network:
         macs = 2 * query.shape[0] * math.prod(query.shape)
         settings = {"heads": heads, "head_width": query.shape[1] // heads}
         return self._add(name, "attention", [query, key, value], query.shape, settings, macs=macs)
+
+    def lstm(self, x: Node, name: str, units: int, init: str = "glorot_uniform") -> Node:
+        """Append a long short-term memory (Hochreiter and Schmidhuber 1997, with forget gates) over (positions,
+        channels), which returns its hidden state at each position and starts with zeros.
+
+        The gates are ordered input, forget, candidate, output, as in Keras and in PyTorch; there is one bias, as in
+        Keras.
+        """
+        if len(x.shape) != 2:
+            raise ValueError(f"{name}: {x.name} of shape {x.shape} is no sequence of vectors")
+        shapes = {"kernel": (x.shape[-1], 4 * units), "recurrent_kernel": (units, 4 * units)}
+        arrays = [Array(f"{name}/{last}", shape, init) for last, shape in shapes.items()]
+        macs = x.shape[0] * sum(map(math.prod, shapes.values()))
+        arrays.append(Array(f"{name}/bias", (4 * units,), "zeros"))
+        return self._add(name, "lstm", [x], (x.shape[0], units), {}, arrays, macs)
 
     def relu(self, x: Node) -> Node:
         """Append max(x, 0)."""

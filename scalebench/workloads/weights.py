@@ -19,10 +19,10 @@ Layer = tuple[str, tuple[int, ...], str]  # name, shape, initializer
 def initial_weights(layers: Iterable[Layer], seed: int) -> dict[str, NDArray[np.float32]]:
     """Draw float32 arrays by name; each depends on `seed` and its own name, not on its position in `layers`.
 
-    The initializer is one of zeros, ones, normal:STANDARD_DEVIATION (mean 0), he_uniform (He et al. 2015, limit
-    sqrt(6 / fan_in)) and glorot_uniform (Glorot and Bengio 2010, limit sqrt(6 / (fan_in + fan_out))). Raises
-    ValueError for any other initializer, for a name that occurs twice, and for a uniform initializer with fewer than
-    two axes, which has no fan-in.
+    The initializer is one of zeros, ones, normal:STANDARD_DEVIATION (mean 0), uniform:LIMIT (between -LIMIT and LIMIT),
+    he_uniform (He et al. 2015, limit sqrt(6 / fan_in)) and glorot_uniform (Glorot and Bengio 2010, limit
+    sqrt(6 / (fan_in + fan_out))). Raises ValueError for any other initializer, for a name that occurs twice, and for
+    one of the uniform initializers with fewer than two axes, which have no fan-in.
     """
     weights: dict[str, NDArray[np.float32]] = {}
     for name, shape, init in layers:
@@ -35,20 +35,24 @@ def initial_weights(layers: Iterable[Layer], seed: int) -> dict[str, NDArray[np.
 def _draw(name: str, shape: tuple[int, ...], init: str, seed: int) -> NDArray[np.float32]:
     if init in ("zeros", "ones"):
         return np.full(shape, float(init == "ones"), np.float32)
-    kind, _, deviation = init.partition(":")
+    kind, _, parameter = init.partition(":")
     if kind == "normal":
         normal = _generator(name, seed).standard_normal(shape, dtype=np.float32)
-        normal *= np.float32(deviation)
+        normal *= np.float32(parameter)
         return normal
     if len(shape) < 2:
         raise ValueError(f"{name} of shape {shape} has no fan-in: use zeros or ones, not {init}")
     fan_in, fan_out = _fans(shape)
-    if init == "he_uniform":
+    if kind == "uniform":
+        limit = float(parameter)
+    elif init == "he_uniform":
         limit = math.sqrt(6 / fan_in)
     elif init == "glorot_uniform":
         limit = math.sqrt(6 / (fan_in + fan_out))
     else:
-        raise ValueError(f"{name} has unknown init {init}: zeros, ones, normal:0.02, he_uniform or glorot_uniform")
+        raise ValueError(
+            f"{name} has unknown init {init}: zeros, ones, normal:0.02, uniform:0.1, he_uniform or glorot_uniform"
+        )
     # In float32 and in place, since the largest kernel of VGG16 takes 411 MB.
     array = _generator(name, seed).random(shape, dtype=np.float32)
     array -= np.float32(0.5)

@@ -27,7 +27,7 @@ def test_all_studies_are_listed() -> None:
     assert STUDIES == ["keras_multi_gpu", "on_node", "parallel_strategies", "thesis"]
     assert list(ALL.columns) == published.PUBLISHED_COLUMNS
     counts = ALL.groupby("study").size().to_dict()
-    assert counts == {"keras_multi_gpu": 143, "on_node": 8, "parallel_strategies": 4, "thesis": 24}
+    assert counts == {"keras_multi_gpu": 153, "on_node": 8, "parallel_strategies": 8, "thesis": 24}
     assert all(study.title and study.source for study in map(published.load_study, STUDIES))
 
 
@@ -110,6 +110,12 @@ def test_some_figures_of_each() -> None:
     assert figure("value", quantity="overhead_share") == 0.17
     assert figure("efficiency", table="cifar10_models", model="alexnet_cifar10") == 0.587
     assert figure("step_s", strategy="mirrored_nccl", table="notebook") == 0.6346
+    bars = {"mirrored_reduce_cpu": (1.66, 3.13), "mirrored_nccl": (1.13, 2.55)}
+    for strategy, (on_4, on_8) in bars.items():
+        assert figure("speedup", table="bars", strategy=strategy, gpus=4) == on_4
+        assert figure("speedup", table="bars", strategy=strategy, gpus=8) == on_8
+    assert figure("throughput_samples_per_s", table="az_4x_m60", gpus=4) == 173.5
+    assert figure("throughput_samples_per_s", table="tf_cnn_resnet50", gpus=6) == 571.9
     assert figure("value", quantity="nvlink2_gigabytes_per_s") == 300
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -150,6 +151,35 @@ def test_lrn(framework: str, data_format: str) -> None:
     squares = np.pad(x**2, [(0, 0)] * 3 + [(2, 2)])
     expected = x / (1.5 + 0.3 * sum(squares[..., i : i + 7] for i in range(5))) ** 0.75
     np.testing.assert_allclose(build(framework, net, data_format=data_format).run(x), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("framework", ["torch", "tensorflow", "keras", "torch.nn"])
+def test_lstm(framework: str) -> None:
+    """The last two are the frameworks' own layers, with our weights."""
+    net, x = Network("net", (6, 3)), random_floats((6, 3))
+    net.lstm(net.input, "lstm", 5)
+    model = build("torch" if framework == "torch" else "tensorflow", net)
+    kernel, recurrent, bias = model.arrays.values()
+    hidden = cell = np.zeros((len(x), 5))
+    expected = []
+    for position in range(6):
+        enter, keep, candidate, leave = np.split(x[:, position] @ kernel + hidden @ recurrent + bias, 4, axis=1)
+        cell = cell / (1 + np.exp(-keep)) + np.tanh(candidate) / (1 + np.exp(-enter))
+        hidden = np.tanh(cell) / (1 + np.exp(-leave))
+        expected.append(hidden)
+    if framework == "keras":
+        layer = keras.layers.LSTM(5, return_sequences=True)
+        layer.build(x.shape)
+        layer.set_weights(list(model.arrays.values()))
+        actual = layer(x).numpy()
+    elif framework == "torch.nn":
+        own = torch.nn.LSTM(3, 5, batch_first=True)
+        weights = (kernel.T, recurrent.T, bias, np.zeros_like(bias))
+        own.load_state_dict(dict(zip(own.state_dict(), map(torch.tensor, weights), strict=True)))
+        actual = own(torch.from_numpy(x))[0].detach().numpy()
+    else:
+        actual = model.run(x)
+    np.testing.assert_allclose(actual, np.stack(expected, 1), rtol=1e-4, atol=1e-5)
 
 
 @EVERY_WAY

@@ -98,6 +98,18 @@ class TestGptSmall(ModelContract):
     overrides = ("model.options.layers=1", "model.options.width=32", "model.options.sequence_length=12")
 
 
+@pytest.mark.slow
+@pytest.mark.real
+class TestLstmSmall(ModelContract):
+    """With a recurrence over the positions."""
+
+    model = "lstm_small"
+    overrides = (
+        "model.options.width=32", "model.options.sequence_length=12", "model.outputs=64", "dataset.classes=64",
+        "model.params=null", "train.learning_rate=0.1",
+    )  # fmt: skip
+
+
 OWN = """
 import torch
 from torch import nn

@@ -125,8 +125,8 @@ def test_the_most_expensive_stage_is_as_cheap_as_possible(blocks: list[str], cou
 def test_every_built_in_network_can_be_cut(name: str) -> None:
     net = load_model(name)
     most = max_stages(net)
-    assert most >= 4
-    for count in {1, 2, 4, most}:
+    assert most >= (3 if name == "trivial" else 4)
+    for count in {1, 2, min(4, most), most}:
         for costs in (node_training_flops(net), node_parameter_bytes(net)):
             stages = split_into_stages(net, count, costs)
             check(net, stages)

@@ -32,7 +32,7 @@ from scalebench.report.document import (
     make_devices_axis,
     make_line_series,
 )
-from scalebench.report.flag_text import describe_curve_intervals
+from scalebench.report.flag_text import describe_curve_intervals, to_number
 from scalebench.report.report_data import ReportData
 from scalebench.report.tables import format_percent_column, format_ratio, format_ratio_column, format_throughput
 
@@ -73,20 +73,25 @@ def _make_study_blocks(study: Study, rows: list[dict[str, Any]], report_data: Re
     groups, left_out = group_curves(report_data.curves)
     yield from left_out
     for group in groups:
-        yield from _make_efficiency_chart(study, rows, group)
+        yield from _make_efficiency_chart(study, _match_group(rows, group, "efficiency"), group)
+        yield from _make_speedup_charts(study, _match_group(rows, group, "speedup"), group)
     yield from _make_slope_comparison(study, rows, report_data.curves)
     yield make_study_table(study, rows)
 
 
-def _make_efficiency_chart(study: Study, rows: Sequence[Cells], group: CurveGroup) -> Iterator[Chart]:
-    """Draw the published points of a group's strategies, only for the same scaling: a curve of weak scaling says
-    nothing about one of strong."""
+def _match_group(rows: Sequence[Cells], group: CurveGroup, figure: str) -> list[Cells]:
+    """Return the published rows of a group's strategies that have this figure, only for the same scaling: a curve of
+    weak scaling says nothing about one of strong."""
     strategies = {curve.tags["strategy"] for curve in group.curves}
-    matching = [
+    return [
         row for row in rows
         if row["strategy"] in strategies and all(row[name] == group.shared[name] for name in ("model", "scaling"))
-        and row["gpus"] and row["efficiency"] is not None
+        and row["gpus"] and row[figure] is not None
     ]  # fmt: skip
+
+
+def _make_efficiency_chart(study: Study, matching: Sequence[Cells], group: CurveGroup) -> Iterator[Chart]:
+    """Draw the published points of a group's strategies in the chart of their curves."""
     matched = {row["strategy"] for row in matching}
     measured = make_line_series(
         [curve for curve in group.curves if curve.tags["strategy"] in matched], f"efficiency_{study.against}"
@@ -106,6 +111,37 @@ def _make_efficiency_chart(study: Study, rows: Sequence[Cells], group: CurveGrou
     )
     title, y = f"{study.title}: efficiency", Axis("efficiency", percent=True)
     yield Chart(group.make_id("published", study.name), title, make_devices_axis(lines), y, lines, "lines", caption)
+
+
+def _make_speedup_charts(study: Study, matching: Sequence[Cells], group: CurveGroup) -> Iterator[Chart]:
+    """Draw bars by strategy for each number of devices that was measured here and published, from two on."""
+    column = f"speedup_{study.against}"
+    for gpus in sorted({row["gpus"] for row in matching if row["gpus"] > 1}):
+        at_count = [row for row in matching if row["gpus"] == gpus]
+        published_strategies = {row["strategy"] for row in at_count}
+        measured = [
+            (curve, row) for curve in group.curves for row in curve.rows
+            if row["gpus"] == gpus and row[column] is not None and curve.tags["strategy"] in published_strategies
+        ]  # fmt: skip
+        if not measured:
+            continue
+        low, high = ([to_number(row[f"{column}_{end}"]) for _, row in measured] for end in ("low", "high"))
+        names, tags = [curve.name for curve, _ in measured], [curve.tags for curve, _ in measured]
+        values = [to_number(row[column]) for _, row in measured]
+        bars = [Series("here", names, values, low, high, point_tags=tags)]
+        by_source: dict[tuple[str, ...], dict[str, Cells]] = {}
+        for row in at_count:
+            parts = ("published", row["hardware"], row["table"].replace("_", " "), _format_batch(row), row["settings"])
+            by_source.setdefault(tuple(filter(None, parts)), {})[row["strategy"]] = row
+        for source, rows in by_source.items():
+            kept = [(curve, rows[curve.tags["strategy"]]) for curve, _ in measured if curve.tags["strategy"] in rows]
+            names, tags = [curve.name for curve, _ in kept], [curve.tags for curve, _ in kept]
+            heights, sources = [row["speedup"] for _, row in kept], [row["source"] for _, row in kept]
+            bars.append(Series(", ".join(source), names, heights, point_tags=tags, notes=sources))
+        about = f"speedup here is against {study.against}, there as published"
+        caption = join_sentences(f"{group.shared['scaling']} scaling here and there", about, _cite(study))
+        title, axes = f"{study.title}: speedup on {gpus} devices", (Axis("strategy"), Axis("speedup"))
+        yield Chart(group.make_id("published", study.name, str(gpus)), title, *axes, bars, "bars", caption)
 
 
 def _make_published_series(rows: Sequence[Cells]) -> list[Series]:

@@ -62,12 +62,31 @@ def _attention(model: NetworkModel, node: Node, *xs: tf.Tensor, training: bool) 
     return tf.reshape(tf.transpose(tf.matmul(attention, value), [0, 2, 1, 3]), [-1, positions, width])
 
 
+def _lstm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
+    """Compute one product for the inputs of all positions, then the recurrence position by position, unrolled.
+
+    TensorFlow has a fused kernel on GPUs only (cuDNN), which takes its weights in a format of its own.
+    """
+    kernel, recurrent, bias = (model.weight(node, last) for last in ("kernel", "recurrent_kernel", "bias"))
+    projected = tf.nn.bias_add(tf.matmul(tf.reshape(x, [-1, kernel.shape[0]]), kernel), bias)
+    positions = tf.unstack(tf.reshape(projected, [-1, node.shape[0], kernel.shape[1]]), axis=1)
+    hidden = cell = tf.zeros_like(positions[0][:, : node.shape[1]])
+    outputs = []
+    for gates in positions:
+        enter, keep, candidate, leave = tf.split(gates + tf.matmul(hidden, recurrent), 4, axis=1)
+        cell = tf.sigmoid(keep) * cell + tf.sigmoid(enter) * tf.tanh(candidate)
+        hidden = tf.sigmoid(leave) * tf.tanh(cell)
+        outputs.append(hidden)
+    return tf.stack(outputs, axis=1)
+
+
 SEQUENCE_OPERATIONS: dict[str, Callable[..., tf.Tensor]] = {
     "embedding": _embedding,
     "positions": _positions,
     "layer_norm": _layer_norm,
     "gelu": lambda model, node, x, training: tf.nn.gelu(x, approximate=True),
     "attention": _attention,
+    "lstm": _lstm,
 }
 
 WeightArrays = Mapping[str, NDArray[np.float32]]

@@ -52,6 +52,25 @@ class CausalAttention(nn.Module):
         return functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
 
 
+class Lstm(nn.Module):
+    """PyTorch's LSTM kernel over (samples, positions, channels), from a state of zeros.
+
+    nn.LSTM has a second bias per gate, which would be two parameters for one; its kernel wants zeros instead. It also
+    keeps a list of its own weights, of which FSDP's exchange of parameters would leave it the old ones.
+    """
+
+    def __init__(self, inputs: int, units: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(4 * units, inputs))
+        self.recurrent_weight = nn.Parameter(torch.empty(4 * units, units))
+        self.bias = nn.Parameter(torch.empty(4 * units))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = [self.weight, self.recurrent_weight, self.bias, torch.zeros_like(self.bias)]
+        state = x.new_zeros(1, x.shape[0], self.recurrent_weight.shape[1])
+        return torch.lstm(x, (state, state), weights, True, 1, 0.0, self.training, False, True)[0]
+
+
 CONV_FUNCTIONS = {1: functional.conv1d, 2: functional.conv2d}
 MAX_POOL = {1: nn.MaxPool1d, 2: nn.MaxPool2d}
 AVG_POOL = {1: functional.avg_pool1d, 2: functional.avg_pool2d}
@@ -213,7 +232,7 @@ def _symmetric_padding(pads: Pads, window: tuple[int, ...]) -> tuple[int, ...] |
     return tuple(before for before, _ in pads) if supported else None
 
 
-CHANNELS_LAST = ("dense", "embedding", "positions", "layer_norm", "attention")
+CHANNELS_LAST = ("dense", "embedding", "positions", "layer_norm", "attention", "lstm")
 EITHER_ORDER = ("relu", "gelu", "dropout", "add")
 CONV_MODULES = {1: nn.Conv1d, 2: nn.Conv2d}
 
@@ -238,6 +257,7 @@ MODULE_BUILDERS: dict[str, Callable[[Node, tuple[int, ...]], nn.Module | list[nn
     "layer_norm": lambda node, spatial: nn.LayerNorm(node.shape[-1], node.settings["epsilon"]),
     "gelu": lambda node, spatial: nn.GELU(approximate="tanh"),
     "attention": lambda node, spatial: CausalAttention(node.settings["head_width"]),
+    "lstm": lambda node, spatial: Lstm(node.arrays[0].shape[0], node.shape[-1]),
 }
 
 # Operations whose output may be overwritten, since their backward pass does not read it.
@@ -375,6 +395,7 @@ def _mark_last_reads(steps: Sequence[ForwardStep]) -> list[ForwardStep]:
 # Last part of a neutral name -> torch's name.
 _TORCH_NAMES = {
     "kernel": "weight",
+    "recurrent_kernel": "recurrent_weight",
     "embeddings": "weight",
     "bias": "bias",
     "gamma": "weight",
@@ -441,4 +462,4 @@ def _named_tensors(model: NetworkModule, statistics: bool) -> dict[str, Tensor]:
 
 
 def _torch_axes(name: str, ndim: int) -> tuple[int, ...]:
-    return _KERNEL_AXES[ndim] if name.endswith("/kernel") else tuple(range(ndim))
+    return _KERNEL_AXES[ndim] if name.endswith("kernel") else tuple(range(ndim))

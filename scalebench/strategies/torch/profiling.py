@@ -9,6 +9,7 @@ operators.
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import tempfile
 import time
@@ -140,12 +141,19 @@ def _attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: 
     return int(sdpa_flop_count(query, key, value))
 
 
-# PyTorch 2.13 has no count for attention on CPUs.
-EXTRA_FLOP_COUNTS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+def _lstm_flops(inputs: torch.Size, kernel: torch.Size, recurrent: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * math.prod(inputs[:2]) * (kernel.numel() + recurrent.numel())
+
+
+# PyTorch 2.13 has no count for attention and recurrent layers on CPUs.
+EXTRA_FLOP_COUNTS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten.mkldnn_rnn_layer: _lstm_flops,
+}
 
 
 def count_flops(action: Callable[[], None]) -> int:
-    """Count the FLOPs of convolutions, matrix products and attention in `action`, 2 per multiply-add.
+    """Count the FLOPs of convolutions, matrix products, attention and LSTMs in `action`, 2 per multiply-add.
 
     By torch.utils.flop_counter, as a check of the counts that a network's description gives.
     """

@@ -36,8 +36,14 @@ NETWORKS: dict[str, NetworkEntry] = {
     "resnet50_v2": NetworkEntry("resnet:resnet50_v2"),
     "resnet101": NetworkEntry("resnet:resnet101"),
     "resnet152": NetworkEntry("resnet:resnet152"),
+    "vgg11": NetworkEntry("imagenet_cnns:vgg11"),
     "vgg16": NetworkEntry("imagenet_cnns:vgg16"),
+    "vgg19": NetworkEntry("imagenet_cnns:vgg19"),
     "alexnet": NetworkEntry("imagenet_cnns:alexnet"),
+    "googlenet": NetworkEntry("imagenet_cnns:googlenet"),
+    "lenet": NetworkEntry("imagenet_cnns:lenet"),
+    "overfeat": NetworkEntry("imagenet_cnns:overfeat"),
+    "trivial": NetworkEntry("imagenet_cnns:trivial"),
     "cifar10_cnn": NetworkEntry("cifar10_cnns:cifar10_cnn"),
     "alexnet_cifar10": NetworkEntry("cifar10_cnns:alexnet_cifar10"),
     "resnet20_cifar10": NetworkEntry("cifar10_cnns:resnet20"),
@@ -49,7 +55,8 @@ NETWORKS: dict[str, NetworkEntry] = {
     "densenet100_k12": NetworkEntry("cifar10_cnns:densenet100_k12"),
     "mlp": NetworkEntry("simple:mlp", VECTOR),
     "synthetic": NetworkEntry("simple:synthetic", CURVE, "simple:synthetic_input_shape"),
-    "gpt_small": NetworkEntry("gpt:gpt", TOKENS, "gpt:gpt_input_shape", target_per_token=True),
+    "gpt_small": NetworkEntry("language_models:gpt", TOKENS, "language_models:gpt_input_shape", True),
+    "lstm_small": NetworkEntry("language_models:lstm", TOKENS, "language_models:lstm_input_shape", True),
 }
 
 

@@ -1,9 +1,10 @@
-"""Networks for ImageNet other than ResNets: AlexNet, VGG16 and InceptionV3.
+"""Networks for ImageNet other than ResNets: AlexNet, GoogLeNet, InceptionV3, LeNet, OverFeat, VGG and a trivial one.
 
-alexnet is that of tf_cnn_benchmarks (tensorflow/benchmarks, models/alexnet_model.py) with its layer names. vgg16
-(Simonyan and Zisserman 2014, configuration D) and inception_v3 (Szegedy et al. 2015, "Rethinking the Inception
-Architecture for Computer Vision", without the auxiliary classifier) are those of keras.applications. VGG16 has Keras'
-layer names; InceptionV3's layers are numbered in the order in which Keras makes them, since it does not name them.
+Those of tf_cnn_benchmarks (tensorflow/benchmarks, models/) are alexnet, googlenet, lenet, overfeat and trivial with its
+layer names, and vgg11 and vgg19 with those of Keras. They have 1000 outputs, where tf_cnn_benchmarks has 1001. vgg16
+and inception_v3 (Szegedy et al. 2015, "Rethinking the Inception Architecture for Computer Vision", without the
+auxiliary classifier) are those of keras.applications. InceptionV3's layers are numbered in the order in which Keras
+makes them, since it does not name them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,18 @@ from scalebench.workloads.network import Network, Node
 
 Kernel = int | tuple[int, int]
 COLUMN, ROW = (7, 1), (1, 7)
+VGG_FILTERS = (64, 128, 256, 512, 512)  # of the convolutions of each block
+
+# The filters of each module of GoogLeNet: 1x1; 3x3 and the 1x1 before it; 5x5 and the 1x1 before it; 1x1 behind the
+# pooling (Szegedy et al. 2014, "Going deeper with convolutions", table 1).
+GOOGLENET_STAGES = (
+    ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
+    (
+        (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64),
+        (112, 144, 288, 32, 64, 64), (256, 160, 320, 32, 128, 128),
+    ),
+    ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)),
+)  # fmt: skip
 
 
 def alexnet(net: Network, outputs: int) -> None:
@@ -20,29 +33,99 @@ def alexnet(net: Network, outputs: int) -> None:
     The original takes images of 227 x 227 without padding; 2 zeros on every side give the same 55 x 55 positions from
     224 x 224, as in torchvision. Torchvision has 256 filters in the fourth convolution, tf_cnn_benchmarks 384.
     """
-    x = net.relu(net.conv(net.input, "conv0", 64, 11, strides=4, padding=2, init="he_uniform"))
-    x = net.max_pool(x, 3, strides=2)
-    x = net.relu(net.conv(x, "conv1", 192, 5, init="he_uniform"))
-    x = net.max_pool(x, 3, strides=2)
-    for name, filters in (("conv2", 384), ("conv3", 384), ("conv4", 256)):
-        x = net.relu(net.conv(x, name, filters, 3, init="he_uniform"))
-    x = net.flatten(net.max_pool(x, 3, strides=2))
-    for name in ("affine0", "affine1"):
-        x = net.dropout(net.relu(net.dense(x, name, 4096, init="he_uniform")), 0.5)
-    net.dense(x, "affine2", outputs)
+    x = net.max_pool(_conv_relu(net, net.input, 64, 11, strides=4, padding=2), 3, strides=2)
+    x = net.max_pool(_conv_relu(net, x, 192, 5), 3, strides=2)
+    for filters in (384, 384, 256):
+        x = _conv_relu(net, x, filters, 3)
+    _classify(net, net.max_pool(x, 3, strides=2), outputs, (4096, 4096), dropout=0.5)
+
+
+def googlenet(net: Network, outputs: int) -> None:
+    """Build GoogLeNet; 6,998,552 parameters with 1000 outputs.
+
+    As in tf_cnn_benchmarks it has neither auxiliary classifiers nor normalization nor dropout. The mean over all
+    positions is the original's pooling for images of 224 x 224, and allows other sizes.
+    """
+    x = net.max_pool(_conv_relu(net, net.input, 64, 7, strides=2), 3, strides=2, padding="same")
+    x = _conv_relu(net, _conv_relu(net, x, 64, 1), 192, 3)
+    for modules in GOOGLENET_STAGES:
+        x = net.max_pool(x, 3, strides=2, padding="same")
+        for single, before3, conv3, before5, conv5, pooled in modules:
+            ends = [_conv_relu(net, x, single, 1), _conv_relu(net, _conv_relu(net, x, before3, 1), conv3, 3)]
+            ends.append(_conv_relu(net, _conv_relu(net, x, before5, 1), conv5, 5))
+            ends.append(_conv_relu(net, net.max_pool(x, 3, strides=1, padding="same"), pooled, 1))
+            x = net.concat(*ends)
+    _classify(net, net.global_avg_pool(x), outputs)
+
+
+def lenet(net: Network, outputs: int) -> None:
+    """Build LeNet as TensorFlow's old MNIST tutorial had it; 2,172,840 parameters with inputs of 28 x 28 x 3 and 1000
+    outputs."""
+    x = net.max_pool(_conv_relu(net, net.input, 32, 5), 2, strides=2)
+    x = net.max_pool(_conv_relu(net, x, 64, 5), 2, strides=2)
+    _classify(net, x, outputs, (512,))
+
+
+def overfeat(net: Network, outputs: int) -> None:
+    """Build the fast network of OverFeat (Sermanet et al. 2013); 145,920,872 parameters with inputs of 231 x 231 and
+    1000 outputs."""
+    x = net.max_pool(_conv_relu(net, net.input, 96, 11, strides=4, padding="valid"), 2, strides=2)
+    x = net.max_pool(_conv_relu(net, x, 256, 5, padding="valid"), 2, strides=2)
+    for filters in (512, 1024, 1024):
+        x = _conv_relu(net, x, filters, 3)
+    _classify(net, net.max_pool(x, 2, strides=2), outputs, (3072, 4096), dropout=0.5)
+
+
+def trivial(net: Network, outputs: int) -> None:
+    """Build tf_cnn_benchmarks' network for measuring the input pipeline; 4,259,780 parameters with inputs of 227 x 227
+    and 1000 outputs."""
+    _classify(net, net.input, outputs, (1, 4096))
+
+
+def vgg11(net: Network, outputs: int) -> None:
+    """Build VGG11 (Simonyan and Zisserman 2014, configuration A); 132,863,336 parameters with inputs of 224 x 224 and
+    1000 outputs."""
+    _vgg(net, outputs, (1, 1, 2, 2, 2), "he_uniform", dropout=0.5)
 
 
 def vgg16(net: Network, outputs: int) -> None:
-    """Build VGG16; 138,357,544 parameters with inputs of 224 x 224 and 1000 outputs. It has no dropout, as in Keras."""
+    """Build VGG16 (configuration D); 138,357,544 parameters with inputs of 224 x 224 and 1000 outputs. It has no
+    dropout, as in Keras."""
+    _vgg(net, outputs, (2, 2, 3, 3, 3), "glorot_uniform", dropout=0.0)
+
+
+def vgg19(net: Network, outputs: int) -> None:
+    """Build VGG19 (configuration E); 143,667,240 parameters with inputs of 224 x 224 and 1000 outputs."""
+    _vgg(net, outputs, (2, 2, 4, 4, 4), "he_uniform", dropout=0.5)
+
+
+def _vgg(net: Network, outputs: int, convolutions: tuple[int, ...], init: str, dropout: float) -> None:
+    """Build a VGG with this number of convolutions in each block."""
     x = net.input
-    for block, (filters, convolutions) in enumerate([(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)], start=1):
-        for number in range(1, convolutions + 1):
-            x = net.relu(net.conv(x, f"block{block}_conv{number}", filters, 3))
+    for block, (filters, count) in enumerate(zip(VGG_FILTERS, convolutions, strict=True), start=1):
+        for number in range(1, count + 1):
+            x = net.relu(net.conv(x, f"block{block}_conv{number}", filters, 3, init=init))
         x = net.max_pool(x, 2, strides=2)
     x = net.flatten(x)
     for name in ("fc1", "fc2"):
-        x = net.relu(net.dense(x, name, 4096))
+        x = net.relu(net.dense(x, name, 4096, init=init))
+        x = net.dropout(x, dropout) if dropout else x
     net.dense(x, "predictions", outputs)
+
+
+def _conv_relu(net: Network, x: Node, filters: int, kernel: int, strides: int = 1, padding: str | int = "same") -> Node:
+    """Append a convolution with the name that tf_cnn_benchmarks gives it, and a relu."""
+    name = f"conv{net.count('conv')}"
+    return net.relu(net.conv(x, name, filters, kernel, strides, padding, init="he_uniform"))
+
+
+def _classify(net: Network, x: Node, outputs: int, widths: tuple[int, ...] = (), dropout: float = 0.0) -> None:
+    """Append hidden dense layers, each with a relu and a dropout unless that is 0, and the last layer."""
+    x = net.flatten(x) if len(x.shape) > 1 else x
+    for number, width in enumerate(widths):
+        x = net.relu(net.dense(x, f"affine{number}", width, init="he_uniform"))
+        x = net.dropout(x, dropout) if dropout else x
+    net.dense(x, f"affine{len(widths)}", outputs)
 
 
 def inception_v3(net: Network, outputs: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from scalebench.analysis import published
 from scalebench.core.result import Result
-from scalebench.report.document import Chart, Paragraph, Section, Table
+from scalebench.report.document import Chart, Paragraph, Section, Table, has_shape
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import published as published_section
 from tests.builders import sweeps
@@ -62,7 +62,8 @@ def test_strong_scaling_beside_strong(tmp_path: Path) -> None:
     for gpus in (1, 2, 4):
         sweeps.write_results(tmp_path, [strong_run(name, gpus) for name in strategies])
     section = make_section(tmp_path, "keras_multi_gpu")
-    (chart,) = charts(section)
+    chart, *bars = charts(section)
+    assert [each.title.rpartition(": ")[2] for each in bars] == ["speedup on 2 devices", "speedup on 4 devices"]
     lines = {(series.style, series.name): series for series in chart.series}
     assert [name for style, name in lines if style == "line"] == strategies
     published_names = [name for style, name in lines if style == "published"]
@@ -123,8 +124,25 @@ def test_the_figures_here_are_those_of_the_frame(tmp_path: Path) -> None:
         assert row.cells[column["speedup here"]].value == expected["speedup_bare"]
         assert row.cells[column["efficiency here"]].value == expected["efficiency_bare"]
         assert row.tags == {"model": "resnet50_v2", "strategy": strategy}
-    assert [row.cells[column["speedup published"]].value for row in table.rows] == [1.296, 2.011]
+    assert [row.cells[column["speedup published"]].value for row in table.rows] == [1.296, 2.011, 1.66, 1.13]
     assert "ours: scaling, global batch, step s" in table.rows[0].cells[column["remarks"]].text
+
+
+def test_bars_beside_the_published_ones_at_the_same_devices(tmp_path: Path) -> None:
+    """The study printed bars for 4 and for 8 GPUs; 8 devices were not measured here."""
+    write_runs(tmp_path, "resnet50_v2", ["mirrored_nccl", "mirrored_reduce_cpu"])
+    section = make_section(tmp_path, "parallel_strategies")
+    (chart,) = [chart for chart in charts(section) if chart.kind == "bars"]
+    assert chart.title.endswith("speedup on 4 devices") and has_shape(chart)
+    bars = {series.name: dict(zip(series.x, series.y, strict=True)) for series in chart.series}
+    pooled = load_report_data([tmp_path]).pooled
+    assert bars.pop("here") == {
+        row.strategy: row.speedup_bare for row in pooled[pooled["gpus"] == 4].itertuples()
+    }  # fmt: skip
+    assert bars == {
+        "published, rtx2080ti_4, notebook, 512 per device": {"mirrored_nccl": 1.296, "mirrored_reduce_cpu": 2.011},
+        "published, rtx2080ti_4, bars": {"mirrored_nccl": 1.13, "mirrored_reduce_cpu": 1.66},
+    }
 
 
 def test_slopes_of_the_thesis(tmp_path: Path) -> None:

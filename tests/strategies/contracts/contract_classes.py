@@ -40,7 +40,7 @@ def contract_classes(
     classes: dict[str, Any] = {}
     for one in contracts:
         words = "".join(word.capitalize() for word in [*one.strategy.split("_"), *one.name.split()])
-        name = f"Test{words}{'' if one.gpus == 2 else one.gpus}"
+        name = f"Test{words}{'' if one.gpus == 2 else one.gpus}{suffix}"
         assert name not in classes, name
         own = {"strategy": one.strategy, "gpus": one.gpus, "overrides": (*base.overrides, *one.overrides)}
         made: Any = type(name, (base,), {**one.attributes, **own})

@@ -1,6 +1,6 @@
 """The contract with other workloads: tokens (a target for each position, embedding tables, gradients of rows that were
-not looked up), pictures (bytes, labels, accuracy, kernels in channels-last order), and a user's network from a file in
-the current folder."""
+not looked up), a recurrence over positions, pictures (bytes, labels, accuracy, kernels in channels-last order), and a
+user's network from a file in the current folder."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ class OnTokens(StrategyContract):
     )
 
 
+class OnRecurrence(StrategyContract):
+    overrides = (
+        "model=lstm_small",
+        "model.options.width=32",
+        "model.options.sequence_length=12",
+        "model.outputs=64",
+        "model.params=null",
+        "dataset.classes=64",
+        "dataset.validation_share=0.25",
+        "measure.hang_s=240",  # TensorFlow unrolls the positions, and optimizes several such graphs
+    )
+
+
 class OnPictures(StrategyContract):
     # 221 samples leave none to validate with the data set's own share.
     overrides = ("model=cifar10_cnn", "train.dropout=false", "dataset.validation_share=0.25")
@@ -59,6 +72,17 @@ globals().update(
         ],
         OnTokens,
         "OnTokens",
+    )
+)
+globals().update(
+    contract_classes(
+        [
+            contract("fsdp_gloo", EACH_LAYER, slow=True),
+            contract("tensor_parallel", slow=True, **ONLY_ACTIVATIONS),
+            contract("mirrored", slow=True),
+        ],
+        OnRecurrence,
+        "OnRecurrence",
     )
 )
 globals().update(
@@ -191,4 +215,4 @@ globals().update(
         "OfKerasModel",
     )
 )
-del OnTokens, OnPictures, OfUserNetwork, OfTorchModule, OfKerasModel  # pytest would collect them
+del OnTokens, OnRecurrence, OnPictures, OfUserNetwork, OfTorchModule, OfKerasModel  # pytest would collect them

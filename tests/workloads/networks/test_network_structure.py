@@ -20,12 +20,18 @@ def strided(net: Network) -> list[str]:
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_every_node_leads_to_the_output(name: str) -> None:
-    shapes = {"materials_cnn": (200, 3), "mlp": (8000,), "synthetic": (37632, 1), "gpt_small": (64,)}
+    shapes = {
+        "materials_cnn": (200, 3),
+        "mlp": (8000,),
+        "synthetic": (37632, 1),
+        "gpt_small": (64,),
+        "lstm_small": (20,),
+    }
     net = networks.build_by_name(name, shapes.get(name, (96, 96, 3)), 5)
     read = {source for node in net.nodes for source in node.inputs}
     assert {node.name for node in net.nodes} - read == {net.output.name}
     assert net.output.op == "dense" and net.output.shape[-1:] == (5,)
-    assert len(net.output.shape) == 1 + (name == "gpt_small")
+    assert len(net.output.shape) == 1 + (name in ("gpt_small", "lstm_small"))
 
 
 def test_where_the_stride_of_a_resnet_is() -> None:

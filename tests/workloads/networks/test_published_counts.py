@@ -26,7 +26,8 @@ ALEXNET_MORE = 13 * 13 * 9 * (384 * 128 + 128 * 256) / 1e9
 # Network -> (GMACs of torchvision: `_ops` of its weights, of which half of the last digit is the tolerance; what ours
 # has more).
 TORCHVISION = {
-    "inception_v3": (5.713, 0), "resnet50_v1_5": (4.089, 0), "vgg16": (15.47, 0), "alexnet": (0.714, ALEXNET_MORE),
+    "inception_v3": (5.713, 0), "resnet50_v1_5": (4.089, 0), "alexnet": (0.714, ALEXNET_MORE),
+    "vgg11": (7.609, 0), "vgg16": (15.47, 0), "vgg19": (19.632, 0),
     "resnet50": (4.089, -V1_5_MORE), "resnet101": (7.801, -V1_5_MORE), "resnet152": (11.514, -V1_5_MORE),
 }  # fmt: skip
 # chenyaofo/pytorch-cifar-models, README: MAdds, which have normalisation and shortcuts too; resnet110: its series
@@ -61,6 +62,8 @@ def test_counts_by_hand() -> None:
     assert mlp.forward_flops == 2 * (8000 * 4000 + 4000 * 2000 + 2000 * 500 + 500 * 300 + 300)
     alexnet = networks.build_by_name("alexnet_cifar10", CIFAR, 11)
     assert alexnet.forward_flops == 2 * (1024 * 25 * 3 * 64 + 256 * 25 * 64 * 64 + 4096 * 384 + 384 * 192 + 192 * 11)
+    lstm = networks.build_by_name("lstm_small", (20,), 10_000)
+    assert lstm.forward_flops == 2 * 20 * (2 * (200 + 200) * 800 + 200 * 10_000)
     cnn = networks.build_by_name("cifar10_cnn", CIFAR, 10)
     convolutions = 1024 * 9 * 3 * 32 + 900 * 9 * 32 * 32 + 225 * 9 * 32 * 64 + 169 * 9 * 64 * 64
     assert cnn.forward_flops == 2 * (convolutions + 2304 * 512 + 512 * 10)
@@ -104,13 +107,19 @@ TF_CNN_BENCHMARKS = {
 # rossumai/keras-multi-gpu, benchmark_inception3_resnet50.py.
 KERAS_APPLICATIONS = {
     "inception_v3": 23_851_784, "resnet50": 25_636_712, "resnet50_v2": 25_613_800, "resnet101": 44_707_176,
-    "resnet152": 60_419_944, "vgg16": 138_357_544,
+    "resnet152": 60_419_944, "vgg16": 138_357_544, "vgg19": 143_667_240,
 }  # fmt: skip
 TRAINED = {
     "inception_v3": 23_817_352,  # rossumai/keras-multi-gpu, benchmark_inception3_resnet50.py
     "resnet50_v1_5": 25_557_032,  # torchvision, ResNet50_Weights: num_params
     # torchvision's has 61,100,840 (61.10 M in sovrasov/flops-counter.pytorch), and fewer filters: see ALEXNET_MORE
     "alexnet": 61_100_840 + 128 * (9 * 384 + 1) + 256 * 9 * 128,
+    "vgg11": 132_863_336,  # torchvision, VGG11_Weights: num_params
+    # HewlettPackard/dlcookbook-dlbs, docs: the table of its models, which are those of tf_cnn_benchmarks
+    "googlenet": 6_998_552,
+    "overfeat": 145_920_872,
+    "trivial": 227 * 227 * 3 + 1 + 2 * 4096 + 4097 * 1000,  # by hand
+    "lstm_small": 2 * (10_000 * 200 + 4 * 200 * 401) + 10_000,  # by hand: the paper has none; larger ones below
     "materials_cnn": 153_441,  # the thesis
     "cifar10_cnn": 1_250_858,  # Model.count_params() of Keras' example; "1.25M" in the study
     "mlp": 41_157_101,  # @kuza55's article
@@ -126,9 +135,21 @@ def test_published_parameters(name: str) -> None:
     assert TRAINED.get(name, network.parameters) == network.parameters
 
 
+def test_published_parameters_of_lenet() -> None:
+    """McMahan et al. 2017 (arXiv:1602.05629), section 3, print the count of the same network on MNIST."""
+    assert networks.build_by_name("lenet", (28, 28, 1), 10).parameters == 1_663_370
+
+
+@pytest.mark.parametrize(("width", "millions"), [(650, 20), (1500, 66)])
+def test_published_parameters_of_the_larger_lstms(width: int, millions: int) -> None:
+    """Merity et al. 2016 (arXiv:1609.07843), table 1: Zaremba et al. 2014, medium and large."""
+    larger = networks.build_by_name("lstm_small", (35,), 10_000, {"width": width, "sequence_length": 35})
+    assert round(larger.parameters / 1e6) == millions
+
+
 ORACLES = {
     "inception_v3": "InceptionV3", "resnet50": "ResNet50", "resnet50_v2": "ResNet50V2", "resnet101": "ResNet101",
-    "resnet152": "ResNet152", "vgg16": "VGG16",
+    "resnet152": "ResNet152", "vgg16": "VGG16", "vgg19": "VGG19",
 }  # fmt: skip
 
 # In an interpreter of its own, since TensorFlow is imported for it.

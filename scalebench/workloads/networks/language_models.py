@@ -1,4 +1,8 @@
-"""Decoder-only transformers like GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners")."""
+"""Language models, which predict the token after each one.
+
+gpt is a decoder-only transformer like GPT-2 (Radford et al. 2019, "Language Models are Unsupervised Multitask
+Learners"), lstm the recurrent network of Zaremba et al. 2014 ("Recurrent Neural Network Regularization").
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from scalebench.workloads.network import Network, Node
 
 INITIAL_DEVIATION = 0.02  # of the weights: openai/gpt-2, src/model.py
 EXPANSION = 4  # width of a block's hidden dense layer over the model's width
+LSTM_INIT = "uniform:0.1"  # the range of the weights: Zaremba et al. 2014, section 4.1
 
 
 def gpt(
@@ -23,7 +28,9 @@ def gpt(
 
     Raises InputError for options below 1, a width that `heads` does not divide, and an input of another length.
     """
-    _check_options(net, layers, width, heads, sequence_length)
+    _check_options(net, sequence_length, layers=layers, width=width, heads=heads)
+    if width % heads:
+        raise InputError(f"model.options.heads={heads} does not divide model.options.width={width}: use one that does")
     x = net.positions(net.embedding(net.input, "tokens", outputs, width, _normal()), "positions", _normal())
     for number in range(1, layers + 1):
         x = _block(net, x, f"block{number}", heads, _normal(math.sqrt(2 * layers)))
@@ -31,6 +38,26 @@ def gpt(
 
 
 def gpt_input_shape(sequence_length: int = 64) -> tuple[int]:
+    """Return the shape (tokens,) of a sample."""
+    return (sequence_length,)
+
+
+def lstm(net: Network, outputs: int, layers: int = 2, width: int = 200, sequence_length: int = 20) -> None:
+    """Build a recurrent language model; 4,651,600 parameters with 10,000 outputs.
+
+    The defaults are the small network of the paper, without dropout. Unlike there, each sample starts with a state of
+    zeros: training carries nothing over from one batch to the next.
+
+    Raises InputError for options below 1 and for an input of another length.
+    """
+    _check_options(net, sequence_length, layers=layers, width=width)
+    x = net.embedding(net.input, "tokens", outputs, width, LSTM_INIT)
+    for number in range(1, layers + 1):
+        x = net.lstm(x, f"lstm{number}", width, LSTM_INIT)
+    net.dense(x, "head", outputs, LSTM_INIT)
+
+
+def lstm_input_shape(sequence_length: int = 20) -> tuple[int]:
     """Return the shape (tokens,) of a sample."""
     return (sequence_length,)
 
@@ -51,14 +78,11 @@ def _normal(divisor: float = 1.0) -> str:
     return f"normal:{INITIAL_DEVIATION / divisor}"
 
 
-def _check_options(net: Network, layers: int, width: int, heads: int, sequence_length: int) -> None:
-    options = {"layers": layers, "width": width, "heads": heads, "sequence_length": sequence_length}
-    for key, value in options.items():
+def _check_options(net: Network, sequence_length: int, **counts: int) -> None:
+    for key, value in {**counts, "sequence_length": sequence_length}.items():
         if value < 1:
             raise InputError(f"model.options.{key}={value} should be at least 1")
-    if width % heads:
-        raise InputError(f"model.options.heads={heads} does not divide model.options.width={width}: use one that does")
-    if net.input.shape != gpt_input_shape(sequence_length):
+    if net.input.shape != (sequence_length,):
         raise InputError(
             f"model.options.sequence_length={sequence_length} means model.input_shape={[sequence_length]}, "
             f"not {list(net.input.shape)}"
