@@ -59,10 +59,10 @@ def trains_to_stop(train: dict[str, Any]) -> bool:
 
 def train_options_text(train: dict[str, Any]) -> str | None:
     """Return the settings that differ from their defaults, without those that have no effect: decay settings belong to
-    the schedule `step`, and momentum to the optimizer `momentum`."""
+    the schedule `step`, and momentum to `momentum` and `nesterov`."""
     defaults = train_defaults()
     unused = [] if train.get("schedule") == "step" else ["decay_epochs", "decay"]
-    unused += [] if train.get("optimizer") == "momentum" else ["momentum"]
+    unused += [] if train.get("optimizer") in ("momentum", "nesterov") else ["momentum"]
     used = [key for key in TRAIN_OPTION_KEYS if key not in unused]
     texts = [f"{key}={_format_value(train[key])}" for key in used if train.get(key, defaults[key]) != defaults[key]]
     return " ".join(texts) or None

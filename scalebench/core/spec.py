@@ -18,7 +18,7 @@ from scalebench.core.json_files import read_record, write_json
 from scalebench.core.run_folder import SPEC_FILE
 
 NO_TIMEOUT_S = 86400.0
-OPTIMIZERS = ("adam", "adamw", "sgd", "momentum", "rmsprop")
+OPTIMIZERS = ("adam", "adamw", "sgd", "momentum", "nesterov", "rmsprop")
 NO_VALIDATION_SAMPLES = (
     "train.stop.target is of the validation metric, and there are fewer samples to validate than replicas"
 )
@@ -229,7 +229,7 @@ class TrainSpec:
     data_format: str = choice_field("default", "nhwc", "nchw")  # memory layout of images; default: the adapter's choice
     compile: bool = False  # torch.compile, XLA
     dropout: bool = True  # false: dropout layers are inactive, so that losses can be compared
-    momentum: float = number_field(0.9, at_least=0)  # of optimizer=momentum
+    momentum: float = number_field(0.9, at_least=0)  # of optimizer=momentum and nesterov
     weight_decay: float = number_field(
         0.0, at_least=0
     )  # adamw: subtracted from the weights; else added to the gradients (L2)

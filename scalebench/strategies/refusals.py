@@ -278,6 +278,7 @@ RULES: dict[str, Rule] = {
     "InGraph": in_graph_rule,
     "CentralStorage": central_storage_rule,
     "ParameterServer": parameter_server_rule,
+    "SynchronousParameterServer": parameter_server_rule,
     "BareTensorFlow": keras_fit_rule,
     "Mirrored": keras_fit_rule,
     "TensorFlowModelParallel": tensorflow_stages_rule,

@@ -138,6 +138,19 @@ def test_keras_multi_gpu_cuts_every_batch_evenly(data: str, batch: int) -> None:
 def test_keras_multi_gpu_has_the_three_methods_and_both_parameter_devices() -> None:
     studied = {f"{method}_ps_{device}" for method in ("kuza55", "avolkov1") for device in ("cpu", "gpu")}
     assert set(values("keras_multi_gpu")["strategy"]) == studied | {"multi_gpu_model"}
+    (spec,) = runs("keras_multi_gpu", strategy=["multi_gpu_model"])
+    assert spec.config.strategy.options["slice_device"] == "each"  # as Keras had it in 2017
+
+
+def test_variable_update_has_the_modes_and_settings_of_tf_cnn_benchmarks() -> None:
+    results = runs("variable_update", model=["alexnet"])
+    trained = {(s.config.train.optimizer, s.config.train.weight_decay, s.config.dataset.feed) for s in results}
+    assert trained == {("sgd", 4e-5, "fixed")}
+    options = {s.config.strategy.name: s.config.strategy.options for s in results}
+    assert options["central_storage_spread"] == {"parameter_device": "spread"}
+    assert options["mirrored_reduce_spread"]["cross_device_ops"] == "reduce_spread"
+    assert options["mirrored_nccl_unpacked"]["num_packs"] == 0
+    assert set(options) >= {"central_storage_cpu", "independent_tensorflow"} and len(results) == 5
 
 
 def test_models_of_a_sweep_bring_their_data_and_batch_sizes() -> None:

@@ -25,7 +25,7 @@ from tests.conftest import ROOT
 
 NAMES = sorted(BUILT_IN_STRATEGIES.keys() - {"simulated"})
 # One process without GPUs cannot run them: they need a cluster, NCCL, several devices or two stages.
-NOT_RUNNABLE = ("parameter_server", "mirrored_hierarchical", "data_parallel", "hybrid")
+NOT_RUNNABLE = ("parameter_server", "parameter_server_sync", "mirrored_hierarchical", "data_parallel", "hybrid")
 UNAVAILABLE = [name for name in NAMES if "nccl" in name or name in NOT_RUNNABLE]
 
 
@@ -56,6 +56,8 @@ def test_lines_are_of_the_strategy_the_device_and_the_count() -> None:
     )
     assert 'ReductionToOneDevice("/CPU:0")' in recipe_code("mirrored_reduce_cpu")
     assert "ReductionToOneDevice(devices[0])" in recipe_code("mirrored_reduce_device")
+    assert "MirroredStrategy(devices, ReductionInTurns())" in recipe_code("mirrored_reduce_spread")
+    assert "tf.variable_creator_scope(create_on_least_loaded)" in recipe_code("central_storage_spread")
     assert "MirroredStrategy(devices)" in recipe_code("mirrored") and "range(8)" in recipe_code("mirrored", 8)
     assert 'parameter_device = "/CPU:0"' in recipe_code("kuza55_ps_cpu") and "= devices[0]" in recipe_code(
         "kuza55_ps_gpu"

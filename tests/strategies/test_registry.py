@@ -19,8 +19,9 @@ from tests.builders.runs import simulated_config, simulated_spec
 BUILT_IN = (
     "simulated bare_torch ddp ddp_nccl ddp_gloo fsdp fsdp_nccl fsdp_gloo zero1 data_parallel "
     "lightning_ddp lightning_ddp_nccl lightning_ddp_gloo independent_torch "
-    "bare_tensorflow mirrored mirrored_nccl mirrored_hierarchical mirrored_reduce_cpu mirrored_reduce_device "
-    "central_storage_cpu central_storage_device multiworker_ring multiworker_nccl parameter_server "
+    "bare_tensorflow mirrored mirrored_nccl mirrored_nccl_unpacked mirrored_hierarchical mirrored_reduce_cpu "
+    "mirrored_reduce_device mirrored_reduce_spread central_storage_cpu central_storage_device central_storage_spread "
+    "multiworker_ring multiworker_nccl parameter_server parameter_server_sync "
     "independent_tensorflow multi_gpu_model kuza55_ps_cpu kuza55_ps_gpu avolkov1_ps_cpu avolkov1_ps_gpu "
     "model_parallel_tensorflow "
     "horovod horovod_nccl horovod_mpi horovod_gloo "

@@ -37,7 +37,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "data parallel, PyTorch": ("ddp", "lightning_ddp", "ddp_*", "lightning_ddp_*", "data_parallel"),
         "sharded data parallel, PyTorch": ("fsdp", "fsdp_*", "zero*"),
         "data parallel, Horovod": ("horovod", "horovod_[gmn]*", "horovod_*", "lightning_horovod"),
-        "data parallel, TensorFlow": ("mirrored", "mirrored_*", "multiworker*", "parameter_server", "central_*"),
+        "data parallel, TensorFlow": ("mirrored", "mirrored_*", "multiworker*", "parameter_server*", "central_*"),
         "model parallel": ("tensor_parallel", "pipeline*", "hybrid", "model_parallel*"),
         "without gradient synchronization": ("bare_*", "independent_*"),
         "of the studies": ("avolkov1_*", "kuza55_*", "multi_gpu_model"),

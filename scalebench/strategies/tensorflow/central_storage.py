@@ -1,11 +1,14 @@
-"""Strategies with a single copy of the weights, on the CPU or the first device: devices read the weights there, and the
-gradients of all devices are summed there. tf.distribute.experimental.CentralStorageStrategy is one of them."""
+"""Strategies with a single copy of the weights, on the CPU, the first device, or spread over all devices: devices read
+the weights there, and the gradients of all devices are summed there. tf.distribute.experimental.CentralStorageStrategy
+is one of them."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import keras
@@ -14,7 +17,7 @@ import tensorflow as tf
 from scalebench.core.spec import Config
 from scalebench.strategies import refusals
 from scalebench.strategies.base import OPTIMIZER, NotMeasured
-from scalebench.strategies.tensorflow import observed
+from scalebench.strategies.tensorflow import batches, observed
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.mirrored import Replicated
@@ -32,16 +35,21 @@ def sync_always_on(config: Config) -> NotMeasured:
     )
 
 
-def sum_gradients(per_device: Sequence[Tensors], target: str) -> list[tf.Tensor]:
-    """Sum each gradient over the devices on the device `target`. `per_device`: the same gradients from every device."""
-    with tf.device(target), tf.name_scope(SYNC_SCOPE):
-        return [tf.add_n(parts) if len(parts) > 1 else parts[0] for parts in zip(*per_device, strict=True)]
+def sum_gradients(per_device: Sequence[Tensors], targets: Sequence[str]) -> list[tf.Tensor]:
+    """Sum each gradient over the devices, gradient i on the device i of `targets`, which are repeated where there are
+    fewer. `per_device`: the same gradients from every device."""
+    sums = []
+    with tf.name_scope(SYNC_SCOPE):
+        for parts, target in zip(zip(*per_device, strict=True), cycle(targets), strict=False):
+            with tf.device(target):
+                sums.append(tf.add_n(parts) if len(parts) > 1 else parts[0])
+    return sums
 
 
 def all_reduce_gradients(per_device: Sequence[Tensors], devices: Sequence[str], target: str) -> list[tf.Tensor]:
     """Sum like `sum_gradients`, by one NCCL all-reduce per gradient, whose result is then copied to `target`."""
     if len(devices) == 1:
-        return sum_gradients(per_device, target)
+        return sum_gradients(per_device, [target])
     sums = []
     for number, parts in enumerate(zip(*per_device, strict=True)):
         results = []
@@ -133,7 +141,9 @@ class SingleCopyStrategy(TensorFlowStrategy):
 class CentralStorageOptions:
     """Options of CentralStorageStrategy."""
 
-    parameter_device: str = "cpu"  # cpu | first: the device that has the weights
+    parameter_device: str = (
+        "cpu"  # cpu | first | spread: the device of the weights; spread: each on the least loaded one
+    )
 
 
 class CentralStorage(SingleCopyStrategy, Replicated):
@@ -156,8 +166,29 @@ class CentralStorage(SingleCopyStrategy, Replicated):
         self.parameter_device = "/CPU:0" if self.options.parameter_device == "cpu" else self.devices[0]
         self.strategy = tf.distribute.experimental.CentralStorageStrategy(self.devices, self.parameter_device)
 
+    def scope(self) -> AbstractContextManager[Any]:
+        return self._spread_scope() if self.options.parameter_device == "spread" else super().scope()
+
+    @contextmanager
+    def _spread_scope(self) -> Iterator[None]:
+        """Create each variable on the device with the fewest bytes of variables so far, the first of equals, as
+        ParamServerDeviceSetter of tf_cnn_benchmarks does. Slots of the optimizer are beside their weights. With
+        float16, Keras unscales all gradients on the first device."""
+        anchors, loads = [batches.copy_to_device((0.0,), device)[0] for device in self.devices], [0] * self.spec.gpus
+
+        def create_on_least_loaded(create: Callable[..., tf.Variable], **settings: Any) -> tf.Variable:
+            if settings.get("colocate_with") is not None:
+                return create(**settings)
+            least = loads.index(min(loads))
+            variable = create(**settings | {"colocate_with": anchors[least]})
+            loads[least] += variable.dtype.size * variable.shape.num_elements()
+            return variable
+
+        with self.strategy.scope(), tf.variable_creator_scope(create_on_least_loaded):
+            yield
+
     def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> tf.Tensor:
-        """Compute gradients on the replicas, and apply them once on the device that has the weights.
+        """Compute gradients on the replicas, and apply each once on the device that has its weights.
 
         If the replicas called the optimizer, TensorFlow would sum on the CPU wherever the weights are, and copy the
         sums to the parameter device by way of the first replica's device.
@@ -180,4 +211,4 @@ class CentralStorage(SingleCopyStrategy, Replicated):
             return super().compute_gradients(inputs, targets, global_samples)
 
     def reduce_gradients(self, per_device: Sequence[Tensors]) -> list[tf.Tensor]:
-        return sum_gradients(per_device, self.parameter_device)
+        return sum_gradients(per_device, [variable.value.device for variable in self.model.trainable_variables])

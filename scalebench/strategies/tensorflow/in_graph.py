@@ -4,7 +4,7 @@ one copy of the weights. docs/studies/in-graph-replication.md describes the orig
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,9 +15,10 @@ from scalebench.core.errors import InputError
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import NotMeasured
-from scalebench.strategies.tensorflow import central_storage, observed, optimizer
+from scalebench.strategies.tensorflow import batches, central_storage, observed, optimizer
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatches
 from scalebench.strategies.tensorflow.probes import DeviceResult
+from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Source
 
 
@@ -26,11 +27,12 @@ class InGraphOptions:
     """Options of in-graph replication. The parameter device is the one that has the weights."""
 
     variable_device: str = "cpu"  # cpu | first: the parameter device
-    slice_device: str = "cpu"  # each: every device gets the full batch and slices it | parameter | cpu
-    merge_device: str = "cpu"  # parameter | cpu: where outputs and losses of the towers are merged
+    slice_device: str = "each"  # each: every device gets the full batch and slices it | parameter | cpu
+    merge_device: str = "cpu"  # first | parameter | cpu: where outputs and losses of the towers are merged
     loss: str = "merged"  # merged: one loss of all outputs | tower: each tower computes the loss of its outputs
     reduction: str = "add"  # add: on the parameter device | nccl: all-reduce, which needs strategy.backend=nccl
     uneven: str = "last"  # last: the last tower gets the remainder of a batch | refused
+    enqueue: bool = False  # true: slices are copied to the devices while the step before runs
 
 
 class Tower(NamedTuple):
@@ -61,28 +63,45 @@ class InGraph(central_storage.SingleCopyStrategy):
 
     def join(self) -> None:
         self.parameter_device = "/CPU:0" if self.options.variable_device == "cpu" else self.devices[0]
-        self.merge_device = "/CPU:0" if self.options.merge_device == "cpu" else self.parameter_device
+        places = {"cpu": "/CPU:0", "first": self.devices[0], "parameter": self.parameter_device}
+        self.merge_device = places[self.options.merge_device]
+        self._full_batch_device = "/CPU:0" if self.options.slice_device == "cpu" else self.parameter_device
 
     def scope(self) -> AbstractContextManager[Any]:
         return tf.device(self.parameter_device)
 
     def input_devices(self) -> list[str]:
-        """Return the device of the full batch, before it is sliced."""
-        return ["/CPU:0" if self.options.slice_device == "cpu" else self.parameter_device]
+        """Return the device of the full batch, which the step slices, or the devices of slices that are staged."""
+        return self.devices if self.options.enqueue else [self._full_batch_device]
 
     def feed(self, source: Source) -> TfBatches:
+        settings = self.spec.config.dataset
         if source.feed != "fixed":
             last = source.global_samples(source.steps_per_epoch - 1)
             rule = refusals.equal_slices_rule(self.spec, self.options, last, "the last batch of an epoch")
             refusals.refuse(rule)
-        return super().feed(source)
+        full = batches.feed_batches(source, [self._full_batch_device], settings.feed, settings.prefetch)
+        return prefetch(self._stage_batches(full), depth=1) if self.options.enqueue else full
+
+    def _stage_batches(self, full: TfBatches) -> TfBatches:
+        """Yield batches whose slices are on the devices. In a thread that is one batch ahead of the step, this is the
+        double buffer that StagingArea was in a graph."""
+        cut = tf.function(
+            lambda *part: list(zip(*map(self._slice, part), strict=True)),
+            input_signature=self._part_spec(),
+            autograph=False,
+        )
+        with closing(full):
+            for batch in full:
+                slices = zip(cut(*batch.parts[0]), self.devices, strict=True)
+                # Copied outside of the function, whose results would all be on one device.
+                yield batch._replace(parts=tuple(batches.copy_to_device(part, device) for part, device in slices))
 
     def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> tf.Tensor:
         """Train one step, with tf.gradients, which computes each gradient on the device of the forward pass; a gradient
         tape would run the entire backward pass on one device."""
-        ((inputs, targets),) = parts
-        towers = self._build_towers(inputs)
-        loss_sum = self._loss_sum(towers, targets)
+        towers = self._build_towers(parts)
+        loss_sum = self._loss_sum(towers, parts)
         with tf.device(self.merge_device):
             loss = self.optimizer.scale_loss(loss_sum / global_samples)
         per_tower = self._tower_gradients(loss, towers, self.devices)
@@ -112,9 +131,8 @@ class InGraph(central_storage.SingleCopyStrategy):
     ) -> list[DeviceResult]:
         """Compute the loss of each tower's own outputs, even if the step merges them first, since a tower would then
         wait for the others between forward and backward pass."""
-        ((inputs, targets),) = parts
-        towers, results = self._build_towers(inputs), []
-        for device, tower, loss_sum in zip(self.devices, towers, self._tower_loss_sums(towers, targets), strict=True):
+        towers, results = self._build_towers(parts), []
+        for device, tower, loss_sum in zip(self.devices, towers, self._tower_loss_sums(towers, parts), strict=True):
             with tf.device(device):
                 loss = self.optimizer.scale_loss(loss_sum / global_samples)
             gradients = self._tower_gradients(loss, [tower], [device])[0] if backward else []
@@ -126,14 +144,14 @@ class InGraph(central_storage.SingleCopyStrategy):
             raise NotMeasured(f"the graph of {self.spec.config.strategy.name} itself takes the samples to the devices")
         super().copy_batch(batch)
 
-    def _build_towers(self, inputs: tf.Tensor) -> list[Tower]:
+    def _build_towers(self, parts: tuple[DevicePart, ...]) -> list[Tower]:
         with tf.device(self.parameter_device):
             values = [
                 tf.convert_to_tensor(variable) for variable in [*self.model.trained, *self.model.moving_statistics]
             ]
             states = [tf.convert_to_tensor(variable) for variable in self.model.random_states]
         towers: list[Tower] = []
-        for number, part in enumerate(self._slice(inputs)):
+        for number, part in enumerate(self._slices_of(parts, 0)):
             towers.append(self._build_tower(number, part, values, states))
             states = towers[-1].states  # each tower continues the random states of the previous one
         return towers
@@ -152,29 +170,34 @@ class InGraph(central_storage.SingleCopyStrategy):
         new_states = [scope.get_current_value(variable) for variable in random_states]
         return Tower(copies[: len(trained)], outputs, statistics, new_states)
 
+    def _slices_of(self, parts: tuple[DevicePart, ...], column: int) -> list[tf.Tensor]:
+        """Return one slice per device of the inputs (column 0) or targets (1) of a batch, staged or not."""
+        return [part[column] for part in parts] if self.options.enqueue else self._slice(parts[0][column])
+
     def _slice(self, batch: tf.Tensor) -> list[tf.Tensor]:
         """Slice a batch into one equal slice per device; the last one also gets the remainder."""
         count, slices = len(self.devices), []
         for number, own_device in enumerate(self.devices):
-            device = own_device if self.options.slice_device == "each" else self.input_devices()[0]
+            device = own_device if self.options.slice_device == "each" else self._full_batch_device
             with tf.device(device), tf.name_scope("slice"):
                 size = tf.shape(batch)[0] // count
                 stop = None if number == count - 1 else (number + 1) * size
                 slices.append(batch[number * size : stop])
         return slices
 
-    def _loss_sum(self, towers: list[Tower], targets: tf.Tensor) -> tf.Tensor:
+    def _loss_sum(self, towers: list[Tower], parts: tuple[DevicePart, ...]) -> tf.Tensor:
         if self.options.loss == "merged":
             with tf.device(self.merge_device), tf.name_scope("merge"):
                 outputs = tf.concat([tower.outputs for tower in towers], 0)
+                targets = tf.concat([part_targets for _, part_targets in parts], 0) if len(parts) > 1 else parts[0][1]
                 return tf.reduce_sum(self._loss(outputs, targets))
-        sums = self._tower_loss_sums(towers, targets)
+        sums = self._tower_loss_sums(towers, parts)
         with tf.device(self.merge_device), tf.name_scope("merge"):
             return tf.reduce_sum(tf.stack(sums))
 
-    def _tower_loss_sums(self, towers: list[Tower], targets: tf.Tensor) -> list[tf.Tensor]:
+    def _tower_loss_sums(self, towers: list[Tower], parts: tuple[DevicePart, ...]) -> list[tf.Tensor]:
         sums = []
-        for device, tower, tower_targets in zip(self.devices, towers, self._slice(targets), strict=True):
+        for device, tower, tower_targets in zip(self.devices, towers, self._slices_of(parts, 1), strict=True):
             with tf.device(device):
                 sums.append(tf.reduce_sum(self._loss(tower.outputs, tower_targets)))
         return sums
@@ -182,4 +205,4 @@ class InGraph(central_storage.SingleCopyStrategy):
     def reduce_gradients(self, per_device: Sequence[central_storage.Tensors]) -> list[tf.Tensor]:
         if self.options.reduction == "nccl":
             return central_storage.all_reduce_gradients(per_device, self.devices, self.parameter_device)
-        return central_storage.sum_gradients(per_device, self.parameter_device)
+        return central_storage.sum_gradients(per_device, [self.parameter_device])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -129,11 +130,26 @@ def _sum_buffers(buffers: list[tf.Tensor]) -> list[tf.Tensor]:
 class MirroredOptions:
     """Options of MirroredStrategy: the cross-device operation that sums the gradients, and the training loop."""
 
-    cross_device_ops: str = "auto"  # auto | nccl | hierarchical_copy | reduce_to_cpu | reduce_to_device
-    num_packs: int = (
-        1  # for nccl and hierarchical_copy: number of messages that the gradients of a step are packed into
-    )
+    # auto | nccl | hierarchical_copy | reduce_to_cpu | reduce_to_device | reduce_spread
+    cross_device_ops: str = "auto"
+    num_packs: int = 1  # for nccl and hierarchical_copy: messages that gradients are packed into; 0: one for each
     loop: str = "custom"  # custom | fit: a plain training loop, or Keras' own
+
+
+class ReductionInTurns(tf.distribute.ReductionToOneDevice):
+    """Sums tensor i of a step on device i modulo their number, as CopyToDeviceAlgorithm of tf_cnn_benchmarks does."""
+
+    def __init__(self, devices: list[str]) -> None:
+        super().__init__(devices[0])
+        self._turns = [tf.distribute.ReductionToOneDevice(device) for device in devices]
+
+    def batch_reduce_implementation(
+        self, reduce_op: tf.distribute.ReduceOp, value_destination_pairs: list[tuple[Any, Any]], options: Any
+    ) -> list[Any]:
+        return [
+            turn.reduce(reduce_op, value, destinations, options)
+            for turn, (value, destinations) in zip(cycle(self._turns), value_destination_pairs, strict=False)
+        ]
 
 
 def create_cross_device_ops(options: MirroredOptions, devices: list[str]) -> tf.distribute.CrossDeviceOps | None:
@@ -144,6 +160,7 @@ def create_cross_device_ops(options: MirroredOptions, devices: list[str]) -> tf.
         "hierarchical_copy": lambda: tf.distribute.HierarchicalCopyAllReduce(options.num_packs),
         "reduce_to_cpu": lambda: tf.distribute.ReductionToOneDevice("/CPU:0"),
         "reduce_to_device": lambda: tf.distribute.ReductionToOneDevice(devices[0]),
+        "reduce_spread": lambda: ReductionInTurns(devices),
     }
     return factories[options.cross_device_ops]()
 

@@ -50,15 +50,16 @@ class Sgd(DecayingOptimizer, keras.optimizers.SGD):
     2017 (arXiv:1706.02677), equation 9.
 
     Keras' momentum accumulates weight changes (equation 10), so that after a change of the learning rate it goes on
-    with earlier rates.
+    with earlier rates. Nesterov's adds the momentum of the new velocity to the gradient.
     """
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         step = self.add_weight_decay(gradient, variable)
         if self.momentum:
             velocity = self.momentums[self._get_variable_index(variable)]
-            step = add_scaled(step, self.momentum, velocity)
-            self.assign(velocity, step)
+            new_velocity = add_scaled(step, self.momentum, velocity)
+            step = add_scaled(step, self.momentum, new_velocity) if self.nesterov else new_velocity
+            self.assign(velocity, new_velocity)
         self.assign_sub(variable, tf.cast(learning_rate, variable.dtype) * step)
 
 
@@ -104,6 +105,7 @@ OPTIMIZERS: dict[str, Callable[[TrainSpec, float], DecayingOptimizer]] = {
     "adamw": _create_adamw,
     "sgd": lambda train, rate: Sgd(rate),
     "momentum": lambda train, rate: Sgd(rate, momentum=float(train.momentum)),
+    "nesterov": lambda train, rate: Sgd(rate, momentum=float(train.momentum), nesterov=True),
     "rmsprop": lambda train, rate: RmsProp(rate),
 }
 

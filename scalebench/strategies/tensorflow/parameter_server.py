@@ -2,7 +2,8 @@
 
 The chief splits the rows of each global batch into parts. A free worker takes the next part, reads its samples, and
 applies the gradient of their mean loss at the full learning rate, to weights that others may have changed meanwhile. So
-a step of a global batch consists of as many updates as there are workers.
+a step of a global batch consists of as many updates as there are workers. SynchronousParameterServer instead adds up
+the gradients of all workers beside the weights, and updates these once.
 
 Workers and ps processes run TensorFlow's server. The chief schedules graphs on workers, and a tf.data generator in such
 a graph would run in the chief and send every sample over the network. So each worker registers a function that reads
@@ -19,6 +20,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
@@ -273,3 +275,64 @@ class ParameterServer(TensorFlowStrategy):
 
     def state_bytes(self) -> list[int | None]:
         return [None for _ in self.place.devices]  # and the weights
+
+
+class SynchronousParameterServer(ParameterServer):
+    """The chief of synchronous steps: each worker adds its gradients to sums beside the weights in the ps processes.
+    When all have, one update changes the weights, before any worker reads them again. Moving statistics become the mean
+    over the workers."""
+
+    def setup(self) -> None:
+        super().setup()
+        with self.scope():
+            self._gradient_sums = [self._create_sum(variable) for variable in self.model.trainable_variables]
+            self._statistic_sums = [self._create_sum(variable) for variable in self.model.moving_statistics]
+        rate = tf.TensorSpec((), tf.float32)
+        self._update_weights = tf.function(self.update_weights, input_signature=[rate], autograph=False)
+
+    def _create_sum(self, variable: keras.Variable) -> tf.Variable:
+        with self.strategy.extended.colocate_vars_with(variable.value):
+            return tf.Variable(tf.zeros(variable.shape), trainable=False)
+
+    def step(self, batch: RowParts) -> LossPart | None:
+        self.last_batch = batch
+        self.coordinator.join()  # the weights of the previous step are there
+        function, samples = self.step_function(), tf.constant(batch.samples, tf.float32)
+        losses = [self.coordinator.schedule(function, args=(part, samples)) for part in batch.parts]
+        self.coordinator.join()
+        self.coordinator.schedule(self._update_weights, args=(self._rate,))
+        return LossPart(PendingLoss(losses), batch.samples)
+
+    def rows_step(self, rows: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
+        """Add the gradients of one worker's rows to the sums; return the sum of their losses."""
+        return self.strategy.run(self._add_to_sums, (*read_rows(rows, self._part_spec()), global_samples))
+
+    def _add_to_sums(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
+        states = [*self.model.moving_statistics, *self.model.random_states]
+        mapping = [(variable, tf.convert_to_tensor(variable)) for variable in states]
+        with keras.StatelessScope(state_mapping=mapping) as scope:  # assignments to variables are only recorded
+            loss_sum, gradients = self.compute_gradients(inputs, targets, global_samples)
+        share = tf.cast(tf.shape(inputs)[0], tf.float32) / global_samples
+        statistics = [share * scope.get_current_value(variable) for variable in self.model.moving_statistics]
+        for total, part in zip([*self._gradient_sums, *self._statistic_sums], [*gradients, *statistics], strict=True):
+            total.assign_add(part)
+        for variable in self.model.random_states:
+            variable.assign(scope.get_current_value(variable))
+        return loss_sum
+
+    def update_weights(self, rate: tf.Tensor) -> tf.Tensor:
+        """Update weights and moving statistics from the sums of a step at this learning rate, and clear the sums."""
+        self._traced_rate = rate
+        for variable, total in zip(self.model.moving_statistics, self._statistic_sums, strict=True):
+            variable.assign(total)
+        self.strategy.run(self._apply_sums)
+        for total in [*self._gradient_sums, *self._statistic_sums]:
+            total.assign(tf.zeros_like(total))
+        return rate
+
+    def _apply_sums(self) -> None:
+        sums = [total.read_value() for total in self._gradient_sums]
+        self.optimizer.apply(sums, self.model.trainable_variables)
+
+    def loss_divisor(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
+        return global_samples

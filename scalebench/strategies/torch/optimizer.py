@@ -31,8 +31,12 @@ def choose_sgd_kernel(device: str, is_sharded: bool) -> dict[str, bool]:
     return {"fused": on_gpu and not is_sharded, "foreach": on_gpu and is_sharded}
 
 
-def _sgd(parameters: Parameters, train: TrainSpec, rate: float, kernel: dict[str, bool], momentum: float) -> Optimizer:
-    return SGD(parameters, lr=rate, momentum=momentum, weight_decay=train.weight_decay, **kernel)
+def _sgd(parameters: Parameters, train: TrainSpec, rate: float, kernel: dict[str, bool]) -> Optimizer:
+    momentum, nesterov = 0.0 if train.optimizer == "sgd" else train.momentum, train.optimizer == "nesterov"
+    return SGD(
+        parameters, lr=rate, momentum=momentum, nesterov=nesterov and momentum > 0, weight_decay=train.weight_decay,
+        **kernel,
+    )  # fmt: skip
 
 
 def _adam(kind: type[Optimizer], parameters: Parameters, train: TrainSpec, rate: float, _: Any) -> Optimizer:
@@ -49,8 +53,7 @@ def _rmsprop(parameters: Parameters, train: TrainSpec, rate: float, _: Any) -> O
 OPTIMIZERS: dict[str, Callable[[Parameters, TrainSpec, float, dict[str, bool]], Optimizer]] = {
     "adam": partial(_adam, Adam),
     "adamw": partial(_adam, AdamW),
-    "sgd": partial(_sgd, momentum=0.0),
-    "momentum": lambda parameters, train, rate, kernel: _sgd(parameters, train, rate, kernel, train.momentum),
+    **dict.fromkeys(("sgd", "momentum", "nesterov"), _sgd),
     "rmsprop": _rmsprop,
 }
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from scalebench.strategies.tensorflow.mirrored import MirroredOptions, create_cross_device_ops
+from scalebench.strategies.tensorflow import observed
+from scalebench.strategies.tensorflow.mirrored import MirroredOptions, ReductionInTurns, create_cross_device_ops
 from scalebench.strategies.tensorflow.model import read_weights
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
@@ -99,6 +100,7 @@ def test_isolated_synchronization_is_compiled_once_per_size(strategy: Any) -> No
         ("hierarchical_copy", tf.distribute.HierarchicalCopyAllReduce),
         ("reduce_to_cpu", tf.distribute.ReductionToOneDevice),
         ("reduce_to_device", tf.distribute.ReductionToOneDevice),
+        ("reduce_spread", ReductionInTurns),
     ],
 )
 def test_cross_device_ops(name: str, kind: type) -> None:
@@ -106,6 +108,12 @@ def test_cross_device_ops(name: str, kind: type) -> None:
     assert type(made) is kind
     if kind is tf.distribute.ReductionToOneDevice:
         assert made.reduce_to_device.endswith("CPU:0" if name == "reduce_to_cpu" else "CPU:1")
+
+
+def test_devices_take_turns_to_sum_the_gradients(strategy: Any) -> None:
+    function = strategy("strategy=mirrored_reduce_spread", "gpus=2").step_function().get_concrete_function()
+    sums = [operation.device.rpartition("device:")[2] for operation in observed.reduction_operations(function)]
+    assert len(sums) > 4 and sums == ["CPU:0", "CPU:1"] * (len(sums) // 2) + ["CPU:0"] * (len(sums) % 2)
 
 
 def test_gradients_are_packed_into_messages(strategy: Any) -> None:

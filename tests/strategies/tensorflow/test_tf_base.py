@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -107,3 +108,15 @@ def test_wrong_parameter_count(made: Any) -> None:
     one.spec.config.model.params = 7
     with pytest.raises(RuntimeError, match="153441 parameters here and 7 in the config"):
         one.setup()
+
+
+def test_each_variable_is_on_the_device_with_the_fewest_bytes_before_it(strategy: Any) -> None:
+    one = strategy("strategy=central_storage_spread", "gpus=2", "train.optimizer=momentum")
+    loads = [0, 0]
+    for variable in one.model.trained:
+        least = loads.index(min(loads))
+        assert variable.value.device.endswith(f"CPU:{least}"), variable.name
+        loads[least] += 4 * math.prod(variable.shape)
+    # Slots are beside their weights; the optimizer's two single numbers are on either device.
+    single_numbers = [size - 2 * load for size, load in zip(one.state_bytes(), loads, strict=True)]
+    assert min(single_numbers) >= 0 and sum(single_numbers) == 12

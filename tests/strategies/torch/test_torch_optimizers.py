@@ -24,7 +24,7 @@ from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training, scheduled_rates
 
 STEPS, STEPS_PER_EPOCH, DECAY, MOMENTUM = 12, 6, 0.03, 0.8  # two epochs of 101 samples in batches of 20
-RATES = {"sgd": 0.02, "momentum": 0.01}
+RATES = {"sgd": 0.02, "momentum": 0.01, "nesterov": 0.01}
 SETTINGS = {"train__weight_decay": DECAY, "train__momentum": MOMENTUM}
 
 
@@ -36,9 +36,9 @@ def step_weight(name: str, state: dict[str, Tensor], weight: Tensor, gradient: T
         gradient = gradient + DECAY * weight
     if name == "sgd":
         return weight - rate * gradient
-    if name == "momentum":
+    if name in ("momentum", "nesterov"):
         state["v"] = MOMENTUM * state.get("v", 0) + gradient
-        return weight - rate * state["v"]
+        return weight - rate * (state["v"] if name == "momentum" else gradient + MOMENTUM * state["v"])
     if name == "rmsprop":
         state["s"] = 0.9 * state.get("s", 0) + 0.1 * gradient**2
         return weight - rate * gradient / (state["s"].sqrt() + 1e-7)
@@ -115,7 +115,14 @@ def eight_ranks(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 SHARDED = ("fsdp_gloo", "tensor_parallel")
 BUCKETS = {"strategy__options__overlap": False}
-KERNELS = {"sgd": "fused", "momentum": "fused", "adam": "fused", "adamw": "fused", "rmsprop": "foreach"}
+KERNELS = {
+    "sgd": "fused",
+    "momentum": "fused",
+    "nesterov": "fused",
+    "adam": "fused",
+    "adamw": "fused",
+    "rmsprop": "foreach",
+}
 
 
 def local_weights(adapter: Any) -> list[Tensor]:
@@ -139,7 +146,9 @@ def test_eight_ranks_step_as_on_gpus(name: str, optimizer_name: str, eight_ranks
         assert torch.equal(old, new) == (id(parameter) not in owned)
     for group in stepped.param_groups:
         is_sharded = hasattr(group["params"][0], "to_local")
-        expected = "foreach" if is_sharded and optimizer_name in ("sgd", "momentum") else KERNELS[optimizer_name]
+        expected = (
+            "foreach" if is_sharded and optimizer_name in ("sgd", "momentum", "nesterov") else KERNELS[optimizer_name]
+        )
         assert [kernel for kernel in ("fused", "foreach") if group.get(kernel)] == [expected]
     adapter.close()
     assert not dist.is_initialized()

@@ -22,6 +22,7 @@ OPTIMIZERS: dict[str, Callable[[TrainSpec], optax.GradientTransformation]] = {
     "adamw": lambda train: optax.scale_by_adam(eps=EPSILON),
     "sgd": lambda train: optax.identity(),
     "momentum": lambda train: optax.trace(train.momentum),
+    "nesterov": lambda train: optax.trace(train.momentum, nesterov=True),
     "rmsprop": lambda train: optax.scale_by_rms(RMSPROP_DECAY, EPSILON, eps_in_sqrt=False),
 }
 
