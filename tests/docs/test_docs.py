@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.core import run_folder
 from tests.conftest import ROOT
 
 PAGES = sorted(
@@ -22,6 +23,13 @@ def test_links(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing
+
+
+def test_the_page_of_the_results_folder_names_every_file() -> None:
+    text = (ROOT / "multirun/README.md").read_text(encoding="utf-8")
+    kinds = ("_FILE", "_LOG", "_SCRIPT", "_FOLDER")
+    names = {value for name, value in vars(run_folder).items() if name.endswith(kinds) and isinstance(value, str)}
+    assert len(names) > 15 and [name for name in sorted(names) if name not in text] == []
 
 
 @pytest.mark.slow
