@@ -76,7 +76,7 @@ def equal_slices_rule(spec: RunSpec, options: Any, samples: int, batch: str) -> 
 
 
 def central_storage_rule(spec: RunSpec, options: Any) -> Reasons:
-    """Only the built model shows whether a user's model has state, which `accumulated_state_rule` is then asked for."""
+    """A user's model shows only when it is built whether it has state: `accumulated_state_rule` then decides."""
     model = spec.config.model
     yield from single_program_rule(spec, options)
     if not user_code.is_user_model(model):
