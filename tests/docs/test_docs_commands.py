@@ -58,7 +58,7 @@ def documented_commands(enabled: list[str]) -> dict[tuple[str, ...], str]:
         text = path.read_text(encoding="utf-8")
         commands = comment_commands(text) if path.suffix == ".yaml" else shell_commands(text) + table_commands(text)
         for command in commands:
-            if not command.startswith("--version"):
+            if not command.startswith(("--help", "--version")):
                 places.setdefault(tuple(shlex.split(command)), str(path.relative_to(ROOT)))
     return places
 
