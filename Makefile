@@ -40,7 +40,7 @@ lint: install
 bench: install
 	$(PY) -m benchmarks
 
-# A real SLURM with nodes of its own on this machine, as root: see docs/studies/test-cluster.md.
+# A real SLURM with nodes of its own on this machine, as root: see tests/cluster/README.md.
 # NODES=3 RATE=100mbit ACCOUNTING=no
 cluster-up: install
 	@scripts/install_slurm.sh

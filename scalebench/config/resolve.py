@@ -27,7 +27,7 @@ from scalebench.core.spec import (
     check_fields,
 )
 from scalebench.slurm import resources
-from scalebench.strategies import registry
+from scalebench.strategies import refusals, registry
 from scalebench.strategies.base import check_options, check_values
 from scalebench.workloads import datasets, networks, user_code
 
@@ -61,7 +61,7 @@ def resolve(config: Config) -> RunSpec:
         "approximate": config.strategy.approximate is not None,
         "open_port": unsupported is None and private_network.opens_ports(config),
     }
-    return RunSpec(
+    spec = RunSpec(
         config=config,
         device=config.hardware.devices,
         gpus=draft.gpus,
@@ -75,6 +75,8 @@ def resolve(config: Config) -> RunSpec:
         plugin_error=None if draft.plugin_error is None else str(draft.plugin_error),
         plugin_traceback="" if draft.plugin_error is None else draft.plugin_error.log,
     )
+    refusal = refusals.find_refusal(spec) if spec.can_start else None
+    return spec if refusal is None else replace(spec, unsupported=refusal)
 
 
 def set_exactness(strategy: StrategySpec) -> StrategySpec:

@@ -72,7 +72,7 @@ def print_script(console: Console, spec: RunSpec, folder: Path) -> None:
     """Print the batch script that a run would be submitted as, and the command in it that starts its ranks."""
     from scalebench.slurm import resources, submit
 
-    console.print_line(f"\n{spec.label}, submitted with sbatch:\n")
+    console.print_line(f"\n{spec.label} would be submitted with sbatch:\n")
     console.print_line(submit.render_script(spec, folder))
     console.print_line("ranks, from within the job:\n")
     console.print_line(f"{shlex.join(resources.srun_command(spec, folder))}\n")
@@ -93,7 +93,7 @@ def print_sweep_script(console: Console, specs: Sequence[RunSpec], folder: Path)
     """Print the batch script that a sweep would be submitted as."""
     from scalebench.slurm import submit
 
-    console.print_line("\nthis sweep as one job, submitted with sbatch:\n")
+    console.print_line("\nthis sweep would be submitted with sbatch as one job:\n")
     console.print_line(submit.render_sweep_script(specs, folder))
 
 

@@ -170,7 +170,7 @@ class SweepSession:
         local = [run for n, run in enumerate(planned) if n not in on_cluster or not several]
         if local:
             self.console.print_plan([(run.spec, run.added) for run in local])
-        if several and on_cluster:
+        if on_cluster and (several or planned[0].spec.can_start):
             job_plan.print_jobs(self.console, [(planned[n].spec, planned[n].added) for n in on_cluster])
         jobs = [n for n in on_cluster if planned[n].spec.can_start]
         specs = [planned[n].spec for n in jobs]

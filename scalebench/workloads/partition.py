@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -58,6 +58,15 @@ def max_stages(network: Network) -> int:
     return max(1, sum(_has_weights(network.nodes[a + 1 : b + 1]) for a, b in pairwise(ends)))
 
 
+def impossible_stages_reasons(network: Network, stages: int) -> Iterator[str]:
+    """Yield why the network cannot be cut into that many stages; nothing if it can."""
+    limit = max_stages(network)
+    if not 1 <= stages <= limit:
+        possible = "1 stage" if limit == 1 else f"{limit} stages"
+        way_out = "lower gpus" if stages > limit else "use at least 1"
+        yield f"model {network.name} can be cut into at most {possible}, the strategy needs {stages}: {way_out}"
+
+
 def split_into_stages(network: Network, stages: int, costs: Sequence[float]) -> list[NetworkStage]:
     """Cut the network into `stages` stages such that the most expensive one is as cheap as possible.
 
@@ -72,13 +81,8 @@ def split_into_stages(network: Network, stages: int, costs: Sequence[float]) -> 
     nodes = network.nodes
     if len(costs) != len(nodes) or not all(0 <= cost < math.inf for cost in costs):
         raise ValueError(f"costs of the {len(nodes)} nodes of {network.name} should be as many numbers from 0 on")
-    limit = max_stages(network)
-    if not 1 <= stages <= limit:
-        possible = "1 stage" if limit == 1 else f"{limit} stages"
-        way_out = "lower gpus" if stages > limit else "use at least 1"
-        raise InputError(
-            f"model {network.name} can be cut into at most {possible}, the strategy needs {stages}: {way_out}"
-        )
+    for reason in impossible_stages_reasons(network, stages):
+        raise InputError(reason)
     ends = _stage_ends(network, stages, costs)
     return [NetworkStage(index, tuple(nodes[a + 1 : b + 1]), nodes[a]) for index, (a, b) in enumerate(pairwise(ends))]
 

@@ -151,6 +151,6 @@ def test_load_names_the_file_with_a_part_of_a_count(tmp_path: Path, accumulate: 
     result = record("ddp", 2)
     result.spec["train"] = {**result.spec.get("train", {}), "accumulate": accumulate}
     (tmp_path / "0").mkdir()
-    write_result(tmp_path / "0" / RESULT_FILE, result)
+    write_result(result, tmp_path / "0")
     with pytest.raises(InputError, match=r"0: its record holds what no run leaves .*accumulate is "):
         load(tmp_path)

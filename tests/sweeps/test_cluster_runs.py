@@ -311,6 +311,8 @@ def test_jobs_have_no_time_limit_of_the_sweep(call: Call) -> None:
 def test_a_dry_run_prints_the_script_and_submits_nothing(call: Call) -> None:
     status, out, _ = call("gpus=4", "dry_run=true")
     assert (status, LocalCluster.seen) == (0, [])
+    assert table_rows(out) == {"simulated gpus=4": ["1", "2", "2", "1", "-", "10"]}
+    assert out.count("simulated gpus=4 would be submitted with sbatch") == 1
     for line in ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=2", "#SBATCH --partition=main"):
         assert line in out.splitlines()
     folder = next(line for line in out.splitlines() if "--output=" in line).partition("=")[2]
@@ -355,6 +357,13 @@ def test_a_plan_needs_neither_slurm_nor_the_packages_of_the_cluster(
     assert status == 0 and "there is no sbatch here" in out and "unsupported" not in out
     _, out, err = call(*sweep)  # which no run can be
     assert "hardware=alpha is another machine" in out + err
+
+
+def test_a_plan_that_cannot_happen_has_no_script(call: Call) -> None:
+    """One process drives the devices of one node: a script for two of them would contradict itself."""
+    status, out, _ = call("hardware=alpha", "strategy=mirrored", "gpus=16", "dry_run=true", "dataset.size=5000")
+    assert status == 0 and "unsupported: mirrored has one process for all devices, which are on 2 nodes" in out
+    assert "#SBATCH" not in out and table_rows(out) == {}
 
 
 def test_a_running_job_keeps_its_folder(tmp_path: Path) -> None:

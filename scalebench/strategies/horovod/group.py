@@ -16,7 +16,8 @@ from types import ModuleType
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import NotMeasured, Unsupported, listen_for_ranks
+from scalebench.strategies import refusals
+from scalebench.strategies.base import NotMeasured, listen_for_ranks
 
 # Our names of collective operations -> Horovod's; it lacks the others.
 OPERATIONS = {
@@ -53,28 +54,6 @@ class HorovodOptions:
     autotune: bool = False  # Horovod varies threshold and cycle time during training, also while it is measured
     compression: str = "none"  # none | fp16: the type in which gradients are sent
     op: str = "average"  # average | adasum
-
-
-def check_horovod_options(spec: RunSpec, options: HorovodOptions) -> None:
-    """Raise Unsupported for options that this kind of run cannot have, or that Horovod cannot combine."""
-    backend, name = spec.config.strategy.backend, spec.config.strategy.name
-    if options.op == "adasum":
-        if spec.config.strategy.launcher != "mpi":
-            raise Unsupported(f"Adasum needs Horovod's MPI operations, which {name} does not use; take horovod_mpi")
-        if spec.processes & (spec.processes - 1):
-            raise Unsupported(f"Adasum adds up in pairs, and {spec.processes} processes are no power of two")
-        if spec.config.train.precision == "float16":
-            raise Unsupported("Adasum takes its steps before a scaled loss is put right; use bfloat16")
-    if not is_default(options, "cycle_time_ms") and not is_default(options, "fusion_threshold_mb"):
-        raise Unsupported(
-            "Horovod 0.28.1 with both cycle_time_ms and fusion_threshold_mb set crashes when it is restarted, "
-            "which shows what carried the gradients; set one of them"
-        )
-    if options.hierarchical_allreduce and (backend != "nccl" or spec.config.strategy.launcher != "mpi"):
-        raise Unsupported(
-            f"hierarchical_allreduce is NCCL within a node and MPI between nodes, and {name} is not: "
-            f"use strategy=horovod_nccl strategy.launcher=mpi"
-        )
 
 
 def horovod_variables(spec: RunSpec, options: HorovodOptions) -> dict[str, str | None]:
@@ -121,7 +100,7 @@ class HorovodGroup:
 
     def __init__(self, hvd: ModuleType, spec: RunSpec, rank: int, options: HorovodOptions) -> None:
         """`hvd` is horovod.torch or horovod.tensorflow."""
-        check_horovod_options(spec, options)
+        refusals.refuse(refusals.horovod_rule(spec, options))
         self._hvd, self._rank, self._timeout_s = hvd, rank, spec.group_timeout_s
         self._mpi = MpiLibrary(hvd) if spec.config.strategy.launcher == "mpi" else None
         if os.environ.pop(TIMELINE_VARIABLE, None) is not None:

@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.strategies import SingleDeviceStrategy
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import Unsupported
+from scalebench.strategies import refusals
 from scalebench.strategies.horovod.torch import COMPRESSORS, HorovodStrategy
 from scalebench.strategies.torch.lightning import LauncherEnvironment, TrainerStrategy, choose_trainer_devices
 
@@ -25,8 +25,7 @@ class LightningHorovod(TrainerStrategy, HorovodStrategy):
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self.sync_on = True
-        if self.options.op == "adasum":
-            raise Unsupported("lightning_horovod averages gradients, and Adasum adds up steps; take horovod_mpi")
+        refusals.refuse(refusals.lightning_horovod_rule(spec, self.options))
 
     def trainer_arguments(self) -> dict[str, Any]:
         devices = choose_trainer_devices(self.device.type, [self.place.devices[0]])

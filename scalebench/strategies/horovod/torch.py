@@ -18,13 +18,13 @@ from torch.profiler import record_function
 
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
+from scalebench.strategies import refusals
 from scalebench.strategies.base import (
     FORWARD,
     BatchReplay,
     GroupSum,
     LossPart,
     NotMeasured,
-    Unsupported,
     create_on_all_ranks,
 )
 from scalebench.strategies.horovod.group import HorovodGroup, HorovodOptions, check_operation
@@ -200,10 +200,7 @@ class HorovodTorch(HorovodStrategy):
         super().__init__(spec, rank)
         self._sync_on = True
         self._adasum = self.options.op == "adasum"
-        if self._adasum and self.accumulate > 1:
-            raise Unsupported(
-                "Adasum adds up what the optimizer did with whole gradients; take op=average with train.accumulate"
-            )
+        refusals.refuse(refusals.horovod_torch_rule(spec, self.options))
 
     def wrap(self, model: nn.Module) -> nn.Module:
         plain = self.optimizer

@@ -15,34 +15,17 @@ import keras
 import tensorflow as tf
 
 from scalebench.core.spec import Config
-from scalebench.strategies.base import OPTIMIZER, NotMeasured, Unsupported
+from scalebench.strategies import refusals
+from scalebench.strategies.base import OPTIMIZER, NotMeasured
 from scalebench.strategies.tensorflow import batches, observed
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.mirrored import Replicated
-from scalebench.workloads import networks, user_code
+from scalebench.workloads import user_code
 
 SYNC_SCOPE = "sum_of_gradients"  # name scope of the operations that carry gradients between devices
 Tensors = Sequence[tf.Tensor]
 GradientSum = Callable[[Sequence[Tensors]], list[tf.Tensor]]
-
-
-def refuse_compile(config: Config) -> None:
-    """Raise Unsupported if XLA is requested."""
-    if config.train.compile:
-        raise Unsupported(
-            f"{config.strategy.name} is one program over several devices, and train.compile=true would put it all on "
-            f"one of them, without a warning of XLA"
-        )
-
-
-def refuse_accumulation(config: Config) -> None:
-    """Raise Unsupported if gradient accumulation is requested."""
-    if config.train.accumulate > 1:
-        raise Unsupported(
-            f"{config.strategy.name} computes the samples of a step at once, a tower of its graph for each device; "
-            f"leave out train.accumulate, or take strategy=mirrored"
-        )
 
 
 def sync_always_on(config: Config) -> NotMeasured:
@@ -173,25 +156,11 @@ class CentralStorage(SingleCopyStrategy, Replicated):
         return 0, 1  # this process reads full batches and splits them over its devices
 
     def setup(self) -> None:
-        model = self.spec.config.model
-        refuse_compile(self.spec.config)
-        if user_code.is_user_model(model):
-            super().setup()  # only the built model shows whether it has state
-            self._refuse_accumulation_of_state(bool(self.model.moving_statistics or self.model.random_states))
-        else:
-            self._refuse_accumulation_of_state(
-                any(not array.trainable for array in networks.build_network(model).arrays)
-            )
-            super().setup()
-
-    def _refuse_accumulation_of_state(self, has_state: bool) -> None:
-        settings = self.spec.config
-        if settings.train.accumulate > 1 and has_state:
-            raise Unsupported(
-                f"{settings.strategy.name} puts moving statistics together after every forward pass, which it cannot "
-                f"do within a step: leave out train.accumulate, or take a model without batch normalisation"
-                + (", or dropout" if user_code.is_user_model(settings.model) else "")
-            )
+        refusals.refuse(refusals.central_storage_rule(self.spec, self.options))
+        super().setup()
+        if user_code.is_user_model(self.spec.config.model):  # only the built model shows whether it has state
+            has_state = bool(self.model.moving_statistics or self.model.random_states)
+            refusals.refuse(refusals.accumulated_state_rule(self.spec.config, has_state))
 
     def join(self) -> None:
         self.parameter_device = "/CPU:0" if self.options.parameter_device == "cpu" else self.devices[0]

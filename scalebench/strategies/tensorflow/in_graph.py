@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from scalebench.core.errors import InputError
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import NotMeasured, Unsupported
+from scalebench.strategies import refusals
+from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import batches, central_storage, observed, optimizer
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatches
 from scalebench.strategies.tensorflow.probes import DeviceResult
@@ -57,11 +58,7 @@ class InGraph(central_storage.SingleCopyStrategy):
         return 0, 1  # this process reads full batches, which its graph slices
 
     def setup(self) -> None:
-        central_storage.refuse_compile(self.spec.config)
-        central_storage.refuse_accumulation(self.spec.config)
-        if self.options.reduction == "nccl" and self.spec.device == "cpu":
-            raise Unsupported("strategy.options.reduction=nccl adds gradients up over NCCL, which needs GPUs; use add")
-        self._check_divisible(self.spec.global_batch, "a global batch")
+        refusals.refuse(refusals.in_graph_rule(self.spec, self.options))
         super().setup()
 
     def join(self) -> None:
@@ -80,7 +77,9 @@ class InGraph(central_storage.SingleCopyStrategy):
     def feed(self, source: Source) -> TfBatches:
         settings = self.spec.config.dataset
         if source.feed != "fixed":
-            self._check_divisible(source.global_samples(source.steps_per_epoch - 1), "the last batch of an epoch")
+            last = source.global_samples(source.steps_per_epoch - 1)
+            rule = refusals.equal_slices_rule(self.spec, self.options, last, "the last batch of an epoch")
+            refusals.refuse(rule)
         full = batches.feed_batches(source, [self._full_batch_device], settings.feed, settings.prefetch)
         return prefetch(self._stage_batches(full), depth=1) if self.options.enqueue else full
 
@@ -207,12 +206,3 @@ class InGraph(central_storage.SingleCopyStrategy):
         if self.options.reduction == "nccl":
             return central_storage.all_reduce_gradients(per_device, self.devices, self.parameter_device)
         return central_storage.sum_gradients(per_device, [self.parameter_device])
-
-    def _check_divisible(self, samples: int, batch: str) -> None:
-        gpus = self.spec.gpus
-        if self.options.uneven == "refused" and samples % gpus:
-            raise Unsupported(
-                f"{self.spec.config.strategy.name} cuts batches into equal slices, and {batch} of {samples} samples "
-                f"does not divide by {gpus} devices; choose another batch or dataset.size, or set "
-                f"strategy.options.uneven=last"
-            )

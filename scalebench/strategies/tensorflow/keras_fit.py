@@ -11,7 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scalebench.strategies.base import Loop, LossPart, Unsupported
+from scalebench.strategies import refusals
+from scalebench.strategies.base import Loop, LossPart
 from scalebench.strategies.tensorflow import batches, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import TfBatch
@@ -133,8 +134,7 @@ class FitStrategy(TensorFlowStrategy):
         return bool(self.options.loop == "fit")
 
     def setup(self) -> None:
-        if self.uses_fit:
-            self._refuse_unsupported_by_fit()
+        refusals.refuse(refusals.keras_fit_rule(self.spec, self.options))
         super().setup()
         if self.uses_fit:
             loss = SummedLoss(self._loss, has_labels=self.spec.config.model.loss == "cross_entropy")
@@ -156,24 +156,6 @@ class FitStrategy(TensorFlowStrategy):
 
             self._train_functions[syncs_gradients] = run_reported_step
         self.model.train_function = self._train_functions[syncs_gradients]
-
-    def _refuse_unsupported_by_fit(self) -> None:
-        settings = self.spec.config
-        if settings.train.compile and len(self.place.devices) > 1:
-            raise Unsupported(
-                "strategy.options.loop=fit hands the step of all devices to XLA as one, which would merge them; "
-                "use loop=custom with train.compile=true"
-            )
-        if settings.train.accumulate > 1:
-            raise Unsupported(
-                "strategy.options.loop=fit computes the samples of a step at once; use loop=custom with "
-                "train.accumulate"
-            )
-        if settings.dataset.feed == "device" or settings.dataset.prefetch == "device":
-            raise Unsupported(
-                "strategy.options.loop=fit takes its batches from the host; use dataset.feed=host and "
-                "dataset.prefetch=none or queue"
-            )
 
     def model_class(self) -> type[NetworkModel] | type[UserModel]:
         plain = super().model_class()

@@ -17,16 +17,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scalebench.core.errors import InputError
 from scalebench.core.result import StageRecord
-from scalebench.strategies.base import BatchReplay, Loop, NotMeasured, Unsupported
-from scalebench.strategies.tensorflow import central_storage, devices, observed, optimizer
+from scalebench.strategies import refusals
+from scalebench.strategies.base import BatchReplay, Loop, NotMeasured
+from scalebench.strategies.tensorflow import devices, observed, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.model import NetworkModel
 from scalebench.strategies.tensorflow.probes import DeviceResult
 from scalebench.strategies.tensorflow.profiling import OBSERVED_STEPS
-from scalebench.workloads import partition, user_code
+from scalebench.workloads import partition
 from scalebench.workloads.network import Network
 from scalebench.workloads.partition import NetworkStage
 
@@ -238,16 +238,12 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         return 0, 1  # this process reads full batches for the first stage
 
     def setup(self) -> None:
-        self._refuse_unsupported()
+        refusals.refuse(refusals.tensorflow_stages_rule(self.spec, self.options))
         super().setup()
 
     def node_devices(self, network: Network) -> dict[str, str]:
-        try:
-            self.network_stages = partition.split_into_stages(
-                network, len(self.devices), COSTS[self.options.split](network)
-            )
-        except InputError as reason:
-            raise Unsupported(str(reason)) from None
+        costs = COSTS[self.options.split](network)
+        self.network_stages = partition.split_into_stages(network, len(self.devices), costs)
         pairs = zip(self.network_stages, self.devices, strict=True)
         by_node = {node.name: device for stage, device in pairs for node in stage.nodes}
         return {network.input.name: self.devices[0], **by_node}
@@ -343,21 +339,3 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         """Return the bytes of a tensor for the samples of a global batch."""
         shape = [self.spec.global_batch if size is None else size for size in tensor.shape]
         return math.prod(shape) * tensor.dtype.size
-
-    def _refuse_unsupported(self) -> None:
-        settings, name = self.spec.config, self.spec.config.strategy.name
-        if user_code.is_user_model(settings.model):
-            raise Unsupported(
-                f"{name} cuts networks of scalebench's own, and a Keras model of yours does not say where it can be cut"
-            )
-        central_storage.refuse_compile(settings)
-        if settings.train.accumulate > 1:
-            raise Unsupported(
-                f"{name} passes a batch on whole: the parts of train.accumulate would be added up on the first device, "
-                f"where the gradients of all stages would go; leave it out"
-            )
-        if settings.train.precision == "float16":
-            raise Unsupported(
-                f"{name} has no train.precision=float16, for which Keras looks all gradients over on the first device; "
-                f"use bfloat16"
-            )

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from scalebench.core.result import Profile
 from scalebench.core.spec import RankPlacement, RunSpec
-from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
+from scalebench.strategies import refusals
+from scalebench.strategies.base import LossPart, NotMeasured
 from scalebench.strategies.tensorflow import devices, multiworker, observed
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import split_evenly
@@ -170,7 +171,7 @@ class ParameterServer(TensorFlowStrategy):
         return 0, 1  # the chief distributes full global batches
 
     def join(self) -> None:
-        self._refuse_unsupported()
+        refusals.refuse(refusals.parameter_server_rule(self.spec, self.options))
         configure_threads(self.spec, self.place)
         resolver = multiworker.cluster_resolver(addresses_by_job(self.spec), "chief", 0, self.devices)
         with multiworker.explain_port_conflict(self.place.rank):
@@ -268,24 +269,6 @@ class ParameterServer(TensorFlowStrategy):
         executed = {event.partition(":")[0] for event in record_remote_events("ps", 0, on=False)}
         operations = self.step_function().get_concrete_function().graph.get_operations()
         return "grpc" if any(o.name in executed for o in operations if o.type.startswith(WRITE_PREFIXES)) else None
-
-    def _refuse_unsupported(self) -> None:
-        """Raise Unsupported for settings that conflict with the location of the weights or the samples."""
-        config = self.spec.config
-        if config.dataset.feed == "device" or config.dataset.prefetch != "none":
-            raise Unsupported(
-                f"workers of {config.strategy.name} read their samples when they have been dealt rows: "
-                f"it takes dataset.feed=host, disk or fixed and dataset.prefetch=none"
-            )
-        if config.train.accumulate > 1:
-            raise Unsupported(
-                f"train.accumulate: workers of {config.strategy.name} would fetch the weights anew for every part of "
-                f"an update; leave it out"
-            )
-        if config.train.compile:
-            raise Unsupported(
-                f"train.compile: XLA cannot read the weights of {config.strategy.name}, which are in another process"
-            )
 
     def peak_memory_bytes(self) -> list[int | None]:
         return [None for _ in self.place.devices]  # other processes have the devices

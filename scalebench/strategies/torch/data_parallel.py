@@ -10,6 +10,7 @@ from torch.cuda import comm
 from torch.nn.parallel import DataParallel
 
 from scalebench.core.spec import RunSpec
+from scalebench.strategies import refusals
 from scalebench.strategies.base import NotMeasured, Unsupported
 from scalebench.strategies.torch.base import PeakMemory, TorchStrategy
 from scalebench.strategies.torch.observed import DEVICE_COPY_EVENTS, OBSERVED_STEPS, ProfiledReplay, identify_backend
@@ -30,8 +31,7 @@ class SingleProcessDataParallel(TorchStrategy):
         self._buffers: dict[int, list[Tensor]] = {}
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        if self.spec.config.train.compile:
-            raise Unsupported("data_parallel copies the model in each step, which train.compile=true does not follow")
+        refusals.refuse(refusals.data_parallel_rule(self.spec, self.options))
         if self.device.type != "cuda":  # DataParallel would call the model directly
             raise Unsupported("data_parallel needs GPUs: on CPU torch.nn.DataParallel would silently be one device")
         return DataParallel(model, device_ids=list(self.place.devices), output_device=self.device)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
 from scalebench.strategies.torch import evaluation, optimizer
 from scalebench.strategies.torch.base import TorchStrategy
@@ -243,14 +244,10 @@ class Fsdp(TorchStrategy):
 
     def _check_supported(self) -> None:
         """Raise Unsupported for settings that fully_shard cannot handle."""
-        options, train, name = self.options, self.spec.config.train, self.spec.config.strategy.name
+        name = self.spec.config.strategy.name
         if fully_shard is None or not hasattr(FSDPModule, "set_custom_reduce_scatter"):
             raise Unsupported(f"{name} needs PyTorch 2.9 or newer, and here is {torch.__version__}")
-        if train.compile and options.units != "whole":
-            raise Unsupported(
-                f"{name} gathers weights between layers, where no compiler gets through: "
-                "with train.compile=true take strategy.options.units=whole"
-            )
+        refusals.refuse(refusals.fsdp_rule(self.spec, self.options))
 
     def _units(self) -> list[list[nn.Module]]:
         """Return the units to shard; a user's module is one unit, since it may use weights outside of its layers."""

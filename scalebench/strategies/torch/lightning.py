@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from scalebench.core.spec import RunSpec
+from scalebench.strategies import refusals
 from scalebench.strategies.base import BatchReplay, Loop, LossPart, Unsupported
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
@@ -136,9 +137,7 @@ class LightningDdp(TrainerStrategy, Ddp):
         self._message_sizes: list[int] = []
 
     def setup(self) -> None:
-        per_node = [sum(p.node == node for p in self.spec.places) for node in range(self.spec.nodes)]
-        if len(set(per_node)) > 1:
-            raise Unsupported(f"Lightning wants as many processes on every node, and here are {per_node}")
+        refusals.refuse(refusals.lightning_rule(self.spec, self.options))
         if self.options.sigterm == "never" and not hasattr(_TrainingEpochLoop, SIGTERM_HOOK):
             raise Unsupported(
                 f"strategy.options.sigterm=never: pytorch_lightning {pl.__version__} has no {SIGTERM_HOOK} to switch "

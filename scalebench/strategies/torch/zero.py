@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from scalebench.strategies.base import BACKWARD, FORWARD, NotMeasured, Unsupported
+from scalebench.strategies import refusals
+from scalebench.strategies.base import BACKWARD, FORWARD, NotMeasured
 from scalebench.strategies.torch import optimizer
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.ddp import Ddp, DdpOptions, read_bucket_bytes
@@ -42,11 +43,7 @@ class Zero1(Ddp):
     def wrap(self, model: nn.Module) -> nn.Module:
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         train, views = self.spec.config.train, self.options.parameters_as_bucket_view
-        if len(parameters) < self.spec.processes:
-            raise Unsupported(
-                f"zero1 gives whole tensors to each process, and {self.spec.config.model.name} has "
-                f"{len(parameters)} for {self.spec.processes} processes"
-            )
+        refusals.refuse(refusals.few_tensors_rule(self.spec, len(parameters)))
         for parameter in parameters if views else ():
             parameter.data = parameter.data.contiguous()  # the layout in its bucket, which its gradient needs as well
         net = super().wrap(model)

@@ -13,6 +13,7 @@ import pytest
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
 from scalebench.runner.launchers.rank_environment import find_free_port
+from scalebench.strategies import refusals
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.horovod import group
 from scalebench.strategies.horovod.group import HorovodOptions
@@ -71,15 +72,19 @@ def test_under_mpirun_everything_is_sent_over_mpi() -> None:
 )
 def test_incompatible_options_are_unsupported(run: RunSpec, chosen: dict[str, Any], reported: str) -> None:
     with pytest.raises(Unsupported, match=reported) as caught:
-        group.check_horovod_options(run, HorovodOptions(**chosen))
+        refusals.refuse(refusals.horovod_rule(run, HorovodOptions(**chosen)))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("run", [GLOO, spec(), spec("horovod_nccl", "local", "nccl")])
 def test_compatible_options_are_supported(run: RunSpec) -> None:
-    group.check_horovod_options(run, HorovodOptions())
-    group.check_horovod_options(spec(), HorovodOptions(op="adasum", compression="fp16", fusion_threshold_mb=0.0))
-    group.check_horovod_options(spec("horovod_nccl", "mpi", "nccl"), HorovodOptions(hierarchical_allreduce=True))
+    refusals.refuse(refusals.horovod_rule(run, HorovodOptions()))
+    refusals.refuse(
+        refusals.horovod_rule(spec(), HorovodOptions(op="adasum", compression="fp16", fusion_threshold_mb=0.0))
+    )
+    refusals.refuse(
+        refusals.horovod_rule(spec("horovod_nccl", "mpi", "nccl"), HorovodOptions(hierarchical_allreduce=True))
+    )
 
 
 def test_waiting_for_a_late_rank_0() -> None:

@@ -14,7 +14,6 @@ import numpy as np
 
 from scalebench.strategies.base import BACKWARD, FORWARD, NotMeasured, Unsupported
 from scalebench.strategies.tensorflow import model_parallel, observed
-from scalebench.workloads import networks
 from tests.strategies.tensorflow.builders import RESNET, TWO, batches, on
 from tests.strategies.tensorflow.conftest import DEVICES
 from tests.strategies.tensorflow.single_update import one_update
@@ -130,10 +129,8 @@ def test_unsupported_settings(made: Any, words: tuple[str, ...], said: str) -> N
 
 
 def test_more_stages_than_the_network_allows(made: Any) -> None:
-    one = made(*TWO, "gpus=5")
-    one.devices = DEVICES * 3
     with pytest.raises(Unsupported, match=re.escape("can be cut into at most 4 stages")):
-        one.node_devices(networks.build_network(one.spec.config.model))
+        made(*TWO, "gpus=5").setup()
 
 
 def test_synchronization_cannot_be_switched_off(made: Any) -> None:

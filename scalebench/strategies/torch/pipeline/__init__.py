@@ -13,6 +13,7 @@ from torch.distributed.pipelining import ScheduleGPipe
 from scalebench.core.errors import InputError
 from scalebench.core.result import StageRecord
 from scalebench.core.spec import RunSpec
+from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
 from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import TorchStrategy, count_parameters
@@ -35,36 +36,9 @@ from scalebench.strategies.torch.pipeline.stage import (
     measure_median_s,
     measure_node_costs,
 )
-from scalebench.workloads import networks, partition, user_code
+from scalebench.workloads import networks, partition
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
-
-
-def check_supported(spec: RunSpec, backend: str, schedule: str, stages: int, micro_batches: int) -> None:
-    """Raise Unsupported for a run that cannot be cut into stages.
-
-    It is called before processes meet, and all of them come to the same result.
-    """
-    train, name = spec.config.train, spec.config.strategy.name
-    if user_code.is_user_model(spec.config.model):
-        raise Unsupported(
-            f"{name} cuts the networks of scalebench, and a module of one's own does not say where it can be cut"
-        )
-    if train.accumulate > 1:
-        raise Unsupported(f"{name} adds gradients up over micro-batches, not over parts: leave out train.accumulate")
-    if train.precision == "float16":
-        raise Unsupported(f"{name} does not scale its loss, as train.precision=float16 asks for: take bfloat16")
-    if train.compile:
-        raise Unsupported(f"{name} does not compile its stages: leave out train.compile")
-    if spec.device == "cuda" and backend == "gloo":
-        raise Unsupported("Gloo sends no tensors of GPUs from process to process: leave out strategy.backend")
-    if schedule == "1f1b" and micro_batches < stages:
-        raise Unsupported(
-            f"1F1B needs at least as many micro-batches as stages, and there are {micro_batches} for {stages}: raise "
-            f"strategy.options.micro_batches"
-        )
-    if "return_outputs" not in inspect.signature(ScheduleGPipe.step).parameters:
-        raise Unsupported(f"{name} needs newer pipelines than those of PyTorch {torch.__version__}: update torch")
 
 
 @dataclass
@@ -128,14 +102,11 @@ class ModelParallel(TorchStrategy):
         return 1
 
     def setup(self) -> None:
-        self.shard()  # raises Unsupported unless the devices form whole replicas
+        name, parts = self.spec.config.strategy.name, getattr(self.options, "micro_batches", 1)
+        refusals.refuse(refusals.stages_rule(self.spec, self.schedule, self.stage_count, parts))
+        if "return_outputs" not in inspect.signature(ScheduleGPipe.step).parameters:
+            raise Unsupported(f"{name} needs newer pipelines than those of PyTorch {torch.__version__}: update torch")
         self.micro_batches = self.count_micro_batches()
-        check_supported(self.spec, self.group_backend(), self.schedule, self.stage_count, self.micro_batches)
-        network = networks.build_network(self.spec.config.model)
-        self._cut(network, partition.node_training_flops(network))  # checks that there are enough cuts
-        reason = partition.indivisible_reason(partition.epoch_batch_sizes(self.spec, *self.shard()), self.micro_batches)
-        if reason is not None:
-            raise Unsupported(f"{self.spec.config.strategy.name}: {reason}")
         super().setup()
 
     def join(self) -> TorchGroup | None:
@@ -242,7 +213,7 @@ class ModelParallel(TorchStrategy):
 
     def _build_network(self) -> NetworkModule:
         network = networks.build_network(self.spec.config.model)
-        self.network_stages = self._cut(network, self._node_costs(network))
+        self.network_stages = partition.split_into_stages(network, self.stage_count, self._node_costs(network))
         stage = self.network_stages[self.stage_group.index]
         return build_network_module(stage.network(self.spec.config.model.name), self.spec.config, self.device)
 
@@ -259,12 +230,6 @@ class ModelParallel(TorchStrategy):
             )
         assert self.group is not None, "setup comes first"
         return self.group.sum(costs)
-
-    def _cut(self, network: Network, costs: list[float]) -> list[partition.NetworkStage]:
-        try:
-            return partition.split_into_stages(network, self.stage_count, costs)
-        except InputError as error:
-            raise Unsupported(str(error)) from None
 
     @torch.no_grad()
     def _determine_layout(self) -> ActivationLayout:
@@ -323,11 +288,3 @@ class Hybrid(Pipeline):
         # On one device it is its own baseline: the complete model, in micro-batches.
         self.schedule, self.stage_count = self.options.schedule, 1 if spec.processes == 1 else self.options.stages
         self.replicas = spec.processes // self.stage_count
-
-    def shard(self) -> tuple[int, int]:
-        if self.spec.processes % self.stage_count:
-            raise Unsupported(
-                f"{self.spec.config.strategy.name} with strategy.options.stages={self.stage_count} needs so many "
-                f"devices for each replica, and gpus={self.spec.gpus} is no multiple of it: change one of them"
-            )
-        return super().shard()

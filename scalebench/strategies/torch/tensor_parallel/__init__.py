@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from scalebench.core.spec import RunSpec
+from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
 from scalebench.strategies.torch.base import TorchStrategy, drop_empty_parts
 from scalebench.strategies.torch.batches import TorchBatch
@@ -15,7 +16,6 @@ from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.precision import HALF_DTYPES
 from scalebench.strategies.torch.tensor_parallel.plan import Split, plan_splits
 from scalebench.strategies.torch.user_module import UserModule
-from scalebench.workloads import user_code
 
 MIN_TORCH_VERSION = (2, 7)  # from here on parallelize_module takes each shard from the process's own full weights
 
@@ -46,19 +46,10 @@ class TensorParallel(TorchStrategy):
         return 0, 1
 
     def setup(self) -> None:
-        train, name = self.spec.config.train, self.spec.config.strategy.name
+        name = self.spec.config.strategy.name
         if tuple(map(int, torch.__version__.split(".")[:2])) < MIN_TORCH_VERSION:
             raise Unsupported(f"{name} needs PyTorch 2.7 or newer, and here is {torch.__version__}")
-        if user_code.is_user_model(self.spec.config.model):
-            raise Unsupported(
-                f"{name} splits the layers of a network that scalebench describes, and not a module of yours"
-            )
-        if train.precision == "float16":
-            raise Unsupported(
-                f"{name} cannot scale a loss: PyTorch looks for overflow in whole gradients; use bfloat16"
-            )
-        if train.compile:
-            raise Unsupported(f"{name} is not compiled: its layers communicate activations; leave out train.compile")
+        refusals.refuse(refusals.tensor_parallel_rule(self.spec, self.options))
         super().setup()
 
     def step(self, batch: TorchBatch) -> LossPart | None:

@@ -1,0 +1,178 @@
+"""Every command in the documentation is accepted as it is written: runs are planned with dry_run=true, the other
+commands are parsed. It happens in this process, since 80 starts of Python would take minutes."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from scalebench.__main__ import COMMANDS, build_parsers, main
+from scalebench.config import resolve, support
+from scalebench.config.compose import compose_config
+from scalebench.core.errors import InputError
+from tests.builders.plugins import clear_plugin_caches
+from tests.conftest import ROOT
+from tests.docs.test_docs import PAGES
+
+PLUGINS = [folder.name for folder in sorted(ROOT.glob("plugins/scalebench-*"))]
+# docs/guides/plugins.md is about a plugin that has to be installed first (test_plugin_from_template.py), and CHANGELOG
+# about earlier versions.
+DOCUMENTED = [page for page in PAGES if page.name not in ("plugins.md", "CHANGELOG.md")]
+
+
+def shell_commands(text: str) -> list[str]:
+    """Return the arguments of every `scalebench ...` in a page: lines of shell blocks, indented blocks, steps of a CI,
+    and code within text."""
+    blocks = re.findall(r"^ *```(?:sh|yaml)\n(.*?)^ *```", text, flags=re.MULTILINE | re.DOTALL)
+    code = re.sub(r" +#.*", "", "\n".join(blocks))
+    lines = re.findall(r"^ *(?:- run: )?(?:python -m )?scalebench((?: [^#\n]*)?)$", code, re.MULTILINE)
+    prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines += re.findall(r"^    python -m scalebench( [^#\n]*)$", prose, re.MULTILINE)
+    return [line.strip() for line in [*lines, *re.findall(r"`(?:python -m )?scalebench( [^`\n]*)`", prose)]]
+
+
+def table_commands(text: str) -> list[str]:
+    """Return the overrides in the second column of a table, which leaves out the word scalebench."""
+    return re.findall(r"^\|[^|\n]*\| `((?:--multirun |sweep=|strategy=)[^`\n]*)`", text, flags=re.MULTILINE)
+
+
+def comment_commands(text: str) -> list[str]:
+    """Return the arguments of the commands in the comments of a YAML file, which may begin with a variable."""
+    lines = re.findall(r"^# +(?:[A-Z_\d]+=\S+ )?(?:python -m )?scalebench ([^\n]*)$", text, re.MULTILINE)
+    return [line for line in lines if "=" in line.split()[0] or line.split()[0] in ("--multirun", *COMMANDS)]
+
+
+def documented_commands(enabled: list[str]) -> dict[tuple[str, ...], str]:
+    """Map the arguments of every documented command to the file that has it first. Plugins are those in `enabled`."""
+    plugin_pages = [ROOT / "plugins" / name / "README.md" for name in enabled]
+    places: dict[tuple[str, ...], str] = {}
+    for path in [*DOCUMENTED, *plugin_pages, *sorted(ROOT.glob("conf/**/*.yaml"))]:
+        text = path.read_text(encoding="utf-8")
+        commands = comment_commands(text) if path.suffix == ".yaml" else shell_commands(text) + table_commands(text)
+        for command in commands:
+            if not command.startswith(("--help", "--version")):
+                places.setdefault(tuple(shlex.split(command)), str(path.relative_to(ROOT)))
+    return places
+
+
+def is_run(arguments: tuple[str, ...]) -> bool:
+    return not arguments or "=" in arguments[0] or arguments[0] == "--multirun"
+
+
+@pytest.fixture
+def enabled_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Enable the plugins of this repository that are installed."""
+    installed = {distribution.name for distribution in distributions()}
+    names = [name for name in PLUGINS if name in installed]
+    monkeypatch.setenv("SCALEBENCH_PLUGINS", ",".join(names))
+    clear_plugin_caches()
+    yield names
+    clear_plugin_caches()
+
+
+@pytest.fixture
+def find_problem(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[[tuple[str, ...]], str | None]]:
+    """Return the function that plans a run, and returns the error of a command that is refused."""
+    own = tmp_path_factory.mktemp("own")
+    page = (ROOT / "docs/guides/own-model.md").read_text(encoding="utf-8")
+    for name, code in re.findall(r"```python\n# (\S+\.py)\n(.*?)```", page, re.DOTALL):
+        (own / name).write_text(code)
+    archive = own / "cifar-10-python.tar.gz"
+    archive.touch()  # a plan does not open it
+    monkeypatch.syspath_prepend(str(own))
+    monkeypatch.setenv("PYTHONPATH", f"{own}:{ROOT}")
+    monkeypatch.setenv("SCALEBENCH_CIFAR10", str(archive))
+    monkeypatch.setattr(support, "find_launch_problem", lambda *arguments: None)  # looking at Horovod takes seconds
+
+    def plan(arguments: tuple[str, ...]) -> str | None:
+        dry = () if "dry_run=true" in arguments else ("dry_run=true",)
+        status = main([*arguments, *dry])
+        printed = capsys.readouterr()
+        if status == 0 and "nothing was " not in printed.out:
+            return f"no plan: {printed.out}"
+        return None if status == 0 else printed.err or f"exit status {status}"
+
+    yield plan
+    GlobalHydra.instance().clear()
+    HydraConfig.instance().cfg = None
+
+
+def test_every_documented_run_is_planned(
+    tmp_path: Path, enabled_plugins: list[str], find_problem: Callable[[tuple[str, ...]], str | None]
+) -> None:
+    runs = {command: place for command, place in documented_commands(enabled_plugins).items() if is_run(command)}
+    assert len(runs) > 65 and {"README.md", "conf/sweep/real_or_synthetic.yaml"} < set(runs.values())
+    problems = {command: find_problem(command) for command in runs}
+    assert {f"{runs[c]}: {shlex.join(c)}": problem for c, problem in problems.items() if problem} == {}
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_setting_beside_a_flag_composes() -> None:
+    """Settings stand alone in the tables for people who come from tf_cnn_benchmarks."""
+    text = (ROOT / "docs/studies/from-tf-cnn-benchmarks.md").read_text(encoding="utf-8")
+    settings = [line for line in re.findall(r"`([a-z_.]+=[^`\n]*)`", text) if not line.startswith("sweep=")]
+    assert len(settings) > 20
+    for line in dict.fromkeys(settings):
+        resolve.check_config(compose_config(line.split()))
+        GlobalHydra.instance().clear()
+
+
+@pytest.mark.parametrize(
+    ("broken", "problem"),
+    [
+        ("strategy=bare_tensorflow,kuza55_ps_gpu gpus=1", "--multirun"),
+        ("strategy=hybrid gpus=4 model=mlp", "fewer than one global batch"),
+        ("sweep=gpuss", "gpus"),
+        ("strategy=ddp strategy.options.bucket=1", "bucket"),
+    ],
+)
+def test_a_broken_command_would_be_seen(
+    broken: str, problem: str, find_problem: Callable[[tuple[str, ...]], str | None]
+) -> None:
+    assert problem in (find_problem(tuple(broken.split())) or "")
+
+
+def test_every_other_documented_command_is_parsed(enabled_plugins: list[str]) -> None:
+    commands = {c: place for c, place in documented_commands(enabled_plugins).items() if not is_run(c)}
+    assert {"show", "report", "doctor", "list", "compare", "new", "check"} <= {command[0] for command in commands}
+    problems = {f"{place}: {shlex.join(command)}": parsing_problem(command) for command, place in commands.items()}
+    assert {command: problem for command, problem in problems.items() if problem} == {}
+
+
+def parsing_problem(command: tuple[str, ...]) -> str | None:
+    name, *arguments = command
+    if name not in COMMANDS:
+        return "no such command"
+    parser = build_parsers()[name]
+    importlib.import_module(COMMANDS[name][0]).add_arguments(parser)
+    try:
+        parser.read(arguments)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def test_a_broken_option_would_be_seen() -> None:
+    assert "--treshold" in (parsing_problem(("compare", "a", "b", "--treshold", "3%")) or "")
+    assert parsing_problem(("cmpare", "a", "b")) == "no such command"
+
+
+def test_commands_are_found_in_a_page() -> None:
+    page = (
+        "scalebench is a word. `scalebench show a`\n\n```sh\nscalebench gpus=1  # one\nscalebench\n```\n"
+        "   ```yaml\n   - run: scalebench compare b\n   ```\n```console\n$ scalebench check c\n```\n"
+        "\n    python -m scalebench gpus=2\n\n| a | `--multirun gpus=1,2` | `sweep=other` |\n"
+    )
+    assert shell_commands(page) == ["gpus=1", "", "compare b", "gpus=2", "show a"]
+    assert table_commands(page) == ["--multirun gpus=1,2"]
+    assert comment_commands("# Any.\n#   A=/b python -m scalebench sweep=c\n# scalebench is a word\n") == ["sweep=c"]

@@ -1,0 +1,91 @@
+"""A plan states what the strategy would refuse, by the strategy's own rule and without a framework."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from scalebench.config import resolve
+from scalebench.config.compose import compose_config
+from scalebench.core.spec import RunSpec
+from scalebench.strategies import refusals, registry
+from tests.conftest import ROOT
+
+FRAMEWORKS = ("torch", "tensorflow", "horovod", "pytorch_lightning", "keras")
+FIT = "strategy=mirrored strategy.options.loop=fit"
+HOROVOD = "strategy=horovod_gloo"
+REFUSED = [
+    ("strategy=kuza55_ps_cpu gpus=6 scaling=strong train.global_batch=32", "32 samples does not divide by 6 devices"),
+    ("strategy=kuza55_ps_cpu gpus=2 dataset.size=300", "the last batch of an epoch of"),
+    ("strategy=avolkov1_ps_cpu gpus=2 train.accumulate=2", "leave out train.accumulate"),
+    ("strategy=multi_gpu_model gpus=2 train.compile=true", "one program over several devices"),
+    ("strategy=multi_gpu_model gpus=2 strategy.options.reduction=nccl strategy.backend=nccl", "needs GPUs; use add"),
+    ("strategy=central_storage_cpu gpus=2 train.compile=true", "one program over several devices"),
+    ("strategy=central_storage_cpu gpus=2 train.accumulate=2 model=resnet20_cifar10", "moving statistics"),
+    ("strategy=parameter_server gpus=2 dataset.feed=device", "takes dataset.feed=host, disk or fixed"),
+    (f"{FIT} gpus=2 train.accumulate=2", "computes the samples of a step at once"),
+    (f"{FIT} gpus=2 dataset.feed=device", "takes its batches from the host"),
+    (f"{FIT} gpus=2 train.compile=true", "would merge them"),
+    ("strategy=model_parallel_tensorflow gpus=5", "at most 4 stages"),
+    ("strategy=model_parallel_tensorflow gpus=2 train.accumulate=2", "passes a batch on whole"),
+    ("strategy=model_parallel gpus=5", "model materials_cnn can be cut into at most 4 stages"),
+    ("strategy=pipeline_gpipe gpus=2 strategy.options.micro_batches=7", "do not divide into 7 micro-batches"),
+    ("strategy=pipeline_1f1b gpus=3 strategy.options.micro_batches=2", "at least as many micro-batches as stages"),
+    ("strategy=pipeline_gpipe gpus=2 train.precision=float16", "does not scale its loss"),
+    ("strategy=hybrid gpus=3", "gpus=3 is no multiple of it"),
+    ("strategy=hybrid gpus=2 strategy.options.stages=4", "gpus=2 is no multiple of it"),
+    ("strategy=zero1 gpus=16 model=materials_cnn", "zero1 gives whole tensors"),
+    ("strategy=fsdp gpus=2 train.compile=true", "take strategy.options.units=whole"),
+    ("strategy=tensor_parallel gpus=2 train.precision=float16", "cannot scale a loss"),
+    (f"{HOROVOD} gpus=2 strategy.options.op=adasum", "needs Horovod's MPI operations"),
+    (f"{HOROVOD} gpus=2 strategy.options.cycle_time_ms=5 strategy.options.fusion_threshold_mb=1", "set one of them"),
+    ("strategy=horovod_mpi gpus=2 strategy.options.op=adasum train.accumulate=2", "take op=average"),
+    ("strategy=lightning_horovod gpus=2 strategy.options.op=adasum", "averages gradients, and Adasum adds up steps"),
+]
+
+
+def plan(overrides: str, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
+    """The run as the plan has it, on a machine that lacks nothing for it."""
+    monkeypatch.setattr(resolve, "find_unsupported_reasons", lambda *arguments: [])
+    try:
+        return resolve.resolve(compose_config(["hardware=cpu", *overrides.split()]))
+    finally:
+        GlobalHydra.instance().clear()
+
+
+@pytest.mark.parametrize(("overrides", "reason"), REFUSED)
+def test_the_plan_states_what_the_strategy_would_refuse(
+    overrides: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unsupported = plan(overrides, monkeypatch).unsupported
+    assert unsupported is not None and reason in unsupported and "\n" not in unsupported
+
+
+@pytest.mark.parametrize("name", registry.BUILT_IN_STRATEGIES)
+def test_no_strategy_refuses_its_defaults(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan(f"strategy={name} gpus=2", monkeypatch).unsupported is None
+
+
+def test_a_search_for_a_batch_is_left_to_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan("strategy=kuza55_ps_cpu gpus=2 dataset.size=300 measure.search=max_batch", monkeypatch).can_start
+
+
+def test_every_rule_belongs_to_a_strategy() -> None:
+    assert set(refusals.RULES) <= {target.partition(":")[2] for target in registry.BUILT_IN_STRATEGIES.values()}
+
+
+@pytest.mark.slow
+def test_the_plan_imports_no_framework(tmp_path: Path) -> None:
+    code = (
+        "import sys; from scalebench.__main__ import main\n"
+        "assert main(['strategy=model_parallel_tensorflow', 'hardware=cpu', 'gpus=5', 'dry_run=true']) == 0\n"
+        f"assert not set({FRAMEWORKS}) & set(sys.modules), set({FRAMEWORKS}) & set(sys.modules)"
+    )
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "at most 4 stages" in done.stdout
