@@ -142,6 +142,9 @@ class HorovodTensorFlow(TensorFlowStrategy):
     def backend_used(self) -> str | None:
         return self._observer.observe(self._train_more).backend
 
+    def sync_phases(self) -> tuple[int, dict[str, float]]:
+        return self._observer.sync_phases(self._train_more)
+
     def record_timeline(self, path: Path, steps: int) -> dict[str, float]:
         return self._observer.record_timeline(self._train_more, steps, path)
 

@@ -35,7 +35,7 @@ CARRIER_BACKENDS = {
 }
 BACKENDS = sorted({*CARRIER_BACKENDS.values()})
 FUSION = "MEMCPY_IN_FUSION_BUFFER"  # a phase of messages of more than one tensor
-OBSERVED_STEPS = 3  # ranks negotiate the tensors for the first time in the first one; the last one shows what is fused
+OBSERVED_STEPS = 5  # ranks negotiate the tensors for the first time in the first one; the last one shows what is fused
 PHASES = {
     "negotiate_s": re.compile("NEGOTIATE_ALLREDUCE|NEGOTIATE_ADASUM"),
     "queue_s": re.compile("QUEUE|WAIT_FOR_DATA|WAIT_FOR_OTHER_TENSOR_DATA"),
@@ -44,6 +44,7 @@ PHASES = {
 }
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 MICROSECOND_S = 1e-6
+NOTHING_SENT = "nothing was synchronized, so that there is no timeline of it"
 
 
 @dataclass
@@ -181,19 +182,31 @@ class SyncObserver:
                 self._observed.message_bytes = []  # fused by another threshold
         return self._observed
 
+    def sync_phases(self, train: Callable[[int], None]) -> tuple[int, dict[str, float]]:
+        """Return the observed steps, and the seconds of each phase of a step. Raises NotMeasured where the observed
+        messages are not the measured ones, or there are none."""
+        self._check_fusion()
+        observed = self.observe(train)
+        if observed.backend is None:
+            raise NotMeasured(NOTHING_SENT)
+        return OBSERVED_STEPS, observed.phases_s
+
     def record_timeline(self, train: Callable[[int], None], steps: int, path: Path) -> dict[str, float]:
         """Return the seconds of each phase of a step; rank 0 writes Horovod's file to `path`.
 
         Raises NotMeasured where the timeline would show different messages than the measured ones, or none.
         """
+        self._check_fusion()
+        observed = self._train_with_timeline(train, steps, path)
+        if observed.backend is None:
+            raise NotMeasured(NOTHING_SENT)
+        return observed.phases_s
+
+    def _check_fusion(self) -> None:
         if loses_fusion_threshold(self._options):
             raise NotMeasured(
                 "Horovod 0.28.1 forgets its fusion threshold when a timeline starts with cycle_time_ms set"
             )
-        observed = self._train_with_timeline(train, steps, path)
-        if observed.backend is None:
-            raise NotMeasured("nothing was synchronized, so that there is no timeline of it")
-        return observed.phases_s
 
     def _train_with_timeline(self, train: Callable[[int], None], steps: int, copy_to: Path | None) -> ObservedSync:
         """Train that many steps on every rank under the timeline. Spoils the weights."""

@@ -176,6 +176,9 @@ class HorovodStrategy(TorchStrategy):
     def backend_used(self) -> str | None:
         return self.group.observer.observe(self._train_more).backend
 
+    def sync_phases(self) -> tuple[int, dict[str, float]]:
+        return self.group.observer.sync_phases(self._train_more)
+
     def record_timeline(self, path: Path, steps: int) -> dict[str, float]:
         return self.group.observer.record_timeline(self._train_more, steps, path)
 
