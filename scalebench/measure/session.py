@@ -171,8 +171,8 @@ class Session:
         return ProbeRunner(self.spec, self.strategy, step_s, record, report, self._clock)
 
     def _observe_phases(self, keep: bool) -> TimelineRecord | None:
-        """Return the phases of gradient synchronization: with `keep`, of more steps whose timeline is kept. None where
-        nobody asked for a timeline and the strategy has no phases."""
+        """Return the phases of gradient synchronization; with `keep` those of more steps, with their timeline. Without
+        it, a strategy without phases has no record instead of a reason."""
         try:
             if keep:
                 phases_s = self.probes.record_timeline(self.progress.folder / TIMELINE_FILE, TIMELINE_STEPS)

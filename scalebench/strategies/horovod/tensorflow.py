@@ -87,7 +87,7 @@ class HorovodTensorFlow(TensorFlowStrategy):
 
     def join(self) -> None:
         self._group = HorovodGroup(hvd, self.spec, self.place.rank, self.options)
-        self._observer = SyncObserver(self._group, self.place.rank, self.broadcast, self.options)
+        self._observer = SyncObserver(self._group, self.spec, self.place.rank, self.broadcast)
 
     def setup(self) -> None:
         super().setup()

@@ -119,7 +119,7 @@ class HorovodTorchGroup:
 
     def __init__(self, spec: RunSpec, rank: int, options: HorovodOptions, device: torch.device) -> None:
         self._group = HorovodGroup(hvd, spec, rank, options)
-        self.observer = SyncObserver(self._group, rank, self.broadcast, options)
+        self.observer = SyncObserver(self._group, spec, rank, self.broadcast)
         self._device = device
         self._buffers: dict[int, Tensor] = {}
 
