@@ -206,6 +206,7 @@ def interpolate_crossover_bytes(sizes: Sequence[int], ratios: Sequence[float]) -
     return float(np.exp(x[0] + np.clip(share, 0.0, x[-1] - x[0])))
 
 
+LATENCY_KIND = "_latency"  # end of the kinds whose transfers are so small that their time is latency
 BANDWIDTH_COLUMNS = (
     "run_id strategy backend_used hardware gpus nodes repeat kind source target size_bytes moved_bytes time_s "
     "bytes_per_s bytes_per_s_low bytes_per_s_high"

@@ -38,7 +38,9 @@ FRAME_COLUMNS = (
     "speedup_target_self speedup_target_bare max_batch_per_device memory_limit_bytes "
     "training_id train_options "
     "stages micro_batches stage_balance bubble_share bubble_share_expected state_bytes "
-    "step_s_median step_s_p95 step_cv"
+    "step_s_median step_s_p95 step_cv "
+    "sync_negotiate_s sync_queue_s sync_memcpy_s sync_allreduce_s "
+    "pcie_sent_bytes_per_step pcie_received_bytes_per_step nvlink_sent_bytes_per_step nvlink_received_bytes_per_step"
 ).split()
 TEXT_COLUMNS = (
     "run_id started_at status reason path fingerprint model dataset strategy framework framework_version "
@@ -123,6 +125,10 @@ COLUMN_DESCRIPTIONS = {
     "sync_exposed_share": "of the step",
     "sync_per_epoch_s": "exposed",
     "syncs_per_epoch": "messages",
+    "sync_negotiate_s": "Horovod's timeline, rank 0: until all ranks have announced a tensor; phases overlap",
+    "sync_queue_s": "likewise: waiting in its queue",
+    "sync_memcpy_s": "likewise: in and out of the fusion buffer",
+    "sync_allreduce_s": "likewise: sending",
     "imbalance_s": "wait for the slowest device: largest - mean; part of exposed",
     "data_s": "cost of drawing a batch beside the device's work",
     "data_share": "of the step",
@@ -156,6 +162,10 @@ COLUMN_DESCRIPTIONS = {
     "cpu_cores_others_mean": "cores used by other programs",
     "net_sent_bytes_per_s": "all interfaces but the loopback",
     "net_received_bytes_per_s": "likewise",
+    "pcie_sent_bytes_per_step": "all GPUs, by their counters, mean rate x step_s",
+    "pcie_received_bytes_per_step": "likewise",
+    "nvlink_sent_bytes_per_step": "likewise",
+    "nvlink_received_bytes_per_step": "likewise",
     "disk_read_bytes_per_s": "whole machine",
     "disk_written_bytes_per_s": "whole machine",
     "swap_in_bytes": "whole machine",

@@ -30,6 +30,7 @@ MALFORMED_RECORD_ERRORS = (ValueError, TypeError, AttributeError, KeyError, Inde
 MIN_RATE, MAX_RATE = 1e-100, 1e100  # samples/s: the quotient of any two is a number
 MAX_COUNT = 2**63 - 1  # of a column of integers
 MONITOR_COLUMNS = [f.name for f in dataclasses.fields(MonitorRecord) if f.name in FRAME_COLUMNS and f.name != "reason"]
+LINK_COLUMNS = [name for name in FRAME_COLUMNS if name.endswith("_bytes_per_step")]
 _TEXTS, _COUNTS = frozenset(TEXT_COLUMNS), frozenset(COUNT_COLUMNS)
 Cells = dict[str, Any]
 
@@ -140,7 +141,7 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
         "warmup_s": p.warmup_s, "measured_s": p.measure_s, "wall_s": p.wall_s,
         "warmup_steps": _count_steps(first.warmup_block_s, first.warmup_block_steps) if first else None,
         "measured_steps": _count_steps(first.block_s, first.block_steps) if first else None,
-        **{name: getattr(m, name) for name in MONITOR_COLUMNS},
+        **{name: getattr(m, name) for name in MONITOR_COLUMNS}, **link_cells(m, step_s),
         "throttle_reasons": join_words(m.throttle_reasons), **_cost_cells(result, epoch_s),
         "peak_memory_bytes": _largest(b for r in result.ranks for b in r.peak_memory_bytes),
         "rss_peak_bytes": _largest(r.rss_peak_bytes for r in result.ranks),
@@ -152,6 +153,17 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
         **pipeline_stages.stage_cells(result, step_s),
         "steady": measurement.steady, "flags": join_words(measurement.flags),
     }  # fmt: skip
+
+
+def link_cells(monitor: MonitorRecord, step_s: float | None) -> dict[str, float | None]:
+    """Return the bytes over PCIe and NVLink in a step, of all GPUs together; None unless every one was measured."""
+    cells: dict[str, float | None] = {}
+    for column in LINK_COLUMNS:
+        rates = [getattr(device, f"{column.removesuffix('_per_step')}_per_s") for device in monitor.devices]
+        measured = [rate for rate in rates if rate is not None]
+        is_complete = step_s is not None and rates and len(measured) == len(rates)
+        cells[column] = sum(measured) * step_s if is_complete and step_s else None
+    return cells
 
 
 def _scheduler_cells(result: Result) -> Cells:

@@ -106,6 +106,22 @@ BREAKDOWN_FIGURES: dict[str, Callable[[Result], Estimate | None]] = {
 REASON_KEYS = {"sync_isolated_s": "isolated", "sync_exposed_s": "exposed", "imbalance_s": "imbalance"}
 
 
+# Column of the frame -> field of the recorded timeline. The phases overlap: their sum means nothing.
+SYNC_PHASES = {
+    "sync_negotiate_s": "negotiate_s",
+    "sync_queue_s": "queue_s",
+    "sync_memcpy_s": "memcpy_s",
+    "sync_allreduce_s": "allreduce_s",
+}
+
+
+def sync_phases(result: Result) -> dict[str, float | None]:
+    """Return the seconds of each phase of gradient synchronization in a step, by column, as rank 0's framework timed
+    them; None where there is no timeline."""
+    timeline = result.sync.timeline
+    return {name: None if timeline is None else getattr(timeline, field) for name, field in SYNC_PHASES.items()}
+
+
 def breakdown_cells(result: Result, step_s: float | None) -> dict[str, Any]:
     """Return the columns of a run; `step_s` is the measured time of its step."""
     cells: dict[str, Any] = {}
@@ -117,15 +133,19 @@ def breakdown_cells(result: Result, step_s: float | None) -> dict[str, Any]:
     exposed_s, data_s = cells["sync_exposed_s"], cells["data_s"]
     of_kernels, of_steps = collective_shares(result)
     messages = len(result.sync.message_bytes)
-    return cells | {
-        "sync_exposed_share": exposed_s / step_s if exposed_s is not None and step_s else None,
-        "sync_per_epoch_s": exposed_s * steps if exposed_s is not None and steps else None,
-        "syncs_per_epoch": messages * steps if messages and steps else None,
-        "data_share": data_s / step_s if data_s is not None and step_s else None,
-        "collective_kernel_share": of_kernels,
-        "collective_step_share": of_steps,
-        "steady_after_steps": result.ranks[0].steady_after_steps if result.ranks else None,
-    }
+    return (
+        cells
+        | sync_phases(result)
+        | {
+            "sync_exposed_share": exposed_s / step_s if exposed_s is not None and step_s else None,
+            "sync_per_epoch_s": exposed_s * steps if exposed_s is not None and steps else None,
+            "syncs_per_epoch": messages * steps if messages and steps else None,
+            "data_share": data_s / step_s if data_s is not None and step_s else None,
+            "collective_kernel_share": of_kernels,
+            "collective_step_share": of_steps,
+            "steady_after_steps": result.ranks[0].steady_after_steps if result.ranks else None,
+        }
+    )
 
 
 def unmeasured_reasons(result: Result) -> dict[str, str]:

@@ -46,7 +46,7 @@ RUN_ID_VARIABLE = "SCALEBENCH_RUN_ID"  # of the environment of ranks and their a
 ROOM = "room"  # reserved on the disk for result.json
 
 _RANK_TRACE = re.compile(r"trace(\d+)\.json\.gz")
-_TRY_FOLDER = re.compile(r"try_\d+(_again)?")
+_TRY_FOLDER = re.compile(r"try_(\d+(_again)?|sync)")
 _TEMPORARY = re.compile(r"\.(.+)\.\d+")  # of json_files.write_text, left where its program was killed
 
 
@@ -195,8 +195,14 @@ def try_folder(folder: Path, batch: int, more_memory: bool = False) -> Path:
     return folder / f"try_{batch}{'_again' if more_memory else ''}"
 
 
+def sync_folder(folder: Path) -> Path:
+    """Return the folder of the launch that observes how the ranks of a run synchronize gradients."""
+    return folder / "try_sync"
+
+
 def try_folders(folder: Path) -> list[Path]:
-    """Return the folders of all tries of the batch search of a run; a folder that only has such a name is none."""
+    """Return the folders of the launches of a run besides its own, as of a batch search; a folder that only has such
+    a name is none."""
     paths = [path for path in folder.glob("try_*") if _TRY_FOLDER.fullmatch(path.name)]
     return [path for path in paths if path.is_dir() and not path.is_symlink() and is_run_folder(path)]
 

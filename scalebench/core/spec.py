@@ -293,6 +293,16 @@ class RankPlacement:
 
 
 @dataclass
+class SyncObservation:
+    """Gradient synchronization as a launch before the run has observed it (runner.sync_observation)."""
+
+    backend: str | None
+    message_bytes: list[int]
+    steps: int  # of the timeline
+    phases_s: dict[str, float]  # of a step, by the fields of result.TimelineRecord; empty: nothing was sent
+
+
+@dataclass
 class RunSpec:
     """One resolved run, as spec.json holds it."""
 
@@ -309,6 +319,8 @@ class RunSpec:
     plugin_error: str | None = None  # of a plugin or user code; the run fails before it has a process
     plugin_traceback: str = ""
     cohort: str | None = None  # the runs that it takes turns with; its ranks park between slots
+    observes_sync: bool = False  # this launch shows how gradients are synchronized, and measures nothing
+    sync_observation: SyncObservation | None = None  # null: the ranks of the run observe it
 
     @property
     def processes(self) -> int:

@@ -18,12 +18,14 @@ from scalebench.strategies.base import NotMeasured, Strategy, probes_of
 
 MEBIBYTE = 2**20
 TRANSFER_BYTES = 64 * MEBIBYTE  # so large that neither latency nor a socket's buffers matter
+LATENCY_BYTES = 4  # so small that its time is latency
 HOST_COPY_BYTES = 256 * MEBIBYTE  # larger than the caches of a processor
 TRANSFER_COPIES = 4  # of a buffer that a process may need at once
 TRANSFER_BLOCK_BOUNDS = (3, 8)  # the fewest and the most
 MAX_TRANSFERS = 1000  # in one block
 
 BETWEEN_DEVICES = ("send", "peer", "staged")  # by the group's backend; from GPU to GPU; by way of pinned host memory
+WITHIN_DEVICE = "device_copy"  # the bandwidth of a GPU's own memory, which is read and written
 WITH_HOST = ("host_to_device", "device_to_host", "host_both_ways")
 
 
@@ -40,15 +42,21 @@ class Route:
         """Return whether this is a copy within host memory."""
         return self.kind.startswith("memcpy")
 
+    @property
+    def is_latency(self) -> bool:
+        """Return whether the time of a small transfer is measured."""
+        return self.kind.endswith("_latency")
+
 
 def list_routes(ranks: int, device: str) -> list[Route]:
     """Return all routes between this many ranks, by kind. `device` is cpu or cuda."""
     routes = []
     for way in BETWEEN_DEVICES if device == "cuda" else BETWEEN_DEVICES[:1]:
-        routes += [Route(f"{way}_one_way", i, j) for i, j in permutations(range(ranks), 2)]
+        pairs = list(permutations(range(ranks), 2))
+        routes += [Route(f"{way}_{what}", i, j) for what in ("latency", "one_way") for i, j in pairs]
         routes += [Route(f"{way}_both_ways", i, j) for i, j in combinations(range(ranks), 2)]
         routes += [Route(f"{way}_ring", None, None)] if ranks > 1 else []
-    for kind in ("memcpy", *(WITH_HOST if device == "cuda" else ())):
+    for kind in ("memcpy", *((WITHIN_DEVICE, *WITH_HOST) if device == "cuda" else ())):
         routes += [Route(kind, rank, rank) for rank in range(ranks)]
         routes += [Route(f"{kind}_all", None, None)] if ranks > 1 else []
     # A copy to the GPU of another rank leaves this process memory there (a CUDA context), so that these come last.
@@ -72,7 +80,7 @@ def measure_bandwidth(
     routes = list_routes(strategy.spec.processes, strategy.spec.device)
     for route in routes:
         report()
-        size_bytes = sizes[1] if route.in_host_memory else sizes[0]
+        size_bytes = sizes[1] if route.in_host_memory else LATENCY_BYTES if route.is_latency else sizes[0]
         route_s = settings.probe_s / sum(other.kind == route.kind for other in routes)
         try:
             what = f"{route.kind} of {format_binary_bytes(size_bytes)}"

@@ -34,6 +34,7 @@ from scalebench.workloads.source import Source
 
 T = TypeVar("T")
 TIMELINE_STEPS = 20  # enough for a mean, few enough for a large network on a slow machine
+NO_TIMELINE_FILE = "measure.timeline=true keeps the timeline, of more steps"
 
 
 class WrongBackend(RuntimeError):
@@ -146,10 +147,7 @@ class Session:
         record.backend_used = self._observe("backend_used", self.strategy.backend_used)
         self._check_backend()
         record.settings_used = self._observe("settings_used", self.probes.settings_used) or {}
-        if settings.timeline:
-            record.timeline = self._observe("timeline", self._record_timeline) or TimelineRecord(
-                reason=record.probe_failures["timeline"]
-            )
+        record.timeline = self._observe_phases(settings.timeline)
         record.versions = self._observe("versions", self.probes.versions) or {}
         if runner is not None and settings.probes:
             runner.run_profile(self.progress.folder)
@@ -172,13 +170,21 @@ class Session:
         report = partial(self.progress.enter_phase, "probes")
         return ProbeRunner(self.spec, self.strategy, step_s, record, report, self._clock)
 
-    def _record_timeline(self) -> TimelineRecord:
-        path = self.progress.folder / TIMELINE_FILE
+    def _observe_phases(self, keep: bool) -> TimelineRecord | None:
+        """Return the phases of gradient synchronization; with `keep` those of more steps, with their timeline. Without
+        it, a strategy without phases has no record instead of a reason."""
         try:
-            phases_s = self.probes.record_timeline(path, TIMELINE_STEPS)
+            if keep:
+                phases_s = self.probes.record_timeline(self.progress.folder / TIMELINE_FILE, TIMELINE_STEPS)
+                return TimelineRecord(TIMELINE_FILE, None, TIMELINE_STEPS, **phases_s)
+            steps, phases_s = self.probes.sync_phases()
+            return TimelineRecord(None, NO_TIMELINE_FILE, steps, **phases_s)
         except NotMeasured as reason:
-            return TimelineRecord(reason=str(reason))
-        return TimelineRecord(TIMELINE_FILE, None, TIMELINE_STEPS, **phases_s)
+            return TimelineRecord(reason=str(reason)) if keep else None
+        except Exception as error:
+            traceback.print_exc()
+            failure = self.record.probe_failures["timeline"] = describe_exception(error)
+            return TimelineRecord(reason=failure)
 
     def _check_backend(self) -> None:
         requested, used = self.spec.config.strategy.backend, self.record.backend_used

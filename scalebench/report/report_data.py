@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from scalebench.analysis import load, scaling_curves
+from scalebench.analysis import collectives, load, scaling_curves
 from scalebench.analysis.advice import Advice, list_advice
 from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS, column_key
 from scalebench.analysis.read_runs import RunFiles
@@ -57,6 +57,7 @@ DOT_COLUMNS = [
     *(f"{figure}_{kind}" for figure in ("speedup", "efficiency") for kind in ("self", "bare", "given")),
     *("sync_exposed_s", "sync_isolated_s", "sync_per_epoch_s", "state_bytes", "peak_memory_bytes", "rss_peak_bytes"),
     *("gpu_util_mean", "gpu_power_w_mean", "sm_clock_mhz_mean", "sm_clock_mhz_min", "mem_clock_mhz_min"),
+    *("pcie_received_bytes_per_step", "nvlink_received_bytes_per_step"),
     *("cpu_util_mean", "net_sent_bytes_per_s", "net_received_bytes_per_s"),
 ]
 RUN_COLUMNS = tuple(dict.fromkeys([*DETAIL_COLUMNS, *GLOBAL_NAME_COLUMNS, *NAME_COLUMNS]))
@@ -76,6 +77,7 @@ class ReportData:
     published: pd.DataFrame | None = None  # rows of published studies (--reference)
     configurations: Configurations = field(default_factory=Configurations)  # ratios between pooled rows
     files: RunFiles = field(default_factory=lambda: RunFiles([]))  # all that was searched
+    probe_folders: list[Path] = field(default_factory=list)  # of runs that measured collective operations or bandwidths
     full_paths: bool = False  # else those below the home folder begin with ~
     attributed_runs: dict[str, AttributedRun] | None = None  # filled by the first section that needs them
     _records: dict[str, Result] = field(default_factory=dict)  # cache of records
@@ -95,6 +97,12 @@ class ReportData:
             for row in (row for curve in curves for row in curve.rows if row["repeats"] > 1):
                 row[REPEAT_ROWS] = repeats.get(column_key(row, REPEAT_COLUMNS), [])
         return curves
+
+    @cached_property
+    def operations(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The collective operations and the transfers that runs measured on request, as scalebench.collectives and
+        scalebench.bandwidth return them."""
+        return read_operations(self.probe_folders)
 
     @cached_property
     def advice(self) -> list[Advice]:
@@ -136,6 +144,16 @@ class ReportData:
         return {row["run_id"]: Path(row["path"]) for row in rows}
 
 
+def read_operations(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the frames of collective operations and of transfers of the runs in these folders, one record after the
+    other: 10,000 of them would not fit into memory."""
+
+    def read() -> Iterator[Result]:
+        return (read_result(folder / RESULT_FILE) for folder in folders)
+
+    return collectives.make_collective_table(read()), collectives.make_bandwidth_table(read())
+
+
 def load_report_data(
     paths: Sequence[Path],
     min_efficiency: float = 0.8,
@@ -166,7 +184,7 @@ def make_report_data(
     frame, pooled, unreadable = survey.frame, survey.pooled, survey.unreadable
     return ReportData(
         list(paths), frame, pooled, unreadable, min_efficiency, survey.baseline_label, published,
-        survey.configurations, survey.files,
+        survey.configurations, survey.files, survey.probe_folders,
     )  # fmt: skip
 
 

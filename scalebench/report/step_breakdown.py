@@ -77,6 +77,12 @@ REST = "unattributed"
 PART_OF_COLUMN = {"data_s": "data", "forward_s": "forward", "backward_s": "backward", "optimizer_s": "optimizer",
                   "sync_exposed_s": "sync"}  # fmt: skip
 MAX_BARS = 40  # of a chart
+PHASE_NAMES = {
+    "sync_negotiate_s": "negotiate",
+    "sync_queue_s": "queue",
+    "sync_memcpy_s": "memory copies",
+    "sync_allreduce_s": "all-reduce",
+}
 BREAKDOWN_COLUMNS = ("part", "time (95 %)", "of a step", "remark")
 COLUMNS = ("run", "devices", "a step", *(part.name for part in STEP_PARTS.values()), REST, "not measured")
 CAPTION = (
@@ -106,6 +112,7 @@ def make_run_breakdown(result: Result) -> Table:
         _make_row("", "", "", ""),
         *map(make_part_row, OTHER_FIGURES),
         *_per_epoch_rows(result, reasons),
+        *_phase_rows(result, step_s),
     ]
     return Table("step", "Where the time of a step goes", BREAKDOWN_COLUMNS, rows, frozenset(BREAKDOWN_COLUMNS[1:3]))
 
@@ -168,6 +175,22 @@ def _per_epoch_rows(result: Result, reasons: Mapping[str, str]) -> Iterator[Row]
         yield _make_row("gradient messages per epoch", "-", "", why)
     else:
         yield _make_row("gradient messages per epoch", f"{messages * steps:,}", "", f"{messages:,} a step")
+
+
+def _phase_rows(result: Result, step_s: float | None) -> Iterator[Row]:
+    """Yield the phases of gradient synchronization by the framework's own timeline, or why that shows none."""
+    timeline = result.sync.timeline
+    if timeline is None:
+        return
+    remark = f"sync by the framework's timeline, rank 0, {timeline.steps} steps; phases overlap"
+    yield _make_row("", "", "", "")
+    for column, seconds in step_breakdown.sync_phases(result).items():
+        if seconds is None:
+            yield _make_row("phases of sync", "-", "", timeline.reason or "")
+            return
+        share = units.format_percent(seconds / step_s) if step_s else ""
+        yield _make_row(PHASE_NAMES[column], units.format_seconds(seconds), share, remark)
+        remark = ""
 
 
 def _make_row(*texts: str) -> Row:

@@ -23,7 +23,7 @@ from scalebench.report.document import (
     make_cell,
 )
 from scalebench.report.flag_text import describe_intervals, describe_row, get_repeat_counts, to_number, to_text
-from scalebench.report.report_data import HomeFolder
+from scalebench.report.report_data import HomeFolder, read_operations
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,6 +88,7 @@ def move_to_footnotes(table: Table, column: str) -> Table:
 def write_tables(folder: Path, runs: Survey | None = None) -> pd.DataFrame:
     """Write results.csv and results.parquet with all readable runs below `folder` into it, and return their frame.
 
+    Runs that measured collective operations or bandwidths also leave collectives and bandwidth in both formats.
     Where runs are repeated, also writes pooled.csv and pooled.parquet with a row for each configuration; where runs
     train to a stop, also trainings.csv and trainings.parquet with a row for each training, over its seeds. `runs` are
     the runs of the folder if they have been read already.
@@ -97,10 +98,17 @@ def write_tables(folder: Path, runs: Survey | None = None) -> pd.DataFrame:
     tables = {"results": frame} | ({"pooled": pooled} if (pooled["repeats"] > 1).any() else {})
     if frame["training_id"].notna().any():
         tables["trainings"] = make_training_frame(frame)
+    tables |= name_operation_tables(*read_operations(runs.probe_folders))
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False)
         table.to_parquet(folder / f"{name}.parquet", index=False)
     return frame
+
+
+def name_operation_tables(operations: pd.DataFrame, transfers: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the frames that have rows, by the names of their files."""
+    tables = {"collectives": operations, "bandwidth": transfers}
+    return {name: table for name, table in tables.items() if len(table)}
 
 
 def write_spreadsheet(frame: pd.DataFrame, path: Path, full_paths: bool = False) -> None:

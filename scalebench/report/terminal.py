@@ -22,13 +22,13 @@ from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.training_columns import generalisation_gap
 from scalebench.core import units
 from scalebench.core.machine.peak_flops import TERA
-from scalebench.core.result import CurvePoint, RankRecord, Result, first_point_at_target, read_result
-from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.result import CurvePoint, RankRecord, Result, first_point_at_target
 from scalebench.core.units import format_bytes, format_number, format_percent
 from scalebench.core.untrusted import clean_line, clean_text, find_run_file
 from scalebench.report import training_tables
 from scalebench.report.document import THROUGHPUT, Table
 from scalebench.report.flag_text import format_flag
+from scalebench.report.report_data import read_operations
 from scalebench.report.sections import (
     answer,
     attribution,
@@ -38,8 +38,8 @@ from scalebench.report.sections import (
     operations,
     pipeline_stages,
     published,
-    sync,
 )
+from scalebench.report.sections import collectives as links
 from scalebench.report.step_breakdown import make_run_breakdown
 from scalebench.report.tables import format_throughput
 from scalebench.report.terminal_table import RunTable, get_status_style
@@ -97,7 +97,7 @@ def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part
         yield _make_text(part) if isinstance(part, str) else make_rich_table(part, part.title)
     if runs.probe_folders:
         yield ""
-        yield from _show_requested([read_result(folder / RESULT_FILE) for folder in runs.probe_folders])
+        yield from _show_requested(*read_operations(runs.probe_folders))
 
 
 def find_winners(all_advice: Sequence[Advice]) -> set[str]:
@@ -114,14 +114,13 @@ def _make_texts(sentences: Sequence[str], style: str = "") -> Iterator[Part]:
         yield from (Text(clean_text(sentence), style) for sentence in sentences)
 
 
-def _show_requested(results: list[Result]) -> Iterator[Part]:
+def _show_requested(operations: pd.DataFrame, transfers: pd.DataFrame) -> Iterator[Part]:
     """Yield collective operations and bandwidths."""
-    operations, transfers = collectives.make_collective_table(results), collectives.make_bandwidth_table(results)
     if len(operations):
-        yield from (make_rich_table(table, table.title) for table in sync.make_collective_tables(operations))
+        yield from (make_rich_table(table, table.title) for table in links.make_collective_tables(operations))
         yield from (comparison.sentence() for comparison in collectives.compare_operations(operations))
     if len(transfers):
-        table = sync.make_bandwidth_table(transfers)
+        table = links.make_bandwidth_table(transfers)
         yield make_rich_table(table, table.title)
 
 

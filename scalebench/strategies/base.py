@@ -207,6 +207,11 @@ class Probes:
         `synchronize` waits for it. Every rank calls this with equal arguments; all or none raise NotMeasured."""
         raise self.not_measured("measures no bandwidth; strategies with PyTorch do")
 
+    def sync_phases(self) -> tuple[int, dict[str, float]]:
+        """Observe a few more steps, and return their number and the seconds of each phase of gradient synchronization
+        in a step, by the names of core.result.TimelineRecord. Spoils the weights."""
+        raise self.not_measured("has no phases of its own")
+
     def record_timeline(self, path: Path, steps: int) -> dict[str, float]:
         """Train that many more steps while the framework writes a timeline of its communication, which one rank stores
         at `path`. Returns the seconds of each phase of a step by name. Spoils the weights."""

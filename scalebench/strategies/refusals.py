@@ -247,10 +247,10 @@ def horovod_rule(spec: RunSpec, options: Any) -> Reasons:
             yield f"Adasum adds up in pairs, and {spec.processes} processes are no power of two"
         if spec.config.train.precision == "float16":
             yield "Adasum takes its steps before a scaled loss is put right; use bfloat16"
-    if all(getattr(options, key) != defaults[key] for key in ("cycle_time_ms", "fusion_threshold_mb")):
+    if options.cycle_time_ms != defaults["cycle_time_ms"] and strategy.launcher == "by_hand":
         yield (
-            "Horovod 0.28.1 with both cycle_time_ms and fusion_threshold_mb set crashes when it is restarted, "
-            "which shows what carried the gradients; set one of them"
+            "with cycle_time_ms the ranks are started twice, and with strategy.launcher=by_hand a person starts them; "
+            "leave it at its default"
         )
     if options.hierarchical_allreduce and (strategy.backend != "nccl" or strategy.launcher != "mpi"):
         yield (

@@ -11,6 +11,7 @@ import pytest
 
 from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.repeats import pool_results
+from scalebench.analysis.rows import link_cells
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, Result
 from scalebench.report.flag_text import describe_row
@@ -141,3 +142,12 @@ def test_repeats_are_pooled_as_their_throughput_is() -> None:
     ]
     (row,) = pool_results(runs, [Path(str(number)) for number in range(3)]).to_dict("records")
     assert row["mfu"] == pytest.approx(row["throughput_samples_per_s"] * 1e9 / 312e12, rel=1e-9)
+
+
+@pytest.mark.parametrize(("second", "sent_bytes"), [(3e9, 0.5 * 5e9), (None, None)])
+def test_bytes_of_a_step_over_links(second: float | None, sent_bytes: float | None) -> None:
+    """They are those of all GPUs, and null unless each was measured."""
+    devices = [DeviceMonitorRecord(0, pcie_sent_bytes_per_s=2e9), DeviceMonitorRecord(1, pcie_sent_bytes_per_s=second)]
+    cells = link_cells(MonitorRecord(devices=devices), step_s=0.5)
+    assert cells["pcie_sent_bytes_per_step"] == sent_bytes and cells["nvlink_sent_bytes_per_step"] is None
+    assert set(link_cells(MonitorRecord(), step_s=0.5).values()) == {None}

@@ -17,6 +17,8 @@ from scalebench.core.spec import MeasureSpec, RankPlacement
 from scalebench.measure import timing
 from scalebench.measure.bandwidth import (
     HOST_COPY_BYTES,
+    LATENCY_BYTES,
+    MAX_TRANSFERS,
     TRANSFER_BYTES,
     TRANSFER_COPIES,
     Route,
@@ -211,8 +213,9 @@ def test_routes_of_cpus() -> None:
 
 def test_routes_of_gpus() -> None:
     kinds = {route.kind for route in list_routes(2, "cuda")}
-    between = {f"{way}_{pattern}" for way in ("send", "peer", "staged") for pattern in ("one_way", "both_ways", "ring")}
-    with_host = {"memcpy", "host_to_device", "device_to_host", "host_both_ways"}
+    patterns = ("latency", "one_way", "both_ways", "ring")
+    between = {f"{way}_{pattern}" for way in ("send", "peer", "staged") for pattern in patterns}
+    with_host = {"memcpy", "device_copy", "host_to_device", "device_to_host", "host_both_ways"}
     assert kinds == between | with_host | {f"{kind}_all" for kind in with_host}
 
 
@@ -222,9 +225,10 @@ def test_blocks_and_sizes() -> None:
     assert reasons == {} and len(measured) == len(list_routes(2, "cpu"))
     for each in measured:
         memory = each.kind.startswith("memcpy")
-        assert each.size_bytes == (HOST_COPY_BYTES if memory else TRANSFER_BYTES)
+        small = LATENCY_BYTES if each.kind == "send_latency" else TRANSFER_BYTES
+        assert each.size_bytes == (HOST_COPY_BYTES if memory else small)
         once_s = each.size_bytes / (2e9 if each.kind == "memcpy_all" else 1e10)
-        assert each.repeats == max(1, round(0.05 / once_s))
+        assert each.repeats == min(MAX_TRANSFERS, max(1, round(0.05 / once_s)))
         assert each.block_s == pytest.approx([each.repeats * once_s] * 8)
 
 
@@ -259,7 +263,7 @@ def test_the_slowest_rank_sets_the_repeats() -> None:
 def test_each_kind_that_a_strategy_lacks_has_one_reason() -> None:
     fake = FakeStrategy(lambda kind, *rest: -1.0 if kind.startswith("send") else 1e-3, gpus=3)
     measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
-    assert reasons == {f"send_{way}": f"no send_{way} here" for way in ("one_way", "both_ways", "ring")}
+    assert reasons == {f"send_{way}": f"no send_{way} here" for way in ("latency", "one_way", "both_ways", "ring")}
     assert {each.kind for each in measured} == {"memcpy", "memcpy_all"}
 
 
@@ -267,7 +271,7 @@ def test_transfers_too_large_for_memory_are_left_out(memory: Any) -> None:
     memory(2 * TRANSFER_COPIES * TRANSFER_BYTES)
     fake = FakeStrategy(lambda *what: 1e-3)
     measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
-    assert {each.kind for each in measured} == {"send_one_way", "send_both_ways", "send_ring"}
+    assert {each.kind for each in measured} == {"send_latency", "send_one_way", "send_both_ways", "send_ring"}
     assert reasons["memcpy"] == "memcpy of 256 MiB would take 2 GiB of memory here, and 512 MiB are available"
 
 

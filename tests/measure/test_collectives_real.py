@@ -92,6 +92,7 @@ def test_ddp_gloo(tmp_path: Path) -> None:
     zero, one = ([(t.kind, t.source, t.target, t.size_bytes) for t in p.bandwidth] for p in left.probes)
     small, large = TRANSFERS
     assert zero == one == [
+        ("send_latency", 0, 1, 4), ("send_latency", 1, 0, 4),
         ("send_one_way", 0, 1, small), ("send_one_way", 1, 0, small), ("send_both_ways", 0, 1, small),
         ("send_ring", None, None, small), ("memcpy", 0, 0, large), ("memcpy", 1, 1, large),
         ("memcpy_all", None, None, large),

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 
 from scalebench.analysis import throughput as analysis
-from scalebench.core.result import COLLECTIVES, RankRecord, Result
+from scalebench.core.result import COLLECTIVES, RankRecord, Result, TimelineRecord
 from scalebench.core.run_folder import progress_path
 from scalebench.core.spec import DatasetSpec, RunSpec, StrategySpec
 from scalebench.measure import progress
 from scalebench.measure.progress import ProgressFile, RankProgress, read_progress, rss_peak_bytes
-from scalebench.measure.session import Session, WrongBackend, complete_record
+from scalebench.measure.session import NO_TIMELINE_FILE, Session, WrongBackend, complete_record
 from scalebench.runner.collect import read_ranks
 from scalebench.runner.parent import run_spec
-from scalebench.strategies.base import PARTS, LossPart, Strategy
+from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy
 from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
 from tests.builders.runs import in_parallel, rank, simulated_spec
@@ -124,6 +124,23 @@ def test_a_strategy_without_probes_has_nulls_and_a_reason(tmp_path: Path) -> Non
     assert record.probes.reasons.keys() >= set(probes)
     assert set(record.probes.reasons.values()) == {"strategy simulated has no probes"}
     assert record.timeline is not None and record.timeline.reason == "strategy simulated has no probes"
+
+
+class WithPhases(Alone):
+    """A strategy whose framework times the phases of synchronization, if there is any."""
+
+    def sync_phases(self) -> tuple[int, dict[str, float]]:
+        if self.options.message_bytes == 0:
+            raise NotMeasured("nothing was synchronized")
+        return 5, {"negotiate_s": 0.1, "queue_s": 0.2, "memcpy_s": 0.0, "allreduce_s": 0.4}
+
+
+@pytest.mark.parametrize("message_bytes", [0, 8])
+def test_phases_are_recorded_without_a_timeline(message_bytes: int, tmp_path: Path) -> None:
+    options = {"message_bytes": message_bytes, "sync_s": 0.001}
+    record, _ = run_session(tmp_path, simulated_spec(2, options=options), WithPhases)
+    timeline = TimelineRecord(None, NO_TIMELINE_FILE, 5, 0.1, 0.2, 0.0, 0.4)
+    assert record.timeline == (timeline if message_bytes else None) and not record.probe_failures
 
 
 @pytest.mark.parametrize("changes", [{"measure": {"evaluate": False}}, {"share": 0.0}])

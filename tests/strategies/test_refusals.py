@@ -42,7 +42,7 @@ REFUSED = [
     ("strategy=fsdp gpus=2 train.compile=true", "take strategy.options.units=whole"),
     ("strategy=tensor_parallel gpus=2 train.precision=float16", "cannot scale a loss"),
     (f"{HOROVOD} gpus=2 strategy.options.op=adasum", "needs Horovod's MPI operations"),
-    (f"{HOROVOD} gpus=2 strategy.options.cycle_time_ms=5 strategy.options.fusion_threshold_mb=1", "set one of them"),
+    (f"{HOROVOD} gpus=2 strategy.launcher=by_hand strategy.options.cycle_time_ms=5", "the ranks are started twice"),
     ("strategy=horovod_mpi gpus=2 strategy.options.op=adasum train.accumulate=2", "take op=average"),
     ("strategy=lightning_horovod gpus=2 strategy.options.op=adasum", "averages gradients, and Adasum adds up steps"),
 ]

@@ -85,7 +85,11 @@ def _write_markdown(data: ReportData, path: Path) -> None:
 
 
 def _write_csv(data: ReportData, path: Path) -> None:
-    importlib.import_module("scalebench.report.tables").write_spreadsheet(data.frame, path, data.full_paths)
+    """Write the runs to `path`, and what some measured on request beside it: report.collectives.csv."""
+    tables = importlib.import_module("scalebench.report.tables")
+    tables.write_spreadsheet(data.frame, path, data.full_paths)
+    for name, frame in tables.name_operation_tables(*data.operations).items():
+        tables.write_spreadsheet(frame, path.with_name(f"{path.stem}.{name}.csv"), data.full_paths)
 
 
 def _write_figures(data: ReportData, path: Path) -> None:

@@ -37,7 +37,7 @@ SECTIONS = (
     JoinedSection("batch-size", "Batch size", ("batch_size:section", "devices_or_batch:section")),
     JoinedSection("parallelism", "Data or model parallelism", ("data_or_model:section", "pipeline_stages:section")),
     JoinedSection("published", "Published figures", ("published:section",)),
-    JoinedSection("machines", "Machines", ("machines:section",)),
+    JoinedSection("machines", "Machines", ("machines:section", "collectives:section")),
     JoinedSection("problems", "Problems and warnings", ("problems:section",)),
 )
 

@@ -1,19 +1,15 @@
-"""The section `sync` of a report, what gradient synchronization costs a step and an epoch, and the terminal's tables of
-collective operations and bandwidth."""
+"""The section `sync` of a report: what gradient synchronization costs a step and an epoch, and its phases."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalebench.analysis import step_breakdown
-from scalebench.analysis.identity import OPERATION_COLUMNS
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
-from scalebench.core.result import COLLECTIVES
 from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
-from scalebench.core.units import format_binary_bytes
 from scalebench.report.document import (
     DEVICES,
     Axis,
@@ -23,8 +19,8 @@ from scalebench.report.document import (
     Chart,
     CurveGroup,
     CurveRow,
-    Row,
     Section,
+    Series,
     Table,
     build_table,
     format_cell,
@@ -36,11 +32,8 @@ from scalebench.report.document import (
     make_series,
 )
 from scalebench.report.report_data import ReportData
-from scalebench.report.step_breakdown import TOO_FEW_BLOCKS, join_reasons
+from scalebench.report.step_breakdown import MAX_BARS, PHASE_NAMES, TOO_FEW_BLOCKS, join_reasons
 from scalebench.report.tables import move_to_footnotes
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Column, its name, what it is.
 FIGURES = (
@@ -50,13 +43,18 @@ FIGURES = (
      "gradient synchronization of a step alone, with nothing to overlap; less is better"),
     ("imbalance_s", "imbalance", "how long a device waits for the slowest one, on average; less is better"),
 )  # fmt: skip
+PHASE_CAPTION = (
+    "Seconds of a step in which at least one tensor was in the phase, on rank 0, in steps after measuring. "
+    "Negotiate: until all ranks have announced a tensor, so that waiting for a slower rank is part of it. "
+    "Memory copies: in and out of the fusion buffer. The phases overlap each other and the backward pass: their sum "
+    "means nothing"
+)
 NO_PROBES = "no probes were made (measure.probes=true makes them)"
 EPOCH_CAPTION = (
     "exposed sync of all steps of an epoch over their number, one point for each number of devices; less is better. "
     "More devices make fewer steps: where a curve falls to the left, that saves more than the more expensive "
     "synchronization costs"
 )
-GIGA = 1e9
 
 
 def section(report_data: ReportData) -> Section | None:
@@ -64,7 +62,7 @@ def section(report_data: ReportData) -> Section | None:
     groups, left_out = group_curves(report_data.curves, lambda members: any(map(_rows_with_sync, members)))
     blocks: list[Block] = [*left_out]
     for group in groups:
-        blocks += [*group.paragraphs, *_make_charts(group), _make_table(group, report_data)]
+        blocks += [*group.paragraphs, *_make_charts(group), _make_table(group, report_data), *_make_phase_blocks(group)]
     return Section("sync", "Gradient synchronization", blocks) if groups else None
 
 
@@ -128,6 +126,30 @@ def _make_table(group: CurveGroup, report_data: ReportData) -> Table:
     return move_to_footnotes(table, "remarks")
 
 
+def _make_phase_blocks(group: CurveGroup) -> Iterator[Block]:
+    """Draw and list the phases of gradient synchronization of the rows whose framework has a timeline: Horovod's."""
+    items = [item for item in group.list_rows() if any(item[0][1][name] is not None for name in PHASE_NAMES)]
+    if not items:
+        return
+    series = []
+    for (curve, row), tags in items[:MAX_BARS]:
+        shown = {name: row[column] for column, name in PHASE_NAMES.items() if row[column] is not None}
+        series.append(Series(f"{curve.name} x {row['gpus']}", [*shown], [*shown.values()], tags=tags))
+    axes = Axis("phase"), Axis("time of a step", unit="s")
+    title, caption = "Phases of gradient synchronization", join_sentences(PHASE_CAPTION)
+    yield group.make_chart("sync", "phases", title, axes, series, caption, "bars")
+
+    def make_column(column: str) -> Callable[[CurveRow], Cell]:
+        return lambda item: format_cell(item[1][column], units.format_seconds)
+
+    columns: dict[str, Callable[[CurveRow], Cell]] = {
+        "strategy": lambda item: make_cell(item[0].name),
+        "gpus": lambda item: format_cell(item[1]["gpus"], str),
+        **{name: make_column(column) for column, name in PHASE_NAMES.items()},
+    }
+    yield build_table(group.make_id("sync", "phase-table"), title, columns, items, ("strategy",))
+
+
 def _describe_missing(row: Cells, report_data: ReportData) -> str:
     """Say why figures of this row are missing, according to its first repeat."""
     missing = [(column, name) for column, name, _ in FIGURES if row[column] is None]
@@ -144,76 +166,3 @@ def _describe_missing(row: Cells, report_data: ReportData) -> str:
 
 def _format_count(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
-
-
-def make_collective_tables(frame: pd.DataFrame) -> list[Table]:
-    """Make the tables of scalebench.collectives: one for each operation and device count, with a row for each size and
-    columns for each strategy."""
-    order = {name: number for number, name in enumerate(COLLECTIVES)}
-    groups = sorted(frame.groupby(OPERATION_COLUMNS), key=lambda group: (*group[0][:-1], order.get(group[0][-1], 0)))
-    return [_make_collective_table(dict(zip(OPERATION_COLUMNS, key, strict=True)), rows) for key, rows in groups]
-
-
-def _make_collective_table(key: dict[str, Any], rows: pd.DataFrame) -> Table:
-    nodes = f" on {key['nodes']} nodes" if key["nodes"] > 1 else ""
-    title = f"{key['name']} on {key['gpus']} devices{nodes} ({key['framework']}, {key['hardware']})"
-    strategies = sorted(rows["strategy"].unique())
-    columns = ["size", *(name for strategy in strategies for name in (f"{strategy} (95 %)", "busbw"))]
-    made = []
-    for size, same_size in rows.groupby("size_bytes"):
-        cells = [format_binary_bytes(size)]
-        for strategy in strategies:
-            cells += _format_operation(same_size[same_size["strategy"] == strategy])
-        made.append(Row([Cell(text) for text in cells]))
-    return Table("collectives", title, columns, made, frozenset(columns))
-
-
-def _format_operation(rows: pd.DataFrame) -> list[str]:
-    """Format time and bus bandwidth, means over the runs, with limits from the lowest to the highest of theirs."""
-    if rows.empty:
-        return ["", ""]
-    time_s, low_s, high_s = rows["time_s"].mean(), rows["time_low"].min(), rows["time_high"].max()
-    busbw = format_rate(rows["busbw_bytes_per_s"].mean())
-    return [f"{format_time(time_s)} ± {100 * (high_s - low_s) / 2 / time_s:.0f} %", busbw]
-
-
-def make_bandwidth_table(frame: pd.DataFrame) -> Table:
-    """Make the table of scalebench.bandwidth, with a row for each transfer."""
-    columns = ("strategy", "gpus", "transfer", "ranks", "size", "GB/s (95 %)")
-    rows = []
-    for row in frame.to_dict("records"):
-        rate, low, high = (row[f"bytes_per_s{end}"] for end in ("", "_low", "_high"))
-        limits = "" if _is_null(high) else f" [{low / GIGA:.3g}, {high / GIGA:.3g}]"
-        size = format_binary_bytes(row["size_bytes"])
-        texts = (row["strategy"], str(row["gpus"]), row["kind"], _format_ranks(row), size, f"{rate / GIGA:.3g}{limits}")
-        rows.append(Row([Cell(text) for text in texts]))
-    return Table("bandwidth", "bandwidth", columns, rows, frozenset({"gpus", "size", "GB/s (95 %)"}))
-
-
-def format_time(time_s: float) -> str:
-    """Return `12.3 µs`."""
-    for factor, unit in ((1e6, "µs"), (1e3, "ms")):
-        if time_s * factor < 1000:
-            return f"{time_s * factor:.3g} {unit}"
-    return f"{time_s:.3g} s"
-
-
-def format_rate(bytes_per_s: float) -> str:
-    """Return `12.3 MB/s`, in powers of ten, as link rates are stated."""
-    for unit in ("B/s", "kB/s", "MB/s"):
-        if bytes_per_s < 1000:
-            return f"{bytes_per_s:.3g} {unit}"
-        bytes_per_s /= 1000
-    return f"{bytes_per_s:.3g} GB/s"
-
-
-def _format_ranks(row: dict[str, Any]) -> str:
-    if _is_null(row["source"]):
-        return "all"
-    if row["source"] == row["target"]:
-        return str(row["source"])
-    return f"{row['source']} {'<->' if 'both_ways' in row['kind'] else '->'} {row['target']}"
-
-
-def _is_null(value: Any) -> bool:
-    return str(value) in ("<NA>", "nan", "None")

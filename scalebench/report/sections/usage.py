@@ -54,6 +54,7 @@ from scalebench.report.report_data import (
 from scalebench.report.tables import format_throughput
 
 TIME_SHARE = Axis("share of the time", percent=True)
+LINK_BYTES = Axis("bytes of a step", unit="bytes")
 AT_EQUAL_THROUGHPUT = "less is better at equal throughput"
 Format = Callable[[float], str]
 
@@ -72,6 +73,11 @@ FIGURES: tuple[tuple[str, str, Format], ...] = (
     ("mem_clock_mhz_min", "lowest memory clock", "{:,.0f} MHz".format),
     ("cpu_util_mean", "CPU utilisation", units.format_percent),
     ("rss_peak_bytes", "memory of a rank", units.format_bytes),
+    *(
+        (f"{link.lower()}_{way}_bytes_per_step", f"{link}, {way}, a step", units.format_bytes)
+        for link in ("PCIe", "NVLink")
+        for way in ("sent", "received")
+    ),
     ("net_sent_bytes_per_s", "network, sent", _format_rate),
     ("net_received_bytes_per_s", "network, received", _format_rate),
 )
@@ -86,6 +92,8 @@ CHARTS = (
      "less leaves room for a larger batch"),
     ("cpu_util_mean", "CPU utilisation", TIME_SHARE,
      "of the cores that the run may use, by all programs; busier is not faster: a loop may wait"),
+    ("pcie_received_bytes_per_step", "PCIe, received", LINK_BYTES, f"of a step, all GPUs; {AT_EQUAL_THROUGHPUT}"),
+    ("nvlink_received_bytes_per_step", "NVLink, received", LINK_BYTES, f"of a step, all GPUs; {AT_EQUAL_THROUGHPUT}"),
     ("net_sent_bytes_per_s", "Network between nodes, sent", Axis("traffic of a node", unit="bytes/s"),
      f"all interfaces except the loopback; {AT_EQUAL_THROUGHPUT}"),
 )  # fmt: skip

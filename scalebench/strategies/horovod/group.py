@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import socket
+import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,16 +80,9 @@ def is_default(options: HorovodOptions, key: str) -> bool:
     return bool(getattr(options, key) == getattr(HorovodOptions(), key))
 
 
-def loses_fusion_threshold(options: HorovodOptions) -> bool:
-    """Return True if a restarted Horovod fuses differently.
-
-    With cycle_time_ms set, 0.28.1 then uses a threshold of 1 MiB (BayesianParameter::SetValue in
-    horovod/common/parameter_manager.cc).
-    """
-    return not is_default(options, "cycle_time_ms")
-
-
 MPI_THREAD_MULTIPLE = 3  # in Open MPI and in MPICH; the level that Horovod requests
+# The tensor in which a number is sent, in a timeline: PyTorch's has our name, TensorFlow's that of its operation.
+NUMBER = re.compile(r'scalebench\.number|"HorovodBroadcast"')
 POLL_INTERVAL_S = 0.05
 MAX_TIMELINE_DELAY_S = 60.0
 
@@ -108,32 +104,48 @@ class HorovodGroup:
                 f"{TIMELINE_VARIABLE} is left out, its writer would be measured too: use measure.timeline=true",
                 flush=True,
             )
+        # The file of all timelines: Horovod writes nothing to another one while an event of the last one is left.
+        self.timeline = Path(tempfile.gettempdir(), f"scalebench-timeline-{uuid.uuid4().hex}", "timeline.json")
+        self._observes = spec.observes_sync
         variables = {**horovod_variables(spec, options), **_rank_variables(spec, rank, self._timeout_s)}
         for name, value in variables.items():
             os.environ.pop(name, None)  # the config's options override the user's environment
             if value is not None:
                 os.environ[name] = value
+        if self._observes:
+            self._request_timeline()
         port = int(os.environ["MASTER_PORT"])
         self._join(port, listen_for_ranks(port) if self._serves else None)
 
     @contextlib.contextmanager
-    def record_timeline(self, path: Path, broadcast: Callable[[float], float]) -> Iterator[None]:
-        """Have rank 0's background thread write its timeline to `path` within this context.
+    def record_timeline(self, broadcast: Callable[[float], float]) -> Iterator[None]:
+        """Have rank 0's background thread write its timeline to `timeline` within this context.
 
-        Horovod reads that setting when it starts, so it is restarted before and after. `path` has to be the same in
-        all calls: with another one it writes nothing while an event of the last timeline is left. `broadcast` returns
-        rank 0's number.
+        Horovod reads that setting when it starts, so it is restarted before and after, unless this launch only
+        observes: then the timeline begins with the group, and this can be done once. `broadcast` returns rank 0's
+        number.
         """
-        os.environ[TIMELINE_VARIABLE] = str(path)
+        if self._observes:
+            yield
+            self._complete_timeline(broadcast)
+            return
+        self._request_timeline()
         try:
             self._rejoin(broadcast)
             yield
-            broadcast(0.0)  # appears in the timeline after everything else
-            if self._rank == 0:
-                _wait_for_event("BROADCAST", path)
+            self._complete_timeline(broadcast)
         finally:
             del os.environ[TIMELINE_VARIABLE]
         self._rejoin(broadcast)
+
+    def _request_timeline(self) -> None:
+        self.timeline.parent.mkdir()
+        os.environ[TIMELINE_VARIABLE] = str(self.timeline)
+
+    def _complete_timeline(self, broadcast: Callable[[float], float]) -> None:
+        broadcast(0.0)  # appears in the timeline after everything else, and nothing before has its name
+        if self._rank == 0:
+            _wait_for_event(NUMBER, self.timeline)
 
     def leave(self) -> None:
         """Leave the group. May be called twice."""
@@ -244,10 +256,10 @@ def _wait_for_server(host: str, port: int, limit_s: float) -> None:
             time.sleep(POLL_INTERVAL_S)
 
 
-def _wait_for_event(name: str, path: Path) -> None:
-    """Wait until the timeline has that event; events that are not written when Horovod stops are lost."""
+def _wait_for_event(pattern: re.Pattern[str], path: Path) -> None:
+    """Wait until the timeline has such an event; events that are not written when Horovod stops are lost."""
     deadline_s = time.monotonic() + MAX_TIMELINE_DELAY_S
-    while not (path.exists() and name in path.read_text(errors="replace")):
+    while not (path.exists() and pattern.search(path.read_text(errors="replace"))):
         if time.monotonic() > deadline_s:
             raise RuntimeError(
                 f"Horovod's timeline was not written within {MAX_TIMELINE_DELAY_S:g} s; is the disk full?"

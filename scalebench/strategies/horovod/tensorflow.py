@@ -87,7 +87,7 @@ class HorovodTensorFlow(TensorFlowStrategy):
 
     def join(self) -> None:
         self._group = HorovodGroup(hvd, self.spec, self.place.rank, self.options)
-        self._observer = SyncObserver(self._group, self.place.rank, self.broadcast, self.options)
+        self._observer = SyncObserver(self._group, self.spec, self.place.rank, self.broadcast)
 
     def setup(self) -> None:
         super().setup()
@@ -141,6 +141,9 @@ class HorovodTensorFlow(TensorFlowStrategy):
 
     def backend_used(self) -> str | None:
         return self._observer.observe(self._train_more).backend
+
+    def sync_phases(self) -> tuple[int, dict[str, float]]:
+        return self._observer.sync_phases(self._train_more)
 
     def record_timeline(self, path: Path, steps: int) -> dict[str, float]:
         return self._observer.record_timeline(self._train_more, steps, path)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import tempfile
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -19,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.core.json_files import read_json
+from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import NotMeasured
-from scalebench.strategies.horovod.group import HorovodGroup, HorovodOptions, loses_fusion_threshold
+from scalebench.strategies.horovod.group import HorovodGroup
 
 # Name of the operation that sends a message -> backend. Adasum has its own operation over the same transport. A
 # hierarchical all-reduce sends by several in turn, within nodes by NCCL and between them by MPI: the first one counts.
@@ -35,7 +34,7 @@ CARRIER_BACKENDS = {
 }
 BACKENDS = sorted({*CARRIER_BACKENDS.values()})
 FUSION = "MEMCPY_IN_FUSION_BUFFER"  # a phase of messages of more than one tensor
-OBSERVED_STEPS = 3  # ranks negotiate the tensors for the first time in the first one; the last one shows what is fused
+OBSERVED_STEPS = 5  # ranks negotiate the tensors for the first time in the first one; the last one shows what is fused
 PHASES = {
     "negotiate_s": re.compile("NEGOTIATE_ALLREDUCE|NEGOTIATE_ADASUM"),
     "queue_s": re.compile("QUEUE|WAIT_FOR_DATA|WAIT_FOR_OTHER_TENSOR_DATA"),
@@ -87,7 +86,8 @@ class HorovodTimeline:
         waiting for a slower rank. Phases overlap: their sum means nothing. The first of the `steps` is left out: ranks
         start it at different times, and negotiate the tensors for the first time.
         """
-        steady = [activity for activity in self.activities if activity.step > 0]
+        sent = {activity.tensor for activity in self.activities if activity.is_message}
+        steady = [activity for activity in self.activities if activity.step > 0 and activity.tensor in sent]
         seconds = {}
         for name, pattern in PHASES.items():
             spans = [(activity.begin_s, activity.end_s) for activity in steady if pattern.match(activity.name)]
@@ -162,54 +162,62 @@ class ObservedSync:
     phases_s: dict[str, float]  # of one step
 
 
+def _check_sent(observed: ObservedSync) -> dict[str, float]:
+    """Return the seconds of the phases."""
+    if observed.backend is None:
+        raise NotMeasured("nothing was synchronized, so that there is no timeline of it")
+    return observed.phases_s
+
+
 class SyncObserver:
     """Trains more steps under the timeline and shares rank 0's observations with all ranks."""
 
-    def __init__(
-        self, group: HorovodGroup, rank: int, broadcast: Callable[[float], float], options: HorovodOptions
-    ) -> None:
+    def __init__(self, group: HorovodGroup, spec: RunSpec, rank: int, broadcast: Callable[[float], float]) -> None:
         """`broadcast` returns rank 0's number."""
-        self._group, self._rank, self._broadcast, self._options = group, rank, broadcast, options
-        self._path = Path(tempfile.gettempdir(), f"scalebench-timeline-{uuid.uuid4().hex}", "timeline.json")
+        self._group, self._spec, self._rank, self._broadcast = group, spec, rank, broadcast
+        self._steps = OBSERVED_STEPS
         self._observed: ObservedSync | None = None
+        if (before := spec.sync_observation) is not None:
+            self._steps = before.steps
+            self._observed = ObservedSync(before.backend, before.message_bytes, before.phases_s)
 
     def observe(self, train: Callable[[int], None]) -> ObservedSync:
-        """Observe a few steps, once; later calls return the same."""
+        """Observe a few steps, once; later calls return the same, as does one after a launch that observed."""
         if self._observed is None:
-            self._observed = self._train_with_timeline(train, OBSERVED_STEPS, None)
-            if loses_fusion_threshold(self._options):
-                self._observed.message_bytes = []  # fused by another threshold
+            self._observed = self._train_with_timeline(train, self._steps, None)
         return self._observed
 
-    def record_timeline(self, train: Callable[[int], None], steps: int, path: Path) -> dict[str, float]:
-        """Return the seconds of each phase of a step; rank 0 writes Horovod's file to `path`.
+    def sync_phases(self, train: Callable[[int], None]) -> tuple[int, dict[str, float]]:
+        """Return the observed steps, and the seconds of each phase of a step. Raises NotMeasured where nothing was
+        sent."""
+        return self._steps, _check_sent(self.observe(train))
 
-        Raises NotMeasured where the timeline would show different messages than the measured ones, or none.
-        """
-        if loses_fusion_threshold(self._options):
-            raise NotMeasured(
-                "Horovod 0.28.1 forgets its fusion threshold when a timeline starts with cycle_time_ms set"
-            )
+    def record_timeline(self, train: Callable[[int], None], steps: int, path: Path) -> dict[str, float]:
+        """Return the seconds of each phase of a step; rank 0 writes Horovod's file to `path`, or the launch that
+        observed has. Raises NotMeasured where nothing was sent."""
+        if self._spec.sync_observation is not None:
+            return _check_sent(self.observe(train))
         observed = self._train_with_timeline(train, steps, path)
-        if observed.backend is None:
-            raise NotMeasured("nothing was synchronized, so that there is no timeline of it")
-        return observed.phases_s
+        if self._spec.observes_sync:  # there is one timeline
+            self._observed = observed
+        return _check_sent(observed)
 
     def _train_with_timeline(self, train: Callable[[int], None], steps: int, copy_to: Path | None) -> ObservedSync:
         """Train that many steps on every rank under the timeline. Spoils the weights."""
-        self._path.parent.mkdir()
+        before, path = int(self._spec.observes_sync), self._group.timeline  # steps since the timeline began
         try:
-            with self._group.record_timeline(self._path, self._broadcast):
+            with self._group.record_timeline(self._broadcast):
                 train(steps)
             observed = ObservedSync(None, [], dict.fromkeys(PHASES, 0.0))
             if self._rank == 0:
-                timeline = read_timeline(self._path)
-                observed = ObservedSync(timeline.backend(), timeline.message_bytes(), timeline.phases_s(steps))
+                timeline = read_timeline(path)
+                phases_s = timeline.phases_s(before + steps)
+                observed = ObservedSync(timeline.backend(), timeline.message_bytes(), phases_s)
                 if copy_to is not None:
-                    shutil.copyfile(self._path, copy_to)
+                    shutil.copyfile(path, copy_to)
             return self._share(observed)
         finally:
-            shutil.rmtree(self._path.parent)
+            shutil.rmtree(path.parent, ignore_errors=True)
 
     def _share(self, observed: ObservedSync) -> ObservedSync:
         """Return rank 0's observations on every rank, sent as single numbers."""

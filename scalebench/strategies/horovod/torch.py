@@ -119,7 +119,7 @@ class HorovodTorchGroup:
 
     def __init__(self, spec: RunSpec, rank: int, options: HorovodOptions, device: torch.device) -> None:
         self._group = HorovodGroup(hvd, spec, rank, options)
-        self.observer = SyncObserver(self._group, rank, self.broadcast, options)
+        self.observer = SyncObserver(self._group, spec, rank, self.broadcast)
         self._device = device
         self._buffers: dict[int, Tensor] = {}
 
@@ -175,6 +175,9 @@ class HorovodStrategy(TorchStrategy):
 
     def backend_used(self) -> str | None:
         return self.group.observer.observe(self._train_more).backend
+
+    def sync_phases(self) -> tuple[int, dict[str, float]]:
+        return self.group.observer.sync_phases(self._train_more)
 
     def record_timeline(self, path: Path, steps: int) -> dict[str, float]:
         return self.group.observer.record_timeline(self._train_more, steps, path)

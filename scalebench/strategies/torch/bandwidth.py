@@ -15,6 +15,7 @@ from scalebench.strategies.torch.group import TorchGroup
 
 Action = Callable[[], None]
 CPU = torch.device("cpu")
+ONE_WAY = ("one_way", "latency")
 
 
 class TransferRank:
@@ -60,6 +61,7 @@ def _build_action(rank: TransferRank, kind: str, source: int | None, target: int
         return _do_nothing
     return {
         "memcpy": _memcpy,
+        "device_copy": _copy_within_device,
         "host_to_device": _host_to_device,
         "device_to_host": _device_to_host,
         "host_both_ways": _host_both_ways,
@@ -74,7 +76,7 @@ def _find_peers(
     if pattern == "ring":
         return (rank.rank + 1) % ranks, (rank.rank - 1) % ranks
     assert source is not None and target is not None
-    receivers = {source: target} if pattern == "one_way" else {source: target, target: source}
+    receivers = {source: target} if pattern in ONE_WAY else {source: target, target: source}
     senders = {receiver: sender for sender, receiver in receivers.items()}
     return receivers.get(rank.rank), senders.get(rank.rank)
 
@@ -88,7 +90,7 @@ def _check_possible(rank: TransferRank, kind: str, source: int | None, target: i
         return
     ranks = range(rank.spec.processes)
     pairs = [(r, (r + 1) % len(ranks)) for r in ranks] if pattern == "ring" else [(source, target), (target, source)]
-    pairs = pairs[:1] if pattern == "one_way" else pairs
+    pairs = pairs[:1] if pattern in ONE_WAY else pairs
     for first, second in pairs:
         if rank.node_of(first) != rank.node_of(second):
             raise NotMeasured("a process copies between GPUs of its own node only")
@@ -161,6 +163,11 @@ def _build_copy(rank: TransferRank, receiver: int | None, size_bytes: int, stage
 def _memcpy(rank: TransferRank, size_bytes: int) -> Action:
     """Copy within host memory with as many threads as this rank trains with."""
     source, target = (_allocate_bytes(size_bytes, CPU) for _ in range(2))
+    return lambda: _discard(target.copy_(source))
+
+
+def _copy_within_device(rank: TransferRank, size_bytes: int) -> Action:
+    source, target = (_allocate_bytes(size_bytes, rank.device) for _ in range(2))
     return lambda: _discard(target.copy_(source))
 
 

@@ -67,7 +67,7 @@ def test_under_mpirun_everything_is_sent_over_mpi() -> None:
         (spec(precision="float16"), {"op": "adasum"}, "use bfloat16"),
         (spec(), {"hierarchical_allreduce": True}, "NCCL within a node"),
         (spec("horovod_nccl", "local", "nccl"), {"hierarchical_allreduce": True}, "launcher=mpi"),
-        (spec(), {"cycle_time_ms": 5.0, "fusion_threshold_mb": 1.0}, "set one of them"),
+        (spec("horovod_gloo", "by_hand", "gloo"), {"cycle_time_ms": 5.0}, "the ranks are started twice"),
     ],
 )
 def test_incompatible_options_are_unsupported(run: RunSpec, chosen: dict[str, Any], reported: str) -> None:

@@ -52,13 +52,21 @@ def test_options(strategy: str, word: str, backend: str, spec_of: Callable[..., 
     assert first is not None and last is not None and last < first
 
 
-def test_messages_are_unknown_with_a_cycle_time(spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
-    words = ["strategy.options.cycle_time_ms=5.0", "measure.timeline=true"]
-    spec = spec_of(GLOO, *words)
+@pytest.mark.parametrize("strategy", [GLOO, MPI, "horovod_tensorflow_gloo", "lightning_horovod"])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_fusion_threshold_with_a_cycle_time(
+    strategy: str, keeps: bool, spec_of: Callable[..., RunSpec], tmp_path: Path
+) -> None:
+    """A launch of its own observes what a restarted Horovod would do in another way, if it did not crash."""
+    options = ["strategy.options.cycle_time_ms=5.0", "strategy.options.fusion_threshold_mb=0.2"]
+    spec = spec_of(strategy, *options, f"measure.timeline={str(keeps).lower()}")
     result = run(spec, tmp_path)
-    assert (result.status, result.scale.backend_used, result.sync.message_bytes) == ("ok", "gloo", [])
-    assert result.sync.timeline is not None and result.sync.timeline.file is None
-    assert "forgets its fusion threshold" in (result.sync.timeline.reason or "")
+    assert (result.status, result.reason) == ("ok", None)
+    messages, timeline = result.sync.message_bytes, result.sync.timeline
+    assert sum(messages) == result.workload.gradient_bytes and len(messages) > 1, "0.2 MiB hold no 614 kB"
+    assert timeline is not None and (timeline.steps, timeline.file) == ((20, "timeline.json") if keeps else (5, None))
+    assert timeline.negotiate_s is not None and timeline.allreduce_s is not None and timeline.allreduce_s > 0
+    assert (tmp_path / "run" / "timeline.json").exists() == keeps
 
 
 @pytest.mark.parametrize("strategy", [MPI, "horovod_tensorflow_gloo", "lightning_horovod"])
