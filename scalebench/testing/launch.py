@@ -100,7 +100,7 @@ def launch_checks_on_any_workload(overrides: list[str], folder: Path) -> Contrac
     """Run the checks on uneven parts, or on even ones if the strategy refuses those."""
     try:
         return launch_checks([*UNEVEN_WORKLOAD, *overrides], folder / "run")
-    except Refused as reason:
+    except (Refused, pytest.skip.Exception) as reason:  # by its ranks, or already by the plan
         refused = str(reason)
     try:
         group = launch_checks([*EVEN_WORKLOAD, *overrides], folder / "even")
