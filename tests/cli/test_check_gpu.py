@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,6 +39,12 @@ def test_on_a_cpu_what_needs_a_gpu_is_not_possible(no_doctor: None, capsys: pyte
     out = capsys.readouterr().out.splitlines()
     assert out[-2:] == [f"2 pass, 0 fail, {len(rows) - 2} not possible here", "page: gpu-check.md"]
     assert main(["check", "--gpu"]) == 0, "a page of its own is replaced"
+
+
+def test_the_real_doctor_is_run() -> None:
+    report = io.StringIO()
+    assert [truth.verdict for truth in check_gpu.run_doctor(report)] == [PASS]
+    assert "processors" in report.getvalue()
 
 
 def test_a_line_that_fails_is_the_exit_status(no_doctor: None, monkeypatch: pytest.MonkeyPatch) -> None:

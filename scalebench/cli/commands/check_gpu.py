@@ -5,7 +5,6 @@ Each line of the page passes, fails, or is not possible here. The exit status is
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import getpass
 import io
@@ -22,6 +21,7 @@ import psutil
 
 from scalebench import __version__
 from scalebench.cli.commands import check, doctor
+from scalebench.cli.commands.arguments import CommandParser
 from scalebench.cli.commands.check import ContractResult
 from scalebench.core import config_files
 from scalebench.core.errors import InputError
@@ -84,8 +84,10 @@ def run_checks(folder: Path, report: io.StringIO, seconds_left: Callable[[], flo
 
 def run_doctor(report: io.StringIO) -> list[Truth]:
     """Write what the doctor prints to `report`."""
+    parser = CommandParser()
+    doctor.add_arguments(parser)
     with contextlib.redirect_stdout(report):
-        doctor.main(argparse.Namespace(overrides=[], config_dir=None))
+        doctor.main(parser.read([]))
     if (problem := gpus.find_nvml_problem()) is not None:
         return [Truth("doctor", FAIL, problem)]
     return [Truth("doctor", PASS, f"{gpus.count_gpus()} GPUs; its findings are below")]
