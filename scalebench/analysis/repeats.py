@@ -178,7 +178,7 @@ class Configurations:
         if configuration is base:
             return LogMean(0.0)
         pairs = pair_interleaved(configuration.repeats, base.repeats)
-        if len(pairs) < 2 and not len(configuration.repeats) == len(base.repeats) == 1:
+        if not pairs or (len(pairs) < 2 and not len(configuration.repeats) == len(base.repeats) == 1):
             return self._mean(configuration).minus(self._mean(base))
         logs = [math.log(throughput.divide_throughputs(a, b) or math.nan) for a, b in pairs]
         if len(logs) == 1:  # of a single start each, which took turns or not

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scalebench.analysis import rows
 from scalebench.analysis.columns import FRAME_COLUMNS
 from scalebench.analysis.load import frame_of_results
-from scalebench.analysis.repeats import holds_over_repeats, pool_results
+from scalebench.analysis.repeats import Configurations, holds_over_repeats, pool_results
 from scalebench.analysis.rows import make_row
 from scalebench.core.result import MonitorRecord, Result
 from scalebench.core.spec import MeasureSpec
@@ -229,3 +229,11 @@ def test_a_baseline_of_the_own_cohort_goes_before_another_of_the_repeat() -> Non
     _, ddp, horovod = rows_of(made)
     assert ddp["speedup_bare"] == pytest.approx(1) == horovod["speedup_bare"]
     assert horovod["throughput_samples_per_s"] == pytest.approx(ddp["throughput_samples_per_s"] / 2)
+
+
+def test_single_repeats_of_different_numbers_have_a_ratio(tmp_path: Path) -> None:
+    """As where a sweep was stopped, and the folders of others were removed."""
+    runs = [record("bare_torch", 1, repeat=0, run_id="a"), record("ddp", 2, repeat=3, run_id="b")]
+    compared = rows.compare_runs([rows.summarize_run(run, tmp_path / run.run_id) for run in runs])
+    bare, ddp = compared.rows
+    assert math.isfinite(Configurations(compared).estimate_ratio(ddp, bare).mean)
