@@ -28,6 +28,9 @@ while [ $task -lt $tasks ]; do
 done
 wait"""
 
+# The srun of a cluster without CPU binding writes it whenever it starts.
+NOISE = "srun: cluster configuration lacks support for cpu binding\n"
+
 
 class StandIn:
     """The commands of SLURM in a job with the nodes n1 and n2."""
