@@ -61,7 +61,7 @@ def make_command(row: Mapping[str, Any], unreadable: Unreadable | None = None) -
     if (row.get("repeats") or 1) > 1:
         overrides = [override for override in overrides if not override.startswith(("repeat=", "measure.repeats="))]
         overrides.append(f"measure.repeats={row['repeats']}")
-    return f"python -m scalebench --multirun {shlex.join(overrides)}"
+    return f"scalebench --multirun {shlex.join(overrides)}"
 
 
 def make_baseline_commands(frame: pd.DataFrame, unreadable: Unreadable | None = None) -> list[str]:
@@ -77,7 +77,7 @@ def _make_baseline_command(row: dict[str, Any], unreadable: Unreadable | None) -
         overrides = [override for override in overrides if not override.startswith("repeat=")]
     # With these, the same sweep would leave out the same baselines again.
     overrides = [override for override in overrides if override not in ("baseline=bare", "baseline=none")]
-    return f"python -m scalebench --multirun {shlex.join(_add_missing(overrides, row))}"
+    return f"scalebench --multirun {shlex.join(_add_missing(overrides, row))}"
 
 
 def _read_overrides(row: Mapping[str, Any], unreadable: Unreadable | None) -> list[str]:

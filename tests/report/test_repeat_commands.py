@@ -104,14 +104,14 @@ def test_the_command_repeats_the_recorded_overrides(tmp_path: Path) -> None:
     overrides = ["strategy=simulated", "sweep=demo", "gpus=2", "hydra.verbose=true", "hardware.device_ids=[1,0]"]
     (tmp_path / ".hydra" / "overrides.yaml").write_text("".join(f"- {json.dumps(word)}\n" for word in overrides))
     command = make_command(row(tmp_path))
-    assert command == "python -m scalebench --multirun strategy=simulated sweep=demo gpus=2 'hardware.device_ids=[1,0]'"
+    assert command == "scalebench --multirun strategy=simulated sweep=demo gpus=2 'hardware.device_ids=[1,0]'"
 
 
 def test_repeats_are_measured_again_as_often(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- strategy=ddp_gloo\n- repeat=1\n")
     command = make_command(row(tmp_path, repeats=3))
-    assert command == "python -m scalebench --multirun strategy=ddp_gloo gpus=2 measure.repeats=3"
+    assert command == "scalebench --multirun strategy=ddp_gloo gpus=2 measure.repeats=3"
 
 
 def test_without_recorded_overrides_the_command_is_made_from_the_columns(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_a_login_node_is_recognized(run_command: Tell) -> None:
     assert answer == "this host is no node of hardware=alpha; to check one"
     assert command.startswith(
         "srun --nodes=1 --ntasks=1 --partition=alpha --exclusive --gres=gpu:8 "
-        f"python -m scalebench doctor {ALPHA} hardware.slurm.bin="
+        f"scalebench doctor {ALPHA} hardware.slurm.bin="
     )
 
 
@@ -307,5 +307,5 @@ def test_the_srun_command_names_account_and_qos(monkeypatch: pytest.MonkeyPatch)
         ["hardware=alpha", "hardware.slurm.account=p_a", "hardware.devices=cpu", "hardware.slurm.exclusive=false"]
     )
     assert make_srun_hint(config.hardware, ["hardware=alpha"]).endswith(
-        ": srun --nodes=1 --ntasks=1 --partition=alpha --account=p_a python -m scalebench doctor hardware=alpha"
+        ": srun --nodes=1 --ntasks=1 --partition=alpha --account=p_a scalebench doctor hardware=alpha"
     )

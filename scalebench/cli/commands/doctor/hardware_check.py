@@ -119,7 +119,7 @@ def make_srun_hint(hardware: HardwareSpec, arguments: Sequence[str]) -> str:
         srun += ["--exclusive"] if slurm.exclusive else []
         if hardware.devices == "cuda" and slurm.gres and hardware.gpus_per_node is not None:
             srun += [f"--gres={slurm.gres.replace('{gpus}', str(hardware.gpus_per_node))}"]
-    command = shlex.join([*srun, "python", "-m", "scalebench", "doctor", *arguments])
+    command = shlex.join([*srun, "scalebench", "doctor", *arguments])
     return f"this host is no node of hardware={hardware.name}; to check one: {command}"
 
 
