@@ -112,7 +112,7 @@ def find_node_name(host: Machine, nodes: Sequence[PartitionNode]) -> str | None:
 def make_srun_hint(hardware: HardwareSpec, arguments: Sequence[str]) -> str:
     """Return a hint with the command that checks a node."""
     slurm = hardware.slurm
-    srun = ["srun", "--nodes=1", "--ntasks=1"]
+    srun = [str(Path(slurm.bin or "") / "srun"), "--nodes=1", "--ntasks=1"]
     if not in_allocation():
         keys = ("partition", "account", "qos", "reservation", "constraint")
         srun += [f"--{key}={value}" for key in keys if (value := getattr(slurm, key)) is not None]
