@@ -261,7 +261,8 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
         more = f"more repeats narrow the limits: measure.repeats={count_missing_repeats(*rows)}"
         missing = more if advice.test else explain_no_verdict(*rows)
         verb = "is" if len(advice.rows) == 1 else "are"
-        text = f"Not sure that more devices pay: {names} {verb} {times}; {missing}."
+        verdict = "Stay on one device for now" if _is_slower(advice) else "Not sure that more devices pay"
+        text = f"{verdict}: {names} {verb} {times}; {missing}."
     return " ".join([text, *(_list_left_out(advice) if advice.test else ())])
 
 

@@ -165,7 +165,7 @@ def test_a_part_above_the_whole_loss_explains_nothing(
 
 def test_an_interval_with_1_in_it_is_no_verdict(tmp_path: Path) -> None:
     text = get_answer(tmp_path, *make_runs(["ddp_gloo"], (1, 2), slower=1.71, noise=0.2))
-    assert text.startswith("Not sure that more devices pay: ddp_gloo on 2 devices is ")
+    assert text.startswith("Stay on one device for now: ddp_gloo on 2 devices is ")
     assert text.endswith(
         "times as fast as bare_torch on one device; more repeats narrow the limits: measure.repeats=6."
     )
