@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,6 +25,7 @@ SAME_RUN_FACTOR = 1.25  # for an equal run
 SAME_MODEL_FACTOR = 2.5  # for another strategy, batch or number of devices
 OTHER_MODEL_FACTOR = 2.0  # for a model of as many FLOPs per step; the more they differ the wider, by this power:
 WORK_EXPONENT = 0.25
+MAX_SCALE = 10.0  # beyond that much more work, a small model's pace is held to the limits of the FLOPs
 # Without an earlier run: FLOP/s of training that a core or a GPU reaches, from a slow one to a fast one.
 CORE_FLOPS_PER_S = (3e9, 60e9)
 GPU_FLOPS_PER_S = (0.5e12, 50e12)
@@ -115,7 +116,8 @@ def estimate_step(spec: RunSpec, entries: Sequence[PaceEntry]) -> StepEstimate |
     if flops is None or config.strategy.framework == "none":
         return None
     sized = [entry for entry in comparable if entry.flops_per_sample]
-    return _estimate_from_work(sized, work * flops) if sized else _guess_from_work(spec, work * flops)
+    guess = _guess_from_work(spec, work * flops)
+    return _estimate_from_work(sized, work * flops, guess) if sized else guess
 
 
 def _estimate_from(entries: Sequence[PaceEntry], scales: Sequence[float], factor: float) -> StepEstimate:
@@ -128,8 +130,12 @@ def _estimate_from(entries: Sequence[PaceEntry], scales: Sequence[float], factor
     return StepEstimate(low_s, math.sqrt(low_s * high_s), high_s, compiling_s, start_s)
 
 
-def _estimate_from_work(entries: Sequence[PaceEntry], work: float) -> StepEstimate:
-    """Return the estimate from runs of other models, those of the most similar FLOPs per device and step (`work`)."""
+def _estimate_from_work(entries: Sequence[PaceEntry], work: float, guess: StepEstimate) -> StepEstimate:
+    """Return the estimate from runs of other models, those of the most similar FLOPs per device and step (`work`).
+
+    A step of a small model is mostly overhead, so that its FLOP/s say little of a large one: then limits beyond those of
+    `guess` are left out, unless the machine is slower or faster than any that these know.
+    """
 
     def ratio(entry: PaceEntry) -> float:
         return work * entry.gpus / (entry.global_batch * (entry.flops_per_sample or math.nan))
@@ -138,7 +144,11 @@ def _estimate_from_work(entries: Sequence[PaceEntry], work: float) -> StepEstima
     nearest = [entry for entry in entries if entry.model == nearest_model]
     scales = [ratio(entry) for entry in nearest]
     distance = max(max(scale, 1 / scale) for scale in scales)
-    return _estimate_from(nearest, scales, OTHER_MODEL_FACTOR * distance**WORK_EXPONENT)
+    estimate = _estimate_from(nearest, scales, OTHER_MODEL_FACTOR * distance**WORK_EXPONENT)
+    low_s, high_s = max(estimate.low_s, guess.low_s), min(estimate.high_s, guess.high_s)
+    if min(scales) < MAX_SCALE or low_s >= high_s:
+        return estimate
+    return replace(estimate, low_s=low_s, likely_s=math.sqrt(low_s * high_s), high_s=high_s)
 
 
 def _guess_from_work(spec: RunSpec, work: float) -> StepEstimate:
