@@ -84,7 +84,11 @@ CHOICE_HINTS = {
             "strategy=zero1 shards the state of the optimizer, strategy=fsdp also weights and gradients": (
                 "deepspeed zero zero2 zero3"
             ),
-            "strategy=ddp is PyTorch's data parallelism": "nccl gloo torch pytorch torchrun accelerate",
+            "strategy=ddp is PyTorch's data parallelism": (
+                "nccl gloo torch pytorch torchrun accelerate distributeddataparallel"
+            ),
+            "write strategy=fsdp": "fullyshardeddataparallel fully_shard",
+            "sweep=strategies compares many; --multirun 'strategy=glob(ddp*)' takes all of a name": "all *",
             "strategy=mirrored is TensorFlow's data parallelism": "tensorflow tf keras",
             "strategy=tensor_parallel splits layers": "tp megatron",
             "strategy=pipeline_1f1b and strategy=pipeline_gpipe are pipelines": "pp gpipe",
@@ -109,12 +113,22 @@ CHOICE_HINTS = {
             "dataset=cifar10_synthetic is about as small": "mnist",
         }
     ),
-    "hardware": _invert({"write hardware=local": "gpu gpus cuda auto this"}),
+    "hardware": _invert({"hardware=local is this machine, whatever its GPUs": "gpu gpus cuda auto this a100 h100 v100"}),
     "measure": _invert({"write measure=quick": "fast short", "write measure=thorough": "full long precise"}),
     "sweep": _invert({"write sweep=demo": "quick example default", "write sweep=gpus": "scaling devices"}),
     "hydra/launcher": _invert(
         {"SLURM is chosen by the hardware, and each run is a job: hardware=NAME": "submitit_slurm submitit slurm"}
     ),
+}
+# Hints for names of functions, files and folders, which are values of other keys, by group; {name} stands for the name.
+FUNCTION_HINTS = {
+    "model": "a network of your own is model=custom model.torch={name}",
+    "dataset": "samples of your own are dataset=custom dataset.builder={name}",
+}
+FILE_HINTS = {
+    "model": "a network of your own is model=custom model.torch=MODULE:FUNCTION",
+    "dataset": "the path of a data set is a key: dataset=NAME dataset.path={name}",
+    "hardware": "write --config-dir FOLDER hardware=NAME for FOLDER/hardware/NAME.yaml",
 }
 # Hints for words that are no commands; {name} stands for the word.
 COMMAND_HINTS = _invert(
