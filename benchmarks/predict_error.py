@@ -1,6 +1,6 @@
 """Errors of predictions on published scaling curves, each source predicted without having calibrated on it.
 
-The tables of docs/guides/predicting.md. Fails where a mean has grown by a tenth. `SERIES=FILE` reads other curves, of the
+The tables of docs/guides/predicting.md. Fails where a mean has grown by a tenth. SERIES=FILE reads other curves, in the
 columns of scalebench/analysis/prediction/published_series.csv.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalebench.analysis.prediction.extrapolation import Extrapolation, Point
+from scalebench.analysis.prediction.extrapolation import Point
 from scalebench.analysis.prediction.published_series import (
     PROTOCOLS,
     SERIES_FILE,
@@ -51,7 +51,9 @@ def main() -> None:
     trials = [trial for series in with_half_batches(load_series(path)) for trial in list_trials(series)]
     residuals = [residual for trial in trials for residual in list_residuals(trial)]
     covered, shipped = cover_by_source(residuals), cover_with(residuals, load_limits())
-    print("errors of throughput in per cent; within: share of 95 % intervals, calibrated on the other sources, and shipped")
+    print(
+        "errors of throughput in %; within: share in 95 % intervals of the other sources' errors; shipped: of all"
+    )
     print_row("protocol", "source", "curves", "points", "mean", "median", "p90", "worst", "within", "shipped")
     print_row(*["---"] * 10)
     for protocol in PROTOCOLS:
@@ -92,9 +94,7 @@ def with_half_batches(all_series: Sequence[PublishedSeries]) -> list[PublishedSe
     for series in all_series:
         if series.is_strong and (series.source, series.gpu) not in chosen:
             chosen[series.source, series.gpu] = choose(series)
-    return [
-        replace(each, half_batch=chosen[each.source, each.gpu]) if each.is_strong else each for each in all_series
-    ]
+    return [replace(each, half_batch=chosen[each.source, each.gpu]) if each.is_strong else each for each in all_series]
 
 
 def list_residuals(trial: Trial) -> list[Residual]:

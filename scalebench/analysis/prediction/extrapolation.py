@@ -14,6 +14,7 @@ FACTOR_FLOOR = 0.01  # of the computation: overheads below it are noise, and no 
 MIN_FACTOR, MAX_FACTOR = 0.1, 10.0
 # The scale of an error, in logarithms of seconds: a floor, and more for each doubling and for the predicted loss.
 ERROR_FLOOR, ERROR_PER_DOUBLING, ERROR_PER_LOSS = 0.012, 0.015, 0.6
+MAX_ERROR_SCALE = 0.3
 UNMEASURED_NETWORK_FACTOR = 1.5  # of the scale, on several nodes where nothing between nodes was measured
 ONE_POINT, ONE_NODE, SEVERAL_NODES = "one_point", "one_node", "several_nodes"
 ErrorLimits = Mapping[str, tuple[float, float]]  # by what is measured of a curve, in error scales
@@ -74,6 +75,7 @@ class Extrapolation:
         scale = ERROR_FLOOR + ERROR_PER_DOUBLING * doublings + ERROR_PER_LOSS * np.maximum(loss, 0)
         if not knows_network and self.count_nodes(self.last.devices) == 1:
             scale = scale * np.where(self.count_nodes(devices) > 1, UNMEASURED_NETWORK_FACTOR, 1.0)
+        scale = np.minimum(scale, MAX_ERROR_SCALE)
         return np.where((devices == self.last.devices) & (batch == self.last.batch), 0.0, scale)
 
 

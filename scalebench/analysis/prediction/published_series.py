@@ -18,7 +18,7 @@ from scalebench.analysis.prediction.step_model import LINK_EFFICIENCIES, SYNC_KI
 from scalebench.core.errors import InputError
 
 SERIES_FILE = Path(__file__).with_suffix(".csv")
-# Their messages are not published: buckets of PyTorch's DistributedDataParallel, or about as many as a network has layers.
+# Messages are not published: buckets as in PyTorch's DistributedDataParallel, or as many as a network has layers.
 BUCKET_BYTES, MAX_MESSAGES = 25e6, 50
 PROTOCOLS = ("P1", "P2", "P2b", "P3")
 
@@ -62,7 +62,7 @@ def list_trials(series: PublishedSeries) -> Iterator[Trial]:
     """Yield the trials of a curve. P1: one device is known, where batches are equal. P2: all counts on one node, and
     those on more are predicted. P2b: all on one and two nodes. P3: the first two counts."""
     points = series.points
-    nodes = [float(series.links.count_nodes(point.devices)) for point in points]
+    nodes = [-(-point.devices // series.links.devices_per_node) for point in points]
 
     def split(protocol: str, count: int) -> Iterator[Trial]:
         if 0 < count < len(points):
@@ -90,8 +90,10 @@ def load_series(path: Path = SERIES_FILE) -> tuple[PublishedSeries, ...]:
     for line, row in enumerate(rows, 2):
         try:
             series.append(_parse_row(row))
-        except (KeyError, ValueError, TypeError) as error:
-            raise InputError(f"{path}:{line} is no scaling curve ({error}); its columns: those of {SERIES_FILE}") from error
+        except (KeyError, ValueError, TypeError, ArithmeticError) as error:
+            raise InputError(
+                f"{path}:{line} is no scaling curve ({error}); its columns: those of {SERIES_FILE}"
+            ) from error
     return tuple(series)
 
 

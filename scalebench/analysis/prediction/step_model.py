@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
-# The kinds of synchronization: of replicas, of shards, of replicas with a sharded optimizer, of split layers, of variables
-# in one place with and without overlap, of a model cut into stages, of pipelines side by side, and none.
+# The kinds of synchronization: of replicas, of shards, of replicas with a sharded optimizer, of split layers, of
+# variables in one place with and without overlap, of a model cut into stages, of pipelines side by side, and none.
 ALL_REDUCE, SHARDED, ZERO1, TENSOR, ONE_COPY, IN_GRAPH, STAGES, HYBRID, NO_SYNC = SYNC_KINDS = (
     "all_reduce", "sharded", "zero1", "tensor", "one_copy", "in_graph", "stages", "hybrid", "none",
 )  # fmt: skip
@@ -204,7 +204,7 @@ def solve_sample_s(model: StepModel, devices: float, batch: float, step_s: float
     """Return the model with the seconds of a sample that give this measured step, by bisection."""
     half_batch = model.pass_s / model.sample_s if model.sample_s else 0.0
     low, high = 0.0, step_s / batch
-    for _ in range(60):
+    for _ in range(40):  # to 12 digits
         middle = (low + high) / 2
         model = replace(model, sample_s=middle, pass_s=half_batch * middle)
         too_long = predict_parts(model, devices, batch).step_s > step_s
