@@ -24,6 +24,7 @@ NAMES = (
     "soak",
     "resnet50",
     "pipeline_bubble",
+    "decoding",
 )
 
 

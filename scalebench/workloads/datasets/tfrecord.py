@@ -16,9 +16,7 @@ from scalebench.core.spec import Config
 from scalebench.workloads.datasets import cache, images
 
 VERSION = 1
-HINT = (
-    "have a folder of TFRecord files named train-00000-of-01024, as made of ImageNet (https://image-net.org)"
-)
+HINT = "have a folder of TFRecord files named train-00000-of-01024, as made of ImageNet (https://image-net.org)"
 PATTERN = "train-*-of-*"
 KEYS = (b"image/encoded", b"image/class/label")
 # A record is its length in bytes, a checksum of that, the data, and a checksum of these:
