@@ -25,6 +25,7 @@ NAMES = (
     "resnet50",
     "pipeline_bubble",
     "predict_error",
+    "decoding",
 )
 
 

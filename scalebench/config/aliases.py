@@ -62,13 +62,14 @@ KEY_ALIASES = _invert(
         "hardware.slurm.time_minutes": "time walltime",
         "dataset.path": "data_dir data_path dataset_path",
         "dataset.size": "num_samples samples n_samples",
+        "dataset.workers": "num_workers workers dataloader_workers",
+        "dataset.augment": "distortions augmentation",
     }
 )
 # Hints for keys that have no counterpart here.
 KEY_HINTS = _invert(
     {
         "the number of nodes follows from the devices: gpus=16 hardware=NAME": "nodes num_nodes nnodes n_nodes",
-        "batches can be gathered ahead of time: dataset.prefetch=queue": "num_workers workers dataloader_workers",
         "the strategy names it: strategy=ddp_gloo, strategy=horovod_mpi": "backend dist_backend",
         "the hardware says which devices: hardware=cpu": "device",
         "each run keeps its logs beside its result": "verbose log_level quiet",

@@ -85,6 +85,10 @@ class DatasetSpec:
     cache: str | None = None  # null: $SCALEBENCH_CACHE, else ~/.cache/scalebench
     feed: str = choice_field("host", "device", "fixed", "disk")
     prefetch: str = choice_field("none", "queue", "device")
+    # Of data sets whose pictures are decoded during training: how many processes (PyTorch) or threads (TensorFlow) of
+    # each rank decode; null: one per core of the rank, 0: the rank itself, for each batch when it is needed.
+    workers: int | None = number_field(None, at_least=0, at_most=256)
+    augment: bool = True  # likewise: random crops and flips in training; false: the central square
 
 
 @dataclass

@@ -15,7 +15,7 @@ from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.spec import Config, RunSpec
 from scalebench.strategies import registry
 from scalebench.strategies.base import Unsupported
-from scalebench.workloads import networks, partition, user_code
+from scalebench.workloads import datasets, networks, partition, user_code
 
 Reasons = Iterator[str]
 Rule = Callable[[RunSpec, Any], Reasons]
@@ -101,6 +101,11 @@ def parameter_server_rule(spec: RunSpec, options: Any) -> Reasons:
         yield (
             f"workers of {config.strategy.name} read their samples when they have been dealt rows: "
             f"it takes dataset.feed=host, disk or fixed and dataset.prefetch=none"
+        )
+    if datasets.decodes_in_training(config.dataset):
+        yield (
+            f"workers of {config.strategy.name} read decoded samples, and dataset={config.dataset.name} decodes them "
+            "during training: use dataset=imagenet"
         )
     if config.train.accumulate > 1:
         yield (

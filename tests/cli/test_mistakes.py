@@ -33,7 +33,7 @@ MISTAKES = {
     "optimizer=sgd": "no key 'optimizer'; did you mean 'train.optimizer'?",
     "repeats=3": "no key 'repeats'; did you mean 'measure.repeats'?",
     "measure.repeat=3": "no key 'measure.repeat'; did you mean 'measure.repeats'?",
-    "num_workers=4": "no key 'num_workers'; batches can be gathered ahead of time: dataset.prefetch=queue",
+    "num_workers=4": "no key 'num_workers'; did you mean 'dataset.workers'?",
     "output_dir=here": "no key 'output_dir'; did you mean 'hydra.run.dir'?",
     "hardware.partition=gpu": "no key 'hardware.partition'; did you mean 'hardware.slurm.partition'?",
     "gradient_accumulation_steps=4": "no key 'gradient_accumulation_steps'; did you mean 'train.accumulate'?",

@@ -31,7 +31,9 @@ SECTIONS = (
     JoinedSection("prediction", "What more devices would give", ("prediction:section",)),
     JoinedSection("strategies", "All configurations", ("side_by_side:section", "scaling:strategies_section")),
     JoinedSection("attribution", "Where the lost efficiency went", ("attribution:section",)),
-    JoinedSection("step", "Where the time of a step goes", ("operations:section", "sync:section")),
+    JoinedSection(
+        "step", "Where the time of a step goes", ("operations:section", "real_input:section", "sync:section")
+    ),
     JoinedSection("usage", "Devices: use, memory, clocks", ("usage:section", "memory:section", "usage:clocks_section")),
     JoinedSection(
         "training", "Epochs and training", ("training:epochs_section", "training:section", "training:losses_section")
