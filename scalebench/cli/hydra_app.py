@@ -76,6 +76,11 @@ def _run_or_sweep(session: SweepSession) -> int:
         try:
             _run_hydra(session, [*switches, *overrides])
         except RepeatsRequested:
+            if session.is_single:
+                raise InputError(
+                    'measure.repeats makes a sweep of a run: scalebench.sweep({"strategy": ["ddp"]}, ...), or '
+                    'measure={"repeats": 1}'
+                ) from None
             _run_hydra(session, make_sweep_arguments(switches, overrides))
         return session.finish()
 

@@ -118,7 +118,10 @@ class Console:
             colours: Any = {"color_system": None} if os.environ.get("NO_COLOR") else {}
             self._is_notebook = rich.console.Console().is_jupyter
             self._rich = rich.console.Console(
-                highlight=False, file=_Output(), force_jupyter=False, **colours  # type: ignore[arg-type]
+                highlight=False,
+                file=_Output(),
+                force_jupyter=False,
+                **colours,  # type: ignore[arg-type]
             )
             if not self._rich.is_terminal:
                 columns = os.environ.get("COLUMNS", "")

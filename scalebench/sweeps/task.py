@@ -60,9 +60,10 @@ class SweepSession:
     the bound method `session.run_one`, from which `get_session` gets the session: nothing global is needed.
     """
 
-    def __init__(self, arguments: Sequence[str], console: Console | None = None) -> None:
+    def __init__(self, arguments: Sequence[str], console: Console | None = None, is_single: bool = False) -> None:
+        """`is_single`: several repeats, which make a sweep, are refused."""
         self.arguments = list(arguments)  # of the command line
-        self.console = console or Console()
+        self.console, self.is_single = console or Console(), is_single
         self.folder: Path | None = None  # of the sweep, or of a single run
         self.done: list[Result] = []  # here, since Hydra drops what a task function returns
         self._planned = 1  # without the baselines that a sweep repeats
@@ -233,14 +234,21 @@ class SweepSession:
         """Take over the lock on the folder of a single run."""
         self._lock = lock
 
-    def begin_sweep(self, planned: Sequence[SweepRun], folder: Path, max_minutes: float | None, report: bool) -> Sweep:
+    def begin_sweep(
+        self,
+        planned: Sequence[SweepRun],
+        folder: Path,
+        max_minutes: float | None,
+        report: bool,
+        export: str = "none",
+    ) -> Sweep:
         """Begin a sweep, or its next batch where hydra.sweeper.max_batch_size divides it. Raise InputError while
         another program uses this folder."""
         if self.sweep is None:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(folder)
             self._planned, self._new_folders = 0, []
-            self.sweep = Sweep(folder, self.arguments, max_minutes, report)
+            self.sweep = Sweep(folder, self.arguments, max_minutes, report, export)
         self._planned += len(planned)
         self._swept_keys |= find_swept_keys(planned)
         self.console.print_open_ports([run.spec for run in planned])
@@ -280,7 +288,8 @@ class SweepSession:
         record = sweep.record
         if len(record.left_out) == len(record.runs):
             raise InputError(f"not one run fits into sweep.max_minutes={record.max_minutes:g}")
-        self.console.print_line("")
+        if self.console.shows_tables:
+            self.console.print_line("")
         survey = self.console.print_table([sweep.folder])
         write_tables(sweep.folder, survey)
         try:
@@ -291,6 +300,8 @@ class SweepSession:
         try:
             if sweep.report:
                 self._write_report(sweep.folder, survey)
+            if sweep.export != "none":
+                self._export(sweep)
         finally:
             for call in self.at_end:
                 call()
@@ -302,6 +313,13 @@ class SweepSession:
         with self.console.show_activity("the report"):
             path = page.write(make_report_data([folder], survey), folder / "report.html")
         self.console.print_line(f"report: {path}")
+
+    def _export(self, sweep: Sweep) -> None:
+        from scalebench.report import trackers
+
+        with self.console.show_activity(f"the export to {sweep.export}"):
+            lines = trackers.export(sweep.export, [sweep.folder])
+        self.console.print_line(f"exported: {', '.join(lines)}")
 
     def release(self) -> None:
         """Let other programs use the folder again."""

@@ -6,9 +6,10 @@ Modules with more than one section name them `<section>_section`. SECTIONS joins
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.report.document import Block, Chart, Paragraph, Section, has_shape, scale_units
 from scalebench.report.report_data import HomeFolder, ReportData
 
@@ -42,11 +43,20 @@ SECTIONS = (
 )
 
 
-def make_sections(report_data: ReportData) -> Iterator[Section]:
+def make_charts(report_data: ReportData, name: str) -> list[Chart]:
+    """Return the charts of one section. Raise InputError for an unknown one."""
+    names = [joined.id for joined in SECTIONS]
+    if name not in names:
+        raise InputError(unknown_name_message("section", name, names))
+    sections = make_sections(report_data, [SECTIONS[names.index(name)]])
+    return [block for section in sections for block in section.blocks if isinstance(block, Chart)]
+
+
+def make_sections(report_data: ReportData, chosen: Sequence[JoinedSection] = SECTIONS) -> Iterator[Section]:
     """Yield the sections that have something to show, without charts that show no more than their table, and with the
     figures of the others in units of their size."""
     home = HomeFolder()
-    for joined in SECTIONS:
+    for joined in chosen:
         section = _join(joined, [part for name in joined.parts if (part := _make_part(name, report_data)) is not None])
         if section is not None:
             yield section if report_data.full_paths else home.hide_in(section)
