@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalebench.analysis import throughput
-from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, make_frame
+from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, convert_types, make_frame
 from scalebench.analysis.history import History, HistoryEntry, read_history
 from scalebench.analysis.identity import comparison_key, pooling_key
 from scalebench.analysis.named_baseline import resolve_named_baseline
@@ -254,7 +254,9 @@ class Configurations:
 
 
 @pause_garbage_collection()
-def pooled(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> pd.DataFrame:
+def pooled(
+    path: PathLike | Sequence[PathLike], baseline: PathLike | None = None, dtypes: str = "nullable"
+) -> pd.DataFrame:
     """Return one row per configuration found at or below `path`: the columns of `load`, and `repeats`, their number.
 
     A configuration is a fingerprint on one kind of machine with one version of its framework; runs without a throughput
@@ -271,11 +273,11 @@ def pooled(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     means, with Student's t over three repeats or more for those that have an interval in `load`; `_min` is the least;
     memory peaks are the largest; steady if all are; flags of any. `run_id`, `started_at` and `path` are those of the
     first repeat; differing texts are joined; `repeat` is null. A `baseline` that is one of these runs stands for all
-    repeats of its configuration. Raises InputError as `load` does.
+    repeats of its configuration. `dtypes` and InputError as for `load`.
 
     Source of paired ratios: Box, Hunter and Hunter 1978, "Statistics for Experimenters" (paired comparisons, blocking).
     """
-    return load_configurations(path, baseline).make_frame()
+    return convert_types(load_configurations(path, baseline).make_frame(), dtypes)
 
 
 def load_configurations(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> Configurations:

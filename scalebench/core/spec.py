@@ -23,6 +23,7 @@ NO_VALIDATION_SAMPLES = (
     "train.stop.target is of the validation metric, and there are fewer samples to validate than replicas"
 )
 SWEEP_REPEATS = 3  # the fewest that give an interval; of a configuration where measure.repeats leaves it open
+TRACKERS = ("csv", "mlflow", "tensorboard", "wandb")  # to which finished runs can be exported
 ALL_DEVICES = "all"  # a value of the key gpus
 CHIEF = "chief"  # the role of the only process that measures, where processes have roles
 FIRST_REPEAT_ONLY = ("evaluate", "probes", "trace", "collectives", "bandwidth", "timeline")  # keys of MeasureSpec
@@ -258,6 +259,7 @@ class SweepSpec:
 
     max_minutes: float | None = number_field(None, positive=True)  # the least informative runs are left out beyond that
     report: bool = True  # write report.html into its folder at the end
+    export: str = choice_field("none", *TRACKERS)  # pass its runs on at the end, as scalebench export does
 
 
 @dataclass
