@@ -212,6 +212,16 @@ def fsdp_rule(spec: RunSpec, options: Any) -> Reasons:
         )
 
 
+def hsdp_rule(spec: RunSpec, options: Any) -> Reasons:
+    """Each copy of the weights has the same number of shards."""
+    if options.shards is not None and spec.processes % options.shards:
+        yield (
+            f"{spec.config.strategy.name} keeps a copy of the weights in each strategy.options.shards={options.shards} "
+            f"processes, which does not divide gpus={spec.gpus}: change one of them"
+        )
+    yield from fsdp_rule(spec, options)
+
+
 def data_parallel_rule(spec: RunSpec, options: Any) -> Reasons:
     """The model is copied anew in each step."""
     if spec.config.train.compile:
@@ -234,6 +244,12 @@ def lightning_rule(spec: RunSpec, options: Any) -> Reasons:
     per_node = [sum(place.node == node for place in spec.places) for node in range(spec.nodes)]
     if len(set(per_node)) > 1:
         yield f"Lightning wants as many processes on every node, and here are {per_node}"
+
+
+def lightning_fsdp_rule(spec: RunSpec, options: Any) -> Reasons:
+    """Lightning's loop and fully_shard each have their own limits."""
+    yield from lightning_rule(spec, options)
+    yield from fsdp_rule(spec, options)
 
 
 def horovod_rule(spec: RunSpec, options: Any) -> Reasons:
@@ -290,6 +306,8 @@ RULES: dict[str, Rule] = {
     ),
     "Zero1": zero_rule,
     "Fsdp": fsdp_rule,
+    "Hsdp": hsdp_rule,
+    "LightningFsdp": lightning_fsdp_rule,
     "SingleProcessDataParallel": data_parallel_rule,
     "TensorParallel": tensor_parallel_rule,
     "LightningDdp": lightning_rule,

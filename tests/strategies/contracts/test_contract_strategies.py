@@ -45,6 +45,14 @@ TORCH = [
     ),
     contract("fsdp", slow=True),
     contract("fsdp_nccl", slow=True),
+    contract("hsdp", EACH_LAYER, "strategy.options.shards=1"),  # two copies
+    contract("hsdp", EACH_LAYER, gpus=1, slow=True),
+    contract("hsdp", EACH_LAYER, ACCUMULATE, gpus=4, slow=True),  # two copies in two shards
+    contract("lightning_fsdp_gloo", EACH_LAYER),
+    contract("lightning_fsdp_gloo", gpus=1, slow=True),
+    contract("lightning_fsdp_gloo", EACH_LAYER, ACCUMULATE, gpus=3, slow=True),
+    contract("lightning_fsdp", slow=True),
+    contract("lightning_fsdp_nccl", slow=True),
     contract("zero1"),
     contract(
         "zero1", ACCUMULATE, "strategy.options.parameters_as_bucket_view=true",
