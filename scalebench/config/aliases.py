@@ -42,6 +42,7 @@ KEY_ALIASES = _invert(
         "train.stop.steps": "num_steps n_steps max_steps iterations iters num_batches",
         "train.accumulate": "grad_accum accumulation_steps accumulate_grad_batches gradient_accumulation_steps",
         "train.data_format": "channels_last memory_format",
+        "train.activation_checkpointing": "gradient_checkpointing checkpoint_activations recompute checkpointing",
         "train.compile": "torch_compile xla jit",
         "gpus": "gpu ngpus n_gpus num_gpus devices num_devices world_size nproc nproc_per_node num_processes np ranks",
         "model": "network net arch architecture",

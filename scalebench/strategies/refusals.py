@@ -18,6 +18,15 @@ from scalebench.strategies.base import Unsupported
 from scalebench.workloads import networks, partition, user_code
 
 Reasons = Iterator[str]
+# Why strategies with PyTorch do not recompute activations.
+NOT_CHECKPOINTED = {
+    "tensor_parallel": "would exchange its activations a second time",
+    "data_parallel": "copies the model in each step",
+    **dict.fromkeys(
+        ("model_parallel", "pipeline_gpipe", "pipeline_1f1b", "hybrid"),
+        "keeps the activations of micro-batches in its schedule",
+    ),
+}
 Rule = Callable[[RunSpec, Any], Reasons]
 
 
@@ -27,6 +36,8 @@ def find_refusal(spec: RunSpec) -> str | None:
     A search for a batch size changes the batch in each attempt, so only the strategy can tell.
     """
     strategy = spec.config.strategy
+    for reason in checkpointing_rule(spec):
+        return reason
     rule = RULES.get(registry.BUILT_IN_STRATEGIES.get(strategy.name, "").partition(":")[2])
     if rule is None or spec.config.measure.search != "none":
         return None
@@ -38,6 +49,19 @@ def refuse(reasons: Reasons) -> None:
     """Raise Unsupported with the first of these reasons, if there is one."""
     for reason in reasons:
         raise Unsupported(reason)
+
+
+def checkpointing_rule(spec: RunSpec) -> Reasons:
+    """Activations are recomputed by PyTorch, where each process has a complete model and backward pass."""
+    train, strategy = spec.config.train, spec.config.strategy
+    if not train.activation_checkpointing:
+        return
+    if strategy.framework != "torch":
+        yield f"train.activation_checkpointing is for PyTorch's strategies, and {strategy.name} is none: leave it out"
+    if strategy.name in NOT_CHECKPOINTED:
+        yield f"{strategy.name} {NOT_CHECKPOINTED[strategy.name]}: leave out train.activation_checkpointing"
+    if train.compile:
+        yield "train.activation_checkpointing with train.compile=true: the compiler decides what it keeps; take one"
 
 
 def single_program_rule(spec: RunSpec, options: Any) -> Reasons:
