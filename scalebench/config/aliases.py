@@ -82,10 +82,17 @@ CHOICE_HINTS = {
         {
             "strategy=data_parallel is torch.nn.DataParallel": "dp dataparallel",
             "strategy=bare_torch is one device without a wrapper": "none single bare baseline",
-            "strategy=zero1 shards the state of the optimizer, strategy=fsdp also weights and gradients": (
-                "deepspeed zero zero2 zero3"
+            "strategy=zero1 is PyTorch's optimizer state in parts; strategy=deepspeed_zero1, 2 and 3 are DeepSpeed's": (
+                "deepspeed zero"
             ),
-            "strategy=ddp is PyTorch's data parallelism": "nccl gloo torch pytorch torchrun accelerate",
+            "strategy=deepspeed_zero2 is DeepSpeed's ZeRO stage 2": "zero2 zero_2 deepspeed_stage_2",
+            "strategy=deepspeed_zero3 is DeepSpeed's ZeRO stage 3, strategy=fsdp PyTorch's own": (
+                "zero3 zero_3 deepspeed_stage_3"
+            ),
+            "write strategy=accelerate": "huggingface_accelerate hf_accelerate huggingface",
+            "write strategy=fsdp, or strategy=lightning_fsdp": "fsdp2 fully_shard fully_sharded_data_parallel",
+            "write strategy=hsdp": "hybrid_shard hybrid_sharded_data_parallel",
+            "strategy=ddp is PyTorch's data parallelism": "nccl gloo torch pytorch torchrun",
             "strategy=mirrored is TensorFlow's data parallelism": "tensorflow tf keras",
             "strategy=tensor_parallel splits layers": "tp megatron",
             "strategy=pipeline_1f1b and strategy=pipeline_gpipe are pipelines": "pp gpipe",

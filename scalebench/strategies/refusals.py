@@ -210,6 +210,15 @@ def stages_rule(spec: RunSpec, schedule: str, stages: int, micro_batches: int | 
             yield f"{name}: {reason}"
 
 
+def ddp_rule(spec: RunSpec, options: Any) -> Reasons:
+    """PowerSGD keeps gradients from step to step, which a scaled loss changes."""
+    if options.comm_hook == "powersgd" and spec.config.train.precision == "float16":
+        yield (
+            "strategy.options.comm_hook=powersgd adds what a step left out to the next one, and "
+            "train.precision=float16 scales each loss differently: take bfloat16 or float32"
+        )
+
+
 def zero_rule(spec: RunSpec, options: Any) -> Reasons:
     """Each process owns whole tensors of the optimizer's state."""
     if user_code.is_user_model(spec.config.model):
@@ -276,6 +285,21 @@ def lightning_fsdp_rule(spec: RunSpec, options: Any) -> Reasons:
     yield from fsdp_rule(spec, options)
 
 
+def accelerate_rule(spec: RunSpec, options: Any) -> Reasons:
+    """Accelerate scales losses on GPUs only, and wraps only more than one process."""
+    if spec.config.train.precision == "float16" and spec.device == "cpu":
+        yield "accelerate scales a loss for train.precision=float16 on GPUs only: take bfloat16"
+
+
+def deepspeed_rule(spec: RunSpec, options: Any) -> Reasons:
+    """DeepSpeed's engine has its own ways with half precision and compilers."""
+    name, train = spec.config.strategy.name, spec.config.train
+    if train.precision == "float16":
+        yield f"{name} keeps weights in float16 where it scales a loss, and here weights stay float32: take bfloat16"
+    if train.compile:
+        yield f"{name} compiles models in a way of its own: leave out train.compile"
+
+
 def horovod_rule(spec: RunSpec, options: Any) -> Reasons:
     """Horovod cannot combine some of its options, and has some with one of its transports only."""
     strategy, name = spec.config.strategy, spec.config.strategy.name
@@ -328,10 +352,13 @@ RULES: dict[str, Rule] = {
     "Hybrid": lambda spec, options: stages_rule(
         spec, options.schedule, 1 if spec.processes == 1 else options.stages, options.micro_batches
     ),
+    "CompressedDdp": ddp_rule,
     "Zero1": zero_rule,
     "Fsdp": fsdp_rule,
     "Hsdp": hsdp_rule,
     "LightningFsdp": lightning_fsdp_rule,
+    "Accelerate": accelerate_rule,
+    **{f"DeepSpeedZero{stage}": deepspeed_rule for stage in (1, 2, 3)},
     "SingleProcessDataParallel": data_parallel_rule,
     "TensorParallel": tensor_parallel_rule,
     "LightningDdp": lightning_rule,

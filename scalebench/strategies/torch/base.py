@@ -140,7 +140,7 @@ class TorchStrategy(Strategy, Probes):
 
     def split_batch(self, batch: TorchBatch) -> list[TorchBatch]:
         """Split a batch into the parts that a step computes one by one, and keep it for probes that train on it."""
-        parts = batch.split(self.accumulate)
+        parts = batch.split(self.count_parts(batch))
         if self.last_batch is None and isinstance(self.compiled, CompiledModel):
             self.compiled.shapes = {part.inputs.shape for part in parts}
         is_full = self.last_batch is None or batch.samples >= self.last_batch.samples
@@ -148,6 +148,10 @@ class TorchStrategy(Strategy, Probes):
             self.last_batch = batch  # an epoch's last, smaller batch may run through other code
         torch.backends.cudnn.benchmark = tunes_convolutions(self.device.type, is_full)
         return parts
+
+    def count_parts(self, batch: TorchBatch) -> int:
+        """Return the number of parts to split a batch into, some of which may be empty."""
+        return self.accumulate
 
     def without_sync(self) -> AbstractContextManager[Any]:
         """Return a context for the passes of a part whose gradients are not synchronized yet."""

@@ -16,12 +16,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
 from scalebench.strategies.torch import evaluation, optimizer
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import FLOAT_BYTES, all_gather, build_torch_collective, reduce_scatter
+from scalebench.strategies.torch.group import (
+    FLOAT_BYTES,
+    MessageLog,
+    all_gather,
+    build_torch_collective,
+    reduce_scatter,
+)
 from scalebench.strategies.torch.model import NetworkModule
 from scalebench.workloads.source import Source
 
@@ -51,32 +58,12 @@ def group_layers(model: NetworkModule, min_bytes: float) -> list[list[nn.Module]
     return groups
 
 
-LoggedMessage = tuple[str, int]  # kind of the collective, bytes of its full tensor
-
-
-class MessageLog:
-    """The messages of one step in the order of sending; those outside of a step are not recorded."""
-
-    def __init__(self) -> None:
-        self.last_step: list[LoggedMessage] = []
-        self._current: list[LoggedMessage] | None = None  # None: no step is running
-
-    def begin_step(self) -> None:
-        self._current = []
-
-    def end_step(self) -> None:
-        self.last_step, self._current = self._current or [], None
-
-    def add(self, kind: str, full: Tensor) -> None:
-        if self._current is not None:
-            self._current.append((kind, full.numel() * full.element_size()))
-
-    def attach(self, unit: Any, has_copies: bool) -> None:
-        """Log the messages of a module to which fully_shard was applied; with copies of shards, their all-reduces."""
-        unit.set_custom_all_gather(_LoggedAllGather(self))
-        unit.set_custom_reduce_scatter(_LoggedReduceScatter(self))
-        if has_copies:
-            unit.set_all_reduce_hook(lambda shard: self.add("all_reduce", shard))  # called after the all-reduce
+def log_messages(log: MessageLog, unit: Any, has_copies: bool) -> None:
+    """Log the messages of a module to which fully_shard was applied; with copies of shards, their all-reduces."""
+    unit.set_custom_all_gather(_LoggedAllGather(log))
+    unit.set_custom_reduce_scatter(_LoggedReduceScatter(log))
+    if has_copies:
+        unit.set_all_reduce_hook(lambda shard: log.add("all_reduce", shard))  # called after the all-reduce
 
 
 class _LoggedCollective:
@@ -137,10 +124,12 @@ class Fsdp(TorchStrategy):
     def group_backend(self) -> str:
         return self.requested_backend()
 
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        self._log = MessageLog()
+
     def setup(self) -> None:
         self._check_supported()
-        self._log = MessageLog()
-        self._collectives: dict[tuple[int, ...], list[Callable[[], None]]] = {}
         super().setup()
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -153,7 +142,7 @@ class Fsdp(TorchStrategy):
         self._resharded_units = self._units()[:-1] if self.options.reshard_after_forward else []
         for unit in self._units():
             fully_shard(unit, mesh=mesh, reshard_after_forward=unit in self._resharded_units)
-            self._log.attach(unit[0], mesh.ndim > 1)
+            log_messages(self._log, unit[0], mesh.ndim > 1)
         if not isinstance(model, FSDPModule):
             fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the root, which has no weights left
         train = self.spec.config.train
@@ -172,18 +161,10 @@ class Fsdp(TorchStrategy):
         self._log.end_step()
         return part
 
-    def split_batch(self, batch: TorchBatch) -> list[TorchBatch]:
-        """Split a batch into the same number of parts on all ranks, since each part gathers the weights.
-
-        A batch with too few samples for all parts of all ranks is not split.
-        """
-        if batch.global_samples >= self.accumulate * self.spec.processes:
-            return super().split_batch(batch)
-        accumulate, self.accumulate = self.accumulate, 1
-        try:
-            return super().split_batch(batch)
-        finally:
-            self.accumulate = accumulate
+    def count_parts(self, batch: TorchBatch) -> int:
+        """Return the same number of parts on all ranks, since each part gathers the weights: one if there are too few
+        samples for all parts of all ranks."""
+        return self.accumulate if batch.global_samples >= self.accumulate * self.spec.processes else 1
 
     @contextmanager
     def without_sync(self) -> Iterator[None]:
@@ -206,20 +187,10 @@ class Fsdp(TorchStrategy):
     def message_sizes(self) -> list[int]:
         """Return the logged sizes: of each all-gather the full output, of each reduce-scatter the full input,
         including padding."""
-        return [size for _, size in self._log.last_step]
+        return self._log.sizes()
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        """Send the messages one after the other, as in a step; as all-gathers if the sizes are not those of a step."""
-        assert self.group is not None, "setup comes first"
-        key = tuple(sizes)
-        if key not in self._collectives:
-            sent = self._log.last_step
-            kinds = [kind for kind, _ in sent] if sizes == [size for _, size in sent] else ["all_gather"] * len(sizes)
-            self._collectives[key] = [
-                self._build_collective(kind, size) for kind, size in zip(kinds, sizes, strict=True)
-            ]
-        for collective in self._collectives[key]:
-            collective()
+        self._log.replay(sizes, self._build_collective)
 
     def _build_collective(self, kind: str, size_bytes: int) -> Callable[[], None]:
         """Build one message of a step, between the processes that exchange it."""
@@ -250,7 +221,7 @@ class Fsdp(TorchStrategy):
             return super().parameters()
 
     def close(self) -> None:
-        self._collectives = {}
+        self._log.close()
         super().close()
 
     def _check_supported(self) -> None:

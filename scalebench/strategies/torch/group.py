@@ -98,7 +98,9 @@ class TorchCollective:
     Its float32 buffers are `full` with the requested size, this rank's `part` of it, and an `output` of the full size.
     """
 
-    def __init__(self, name: str, size_bytes: int, device: torch.device, among: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self, name: str, size_bytes: int, device: torch.device, among: dist.ProcessGroup | None = None
+    ) -> None:
         """`size_bytes` is a multiple of 4 times the ranks for operations with parts. `among` are the ranks that take
         part, by default all of them; operations with a root need all."""
         ranks = dist.get_world_size(among)
@@ -177,3 +179,40 @@ def build_torch_collective(
     except (RuntimeError, NotImplementedError) as error:
         raise not_measured_if_unsupported(error, f"{group.backend} of PyTorch {torch.__version__}", name) from error
     return action
+
+
+class MessageLog:
+    """The messages of one step as (collective operation, bytes of its full tensor), in the order of sending; those
+    outside of a step are not recorded."""
+
+    def __init__(self) -> None:
+        self.last_step: list[tuple[str, int]] = []
+        self._current: list[tuple[str, int]] | None = None  # None: no step is running
+        self._replays: dict[tuple[int, ...], list[Callable[[], None]]] = {}
+
+    def begin_step(self) -> None:
+        self._current = []
+
+    def end_step(self) -> None:
+        self.last_step, self._current = self._current or [], None
+
+    def add(self, kind: str, *full: Tensor) -> None:
+        if self._current is not None:
+            self._current.append((kind, sum(tensor.numel() * tensor.element_size() for tensor in full)))
+
+    def sizes(self) -> list[int]:
+        return [size for _, size in self.last_step]
+
+    def replay(self, sizes: list[int], build: Callable[[str, int], Callable[[], None]]) -> None:
+        """Send messages of these sizes one after the other, as in a step; as all-gathers if they are not those of the
+        last step. `build` makes an operation for its name and bytes."""
+        key = tuple(sizes)
+        if key not in self._replays:
+            kinds = [kind for kind, _ in self.last_step] if sizes == self.sizes() else ["all_gather"] * len(sizes)
+            self._replays[key] = [build(kind, size) for kind, size in zip(kinds, sizes, strict=True)]
+        for action in self._replays[key]:
+            action()
+
+    def close(self) -> None:
+        """Free the buffers of replays."""
+        self._replays.clear()

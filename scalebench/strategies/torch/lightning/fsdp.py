@@ -34,7 +34,7 @@ class LightningFsdp(GroupTrainerStrategy, Fsdp):
         return _AccumulatingFsdp(self, **self.group_arguments())
 
     def split_batch(self, batch: TorchBatch) -> list[TorchBatch]:
-        """Split a batch as Fsdp does. A batch that is not split comes after empty parts, since Lightning counts."""
+        """Split a batch; one that stays in one part comes after empty ones, since Lightning counts parts."""
         self._log.begin_step()
         parts = super().split_batch(batch)
         empty = batch._replace(inputs=batch.inputs[:0], targets=batch.targets[:0], share=0.0, last=False)
