@@ -234,6 +234,7 @@ class TrainSpec:
     data_format: str = choice_field("default", "nhwc", "nchw")  # memory layout of images; default: the adapter's choice
     compile: bool = False  # torch.compile, XLA
     dropout: bool = True  # false: dropout layers are inactive, so that losses can be compared
+    activation_checkpointing: bool = False  # with PyTorch: the backward pass computes activations anew
     momentum: float = number_field(0.9, at_least=0)  # of optimizer=momentum and nesterov
     weight_decay: float = number_field(
         0.0, at_least=0

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from scalebench.core.machine import cuda_builds, gpus
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
+from scalebench.strategies import refusals
 from scalebench.strategies.base import BACKWARD, FORWARD, Loop, LossPart, Probes, Strategy, Unsupported
 from scalebench.strategies.torch import bandwidth, evaluation, optimizer, profiling, user_module
 from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches
+from scalebench.strategies.torch.checkpointing import checkpoint_user_module
 from scalebench.strategies.torch.group import TorchGroup
 from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
 from scalebench.strategies.torch.observed import observe_backend, observe_settings
@@ -92,6 +94,7 @@ class TorchStrategy(Strategy, Probes):
 
     def setup(self) -> None:
         train = self.spec.config.train
+        refusals.refuse(refusals.checkpointing_rule(self.spec))
         set_threads(self.place.threads)
         self.device = choose_device(self.spec.device, self.place.devices[0])
         self.precision = Precision(train.precision, self.device)
@@ -137,7 +140,7 @@ class TorchStrategy(Strategy, Probes):
 
     def split_batch(self, batch: TorchBatch) -> list[TorchBatch]:
         """Split a batch into the parts that a step computes one by one, and keep it for probes that train on it."""
-        parts = batch.split(self.accumulate)
+        parts = batch.split(self.count_parts(batch))
         if self.last_batch is None and isinstance(self.compiled, CompiledModel):
             self.compiled.shapes = {part.inputs.shape for part in parts}
         is_full = self.last_batch is None or batch.samples >= self.last_batch.samples
@@ -145,6 +148,10 @@ class TorchStrategy(Strategy, Probes):
             self.last_batch = batch  # an epoch's last, smaller batch may run through other code
         torch.backends.cudnn.benchmark = tunes_convolutions(self.device.type, is_full)
         return parts
+
+    def count_parts(self, batch: TorchBatch) -> int:
+        """Return the number of parts to split a batch into, some of which may be empty."""
+        return self.accumulate
 
     def without_sync(self) -> AbstractContextManager[Any]:
         """Return a context for the passes of a part whose gradients are not synchronized yet."""
@@ -282,6 +289,8 @@ class TorchStrategy(Strategy, Probes):
     def _build_user_module(self) -> user_module.UserModule:
         config = self.spec.config
         model = user_module.build_user_module(config, self.device)
+        if config.train.activation_checkpointing:
+            checkpoint_user_module(model.module)
         user_module.check_user_module(model, config, self.device, self.precision, self.group)
         self._user_flops = model.flops_per_sample
         return model
