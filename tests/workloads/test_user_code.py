@@ -163,7 +163,7 @@ def test_samples_complete_what_the_config_leaves_open(case: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "samples", "message"),
     [
-        ({"loss": "l1"}, CURVES, r"^model.loss=l1: no loss 'l1'; known: auto, cross_entropy, mse$"),
+        ({"loss": "l1"}, CURVES, r"^model.loss=l1: no loss 'l1'; known: auto, cross_entropy, module, mse$"),
         ({"loss": "cross_entropy"}, CURVES, r"^model.loss=cross_entropy does not suit the quantities of dataset=it"),
         ({"loss": "mse"}, PICTURES, r"^model.loss=mse does not suit the 10 classes of dataset=it: leave it at auto$"),
         ({"targets": ["G0", "a", "b"]}, CURVES, r"^model.targets has 3 names for 2 quantities: name all or none$"),

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
-from scalebench.strategies.torch import evaluation, optimizer
+from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import FLOAT_BYTES, all_gather, build_torch_collective, reduce_scatter
@@ -156,10 +156,7 @@ class Fsdp(TorchStrategy):
             self._log.attach(unit[0])
         if not isinstance(model, FSDPModule):
             fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the root, which has no weights left
-        train = self.spec.config.train
-        self.optimizer = optimizer.build_optimizer(
-            train, self.model.parameters(), self.spec.learning_rate
-        )  # of the shards
+        self.optimizer = self.build_optimizer()  # of the shards
         return model
 
     def step(self, batch: TorchBatch) -> LossPart | None:
@@ -278,5 +275,5 @@ class _CallForward(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.net(inputs)
+    def forward(self, *batch: Any) -> Tensor:
+        return self.net(*batch)
