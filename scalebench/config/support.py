@@ -101,6 +101,9 @@ def _check_user_model(config: Config) -> list[str]:
         return [
             f"model={model.name} is made by {' or '.join(keys)}, and {strategy.name} trains with {strategy.framework}"
         ]
+    package = user_code.LIBRARIES.get(str(model.torch))
+    if key == "torch" and package is not None and registry.missing_packages([package]):
+        return [f"model={model.name} needs {package}, which is not installed: {registry.install_hint(package)}"]
     if getattr(model, key) is None:
         return [f"model={model.name} has no model.{key}=MODULE:FUNCTION, which {strategy.name} needs"]
     if strategy.framework == "tensorflow" and user_code.has_user_loss(model):

@@ -31,6 +31,11 @@ METRIC_OF_LOSS = {"cross_entropy": "accuracy", "mse": "mse"}
 MODULE_LOSS = "module"  # a value of model.loss: the user's module computes it
 LOSS_METRIC = "loss"  # the metric where the loss is the user's
 AUTO = "auto"
+# The packages of networks that scalebench takes from other libraries, by the beginning of their functions.
+LIBRARIES = {
+    f"scalebench.strategies.torch.libraries:build_{package}": package
+    for package in ("transformers", "torchvision", "timm")
+}
 TRAINING_STEP = "training_step"  # a LightningModule's method that returns its loss
 
 
@@ -136,6 +141,8 @@ def identify_model(model: ModelSpec) -> ModelSpec:
             f"model={CUSTOM} is a network of your own: set model.torch=MODULE:FUNCTION, model.keras=MODULE:FUNCTION, "
             "or both"
         )
+    if model.torch in LIBRARIES:
+        return _identify_library_model(model)
     if networks.is_known(model.name):
         key = next(iter(references))
         raise InputError(f"model={model.name} has its network already: model.{key} is for model={CUSTOM}")
@@ -145,6 +152,18 @@ def identify_model(model: ModelSpec) -> ModelSpec:
         raise error if model.name == CUSTOM else PluginError(f"model={model.name}: {error}") from error
     name = next(iter(references.values())) if model.name == CUSTOM else model.name
     return dataclasses.replace(model, name=name, code_digest="-".join(digests))
+
+
+def _identify_library_model(model: ModelSpec) -> ModelSpec:
+    """Return a library's network with the library in its name, since a network of scalebench may have the same one."""
+    library = LIBRARIES[str(model.torch)]
+    if model.name in ("hf", library):
+        example = "gpt2" if library == "transformers" else "resnet18"
+        raise InputError(
+            f"model={model.name} is all of {library}: set model.name to one of its networks, such as {example}"
+        )
+    name = model.name if model.name.startswith(f"{library}/") else f"{library}/{model.name}"
+    return dataclasses.replace(model, name=name)
 
 
 def has_open_shapes(model: ModelSpec) -> bool:
