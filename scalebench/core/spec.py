@@ -77,7 +77,8 @@ class DatasetSpec:
     validation_share: float = 0.25
     path: str | None = None  # a user's files: .npz of the same layout, CIFAR archive, folders of images
     image_size: int | None = number_field(None, at_least=1)  # pixels along each side; null: that of the model's input
-    dtype: str = choice_field("float32", "uint8", "int32")  # of inputs; uint8 becomes float32 on the device
+    # Of inputs; uint8 becomes float32 on the device; record: several arrays or integers, as they are.
+    dtype: str = choice_field("float32", "uint8", "int32", "record")
     classes: int | None = number_field(None, at_least=2)  # labels are 0 .. classes - 1; null: targets are quantities
     builder: str | None = None  # "module:function" that makes a user's samples, called with size, seed and options
     options: dict[str, Any] = field(default_factory=dict)  # arguments of that function

@@ -261,7 +261,9 @@ def hsdp_rule(spec: RunSpec, options: Any) -> Reasons:
 
 
 def data_parallel_rule(spec: RunSpec, options: Any) -> Reasons:
-    """The model is copied anew in each step."""
+    """The model is copied anew in each step, and the outputs of its copies are gathered."""
+    if user_code.has_user_loss(spec.config.model):
+        yield "data_parallel gathers outputs, and a loss of one's own is computed where they are made; use strategy=ddp"
     if spec.config.train.compile:
         yield "data_parallel copies the model in each step, which train.compile=true does not follow"
 
