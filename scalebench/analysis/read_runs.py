@@ -193,9 +193,9 @@ def compute_in_two_processes(
     with ProcessPoolExecutor(1, get_context("fork"), _keep_work, (function, second)) as pool:  # initargs: not pickled
         try:
             waiting = pool.submit(_compute_kept_work)
-            here = function(first)
-            there: list[B] = waiting.result()
-            return here + there
+            own = function(first)
+            forked: list[B] = waiting.result()
+            return own + forked
         except (BrokenProcessPool, OSError):  # the process was killed, or could not be started
             return function(first) + function(second)
 
