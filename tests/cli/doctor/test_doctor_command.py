@@ -166,6 +166,11 @@ def test_a_missing_package_has_its_install_command(run_command: Tell, monkeypatc
         ("mpirun", "#!/bin/sh\nexit 3", "MPI mpirun prints no version"),
         ("mpirun", "#!/bin/sh\nexec /bin/sleep 60", "MPI mpirun does not answer: "),
         ("sbatch", "no program", "SLURM sbatch does not answer: "),
+        (
+            "sbatch",
+            "#!/bin/sh\nprintf 'sbatch: error: a\\nsbatch: fatal: no configuration\\n' >&2; exit 1",
+            "SLURM sbatch does not answer: no configuration",
+        ),
     ],
 )
 def test_launchers_show_their_version(

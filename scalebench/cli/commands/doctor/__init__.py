@@ -150,4 +150,6 @@ def _read_version(command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{command} does not answer: {error}"
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    if done.returncode != 0 and lines:  # such as SLURM's commands where no cluster is configured
+        return f"{command} does not answer: {lines[-1].removeprefix(f'{command}: ').removeprefix('fatal: ')}"
     return lines[0] if lines else f"{command} prints no version"
