@@ -28,8 +28,7 @@ SECTIONS = (
     JoinedSection("unfinished", "Incomplete sweeps", ("problems:unfinished_section",)),
     JoinedSection("answer", "Answer", ("answer:section",)),
     JoinedSection("evidence", "How sure, and how to repeat it", ("answer:evidence_section",)),
-    JoinedSection("scaling", "Scaling", ("scaling:section",)),
-    JoinedSection("prediction", "What more devices would give", ("prediction:section",)),
+    JoinedSection("scaling", "Scaling", ("scaling:section", "prediction:section")),
     JoinedSection("strategies", "All configurations", ("side_by_side:section", "scaling:strategies_section")),
     JoinedSection("attribution", "Where the lost efficiency went", ("attribution:section",)),
     JoinedSection(
