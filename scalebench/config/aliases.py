@@ -103,12 +103,13 @@ CHOICE_HINTS = {
     ),
     "model": _invert(
         {
-            "model=gpt_small is a small GPT-2; model=custom model.torch=MODULE:FUNCTION trains your own": (
-                "bert gpt gpt2 llama transformer vit t5"
+            "model=gpt_small is a small GPT-2; model=hf model.name=gpt2 builds a model of transformers": (
+                "gpt gpt2 transformer huggingface transformers"
             ),
+            "write model=hf model.name={name}, a model of transformers": "bert llama vit",
             "model=lstm_small is a small recurrent network": "gru ptb recurrent rnn",
-            "model=resnet50 is the smallest of ImageNet; model=custom model.torch=MODULE:FUNCTION trains your own": (
-                "resnet18 resnet34"
+            "write model=torchvision model.name={name}; scalebench's own begin with resnet50": (
+                "resnet18 resnet34 mobilenet_v2 efficientnet_b0"
             ),
         }
     ),

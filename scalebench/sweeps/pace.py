@@ -133,8 +133,8 @@ def _estimate_from(entries: Sequence[PaceEntry], scales: Sequence[float], factor
 def _estimate_from_work(entries: Sequence[PaceEntry], work: float, guess: StepEstimate) -> StepEstimate:
     """Return the estimate from runs of other models, those of the most similar FLOPs per device and step (`work`).
 
-    A step of a small model is mostly overhead, so that its FLOP/s say little of a large one: then limits beyond those of
-    `guess` are left out, unless the machine is slower or faster than any that these know.
+    A step of a small model is mostly overhead, so that its FLOP/s say little of a large one: then limits beyond those
+    of `guess` are left out, unless the machine is slower or faster than any that these know.
     """
 
     def ratio(entry: PaceEntry) -> float:

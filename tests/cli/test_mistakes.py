@@ -50,9 +50,10 @@ MISTAKES = {
     "+foo=1": "no key 'foo'; known: baseline, dataset, ",
     "~gpus": "gpus cannot be removed; set it instead: gpus=VALUE",
     # Names of models, strategies and other choices.
-    "model=resnet18": "no model 'resnet18'; model=resnet50 is the smallest of ImageNet; model=custom ",
+    "model=resnet18": "no model 'resnet18'; write model=torchvision model.name=resnet18; ",
     "model=resnet": "no model 'resnet'; did you mean 'resnet50', 'resnet101' or 'resnet152'?",
-    "model=bert": "no model 'bert'; model=gpt_small is a small GPT-2; model=custom model.torch=MODULE:FUNCTION ",
+    "model=bert": "no model 'bert'; write model=hf model.name=bert, a model of transformers",
+    "model=gpt2": "no model 'gpt2'; model=gpt_small is a small GPT-2; model=hf model.name=gpt2 ",
     "strategy=dpd": "no strategy 'dpd'; did you mean 'ddp'?",
     "strategy=horovd": "no strategy 'horovd'; did you mean 'horovod'?",
     "strategy=DistributedDataParallel": "no strategy 'DistributedDataParallel'; strategy=ddp is PyTorch's",

@@ -29,16 +29,16 @@ PAGE_FAULTS = plugin_page.faults()
 FAULTS = PAGE_FAULTS | {
     "the module is not there": "strategy 'mine' of scalebench-mine cannot be loaded from scalebench_mine.nowhere:Mine: "
     "No module named 'scalebench_mine.nowhere'",
-    "the class is not there": "strategy 'mine' of scalebench-mine cannot be loaded from scalebench_mine.strategy:Yours: "
-    "module 'scalebench_mine.strategy' has no attribute 'Yours'",
+    "the class is not there": "strategy 'mine' of scalebench-mine cannot be loaded from scalebench_mine.strategy:Yours"
+    ": module 'scalebench_mine.strategy' has no attribute 'Yours'",
     "the class is no strategy": "strategy 'mine' of scalebench-mine: scalebench_mine.strategy:Mine is no subclass of "
     "scalebench.plugin_api.Strategy",
     "a method is missing": "strategy 'mine' of scalebench-mine: scalebench_mine.strategy:Mine lacks what each strategy "
     "has: broadcast",
     "there is no entry point": "strategy 'mine': scalebench-mine brings strategy/mine.yaml and no entry point "
     "scalebench.strategies of that name",
-    "two plugins have one name": "strategy 'mine' is registered by both another-mine and scalebench-mine; uninstall one "
-    "of them or set SCALEBENCH_PLUGINS",
+    "two plugins have one name": "strategy 'mine' is registered by both another-mine and scalebench-mine; uninstall "
+    "one of them or set SCALEBENCH_PLUGINS",
     "its baseline is not there": "strategy 'mine' of scalebench-mine names the baseline 'bare_touch': no strategy "
     "'bare_touch'; did you mean 'bare_torch'?",
     "the folder of YAML files is not there": "plugin scalebench-mine registers the config package "
