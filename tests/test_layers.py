@@ -143,7 +143,7 @@ def test_low_rooms_import_heavy_libraries_where_they_are_used(heavy: str) -> Non
 def loaded_after(code: str, *packages: str) -> list[str]:
     """Which of `packages` a fresh interpreter has loaded after `code`; the code's own output is discarded."""
     report = f"import sys\n{code}\nprint('LOADED', *sorted({set(packages)!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=300, check=True)
     return done.stdout.splitlines()[-1].split()[1:]
 
 
