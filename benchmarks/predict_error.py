@@ -51,9 +51,7 @@ def main() -> None:
     trials = [trial for series in with_half_batches(load_series(path)) for trial in list_trials(series)]
     residuals = [residual for trial in trials for residual in list_residuals(trial)]
     covered, shipped = cover_by_source(residuals), cover_with(residuals, load_limits())
-    print(
-        "errors of throughput in %; within: share in 95 % intervals of the other sources' errors; shipped: of all"
-    )
+    print("errors of throughput in %; within: share in 95 % intervals of the other sources' errors; shipped: of all")
     print_row("protocol", "source", "curves", "points", "mean", "median", "p90", "worst", "within", "shipped")
     print_row(*["---"] * 10)
     for protocol in PROTOCOLS:
@@ -195,4 +193,4 @@ def fail_if_grown(residuals: Sequence[Residual]) -> None:
 
 
 def print_row(*cells: str) -> None:
-    print(f"| {' | '.join(cells)} |")
+    print(f"|{'|'.join(cells)}|")
