@@ -152,8 +152,10 @@ def one_copy_s(links: Links, devices: FloatArray, size: float) -> FloatArray:
     """Return the seconds in which variables that one place holds go to all devices, and gradients come back."""
     nodes = links.count_nodes(devices)
     inside = np.minimum(devices, links.devices_per_node)
-    one, several = links.rate(np.ones(1))[0], links.rate(np.full(1, 2.0))[0]
-    seconds = 2 * size / one * (1 + HOST_COPY_SHARE * (inside - 1)) + 4 * size * (nodes - 1) / nodes / several
+    inside_rate, between_rate = links.rate(np.ones(1))[0], links.rate(np.full(1, 2.0))[0]
+    seconds = (
+        2 * size / inside_rate * (1 + HOST_COPY_SHARE * (inside - 1)) + 4 * size * (nodes - 1) / nodes / between_rate
+    )
     return np.where(devices > 1, seconds, 0.0)
 
 
