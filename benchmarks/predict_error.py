@@ -193,4 +193,4 @@ def fail_if_grown(residuals: Sequence[Residual]) -> None:
 
 
 def print_row(*cells: str) -> None:
-    print(f"| {' | '.join(cells)} |")
+    print(f"|{'|'.join(cells)}|")

@@ -139,17 +139,18 @@ def _add_stages(model: StepModel, row: Row, read: ReadRecord) -> StepModel:
 
 def _add_measured_overlap(model: StepModel, rows: Sequence[Row]) -> StepModel:
     """Return the model with overlap and growth as the probes measured them on the most devices."""
-    overlap = 0.0 if model.sync == IN_GRAPH else OVERLAP
-    growth = GROWTH
+    overlap, growth = 0.0 if model.sync == IN_GRAPH else OVERLAP, GROWTH
     for row in rows:
+        if row["gpus"] == 1 or not row["step_s"]:
+            continue
         isolated, exposed, backward = (row[name] for name in ("sync_isolated_s", "sync_exposed_s", "backward_s"))
-        if row["gpus"] > 1 and row["imbalance_s"] is not None and row["step_s"]:
+        if row["imbalance_s"] is not None:
             wait = row["imbalance_s"] / row["step_s"] / float(expected_maximum(np.array(float(row["gpus"]))))
             growth = min(MAX_GROWTH, max(GROWTH, wait))  # there are other losses than waiting
-        if row["gpus"] > 1 and isolated and exposed is not None and backward and model.messages > 1:
+        is_long = isolated is not None and isolated > MIN_SYNC_SHARE * row["step_s"]
+        if is_long and exposed is not None and backward and backward > 0 and model.messages > 1:
             hidden = (isolated - exposed) / (backward * (1 - 1 / model.messages))
-            if isolated > MIN_SYNC_SHARE * row["step_s"]:
-                overlap = min(1.0, max(0.0, hidden))
+            overlap = min(1.0, max(0.0, hidden))
     return replace(model, overlap=overlap, growth=growth)
 
 

@@ -61,7 +61,7 @@ class Extrapolation:
 
     @property
     def measured(self) -> str:
-        """What is measured: ONE_POINT, or several, on ONE_NODE or on SEVERAL_NODES."""
+        """The kind of measurement: ONE_POINT, or several, on ONE_NODE or on SEVERAL_NODES."""
         if len(self.points) == 1:
             return ONE_POINT
         nodes = self.count_nodes([point.devices for point in self.points])

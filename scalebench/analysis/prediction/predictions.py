@@ -20,6 +20,7 @@ from scalebench.analysis.prediction.published_series import load_limits
 from scalebench.analysis.prediction.step_model import SHARDED, STAGES, ZERO1, FloatArray, Links
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
+from scalebench.core.machine.peak_flops import find_peak_flops
 
 MAX_MEASURED_DEVICES = 4320  # of the published curves
 MIN_OWN_RESIDUALS = 20  # from these on, the errors of one's own sweeps are the limits
@@ -88,7 +89,7 @@ class CurvePrediction:
 
     @property
     def is_rankable(self) -> bool:
-        """Whether several numbers of devices are measured."""
+        """True if several numbers of devices are measured."""
         return len(self.points) > 1
 
     def list_remarks(self, devices: int) -> list[str]:
@@ -222,14 +223,28 @@ def _predict_curve(
     drawn = extrapolate(model, points)
     network_known = any(row["nodes"] > 1 for row in curve.rows) and hardware is None
     if batch is not None and len(batches) < 2 and batch != points[-1].batch:
-        remarks.append("other batches were not measured: a step is taken to grow with its samples; sweep=batches tells")
+        remarks.append(
+            "other batches were not measured: a step is taken to grow with its samples; sweep=batches shows it"
+        )
     if curve.rows[-1]["scaling"] == "strong" and len(batches) < 2:
-        remarks.append("what a smaller batch costs was not measured: sweep=batches tells")
+        remarks.append("what a smaller batch costs was not measured: sweep=batches shows it")
     if hardware is not None:
-        drawn = replace(drawn, model=replace(drawn.model, links=target), slope=None)
-        remarks.append(f"nodes, links and memory of {hardware.get('name')}; devices as fast as those measured")
+        speed = _compare_devices(curve.rows[-1], hardware, read)
+        own_s = {name: getattr(drawn.model, name) / (speed or 1) for name in ("sample_s", "pass_s", "optimizer_s")}
+        moved = replace(drawn.model, links=target, **own_s)
+        drawn = replace(drawn, model=moved, slope=None)
+        devices = f"{speed:.3g} times as fast, by their peak FLOP/s," if speed else "as fast"
+        remarks.append(f"nodes, links and memory of {hardware.get('name')}; devices {devices} as those measured")
     return CurvePrediction(curve, drawn, hardware or own, limits, network_known, hardware is not None, batch,
                            tuple(remarks))  # fmt: skip
+
+
+def _compare_devices(row: Row, hardware: Hardware, read: ReadRecord) -> float | None:
+    """Return the peak FLOP/s of the hardware's devices over those of the measured ones; None where one is unknown."""
+    gpus, precision = read(row).machine.gpus, row["precision_used"] or row["precision"]
+    measured = find_peak_flops(gpus[0].name, precision) if gpus else None
+    peak = find_peak_flops(str(hardware.get("gpu_model")).replace(" ", "-"), precision)
+    return None if measured is None or peak is None else peak / measured
 
 
 def measure_siblings(curve: Curve, curves: Iterable[Curve], read: ReadRecord) -> dict[int, float]:
@@ -244,7 +259,10 @@ def measure_siblings(curve: Curve, curves: Iterable[Curve], read: ReadRecord) ->
         seen = replace(other, rows=[row for row in other.rows if row["gpus"] in curve.gpus])
         if kind(other) != kind(curve) or other.group["model"] == curve.group["model"] or seen.gpus != curve.gpus:
             continue
-        made = _predict_curve(seen, [seen], read, group_syncs_by_link(seen.rows, read), load_limits(), None, None)
+        try:
+            made = _predict_curve(seen, [seen], read, group_syncs_by_link(seen.rows, read), load_limits(), None, None)
+        except InputError:
+            continue
         for row in other.rows[len(seen.rows) :]:
             rate = float(made.forecast([row["gpus"]]).throughput[0])
             errors.setdefault(row["gpus"], []).append(math.log(rate / row[RATE]))

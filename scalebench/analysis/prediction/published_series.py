@@ -38,7 +38,7 @@ class PublishedSeries:
 
     @property
     def is_strong(self) -> bool:
-        """Whether the batch of a device changes with the number of devices."""
+        """True if the batch of a device changes with the number of devices."""
         return len({point.batch for point in self.points}) > 1
 
     def make_model(self) -> StepModel:

@@ -188,7 +188,8 @@ def _describe_reach(prediction: CurvePrediction, share: float, most: int) -> str
 
     doubling = ""
     if reach.poor_doubling is not None:
-        doubling = f"; twice {reach.poor_doubling:,} brings less than {MIN_DOUBLING_GAIN:g} times the throughput"
+        pair = f"{reach.poor_doubling:,} to {2 * reach.poor_doubling:,}"
+        doubling = f"; the doubling from {pair} brings less than {MIN_DOUBLING_GAIN:g} times the throughput"
     kept = f"{describe(reach.surely)} surely, {describe(reach.by_figures)} by the figures"
     return f"{prediction.name} keeps {100 * share:g} % {kept}{doubling}."
 
