@@ -60,6 +60,7 @@ class OnFiles(StrategyContract):
         "dataset.image_size=32",
         "dataset.classes=10",
         "dataset.workers=1",
+        "measure.hang_s=240",  # as for tokens
     )
 
 
