@@ -23,7 +23,13 @@ LATER_KEYS: tuple[tuple[str, str, Any], ...] = (
     *(("hardware", key, None) for key in ("interface", "node_copy")),
 )
 # The same for options of strategies.
-LATER_OPTIONS: dict[str, Any] = {"overlap": True, "open_port": False, "sigterm": "lightning"}
+LATER_OPTIONS: dict[str, Any] = {
+    "overlap": True,
+    "open_port": False,
+    "sigterm": "lightning",
+    "comm_hook": "none",
+    "powersgd_rank": 4,
+}
 ACCESS_OPTIONS = ("open_port",)  # who can reach the processes, which changes nothing of what they do
 
 

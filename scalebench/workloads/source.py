@@ -26,6 +26,8 @@ class SampleShape:
     input_shape: Shape  # of one sample, channels last
     target_shape: Shape  # (): one class number per sample
     classes: int | None = None  # None: the targets are quantities
+    fields: str | None = None  # of samples that are records (workloads.records), for messages
+    needs_loss: bool = False  # no loss of scalebench is for the targets: they are records, or there are none
 
 
 @dataclass(frozen=True)

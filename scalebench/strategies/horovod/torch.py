@@ -233,6 +233,7 @@ class HorovodTorch(HorovodStrategy):
             self.optimizer.synchronize()
         with self.optimizer.skip_synchronize():
             self.precision.step_optimizer(self.optimizer)
+        self.advance_schedulers()
         return loss_part
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:

@@ -246,10 +246,17 @@ def _check_decoding(config: Config, kind: DatasetKind) -> None:
 
 def _check_function_samples(config: Config) -> None:
     model, samples = config.model, user_function.sample_shape(config, cache_dir(config))
+    if user_code.is_user_model(model) and (samples.fields is not None or user_code.has_user_loss(model)):
+        return  # what the functions make of the samples shows in the ranks
+    if samples.fields is not None:
+        raise InputError(
+            f"dataset={label(config)} has samples that are kept as they are ({samples.fields}), model={model.name} "
+            f"takes one array of floats or bytes: choose model={CUSTOM}, or another dataset"
+        )
     _check_shape(config, samples.input_shape, model.input_shape, "samples")
     if samples.classes is None:
         _check_shape(config, samples.target_shape, model.target_shape, "targets")
-    elif model.target_shape or model.outputs < samples.classes:
+    elif model.target_shape != list(samples.target_shape) or model.outputs < samples.classes:
         raise InputError(
             f"dataset={label(config)} has {samples.classes} classes, model={model.name} has {model.outputs} outputs"
             f"{' that are quantities' if model.target_shape else ''}: choose another model, or set model.outputs"

@@ -102,7 +102,7 @@ def open_arrays(folder: Path, mode: Literal["r", "r+"] = "r") -> Arrays:
     return _open(folder / INPUTS, mode), _open(folder / TARGETS, mode)
 
 
-def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+def create_array(path: Path, shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> NDArray[Any]:
     """Create a .npy file and return it memory-mapped for writing. Raises OSError (ENOSPC) if the disk has no room."""
     array = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
     if hasattr(os, "posix_fallocate"):
