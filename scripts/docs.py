@@ -220,7 +220,11 @@ def format_datasets() -> str:
     paths = sorted((CONF / "dataset").glob("*.yaml"))
     rows = [[quote(path.stem), describe_entry(path), str(read_yaml(path)["size"])] for path in paths]
     datasets = format_table(["`dataset=`", "is", "size"], rows)
-    return f"{_format_keys('`dataset.`', 'dataset/custom.yaml', '`custom`')}\n\n{datasets}"
+    custom, decoded = (read_keys(CONF / f"dataset/{name}.yaml") for name in ("custom", "imagenet_jpeg"))
+    others = {key.name for key in custom}
+    added = [[quote(key.name), key.value, key.comment] for key in decoded if key.name not in others]
+    decoding = format_table(["`dataset.`", "`imagenet_jpeg`", "means"], added)
+    return f"{_format_keys('`dataset.`', 'dataset/custom.yaml', '`custom`')}\n\n{decoding}\n\n{datasets}"
 
 
 def format_sweeps() -> str:

@@ -126,7 +126,7 @@ def parameter_server_rule(spec: RunSpec, options: Any) -> Reasons:
             f"workers of {config.strategy.name} read their samples when they have been dealt rows: "
             f"it takes dataset.feed=host, disk or fixed and dataset.prefetch=none"
         )
-    if datasets.decodes_in_training(config.dataset):
+    if datasets.decodes_in_training(config.dataset.name):
         yield (
             f"workers of {config.strategy.name} read decoded samples, and dataset={config.dataset.name} decodes them "
             "during training: use dataset=imagenet"

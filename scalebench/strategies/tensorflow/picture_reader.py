@@ -5,6 +5,7 @@ The crops are those that scalebench's own reader draws, so that every framework 
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from itertools import chain, islice
@@ -198,4 +199,5 @@ def compute_window(crop: tf.Tensor | None, height: tf.Tensor, width: tf.Tensor) 
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    """Return the first line of an error of TensorFlow, without the {{node}} that it begins with."""
+    return re.sub(r"^\{\{.*?\}\} ", "", str(error).partition("\n")[0])

@@ -216,9 +216,9 @@ def _check_path(dataset: DatasetSpec, kind: DatasetKind) -> None:
         raise InputError(f"dataset={dataset.name} is generated, not read: leave out dataset.path{alternative}")
 
 
-def decodes_in_training(dataset: DatasetSpec) -> bool:
-    """Return whether the pictures of a dataset are decoded when a batch needs them."""
-    return dataset.name in DATASETS and DATASETS[dataset.name].root is not None
+def decodes_in_training(name: str) -> bool:
+    """Return whether the pictures of the dataset with this name are decoded when a batch needs them."""
+    return name in DATASETS and DATASETS[name].root is not None
 
 
 def _check_decoding(config: Config, kind: DatasetKind) -> None:
@@ -346,7 +346,7 @@ def open_training_subset(spec: RunSpec, replica: int, replicas: int) -> Source |
 def _reading_arguments(spec: RunSpec, inputs: NDArray[Any], targets: NDArray[Any]) -> dict[str, Any]:
     """Return the arguments of a source that say how its samples are read, where `inputs` only names their files."""
     config, dataset = spec.config, spec.config.dataset
-    if not decodes_in_training(dataset):
+    if not decodes_in_training(dataset.name):
         return {}
     kind = DATASETS[dataset.name]
     assert kind.root is not None and dataset.path is not None and isinstance(inputs, np.memmap)

@@ -60,18 +60,21 @@ class OnFiles(StrategyContract):
         "dataset.image_size=32",
         "dataset.classes=10",
         "dataset.workers=1",
+        "measure.hang_s=240",  # as for tokens
     )
 
-    @pytest.fixture(scope="class", autouse=True)
-    def picture_folder(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-        folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-        for number in range(221):  # as many as the data set of the contract has
-            path = folder / f"n{number % 10}" / f"{number}.JPEG"
-            path.parent.mkdir(exist_ok=True)
-            Image.fromarray(rng.integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(path)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SCALEBENCH_IMAGENET", str(folder))
-            yield
+
+@pytest.fixture(scope="module", autouse=True)
+def picture_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A folder of pictures, which the data set finds through the environment."""
+    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for number in range(221):  # as many samples as the workload of the contract has
+        path = folder / f"n{number % 10}" / f"{number}.JPEG"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCALEBENCH_IMAGENET", str(folder))
+        yield
 
 
 globals().update(

@@ -37,7 +37,9 @@ FITS = {
     "cifar10_synthetic": (IMAGES, {"classes": 10}),
     "imagenet_synthetic": (IMAGES, {"classes": 1000, "dtype": "uint8"}),
     "cifar10": (IMAGES, {"classes": 10, "path": "/nowhere"}),
-    "imagenet": (IMAGES, {"classes": 1000, "path": "/nowhere"}),
+    **dict.fromkeys(
+        ("imagenet", "imagenet_jpeg", "imagenet_tfrecord"), (IMAGES, {"classes": 1000, "path": "/nowhere"})
+    ),
 }
 
 

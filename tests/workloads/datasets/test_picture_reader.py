@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from scalebench.core.errors import InputError
+from scalebench.core.spec import ModelSpec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import images, picture_reader
 from scalebench.workloads.datasets.picture_reader import PictureReader, Pictures
@@ -18,6 +19,7 @@ from scalebench.workloads.source import Batch, Source
 from tests.builders.configs import make_spec
 
 PICTURES, CLASSES, SIDE = 5, 3, 32
+MODEL = ModelSpec("resnet20_cifar10", input_shape=[SIDE, SIDE, 3], outputs=10, loss="cross_entropy", metric="accuracy")
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +36,7 @@ def folder(tmp_path_factory) -> Path:
 
 def open_sources(folder: Path, tmp_path: Path, replica: int = 0, replicas: int = 1, batch: int = 4, **keys):
     changes = {
-        "model__name": "resnet20_cifar10", "model__params": None, "model__input_shape": [SIDE, SIDE, 3], "model__target_shape": [], "model__outputs": 10,
-        "model__loss": "cross_entropy", "model__metric": "accuracy", "dataset__name": "imagenet_jpeg",
+        "model": MODEL, "dataset__name": "imagenet_jpeg",
         "dataset__path": str(folder), "dataset__classes": 10, "dataset__dtype": "uint8", "dataset__size": 1000,
         "dataset__validation_share": 0.2, "dataset__cache": str(tmp_path / "cache"), "dataset__workers": 0,
         "gpus": replicas, "train__batch_per_device": batch,

@@ -160,6 +160,8 @@ def check_busy_host(run: AttributedRun) -> Cause | None:
 
 
 def check_loading(run: AttributedRun) -> Cause | None:
+    from scalebench.workloads import datasets  # slow to import, for one word
+
     # Source: tf.data's guide ("Better performance with the tf.data API": prefetching overlaps loading with training);
     # Murray et al. 2021, "tf.data: a machine learning data processing framework".
     one_device = run.references.self_local
@@ -174,6 +176,10 @@ def check_loading(run: AttributedRun) -> Cause | None:
             evidence += f", {format_bytes(monitor.disk_read_bytes_per_s)}/s read from disk"
         cause = "devices share the disk that each batch is read from"
         remedy = "Try dataset.feed=host, or device where it fits"
+    elif datasets.decodes_in_training(workload.dataset):
+        cause = "pictures are decoded more slowly than the devices train"
+        remedy = "Try more cores a device (hardware.cpus_per_device) with as many dataset.workers, or dataset=imagenet"
+        return Cause("data", cause, remedy, evidence)
     elif alone is not None and _loads_more_slowly(together, alone):
         cause = "several devices load more slowly than one: they share the cores that do it"
         remedy = "Try dataset.feed=device"

@@ -157,13 +157,15 @@ def test_busy_cores_of_the_host() -> None:
     assert checks.check_busy_host(attributed(contended(monitor=MonitorRecord(cpu_util_mean=0.97)))) is None
 
 
-def loaded(feed: str, prefetch: str, loading_s: float = 0.0015, **monitor: Any) -> AttributedRun:
+def loaded(
+    feed: str, prefetch: str, loading_s: float = 0.0015, dataset: str = "materials", **monitor: Any
+) -> AttributedRun:
     """Of whose update `loading_s` more than a device's millisecond is loading."""
     result = two_device_run("strong", monitor=MonitorRecord(**monitor))
     for one in result.ranks:
         one.probes.sync_on_s, one.probes.sync_off_s = probe_series(0.0135), probe_series(0.0115 + loading_s)
         one.probes.fixed_batch_s = probe_series(0.0105)
-    workload = dataclasses.replace(result.workload, feed=feed, prefetch=prefetch)
+    workload = dataclasses.replace(result.workload, feed=feed, prefetch=prefetch, dataset=dataset)
     return attributed(dataclasses.replace(result, workload=workload))
 
 
@@ -175,6 +177,8 @@ def test_loading() -> None:
     assert "while its device waits" in host.cause and "nothing is prefetched" in host.evidence
     slower = require_cause(checks.check_loading, loaded("host", "queue", 0.002))
     assert "more slowly than one" in slower.cause and "prefetch" not in slower.remedy
+    decoding = require_cause(checks.check_loading, loaded("host", "queue", 0.0004, dataset="imagenet_jpeg"))
+    assert "decoded more slowly" in decoding.cause and "dataset.workers" in decoding.remedy
     assert checks.check_loading(loaded("host", "queue", 0.0004)) is None
     assert checks.check_loading(loaded("host", "none", 0.0)) is None
 
