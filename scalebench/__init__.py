@@ -37,13 +37,9 @@ if TYPE_CHECKING:
     from scalebench.analysis.attribution import attribution
     from scalebench.analysis.collectives import load_bandwidth as bandwidth
     from scalebench.analysis.collectives import load_collectives as collectives
-    from scalebench.analysis.load import load
-    from scalebench.analysis.load import load_rounds
+    from scalebench.analysis.load import load, load_rounds
     from scalebench.analysis.repeats import pooled
-    from scalebench.api import Run
-    from scalebench.api import Sweep
-    from scalebench.api import run
-    from scalebench.api import sweep
+    from scalebench.api import Run, Sweep, run, sweep
     from scalebench.core.errors import InputError
 
 
