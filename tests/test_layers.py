@@ -25,7 +25,9 @@ LAYERS = [
 LAYER_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms.split()}
 TOP_FILES = {"__init__.py", "__main__.py", "api.py", "plugin_api.py", "py.typed"}  # above all rooms
 FRAMEWORKS = {
-    "torch": "torch horovod",
+    "torch": "torch horovod accelerate deepspeed",
+    "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
     "pytorch_lightning": "torch horovod",
     "tensorflow": "tensorflow horovod",
     "keras": "tensorflow horovod",
@@ -126,7 +128,8 @@ def test_a_framework_is_imported_in_its_own_strategies_only(framework: str) -> N
 
 
 def test_framework_folders_are_reached_through_the_registry_only() -> None:
-    folders = [f"scalebench.strategies.{name}" for name in ("torch", "tensorflow", "horovod")]
+    names = ("torch", "tensorflow", "horovod", "accelerate", "deepspeed")
+    folders = [f"scalebench.strategies.{name}" for name in names]
     reached = [line for line in INTERNAL if below(line.target, *folders)]
     assert [str(line) for line in reached if not below(line.source, *folders)] == []
 

@@ -23,7 +23,14 @@ from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, convert_ty
 from scalebench.analysis.history import History, HistoryEntry, read_history
 from scalebench.analysis.identity import comparison_key, pooling_key
 from scalebench.analysis.named_baseline import resolve_named_baseline
-from scalebench.analysis.read_runs import PathLike, find_results, list_paths, pause_garbage_collection, summarize_files
+from scalebench.analysis.read_runs import (
+    PathLike,
+    compute_in_two_processes,
+    find_results,
+    list_paths,
+    pause_garbage_collection,
+    summarize_files,
+)
 from scalebench.analysis.rows import (
     Cells,
     ComparedRuns,
@@ -119,8 +126,10 @@ class Configurations:
     def make_frame(self) -> pd.DataFrame:
         """Return the frame of `pooled`, in the order of the runs."""
         runs = () if self._compared is None else self._compared.runs
-        configurations = dict.fromkeys(self._by_run[run.run_id] for run in runs)
-        return make_frame([self._make_row(each) for each in configurations], [*FRAME_COLUMNS, "repeats"])
+        configurations = list(dict.fromkeys(self._by_run[run.run_id] for run in runs))
+        half = len(configurations) // 2
+        rows = compute_in_two_processes(self._make_rows, configurations[:half], configurations[half:], len(runs))
+        return make_frame(rows, [*FRAME_COLUMNS, "repeats"])
 
     def estimate_ratio(self, row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
         """Return the throughput of a row of the pooled frame over that of another, as `pooled` describes; of unknown
@@ -187,6 +196,9 @@ class Configurations:
         if configuration.sweep != base.sweep:
             return mean_of_logs(logs)
         return self._tables[base.sweep].difference(id(configuration), id(base), logs)
+
+    def _make_rows(self, configurations: Sequence[Configuration]) -> list[Cells]:
+        return [self._make_row(each) for each in configurations]
 
     def _make_row(self, configuration: Configuration) -> Cells:
         first, repeats = configuration.repeats[0], len(configuration.repeats)

@@ -330,8 +330,8 @@ class Console:
         pauses = f", {pause_s:.0f} s of them cooling down" if pause_s else ""
         steps = (estimate.step(spec) for spec, _ in runs if spec.can_start)
         guess = GUESSED_STEPS if any(step is not None and step.is_slow and step.is_guess for step in steps) else ""
-        total = format_range(low_s + pause_s, high_s + pause_s)
-        self.print_line(f"{count}, about {total}{pauses}{guess}; nothing was started")
+        total = f", about {format_range(low_s + pause_s, high_s + pause_s)}{pauses}{guess}" if is_warm else ""
+        self.print_line(f"{count}{total}; nothing was started")
 
     def print_open_ports(self, specs: Sequence[RunSpec]) -> None:
         """Warn of runs that listen on all interfaces, which their flag says in the record."""

@@ -157,8 +157,8 @@ def _show_history(options: argparse.Namespace) -> int:
     for kind, folder in baseline_store.find_history_folders(options.history):
         name = folder.name
         newer = [run for run in added if classify_machine(run.record.machine).fingerprint == kind.fingerprint]
-        found = find_changes(drop_copies([*load_compared_runs([str(folder)]), *newer]))
-        histories.append(history_text.MachineHistory(kind, found))
+        changes = find_changes(drop_copies([*load_compared_runs([str(folder)]), *newer]))
+        histories.append(history_text.MachineHistory(kind, changes))
     status = _judge_histories([each for history in histories for each in history.configurations], threshold)
     exit_status = comparison_text.EXIT_STATUS[status]
     verdict = [] if threshold is None else ["", f"verdict: {status}"]
