@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +30,55 @@ def test_the_notebook_holds_no_outputs_and_shows_what_the_guide_names() -> None:
         assert name in code and name in guide, name
 
 
-@pytest.mark.real
-@pytest.mark.filterwarnings("ignore")
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Return the function that executes a notebook in tmp_path."""
     nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
     pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    resources = {"metadata": {"path": str(tmp_path)}}
+    return lambda book: nbclient.NotebookClient(book, timeout=LIMIT_S, resources=resources).execute()
+
+
+PROGRESS = """\
+import time
+from scalebench.sweeps.console import Console
+
+console = Console()
+with console._show_status("one [bold]<b>") as update:
+    time.sleep(0.6)
+    update("two")
+    time.sleep(0.6)
+console.print_line("✓ done")
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_progress_is_one_line_below_the_cell(execute: Callable[[Any], None]) -> None:
+    """The stream of a notebook says that it is a terminal, and would keep each picture of a spinner."""
+    from nbformat.v4 import new_code_cell, new_notebook
+
+    book = new_notebook(cells=[new_code_cell(PROGRESS)])
+    execute(book)
+    display, stream = book.cells[0].outputs
+    assert (display.output_type, display.data) == ("display_data", {"text/plain": "", "text/html": ""})
+    assert (stream.name, stream.text) == ("stdout", "✓ done\n")
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")
+def test_the_notebook_runs(execute: Callable[[Any], None], tmp_path: Path) -> None:
     pytest.importorskip("plotly", reason="plotly is not installed")
     import nbformat
 
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setenv("SCALEBENCH_HISTORY", "off")
     book = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(book, timeout=LIMIT_S, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    execute(book)
     outputs = {cell["id"]: cell["outputs"] for cell in book["cells"] if cell["cell_type"] == "code"}
     run, sweep, answer, summary, plot, frame = [outputs[name] for name in read_cells()][1:]
     assert find_data(run, "text/plain")[-1] == "('ok', None)"
     assert any("ddp_gloo" in html and "<table>" in html for html in find_data(sweep, "text/html"))
     printed = "".join(output["text"] for each in (run, sweep) for output in each if output["output_type"] == "stream")
-    assert "✓" in printed and "report: " in printed and "─" not in printed
+    assert "✓" in printed and "report: " in printed and "─" not in printed and "\x1b" not in printed
     assert "one device" in answer[0]["text"]
     assert "throughput_samples_per_s" in find_data(summary, "text/html")[-1]
     assert len(find_data(plot, "application/vnd.plotly.v1+json")) >= 2
