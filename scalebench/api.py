@@ -311,7 +311,7 @@ def _name_function(function: Callable[..., Any], key: str) -> str:
         spec, file = (getattr(sys.modules[module], each, None) for each in ("__spec__", "__file__"))
         if spec is None and (file is None or not Path(file).stem.isidentifier()):
             raise InputError(NOTEBOOK_FUNCTION.format(key=key, name=name))
-        module = Path(file).stem if spec is None else spec.name
+        module = Path(str(file)).stem if spec is None else spec.name
     if not name.isidentifier():
         raise InputError(
             f"{key}: {name} has no name in its module, by which workers import it; define it with def there"

@@ -23,6 +23,7 @@ from tests.builders.runs import record
 from tests.builders.sweeps import write_results
 from tests.conftest import ROOT
 
+BUILD = "tests.test_api:build"
 QUICK: dict[str, Any] = {"hardware": "cpu", "measure": "quick", "dataset": {"size": 1000}}
 
 
@@ -41,16 +42,22 @@ def build() -> None:
     ("values", "words"),
     [
         ({"gpus": [1, 2], "resume": [True], "seed": [None]}, ["gpus=1,2", "resume=true", "seed=null"]),
-        ({"train": [{"stop": {"steps": 3}, "learning_rate": np.float32(0.5)}]}, ["train.stop.steps=3", "train.learning_rate=0.5"]),
+        (
+            {"train": [{"stop": {"steps": 3}, "learning_rate": np.float32(0.5)}]},
+            ["train.stop.steps=3", "train.learning_rate=0.5"],
+        ),
         ({"hardware.device_ids": [[0], [1, 2]]}, ["hardware.device_ids=[0],[1,2]"]),
-        ({"dataset": [{"path": Path("/a b"), "options": {"x": "it's"}}]}, ["dataset.path='/a b'", "++dataset.options.x='it\\'s'"]),
+        (
+            {"dataset": [{"path": Path("/a b"), "options": {"x": "it's"}}]},
+            ["dataset.path='/a b'", "++dataset.options.x='it\\'s'"],
+        ),
         ({"a": ["c:\\", "c d\\"]}, ["a='c:\\\\','c d\\\\'"]),
-        ({"model": [build]}, ["model=custom", "model.torch=tests.test_api:build"]),
-        ({"model": [build], "strategy": ["mirrored"]}, ["model=custom", "strategy=mirrored", "model.keras=tests.test_api:build"]),
-        ({"model": [{"torch": build, "loss": "mse"}]}, ["model=custom", "model.torch=tests.test_api:build", "model.loss=mse"]),
-        ({"dataset": [build]}, ["dataset=custom", "dataset.builder=tests.test_api:build"]),
+        ({"model": [build]}, ["model=custom", f"model.torch={BUILD}"]),
+        ({"model": [build], "strategy": ["mirrored"]}, ["model=custom", "strategy=mirrored", f"model.keras={BUILD}"]),
+        ({"model": [{"torch": build, "loss": "mse"}]}, ["model=custom", f"model.torch={BUILD}", "model.loss=mse"]),
+        ({"dataset": [build]}, ["dataset=custom", f"dataset.builder={BUILD}"]),
     ],
-)  # fmt: skip
+)
 def test_settings_are_words_of_the_command_line(values: dict[str, Any], words: list[str]) -> None:
     assert api.make_words(values, []) == words
 

@@ -7,6 +7,7 @@ runs replaces them, or leaves out those that are there.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import math
@@ -31,6 +32,7 @@ from scalebench.report.tables import write_spreadsheet
 
 DEFAULT_PROJECT = "scalebench"
 RUN_ID_TAG = "scalebench.run_id"
+MLFLOW_CONSENT = "MLFLOW_ALLOW_FILE_STORE"
 MLFLOW_BATCH = 100  # params and tags of one call; of metrics it takes ten times as many
 MLFLOW_VALUE_CHARACTERS = 500
 EVENT_FILE_VERSION = "brain.Event:2"  # the first record of each event file
@@ -191,8 +193,29 @@ def _make_settings_event(run: TrackedRun) -> Any:
 def _write_mlflow(runs: Survey, out: Path, project: str) -> list[str]:
     """Add the runs to an experiment; those that it has are left out."""
     uri = os.environ.get("MLFLOW_TRACKING_URI") or (out.absolute() / "mlruns").as_uri()
-    if uri.startswith("file:"):
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # which later versions refuse without it
+    is_file_store = uri.startswith("file:")
+    # Versions from 3 on refuse a folder of files without consent.
+    with _set_variable(MLFLOW_CONSENT, "true") if is_file_store else contextlib.nullcontext():
+        added = _add_to_mlflow(runs, uri, project)
+    way = f"{MLFLOW_CONSENT}=true mlflow ui --backend-store-uri {uri}" if is_file_store else uri
+    return [f"{added} runs in experiment '{project}': {way}"]
+
+
+@contextlib.contextmanager
+def _set_variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _add_to_mlflow(runs: Survey, uri: str, project: str) -> int:
+    """Add the runs that an experiment lacks, and return their number. Raise InputError where MLflow refuses."""
     from mlflow.entities import Metric, Param
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
@@ -225,7 +248,7 @@ def _write_mlflow(runs: Survey, out: Path, project: str) -> list[str]:
             added += 1
     except MlflowException as error:
         raise InputError(f"mlflow at {uri}: {str(error).splitlines()[0]}") from error
-    return [f"{added} runs in experiment '{project}' of {uri}"]
+    return added
 
 
 def _split(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
@@ -238,9 +261,10 @@ def _write_wandb(runs: Survey, out: Path, project: str) -> list[str]:
 
     out.mkdir(parents=True, exist_ok=True)
     quiet = wandb.Settings(
-        console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True, x_disable_meta=True
-    )
-    places = []
+        console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True, x_disable_meta=True,
+        reinit="create_new",  # a run of the user's own goes on
+    )  # fmt: skip
+    places: dict[str, None] = {}
     for run in list_tracked_runs(runs):
         try:
             session = wandb.init(
@@ -259,8 +283,8 @@ def _write_wandb(runs: Survey, out: Path, project: str) -> list[str]:
             session.summary.update({**run.texts, **run.figures, "started_at": run.started_at.isoformat()})
         finally:
             session.finish(exit_code=0 if run.is_ok else 1)
-        places.append(session.url or str(Path(session.dir).parent))
-    return places
+        places[f"wandb sync {out}/wandb/offline-run-*" if session.offline else str(session.project_url)] = None
+    return list(places)
 
 
 WRITERS: dict[str, Callable[[Survey, Path, str], list[str]]] = {

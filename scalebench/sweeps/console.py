@@ -117,12 +117,10 @@ class Console:
 
             colours: Any = {"color_system": None} if os.environ.get("NO_COLOR") else {}
             self._is_notebook = rich.console.Console().is_jupyter
-            self._rich = rich.console.Console(
-                highlight=False,
-                file=_Output(),
-                force_jupyter=False,
-                **colours,  # type: ignore[arg-type]
-            )
+            output: Any = _Output()
+            if self._is_notebook:  # whose output stream says that it is a terminal
+                colours |= {"force_terminal": False}
+            self._rich = rich.console.Console(highlight=False, file=output, force_jupyter=False, **colours)
             if not self._rich.is_terminal:
                 columns = os.environ.get("COLUMNS", "")
                 self._rich.width = int(columns) if columns.isdecimal() and int(columns) else PLAIN_WIDTH

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pandas as pd
 import pytest
 
 import scalebench
 from scalebench.analysis import history
 from scalebench.analysis.history import HistoryEntry, append_history, read_history
 from scalebench.analysis.load import survey
+from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.machine.machine import classify_machine
 from scalebench.core.result import Result, write_result
 from tests.builders.repeat_worlds import World
@@ -58,8 +58,8 @@ def remember(folder: Path) -> None:
 
 
 def only(folder: Path) -> dict[str, Any]:
-    (row,) = scalebench.pooled(folder).to_dict("records")
-    return {name: None if pd.isna(value) else value for name, value in row.items()}
+    (row,) = plain_rows(scalebench.pooled(folder))
+    return row
 
 
 def test_a_sweep_adds_a_line_for_each_configuration_once(tmp_path: Path, file: Path) -> None:

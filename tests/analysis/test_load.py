@@ -12,10 +12,13 @@ import pytest
 
 import scalebench
 from scalebench.analysis import throughput
-from scalebench.analysis.load import frame_of_results, load
+from scalebench.analysis.load import frame_of_results, load, survey
+from scalebench.analysis.scaling_curves import plain_rows
+from scalebench.core.errors import InputError
 from scalebench.core.result import Result, write_result
 from scalebench.core.spec import TrainSpec
 from tests.builders.runs import rank, record
+from tests.builders.sweeps import write_results
 
 # DESIGN.md's list, in its order. Later work adds columns at the end.
 DESIGN = """
@@ -121,3 +124,19 @@ def test_each_run_below_several_paths_is_one_row(paths: Callable[[Path], Any], s
     assert list(table["run_id"]) == ["ddp-1-0", "ddp-2-0", "bad"]
     assert [Path(path).resolve() for path in table["path"]] == [sweep / "0", sweep / "1", sweep / "2"]
     assert table["speedup_self"].notna().tolist() == [True, True, False]
+
+
+def test_a_frame_for_programs_has_times_and_lists_and_goes_back(tmp_path: Path) -> None:
+    write_results(tmp_path, [record(flags=["busy_machine", "unsteady"]), record(gpus=2, block_s=None, status="failed")])
+    frame, texts = scalebench.load(tmp_path), survey(tmp_path).frame
+    assert str(frame["started_at"].dtype).endswith("UTC]") and frame["started_at"].notna().all()
+    assert "busy_machine" in frame["flags"][0] and frame["flags"][1] == [] and str(frame["mfu"].dtype) == "Float64"
+    assert plain_rows(frame) == plain_rows(texts)
+    plain = scalebench.load(tmp_path, dtypes="numpy")
+    kinds = {str(dtype) for name, dtype in plain.dtypes.items() if name != "started_at"}
+    assert kinds <= {"object", "float64", "int64", "bool"} and str(plain["gpus"].dtype) == "int64"
+    assert math.isnan(plain["throughput_samples_per_s"][1]) and plain["reason"][0] is None
+    assert plain_rows(plain) == plain_rows(texts) and list(plain.columns) == list(texts.columns)
+    assert str(scalebench.pooled(tmp_path, dtypes="numpy")["repeats"].dtype) == "int64"
+    with pytest.raises(InputError, match="dtypes='nump': no kind of columns 'nump'; did you mean 'numpy'"):
+        scalebench.load(tmp_path, dtypes="nump")

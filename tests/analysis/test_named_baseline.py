@@ -16,6 +16,7 @@ from scalebench.analysis.identity import is_comparable
 from scalebench.analysis.load import load, survey
 from scalebench.analysis.repeats import pooled
 from scalebench.analysis.rows import summarize_run
+from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.run_folder import RESULT_FILE
@@ -28,12 +29,8 @@ NAMES = ("baseline_given_id", *SPEEDUP, "efficiency_given_low", "efficiency_give
 ALPHA = {"hardware": HardwareSpec("alpha", devices="cpu", gpus_per_node=8)}
 
 
-def cells(table: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{name: None if pd.isna(v) else v for name, v in row.items()} for row in table.to_dict("records")]
-
-
 def by_name(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    return {row["run_id"]: row for row in cells(table)}
+    return {row["run_id"]: row for row in plain_rows(table)}
 
 
 @pytest.fixture
@@ -64,7 +61,7 @@ def test_a_folder_or_file_of_one_run_names_the_baseline(name: str, sweep: Path, 
     row = rows["ddp_gloo-4-0"]
     assert [row[n] for n in SPEEDUP] == [None, throughput.divide_throughputs(own_runs, other_runs), None]
     assert row["efficiency_given"] == pytest.approx(row["speedup_given"] / 4)
-    assert cells(scalebench.pooled(sweep, baseline=tmp_path / name))[0]["baseline_given_id"] == "theirs"
+    assert plain_rows(scalebench.pooled(sweep, baseline=tmp_path / name))[0]["baseline_given_id"] == "theirs"
 
 
 def test_a_run_id_among_the_rows_names_the_baseline(sweep: Path) -> None:
@@ -80,7 +77,7 @@ def test_a_run_id_among_the_rows_names_the_baseline(sweep: Path) -> None:
 
 def test_naming_the_automatic_baseline_gives_its_figures(sweep: Path) -> None:
     for table in (load(sweep, "bare_torch-1-0"), pooled(sweep, "bare_torch-1-0")):
-        for row in cells(table):
+        for row in plain_rows(table):
             for end in ("", "_low", "_high"):
                 assert row[f"speedup_given{end}"] == row[f"speedup_bare{end}"]
                 assert row[f"efficiency_given{end}"] == row[f"efficiency_bare{end}"]
@@ -88,7 +85,7 @@ def test_naming_the_automatic_baseline_gives_its_figures(sweep: Path) -> None:
 
 def test_all_repeats_of_the_named_baseline_count(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "mine", ("bare_torch", "ddp_gloo"), (1, 2), repeats=3)
-    for row in cells(pooled(tmp_path / "mine", "bare_torch-1-1")):
+    for row in plain_rows(pooled(tmp_path / "mine", "bare_torch-1-1")):
         assert row["baseline_given_id"] == "bare_torch-1-0", "the first repeat stands for all"
         assert [row[n] for n in SPEEDUP] == [row[n.replace("given", "bare")] for n in SPEEDUP]
     later = [sweeps.run("ddp_gloo", 2, r, run_id=f"later-{r}", **ALPHA) for r in range(3)]
@@ -175,12 +172,12 @@ def test_an_unusable_baseline_is_an_input_error(sweep: Path, tmp_path: Path) -> 
 
 def test_a_baseline_among_failed_rows_only(tmp_path: Path, other: Result) -> None:
     sweeps.write_results(tmp_path / "failed", [sweeps.failed_run()])
-    (row,) = cells(survey(tmp_path / "failed", tmp_path / "other").pooled)
+    (row,) = plain_rows(survey(tmp_path / "failed", tmp_path / "other").pooled)
     assert row["speedup_given"] is None
 
 
 def test_a_named_baseline_is_not_used_as_an_automatic_one(other: Result, tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "twos", ("horovod_nccl",), (2,), **ALPHA)
-    (row,) = cells(load(tmp_path / "twos", tmp_path / "other"))
+    (row,) = plain_rows(load(tmp_path / "twos", tmp_path / "other"))
     assert row["baseline_self_id"] is None and row["speedup_given"] is not None
     assert Baselines.among([other]).find_self(sweeps.run("horovod_nccl", 2, **ALPHA)) is other

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.analysis.columns import convert_types
 from scalebench.analysis.load import load
 from scalebench.analysis.repeats import pooled
 from scalebench.core.errors import InputError
@@ -38,7 +39,8 @@ def sweep(tmp_path: Path) -> Path:
 
 def test_rows_are_those_of_load_and_pooled(sweep: Path) -> None:
     data = load_report_data([sweep])
-    assert data.frame.equals(load(sweep)) and data.pooled.equals(pooled(sweep)) and len(data.pooled) == 3
+    assert convert_types(data.frame).equals(load(sweep)) and len(data.pooled) == 3
+    assert convert_types(data.pooled).equals(pooled(sweep))
     assert (data.paths, data.unreadable, data.baseline_name, data.published) == ([sweep], [], None, None)
     assert data.min_efficiency == 0.8 and load_report_data([sweep], 0.5).min_efficiency == 0.5
 

@@ -161,8 +161,8 @@ def _show_history(options: argparse.Namespace) -> int:
         histories.append(history_text.MachineHistory(kind, changes))
     status = _judge_histories([each for history in histories for each in history.configurations], threshold)
     exit_status = comparison_text.EXIT_STATUS[status]
-    lines = [*history_text.list_history_lines(name, histories), "", f"verdict: {status}"]
-    text = "\n".join(lines) + "\n"
+    verdict = [] if threshold is None else ["", f"verdict: {status}"]
+    text = "\n".join([*history_text.list_history_lines(name, histories), *verdict]) + "\n"
     is_json = options.format == "json"
     content = history_text.make_history_json(name, histories, status, exit_status) if is_json else text
     _print_or_write(options.out, content, text)

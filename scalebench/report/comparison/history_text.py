@@ -36,9 +36,9 @@ def list_history_lines(name: str, histories: Sequence[MachineHistory]) -> Iterat
         for configuration in history.configurations:
             yield ""
             yield clean_line(f"{format_label(configuration.label)}: {describe_change(configuration)}")
-            yield from map(clean_line, _list_session_lines(configuration))
+            yield from _list_session_lines(configuration)
             if configuration.change is not None:
-                yield from map(clean_line, _list_difference_lines(configuration.change))
+                yield from _list_difference_lines(configuration.change)
 
 
 def describe_change(configuration: ConfigurationHistory) -> str:
@@ -60,7 +60,7 @@ def _list_session_lines(configuration: ConfigurationHistory) -> Iterator[str]:
     drawings = _draw([session.rate for session in configuration.sessions])
     first = None if configuration.change is None else configuration.change.first
     for number, (session, drawing) in enumerate(zip(configuration.sessions, drawings, strict=True)):
-        rate = session.note if session.rate is None else _format_rate(session.rate)
+        rate = clean_line(session.note) if session.rate is None else _format_rate(session.rate)
         mark = MARK if number == first else ""
         yield f"{number + 1:>4}  {_format_time(session)}  {rate:>26}  {drawing}  {mark}".rstrip()
 
@@ -98,7 +98,7 @@ def _draw(rates: Sequence[Estimate | None]) -> list[str]:
 
 def _list_difference_lines(change: Change) -> Iterator[str]:
     for key, before, after, _ in change.differences[:MAX_DIFFERENCES]:
-        yield f"      changed with it: {key}: {before} -> {after}"
+        yield f"      changed with it: {clean_line(f'{key}: {before} -> {after}')}"
     if (more := len(change.differences) - MAX_DIFFERENCES) > 0:
         yield f"      {more} more differences: --format json lists all"
 
@@ -162,7 +162,9 @@ def make_history_charts(name: str, histories: Sequence[MachineHistory]) -> list[
         title = f"Sessions of baseline {name}"
         caption = "Throughput over the mean of the sessions before the change, or of all; limits: 95 %, over repeats"
         y = Axis("relative throughput", from_zero=False)
-        charts.append(Chart(f"history-{number}", title, Axis("session"), y, series, "lines", caption))
+        count = max(len(configuration.sessions) for configuration in shown)
+        x = Axis("session", ticks=range(1, count + 1))
+        charts.append(Chart(f"history-{number}", title, x, y, series, "lines", caption))
     return charts
 
 
@@ -183,5 +185,5 @@ def _make_series(configuration: ConfigurationHistory) -> Iterator[Series]:
     shares = [None if value is None else value / mean for value in values]
     yield Series(name, places, shares, low, high, notes=notes, repeats=repeats)
     if change is not None:
-        text = f"{name}: {describe_change(configuration)}"
+        text = f"{name}: first that is {'slower' if change.is_slower else 'faster'}"
         yield Series(text, [places[change.first]], [shares[change.first]], style="published")

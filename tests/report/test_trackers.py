@@ -1,0 +1,176 @@
+"""Finished runs in other trackers: written in their offline modes, and read back by their own readers."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import math
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scalebench
+from scalebench.__main__ import main
+from scalebench.core.errors import InputError
+from scalebench.core.result import CurvePoint, Quality, Result
+from scalebench.report import trackers
+from tests.builders.runs import rank, record
+from tests.builders.sweeps import write_results
+
+RATE = 200.0  # samples/s of blocks of 20 samples in 0.1 s
+needs = {name: pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is not installed")
+         for name in ("mlflow", "tensorboard", "wandb")}  # fmt: skip
+
+
+READ_EVENTS = """
+import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
+
+events = EventAccumulator(sys.argv[1]).Reload()
+content = events.PluginTagToContent("hparams")[metadata.SESSION_START_INFO_TAG]
+settings = metadata.parse_session_start_info_plugin_data(content).hparams
+(rate,) = events.Scalars("run/throughput_samples_per_s")
+print(json.dumps({
+    "loss": [(event.step, event.value) for event in events.Scalars("loss")],
+    "rate": rate.value,
+    "settings": [settings["strategy.name"].string_value, settings["gpus"].number_value],
+}))
+"""
+
+
+def make_results() -> list[Result]:
+    """Make a run of four blocks with a curve, and one that failed."""
+    curve = [CurvePoint(10, 0.1, 200, 1.0, 0.01, 0.7, 200, {"mse": 0.5}), CurvePoint(20, 0.2, 400, 2.0, 0.01, 0.6, 200)]
+    good = record(ranks=[rank(0, [0.1] * 4)], run_id="good", quality=Quality(final_loss=0.5, curve=curve))
+    return [good, record(gpus=2, status="failed", block_s=None, run_id="bad")]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    write_results(tmp_path / "s", make_results())
+    return tmp_path / "s"
+
+
+def test_a_run_as_trackers_hold_it(sweep: Path) -> None:
+    good, bad = trackers.list_tracked_runs(trackers.survey(sweep))
+    assert (good.run_id, good.name, good.group, good.is_ok, bad.name, bad.is_ok) == (
+        "good",
+        "ddp-1",
+        "s",
+        True,
+        "ddp-2",
+        False,
+    )
+    assert good.settings["strategy.name"] == "ddp" and good.figures["throughput_samples_per_s"] == pytest.approx(RATE)
+    assert "mfu" not in good.figures and bad.series == {} and bad.texts["reason"] == "failed as configured"
+    assert [point.step for point in good.series["loss"]] == [2, 4, 6, 8]
+    assert [point.value for point in good.series["throughput_samples_per_s"]] == pytest.approx([RATE] * 4)
+    assert [point[::2] for point in good.series["curve/train/loss"]] == [(10, 0.7), (20, 0.6)]
+    assert [point[::2] for point in good.series["curve/validation/mse"]] == [(10, 0.5)]
+
+
+def test_csv_files_hold_the_frame_and_the_series(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(sweep), "--to", "csv"]) == 0
+    assert capsys.readouterr().out.split() == [str(sweep / "csv/runs.csv"), str(sweep / "csv/series.csv")]
+    with open(sweep / "csv/runs.csv", newline="") as file:
+        assert [row["run_id"] for row in csv.DictReader(file)] == ["good", "bad"]
+    with open(sweep / "csv/series.csv", newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["series"] == "loss")
+    assert (row["run_id"], row["step"], row["value"]) == ("good", "2", "0.5")
+    assert len(scalebench.load(sweep)) == 2, "an export is no run"
+
+
+def test_a_tracker_that_is_not_installed_is_one_line(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"mlflow is not installed; pip install 'scalebench-train\[trackers\]'"):
+        trackers.export("mlflow", [sweep])
+    with pytest.raises(InputError, match="tensorboard is not installed"):
+        scalebench.sweep({"gpus": [1]}, strategy="simulated", hardware="cpu", **{"sweep.export": "tensorboard"})
+    assert not Path("multirun").exists()
+
+
+@needs["tensorboard"]
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_reads_what_was_written(sweep: Path) -> None:
+    for _ in range(2):  # the second replaces the first
+        trackers.export("tensorboard", [sweep], sweep / "events")
+    folders = sorted(path.name for path in (sweep / "events").iterdir())
+    assert folders == ["ddp-1-good", "ddp-2-bad"]
+    program = [sys.executable, "-c", READ_EVENTS, str(sweep / "events/ddp-1-good")]  # it imports TensorFlow
+    read = json.loads(subprocess.check_output(program, timeout=300).splitlines()[-1])
+    assert read["loss"] == [[step, 0.5] for step in (2, 4, 6, 8)]
+    assert read["rate"] == pytest.approx(RATE) and read["settings"] == ["ddp", 1]
+
+
+@needs["mlflow"]
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_reads_what_was_written(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (line,) = trackers.export("mlflow", [sweep], project="scaling")
+    assert line.startswith("2 runs in experiment 'scaling'")
+    (line,) = trackers.export("mlflow", [sweep], project="scaling")
+    assert line.startswith("0 runs"), "they are there"
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = MlflowClient((sweep / "mlflow/mlruns").as_uri())
+    experiment = client.get_experiment_by_name("scaling")
+    runs = {run.data.tags[trackers.RUN_ID_TAG]: run for run in client.search_runs([experiment.experiment_id])}
+    assert {run_id: run.info.status for run_id, run in runs.items()} == {"good": "FINISHED", "bad": "FAILED"}
+    good = runs["good"]
+    assert good.data.params["strategy.name"] == "ddp" and good.data.tags["group"] == "s"
+    assert good.data.metrics["throughput_samples_per_s"] == pytest.approx(RATE)
+    assert [point.step for point in client.get_metric_history(good.info.run_id, "curve/train/loss")] == [10, 20]
+
+
+def read_offline_run(file: Path) -> list[Any]:
+    """Return the records of wandb's offline file, a log of LevelDB after seven bytes, as its own type: it has no reader
+    in Python."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, at, parts, records = file.read_bytes(), 7, b"", []
+    assert content[:4] == b":W&B"
+    while at + 7 <= len(content):
+        if (left := 32768 - at % 32768) < 7:  # a header is never divided between two blocks
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, at)
+        parts += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # complete, or its last part
+            records.append(Record.FromString(parts))
+            parts = b""
+    return records
+
+
+@needs["wandb"]
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_reads_what_was_written(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    try:
+        (line,) = trackers.export("wandb", [sweep])
+    finally:
+        wandb.teardown()  # its service, which else lives as long as this process
+    assert line == f"wandb sync {sweep}/wandb/wandb/offline-run-*"
+    found = {}
+    for file in (sweep / "wandb").rglob("*.wandb"):
+        records = read_offline_run(file)
+        (run_id,) = {each.run.run_id for each in records if each.WhichOneof("record_type") == "run"}
+        found[run_id] = records
+    assert sorted(found) == ["bad", "good"]
+    history = [item for each in found["good"] for item in each.history.item]
+    losses = [float(item.value_json) for item in history if "loss" in (item.key, *item.nested_key)]
+    assert losses == [0.5] * 4
+    summary = {
+        item.key or item.nested_key[0]: item.value_json for each in found["good"] for item in each.summary.update
+    }
+    assert math.isclose(float(summary["throughput_samples_per_s"]), RATE, rel_tol=1e-6)
+    assert [each.exit.exit_code for each in found["bad"] if each.WhichOneof("record_type") == "exit"] == [1]
