@@ -100,12 +100,19 @@ class DeepSpeedZero(TorchStrategy):
             parameter.data = parameter.data.contiguous()  # parts of flat buffers are
         assert self.group is not None
         deepspeed.init_distributed(dist_backend=self.group.backend, auto_mpi_discovery=False, verbose=False)
+        self.set_learning_rate(0.0)
         engine, self.optimizer, *_ = deepspeed.initialize(
             model=model,
             model_parameters=[each for each in model.parameters() if each.requires_grad],
             optimizer=self.optimizer,
             config=self.engine_config(),
         )
+        # DeepSpeed takes a step with gradients of 0, by which the optimizer allocates its state. Adam would count it,
+        # which changes its first hundred steps, and weight decay would change weights and moments.
+        for state in self.optimizer_state().values():
+            for value in filter(_is_tensor, state.values()):
+                value.zero_()
+        self.set_learning_rate(self.spec.learning_rate)
         self.precision = EnginePrecision(self.precision, engine)
         log_messages(self._log, deepspeed.comm.comm.cdb)
         return engine
@@ -117,7 +124,7 @@ class DeepSpeedZero(TorchStrategy):
             "stage": self.stage,
             "overlap_comm": self.options.overlap_comm,
             "reduce_bucket_size": bucket,
-            "allgather_bucket_size": bucket,
+            "allgather_bucket_size": bucket + bucket % 2,  # it wants an even number
         }
         if self.stage == 3:
             zero["stage3_param_persistence_threshold"] = self.options.persistent_elements
