@@ -100,19 +100,12 @@ class DeepSpeedZero(TorchStrategy):
             parameter.data = parameter.data.contiguous()  # parts of flat buffers are
         assert self.group is not None
         deepspeed.init_distributed(dist_backend=self.group.backend, auto_mpi_discovery=False, verbose=False)
-        self.set_learning_rate(0.0)
         engine, self.optimizer, *_ = deepspeed.initialize(
             model=model,
             model_parameters=[each for each in model.parameters() if each.requires_grad],
             optimizer=self.optimizer,
             config=self.engine_config(),
         )
-        # DeepSpeed takes a step with gradients of 0, by which the optimizer allocates its state. Adam would count it,
-        # which changes its first hundred steps, and weight decay would change weights and moments.
-        for state in self.optimizer_state().values():
-            for value in filter(_is_tensor, state.values()):
-                value.zero_()
-        self.set_learning_rate(self.spec.learning_rate)
         self.precision = EnginePrecision(self.precision, engine)
         log_messages(self._log, deepspeed.comm.comm.cdb)
         return engine
@@ -131,6 +124,7 @@ class DeepSpeedZero(TorchStrategy):
         return {
             "train_micro_batch_size_per_gpu": self.spec.batch_per_device,  # without effect on what a step computes
             "zero_optimization": zero,
+            "gradient_clipping": 0.0,  # by default it clips their norm to 1
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "torch_autocast": {"enabled": self.spec.config.train.precision == "bfloat16", "dtype": "bfloat16"},
