@@ -63,13 +63,14 @@ KEY_ALIASES = _invert(
         "hardware.slurm.time_minutes": "time walltime",
         "dataset.path": "data_dir data_path dataset_path",
         "dataset.size": "num_samples samples n_samples",
+        "dataset.workers": "num_workers workers dataloader_workers",
+        "dataset.augment": "distortions augmentation",
     }
 )
 # Hints for keys that have no counterpart here.
 KEY_HINTS = _invert(
     {
         "the number of nodes follows from the devices: gpus=16 hardware=NAME": "nodes num_nodes nnodes n_nodes",
-        "batches can be gathered ahead of time: dataset.prefetch=queue": "num_workers workers dataloader_workers",
         "the strategy names it: strategy=ddp_gloo, strategy=horovod_mpi": "backend dist_backend",
         "the hardware says which devices: hardware=cpu": "device",
         "each run keeps its logs beside its result": "verbose log_level quiet",
@@ -90,9 +91,10 @@ CHOICE_HINTS = {
                 "zero3 zero_3 deepspeed_stage_3"
             ),
             "write strategy=accelerate": "huggingface_accelerate hf_accelerate huggingface",
-            "write strategy=fsdp, or strategy=lightning_fsdp": "fsdp2 fully_shard fully_sharded_data_parallel",
+            "write strategy=fsdp, or strategy=lightning_fsdp": "fsdp2 fully_shard fullyshardeddataparallel",
             "write strategy=hsdp": "hybrid_shard hybrid_sharded_data_parallel",
-            "strategy=ddp is PyTorch's data parallelism": "nccl gloo torch pytorch torchrun",
+            "strategy=ddp is PyTorch's data parallelism": "nccl gloo torch pytorch torchrun distributeddataparallel",
+            "sweep=strategies compares many; --multirun 'strategy=glob(ddp*)' takes all of a name": "all *",
             "strategy=mirrored is TensorFlow's data parallelism": "tensorflow tf keras",
             "strategy=tensor_parallel splits layers": "tp megatron",
             "strategy=pipeline_1f1b and strategy=pipeline_gpipe are pipelines": "pp gpipe",
@@ -117,12 +119,24 @@ CHOICE_HINTS = {
             "dataset=cifar10_synthetic is about as small": "mnist",
         }
     ),
-    "hardware": _invert({"write hardware=local": "gpu gpus cuda auto this"}),
+    "hardware": _invert(
+        {"hardware=local is this machine, whatever its GPUs": "gpu gpus cuda auto this a100 h100 v100"}
+    ),
     "measure": _invert({"write measure=quick": "fast short", "write measure=thorough": "full long precise"}),
     "sweep": _invert({"write sweep=demo": "quick example default", "write sweep=gpus": "scaling devices"}),
     "hydra/launcher": _invert(
         {"SLURM is chosen by the hardware, and each run is a job: hardware=NAME": "submitit_slurm submitit slurm"}
     ),
+}
+# Hints for names of functions, files and folders, which are values of other keys, by group; {name} stands for the name.
+FUNCTION_HINTS = {
+    "model": "a network of your own is model=custom model.torch={name}",
+    "dataset": "samples of your own are dataset=custom dataset.builder={name}",
+}
+FILE_HINTS = {
+    "model": "a network of your own is model=custom model.torch=MODULE:FUNCTION",
+    "dataset": "the path of a data set is a key: dataset=NAME dataset.path={name}",
+    "hardware": "write --config-dir FOLDER hardware=NAME for FOLDER/hardware/NAME.yaml",
 }
 # Hints for words that are no commands; {name} stands for the word.
 COMMAND_HINTS = _invert(

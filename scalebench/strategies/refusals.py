@@ -15,7 +15,7 @@ from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.spec import Config, RunSpec
 from scalebench.strategies import registry
 from scalebench.strategies.base import Unsupported
-from scalebench.workloads import networks, partition, user_code
+from scalebench.workloads import datasets, networks, partition, user_code
 
 Reasons = Iterator[str]
 # Why strategies with PyTorch do not recompute activations.
@@ -125,6 +125,11 @@ def parameter_server_rule(spec: RunSpec, options: Any) -> Reasons:
         yield (
             f"workers of {config.strategy.name} read their samples when they have been dealt rows: "
             f"it takes dataset.feed=host, disk or fixed and dataset.prefetch=none"
+        )
+    if datasets.decodes_in_training(config.dataset):
+        yield (
+            f"workers of {config.strategy.name} read decoded samples, and dataset={config.dataset.name} decodes them "
+            "during training: use dataset=imagenet"
         )
     if config.train.accumulate > 1:
         yield (
@@ -256,7 +261,9 @@ def hsdp_rule(spec: RunSpec, options: Any) -> Reasons:
 
 
 def data_parallel_rule(spec: RunSpec, options: Any) -> Reasons:
-    """The model is copied anew in each step."""
+    """The model is copied anew in each step, and the outputs of its copies are gathered."""
+    if user_code.has_user_loss(spec.config.model):
+        yield "data_parallel gathers outputs, and a loss of one's own is computed where they are made; use strategy=ddp"
     if spec.config.train.compile:
         yield "data_parallel copies the model in each step, which train.compile=true does not follow"
 

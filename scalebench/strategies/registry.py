@@ -90,6 +90,7 @@ INSTALL_HINTS: dict[str, str] = {
     "tensorflow": "pip install 'scalebench-train[tensorflow]'",
     **dict.fromkeys(("jax", "optax"), "pip install ./plugins/scalebench-jax in a checkout"),
     "horovod": "scalebench install horovod",
+    "transformers": "pip install 'scalebench-train[hf]'",
 }
 
 

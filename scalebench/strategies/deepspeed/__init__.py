@@ -206,8 +206,8 @@ class DeepSpeedZero(TorchStrategy):
         tensors = [
             each for each in (*weights, *stepped, *states, *gradients, *self.model.buffers()) if _is_tensor(each)
         ]
-        here = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
-        return [sum(here.values())]
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+        return [sum(storages.values())]
 
     def optimizer_state(self) -> Any:
         return self.optimizer.optimizer.state

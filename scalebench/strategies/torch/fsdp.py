@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
-from scalebench.strategies.torch import evaluation, optimizer
+from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import (
@@ -145,10 +145,7 @@ class Fsdp(TorchStrategy):
             log_messages(self._log, unit[0], mesh.ndim > 1)
         if not isinstance(model, FSDPModule):
             fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the root, which has no weights left
-        train = self.spec.config.train
-        self.optimizer = optimizer.build_optimizer(
-            train, self.model.parameters(), self.spec.learning_rate
-        )  # of the shards
+        self.optimizer = self.build_optimizer()  # of the shards
         return model
 
     def build_mesh(self) -> DeviceMesh:
@@ -291,5 +288,5 @@ class _CallForward(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.net(inputs)
+    def forward(self, *batch: Any) -> Tensor:
+        return self.net(*batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -27,6 +28,7 @@ from scalebench.strategies.base import BatchReplay, Loop, LossPart, Unsupported
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.optimizer import sum_loss_parts
+from scalebench.strategies.torch.user_step import UserStep
 
 MIXED_PRECISIONS = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 SIGTERM_HOOK = "_broadcast_sigterm_tensor"  # of Lightning's training loop, from 2.6 on
@@ -37,6 +39,8 @@ EXPECTED_WARNINGS = (
     "GPU available but not used",  # hardware=cpu on a machine with GPUs is the user's choice
     "The `srun` command is available on your system",  # the launcher has decided how ranks are started
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning's own call of torch
+    "You defined a `validation_step` but have no",  # scalebench evaluates after the training
+    "Trying to infer the `batch_size` from an ambiguous collection",  # for self.log, which nobody reads
 )
 
 
@@ -65,8 +69,9 @@ class TrainerStrategy(TorchStrategy):
 
     def train(self, loop: Loop) -> None:
         with self.attribute_errors_to_user():
-            trainer = self._build_trainer(_LoopReporter(self, loop))
-            trainer.fit(_TrainerModule(self), train_dataloaders=_LoopParts(self, loop))
+            trainer, module = self._build_trainer(_LoopReporter(self, loop)), self._choose_module()
+            trainer.fit(module, train_dataloaders=_LoopParts(self, loop))
+            module.trainer = None  # a user's module is evaluated afterwards, where self.log finds no loop
         self.model.to(self.device)  # Lightning leaves it on the CPU, and the optimizer's state
         move_optimizer_state(self.optimizer, self.device)
 
@@ -78,6 +83,12 @@ class TrainerStrategy(TorchStrategy):
 
     def versions(self) -> dict[str, str]:
         return {**super().versions(), "pytorch_lightning": pl.__version__}
+
+    def _choose_module(self) -> pl.LightningModule:
+        """Return the user's LightningModule as it is, with all of its hooks; else the strategy's model as one."""
+        model = self.model
+        is_lightning = isinstance(model, UserStep) and isinstance(model.module, pl.LightningModule)
+        return borrow_user_module(self) if is_lightning and self.compiled is model else _TrainerModule(self)
 
     def on_fit_start(self, trainer: pl.Trainer) -> None:
         """Prepare the fit; called between Lightning's set-up and its first step."""
@@ -225,8 +236,30 @@ class _TrainerModule(pl.LightningModule):
     def configure_model(self) -> None:
         """Leave the model as the strategy has built it; some of Lightning's strategies want this method."""
 
-    def configure_optimizers(self) -> Optimizer:
-        return self._strategy.optimizer
+    def configure_optimizers(self) -> Any:
+        return read_optimizers(self._strategy)
+
+
+def read_optimizers(strategy: TrainerStrategy) -> Any:
+    """Return the optimizer, with the schedulers that the user's function has made for it."""
+    user = strategy.user_optimizer()
+    return strategy.optimizer if user is None else user.result
+
+
+def borrow_user_module(strategy: TrainerStrategy) -> pl.LightningModule:
+    """Return the user's LightningModule for a fit. Its training_step is called with its own batches and its loss is
+    reported and weighted; its optimizer is that of all fits."""
+    module, steps = strategy.model.module, _TrainerModule(strategy)
+
+    @functools.wraps(strategy.model.training_step)
+    def training_step(batch: TorchBatch, batch_idx: int) -> Tensor:
+        loss = steps.training_step(batch, batch_idx)
+        module.is_last_part = steps.is_last_part
+        return loss
+
+    module.training_step, module.take_loss = training_step, steps.take_loss
+    module.configure_optimizers = functools.partial(read_optimizers, strategy)
+    return module
 
 
 class _LoopReporter(pl.Callback):
