@@ -136,6 +136,7 @@ class DeepSpeedZero(TorchStrategy):
         part = self.accumulate_gradients(batch)
         self.precision.step_optimizer(self.optimizer)  # which also frees the gradients
         self._log.end_step()
+        self.advance_schedulers()
         return part
 
     def count_parts(self, batch: TorchBatch) -> int:
