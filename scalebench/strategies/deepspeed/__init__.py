@@ -51,7 +51,7 @@ class DeepSpeedOptions:
 
 @dataclass
 class DeepSpeedZero3Options(DeepSpeedOptions):
-    """Those of stage 3, too."""
+    """Keys of `zero_optimization`, with those of stage 3."""
 
     persistent_elements: int = 100_000  # a tensor with fewer elements stays complete in each process
 

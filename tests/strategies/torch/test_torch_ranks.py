@@ -226,7 +226,7 @@ def test_hsdp_of_complete_copies_sends_gradients_only(tmp_path: Path) -> None:
     [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 1, 2), (8, 1, 4), (8, 2, 4), (9, 2, 9), (4, 4, 4)],
 )
 def test_shards_of_a_copy_are_on_one_node(processes: int, nodes: int, shards: int) -> None:
-    from scalebench.strategies.torch.fsdp import default_shards
+    from scalebench.strategies.torch.sharded.fsdp import default_shards
 
     assert default_shards(processes, nodes) == shards
 
