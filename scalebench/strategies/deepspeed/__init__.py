@@ -51,7 +51,7 @@ class DeepSpeedOptions:
 
 @dataclass
 class DeepSpeedZero3Options(DeepSpeedOptions):
-    """Those of stage 3, too."""
+    """Keys of `zero_optimization`, with those of stage 3."""
 
     persistent_elements: int = 100_000  # a tensor with fewer elements stays complete in each process
 
@@ -117,13 +117,14 @@ class DeepSpeedZero(TorchStrategy):
             "stage": self.stage,
             "overlap_comm": self.options.overlap_comm,
             "reduce_bucket_size": bucket,
-            "allgather_bucket_size": bucket,
+            "allgather_bucket_size": bucket + bucket % 2,  # it wants an even number
         }
         if self.stage == 3:
             zero["stage3_param_persistence_threshold"] = self.options.persistent_elements
         return {
             "train_micro_batch_size_per_gpu": self.spec.batch_per_device,  # without effect on what a step computes
             "zero_optimization": zero,
+            "gradient_clipping": 0.0,  # by default it clips their norm to 1
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "torch_autocast": {"enabled": self.spec.config.train.precision == "bfloat16", "dtype": "bfloat16"},
@@ -135,6 +136,7 @@ class DeepSpeedZero(TorchStrategy):
         part = self.accumulate_gradients(batch)
         self.precision.step_optimizer(self.optimizer)  # which also frees the gradients
         self._log.end_step()
+        self.advance_schedulers()
         return part
 
     def count_parts(self, batch: TorchBatch) -> int:
