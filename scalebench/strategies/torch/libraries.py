@@ -58,6 +58,6 @@ def build_timm(name: str, classes: int, **settings: Any) -> nn.Module:
     return module
 
 
-def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), MAX_NEIGHBOURS)
+def _unknown(what: str, name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), MAX_NEIGHBOURS)
     return f"has no {what} '{name}'" + (f"; did you mean {' or '.join(near)}?" if near else "")
