@@ -25,6 +25,8 @@ NAMES = (
     "soak",
     "resnet50",
     "pipeline_bubble",
+    "predict_error",
+    "decoding",
 )
 
 

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from scalebench.core.machine import cuda_builds, gpus
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
+from scalebench.strategies import refusals
 from scalebench.strategies.base import BACKWARD, FORWARD, Loop, LossPart, Probes, Strategy, Unsupported
 from scalebench.strategies.torch import bandwidth, evaluation, optimizer, profiling, user_checks, user_module
 from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches, to_tensors
+from scalebench.strategies.torch.checkpointing import checkpoint_user_module
 from scalebench.strategies.torch.group import TorchGroup
 from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
 from scalebench.strategies.torch.observed import observe_backend, observe_settings
@@ -95,6 +97,7 @@ class TorchStrategy(Strategy, Probes):
 
     def setup(self) -> None:
         train = self.spec.config.train
+        refusals.refuse(refusals.checkpointing_rule(self.spec))
         set_threads(self.place.threads)
         self.device = choose_device(self.spec.device, self.place.devices[0])
         self.precision = Precision(train.precision, self.device)
@@ -163,7 +166,7 @@ class TorchStrategy(Strategy, Probes):
 
     def split_batch(self, batch: TorchBatch) -> list[TorchBatch]:
         """Split a batch into the parts that a step computes one by one, and keep it for probes that train on it."""
-        parts = batch.split(self.accumulate)
+        parts = batch.split(self.count_parts(batch))
         if self.last_batch is None and isinstance(self.compiled, CompiledModel):
             self.compiled.shapes = {input_shapes(part.inputs) for part in parts}
         is_full = self.last_batch is None or batch.samples >= self.last_batch.samples
@@ -171,6 +174,10 @@ class TorchStrategy(Strategy, Probes):
             self.last_batch = batch  # an epoch's last, smaller batch may run through other code
         torch.backends.cudnn.benchmark = tunes_convolutions(self.device.type, is_full)
         return parts
+
+    def count_parts(self, batch: TorchBatch) -> int:
+        """Return the number of parts to split a batch into, some of which may be empty."""
+        return self.accumulate
 
     def without_sync(self) -> AbstractContextManager[Any]:
         """Return a context for the passes of a part whose gradients are not synchronized yet."""
@@ -308,6 +315,8 @@ class TorchStrategy(Strategy, Probes):
     def _build_user_module(self) -> user_module.UserModule:
         config = self.spec.config
         model = user_checks.build_user_module(config, self.device)
+        if config.train.activation_checkpointing:
+            checkpoint_user_module(model.module)
         samples = self._read_check_samples() if self._has_user_loss or config.dataset.dtype == records.RECORD else None
         user_checks.check_user_module(model, config, self.device, self.precision, self.group, samples)
         self._user_flops = model.flops_per_sample

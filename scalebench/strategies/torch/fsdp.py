@@ -9,19 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
 from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import FLOAT_BYTES, all_gather, build_torch_collective, reduce_scatter
+from scalebench.strategies.torch.group import (
+    FLOAT_BYTES,
+    MessageLog,
+    all_gather,
+    build_torch_collective,
+    reduce_scatter,
+)
 from scalebench.strategies.torch.model import NetworkModule
 from scalebench.workloads.source import Source
 
@@ -51,33 +58,12 @@ def group_layers(model: NetworkModule, min_bytes: float) -> list[list[nn.Module]
     return groups
 
 
-LoggedMessage = tuple[str, int]  # kind of the collective, bytes of its full tensor
-
-
-class MessageLog:
-    """The messages of one step in the order of sending."""
-
-    def __init__(self) -> None:
-        self.last_step: list[LoggedMessage] = []
-        self._current: list[LoggedMessage] | None = None  # None: no step is running
-
-    @contextmanager
-    def record_step(self) -> Iterator[None]:
-        """Record the messages sent within this context, which is one step; others are not recorded."""
-        self._current = []
-        try:
-            yield
-        finally:
-            self.last_step, self._current = self._current, None
-
-    def add(self, kind: str, full: Tensor) -> None:
-        if self._current is not None:
-            self._current.append((kind, full.numel() * full.element_size()))
-
-    def attach(self, unit: Any) -> None:
-        """Log the messages of a module to which fully_shard was applied."""
-        unit.set_custom_all_gather(_LoggedAllGather(self))
-        unit.set_custom_reduce_scatter(_LoggedReduceScatter(self))
+def log_messages(log: MessageLog, unit: Any, has_copies: bool) -> None:
+    """Log the messages of a module to which fully_shard was applied; with copies of shards, their all-reduces."""
+    unit.set_custom_all_gather(_LoggedAllGather(log))
+    unit.set_custom_reduce_scatter(_LoggedReduceScatter(log))
+    if has_copies:
+        unit.set_all_reduce_hook(lambda shard: log.add("all_reduce", shard))  # called after the all-reduce
 
 
 class _LoggedCollective:
@@ -132,49 +118,50 @@ class Fsdp(TorchStrategy):
     """
 
     Options = FsdpOptions
+    rule: ClassVar[refusals.Rule] = staticmethod(refusals.fsdp_rule)
     net: Any
 
     def group_backend(self) -> str:
         return self.requested_backend()
 
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        self._log = MessageLog()
+
     def setup(self) -> None:
         self._check_supported()
-        self._log = MessageLog()
-        self._collectives: dict[tuple[int, ...], list[Callable[[], None]]] = {}
         super().setup()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         for tensor in self.model.parameters():
             tensor.data = tensor.data.contiguous()  # channels-last kernels cannot be sharded
-        mesh = init_device_mesh(self.device.type, (self.spec.processes,))
+        self._mesh = mesh = self.build_mesh()
         if isinstance(self.model, NetworkModule):  # the output of a dense layer over positions is a view
             nodes = self.model.network.nodes
             self.model.protect_outputs([node.name for node in nodes if node.op == "dense" and len(node.shape) > 1])
         self._resharded_units = self._units()[:-1] if self.options.reshard_after_forward else []
         for unit in self._units():
             fully_shard(unit, mesh=mesh, reshard_after_forward=unit in self._resharded_units)
-            self._log.attach(unit[0])
+            log_messages(self._log, unit[0], mesh.ndim > 1)
         if not isinstance(model, FSDPModule):
             fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the root, which has no weights left
         self.optimizer = self.build_optimizer()  # of the shards
         return model
 
+    def build_mesh(self) -> DeviceMesh:
+        """Arrange the processes: the last axis has the shards of one copy of the weights."""
+        return init_device_mesh(self.device.type, (self.spec.processes,))
+
     def step(self, batch: TorchBatch) -> LossPart | None:
-        with self._log.record_step():
-            return super().step(batch)
+        self._log.begin_step()
+        part = super().step(batch)
+        self._log.end_step()
+        return part
 
-    def split_batch(self, batch: TorchBatch) -> list[TorchBatch]:
-        """Split a batch into the same number of parts on all ranks, since each part gathers the weights.
-
-        A batch with too few samples for all parts of all ranks is not split.
-        """
-        if batch.global_samples >= self.accumulate * self.spec.processes:
-            return super().split_batch(batch)
-        accumulate, self.accumulate = self.accumulate, 1
-        try:
-            return super().split_batch(batch)
-        finally:
-            self.accumulate = accumulate
+    def count_parts(self, batch: TorchBatch) -> int:
+        """Return the same number of parts on all ranks, since each part gathers the weights: one if there are too few
+        samples for all parts of all ranks."""
+        return self.accumulate if batch.global_samples >= self.accumulate * self.spec.processes else 1
 
     @contextmanager
     def without_sync(self) -> Iterator[None]:
@@ -197,22 +184,17 @@ class Fsdp(TorchStrategy):
     def message_sizes(self) -> list[int]:
         """Return the logged sizes: of each all-gather the full output, of each reduce-scatter the full input,
         including padding."""
-        return [size for _, size in self._log.last_step]
+        return self._log.sizes()
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        """Send the messages one after the other, as in a step; as all-gathers if the sizes are not those of a step."""
+        self._log.replay(sizes, self._build_collective)
+
+    def _build_collective(self, kind: str, size_bytes: int) -> Callable[[], None]:
+        """Build one message of a step, between the processes that exchange it."""
         assert self.group is not None, "setup comes first"
-        key = tuple(sizes)
-        if key not in self._collectives:
-            sent = self._log.last_step
-            kinds = [kind for kind, _ in sent] if sizes == [size for _, size in sent] else ["all_gather"] * len(sizes)
-            unit_bytes = FLOAT_BYTES * self.spec.processes
-            self._collectives[key] = [
-                build_torch_collective(self.group, kind, max(size // unit_bytes, 1) * unit_bytes)
-                for kind, size in zip(kinds, sizes, strict=True)
-            ]
-        for collective in self._collectives[key]:
-            collective()
+        among = self._mesh.get_group(0 if kind == "all_reduce" else self._mesh.ndim - 1)
+        unit_bytes = FLOAT_BYTES * among.size()
+        return build_torch_collective(self.group, kind, max(size_bytes // unit_bytes, 1) * unit_bytes, among)
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
         assert self.group is not None, "setup comes first"
@@ -236,7 +218,7 @@ class Fsdp(TorchStrategy):
             return super().parameters()
 
     def close(self) -> None:
-        self._collectives = {}
+        self._log.close()
         super().close()
 
     def _check_supported(self) -> None:
@@ -244,7 +226,7 @@ class Fsdp(TorchStrategy):
         name = self.spec.config.strategy.name
         if fully_shard is None or not hasattr(FSDPModule, "set_custom_reduce_scatter"):
             raise Unsupported(f"{name} needs PyTorch 2.9 or newer, and here is {torch.__version__}")
-        refusals.refuse(refusals.fsdp_rule(self.spec, self.options))
+        refusals.refuse(self.rule(self.spec, self.options))
 
     def _units(self) -> list[list[nn.Module]]:
         """Return the units to shard; a user's module is one unit, since it may use weights outside of its layers."""
@@ -266,6 +248,37 @@ class Fsdp(TorchStrategy):
                 unit[0].set_reshard_after_forward(True)
             for module in modules:
                 module.reshard()
+
+
+@dataclass
+class HsdpOptions(FsdpOptions):
+    """The options of fully_shard, and the number of shards of each copy of the weights."""
+
+    shards: int | None = None  # processes that share one copy; null: all of a node, on one node half of them
+
+
+class Hsdp(Fsdp):
+    """fully_shard over a mesh of two axes: the processes along one share a copy of weights, gradients and optimizer
+    state as under Fsdp; those along the other have the same shard, and average its gradients."""
+
+    Options = HsdpOptions
+    rule = staticmethod(refusals.hsdp_rule)
+
+    def build_mesh(self) -> DeviceMesh:
+        processes = self.spec.processes
+        shards = self.options.shards or default_shards(processes, self.spec.nodes)
+        if shards == processes:  # a single copy: averages over one process would be messages of no use
+            return super().build_mesh()
+        return init_device_mesh(self.device.type, (processes // shards, shards), mesh_dim_names=("copy", "shard"))
+
+
+def default_shards(processes: int, nodes: int) -> int:
+    """Return how many processes share one copy: those of a node, whose links are fast, and on one node half of them.
+
+    All processes share one where that does not divide, or would leave each process a copy of its own.
+    """
+    shards = processes // (nodes if nodes > 1 else 2)
+    return shards if shards > 1 and processes % shards == 0 else processes
 
 
 class _CallForward(nn.Module):
