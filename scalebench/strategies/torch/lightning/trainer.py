@@ -259,6 +259,7 @@ def borrow_user_module(strategy: TrainerStrategy) -> pl.LightningModule:
 
     module.training_step, module.take_loss = training_step, steps.take_loss
     module.configure_optimizers = functools.partial(read_optimizers, strategy)
+    module.configure_model = lambda: None  # it is built, and sharded where the strategy shards; some strategies want it
     return module
 
 
