@@ -11,7 +11,7 @@ from scalebench.core.machine import cuda_builds, machine, private_network
 from scalebench.core.spec import Config, HardwareSpec, StrategySpec, has_stop
 from scalebench.slurm.commands import Slurm, in_allocation
 from scalebench.strategies import registry
-from scalebench.workloads import records, user_code
+from scalebench.workloads import user_code
 
 
 def find_unsupported_reasons(config: Config, gpus: int, placement: Placement) -> list[str]:
@@ -109,11 +109,6 @@ def _check_user_model(config: Config) -> list[str]:
     if strategy.framework == "tensorflow" and user_code.has_user_loss(model):
         return [
             f"model.loss={model.loss} is a loss in PyTorch, and {strategy.name} trains with Keras: leave it at auto"
-        ]
-    if strategy.framework == "tensorflow" and config.dataset.dtype == records.RECORD:
-        return [
-            f"{strategy.name} takes samples of one array of floats or bytes, and dataset={config.dataset.name} has "
-            f"integers or several arrays: use a strategy of PyTorch"
         ]
     return []
 

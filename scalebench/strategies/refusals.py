@@ -15,7 +15,7 @@ from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.spec import Config, RunSpec
 from scalebench.strategies import registry
 from scalebench.strategies.base import Unsupported
-from scalebench.workloads import datasets, networks, partition, user_code
+from scalebench.workloads import datasets, networks, partition, records, user_code
 
 Reasons = Iterator[str]
 # Why strategies with PyTorch do not recompute activations.
@@ -73,9 +73,19 @@ def single_program_rule(spec: RunSpec, options: Any) -> Reasons:
         )
 
 
+def one_array_rule(config: Config) -> Reasons:
+    """Samples should be one array of floats or bytes."""
+    if config.dataset.dtype == records.RECORD:
+        yield (
+            f"{config.strategy.name} takes samples of one array of floats or bytes, and dataset={config.dataset.name} "
+            f"has integers or several arrays: use strategy=mirrored or horovod_tensorflow_gloo"
+        )
+
+
 def in_graph_rule(spec: RunSpec, options: Any) -> Reasons:
     """Towers of one graph compute a batch at once, and some cut it into equal slices."""
     config = spec.config
+    yield from one_array_rule(config)
     yield from single_program_rule(spec, options)
     if config.train.accumulate > 1:
         yield (
@@ -102,6 +112,7 @@ def equal_slices_rule(spec: RunSpec, options: Any, samples: int, batch: str) -> 
 def central_storage_rule(spec: RunSpec, options: Any) -> Reasons:
     """A user's model shows only when it is built whether it has state: `accumulated_state_rule` then decides."""
     model = spec.config.model
+    yield from one_array_rule(spec.config)
     yield from single_program_rule(spec, options)
     if not user_code.is_user_model(model):
         has_state = any(not array.trainable for array in networks.build_network(model).arrays)
@@ -121,6 +132,7 @@ def accumulated_state_rule(config: Config, has_state: bool) -> Reasons:
 def parameter_server_rule(spec: RunSpec, options: Any) -> Reasons:
     """Workers read weights and samples in other processes."""
     config = spec.config
+    yield from one_array_rule(config)
     if config.dataset.feed == "device" or config.dataset.prefetch != "none":
         yield (
             f"workers of {config.strategy.name} read their samples when they have been dealt rows: "
@@ -145,6 +157,8 @@ def keras_fit_rule(spec: RunSpec, options: Any) -> Reasons:
     config = spec.config
     if options.loop != "fit":
         return
+    if config.dataset.dtype == records.RECORD:
+        yield "strategy.options.loop=fit takes samples of one array; use loop=custom"
     if config.train.compile and max(len(place.devices) for place in spec.places) > 1:
         yield (
             "strategy.options.loop=fit hands the step of all devices to XLA as one, which would merge them; "

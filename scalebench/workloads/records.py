@@ -8,7 +8,7 @@ fields, so that a sample is one piece of the disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ KINDS = "fiub"  # of numpy: floats, integers and booleans
 
 Array = NDArray[Any]
 T = TypeVar("T")
-Fields = T | dict[str, T] | tuple[T, ...] | None
+Fields: TypeAlias = T | dict[str, T] | tuple[T, ...] | None
 
 
 def name_fields(value: Any) -> dict[str, Any]:

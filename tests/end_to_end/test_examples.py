@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MAX_LINES = 60
 STRATEGIES = {
-    "keras_pictures": ("bare_tensorflow", ["mirrored"]),
+    "keras_two_inputs": ("bare_tensorflow", ["mirrored"]),
     "lightning_curves": ("bare_torch", ["ddp_gloo", "horovod_gloo", "lightning_ddp_gloo", "fsdp_gloo", "zero1"]),
     "token_transformer": ("bare_torch", ["ddp_gloo", "horovod_gloo", "lightning_ddp_gloo", "fsdp_gloo", "zero1"]),
 }  # of each example: its baseline, and strategies that repeat its steps

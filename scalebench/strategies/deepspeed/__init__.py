@@ -135,6 +135,7 @@ class DeepSpeedZero(TorchStrategy):
         self._log.begin_step()
         part = self.accumulate_gradients(batch)
         self.precision.step_optimizer(self.optimizer)  # which also frees the gradients
+        self.advance_schedulers()
         self._log.end_step()
         self.advance_schedulers()
         return part

@@ -111,7 +111,7 @@ class HorovodTensorFlow(TensorFlowStrategy):
     def loss_divisor(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         """Return this replica's samples under Adasum, which weights the replicas' own means itself."""
         if self.options.op == "adasum":
-            return tf.cast(tf.shape(inputs)[0], tf.float32)
+            return tf.cast(tf.shape(tf.nest.flatten(inputs)[0])[0], tf.float32)
         return super().loss_divisor(inputs, global_samples)
 
     def broadcast(self, value: float) -> float:

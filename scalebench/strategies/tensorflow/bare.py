@@ -41,7 +41,7 @@ class IndependentTensorFlow(TensorFlowStrategy):
 
     def loss_divisor(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         """Return the samples of this replica, since its gradients are not added to those of others."""
-        return tf.cast(tf.shape(inputs)[0], tf.float32)
+        return tf.cast(tf.shape(tf.nest.flatten(inputs)[0])[0], tf.float32)
 
     def set_gradient_sync(self, on: bool) -> None:
         """Do nothing: there is no synchronization to switch off."""

@@ -17,7 +17,7 @@ from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
 from scalebench.strategies.tensorflow.model import NetworkModel, read_weights
 from scalebench.strategies.tensorflow.probes import DeviceResult, TensorFlowProbes
 from scalebench.strategies.tensorflow.user_model import UserModel
-from scalebench.workloads import networks, user_code
+from scalebench.workloads import networks, records, user_code
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
@@ -32,6 +32,7 @@ class TensorFlowStrategy(TensorFlowProbes):
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self.syncs_gradients = True
+        self._has_records = spec.config.dataset.dtype == records.RECORD
         self._loss = optimizer.loss_function(spec.config.model.loss)
         self._functions: dict[bool, Callable[..., tf.Tensor]] = {}  # by syncs_gradients
 
@@ -168,6 +169,9 @@ class TensorFlowStrategy(TensorFlowProbes):
         """Return the model's outputs, for validation."""
         return self.model(inputs, training=False)
 
+    def _forward_arrays(self, inputs: Any) -> tf.Tensor:
+        return self._forward(batches.to_tensors(inputs) if self._has_records else inputs)
+
     def synchronize(self) -> None:
         devices.synchronize()
 
@@ -182,7 +186,7 @@ class TensorFlowStrategy(TensorFlowProbes):
         return None
 
     def evaluate(self, source: Source) -> dict[str, float]:
-        model, train, forward = self.spec.config.model, self.spec.config.train, self._forward
+        model, train, forward = self.spec.config.model, self.spec.config.train, self._forward_arrays
         if train.accumulate > 1:  # a full batch may not fit on the device
             forward = partial(batches.apply_in_slices, forward, -(-self.spec.batch_per_device // train.accumulate))
         with tf.device(self.devices[0]):
@@ -256,6 +260,8 @@ class TensorFlowStrategy(TensorFlowProbes):
         model, dataset = self.spec.config.model, self.spec.config.dataset
         target_dtype = tf.int64 if dataset.classes is not None else tf.float32
         return (
-            tf.TensorSpec((None, *model.input_shape), tf.as_dtype(dataset.dtype)),
+            batches.input_specs(self.spec.config, None)
+            if dataset.dtype == records.RECORD
+            else tf.TensorSpec((None, *model.input_shape), tf.as_dtype(dataset.dtype)),
             tf.TensorSpec((None, *model.target_shape), target_dtype),
         )

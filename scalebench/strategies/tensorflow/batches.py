@@ -5,19 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from scalebench.core.spec import Config
 from scalebench.strategies.base import GroupSum
 from scalebench.strategies.tensorflow.picture_reader import read_with_tensorflow
+from scalebench.workloads import datasets, records
+from scalebench.workloads.datasets import cache
 from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Batch, Source
 
-DevicePart = tuple[tf.Tensor, tf.Tensor]  # inputs and targets of one device
-HostArrays = tuple[NDArray[Any], ...]  # the same in host memory
+# Inputs and targets of one device; the inputs may be several tensors, where the user's samples are records.
+DevicePart = tuple[Any, tf.Tensor]
+HostArrays = tuple[Any, ...]  # the same in host memory
 
 
 class TfBatch(NamedTuple):
@@ -66,12 +71,28 @@ def place_batch(batch: Batch, devices: Sequence[str]) -> TfBatch:
 def copy_to_device(arrays: HostArrays, device: str) -> Any:
     """Return the arrays as tensors on the device."""
     with tf.device(device):
-        return tuple(tf.identity(array) for array in arrays)
+        return tuple(to_tensors(array) for array in arrays)
+
+
+def to_tensors(array: Any) -> Any:
+    """Return an array, records or the fields of such as tensors on the current device."""
+    is_array = isinstance(array, np.ndarray)
+    return records.split_fields(array, tf.identity) if is_array else records.map_fields(tf.identity, array)
+
+
+def input_specs(config: Config, samples: int | None) -> Any:
+    """Return the specs of the inputs of a user's model for a number of samples; bytes have become floats."""
+    if config.dataset.dtype != records.RECORD:
+        return tf.TensorSpec((samples, *config.model.input_shape), tf.float32)
+    kept = cache.open_arrays(datasets.prepare(config))[0].dtype
+    return records.split_fields(
+        np.empty(0, kept), lambda field: tf.TensorSpec((samples, *field.shape[1:]), tf.as_dtype(field.dtype))
+    )
 
 
 def copy_to_host(batch: TfBatch) -> list[HostArrays]:
     """Return the parts of a batch as arrays in host memory."""
-    return [tuple(np.array(tensor) for tensor in part) for part in batch.parts]
+    return [tuple(records.map_fields(np.array, tensors) for tensors in part) for part in batch.parts]
 
 
 def _place_each(source: Source, devices: Sequence[str]) -> TfBatches:
@@ -99,7 +120,7 @@ def _pick_resident(source: Source, devices: Sequence[str]) -> TfBatches:
     resident = []
     for device in devices:
         with tf.device(device):
-            resident.append(tuple(tf.identity(np.asarray(array)) for array in source.arrays()))
+            resident.append(tuple(to_tensors(np.asarray(array)) for array in source.arrays()))
     epoch = 0
     while True:
         for update in range(source.steps_per_epoch):
@@ -115,7 +136,7 @@ def _pick_rows(
     for device, span, arrays in zip(devices, split_evenly(len(rows), len(devices)), resident, strict=True):
         with tf.device(device):
             index = tf.identity(rows[span])
-            parts.append(tuple(tf.gather(array, index) for array in arrays))
+            parts.append(tuple(records.map_fields(partial(tf.gather, indices=index), array) for array in arrays))
     return TfBatch(tuple(parts), len(rows), tf.constant(global_samples, tf.float32))
 
 

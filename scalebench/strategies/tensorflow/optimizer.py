@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.spec import TrainSpec
+from scalebench.workloads import records
 
 
 def add_scaled(gradient: tf.Tensor, factor: float, other: tf.Tensor) -> tf.Tensor:
@@ -164,7 +165,7 @@ Shape = Sequence[int]
 
 
 def accumulate_parts(
-    process_part: PartFunction, inputs: tf.Tensor, targets: tf.Tensor, parts: int, shapes: Sequence[Shape]
+    process_part: PartFunction, inputs: Any, targets: tf.Tensor, parts: int, shapes: Sequence[Shape]
 ) -> list[tf.Tensor]:
     """Apply `process_part` to the parts of a batch in turn; return the sums of its results (float32, of these shapes).
 
@@ -172,14 +173,15 @@ def accumulate_parts(
     processes one part at a time, so that activations of two parts are never in memory together and no number of
     samples or parts causes retracing.
     """
-    samples = tf.shape(inputs)[0]
+    samples = tf.shape(targets)[0]
     count = tf.minimum(parts, samples)
     share, rest = samples // count, samples % count
 
     def add_part(index: tf.Tensor, sums: list[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
         start = index * share + tf.minimum(index, rest)
         stop = start + share + tf.cast(index < rest, tf.int32)
-        results = process_part(inputs[start:stop], targets[start:stop])
+        part = records.map_fields(lambda tensor: tensor[start:stop], inputs)  # several, where samples are records
+        results = process_part(part, targets[start:stop])
         return index + 1, [total + result for total, result in zip(sums, results, strict=True)]
 
     initial = tf.constant(0), [tf.zeros(shape) for shape in shapes]

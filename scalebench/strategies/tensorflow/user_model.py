@@ -17,8 +17,9 @@ import tensorflow as tf
 from scalebench.core.errors import PluginError
 from scalebench.core.spec import Config
 from scalebench.strategies.base import GroupSum, Unsupported
+from scalebench.strategies.tensorflow import batches
 from scalebench.strategies.tensorflow.profiling import count_flops
-from scalebench.workloads import user_code
+from scalebench.workloads import records, user_code
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import TRAINING_PASSES
 
@@ -37,6 +38,8 @@ class UserModel(keras.Model):
     `variables_by_name` has trained weights and moving statistics under Keras' paths, which are equal in all processes.
     """
 
+    as_is = False  # true: samples are records, and reach the model as the user's function gave them
+
     def __init__(
         self, inner: keras.Model, changed: Sequence[keras.Variable] = (), flops_per_sample: float | None = None
     ) -> None:
@@ -50,8 +53,9 @@ class UserModel(keras.Model):
         self.variables_by_name = _name_variables([*self.trained, *self.moving_statistics])
         self.built = True
 
-    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        x = tf.cast(inputs, tf.float32) / PIXEL_SCALE - 1 if inputs.dtype == tf.uint8 else inputs
+    def call(self, inputs: Any, training: bool = False) -> tf.Tensor:
+        is_bytes = tf.is_tensor(inputs) and inputs.dtype == tf.uint8 and not self.as_is
+        x = tf.cast(inputs, tf.float32) / PIXEL_SCALE - 1 if is_bytes else inputs
         return tf.cast(self.inner(x, training=training), tf.float32)
 
 
@@ -113,7 +117,8 @@ class ModelProblem(Exception):
 
 def build_layers(inner: keras.Model, config: Config) -> None:
     """Build the layers that are not built yet, without computing anything."""
-    inner(keras.KerasTensor((None, *config.model.input_shape), "float32"), training=False)
+    specs = batches.input_specs(config, None)
+    inner(records.map_fields(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), specs), training=False)
 
 
 def check_inputs(inner: keras.Model, config: Config) -> None:
@@ -123,6 +128,14 @@ def check_inputs(inner: keras.Model, config: Config) -> None:
     except AttributeError:  # a subclassed model declares none before it is built
         return
     if not inputs:
+        return
+    if config.dataset.dtype == records.RECORD:
+        names, fields = sorted(each.name for each in inputs), records.name_fields(batches.input_specs(config, None))
+        if len(names) != len(fields) or not ({*fields} == {*names} or "f0" in fields):
+            raise ModelProblem(
+                f"takes inputs called {', '.join(names)}, and the samples of dataset={config.dataset.name} have "
+                f"{', '.join(sorted(fields))}: name each Input as its array"
+            )
         return
     if len(inputs) != 1:
         raise ModelProblem(f"takes {len(inputs)} inputs, and a sample is one array")
@@ -181,7 +194,7 @@ def _trace_pass(inner: keras.Model, config: Config, training: bool) -> tuple[Any
         scopes.append((before, scope.state_mapping, scope.losses))
         return outputs
 
-    samples = tf.TensorSpec((CHECK_SAMPLES, *config.model.input_shape), tf.float32)
+    samples = batches.input_specs(config, CHECK_SAMPLES)
     outputs = tf.function(run, autograph=False).get_concrete_function(samples).structured_outputs
     before, after, losses = scopes[-1]
     if losses:
@@ -204,7 +217,8 @@ def _check_outputs(outputs: Any, inner: keras.Model, config: Config) -> None:
         if shape != target_shape:
             raise ModelProblem(f"{result}; the targets of dataset={dataset.name} are {target_shape}")
         return
-    if len(shape) != 2 or shape[0] != CHECK_SAMPLES or shape[1] is None or shape[1] < (dataset.classes or 2):
+    positions = tuple(config.model.target_shape)  # several labels of a sample, such as the next tokens
+    if shape[:-1] != (CHECK_SAMPLES, *positions) or shape[-1] is None or shape[-1] < (dataset.classes or 2):
         classes = f"{dataset.classes} classes" if dataset.classes else "classes"
         raise ModelProblem(f"{result}; dataset={dataset.name} has {classes}: give each an output")
     if _ends_in_softmax(inner):
@@ -251,6 +265,7 @@ def build_user_model(config: Config, compute_dtype: str, rank: int, model_class:
     finally:
         keras.config.set_dtype_policy(policy)
     model = model_class(inner, changed, flops_per_sample)
+    model.as_is = config.dataset.dtype == records.RECORD
     tf.random.set_seed(config.seed + rank)  # for TensorFlow's own random operations
     seed_replicas_apart(model, rank)
     return model

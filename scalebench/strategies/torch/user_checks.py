@@ -43,6 +43,9 @@ def build_user_module(config: Config, device: torch.device) -> UserModule:
     with attribute_errors_to_user(model, anywhere=True):
         _check_call(build, model)
         module, optimizer = _split_result(build(**model.options))
+        configure = getattr(module, "configure_model", None)
+        if isinstance(module, nn.Module) and callable(configure):
+            configure()  # where a LightningModule may make its layers
         _check_module(module, model)
         if not config.train.dropout:
             _disable_dropout(module)

@@ -24,6 +24,7 @@ NAMES = [
     pytest.param("fsdp_gloo", marks=pytest.mark.slow),
     pytest.param("zero1", marks=pytest.mark.slow),
     pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow),
+    pytest.param("lightning_fsdp_gloo", marks=pytest.mark.slow),
 ]
 Arrays = tuple[np.ndarray, np.ndarray]
 RANDOM = np.random.default_rng(0)

@@ -37,7 +37,7 @@ class LightningFsdp(GroupTrainerStrategy, Fsdp):
         """Split a batch; one that stays in one part comes after empty ones, since Lightning counts parts."""
         self._log.begin_step()
         parts = super().split_batch(batch)
-        empty = batch._replace(inputs=batch.inputs[:0], targets=batch.targets[:0], share=0.0, last=False)
+        empty = batch.map(lambda tensor: tensor[:0])._replace(share=0.0, last=False)
         return [empty] * (self.accumulate - len(parts)) + parts
 
     def empty_loss(self) -> Tensor:
