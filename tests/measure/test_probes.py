@@ -156,6 +156,41 @@ def test_a_probe_that_a_strategy_lacks_is_left_out_with_its_reason(
     assert strategy.syncing
 
 
+class InParts(Timed):
+    """Weights out take 1 ms, output 2 ms, gradients in the rest; input is not separable."""
+
+    off: tuple[str, ...] = ()
+
+    def set_gradient_sync(self, on: bool) -> None:
+        super().set_gradient_sync(on)
+        self.off = ()
+
+    def inseparable_sync_parts(self) -> dict[str, str]:
+        return {"input": "read elsewhere"}
+
+    def leave_out_sync_parts(self, parts: tuple[str, ...]) -> None:
+        self.syncing, self.off = True, parts
+
+    def step(self, batch: Any) -> LossPart:
+        part_s = {"weights_out": 0.001, "output": 0.002}
+        self.now_s -= sum(part_s[part] for part in self.off)
+        return super().step(batch)
+
+
+def test_parts_of_synchronization_are_left_out_one_after_the_other(tmp_path: Path) -> None:
+    record, strategy, _ = run_probes(tmp_path, InParts)
+    assert record.reasons == {"sync_input": "read elsewhere"}
+    steps, off_s = record.steps or 0, {"weights_out": 0.001, "output": 0.003}
+    assert list(record.sync_parts_s) == list(off_s)
+    for part, seconds in off_s.items():
+        blocks = record.sync_parts_s[part]
+        assert len(blocks) == len(record.sync_on_s) and blocks == pytest.approx(
+            [steps * (STEP_S + SYNC_S - seconds)] * len(blocks)
+        )
+    assert record.sync_off_s == pytest.approx([steps * STEP_S] * len(record.sync_off_s))
+    assert strategy.syncing and not strategy.off
+
+
 def test_without_a_switch_the_feed_is_measured_with_synchronization(tmp_path: Path) -> None:
     kind = type("Limited", (Timed,), {"lacks": frozenset({"set_gradient_sync"})})
     record, strategy, _ = run_probes(tmp_path, kind)

@@ -207,11 +207,12 @@ class ParameterServer(TensorFlowStrategy):
         return LossPart(PendingLoss(losses), batch.samples)
 
     def step_function(self) -> Callable[..., tf.Tensor]:
-        if True not in self._functions:
+        if self.sync_parts_off not in self._functions:
             rows = tf.TensorSpec((None,), tf.int64)
             signature = [rows, tf.TensorSpec((), tf.float32)]
-            self._functions[True] = tf.function(self.rows_step, input_signature=signature, autograph=False)
-        return self._functions[True]
+            step = tf.function(self.rows_step, input_signature=signature, autograph=False)
+            self._functions[self.sync_parts_off] = step
+        return self._functions[self.sync_parts_off]
 
     def rows_step(self, rows: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
         """Train one worker's update on its rows at this learning rate; return the sum of their losses."""

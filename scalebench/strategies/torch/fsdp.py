@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from scalebench.core.result import SYNC_PARTS
 from scalebench.strategies import refusals
-from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
+from scalebench.strategies.base import (
+    GRADIENTS_IN,
+    INPUT,
+    OUTPUT,
+    WEIGHTS_OUT,
+    LossPart,
+    NotMeasured,
+    Unsupported,
+    create_on_all_ranks,
+)
 from scalebench.strategies.torch import evaluation, optimizer
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
@@ -52,12 +63,15 @@ def group_layers(model: NetworkModule, min_bytes: float) -> list[list[nn.Module]
 
 
 LoggedMessage = tuple[str, int]  # kind of the collective, bytes of its full tensor
+KIND_OF_PART = {WEIGHTS_OUT: "all_gather", GRADIENTS_IN: "reduce_scatter"}
 
 
 class MessageLog:
-    """The messages of one step in the order of sending."""
+    """The messages of one step in the order of sending, and which kinds are left out of steps."""
 
     def __init__(self) -> None:
+        self.left_out: set[str] = set()  # kinds that are logged without being sent
+        self.all_gathers: list[_LoggedAllGather] = []
         self.last_step: list[LoggedMessage] = []
         self._current: list[LoggedMessage] | None = None  # None: no step is running
 
@@ -76,7 +90,8 @@ class MessageLog:
 
     def attach(self, unit: Any) -> None:
         """Log the messages of a module to which fully_shard was applied."""
-        unit.set_custom_all_gather(_LoggedAllGather(self))
+        self.all_gathers.append(_LoggedAllGather(self))
+        unit.set_custom_all_gather(self.all_gathers[-1])
         unit.set_custom_reduce_scatter(_LoggedReduceScatter(self))
 
 
@@ -89,12 +104,34 @@ class _LoggedCollective:
 
 
 class _LoggedAllGather(_LoggedCollective):
-    """torch's DefaultAllGather with a log."""
+    """torch's DefaultAllGather with a log, and a frozen copy of the weights that takes its place when it is left out.
+
+    FSDP copies the weights from its result into the parameters in any case. So the frozen copy is the result itself.
+    """
+
+    _frozen: Tensor | None = None
+    _is_filled = False
+    _allocate: Callable[[], Tensor] | None = None  # as for the last all-gather
+
+    def allocate_frozen(self) -> None:
+        """Allocate the frozen copy, which the next all-gather fills."""
+        if self._frozen is None and self._allocate is not None:
+            self._frozen = self._allocate()
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if "all_gather" in self.log.left_out and self._frozen is not None:
+            return self._frozen
+        self._allocate = partial(super().allocate, size, dtype=dtype, device=device)
+        return self._allocate()
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         self.log.add("all_gather", output_tensor)
+        if output_tensor is self._frozen:
+            if self._is_filled:
+                return None
+            self._is_filled = True
         return all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
@@ -105,6 +142,9 @@ class _LoggedReduceScatter(_LoggedCollective):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:
         self.log.add("reduce_scatter", input_tensor)
+        if "reduce_scatter" in self.log.left_out:
+            output_tensor.copy_(input_tensor.view(-1, output_tensor.numel())[dist.get_rank(group)])
+            return None
         return reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
 
@@ -189,10 +229,23 @@ class Fsdp(TorchStrategy):
             self.net.set_requires_gradient_sync(True)
 
     def set_gradient_sync(self, on: bool) -> None:
-        if not on:
-            raise NotMeasured(
-                f"{self.spec.config.strategy.name} keeps shards of the weights, which no process can use alone"
+        self.leave_out_sync_parts(() if on else SYNC_PARTS)
+
+    def inseparable_sync_parts(self) -> dict[str, str]:
+        return dict.fromkeys((INPUT, OUTPUT), "each process reads its own samples and computes their loss")
+
+    def leave_out_sync_parts(self, parts: tuple[str, ...]) -> None:
+        """Leave out all-gathers, whose results are frozen copies of the weights, or reduce-scatters, in whose place
+        each process keeps its own gradients of its shard."""
+        assert self.group is not None, "setup comes first"
+        if parts:
+            create_on_all_ranks(
+                lambda: [gather.allocate_frozen() for gather in self._log.all_gathers],
+                self.group.sum,
+                (RuntimeError,),
+                "a full copy of the weights does not fit into the memory that training left",
             )
+        self._log.left_out = {KIND_OF_PART[part] for part in parts if part in KIND_OF_PART}
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         raise NotMeasured(f"{self.spec.config.strategy.name} gathers weights within each part of a step")
