@@ -17,7 +17,7 @@ import tensorflow as tf
 from scalebench.core.result import SYNC_PARTS
 from scalebench.strategies import refusals
 from scalebench.strategies.base import GRADIENTS_IN, INPUT, OUTPUT, WEIGHTS_OUT, LossPart
-from scalebench.strategies.tensorflow import batches, observed
+from scalebench.strategies.tensorflow import batches, observed, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
 from scalebench.strategies.tensorflow.frozen_copies import FrozenCopies
@@ -105,6 +105,12 @@ class SingleCopyStrategy(TensorFlowStrategy):
     parameter_device: str
     frozen: FrozenCopies | None = None
     _round_trip: tuple[list[int], SyncRoundTrip] | None = None
+
+    def setup(self) -> None:
+        super().setup()
+        # The gradients are sums already. Keras' all-reduce over one replica, the process, would hold up all updates for
+        # the last gradient, and take each gradient through the parameter device.
+        optimizer.set_gradient_reduction(self.optimizer, on=False)
 
     @abstractmethod
     def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> list[tf.Tensor]:
