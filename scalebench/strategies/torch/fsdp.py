@@ -113,13 +113,17 @@ class _LoggedAllGather(_LoggedCollective):
     _is_filled = False
     _allocate: Callable[[], Tensor] | None = None  # as for the last all-gather
 
+    @property
+    def _is_left_out(self) -> bool:
+        return "all_gather" in self.log.left_out
+
     def allocate_frozen(self) -> None:
         """Allocate the frozen copy, which the next all-gather fills."""
         if self._frozen is None and self._allocate is not None:
             self._frozen = self._allocate()
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if "all_gather" in self.log.left_out and self._frozen is not None:
+        if self._frozen is not None and self._is_left_out:
             return self._frozen
         self._allocate = partial(super().allocate, size, dtype=dtype, device=device)
         return self._allocate()
@@ -128,7 +132,7 @@ class _LoggedAllGather(_LoggedCollective):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         self.log.add("all_gather", output_tensor)
-        if output_tensor is self._frozen:
+        if self._frozen is not None and self._is_left_out:
             if self._is_filled:
                 return None
             self._is_filled = True
