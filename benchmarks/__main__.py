@@ -10,6 +10,7 @@ from scalebench.core.errors import unknown_name_message
 NAMES = (
     "loop_overhead",
     "ddp_loop",
+    "own_step",
     "start_up",
     "parent_cpu",
     "turns",
@@ -24,6 +25,8 @@ NAMES = (
     "soak",
     "resnet50",
     "pipeline_bubble",
+    "predict_error",
+    "decoding",
 )
 
 

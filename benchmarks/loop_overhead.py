@@ -53,10 +53,10 @@ def main() -> None:
             print(f"{strategy} gpus={gpus}: {LABELS[kind]}: {middle:.3f} (medians of the launches: {each})", flush=True)
 
 
-def measure(strategy: str, gpus: int) -> dict[str, list[float]]:
+def measure(strategy: str, gpus: int, *overrides: str) -> dict[str, list[float]]:
     """Return the seconds per step of each turn on rank 0: by_hand; blocks: scalebench as measured; wall: with the time
     between blocks."""
-    spec = resolve(compose_config([f"strategy={strategy}", f"gpus={gpus}"]))
+    spec = resolve(compose_config([f"strategy={strategy}", f"gpus={gpus}", *overrides]))
     if spec.unsupported is not None:
         print(f"{strategy} gpus={gpus}: {spec.unsupported}")
         return {}

@@ -16,7 +16,7 @@ from scalebench.measure.progress import ProgressFile
 from scalebench.measure.timed_loop import BlockSeries, TimedLoop
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import Strategy
-from scalebench.workloads import datasets
+from scalebench.workloads import datasets, user_code
 
 TURNS = 20
 BLOCKS = 3  # in a turn
@@ -25,9 +25,9 @@ BLOCKS = 3  # in a turn
 def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile, folder: Path) -> None:
     train, _ = datasets.open_sources(spec, *strategy.shard())
     strategy.setup()
-    by_hand = importlib.import_module(f"benchmarks.by_hand_{spec.config.strategy.framework}").ByHand(
-        spec, record.rank, strategy
-    )
+    has_own_step = user_code.is_user_model(spec.config.model)
+    module = "own_step" if has_own_step else f"by_hand_{spec.config.strategy.framework}"
+    by_hand = importlib.import_module(f"benchmarks.{module}").ByHand(spec, record.rank, strategy)
     batches = iter(strategy.feed(train))
     steps = _scalebench_turn(strategy, batches, progress, spec)[1]
     by_hand.train(steps)

@@ -5,7 +5,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "attribution", "bandwidth", "collectives", "load", "load_rounds", "pooled"]
+_PLACES = {  # of the public functions and classes, which are imported on first use: the program's help waits for none
+    "InputError": "core.errors:InputError",
+    "Run": "api:Run",
+    "Sweep": "api:Sweep",
+    "attribution": "analysis.attribution:attribution",
+    "bandwidth": "analysis.collectives:load_bandwidth",
+    "collectives": "analysis.collectives:load_collectives",
+    "load": "analysis.load:load",
+    "load_rounds": "analysis.load:load_rounds",
+    "pooled": "analysis.repeats:pooled",
+    "run": "api:run",
+    "sweep": "api:sweep",
+}
+__all__ = [
+    "InputError",
+    "Run",
+    "Sweep",
+    "__version__",
+    "attribution",
+    "bandwidth",
+    "collectives",
+    "load",
+    "load_rounds",
+    "pooled",
+    "run",
+    "sweep",
+]
 
 if TYPE_CHECKING:
     from scalebench.analysis.attribution import attribution
@@ -13,32 +39,19 @@ if TYPE_CHECKING:
     from scalebench.analysis.collectives import load_collectives as collectives
     from scalebench.analysis.load import load, load_rounds
     from scalebench.analysis.repeats import pooled
+    from scalebench.api import Run, Sweep, run, sweep
+    from scalebench.core.errors import InputError
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public functions on first use, so that the program's help need not wait for pandas."""
-    if name == "load":
-        from scalebench.analysis.load import load
+    """Import a public function or class on first use."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'scalebench' has no attribute '{name}'")
+    import importlib
 
-        return load
-    if name == "pooled":
-        from scalebench.analysis.repeats import pooled
+    module, _, attribute = _PLACES[name].partition(":")
+    return getattr(importlib.import_module(f"scalebench.{module}"), attribute)
 
-        return pooled
-    if name == "load_rounds":
-        from scalebench.analysis.load import load_rounds
 
-        return load_rounds
-    if name == "attribution":
-        from scalebench.analysis.attribution import attribution
-
-        return attribution
-    if name == "collectives":
-        from scalebench.analysis.collectives import load_collectives as collectives
-
-        return collectives
-    if name == "bandwidth":
-        from scalebench.analysis.collectives import load_bandwidth as bandwidth
-
-        return bandwidth
-    raise AttributeError(f"module 'scalebench' has no attribute '{name}'")
+def __dir__() -> list[str]:
+    return sorted(__all__)

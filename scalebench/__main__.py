@@ -29,10 +29,15 @@ COMMANDS = {
         "scalebench.cli.commands.report",
         "one HTML page of the runs below one or more folders; also for papers",
     ),
+    "export": (
+        "scalebench.cli.commands.export",
+        "pass finished runs on to Weights & Biases, MLflow or TensorBoard, or to CSV files",
+    ),
     "compare": (
         "scalebench.cli.commands.compare",
         "compare two sweeps, or the values of a key: what is faster, how surely; for people and for CI",
     ),
+    "predict": ("scalebench.cli.commands.predict", "what more devices would give, with intervals, from measured runs"),
 }
 
 # The end of each command's help.
@@ -43,7 +48,9 @@ EXAMPLES = {
     "doctor": "scalebench doctor, scalebench doctor hardware=alpha",
     "show": "scalebench show, scalebench show multirun/A multirun/B --details",
     "report": "scalebench report, scalebench report multirun/A --markdown --csv",
-    "compare": "scalebench compare multirun/A multirun/B --threshold 3%, scalebench compare --by train.precision",
+    "predict": "scalebench predict --gpus 16,64, scalebench predict --hardware alpha, scalebench predict --check",
+    "export": "scalebench export --to mlflow, scalebench export multirun/A --to tensorboard",
+    "compare": "scalebench compare A B --threshold 3%, scalebench compare --by train.precision, compare --history",
 }
 
 USAGE = """\

@@ -23,9 +23,11 @@ LAYERS = [
     "cli",
 ]
 LAYER_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms.split()}
-TOP_FILES = {"__init__.py", "__main__.py", "plugin_api.py", "py.typed"}  # above all rooms
+TOP_FILES = {"__init__.py", "__main__.py", "api.py", "plugin_api.py", "py.typed"}  # above all rooms
 FRAMEWORKS = {
-    "torch": "torch horovod",
+    "torch": "torch horovod accelerate deepspeed",
+    "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
     "pytorch_lightning": "torch horovod",
     "tensorflow": "tensorflow horovod",
     "keras": "tensorflow horovod",
@@ -89,7 +91,7 @@ def is_upward(line: Import) -> bool:
     return target == "" or LAYER_OF[target] >= LAYER_OF[source]
 
 
-def test_the_package_has_twelve_rooms_and_four_files() -> None:
+def test_the_package_has_twelve_rooms_and_five_files() -> None:
     entries = [path for path in (ROOT / "scalebench").iterdir() if path.name != "__pycache__"]
     assert {path.name for path in entries if path.is_dir()} == set(LAYER_OF)
     assert {path.name for path in entries if path.is_file()} == TOP_FILES
@@ -126,7 +128,8 @@ def test_a_framework_is_imported_in_its_own_strategies_only(framework: str) -> N
 
 
 def test_framework_folders_are_reached_through_the_registry_only() -> None:
-    folders = [f"scalebench.strategies.{name}" for name in ("torch", "tensorflow", "horovod")]
+    names = ("torch", "tensorflow", "horovod", "accelerate", "deepspeed")
+    folders = [f"scalebench.strategies.{name}" for name in names]
     reached = [line for line in INTERNAL if below(line.target, *folders)]
     assert [str(line) for line in reached if not below(line.source, *folders)] == []
 
@@ -151,6 +154,12 @@ def test_loaded_packages_are_reported() -> None:
 def test_help_loads_nothing_heavy() -> None:
     code = "from scalebench.__main__ import main\nassert main(['--help']) == 0"
     assert loaded_after(code, "hydra", "omegaconf", "numpy", "pandas", "rich", "torch") == []
+
+
+def test_the_package_itself_loads_nothing_heavy() -> None:
+    code = "import scalebench\nassert callable(scalebench.run)"
+    heavy = ("hydra", "omegaconf", "numpy", "pandas", "rich", "plotly", "IPython", *FRAMEWORKS)
+    assert loaded_after(code, *heavy) == []
 
 
 def test_the_api_for_plugins_loads_no_framework() -> None:

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from scalebench.core.errors import InputError, unknown_name_message
+
 if TYPE_CHECKING:
     import pandas as pd
 
+DTYPES = ("nullable", "numpy")
 RATE = "throughput_samples_per_s"
 FRAME_COLUMNS = (
     "run_id started_at status reason path fingerprint repeat seed model dataset strategy framework "
@@ -240,6 +243,37 @@ def make_frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.Dat
         cells = [tuple(row.get(name) for row in rows) for name in columns]
     nulls: dict[str, Any] = {}  # by kind: many columns hold nothing else
     return pd.DataFrame({name: _make_array(name, values, nulls) for name, values in zip(columns, cells, strict=True)})
+
+
+def convert_types(frame: pd.DataFrame, dtypes: str = "nullable") -> pd.DataFrame:
+    """Return a frame for programs: `started_at` as datetimes in UTC, `flags` as lists, and with dtypes="numpy" plain
+    numpy columns, whose missing numbers are NaN. Raise InputError for other dtypes."""
+    import pandas as pd
+
+    if dtypes not in DTYPES:
+        raise InputError(f"dtypes={dtypes!r}: {unknown_name_message('kind of columns', dtypes, DTYPES)}")
+    columns = {str(name): frame[name] for name in frame.columns}
+    if dtypes == "numpy":
+        columns = {name: _to_numpy(column) for name, column in columns.items()}
+    for name in set(columns) & {"started_at"}:
+        columns[name] = pd.to_datetime(frame[name].astype(object), utc=True, format="ISO8601", errors="coerce")
+    for name in set(columns) & {"flags"}:
+        columns[name] = pd.Series([(text or "").split() for text in frame[name].astype(object).where(
+            frame[name].notna(), None)], frame.index, dtype=object)  # fmt: skip
+    return pd.DataFrame(columns, index=frame.index)
+
+
+def _to_numpy(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Return numbers as int64 where none is missing, else as float64; texts and truth values that lack one as objects
+    with None."""
+    import pandas as pd
+
+    kind, has_gaps = str(column.dtype), bool(column.isna().any())
+    if kind in ("Float64", "Int64"):
+        return column.astype("float64" if has_gaps or kind == "Float64" else "int64")
+    if kind == "boolean" and not has_gaps:
+        return column.astype("bool")
+    return pd.Series(column.to_numpy(dtype=object, na_value=None), column.index, dtype=object)
 
 
 def make_typed_frame(

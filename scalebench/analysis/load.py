@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
+from scalebench.analysis.columns import FRAME_COLUMNS, convert_types, make_frame
 from scalebench.analysis.history import history_file, read_history
 from scalebench.analysis.named_baseline import resolve_named_baseline
 from scalebench.analysis.read_runs import (
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class Survey:
     """All runs at or below some paths, even if not all of their files can be read, and some have not ended."""
 
-    frame: pd.DataFrame  # as returned by load
-    pooled: pd.DataFrame  # as returned by repeats.pooled
+    frame: pd.DataFrame  # as returned by load, with times and flags as texts
+    pooled: pd.DataFrame  # as returned by repeats.pooled, likewise
     unreadable: Unreadable
     baseline_label: str | None  # describes the named baseline, for the head of a column
     configurations: Configurations  # behind the pooled frame
@@ -45,17 +45,20 @@ class Survey:
 
 
 @pause_garbage_collection()
-def load(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> pd.DataFrame:
+def load(
+    path: PathLike | Sequence[PathLike], baseline: PathLike | None = None, dtypes: str = "nullable"
+) -> pd.DataFrame:
     """Return one row per run found at or below `path` (one or several folders or result.json files).
 
     Seconds, bytes and samples/s as the column names say; null means not measured. Speedups, efficiencies and overheads
     are against the one-device runs among these; with a `baseline` also against that run, whatever its machine, strategy
-    and number of devices (named_baseline.resolve_named_baseline lists what may name a run). Raises InputError for a
-    file that cannot be read, and for a baseline that is none.
+    and number of devices (named_baseline.resolve_named_baseline lists what may name a run). Columns are nullable pandas
+    types, or with dtypes="numpy" those that every plotting library takes. Raises InputError for a file that cannot be
+    read, and for a baseline that is none.
     """
     runs = summarize_files(find_results(list_paths(path)))
     named_baseline = None if baseline is None else resolve_named_baseline(baseline, runs)
-    return make_frame(compare_runs(runs, named_baseline).rows, FRAME_COLUMNS)
+    return convert_types(make_frame(compare_runs(runs, named_baseline).rows, FRAME_COLUMNS), dtypes)
 
 
 def load_rounds(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
@@ -99,6 +102,6 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
 
 
 def frame_of_results(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataFrame:
-    """Return the frame of `load` for records in memory, in their order."""
+    """Return the frame of `survey` for records in memory, in their order."""
     runs = [summarize_run(result, folder) for result, folder in zip(results, folders, strict=True)]
     return make_frame(compare_runs(runs).rows, FRAME_COLUMNS)

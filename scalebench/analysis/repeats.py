@@ -19,11 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalebench.analysis import throughput
-from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, make_frame
+from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, convert_types, make_frame
 from scalebench.analysis.history import History, HistoryEntry, read_history
 from scalebench.analysis.identity import comparison_key, pooling_key
 from scalebench.analysis.named_baseline import resolve_named_baseline
-from scalebench.analysis.read_runs import PathLike, find_results, list_paths, pause_garbage_collection, summarize_files
+from scalebench.analysis.read_runs import (
+    PathLike,
+    compute_in_two_processes,
+    find_results,
+    list_paths,
+    pause_garbage_collection,
+    summarize_files,
+)
 from scalebench.analysis.rows import (
     Cells,
     ComparedRuns,
@@ -119,8 +126,10 @@ class Configurations:
     def make_frame(self) -> pd.DataFrame:
         """Return the frame of `pooled`, in the order of the runs."""
         runs = () if self._compared is None else self._compared.runs
-        configurations = dict.fromkeys(self._by_run[run.run_id] for run in runs)
-        return make_frame([self._make_row(each) for each in configurations], [*FRAME_COLUMNS, "repeats"])
+        configurations = list(dict.fromkeys(self._by_run[run.run_id] for run in runs))
+        half = len(configurations) // 2
+        rows = compute_in_two_processes(self._make_rows, configurations[:half], configurations[half:], len(runs))
+        return make_frame(rows, [*FRAME_COLUMNS, "repeats"])
 
     def estimate_ratio(self, row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
         """Return the throughput of a row of the pooled frame over that of another, as `pooled` describes; of unknown
@@ -188,6 +197,9 @@ class Configurations:
             return mean_of_logs(logs)
         return self._tables[base.sweep].difference(id(configuration), id(base), logs)
 
+    def _make_rows(self, configurations: Sequence[Configuration]) -> list[Cells]:
+        return [self._make_row(each) for each in configurations]
+
     def _make_row(self, configuration: Configuration) -> Cells:
         first, repeats = configuration.repeats[0], len(configuration.repeats)
         against = self._find_baselines(first)
@@ -242,7 +254,9 @@ class Configurations:
 
 
 @pause_garbage_collection()
-def pooled(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> pd.DataFrame:
+def pooled(
+    path: PathLike | Sequence[PathLike], baseline: PathLike | None = None, dtypes: str = "nullable"
+) -> pd.DataFrame:
     """Return one row per configuration found at or below `path`: the columns of `load`, and `repeats`, their number.
 
     A configuration is a fingerprint on one kind of machine with one version of its framework; runs without a throughput
@@ -259,11 +273,11 @@ def pooled(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     means, with Student's t over three repeats or more for those that have an interval in `load`; `_min` is the least;
     memory peaks are the largest; steady if all are; flags of any. `run_id`, `started_at` and `path` are those of the
     first repeat; differing texts are joined; `repeat` is null. A `baseline` that is one of these runs stands for all
-    repeats of its configuration. Raises InputError as `load` does.
+    repeats of its configuration. `dtypes` and InputError as for `load`.
 
     Source of paired ratios: Box, Hunter and Hunter 1978, "Statistics for Experimenters" (paired comparisons, blocking).
     """
-    return load_configurations(path, baseline).make_frame()
+    return convert_types(load_configurations(path, baseline).make_frame(), dtypes)
 
 
 def load_configurations(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> Configurations:

@@ -20,7 +20,7 @@ from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError
 from scalebench.sweeps import cluster_runs
 from scalebench.sweeps.console import Console
-from scalebench.sweeps.task import RepeatsRequested, SweepSession
+from scalebench.sweeps.task import NothingStarted, RepeatsRequested, SweepSession
 
 _printed_warnings: set[str] = set()  # of this process
 
@@ -29,9 +29,26 @@ def main(arguments: list[str]) -> int:
     """Run what the command line describes. Return 2 for bad input, else the status of its runs
     (`plan.compute_exit_status`): 1 where one failed, or where none could be done."""
     session = SweepSession(arguments)
+    try:
+        return run_session(session)
+    except InputError as error:
+        session.console.print_error(str(error))
+        return 2
+    except KeyboardInterrupt:
+        return 1
+
+
+def run_session(session: SweepSession) -> int:
+    """Run what the arguments of a session describe, and return the status of its runs.
+
+    Raises InputError where nothing was started, and KeyboardInterrupt when the finished runs of a cancelled sweep have
+    been reported.
+    """
     with process.interrupt_at_signals():
         try:
-            return _run_or_sweep(session, arguments)
+            return _run_or_sweep(session)
+        except NothingStarted as refused:
+            raise InputError(refused.line) from refused.__cause__
         except (*EXPECTED_ERRORS, OSError) as error:
             return _end_early(session, error)
         except Exception as error:
@@ -41,22 +58,29 @@ def main(arguments: list[str]) -> int:
         except SystemExit as end:  # raised by callbacks and by Hydra's own switches
             return int(end.code or 0)
         except cluster_runs.UserDetached as left:
-            return _stop_sweep(session, str(left))
+            _stop_sweep(session, str(left))
+            raise
         except KeyboardInterrupt:
-            return _stop_sweep(session, "cancelled")
+            _stop_sweep(session, "cancelled")
+            raise
         finally:
             session.release()
 
 
-def _run_or_sweep(session: SweepSession, arguments: list[str]) -> int:
+def _run_or_sweep(session: SweepSession) -> int:
     with tempfile.TemporaryDirectory() as scratch, compose.raise_hydra_errors():
-        switches, overrides = split_arguments(arguments)
+        switches, overrides = split_arguments(session.arguments)
         if _is_dry_run(overrides):  # Hydra makes its folders before it calls us
             overrides += [f"hydra.run.dir={scratch}", f"hydra.sweep.dir={scratch}"]
         _register_and_warn()
         try:
             _run_hydra(session, [*switches, *overrides])
         except RepeatsRequested:
+            if session.is_single:
+                raise InputError(
+                    'measure.repeats makes a sweep of a run: scalebench.sweep({"strategy": ["ddp"]}, ...), or '
+                    'measure={"repeats": 1}'
+                ) from None
             _run_hydra(session, make_sweep_arguments(switches, overrides))
         return session.finish()
 
@@ -121,20 +145,19 @@ def _is_dry_run(overrides: list[str]) -> bool:
 
 
 def _end_early(session: SweepSession, error: Exception) -> int:
-    """End for an error outside of any run: with 2 where nothing was started, else with what there is."""
+    """End for an error outside of any run, with what there is; raise InputError where nothing was started."""
     line = explain_error(error, session.arguments)
-    if session.has_started():
-        line = process.describe_error(error) if isinstance(error, OSError) else line
-        way_out = "" if session.sweep is None else "; the sweep ends here, and resume=true does the rest"
-        return _stop_sweep(session, f"{line}{way_out}")
-    session.drop_unused_folder()
-    session.console.print_error(line)
-    return 2
+    if not session.has_started():
+        session.drop_unused_folder()
+        raise InputError(line) from error
+    line = process.describe_error(error) if isinstance(error, OSError) else line
+    way_out = "" if session.sweep is None else "; the sweep ends here, and resume=true does the rest"
+    _stop_sweep(session, f"{line}{way_out}")
+    return 1
 
 
-def _stop_sweep(session: SweepSession, line: str) -> int:
+def _stop_sweep(session: SweepSession, line: str) -> None:
     """Report the finished runs of a sweep; a second Ctrl-C ends that, too."""
     session.console.print_error(line)
     with contextlib.suppress(InputError, OSError, KeyboardInterrupt):
         session.stop()
-    return 1

@@ -42,6 +42,7 @@ KEY_ALIASES = _invert(
         "train.stop.steps": "num_steps n_steps max_steps iterations iters num_batches",
         "train.accumulate": "grad_accum accumulation_steps accumulate_grad_batches gradient_accumulation_steps",
         "train.data_format": "channels_last memory_format",
+        "train.activation_checkpointing": "gradient_checkpointing checkpoint_activations recompute checkpointing",
         "train.compile": "torch_compile xla jit",
         "gpus": "gpu ngpus n_gpus num_gpus devices num_devices world_size nproc nproc_per_node num_processes np ranks",
         "model": "network net arch architecture",
@@ -62,13 +63,14 @@ KEY_ALIASES = _invert(
         "hardware.slurm.time_minutes": "time walltime",
         "dataset.path": "data_dir data_path dataset_path",
         "dataset.size": "num_samples samples n_samples",
+        "dataset.workers": "num_workers workers dataloader_workers",
+        "dataset.augment": "distortions augmentation",
     }
 )
 # Hints for keys that have no counterpart here.
 KEY_HINTS = _invert(
     {
         "the number of nodes follows from the devices: gpus=16 hardware=NAME": "nodes num_nodes nnodes n_nodes",
-        "batches can be gathered ahead of time: dataset.prefetch=queue": "num_workers workers dataloader_workers",
         "the strategy names it: strategy=ddp_gloo, strategy=horovod_mpi": "backend dist_backend",
         "the hardware says which devices: hardware=cpu": "device",
         "each run keeps its logs beside its result": "verbose log_level quiet",
@@ -81,10 +83,18 @@ CHOICE_HINTS = {
         {
             "strategy=data_parallel is torch.nn.DataParallel": "dp dataparallel",
             "strategy=bare_torch is one device without a wrapper": "none single bare baseline",
-            "strategy=zero1 shards the state of the optimizer, strategy=fsdp also weights and gradients": (
-                "deepspeed zero zero2 zero3"
+            "strategy=zero1 is PyTorch's optimizer state in parts; strategy=deepspeed_zero1, 2 and 3 are DeepSpeed's": (
+                "deepspeed zero"
             ),
-            "strategy=ddp is PyTorch's data parallelism": "nccl gloo torch pytorch torchrun accelerate",
+            "strategy=deepspeed_zero2 is DeepSpeed's ZeRO stage 2": "zero2 zero_2 deepspeed_stage_2",
+            "strategy=deepspeed_zero3 is DeepSpeed's ZeRO stage 3, strategy=fsdp PyTorch's own": (
+                "zero3 zero_3 deepspeed_stage_3"
+            ),
+            "write strategy=accelerate": "huggingface_accelerate hf_accelerate huggingface",
+            "write strategy=fsdp, or strategy=lightning_fsdp": "fsdp2 fully_shard fullyshardeddataparallel",
+            "write strategy=hsdp": "hybrid_shard hybrid_sharded_data_parallel",
+            "strategy=ddp is PyTorch's data parallelism": "nccl gloo torch pytorch torchrun distributeddataparallel",
+            "sweep=strategies compares many; --multirun 'strategy=glob(ddp*)' takes all of a name": "all *",
             "strategy=mirrored is TensorFlow's data parallelism": "tensorflow tf keras",
             "strategy=tensor_parallel splits layers": "tp megatron",
             "strategy=pipeline_1f1b and strategy=pipeline_gpipe are pipelines": "pp gpipe",
@@ -109,12 +119,24 @@ CHOICE_HINTS = {
             "dataset=cifar10_synthetic is about as small": "mnist",
         }
     ),
-    "hardware": _invert({"write hardware=local": "gpu gpus cuda auto this"}),
+    "hardware": _invert(
+        {"hardware=local is this machine, whatever its GPUs": "gpu gpus cuda auto this a100 h100 v100"}
+    ),
     "measure": _invert({"write measure=quick": "fast short", "write measure=thorough": "full long precise"}),
     "sweep": _invert({"write sweep=demo": "quick example default", "write sweep=gpus": "scaling devices"}),
     "hydra/launcher": _invert(
         {"SLURM is chosen by the hardware, and each run is a job: hardware=NAME": "submitit_slurm submitit slurm"}
     ),
+}
+# Hints for names of functions, files and folders, which are values of other keys, by group; {name} stands for the name.
+FUNCTION_HINTS = {
+    "model": "a network of your own is model=custom model.torch={name}",
+    "dataset": "samples of your own are dataset=custom dataset.builder={name}",
+}
+FILE_HINTS = {
+    "model": "a network of your own is model=custom model.torch=MODULE:FUNCTION",
+    "dataset": "the path of a data set is a key: dataset=NAME dataset.path={name}",
+    "hardware": "write --config-dir FOLDER hardware=NAME for FOLDER/hardware/NAME.yaml",
 }
 # Hints for words that are no commands; {name} stands for the word.
 COMMAND_HINTS = _invert(

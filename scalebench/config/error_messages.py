@@ -6,6 +6,7 @@ import dataclasses
 import re
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
@@ -19,6 +20,7 @@ from scalebench.core.spec import Config
 
 VALUE_TYPES = {"integer": "a whole number", "float": "a number", "bool": "true or false", "boolean": "true or false"}
 UNITS = {"_s": " of seconds", "_minutes": " of minutes", "_bytes": " of bytes"}  # by the end of a key
+FILE_SUFFIXES = {".py", ".yaml", ".npz", ".npy", ".csv", ".pt"}
 MAX_LISTED_NAMES = 12  # of a group, in an error; `scalebench list` shows more
 SEARCH_PACKAGE = "scalebench-search"
 SEARCH_PACKAGE_FILES = {("sweep", "lr_search"), ("hydra/sweeper", "search")}
@@ -176,8 +178,11 @@ def list_switch_keys() -> list[str]:
 
 
 def _explain_missing_file(error: MissingConfigException) -> str:
-    group, _, name = (error.missing_cfg_file or "").rpartition("/")
-    if not group:
+    group, _, name = (error.missing_cfg_file or "").partition("/")
+    if group == "hydra":  # the only group with groups in it
+        inner, _, name = name.partition("/")
+        group = f"{group}/{inner}"
+    if not name:
         return _first_line(error)
     if (group, name) in SEARCH_PACKAGE_FILES:
         if SEARCH_PACKAGE in plugins.disabled_plugins():
@@ -189,8 +194,12 @@ def _explain_missing_file(error: MissingConfigException) -> str:
 def explain_unknown_choice(group: str, name: str, names: Sequence[str]) -> str:
     """Return a line such as `no strategy 'mirorred'; did you mean 'mirrored'?`, or where the names are listed."""
     hint = aliases.CHOICE_HINTS.get(group, {}).get(aliases.normalize_name(name))
+    if ":" in name:
+        hint = aliases.FUNCTION_HINTS.get(group)
+    elif "/" in name or Path(name).suffix in FILE_SUFFIXES:
+        hint = aliases.FILE_HINTS.get(group)
     if hint is not None and name not in names:
-        return f"no {group} '{name}'; {hint}"
+        return f"no {group} '{name}'; {hint.format(name=name)}"
     kind = next((kind for kind, listed in config_files.LIST_KINDS.items() if listed == group), None)
     is_long = kind is not None and len(names) > MAX_LISTED_NAMES
     way_out = f"scalebench list {kind} shows all {len(names)}" if is_long else None

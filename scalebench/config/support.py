@@ -11,7 +11,7 @@ from scalebench.core.machine import cuda_builds, machine, private_network
 from scalebench.core.spec import Config, HardwareSpec, StrategySpec, has_stop
 from scalebench.slurm.commands import Slurm, in_allocation
 from scalebench.strategies import registry
-from scalebench.workloads import user_code
+from scalebench.workloads import records, user_code
 
 
 def find_unsupported_reasons(config: Config, gpus: int, placement: Placement) -> list[str]:
@@ -101,8 +101,20 @@ def _check_user_model(config: Config) -> list[str]:
         return [
             f"model={model.name} is made by {' or '.join(keys)}, and {strategy.name} trains with {strategy.framework}"
         ]
+    package = user_code.LIBRARIES.get(str(model.torch))
+    if key == "torch" and package is not None and registry.missing_packages([package]):
+        return [f"model={model.name} needs {package}, which is not installed: {registry.install_hint(package)}"]
     if getattr(model, key) is None:
         return [f"model={model.name} has no model.{key}=MODULE:FUNCTION, which {strategy.name} needs"]
+    if strategy.framework == "tensorflow" and user_code.has_user_loss(model):
+        return [
+            f"model.loss={model.loss} is a loss in PyTorch, and {strategy.name} trains with Keras: leave it at auto"
+        ]
+    if strategy.framework == "tensorflow" and config.dataset.dtype == records.RECORD:
+        return [
+            f"{strategy.name} takes samples of one array of floats or bytes, and dataset={config.dataset.name} has "
+            f"integers or several arrays: use a strategy of PyTorch"
+        ]
     return []
 
 

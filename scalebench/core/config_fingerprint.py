@@ -16,13 +16,20 @@ LATER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("measure", "search", "none"),
     ("measure", "memory_limit_bytes", None),
     *(("model", key, None) for key in ("torch", "keras", "code_digest")),
-    *(("dataset", key, None) for key in ("builder", "code_digest", "requested_size")),
+    *(("dataset", key, None) for key in ("builder", "code_digest", "requested_size", "workers")),
+    ("dataset", "augment", True),
     ("dataset", "options", {}),
     ("hardware", "layout", "sequence"),
     *(("hardware", key, None) for key in ("interface", "node_copy")),
 )
 # The same for options of strategies.
-LATER_OPTIONS: dict[str, Any] = {"overlap": True, "open_port": False, "sigterm": "lightning"}
+LATER_OPTIONS: dict[str, Any] = {
+    "overlap": True,
+    "open_port": False,
+    "sigterm": "lightning",
+    "comm_hook": "none",
+    "powersgd_rank": 4,
+}
 ACCESS_OPTIONS = ("open_port",)  # who can reach the processes, which changes nothing of what they do
 
 

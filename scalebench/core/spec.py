@@ -23,6 +23,7 @@ NO_VALIDATION_SAMPLES = (
     "train.stop.target is of the validation metric, and there are fewer samples to validate than replicas"
 )
 SWEEP_REPEATS = 3  # the fewest that give an interval; of a configuration where measure.repeats leaves it open
+TRACKERS = ("csv", "mlflow", "tensorboard", "wandb")  # to which finished runs can be exported
 ALL_DEVICES = "all"  # a value of the key gpus
 CHIEF = "chief"  # the role of the only process that measures, where processes have roles
 FIRST_REPEAT_ONLY = ("evaluate", "probes", "trace", "collectives", "bandwidth", "timeline")  # keys of MeasureSpec
@@ -76,7 +77,8 @@ class DatasetSpec:
     validation_share: float = 0.25
     path: str | None = None  # a user's files: .npz of the same layout, CIFAR archive, folders of images
     image_size: int | None = number_field(None, at_least=1)  # pixels along each side; null: that of the model's input
-    dtype: str = choice_field("float32", "uint8", "int32")  # of inputs; uint8 becomes float32 on the device
+    # Of inputs; uint8 becomes float32 on the device; record: several arrays or integers, as they are.
+    dtype: str = choice_field("float32", "uint8", "int32", "record")
     classes: int | None = number_field(None, at_least=2)  # labels are 0 .. classes - 1; null: targets are quantities
     builder: str | None = None  # "module:function" that makes a user's samples, called with size, seed and options
     options: dict[str, Any] = field(default_factory=dict)  # arguments of that function
@@ -85,6 +87,10 @@ class DatasetSpec:
     cache: str | None = None  # null: $SCALEBENCH_CACHE, else ~/.cache/scalebench
     feed: str = choice_field("host", "device", "fixed", "disk")
     prefetch: str = choice_field("none", "queue", "device")
+    # Of data sets whose pictures are decoded during training: how many processes (PyTorch) or threads (TensorFlow) of
+    # each rank decode; null: one per core of the rank, 0: the rank itself, for each batch when it is needed.
+    workers: int | None = number_field(None, at_least=0, at_most=256)
+    augment: bool = True  # likewise: random crops and flips in training; false: the central square
 
 
 @dataclass
@@ -229,6 +235,7 @@ class TrainSpec:
     data_format: str = choice_field("default", "nhwc", "nchw")  # memory layout of images; default: the adapter's choice
     compile: bool = False  # torch.compile, XLA
     dropout: bool = True  # false: dropout layers are inactive, so that losses can be compared
+    activation_checkpointing: bool = False  # with PyTorch: the backward pass computes activations anew
     momentum: float = number_field(0.9, at_least=0)  # of optimizer=momentum and nesterov
     weight_decay: float = number_field(
         0.0, at_least=0
@@ -254,6 +261,7 @@ class SweepSpec:
 
     max_minutes: float | None = number_field(None, positive=True)  # the least informative runs are left out beyond that
     report: bool = True  # write report.html into its folder at the end
+    export: str = choice_field("none", *TRACKERS)  # pass its runs on at the end, as scalebench export does
 
 
 @dataclass

@@ -104,7 +104,7 @@ class Session:
             measure = create_training_phase(
                 self.strategy, settings, training.steps_between_points, training.stop.seconds
             )
-        phases, observer = [warmup.phase, measure], training or DivergenceCheck()
+        phases, observer = [warmup.phase, measure], training or DivergenceCheck(self.spec.config.model)
         try:
             with closing(closable_iterator(self.strategy.feed(train))) as batches:
                 self.strategy.train(

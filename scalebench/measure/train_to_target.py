@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 
 from scalebench.core.result import CurvePoint, reaches_target
-from scalebench.core.spec import RunSpec
+from scalebench.core.spec import ModelSpec, RunSpec
 from scalebench.measure.timed_loop import StepBlock
 from scalebench.strategies.base import Strategy
+from scalebench.workloads import user_code
 from scalebench.workloads.learning_rate import LearningRateSchedule, list_step_limits
 from scalebench.workloads.source import Source
 
@@ -29,8 +30,10 @@ class DivergenceCheck:
 
     over = False
 
-    def __init__(self) -> None:
+    def __init__(self, model: ModelSpec) -> None:
         self.steps = 0  # in blocks that have ended
+        function = model.torch if model.loss == user_code.MODULE_LOSS else model.loss
+        self._computed_by = f", computed by {function}" if user_code.has_user_loss(model) else ""
 
     def steps_left(self) -> int | None:
         return None
@@ -42,7 +45,7 @@ class DivergenceCheck:
         """Raise Diverged where a loss of the block is not finite."""
         for step, (loss_sum, _) in enumerate(block.parts, self.steps + 1):
             if not math.isfinite(loss_sum):
-                raise Diverged(f"the loss of step {step} is {loss_sum:g}; lower train.learning_rate")
+                raise Diverged(f"the loss of step {step}{self._computed_by} is {loss_sum:g}; lower train.learning_rate")
         self.steps += block.steps
 
 
@@ -59,7 +62,7 @@ class TrainingRun(DivergenceCheck):
     ) -> None:
         """`evaluated` are the validation samples, and as many of the training samples; `report` is called after each
         block and each evaluation, as a sign of life."""
-        super().__init__()
+        super().__init__(spec.config.model)
         self.spec, self.strategy, self.train, self.evaluated, self.report = spec, strategy, train, evaluated, report
         self.stop, self.settings = spec.config.train.stop, spec.config.train
         self.rates = LearningRateSchedule.from_spec(spec, train.steps_per_epoch)

@@ -61,7 +61,7 @@ def suggest_comparison(machine: Machine) -> list[FactRow]:
         return [("", f"CUDA_VISIBLE_DEVICES={visible}: its first one is device 0 of hardware.device_ids")]
     values = ",".join(f"[{gpu_pairs[0][0]},{gpu_pairs[0][1]}]" for gpu_pairs in by_link.values())
     far = " hardware.bind=numa,far" if len(machine.numa or []) > 1 else ""
-    return [("compare them", f"python -m scalebench --multirun 'hardware.device_ids={values}'{far}")]
+    return [("compare them", f"scalebench --multirun 'hardware.device_ids={values}'{far}")]
 
 
 def format_ranges(numbers: Sequence[int]) -> str:

@@ -20,13 +20,15 @@ from scalebench.core.errors import InputError
 from scalebench.core.machine.variables import mask_credentials
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.core.untrusted import FileRefused, read_text_list
+from scalebench.core.untrusted import MAX_LIST_BYTES, FileRefused, read_plain_file, read_text_list
 from scalebench.report.tables import SORT_COLUMNS, find_missing_baselines
 
 if TYPE_CHECKING:
     import pandas as pd
 
 OVERRIDES_FILE = ".hydra/overrides.yaml"
+HYDRA_FILE = ".hydra/hydra.yaml"
+CONFIG_DIR = re.compile(r"^ *- path: (/[^'\"\n]+)\n +schema: file\n +provider: command-line$", re.MULTILINE)
 ENVIRONMENT_VALUE = re.compile(r"\$\{\s*oc\.(env|decode)\b")
 RECIPES_FILE = Path(__file__).with_name("repeat_commands.yaml")
 AUTO_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # what PyTorch's backend=auto resolves to
@@ -61,7 +63,7 @@ def make_command(row: Mapping[str, Any], unreadable: Unreadable | None = None) -
     if (row.get("repeats") or 1) > 1:
         overrides = [override for override in overrides if not override.startswith(("repeat=", "measure.repeats="))]
         overrides.append(f"measure.repeats={row['repeats']}")
-    return f"python -m scalebench --multirun {shlex.join(overrides)}"
+    return _join_command(overrides, row)
 
 
 def make_baseline_commands(frame: pd.DataFrame, unreadable: Unreadable | None = None) -> list[str]:
@@ -77,7 +79,17 @@ def _make_baseline_command(row: dict[str, Any], unreadable: Unreadable | None) -
         overrides = [override for override in overrides if not override.startswith("repeat=")]
     # With these, the same sweep would leave out the same baselines again.
     overrides = [override for override in overrides if override not in ("baseline=bare", "baseline=none")]
-    return f"python -m scalebench --multirun {shlex.join(_add_missing(overrides, row))}"
+    return _join_command(_add_missing(overrides, row), row)
+
+
+def _join_command(overrides: list[str], row: Mapping[str, Any]) -> str:
+    """Return the command of a sweep, with the folder of YAML files that the run was started with."""
+    try:
+        text = read_plain_file(Path(str(row["path"])) / HYDRA_FILE, max_bytes=MAX_LIST_BYTES).decode("utf-8", "replace")
+    except (FileRefused, OSError):
+        text = ""
+    folders = [f"--config-dir={path}" for path in CONFIG_DIR.findall(text)[:1]]
+    return f"scalebench --multirun {shlex.join([*folders, *overrides])}"
 
 
 def _read_overrides(row: Mapping[str, Any], unreadable: Unreadable | None) -> list[str]:

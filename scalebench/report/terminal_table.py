@@ -84,6 +84,15 @@ class RunTable:
         for caption in (self._describe_speedups(wide), describe_intervals(self._frame)):
             yield from wrap_text(caption, width)
 
+    def list_summary_rows(self) -> list[Cells]:
+        """Return the cells of each row in the order shown, with `settings`, and speedup and efficiency as shown."""
+        names = ("speedup", "efficiency")
+        return [
+            {**row, "settings": " ".join(_list_settings(row, self._varying)),
+             **{name: row[f"{name}_{kind}"] for name in names}}
+            for row, kind in zip(self.rows, self._kinds, strict=True)
+        ]  # fmt: skip
+
     def list_training_lines(self, width: int, wide: bool = False) -> Iterator[Text]:
         """Yield the lines of the table of trainings to a stop, with the numbers of their runs; none without such."""
         numbers = [number for number, row in enumerate(self.rows) if row["stopped_by"] is not None]

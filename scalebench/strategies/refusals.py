@@ -15,9 +15,18 @@ from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.spec import Config, RunSpec
 from scalebench.strategies import registry
 from scalebench.strategies.base import Unsupported
-from scalebench.workloads import networks, partition, user_code
+from scalebench.workloads import datasets, networks, partition, user_code
 
 Reasons = Iterator[str]
+# Why strategies with PyTorch do not recompute activations.
+NOT_CHECKPOINTED = {
+    "tensor_parallel": "would exchange its activations a second time",
+    "data_parallel": "copies the model in each step",
+    **dict.fromkeys(
+        ("model_parallel", "pipeline_gpipe", "pipeline_1f1b", "hybrid"),
+        "keeps the activations of micro-batches in its schedule",
+    ),
+}
 Rule = Callable[[RunSpec, Any], Reasons]
 
 
@@ -27,6 +36,8 @@ def find_refusal(spec: RunSpec) -> str | None:
     A search for a batch size changes the batch in each attempt, so only the strategy can tell.
     """
     strategy = spec.config.strategy
+    for reason in checkpointing_rule(spec):
+        return reason
     rule = RULES.get(registry.BUILT_IN_STRATEGIES.get(strategy.name, "").partition(":")[2])
     if rule is None or spec.config.measure.search != "none":
         return None
@@ -38,6 +49,19 @@ def refuse(reasons: Reasons) -> None:
     """Raise Unsupported with the first of these reasons, if there is one."""
     for reason in reasons:
         raise Unsupported(reason)
+
+
+def checkpointing_rule(spec: RunSpec) -> Reasons:
+    """Activations are recomputed by PyTorch, where each process has a complete model and backward pass."""
+    train, strategy = spec.config.train, spec.config.strategy
+    if not train.activation_checkpointing:
+        return
+    if strategy.framework != "torch":
+        yield f"train.activation_checkpointing is for PyTorch's strategies, and {strategy.name} is none: leave it out"
+    if strategy.name in NOT_CHECKPOINTED:
+        yield f"{strategy.name} {NOT_CHECKPOINTED[strategy.name]}: leave out train.activation_checkpointing"
+    if train.compile:
+        yield "train.activation_checkpointing with train.compile=true: the compiler decides what it keeps; take one"
 
 
 def single_program_rule(spec: RunSpec, options: Any) -> Reasons:
@@ -101,6 +125,11 @@ def parameter_server_rule(spec: RunSpec, options: Any) -> Reasons:
         yield (
             f"workers of {config.strategy.name} read their samples when they have been dealt rows: "
             f"it takes dataset.feed=host, disk or fixed and dataset.prefetch=none"
+        )
+    if datasets.decodes_in_training(config.dataset):
+        yield (
+            f"workers of {config.strategy.name} read decoded samples, and dataset={config.dataset.name} decodes them "
+            "during training: use dataset=imagenet"
         )
     if config.train.accumulate > 1:
         yield (
@@ -186,6 +215,15 @@ def stages_rule(spec: RunSpec, schedule: str, stages: int, micro_batches: int | 
             yield f"{name}: {reason}"
 
 
+def ddp_rule(spec: RunSpec, options: Any) -> Reasons:
+    """PowerSGD keeps gradients from step to step, which a scaled loss changes."""
+    if options.comm_hook == "powersgd" and spec.config.train.precision == "float16":
+        yield (
+            "strategy.options.comm_hook=powersgd adds what a step left out to the next one, and "
+            "train.precision=float16 scales each loss differently: take bfloat16 or float32"
+        )
+
+
 def zero_rule(spec: RunSpec, options: Any) -> Reasons:
     """Each process owns whole tensors of the optimizer's state."""
     if user_code.is_user_model(spec.config.model):
@@ -212,8 +250,20 @@ def fsdp_rule(spec: RunSpec, options: Any) -> Reasons:
         )
 
 
+def hsdp_rule(spec: RunSpec, options: Any) -> Reasons:
+    """Each copy of the weights has the same number of shards."""
+    if options.shards is not None and spec.processes % options.shards:
+        yield (
+            f"{spec.config.strategy.name} keeps a copy of the weights in each strategy.options.shards={options.shards} "
+            f"processes, which does not divide gpus={spec.gpus}: change one of them"
+        )
+    yield from fsdp_rule(spec, options)
+
+
 def data_parallel_rule(spec: RunSpec, options: Any) -> Reasons:
-    """The model is copied anew in each step."""
+    """The model is copied anew in each step, and the outputs of its copies are gathered."""
+    if user_code.has_user_loss(spec.config.model):
+        yield "data_parallel gathers outputs, and a loss of one's own is computed where they are made; use strategy=ddp"
     if spec.config.train.compile:
         yield "data_parallel copies the model in each step, which train.compile=true does not follow"
 
@@ -234,6 +284,27 @@ def lightning_rule(spec: RunSpec, options: Any) -> Reasons:
     per_node = [sum(place.node == node for place in spec.places) for node in range(spec.nodes)]
     if len(set(per_node)) > 1:
         yield f"Lightning wants as many processes on every node, and here are {per_node}"
+
+
+def lightning_fsdp_rule(spec: RunSpec, options: Any) -> Reasons:
+    """Lightning's loop and fully_shard each have their own limits."""
+    yield from lightning_rule(spec, options)
+    yield from fsdp_rule(spec, options)
+
+
+def accelerate_rule(spec: RunSpec, options: Any) -> Reasons:
+    """Accelerate scales losses on GPUs only, and wraps only more than one process."""
+    if spec.config.train.precision == "float16" and spec.device == "cpu":
+        yield "accelerate scales a loss for train.precision=float16 on GPUs only: take bfloat16"
+
+
+def deepspeed_rule(spec: RunSpec, options: Any) -> Reasons:
+    """DeepSpeed's engine has its own ways with half precision and compilers."""
+    name, train = spec.config.strategy.name, spec.config.train
+    if train.precision == "float16":
+        yield f"{name} keeps weights in float16 where it scales a loss, and here weights stay float32: take bfloat16"
+    if train.compile:
+        yield f"{name} compiles models in a way of its own: leave out train.compile"
 
 
 def horovod_rule(spec: RunSpec, options: Any) -> Reasons:
@@ -288,8 +359,13 @@ RULES: dict[str, Rule] = {
     "Hybrid": lambda spec, options: stages_rule(
         spec, options.schedule, 1 if spec.processes == 1 else options.stages, options.micro_batches
     ),
+    "CompressedDdp": ddp_rule,
     "Zero1": zero_rule,
     "Fsdp": fsdp_rule,
+    "Hsdp": hsdp_rule,
+    "LightningFsdp": lightning_fsdp_rule,
+    "Accelerate": accelerate_rule,
+    **{f"DeepSpeedZero{stage}": deepspeed_rule for stage in (1, 2, 3)},
     "SingleProcessDataParallel": data_parallel_rule,
     "TensorParallel": tensor_parallel_rule,
     "LightningDdp": lightning_rule,

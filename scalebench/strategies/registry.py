@@ -25,17 +25,24 @@ CONFIG_GROUPS = {"strategies": "strategy", "models": "model", "datasets": "datas
 BUILT_IN_STRATEGIES: dict[str, str] = {
     "simulated": "scalebench.strategies.simulated:Simulated",
     "bare_torch": "scalebench.strategies.torch.base:BareTorch",
-    "ddp": "scalebench.strategies.torch.ddp:Ddp",
-    "ddp_nccl": "scalebench.strategies.torch.ddp:Ddp",
-    "ddp_gloo": "scalebench.strategies.torch.ddp:Ddp",
+    "ddp": "scalebench.strategies.torch.compression:CompressedDdp",
+    "ddp_nccl": "scalebench.strategies.torch.compression:CompressedDdp",
+    "ddp_gloo": "scalebench.strategies.torch.compression:CompressedDdp",
     "fsdp": "scalebench.strategies.torch.fsdp:Fsdp",
     "fsdp_nccl": "scalebench.strategies.torch.fsdp:Fsdp",
     "fsdp_gloo": "scalebench.strategies.torch.fsdp:Fsdp",
+    "hsdp": "scalebench.strategies.torch.fsdp:Hsdp",
     "zero1": "scalebench.strategies.torch.zero:Zero1",
     "data_parallel": "scalebench.strategies.torch.data_parallel:SingleProcessDataParallel",
-    "lightning_ddp": "scalebench.strategies.torch.lightning:LightningDdp",
-    "lightning_ddp_nccl": "scalebench.strategies.torch.lightning:LightningDdp",
-    "lightning_ddp_gloo": "scalebench.strategies.torch.lightning:LightningDdp",
+    "lightning_ddp": "scalebench.strategies.torch.lightning.ddp:LightningDdp",
+    "lightning_ddp_nccl": "scalebench.strategies.torch.lightning.ddp:LightningDdp",
+    "lightning_ddp_gloo": "scalebench.strategies.torch.lightning.ddp:LightningDdp",
+    **dict.fromkeys(
+        ("lightning_fsdp", "lightning_fsdp_nccl", "lightning_fsdp_gloo"),
+        "scalebench.strategies.torch.lightning.fsdp:LightningFsdp",
+    ),
+    "accelerate": "scalebench.strategies.accelerate:Accelerate",
+    **{f"deepspeed_zero{stage}": f"scalebench.strategies.deepspeed:DeepSpeedZero{stage}" for stage in (1, 2, 3)},
     "tensor_parallel": "scalebench.strategies.torch.tensor_parallel:TensorParallel",
     "independent_torch": "scalebench.strategies.torch.base:IndependentTorch",
     "model_parallel": "scalebench.strategies.torch.pipeline:ModelParallel",
@@ -78,9 +85,12 @@ BUILT_IN_STRATEGIES: dict[str, str] = {
 INSTALL_HINTS: dict[str, str] = {
     "torch": "pip install 'scalebench-train[torch]'",
     "pytorch_lightning": "pip install 'scalebench-train[torch]'",
+    "accelerate": "pip install 'scalebench-train[accelerate]'",
+    "deepspeed": "DS_BUILD_OPS=0 pip install 'scalebench-train[deepspeed]'",
     "tensorflow": "pip install 'scalebench-train[tensorflow]'",
     **dict.fromkeys(("jax", "optax"), "pip install ./plugins/scalebench-jax in a checkout"),
     "horovod": "scalebench install horovod",
+    "transformers": "pip install 'scalebench-train[hf]'",
 }
 
 

@@ -37,6 +37,7 @@ MAX_RANKS_READ = 8  # of a running job
 SLOW_STEP_S = 1.0  # from here on the length of a step is shown
 MIN_SHOWN_LEFT_S = 1.0
 GUESSED_STEPS = ", with steps guessed from the FLOPs of the model until a run shows the pace of this machine"
+CELL_INTERVAL_S = 0.5  # between two lines of progress in a notebook, which keeps up with no more
 MAX_ERROR_CHARACTERS = 1000  # the way out stands at the end of a line
 PLAIN_WIDTH = 80  # characters of a line in a file or a pipe, unless COLUMNS says another number
 
@@ -74,10 +75,37 @@ class _Output:
             return None
 
 
+class _CellLine:
+    """A line below a cell of a notebook that is replaced by the next; rich's own needs ipywidgets."""
+
+    def __init__(self, text: str) -> None:
+        from IPython.display import display
+
+        self._updated_s = time.monotonic()
+        self._handle = display(self._show(text), display_id=True, raw=True)
+
+    def update(self, text: str) -> None:
+        if time.monotonic() - self._updated_s >= CELL_INTERVAL_S:
+            self._updated_s = time.monotonic()
+            self._handle.update(self._show(text), raw=True)
+
+    def clear(self) -> None:
+        self._handle.update(self._show(""), raw=True)
+
+    @staticmethod
+    def _show(text: str) -> dict[str, str]:
+        from html import escape
+
+        text = clean_text(text)
+        return {"text/plain": text, "text/html": f"<pre>{escape(text)}</pre>" if text else ""}
+
+
 class Console:
     """Prints everything that runs and sweeps print. Rich is imported at the first output."""
 
-    def __init__(self) -> None:
+    def __init__(self, shows_tables: bool = True) -> None:
+        """Without tables only progress, outcomes and errors are printed: a notebook shows the rest as it likes."""
+        self.shows_tables, self._is_notebook = shows_tables, False
         self._rich: Any = None
         self._slow_heads: set[str] = set()  # runs whose slow steps were reported
         self._queue_status: Any = None  # the progress line of jobs, while there is one
@@ -88,7 +116,13 @@ class Console:
             import rich.console
 
             colours: Any = {"color_system": None} if os.environ.get("NO_COLOR") else {}
-            self._rich = rich.console.Console(highlight=False, file=_Output(), **colours)  # type: ignore[arg-type]
+            self._is_notebook = rich.console.Console().is_jupyter
+            self._rich = rich.console.Console(
+                highlight=False,
+                file=_Output(),
+                force_jupyter=False,
+                **colours,  # type: ignore[arg-type]
+            )
             if not self._rich.is_terminal:
                 columns = os.environ.get("COLUMNS", "")
                 self._rich.width = int(columns) if columns.isdecimal() and int(columns) else PLAIN_WIDTH
@@ -112,13 +146,28 @@ class Console:
     def print_line(self, text: str) -> None:
         self.rich.print(clean_text(text), markup=False, soft_wrap=True)
 
+    @property
+    def is_live(self) -> bool:
+        """Return whether a line can be replaced: in a terminal, and below a cell of a notebook."""
+        return bool(self.rich.is_terminal or self._is_notebook)
+
+    @contextlib.contextmanager
+    def _show_status(self, text: str) -> Iterator[Callable[[str], None]]:
+        """Show a line that the yielded function replaces; only where `is_live`."""
+        if self.rich.is_terminal:
+            with self.rich.status(escape_markup(text)) as status:
+                yield lambda text: status.update(escape_markup(text))
+            return
+        line = _CellLine(text)
+        try:
+            yield line.update
+        finally:
+            line.clear()
+
     @contextlib.contextmanager
     def show_activity(self, text: str) -> Iterator[None]:
         """Show a line while something is done that may take a while."""
-        if self.rich.is_terminal:
-            with self.rich.status(escape_markup(text)):
-                yield
-        else:
+        with self._show_status(text) if self.is_live else contextlib.nullcontext():
             yield
 
     @contextlib.contextmanager
@@ -129,14 +178,12 @@ class Console:
 
         `time_left` formats how long the run's sweep will take from now on."""
         head = f"[{number}/{planned}] {spec.label}{format_repeat(spec)}"
-        if spec.config.debug or not self.rich.is_terminal:
+        if spec.config.debug or not self.is_live:
             self.print_line(f"{head} ...{_parenthesize(time_left())}")
             yield lambda ranks: None if spec.config.debug else self._print_slow_steps(spec, head, ranks)
             return
-        with self.rich.status(escape_markup(head)) as status:
-            yield lambda ranks: status.update(
-                escape_markup(f"{head}  {describe_progress(ranks, spec)}{_parenthesize(time_left())}")
-            )
+        with self._show_status(head) as update:
+            yield lambda ranks: update(f"{head}  {describe_progress(ranks, spec)}{_parenthesize(time_left())}")
 
     def _print_slow_steps(self, spec: RunSpec, head: str, ranks: list[RankProgress]) -> None:
         """Print one line for a run whose steps are slow, where there is no progress line."""
@@ -151,24 +198,20 @@ class Console:
     ) -> Iterator[Callable[[CohortProgress], None]]:
         """Show the progress line of `runs` runs that take turns; the yielded function updates it."""
         head = f"[{number}-{number + runs - 1}/{planned}] {runs} runs in turns"
-        if not self.rich.is_terminal:
+        if not self.is_live:
             self.print_line(f"{head} ...{_parenthesize(time_left())}")
             yield lambda progress: None
             return
-        with self.rich.status(escape_markup(head)) as status:
-            yield lambda progress: status.update(
-                escape_markup(f"{head}  {describe_cohort(progress)}{_parenthesize(time_left())}")
-            )
+        with self._show_status(head) as update:
+            yield lambda progress: update(f"{head}  {describe_cohort(progress)}{_parenthesize(time_left())}")
 
     @contextlib.contextmanager
     def show_pause(self, seconds: float) -> Iterator[None]:
         """Show the progress line of a pause between two runs."""
         line = f"cooling down for {seconds:g} s"
-        if self.rich.is_terminal:
-            with self.rich.status(line):
-                yield
-        else:
+        if not self.is_live:
             self.print_line(f"{line} ...")
+        with self.show_activity(line):
             yield
 
     def print_outcome(
@@ -199,15 +242,17 @@ class Console:
         self, paths: Sequence[str | os.PathLike[str]], baseline: str | None = None, wide: bool = False
     ) -> Survey:
         """Print the table of all readable runs at or below `paths`, repeats as one row, and a line on stderr for each
-        file that cannot be read; with `wide`, all its columns. Raise InputError where none can be read, or `baseline`
-        names no comparable run."""
+        file that cannot be read; with `wide`, all its columns. Return the runs. Raise InputError where none can be
+        read, or `baseline` names no comparable run."""
         from scalebench.analysis.load import survey
         from scalebench.report.repeat_commands import make_baseline_commands
         from scalebench.report.terminal import make_overview
 
         runs = survey(paths, baseline)
-        commands = make_baseline_commands(runs.pooled, runs.unreadable)
         self._print_unreadable(runs)
+        if not self.shows_tables:
+            return runs
+        commands = make_baseline_commands(runs.pooled, runs.unreadable)
         for part in make_overview(runs, self.rich.width, wide):
             self._print_part(part)
         for command in commands[:MAX_BASELINE_COMMANDS]:
@@ -289,8 +334,8 @@ class Console:
         pauses = f", {pause_s:.0f} s of them cooling down" if pause_s else ""
         steps = (estimate.step(spec) for spec, _ in runs if spec.can_start)
         guess = GUESSED_STEPS if any(step is not None and step.is_slow and step.is_guess for step in steps) else ""
-        total = format_range(low_s + pause_s, high_s + pause_s)
-        self.print_line(f"{count}, about {total}{pauses}{guess}; nothing was started")
+        total = f", about {format_range(low_s + pause_s, high_s + pause_s)}{pauses}{guess}" if is_warm else ""
+        self.print_line(f"{count}{total}; nothing was started")
 
     def print_open_ports(self, specs: Sequence[RunSpec]) -> None:
         """Warn of runs that listen on all interfaces, which their flag says in the record."""

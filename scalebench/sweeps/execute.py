@@ -30,10 +30,13 @@ class Sweep:
         arguments: Sequence[str],
         max_minutes: float | None,
         report: bool = True,
+        export: str = "none",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`arguments` are those of the command line; `report` asks for a report at the end."""
-        self.folder, self.report, self._clock, self._started_s = folder, report, clock, clock()
+        """`arguments` are those of the command line; `report` asks for a report at the end, `export` names a
+        tracker that gets the runs then."""
+        self.folder, self.report, self.export = folder, report, export
+        self._clock, self._started_s = clock, clock()
         self._limit_s = math.inf if max_minutes is None else 60 * max_minutes
         self._estimate = TimeEstimate(read_pace())
         self._first = 0  # number of the first planned run

@@ -18,6 +18,7 @@ from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import copy_run, refuse_foreign_folder
 from scalebench.core.spec import RunSpec
+from scalebench.report.trackers import check_installed
 from scalebench.runner.parent import claim_run_folder, clear_run_folder, refuse_folder_with_result
 from scalebench.sweeps import cluster_runs, plan
 from scalebench.sweeps.cohort import CohortRun
@@ -53,6 +54,8 @@ class SweepLauncher(Launcher):
         if self._config.dry_run:
             self.session.show_plan(planned, several=True)
             return []
+        if self._config.sweep.export != "none":
+            check_installed(self._config.sweep.export)
         sweep_dir = Path(str(self._config.hydra.sweep.dir))
         self._check_folders(planned, initial_job_idx, sweep_dir)
         if self._config.resume:
@@ -67,7 +70,7 @@ class SweepLauncher(Launcher):
             self._follow_sweep(planned, initial_job_idx, sweep_dir.absolute())
             return []
         settings = self._config.sweep
-        sweep = self.session.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report)
+        sweep = self.session.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report, settings.export)
         follow = partial(self._follow_jobs, planned, initial_job_idx, sweep_dir)
         take_turns = partial(self._take_turns, planned, initial_job_idx, sweep_dir)
         runs = sweep.iterate(planned, initial_job_idx, jobs, follow, take_turns)

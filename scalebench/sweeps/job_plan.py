@@ -34,7 +34,8 @@ def print_jobs(console: Console, runs: Sequence[tuple[RunSpec, bool]]) -> None:
     limits = [time_limit_minutes(spec) for spec in jobs]
     node_hours = sum(job_geometry(spec).nodes * minutes for spec, minutes in zip(jobs, limits, strict=True)) / 60
     count = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
-    console.print_line(f"{count}, {node_hours:,.1f} node-hours if each takes all of its minutes; nothing was submitted")
+    total = f", {node_hours:,.1f} node-hours if each takes all of its minutes" if jobs else ""
+    console.print_line(f"{count}{total}; nothing was submitted")
 
 
 def print_remote_note(console: Console, specs: Sequence[RunSpec]) -> None:

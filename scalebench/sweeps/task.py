@@ -45,6 +45,14 @@ class RepeatsRequested(SystemExit):
     callback leaves Hydra."""
 
 
+class NothingStarted(SystemExit):
+    """Raised where bad input is refused before anything was started; a SystemExit for the same reason."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(2)
+        self.line = line
+
+
 class SweepSession:
     """The state of one call of the program, which does a sweep or a single run.
 
@@ -52,9 +60,11 @@ class SweepSession:
     the bound method `session.run_one`, from which `get_session` gets the session: nothing global is needed.
     """
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], console: Console | None = None, is_single: bool = False) -> None:
+        """`is_single`: several repeats, which make a sweep, are refused."""
         self.arguments = list(arguments)  # of the command line
-        self.console = Console()
+        self.console, self.is_single = console or Console(), is_single
+        self.folder: Path | None = None  # of the sweep, or of a single run
         self.done: list[Result] = []  # here, since Hydra drops what a task function returns
         self._planned = 1  # without the baselines that a sweep repeats
         self.expected = 0  # runs of a sweeper that plans one batch after the other; 0: those that are planned
@@ -70,24 +80,30 @@ class SweepSession:
         self._new_folders: list[Path] = []  # folders that Hydra makes for the sweep, innermost first
 
     def run_one(self, composed: DictConfig) -> None:
-        """Run one config in the output folder that Hydra made. No run raises here, since Hydra would end the sweep."""
+        """Run one config in the output folder that Hydra made. No run of a sweep raises
+        here, since Hydra would end the sweep. Raise NothingStarted for a single run that is refused."""
         self._strict = bool(composed.strict)
         try:
             self._run_one(composed)
         except InputError as error:
-            self._refused_status = 2 if not self.done else 1
-            self.console.print_error(str(error))
+            self._refuse(str(error))
         except UnwrittenResult as error:
             self._print_unwritten(error)
         except OSError as error:  # before it was started
-            self._refused_status = 1 if self.done or self.collected else 2
-            folder = HydraConfig.get().runtime.output_dir
-            self.console.print_error(f"{folder} cannot be written: {error.strerror or error}")
+            self._refuse(f"{HydraConfig.get().runtime.output_dir} cannot be written: {error.strerror or error}")
+
+    def _refuse(self, line: str) -> None:
+        """End a call that is not of a sweep; a sweep goes on without the run."""
+        if self.sweep is None:
+            raise NothingStarted(line)
+        self._refused_status = 1
+        self.console.print_error(line)
 
     def _run_one(self, composed: DictConfig) -> None:
         hydra = HydraConfig.get()
         folder = Path(hydra.runtime.output_dir)
         single = hydra.mode == RunMode.RUN
+        self.folder = folder if single else self.folder
         if not single and self.sweep is None:
             raise InputError("a sweep of scalebench needs its own launcher: leave out hydra/launcher")
         if folder.absolute() in self.collected:
@@ -122,6 +138,8 @@ class SweepSession:
         self.console.print_outcome(result, folder, (len(self.done) + 1, self._count_planned()), settings, note)
 
     def _print_single(self, folder: Path) -> None:
+        if not self.console.shows_tables:
+            return
         try:
             self.console.print_table([folder])
             self.console.print_details(folder)
@@ -199,7 +217,8 @@ class SweepSession:
                     raise KeyboardInterrupt
 
     def expect_folder(self, folder: Path) -> None:
-        """Remember which folders Hydra is about to make for the sweep, for `drop_unused_folder`."""
+        """Remember the sweep's folder, and which ones Hydra is about to make, for `drop_unused_folder`."""
+        self.folder = folder
         self._new_folders = [new for new in (folder, *folder.parents) if not new.exists()]
 
     def drop_unused_folder(self) -> None:
@@ -215,14 +234,21 @@ class SweepSession:
         """Take over the lock on the folder of a single run."""
         self._lock = lock
 
-    def begin_sweep(self, planned: Sequence[SweepRun], folder: Path, max_minutes: float | None, report: bool) -> Sweep:
+    def begin_sweep(
+        self,
+        planned: Sequence[SweepRun],
+        folder: Path,
+        max_minutes: float | None,
+        report: bool,
+        export: str = "none",
+    ) -> Sweep:
         """Begin a sweep, or its next batch where hydra.sweeper.max_batch_size divides it. Raise InputError while
         another program uses this folder."""
         if self.sweep is None:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(folder)
             self._planned, self._new_folders = 0, []
-            self.sweep = Sweep(folder, self.arguments, max_minutes, report)
+            self.sweep = Sweep(folder, self.arguments, max_minutes, report, export)
         self._planned += len(planned)
         self._swept_keys |= find_swept_keys(planned)
         self.console.print_open_ports([run.spec for run in planned])
@@ -262,7 +288,8 @@ class SweepSession:
         record = sweep.record
         if len(record.left_out) == len(record.runs):
             raise InputError(f"not one run fits into sweep.max_minutes={record.max_minutes:g}")
-        self.console.print_line("")
+        if self.console.shows_tables:
+            self.console.print_line("")
         survey = self.console.print_table([sweep.folder])
         write_tables(sweep.folder, survey)
         try:
@@ -273,6 +300,8 @@ class SweepSession:
         try:
             if sweep.report:
                 self._write_report(sweep.folder, survey)
+            if sweep.export != "none":
+                self._export(sweep)
         finally:
             for call in self.at_end:
                 call()
@@ -284,6 +313,13 @@ class SweepSession:
         with self.console.show_activity("the report"):
             path = page.write(make_report_data([folder], survey), folder / "report.html")
         self.console.print_line(f"report: {path}")
+
+    def _export(self, sweep: Sweep) -> None:
+        from scalebench.report import trackers
+
+        with self.console.show_activity(f"the export to {sweep.export}"):
+            lines = trackers.export(sweep.export, [sweep.folder])
+        self.console.print_line(f"exported: {', '.join(lines)}")
 
     def release(self) -> None:
         """Let other programs use the folder again."""
@@ -315,7 +351,7 @@ class CheckFolders(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         console = Console()
-        with _refuse_in_one_line(console):
+        with _refuse_in_one_line():
             spec = resolve(to_config(config))
             if spec.repeats > 1:
                 raise RepeatsRequested
@@ -327,7 +363,7 @@ class CheckFolders(Callback):
                 self._claim(spec, Path(str(config.hydra.run.dir)), config.resume, console)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        with _refuse_in_one_line(Console()):
+        with _refuse_in_one_line():
             if not config.dry_run:
                 refuse_foreign_sweep_folder(Path(str(config.hydra.sweep.dir)))
 
@@ -346,13 +382,12 @@ class CheckFolders(Callback):
 
 
 @contextlib.contextmanager
-def _refuse_in_one_line(console: Console) -> Iterator[None]:
-    """Print an error of the block and end the program with status 2, for nothing was started."""
+def _refuse_in_one_line() -> Iterator[None]:
+    """Raise an error of the block as NothingStarted."""
     try:
         yield
     except Exception as error:
-        console.print_error(explain_error(error, []))
-        raise SystemExit(2) from error
+        raise NothingStarted(explain_error(error, [])) from error
 
 
 def prepare_datasets(specs: Sequence[RunSpec], console: Console) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import chain, count, islice
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ class SampleShape:
     input_shape: Shape  # of one sample, channels last
     target_shape: Shape  # (): one class number per sample
     classes: int | None = None  # None: the targets are quantities
+    fields: str | None = None  # of samples that are records (workloads.records), for messages
+    needs_loss: bool = False  # no loss of scalebench is for the targets: they are records, or there are none
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,31 @@ class Batch:
         return len(self.inputs)
 
 
+class BatchRows(NamedTuple):
+    """The rows of a data set that one process reads for one batch."""
+
+    rows: Indices
+    global_samples: int
+    epoch: int | None = None  # None: the batch is for validation
+
+
+class Reader(Protocol):
+    """Reads the samples of batches; it may read ahead, and ends what it started when the generator is closed."""
+
+    def read(self, batches: Iterable[BatchRows]) -> Iterator[Batch]: ...
+
+
+class ArrayReader:
+    """Gathers the samples of a batch from arrays, as `feed` says; each batch is a new array."""
+
+    def __init__(self, inputs: NDArray[Any], targets: NDArray[Any], feed: str) -> None:
+        self._read_inputs, self._read_targets = _row_reader(inputs, feed), _row_reader(targets, feed)
+
+    def read(self, batches: Iterable[BatchRows]) -> Iterator[Batch]:
+        for rows, global_samples, _ in batches:
+            yield Batch(self._read_inputs(rows), self._read_targets(rows), global_samples)
+
+
 class Source:
     """Yields one replica's part of every global batch of a dataset, without end.
 
@@ -56,7 +84,9 @@ class Source:
 
     `first` and `last` (exclusive) select a range of samples, so that two sources can share one file. `feed` is "host"
     (gather rows from the arrays, memory-mapped or not), "fixed" (yield the first batch again and again, the same
-    arrays each time) or "disk" (read every batch from the disk; the arrays must be memory-mapped .npy files).
+    arrays each time) or "disk" (read every batch from the disk; the arrays must be memory-mapped .npy files). A
+    `reader` replaces the gathering of rows, for samples that `inputs` only names. Without `shuffled` each epoch is in
+    the order of the rows, for files that can only be read from their beginning.
 
     Raises InputError if a replica would get no samples or if the feed is unknown or not possible on this system, and
     ValueError if the arguments contradict each other.
@@ -75,6 +105,8 @@ class Source:
         feed: str = "host",
         first: int = 0,
         last: int | None = None,
+        reader: Reader | None = None,
+        shuffled: bool = True,
     ) -> None:
         last = len(inputs) if last is None else last
         if len(inputs) != len(targets) or not 0 <= first <= last <= len(inputs):
@@ -90,7 +122,8 @@ class Source:
         self.replica, self.replicas = replica, replicas
         self.first = first
         self._arrays = inputs[first:last], targets[first:last]
-        self._read_inputs, self._read_targets = _row_reader(inputs, feed), _row_reader(targets, feed)
+        self.reader = ArrayReader(inputs, targets, feed) if reader is None else reader
+        self._shuffled = shuffled
         self._permutation_cache: tuple[int, Indices] | None = None  # (epoch, permutation) drawn last
         self._fixed_batch: Batch | None = None
 
@@ -102,28 +135,19 @@ class Source:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches without end, epoch after epoch, starting with epoch 0."""
-        epoch = 0
-        while True:
-            yield from self.epoch(epoch)
-            epoch += 1
+        if self.feed == "fixed":
+            return self._repeat_first()
+        return self.reader.read(chain.from_iterable(map(self._epoch_rows, count())))
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the `steps_per_epoch` batches of one epoch."""
-        for update in range(self.steps_per_epoch):
-            if self.feed != "fixed":
-                yield self._batch(epoch, update)
-                continue
-            if self._fixed_batch is None:
-                self._fixed_batch = self._batch(0, 0)
-            yield self._fixed_batch
+        if self.feed == "fixed":
+            return islice(self._repeat_first(), self.steps_per_epoch)
+        return self.reader.read(self._epoch_rows(epoch))
 
     def in_order(self) -> Iterator[Batch]:
         """Yield every sample once, unshuffled, for validation, without batches that have no sample for this replica."""
-        for start in range(0, self.samples, self.global_batch):
-            stop = min(start + self.global_batch, self.samples)
-            part = _replica_slice(start, stop, self.replica, self.replicas)
-            if part.start < part.stop:
-                yield self._gather(np.arange(part.start, part.stop) + self.first, stop - start)
+        return self.reader.read(self._rows_in_order())
 
     def arrays(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return inputs and targets of all samples of all replicas, in order and not copied; row 0 is row `first` of
@@ -151,16 +175,29 @@ class Source:
         return start, self.samples if is_last else start + self.global_batch
 
     def _permutation(self, epoch: int) -> Indices:
+        if not self._shuffled:
+            return np.arange(self.samples)
         if self._permutation_cache is None or self._permutation_cache[0] != epoch:
             rng = np.random.default_rng(np.random.SeedSequence([self.seed, epoch]))
             self._permutation_cache = epoch, rng.permutation(self.samples)
         return self._permutation_cache[1]
 
-    def _batch(self, epoch: int, update: int) -> Batch:
-        return self._gather(self.batch_indices(epoch, update), self.global_samples(update))
+    def _epoch_rows(self, epoch: int) -> Iterator[BatchRows]:
+        for update in range(self.steps_per_epoch):
+            yield BatchRows(self.batch_indices(epoch, update), self.global_samples(update), epoch)
 
-    def _gather(self, rows: Indices, global_samples: int) -> Batch:
-        return Batch(self._read_inputs(rows), self._read_targets(rows), global_samples)
+    def _rows_in_order(self) -> Iterator[BatchRows]:
+        for start in range(0, self.samples, self.global_batch):
+            stop = min(start + self.global_batch, self.samples)
+            part = _replica_slice(start, stop, self.replica, self.replicas)
+            if part.start < part.stop:
+                yield BatchRows(np.arange(part.start, part.stop) + self.first, stop - start)
+
+    def _repeat_first(self) -> Iterator[Batch]:
+        if self._fixed_batch is None:
+            self._fixed_batch = next(iter(self.reader.read(islice(self._epoch_rows(0), 1))))
+        while True:
+            yield self._fixed_batch
 
 
 def _replica_slice(start: int, stop: int, replica: int, replicas: int) -> slice:

@@ -28,7 +28,15 @@ from scalebench.workloads.source import SampleShape
 CUSTOM = "custom"  # name of the YAML files for a model and a dataset of the user
 MODEL_FUNCTION_KEYS = ("torch", "keras")  # under `model`: one reference per framework
 METRIC_OF_LOSS = {"cross_entropy": "accuracy", "mse": "mse"}
+MODULE_LOSS = "module"  # a value of model.loss: the user's module computes it
+LOSS_METRIC = "loss"  # the metric where the loss is the user's
 AUTO = "auto"
+# The packages of networks that scalebench takes from other libraries, by the beginning of their functions.
+LIBRARIES = {
+    f"scalebench.strategies.torch.libraries:build_{package}": package
+    for package in ("transformers", "torchvision", "timm")
+}
+TRAINING_STEP = "training_step"  # a LightningModule's method that returns its loss
 
 
 def file_digest(reference: str, key: str) -> str | None:
@@ -98,6 +106,24 @@ def is_user_model(model: ModelSpec) -> bool:
     return model.torch is not None or model.keras is not None
 
 
+def has_user_loss(model: ModelSpec) -> bool:
+    """Return whether the user's module or a function of the user computes the loss of a resolved model."""
+    return model.loss not in METRIC_OF_LOSS
+
+
+def defines_training_step(model: ModelSpec) -> bool:
+    """Return whether the file of model.torch has a class with a training_step, as a LightningModule has one.
+
+    The file is only read, so a class of another file is missed: the ranks then say that model.loss has to be set.
+    """
+    path = None if model.torch is None else _find_file(model.torch, "model.torch")
+    if path is None or path.suffix != ".py":
+        return False
+    nodes = ast.walk(ast.parse(path.read_bytes(), path.name))
+    methods = (item for node in nodes if isinstance(node, ast.ClassDef) for item in node.body)
+    return any(isinstance(item, ast.FunctionDef) and item.name == TRAINING_STEP for item in methods)
+
+
 def identify_model(model: ModelSpec) -> ModelSpec:
     """Return a user's model with the digest of its files and, if it is called "custom", with its function as its name;
     any other model is returned unchanged.
@@ -107,6 +133,7 @@ def identify_model(model: ModelSpec) -> ModelSpec:
     to a plugin.
     """
     references = {key: reference for key in MODEL_FUNCTION_KEYS if (reference := getattr(model, key)) is not None}
+    functions = references | ({"loss": model.loss} if references and ":" in model.loss else {})
     if not references and model.name != CUSTOM:
         return model
     if not references:
@@ -114,15 +141,29 @@ def identify_model(model: ModelSpec) -> ModelSpec:
             f"model={CUSTOM} is a network of your own: set model.torch=MODULE:FUNCTION, model.keras=MODULE:FUNCTION, "
             "or both"
         )
+    if model.torch in LIBRARIES:
+        return _identify_library_model(model)
     if networks.is_known(model.name):
         key = next(iter(references))
         raise InputError(f"model={model.name} has its network already: model.{key} is for model={CUSTOM}")
     try:
-        digests = [file_digest(reference, f"model.{key}") or "" for key, reference in references.items()]
+        digests = [file_digest(reference, f"model.{key}") or "" for key, reference in functions.items()]
     except InputError as error:
         raise error if model.name == CUSTOM else PluginError(f"model={model.name}: {error}") from error
     name = next(iter(references.values())) if model.name == CUSTOM else model.name
     return dataclasses.replace(model, name=name, code_digest="-".join(digests))
+
+
+def _identify_library_model(model: ModelSpec) -> ModelSpec:
+    """Return a library's network with the library in its name, since a network of scalebench may have the same one."""
+    library = LIBRARIES[str(model.torch)]
+    if model.name in ("hf", library):
+        example = "gpt2" if library == "transformers" else "resnet18"
+        raise InputError(
+            f"model={model.name} is all of {library}: set model.name to one of its networks, such as {example}"
+        )
+    name = model.name if model.name.startswith(f"{library}/") else f"{library}/{model.name}"
+    return dataclasses.replace(model, name=name)
 
 
 def has_open_shapes(model: ModelSpec) -> bool:
@@ -137,23 +178,44 @@ def complete_model(model: ModelSpec, samples: SampleShape, dataset: str) -> Mode
     the dataset's name in that message.
     """
     classes, open_shapes = samples.classes, has_open_shapes(model)
+    loss = _choose_loss(model, samples, dataset)
     if open_shapes:
-        target_shape = [] if classes is not None else model.target_shape or list(samples.target_shape)
+        per_class = list(samples.target_shape) if is_user_model(model) else []
+        target_shape = per_class if classes is not None else model.target_shape or list(samples.target_shape)
         model = dataclasses.replace(
             model,
             input_shape=model.input_shape or list(samples.input_shape),
             target_shape=target_shape,
             outputs=math.prod(target_shape) if classes is None else max(model.outputs, classes),
         )
-    loss = ("mse" if classes is None else "cross_entropy") if model.loss == AUTO else model.loss
-    if loss not in METRIC_OF_LOSS:
-        raise InputError(f"model.loss={loss}: {unknown_name_message('loss', loss, [AUTO, *METRIC_OF_LOSS])}")
-    if open_shapes and (loss == "mse") != (classes is None):
-        targets = "quantities" if classes is None else f"{classes} classes"
-        raise InputError(f"model.loss={loss} does not suit the {targets} of dataset={dataset}: leave it at {AUTO}")
     if open_shapes and model.targets and len(model.targets) != model.outputs:
         raise InputError(
             f"model.targets has {len(model.targets)} names for {model.outputs} quantities: name all or none"
         )
-    metric = METRIC_OF_LOSS[loss] if model.metric == AUTO else model.metric
+    metric = METRIC_OF_LOSS.get(loss, LOSS_METRIC) if model.metric == AUTO else model.metric
     return dataclasses.replace(model, loss=loss, metric=metric)
+
+
+def _choose_loss(model: ModelSpec, samples: SampleShape, dataset: str) -> str:
+    """Return the loss of model.loss, for auto the one that suits the targets. Raises InputError where none does."""
+    loss, classes = model.loss, samples.classes
+    is_user_loss = is_user_model(model) and (loss == MODULE_LOSS or ":" in loss)
+    if loss == AUTO and is_user_model(model) and (samples.needs_loss or defines_training_step(model)):
+        return MODULE_LOSS
+    if samples.needs_loss and not is_user_loss:
+        fields = f" ({samples.fields})" if samples.fields else ""
+        raise InputError(
+            f"model={model.name} takes one array, and dataset={dataset} has several of a sample{fields}, for which "
+            f"scalebench has no network and no loss: take model={CUSTOM} with model.loss=MODULE:FUNCTION or "
+            f"model.loss={MODULE_LOSS}"
+        )
+    if is_user_loss:
+        return loss
+    loss = ("mse" if classes is None else "cross_entropy") if loss == AUTO else loss
+    if loss not in METRIC_OF_LOSS:
+        names = [AUTO, *METRIC_OF_LOSS, *([MODULE_LOSS] if is_user_model(model) else [])]
+        raise InputError(f"model.loss={loss}: {unknown_name_message('loss', loss, names)}")
+    if has_open_shapes(model) and (loss == "mse") != (classes is None):
+        targets = "quantities" if classes is None else f"{classes} classes"
+        raise InputError(f"model.loss={loss} does not suit the {targets} of dataset={dataset}: leave it at {AUTO}")
+    return loss

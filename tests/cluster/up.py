@@ -79,7 +79,7 @@ def main() -> int:
         raise
     elsewhere = f"{FOLDER_VARIABLE}={folder} " if folder != usual_folder() else ""
     print(f"{', '.join(settings.node_names)} are up after {time.monotonic() - begin:.0f} s; {folder}/bin has sbatch")
-    print(f"  {elsewhere}python -m scalebench hardware=testcluster strategy=ddp_gloo gpus=4")
+    print(f"  {elsewhere}scalebench hardware=testcluster strategy=ddp_gloo gpus=4")
     print(f"  {elsewhere}python -m tests.cluster.links node1 100mbit | cut | mend")
     print(f"  {elsewhere}make cluster-down")
     return 0

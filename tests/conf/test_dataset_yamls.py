@@ -17,7 +17,16 @@ from scalebench.workloads import datasets
 
 CONF = Path(__file__).parents[2] / "conf"
 GENERATED_IMAGES = ["imagenet_synthetic", "cifar10_synthetic"]
-REAL = {"cifar10": "SCALEBENCH_CIFAR10", "imagenet": "SCALEBENCH_IMAGENET"}
+REAL = {
+    "cifar10": "SCALEBENCH_CIFAR10",
+    "imagenet": "SCALEBENCH_IMAGENET",
+    "imagenet_jpeg": "SCALEBENCH_IMAGENET",
+    "imagenet_tfrecord": "SCALEBENCH_IMAGENET_TFRECORD",
+}
+SWEEPS_OF_INPUT = {
+    "real_or_synthetic": ("SCALEBENCH_CIFAR10", "/data/cifar-10-python.tar.gz", "cifar10_cnn"),
+    "real_input": ("SCALEBENCH_IMAGENET", "/data/imagenet", "resnet50"),
+}
 
 
 def config(*words: str) -> Config:
@@ -72,14 +81,16 @@ def test_the_files_of_a_real_one_are_found_through_the_environment(name: str, mo
     assert config(f"dataset={name}", "dataset.path=/mine").dataset.path == "/mine"
 
 
-def test_the_real_or_synthetic_sweep_differs_in_the_data_set_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCALEBENCH_CIFAR10", "/data/cifar-10-python.tar.gz")
-    sweep = OmegaConf.load(CONF / "sweep" / "real_or_synthetic.yaml")
+@pytest.mark.parametrize("name", SWEEPS_OF_INPUT)
+def test_a_sweep_over_real_input_differs_in_the_data_set_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable, path, model = SWEEPS_OF_INPUT[name]
+    monkeypatch.setenv(variable, path)
+    sweep = OmegaConf.load(CONF / "sweep" / f"{name}.yaml")
     names = sweep.hydra.sweeper.params.dataset.split(",")
-    specs = [resolve.resolve(config("sweep=real_or_synthetic", f"dataset={name}")) for name in names]
+    specs = [resolve.resolve(config(f"sweep={name}", f"dataset={dataset}")) for dataset in names]
     real, made = (json.loads(json.dumps(spec.config, default=vars)) for spec in specs)
-    assert (real["dataset"]["path"], made["dataset"]["path"]) == ("/data/cifar-10-python.tar.gz", None)
-    assert real["model"]["name"] == "cifar10_cnn"
+    assert (real["dataset"]["path"], made["dataset"]["path"]) == (path, None)
+    assert real["model"]["name"] == model
     for tree in (real, made):
         for key in ("name", "path", "size", "validation_share"):
             del tree["dataset"][key]

@@ -111,7 +111,10 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert config.train.optimizer == config.model.optimizer == "adam"
 
 
-@pytest.mark.parametrize("path", [path for path in MODELS if path.stem != "custom"], ids=str)
+FROM_FUNCTIONS = ("custom", "hf", "timm", "torchvision")
+
+
+@pytest.mark.parametrize("path", [path for path in MODELS if path.stem not in FROM_FUNCTIONS], ids=str)
 def test_a_model_has_the_parameters_that_its_yaml_expects(path: Path) -> None:
     model = build_record(ModelSpec, {key: value for key, value in load(path).items() if key != "defaults"})
     assert model.params in (networks.build_network(model).parameters, None)

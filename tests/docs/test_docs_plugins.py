@@ -24,7 +24,26 @@ from tests.docs import plugin_page
 from tests.docs.plugin_page import ANY, answers
 
 MINE, PROJECT = "scalebench-mine", Path("pyproject.toml")
-FAULTS = plugin_page.faults()
+PAGE_FAULTS = plugin_page.faults()
+# What is wrong -> the line, of those that explain themselves and that the page leaves out.
+FAULTS = PAGE_FAULTS | {
+    "the module is not there": "strategy 'mine' of scalebench-mine cannot be loaded from scalebench_mine.nowhere:Mine: "
+    "No module named 'scalebench_mine.nowhere'",
+    "the class is not there": "strategy 'mine' of scalebench-mine cannot be loaded from scalebench_mine.strategy:Yours: "
+    "module 'scalebench_mine.strategy' has no attribute 'Yours'",
+    "the class is no strategy": "strategy 'mine' of scalebench-mine: scalebench_mine.strategy:Mine is no subclass of "
+    "scalebench.plugin_api.Strategy",
+    "a method is missing": "strategy 'mine' of scalebench-mine: scalebench_mine.strategy:Mine lacks what each strategy "
+    "has: broadcast",
+    "there is no entry point": "strategy 'mine': scalebench-mine brings strategy/mine.yaml and no entry point "
+    "scalebench.strategies of that name",
+    "two plugins have one name": "strategy 'mine' is registered by both another-mine and scalebench-mine; uninstall one "
+    "of them or set SCALEBENCH_PLUGINS",
+    "its baseline is not there": "strategy 'mine' of scalebench-mine names the baseline 'bare_touch': no strategy "
+    "'bare_touch'; did you mean 'bare_torch'?",
+    "the folder of YAML files is not there": "plugin scalebench-mine registers the config package "
+    "'scalebench_mine.nowhere', which is not there: its YAML files are left out",
+}
 
 
 def resolved(*arguments: str) -> RunSpec:
@@ -134,7 +153,7 @@ def problem(line: str) -> str:
 
 
 def test_each_fault_of_the_page_is_made() -> None:
-    assert list(MADE) == list(FAULTS) and len(FAULTS) == 13
+    assert set(MADE) == set(FAULTS) and len(PAGE_FAULTS) == 5
 
 
 @pytest.mark.parametrize("fault", FAULTS)

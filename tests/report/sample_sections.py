@@ -67,7 +67,7 @@ def sample_report() -> list[Section]:
     table = Table(
         "t", "Table", ["strategy", "samples/s", "remarks"], rows, frozenset({"samples/s"}), "Its caption."
     )  # fmt: skip
-    codes = [Code("python -m scalebench gpus=2", "sh", "Again"), Code("a\n````\nb", "log", "<tail>")]
+    codes = [Code("scalebench gpus=2", "sh", "Again"), Code("a\n````\nb", "log", "<tail>")]
     tiles = [Tile("Throughput", "12,345", "samples/s", "± 0.8 %", "ddp_gloo on 2 devices"), Tile("Speedup", "unknown")]
     verdict = Verdict("Take ddp_gloo.", tiles, "9 % is lost.", ["one repeat", "busy | machine"], "mlp on data", TAGS)
     answer = [Paragraph("ddp_gloo, tied with [nobody].", "answer"), Paragraph("Plain."), Paragraph("", "plain")]

@@ -95,8 +95,8 @@ def row(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def compose_command(text: str) -> Any:
     arguments = shlex.split(text)
-    assert arguments[:4] == ["python", "-m", "scalebench", "--multirun"]
-    return compose_config(arguments[4:])
+    assert arguments[:2] == ["scalebench", "--multirun"]
+    return compose_config(arguments[2:])
 
 
 def test_the_command_repeats_the_recorded_overrides(tmp_path: Path) -> None:
@@ -104,14 +104,19 @@ def test_the_command_repeats_the_recorded_overrides(tmp_path: Path) -> None:
     overrides = ["strategy=simulated", "sweep=demo", "gpus=2", "hydra.verbose=true", "hardware.device_ids=[1,0]"]
     (tmp_path / ".hydra" / "overrides.yaml").write_text("".join(f"- {json.dumps(word)}\n" for word in overrides))
     command = make_command(row(tmp_path))
-    assert command == "python -m scalebench --multirun strategy=simulated sweep=demo gpus=2 'hardware.device_ids=[1,0]'"
+    assert command == "scalebench --multirun strategy=simulated sweep=demo gpus=2 'hardware.device_ids=[1,0]'"
+    source = "- path: {}\n      schema: file\n      provider: {}\n"
+    sources = source.format("/else", "main") + "    " + source.format("/home/me/my files", "command-line")
+    (tmp_path / ".hydra" / "hydra.yaml").write_text(f"hydra:\n  runtime:\n    config_sources:\n    {sources}")
+    with_folder = "scalebench --multirun '--config-dir=/home/me/my files' strategy="
+    assert make_command(row(tmp_path)).startswith(with_folder)
 
 
 def test_repeats_are_measured_again_as_often(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- strategy=ddp_gloo\n- repeat=1\n")
     command = make_command(row(tmp_path, repeats=3))
-    assert command == "python -m scalebench --multirun strategy=ddp_gloo gpus=2 measure.repeats=3"
+    assert command == "scalebench --multirun strategy=ddp_gloo gpus=2 measure.repeats=3"
 
 
 def test_without_recorded_overrides_the_command_is_made_from_the_columns(tmp_path: Path) -> None:

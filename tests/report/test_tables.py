@@ -38,19 +38,19 @@ def repeated(repeats: int, gpus: int, strategy: str = "ddp", block_s: float = 0.
 
 def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
     lone = frame_of_results([record(gpus=4), record(gpus=4)], [tmp_path, tmp_path])
-    assert make_baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4"]
+    assert make_baseline_commands(lone) == ["scalebench --multirun strategy=ddp gpus=4"]
     kept = tmp_path / ".hydra" / "overrides.yaml"
     kept.parent.mkdir()
     kept.write_text("- strategy=simulated\n- measure=quick\n- hydra.run.dir=with space\n")
     arguments = "strategy=simulated measure=quick gpus=4"
-    assert make_baseline_commands(lone) == [f"python -m scalebench --multirun {arguments}"]
+    assert make_baseline_commands(lone) == [f"scalebench --multirun {arguments}"]
     kept.write_text("- strategy=ddp\n- gpus=4\n- measure.repeats=3\n- repeat=1\n")
     write_result(record(spec={"measure": {"repeats": 3}}), tmp_path)  # which makes the number of the repeat anew
-    assert make_baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4 measure.repeats=3"]
+    assert make_baseline_commands(lone) == ["scalebench --multirun strategy=ddp gpus=4 measure.repeats=3"]
     write_result(record(spec={"measure": {"repeats": 1}}), tmp_path)
     assert make_baseline_commands(lone)[0].endswith(" repeat=1")
     kept.write_text("- strategy=ddp\n- gpus=4\n- baseline=bare\n")  # by which the same sweep would leave it out again
-    assert make_baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4"]
+    assert make_baseline_commands(lone) == ["scalebench --multirun strategy=ddp gpus=4"]
     complete = frame_of_results([record(gpus=4), record(), record("bare_torch")], [tmp_path] * 3)
     assert make_baseline_commands(complete) == []
 

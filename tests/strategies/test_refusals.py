@@ -15,8 +15,9 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals, registry
 from tests.conftest import ROOT
 
-FRAMEWORKS = ("torch", "tensorflow", "horovod", "pytorch_lightning", "keras")
+FRAMEWORKS = ("torch", "tensorflow", "horovod", "pytorch_lightning", "keras", "accelerate", "deepspeed")
 FIT = "strategy=mirrored strategy.options.loop=fit"
+CHECKPOINTING = "train.activation_checkpointing=true"
 HOROVOD = "strategy=horovod_gloo"
 REFUSED = [
     ("strategy=kuza55_ps_cpu gpus=6 scaling=strong train.global_batch=32", "32 samples does not divide by 6 devices"),
@@ -40,6 +41,15 @@ REFUSED = [
     ("strategy=hybrid gpus=2 strategy.options.stages=4", "gpus=2 is no multiple of it"),
     ("strategy=zero1 gpus=16 model=materials_cnn", "zero1 gives whole tensors"),
     ("strategy=fsdp gpus=2 train.compile=true", "take strategy.options.units=whole"),
+    ("strategy=hsdp gpus=4 strategy.options.shards=3", "does not divide gpus=4"),
+    ("strategy=lightning_fsdp gpus=2 train.compile=true", "take strategy.options.units=whole"),
+    ("strategy=ddp gpus=2 strategy.options.comm_hook=powersgd train.precision=float16", "take bfloat16"),
+    ("strategy=accelerate gpus=2 train.precision=float16", "on GPUs only"),
+    ("strategy=deepspeed_zero2 gpus=2 train.precision=float16", "weights in float16"),
+    (f"strategy=mirrored gpus=2 {CHECKPOINTING}", "for PyTorch's strategies, and mirrored is none"),
+    (f"strategy=pipeline_1f1b gpus=2 {CHECKPOINTING}", "keeps the activations of micro-batches in its schedule"),
+    (f"strategy=tensor_parallel gpus=2 {CHECKPOINTING}", "would exchange its activations a second time"),
+    (f"strategy=ddp gpus=2 train.compile=true {CHECKPOINTING}", "the compiler decides what it keeps"),
     ("strategy=tensor_parallel gpus=2 train.precision=float16", "cannot scale a loss"),
     (f"{HOROVOD} gpus=2 strategy.options.op=adasum", "needs Horovod's MPI operations"),
     (f"{HOROVOD} gpus=2 strategy.launcher=by_hand strategy.options.cycle_time_ms=5", "the ranks are started twice"),

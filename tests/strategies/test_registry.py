@@ -17,7 +17,8 @@ from tests.builders.plugins import dists as dists
 from tests.builders.runs import simulated_config, simulated_spec
 
 BUILT_IN = (
-    "simulated bare_torch ddp ddp_nccl ddp_gloo fsdp fsdp_nccl fsdp_gloo zero1 data_parallel "
+    "simulated bare_torch ddp ddp_nccl ddp_gloo fsdp fsdp_nccl fsdp_gloo hsdp zero1 data_parallel "
+    "accelerate deepspeed_zero1 deepspeed_zero2 deepspeed_zero3 lightning_fsdp lightning_fsdp_nccl lightning_fsdp_gloo "
     "lightning_ddp lightning_ddp_nccl lightning_ddp_gloo independent_torch "
     "bare_tensorflow mirrored mirrored_nccl mirrored_nccl_unpacked mirrored_hierarchical mirrored_reduce_cpu "
     "mirrored_reduce_device mirrored_reduce_spread central_storage_cpu central_storage_device central_storage_spread "

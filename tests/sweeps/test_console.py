@@ -163,6 +163,8 @@ def test_the_plan_lists_each_run_and_the_time_of_all(
     assert second.startswith("[2/3] simulated gpus=64 [oversubscribed]: batch 10 per device, 640 global")
     assert third == "[3/3] simulated gpus=1: unsupported: not here"
     assert last == "3 runs, about 21 to 41 s; nothing was started"
+    Console().print_plan([(cannot, False)])
+    assert capsys.readouterr().out.splitlines()[-1] == "1 run; nothing was started"
     slow = simulated_spec(measure={**measure, "warmup_max_s": 20.0, "evaluate": False})
     for start_s, guess in ((None, GUESSED_STEPS), (5.0, "")):
         step = StepEstimate(3.0, 20.0, 123.0, start_s=start_s)

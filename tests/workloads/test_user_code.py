@@ -163,7 +163,7 @@ def test_samples_complete_what_the_config_leaves_open(case: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "samples", "message"),
     [
-        ({"loss": "l1"}, CURVES, r"^model.loss=l1: no loss 'l1'; known: auto, cross_entropy, mse$"),
+        ({"loss": "l1"}, CURVES, r"^model.loss=l1: no loss 'l1'; known: auto, cross_entropy, module, mse$"),
         ({"loss": "cross_entropy"}, CURVES, r"^model.loss=cross_entropy does not suit the quantities of dataset=it"),
         ({"loss": "mse"}, PICTURES, r"^model.loss=mse does not suit the 10 classes of dataset=it: leave it at auto$"),
         ({"targets": ["G0", "a", "b"]}, CURVES, r"^model.targets has 3 names for 2 quantities: name all or none$"),
@@ -172,3 +172,60 @@ def test_samples_complete_what_the_config_leaves_open(case: str) -> None:
 def test_settings_that_contradict_the_targets(changes: dict[str, object], samples: SampleShape, message: str) -> None:
     with pytest.raises(InputError, match=message):
         user_code.complete_model(dataclasses.replace(USER_MODEL, **changes), samples, "it")
+
+
+TOKENS = SampleShape((), (), fields="ids int64 (8,)", needs_loss=True)
+STEPS_FILE = "class Net:\n    def training_step(self, batch, number): ...\n\n\ndef build(): ...\ndef loss(a, b): ...\n"
+
+
+@pytest.fixture
+def steps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mysteps.py").write_text(STEPS_FILE)
+    (tmp_path / "plain.py").write_text("def build(): ...\n")
+
+
+@pytest.mark.parametrize(
+    ("function", "loss", "samples", "expected"),
+    [
+        ("plain:build", "auto", CURVES, ("mse", "mse")),
+        ("plain:build", "auto", TOKENS, ("module", "loss")),
+        ("plain:build", "module", CURVES, ("module", "loss")),
+        ("plain:build", "mysteps:loss", CURVES, ("mysteps:loss", "loss")),
+        ("mysteps:build", "auto", CURVES, ("module", "loss")),  # it has a training_step
+        ("mysteps:build", "mse", CURVES, ("mse", "mse")),
+    ],
+)
+def test_the_loss_of_a_users_module(
+    steps_file: None, function: str, loss: str, samples: SampleShape, expected: tuple[str, str]
+) -> None:
+    model = ModelSpec("custom", torch=function, loss=loss, metric="auto")
+    complete = user_code.complete_model(user_code.identify_model(model), samples, "it")
+    assert (complete.loss, complete.metric) == expected
+    assert user_code.has_user_loss(complete) == (expected[1] == "loss")
+
+
+def test_an_edited_loss_is_another_run(steps_file: None, tmp_path: Path) -> None:
+    model = ModelSpec("custom", torch="plain:build", loss="mysteps:loss")
+    before = user_code.identify_model(model).code_digest
+    (tmp_path / "mysteps.py").write_text(STEPS_FILE + "# changed\n")
+    assert user_code.identify_model(model).code_digest != before
+    with pytest.raises(InputError, match=r"^model.loss=mysteps:lose: no function in .* 'lose'; did you mean 'loss'\?$"):
+        user_code.identify_model(dataclasses.replace(model, loss="mysteps:lose"))
+
+
+def test_several_arrays_need_a_network_and_a_loss_that_take_them(steps_file: None) -> None:
+    models = [ModelSpec("mlp", input_shape=[8]), ModelSpec("custom", torch="plain:build", loss="mse", metric="auto")]
+    for model in models:
+        with pytest.raises(
+            InputError, match=r"dataset=it has several of a sample \(ids int64 \(8,\)\), for which scale"
+        ):
+            user_code.complete_model(model, TOKENS, "it")
+
+
+def test_networks_of_libraries_have_the_library_in_their_names() -> None:
+    reference = "scalebench.strategies.torch.libraries:build_torchvision"
+    model = user_code.identify_model(ModelSpec("resnet50", torch=reference))
+    assert model.name == user_code.identify_model(model).name == "torchvision/resnet50"
+    with pytest.raises(InputError, match=r"^model=torchvision is all of torchvision: set model.name to one of its net"):
+        user_code.identify_model(ModelSpec("torchvision", torch=reference))

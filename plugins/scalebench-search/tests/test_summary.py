@@ -41,12 +41,10 @@ def test_the_command_is_one_run_of_the_best_settings() -> None:
         "sweep.max_minutes=3",
     ]
     assert summary.command(trial, typed) == (
-        "python -m scalebench sweep=lr_search strategy=simulated '+a.b='\"'\"'x y'\"'\"'' hydra.mode=RUN "
+        "scalebench sweep=lr_search strategy=simulated '+a.b='\"'\"'x y'\"'\"'' hydra.mode=RUN "
         "train.learning_rate=0.1 train.optimizer=sgd"
     )
-    assert summary.command(trial, ["-m", "gpus=1"]) == (
-        "python -m scalebench gpus=1 train.learning_rate=0.1 train.optimizer=sgd"
-    )
+    assert summary.command(trial, ["-m", "gpus=1"]) == ("scalebench gpus=1 train.learning_rate=0.1 train.optimizer=sgd")
 
 
 def test_files_hold_every_trial_and_the_best(tmp_path: Path) -> None:

@@ -127,6 +127,21 @@ def find_baseline_folders(name: str, kinds: Iterable[MachineClass]) -> list[Path
     return [folder for folder in folders if folder.is_dir()]
 
 
+def find_history_folders(name: str) -> list[tuple[MachineClass, Path]]:
+    """Return the folder that baseline `name`, or the only one saved where it is empty, has for each machine class.
+
+    InputError where there is none, or several names and none was chosen.
+    """
+    stored = list_saved_baselines()
+    names = sorted({each for _, several in stored for each in several})
+    if not name and len(names) != 1:
+        raise InputError(f"--history NAME: saved baselines in {store_folder()}: {', '.join(names) or 'none'}")
+    chosen = check_baseline_name(name or names[0])
+    if chosen not in names:
+        raise InputError(f"no baseline '{chosen}' in {store_folder()}; saved names: {', '.join(names) or 'none'}")
+    return [(kind, store_folder() / kind.fingerprint / chosen) for kind, several in stored if chosen in several]
+
+
 def explain_missing_baseline(name: str, kinds: Iterable[MachineClass]) -> str:
     """Return the error line for a baseline that was not saved for these machine classes, with what there is instead."""
     wanted = "; ".join(dict.fromkeys(map(str, kinds)))

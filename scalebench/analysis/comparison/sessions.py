@@ -84,7 +84,7 @@ def compare_rows(a: ComparisonRow, b: ComparisonRow) -> RatioTest:
     sessions = len(sessions_a), len(sessions_b)
     if max(sessions) < MIN_UNITS_FOR_TEST:
         return _without_verdict(ratio, sessions, "session", SESSIONS_NOTE)
-    return compare_independent(*_session_means([*sessions_a.values()], [*sessions_b.values()]), "sessions")
+    return compare_independent(*session_means([*sessions_a.values()], [*sessions_b.values()]), "sessions")
 
 
 def _without_verdict(ratio: float, counts: tuple[int, int], unit: str, note: str) -> RatioTest:
@@ -92,14 +92,17 @@ def _without_verdict(ratio: float, counts: tuple[int, int], unit: str, note: str
     return RatioTest(ratio, test=f"none, for {describe_counts(*counts, f'{unit}s')}", note=note.format(subject))
 
 
-def _session_means(a: Sequence[list[float]], b: Sequence[list[float]]) -> tuple[list[float], list[float]]:
+def session_means(
+    a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], equalizes: bool = True
+) -> tuple[list[float], list[float]]:
     """Return the geometric mean of each session of both sides, in samples/s.
 
     A side of one or two sessions is judged by the spread of the other side's sessions, which must then not be steadier
-    for having more repeats: of each session as many count as the smallest on the side with few has.
+    for having more repeats: of each session as many count as the smallest on the side with few has, unless `equalizes`
+    is false.
     """
     fewer = min(a, b, key=len)
-    count = min(map(len, fewer)) if len(fewer) < MIN_UNITS_FOR_TEST else None
+    count = min(map(len, fewer)) if equalizes and len(fewer) < MIN_UNITS_FOR_TEST else None
     means_a, means_b = ([_mean_rate(rates[:count]) for rates in side] for side in (a, b))
     return means_a, means_b
 

@@ -75,7 +75,7 @@ def collect_step_work(data: Row, bare: Row, pace: DevicePace, read: ReadRecord) 
     gradient_bytes = bare["gradient_bytes"] if data["gradient_bytes"] is None else data["gradient_bytes"]
     if bare["flops_per_sample"] is None or gradient_bytes is None:
         raise InputError("what a sample costs, or how many parameters there are, is not known of this model")
-    messages = len(_message_bytes(data, read)) or 1
+    messages = len(message_bytes(data, read)) or 1
     return StepWork(bare["flops_per_sample"], gradient_bytes, messages, pace.optimizer_s, pace.pass_s)
 
 
@@ -98,7 +98,7 @@ def group_syncs_by_link(rows: Iterable[Row], read: ReadRecord) -> SyncsByLink:
     """Group the measured synchronizations of data-parallel rows by their link."""
     by_link: SyncsByLink = {}
     for row in rows:
-        if row["gpus"] < 2 or not row["sync_isolated_s"] or not (sizes := _message_bytes(row, read)):
+        if row["gpus"] < 2 or not row["sync_isolated_s"] or not (sizes := message_bytes(row, read)):
             continue
         sync = MeasuredSync(row["gpus"], len(sizes), sum(sizes), row["sync_isolated_s"])
         by_link.setdefault(link_key(row), []).append(sync)
@@ -122,7 +122,7 @@ def link_key(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in LINK_COLUMNS)
 
 
-def _message_bytes(row: Row, read: ReadRecord) -> list[int]:
+def message_bytes(row: Row, read: ReadRecord) -> list[int]:
     try:
         return read(row).sync.message_bytes
     except InputError:

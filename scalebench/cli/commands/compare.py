@@ -11,15 +11,19 @@ from pathlib import Path
 
 from scalebench.analysis import comparison
 from scalebench.analysis.comparison import NO_VERDICT, TOO_LITTLE_DATA, Comparison, baseline_store
+from scalebench.analysis.comparison.drift import ConfigurationHistory, find_changes
 from scalebench.analysis.comparison.pairing import ComparedRun, drop_copies, load_compared_runs
 from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST
 from scalebench.cli.commands.arguments import CommandParser, folders_or_newest
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import MachineClass, classify_machine
 from scalebench.core.untrusted import clean_line
-from scalebench.report.comparison import comparison_text
+from scalebench.report.comparison import comparison_text, history_text
+from scalebench.report.comparison.comparison_charts import make_comparison_charts
+from scalebench.report.document import Chart
 
 COMPARISON_FORMATS = ("text", "json", "junit", "markdown")
+HISTORY_FORMATS = ("text", "json")
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -36,6 +40,10 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--against", metavar="NAME", help="compare with a saved baseline")
     parser.add_argument("--missing", choices=("fail", "ok"), default="fail", help="where that has too few sessions")
     parser.add_argument("--save", metavar="NAME", help="add the runs to a baseline, which keeps the last ten sessions")
+    parser.add_argument(
+        "--history", metavar="NAME", nargs="?", const="",
+        help="draw the sessions of a baseline, with those of DIR if there are any, and mark the first that differs",
+    )  # fmt: skip
     parser.add_argument("--replace", action="store_true", help="of --save: start that baseline anew")
     parser.add_argument("--same-session", action="store_true", help="count all runs as those of one session")
     parser.add_argument("--format", choices=COMPARISON_FORMATS, default="text")
@@ -46,6 +54,8 @@ def add_arguments(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> int:
     options.ignore = [key for keys in options.ignore for key in keys.split(",") if key]
     _check_options(options)
+    if options.history is not None:
+        return _show_history(options)
     options.paths = folders_or_newest(options.paths)
     if options.save is not None:
         return _save_baseline(options)
@@ -55,13 +65,13 @@ def main(options: argparse.Namespace) -> int:
     status = 0 if is_excused else comparison_text.EXIT_STATUS[compared.status]
     _print_comparison(options, compared, status)
     if options.figures is not None:
-        _write_figures(compared, Path(options.figures))
+        _write_figures(make_comparison_charts(compared), Path(options.figures))
     return status
 
 
 def _check_options(options: argparse.Namespace) -> None:
     """Raise InputError for options that do not go together."""
-    modes = [name for name in ("save", "against", "by") if getattr(options, name) is not None]
+    modes = [name for name in ("save", "against", "by", "history") if getattr(options, name) is not None]
     if len(modes) > 1:
         raise InputError(f"compare: --{modes[0]} and --{modes[1]} do not go together")
     if options.base is not None and options.by is None:
@@ -70,12 +80,16 @@ def _check_options(options: argparse.Namespace) -> None:
         raise InputError("compare: --missing ok is for --against NAME")
     if options.figures is not None and options.save is not None:
         raise InputError("compare: --figures is for a comparison, not for --save NAME")
+    if options.history is not None and options.format not in HISTORY_FORMATS:
+        raise InputError(f"compare: --history knows --format {' and '.join(HISTORY_FORMATS)}")
     if options.replace and options.save is None:
         raise InputError("compare: --replace is for --save NAME")
-    if options.same_session and (options.save or options.against) is not None:
+    if options.same_session and any(each is not None for each in (options.save, options.against, options.history)):
         raise InputError("compare: --same-session is for A and B, or --by KEY: a baseline is a set of sessions")
     if not modes and len(options.paths) != 2:
-        raise InputError("compare needs two folders, A and B; or one and --by KEY, --against NAME or --save NAME")
+        raise InputError(
+            "compare needs two folders, A and B; or one and --by KEY, --against NAME or --save NAME; or --history"
+        )
 
 
 def parse_share(text: str) -> float:
@@ -135,6 +149,38 @@ def _list_machine_classes(runs: list[ComparedRun]) -> list[MachineClass]:
     return [classify_machine(run.record.machine) for run in runs]
 
 
+def _show_history(options: argparse.Namespace) -> int:
+    """Draw the sessions of a baseline on each class of machine, and return 3 for a regression beyond the threshold."""
+    threshold = None if options.threshold is None else parse_share(options.threshold)
+    added = load_compared_runs(options.paths) if options.paths else []
+    histories, name = [], options.history
+    for kind, folder in baseline_store.find_history_folders(options.history):
+        name = folder.name
+        newer = [run for run in added if classify_machine(run.record.machine).fingerprint == kind.fingerprint]
+        changes = find_changes(drop_copies([*load_compared_runs([str(folder)]), *newer]))
+        histories.append(history_text.MachineHistory(kind, changes))
+    status = _judge_histories([each for history in histories for each in history.configurations], threshold)
+    exit_status = comparison_text.EXIT_STATUS[status]
+    lines = [*history_text.list_history_lines(name, histories), "", f"verdict: {status}"]
+    text = "\n".join(lines) + "\n"
+    is_json = options.format == "json"
+    content = history_text.make_history_json(name, histories, status, exit_status) if is_json else text
+    _print_or_write(options.out, content, text)
+    if options.figures is not None:
+        _write_figures(history_text.make_history_charts(name, histories), Path(options.figures))
+    return exit_status
+
+
+def _judge_histories(configurations: list[ConfigurationHistory], threshold: float | None) -> str:
+    """Return the outcome; only a threshold makes it a regression, or too little data."""
+    if threshold is None:
+        return comparison.OK
+    changes = [each.change for each in configurations if each.change is not None]
+    if any(change.ratio.ratio < 1 - threshold for change in changes):
+        return comparison.REGRESSION
+    return comparison.OK if all(each.has_verdict for each in configurations) else TOO_LITTLE_DATA
+
+
 def _print_comparison(options: argparse.Namespace, compared: Comparison, status: int) -> None:
     """Print the comparison in the chosen format; with --out write that to the file, and print the text."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else comparison_text.WIDTH
@@ -145,25 +191,29 @@ def _print_comparison(options: argparse.Namespace, compared: Comparison, status:
         "junit": lambda: comparison_text.make_junit(compared, status),
         "markdown": lambda: comparison_text.make_markdown(compared),
     }[options.format]()
-    if options.out is None:
+    _print_or_write(options.out, content, text)
+
+
+def _print_or_write(out: str | None, content: str, text: str) -> None:
+    """Print the content; with --out write it to that file, and print the text."""
+    if out is None:
         sys.stdout.write(content)
         return
-    write_atomically(Path(options.out), content)
+    write_atomically(Path(out), content)
     sys.stdout.write(text)
-    print(f"written: {options.out}")
+    print(f"written: {out}")
 
 
-def _write_figures(compared: Comparison, folder: Path) -> None:
+def _write_figures(charts: list[Chart], folder: Path) -> None:
     """Write the charts, and list the PNG files on standard error, so that JSON on standard output stays JSON."""
     from scalebench.report import figures
-    from scalebench.report.comparison import comparison_charts
 
     try:
-        written = figures.save_charts(comparison_charts.make_comparison_charts(compared), folder)
+        written = figures.save_charts(charts, folder)
     except OSError as error:
         raise InputError(f"--figures {folder}: {error.strerror or error}; choose another folder") from error
     lines = [f"written: {clean_line(str(path))}" for path in written if path.suffix == ".png"]
-    print("\n".join(lines or ["no figures: no pairs to draw"]), file=sys.stderr)
+    print("\n".join(lines or ["no figures: nothing to draw"]), file=sys.stderr)
 
 
 def write_atomically(path: Path, text: str) -> None:

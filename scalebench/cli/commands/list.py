@@ -34,8 +34,12 @@ UNLISTED_KEYS = ("name", "description", "sources", "requires")  # of a YAML file
 # that it matches.
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "strategy": {
-        "data parallel, PyTorch": ("ddp", "lightning_ddp", "ddp_*", "lightning_ddp_*", "data_parallel"),
-        "sharded data parallel, PyTorch": ("fsdp", "fsdp_*", "zero*"),
+        "data parallel, PyTorch": (
+            *("ddp", "lightning_ddp", "accelerate", "ddp_*", "lightning_ddp_*", "data_parallel"),
+        ),
+        "sharded data parallel, PyTorch": (
+            *("fsdp", "lightning_fsdp", "hsdp", "deepspeed_*", "fsdp_*", "lightning_fsdp_*", "zero*"),
+        ),
         "data parallel, Horovod": ("horovod", "horovod_[gmn]*", "horovod_*", "lightning_horovod"),
         "data parallel, TensorFlow": ("mirrored", "mirrored_*", "multiworker*", "parameter_server*", "central_*"),
         "model parallel": ("tensor_parallel", "pipeline*", "hybrid", "model_parallel*"),

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib import resources
 from typing import Any
 
+from scalebench.core.errors import InputError
 from scalebench.core.untrusted import clean_text
 from scalebench.report.document import PARTS, Axis, Chart, Number, Series, stack_lengths
 
@@ -133,6 +136,47 @@ def make_figure(chart: Chart, styles: Sequence[LineStyle]) -> Figure:
         layout["barmode"] = "relative" if chart.kind == "stacked" else "group"
         layout |= {"scattermode": "group"} if has_points else {}
     return {"data": traces, "layout": layout}
+
+
+def make_plotly_figures(charts: Sequence[Chart]) -> list[Any]:
+    """Return charts as figures of Python's plotly, in the colours of the page. Raise InputError without plotly."""
+    try:
+        from plotly.graph_objects import Figure as PlotlyFigure
+    except ImportError as error:
+        raise InputError("plot needs plotly; install it: pip install 'scalebench-train[notebook]'") from error
+    styles, colours = ChartStyles(charts), _read_colours()
+    figures = []
+    for chart in charts:
+        figure = make_figure(chart, styles.of(chart))
+        traces = [_set_colours(trace, colours) for trace in figure["data"]]
+        layout = {**figure["layout"], "title": {"text": escape_plotly(chart.title)}, "template": "plotly_white"}
+        figures.append(PlotlyFigure(traces, layout))
+    return figures
+
+
+def _read_colours() -> dict[str, str]:
+    """Return the colours of the page by their names; its first theme is that of a light background."""
+    css = resources.files(__package__).joinpath("assets", "page.css").read_text(encoding="utf-8")
+    return dict(reversed(re.findall(r"--([\w]+): (#[0-9a-fA-F]{3,6});", css)))
+
+
+def _set_colours(trace: Figure, colours: Mapping[str, str]) -> Figure:
+    """Return a trace with its colours, as charts.js sets them in the page."""
+    slot, role = trace["meta"]["slot"], trace["meta"]["role"]
+    colour = colours["muted"] if slot is None else colours[f"c{slot}"]
+    if role == "band":
+        return {**trace, "fillcolor": f"rgba({', '.join(str(int(colour[k : k + 2], 16)) for k in (1, 3, 5))}, 0.18)"}
+    is_on_bar = role == "repeat" and "offsetgroup" in trace
+    trace = {**trace, "marker": {**trace.get("marker", {}), "color": colours["ink"] if is_on_bar else colour}}
+    if role == "bar":
+        trace["marker"]["line"] = {"color": colours["card"], "width": 1}
+        if "pattern" in trace["marker"]:
+            trace["marker"]["pattern"] = {**trace["marker"]["pattern"], "fgcolor": colours["card"]}
+    elif "line" in trace:
+        trace["line"] = {**trace["line"], "color": colour}
+    if "error_y" in trace:
+        trace["error_y"] = {**trace["error_y"], "color": colours["ink"] if role == "bar" else colour}
+    return trace
 
 
 def round_number(number: float | str | None) -> float | str | None:

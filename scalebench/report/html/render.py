@@ -123,6 +123,21 @@ class Renderer:
         return f'{start} data-value="{_escape(value)}">{text}'
 
 
+def render_table(table: Table) -> str:
+    """Return a table as HTML that stands by itself, such as below a cell of a notebook."""
+    right = [column in table.numeric for column in table.columns]
+
+    def cell(tag: str, text: str, number: int) -> str:
+        return f'<{tag} style="text-align: {"right" if right[number] else "left"}">{_escape(text)}</{tag}>'
+
+    def line(tag: str, texts: Iterable[str]) -> str:
+        return f"<tr>{''.join(cell(tag, text, number) for number, text in enumerate(texts))}</tr>"
+
+    rows = [line("th", table.columns), *(line("td", (each.text for each in row.cells)) for row in table.rows)]
+    notes = [table.caption, *(f"{mark} {text}" for mark, text in table.footnotes)]
+    return "".join(["<table>", *rows, "</table>", *(f"<p>{_escape(note)}</p>" for note in notes if note)])
+
+
 def lift_main_charts(sections: Sequence[Section]) -> list[Section]:
     """Return the sections with the two charts that everybody wants below the first verdict, out of `scaling`.
 

@@ -6,9 +6,11 @@ Modules with more than one section name them `<section>_section`. SECTIONS joins
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from scalebench.analysis.read_runs import compute_in_two_processes
+from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.report.document import Block, Chart, Paragraph, Section, has_shape, scale_units
 from scalebench.report.report_data import HomeFolder, ReportData
 
@@ -27,9 +29,12 @@ SECTIONS = (
     JoinedSection("answer", "Answer", ("answer:section",)),
     JoinedSection("evidence", "How sure, and how to repeat it", ("answer:evidence_section",)),
     JoinedSection("scaling", "Scaling", ("scaling:section",)),
+    JoinedSection("prediction", "What more devices would give", ("prediction:section",)),
     JoinedSection("strategies", "All configurations", ("side_by_side:section", "scaling:strategies_section")),
     JoinedSection("attribution", "Where the lost efficiency went", ("attribution:section",)),
-    JoinedSection("step", "Where the time of a step goes", ("operations:section", "sync:section")),
+    JoinedSection(
+        "step", "Where the time of a step goes", ("operations:section", "real_input:section", "sync:section")
+    ),
     JoinedSection("usage", "Devices: use, memory, clocks", ("usage:section", "memory:section", "usage:clocks_section")),
     JoinedSection(
         "training", "Epochs and training", ("training:epochs_section", "training:section", "training:losses_section")
@@ -41,15 +46,35 @@ SECTIONS = (
     JoinedSection("problems", "Problems and warnings", ("problems:section",)),
 )
 
+ANSWER_SECTIONS = ("answer", "evidence", "attribution")  # which share figures, and are about half of the work
 
-def make_sections(report_data: ReportData) -> Iterator[Section]:
+
+def make_charts(report_data: ReportData, name: str) -> list[Chart]:
+    """Return the charts of one section. Raise InputError for an unknown one."""
+    names = [joined.id for joined in SECTIONS]
+    if name not in names:
+        raise InputError(unknown_name_message("section", name, names))
+    sections = make_sections(report_data, [SECTIONS[names.index(name)]])
+    return [block for section in sections for block in section.blocks if isinstance(block, Chart)]
+
+
+def make_sections(report_data: ReportData, chosen: Sequence[JoinedSection] = SECTIONS) -> Iterator[Section]:
     """Yield the sections that have something to show, without charts that show no more than their table, and with the
     figures of the others in units of their size."""
-    home = HomeFolder()
-    for joined in SECTIONS:
-        section = _join(joined, [part for name in joined.parts if (part := _make_part(name, report_data)) is not None])
-        if section is not None:
-            yield section if report_data.full_paths else home.hide_in(section)
+
+    def make(sections: Sequence[JoinedSection]) -> list[tuple[str, Section | None]]:
+        return [(joined.id, _make_section(joined, report_data)) for joined in sections]
+
+    report_data.curves  # noqa: B018 - which are made once, for the sections of both processes
+    of_answer = [joined for joined in chosen if joined.id in ANSWER_SECTIONS]
+    others = [joined for joined in chosen if joined.id not in ANSWER_SECTIONS]
+    made = dict(compute_in_two_processes(make, of_answer, others, len(report_data.frame)))
+    yield from (section for joined in chosen if (section := made[joined.id]) is not None)
+
+
+def _make_section(joined: JoinedSection, report_data: ReportData) -> Section | None:
+    section = _join(joined, [part for name in joined.parts if (part := _make_part(name, report_data)) is not None])
+    return section if section is None or report_data.full_paths else HomeFolder().hide_in(section)
 
 
 def _make_part(name: str, report_data: ReportData) -> Section | None:

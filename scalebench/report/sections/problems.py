@@ -177,7 +177,7 @@ def make_sweep_blocks(folder: Path) -> Iterator[Block]:
 def make_resume_command(record: SweepRecord) -> str:
     """Return the sweep's command with resume=true and without its time limit."""
     kept = [each for each in record.arguments if not each.startswith(("resume=", "sweep.max_minutes="))]
-    return f"python -m scalebench {shlex.join([*kept, 'resume=true'])}"
+    return f"scalebench {shlex.join([*kept, 'resume=true'])}"
 
 
 def _describe_state(folder: Path, record: SweepRecord, missing: list[PlannedRun]) -> str:

@@ -15,7 +15,7 @@ from pytorch_lightning.strategies import SingleDeviceStrategy
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.horovod.torch import COMPRESSORS, HorovodStrategy
-from scalebench.strategies.torch.lightning import LauncherEnvironment, TrainerStrategy, choose_trainer_devices
+from scalebench.strategies.torch.lightning.trainer import LauncherEnvironment, TrainerStrategy, choose_trainer_devices
 
 
 class LightningHorovod(TrainerStrategy, HorovodStrategy):

@@ -158,6 +158,8 @@ class HorovodStrategy(TorchStrategy):
 
         The optimizer has no state yet that could differ, and to broadcast its state Horovod would take a step with it.
         """
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.contiguous()  # Horovod refuses others, and gradients are laid out like it
         state = {name: value for name, value in self.model.state_dict().items() if isinstance(value, Tensor)}
         hvd.broadcast_parameters(state, root_rank=0)
         return model
@@ -206,7 +208,7 @@ class HorovodTorch(HorovodStrategy):
         refusals.refuse(refusals.horovod_torch_rule(spec, self.options))
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        plain = self.optimizer
+        net, plain = super().wrap(model), self.optimizer
         self.optimizer = hvd.DistributedOptimizer(
             plain,
             named_parameters=self.model.named_parameters(),
@@ -218,7 +220,7 @@ class HorovodTorch(HorovodStrategy):
             # Horovod builds the optimizer anew without its arguments, so that a fused one forgets that it takes scaled
             # gradients: in float16 the scaler would then wait for the GPU in each step.
             self.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-        return super().wrap(model)
+        return net
 
     def step(self, batch: TorchBatch) -> LossPart | None:
         if self._adasum:  # its optimizer works during the backward pass, and waits in its step
@@ -231,6 +233,7 @@ class HorovodTorch(HorovodStrategy):
             self.optimizer.synchronize()
         with self.optimizer.skip_synchronize():
             self.precision.step_optimizer(self.optimizer)
+        self.advance_schedulers()
         return loss_part
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from scalebench.strategies.base import GroupSum
+from scalebench.strategies.tensorflow.picture_reader import read_with_tensorflow
 from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Batch, Source
 
@@ -36,6 +37,7 @@ def feed_batches(source: Source, devices: Sequence[str], feed: str, prefetch_mod
     `feed` is `dataset.feed`, `prefetch_mode` is `dataset.prefetch`. Each device gets a contiguous part of the process's
     samples; the sizes of parts differ by at most one.
     """
+    source = read_with_tensorflow(source)
     if feed == "device":
         return _pick_resident(source, devices)
     if feed == "fixed":
@@ -129,7 +131,7 @@ def regression_metrics(
     must call this function.
     """
     sums, samples = np.zeros(1), 0
-    for batch in source.in_order():
+    for batch in read_with_tensorflow(source).in_order():
         errors = (forward(batch.inputs).numpy() - batch.targets).reshape(batch.samples, -1)
         sums = sums + np.square(errors, dtype=np.float64).sum(0)
         samples += batch.samples
@@ -149,7 +151,7 @@ def classification_metrics(forward: Forward, source: Source, sum_over_group: Gro
     A sample with several labels counts with its mean over them. Parameters as in `regression_metrics`.
     """
     sums, samples = np.zeros(2), 0
-    for batch in source.in_order():
+    for batch in read_with_tensorflow(source).in_order():
         outputs = forward(batch.inputs)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch.targets, outputs).numpy()
         correct = outputs.numpy().argmax(-1) == batch.targets

@@ -23,7 +23,7 @@ def configure_devices(kind: str, place: RankPlacement) -> list[str]:
     """
     count = max(1, len(place.devices))
     tf.config.threading.set_intra_op_parallelism_threads(place.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(count)
+    tf.config.threading.set_inter_op_parallelism_threads(max(count, place.threads or 0))
     if kind == "cpu" or not place.devices:
         tf.config.set_visible_devices([], "GPU")
         (cpu,) = tf.config.list_physical_devices("CPU")

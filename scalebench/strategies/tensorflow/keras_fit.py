@@ -17,6 +17,7 @@ from scalebench.strategies.tensorflow import batches, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import TfBatch
 from scalebench.strategies.tensorflow.model import NetworkModel
+from scalebench.strategies.tensorflow.picture_reader import read_with_tensorflow
 from scalebench.strategies.tensorflow.user_model import UserModel
 from scalebench.workloads.source import Batch, Source
 
@@ -164,7 +165,7 @@ class FitStrategy(TensorFlowStrategy):
         return UserFitModel if plain is UserModel else FitModel
 
     def feed(self, source: Source) -> Iterable[Any]:
-        return source if self.uses_fit else super().feed(source)
+        return read_with_tensorflow(source) if self.uses_fit else super().feed(source)
 
     def train(self, loop: Loop) -> None:
         if not self.uses_fit:

@@ -9,21 +9,25 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from scalebench.core.machine import cuda_builds, gpus
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
+from scalebench.strategies import refusals
 from scalebench.strategies.base import BACKWARD, FORWARD, Loop, LossPart, Probes, Strategy, Unsupported
-from scalebench.strategies.torch import bandwidth, evaluation, optimizer, profiling, user_module
-from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches
+from scalebench.strategies.torch import bandwidth, evaluation, optimizer, profiling, user_checks, user_module
+from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches, to_tensors
+from scalebench.strategies.torch.checkpointing import checkpoint_user_module
 from scalebench.strategies.torch.group import TorchGroup
 from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
 from scalebench.strategies.torch.observed import observe_backend, observe_settings
-from scalebench.strategies.torch.precision import CompiledModel, Precision
-from scalebench.workloads import networks, user_code
-from scalebench.workloads.source import Source
+from scalebench.strategies.torch.precision import CompiledModel, Precision, input_shapes
+from scalebench.strategies.torch.user_step import UserOptimizer
+from scalebench.workloads import datasets, networks, records, user_code
+from scalebench.workloads.source import Batch, Source
 
 
 class PeakMemory:
@@ -69,7 +73,8 @@ class TorchStrategy(Strategy, Probes):
         self._peak = PeakMemory()
         self._pinned_copies = PinnedCopies()
         self._user_flops: float | None = None  # of training a user's module on one sample
-        self._loss = optimizer.select_loss(spec.config.model.loss)
+        self._has_user_loss = user_code.has_user_loss(spec.config.model)
+        self._loss = None if self._has_user_loss else optimizer.select_loss(spec.config.model.loss)
 
     def group_backend(self) -> str | None:
         """Return the backend of torch.distributed that connects the processes; None: no group is formed."""
@@ -92,13 +97,14 @@ class TorchStrategy(Strategy, Probes):
 
     def setup(self) -> None:
         train = self.spec.config.train
+        refusals.refuse(refusals.checkpointing_rule(self.spec))
         set_threads(self.place.threads)
         self.device = choose_device(self.spec.device, self.place.devices[0])
         self.precision = Precision(train.precision, self.device)
         self.group = self.join()
         self.model = self._build_model()
         self._check_parameter_count()
-        self.optimizer = optimizer.build_optimizer(train, self.model.parameters(), self.spec.learning_rate)
+        self.optimizer = self.build_optimizer()
         self.compiled = CompiledModel(self.model, self.place.threads) if train.compile else self.model
         self.net = self.wrap(self.compiled)
 
@@ -119,9 +125,32 @@ class TorchStrategy(Strategy, Probes):
         self.optimizer.zero_grad()
         part = self.accumulate_gradients(batch)
         self.precision.step_optimizer(self.optimizer)
+        self.advance_schedulers()
         return part
 
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """Build the optimizer of the model's parameters as they are now, which sharding replaces: the user's, or that
+        of train.optimizer."""
+        user = self.user_optimizer()
+        if user is not None:
+            return user.follow_parameters(self.model.module)
+        return optimizer.build_optimizer(self.spec.config.train, self.model.parameters(), self.spec.learning_rate)
+
+    def user_optimizer(self) -> UserOptimizer | None:
+        """Return the optimizer that the user's function has made, with its schedulers."""
+        return getattr(self.model, "user_optimizer", None)
+
+    def advance_schedulers(self) -> None:
+        """Tell the user's schedulers, if there are any, that a step is done."""
+        user = self.user_optimizer()
+        if user is not None and user.schedulers:
+            user.advance_schedulers()
+
     def set_learning_rate(self, rate: float) -> None:
+        user = self.user_optimizer()
+        if user is not None:  # the user's rates, in the proportions of the schedule
+            user.scale_rates(self.optimizer, rate / self.spec.learning_rate)
+            return
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
@@ -137,14 +166,18 @@ class TorchStrategy(Strategy, Probes):
 
     def split_batch(self, batch: TorchBatch) -> list[TorchBatch]:
         """Split a batch into the parts that a step computes one by one, and keep it for probes that train on it."""
-        parts = batch.split(self.accumulate)
+        parts = batch.split(self.count_parts(batch))
         if self.last_batch is None and isinstance(self.compiled, CompiledModel):
-            self.compiled.shapes = {part.inputs.shape for part in parts}
+            self.compiled.shapes = {input_shapes(part.inputs) for part in parts}
         is_full = self.last_batch is None or batch.samples >= self.last_batch.samples
         if is_full:
             self.last_batch = batch  # an epoch's last, smaller batch may run through other code
         torch.backends.cudnn.benchmark = tunes_convolutions(self.device.type, is_full)
         return parts
+
+    def count_parts(self, batch: TorchBatch) -> int:
+        """Return the number of parts to split a batch into, some of which may be empty."""
+        return self.accumulate
 
     def without_sync(self) -> AbstractContextManager[Any]:
         """Return a context for the passes of a part whose gradients are not synchronized yet."""
@@ -153,8 +186,8 @@ class TorchStrategy(Strategy, Probes):
     def forward(self, net: nn.Module, batch: TorchBatch) -> tuple[Tensor, LossPart]:
         """Return (loss to differentiate, loss to report) of a batch or a part, without waiting for the device."""
         with self.precision.autocast():
-            outputs = net(batch.inputs)
-        mean = self._loss(outputs.float(), batch.targets)
+            outputs = net(batch.inputs, batch.targets) if self._loss is None else net(batch.inputs)
+        mean = outputs if self._loss is None else self._loss(outputs.float(), batch.targets)
         weight = self.loss_weight(batch)
         part = LossPart(mean.detach() * batch.samples, batch.samples)
         return (mean if weight == 1 else mean * weight), part
@@ -281,10 +314,19 @@ class TorchStrategy(Strategy, Probes):
 
     def _build_user_module(self) -> user_module.UserModule:
         config = self.spec.config
-        model = user_module.build_user_module(config, self.device)
-        user_module.check_user_module(model, config, self.device, self.precision, self.group)
+        model = user_checks.build_user_module(config, self.device)
+        if config.train.activation_checkpointing:
+            checkpoint_user_module(model.module)
+        samples = self._read_check_samples() if self._has_user_loss or config.dataset.dtype == records.RECORD else None
+        user_checks.check_user_module(model, config, self.device, self.precision, self.group, samples)
         self._user_flops = model.flops_per_sample
         return model
+
+    def _read_check_samples(self) -> tuple[Any, ...]:
+        """Return the first samples as arguments of the user's module: only real ones fit any loss and any embedding."""
+        inputs, targets = (array[: user_checks.CHECK_SAMPLES] for array in datasets.open_dataset(self.spec))
+        batch = to_tensors(Batch(np.array(inputs), np.array(targets), len(inputs))).to(self.device)
+        return (batch.inputs, batch.targets) if self._has_user_loss else (batch.inputs,)
 
 
 class BareTorch(TorchStrategy):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
+from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,24 +13,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scalebench.workloads import records
 from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Batch, Source
 
 CHUNK_SAMPLES = 4096
 
 
+# A tensor with the samples along its first axis, or several; None: the samples have no targets apart from their inputs.
+Tensors = Tensor | dict[str, Tensor] | tuple[Tensor, ...] | None
+
+
 class TorchBatch(NamedTuple):
     """One process's part of a global batch as tensors."""
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Any  # Tensors; one tensor unless the user's samples are records
+    targets: Any
     global_samples: int
     share: float = 1.0  # this part's share of the process's samples in the step
     last: bool = True  # no other part of the step follows
 
     @property
     def samples(self) -> int:
-        return len(self.inputs)
+        return len(self.tensors()[0])
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, those of the inputs first."""
+        return [*records.list_fields(self.inputs), *records.list_fields(self.targets)]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> TorchBatch:
+        """Return the batch with `function` applied to each tensor."""
+        inputs, targets = (records.map_fields(function, part) for part in self[:2])
+        return self._replace(inputs=inputs, targets=targets)
 
     def split(self, parts: int) -> list[TorchBatch]:
         """Split the batch into views whose sizes differ by at most one sample.
@@ -39,16 +55,17 @@ class TorchBatch(NamedTuple):
             return [self]
         size, rest = divmod(self.samples, parts)
         sizes = [size] * (parts - rest) + [size + 1] * rest
-        pairs = zip(self.inputs.split(sizes), self.targets.split(sizes), strict=True)
+        ends = list(accumulate(sizes))
         return [
-            TorchBatch(*pair, self.global_samples, size / self.samples, number == parts)
-            for number, (pair, size) in enumerate(zip(pairs, sizes, strict=True), 1)
+            self.map(lambda tensor, first=end - size, last=end: tensor[first:last])._replace(  # type: ignore[misc]
+                share=size / self.samples, last=number == parts
+            )
+            for number, (size, end) in enumerate(zip(sizes, ends, strict=True), 1)
         ]
 
     def to(self, device: torch.device) -> TorchBatch:
         """Copy the batch to the device; from pinned memory the copy overlaps with the host's work."""
-        inputs, targets = (tensor.to(device, non_blocking=True) for tensor in self[:2])
-        return self._replace(inputs=inputs, targets=targets)
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 class PinnedCopies:
@@ -59,10 +76,9 @@ class PinnedCopies:
 
     def copy_of(self, batch: TorchBatch) -> TorchBatch:
         """Return the pinned copy of the batch, or of the first batch of the same shape."""
-        key = tuple((tensor.shape, tensor.dtype) for tensor in (batch.inputs, batch.targets))
+        key = tuple((tensor.shape, tensor.dtype) for tensor in batch.tensors())
         if key not in self._copies:
-            inputs, targets = (tensor.cpu().pin_memory() for tensor in (batch.inputs, batch.targets))
-            self._copies[key] = TorchBatch(inputs, targets, batch.global_samples)
+            self._copies[key] = batch.map(lambda tensor: tensor.cpu().pin_memory())
         return self._copies[key]
 
 
@@ -89,8 +105,9 @@ def feed_batches(source: Source, device: torch.device, feed: str, prefetch_mode:
 
 
 def to_tensors(batch: Batch) -> TorchBatch:
-    """Wrap the batch's arrays in tensors without copying."""
-    return TorchBatch(torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets), batch.global_samples)
+    """Wrap the batch's arrays in tensors, without copying unless they are records."""
+    inputs, targets = (records.split_fields(array, torch.from_numpy) for array in (batch.inputs, batch.targets))
+    return TorchBatch(inputs, targets, batch.global_samples)
 
 
 def _host_batches(source: Source, device: torch.device) -> TorchBatches:
@@ -99,7 +116,7 @@ def _host_batches(source: Source, device: torch.device) -> TorchBatches:
     if cuda:
         torch.cuda.set_device(device)  # a per-thread setting; pinning would otherwise open a context on GPU 0
     for batch in map(to_tensors, source):
-        yield batch._replace(inputs=batch.inputs.pin_memory(), targets=batch.targets.pin_memory()) if cuda else batch
+        yield batch.map(Tensor.pin_memory) if cuda else batch
 
 
 def _copy_batches(host: TorchBatches, device: torch.device) -> TorchBatches:
@@ -128,7 +145,7 @@ def _copy_ahead(host: TorchBatches, device: torch.device) -> TorchBatches:
         while next_batch is not None:
             batch, compute_stream = next_batch, torch.cuda.current_stream(device)
             compute_stream.wait_stream(copy_stream)  # waits for this batch only: the next copy is not issued yet
-            for tensor in (batch.inputs, batch.targets):
+            for tensor in batch.tensors():
                 tensor.record_stream(compute_stream)  # or its memory could be overwritten while it is still read
             next_batch = start_copy()
             yield batch
@@ -140,6 +157,7 @@ def _resident_batches(source: Source, device: torch.device) -> TorchBatches:
     One replica's part would not suffice, since each epoch redistributes the samples.
     """
     inputs, targets = (_copy_to_device(array, device) for array in source.arrays())
+    resident = TorchBatch(inputs, targets, 0)
     epoch = 0
     while True:
         steps = range(source.steps_per_epoch)
@@ -148,13 +166,20 @@ def _resident_batches(source: Source, device: torch.device) -> TorchBatches:
         row_tensor = torch.from_numpy(np.concatenate(rows)).to(device)
         row_tensors = row_tensor.split([len(part) for part in rows])
         for step, index in zip(steps, row_tensors, strict=True):
-            yield TorchBatch(inputs.index_select(0, index), targets.index_select(0, index), source.global_samples(step))
+            batch = resident.map(partial(torch.index_select, dim=0, index=index))
+            yield batch._replace(global_samples=source.global_samples(step))
         epoch += 1
 
 
-def _copy_to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy an array to the device chunk by chunk, since a file may be larger than host memory."""
-    tensor = torch.from_numpy(np.empty((0, *array.shape[1:]), array.dtype)).new_empty(array.shape, device=device)
+def _copy_to_device(array: NDArray[Any], device: torch.device) -> Tensors:
+    """Copy an array, or each field of records, to the device chunk by chunk, since a file may be larger than host
+    memory."""
+    tensors = records.split_fields(
+        np.array(array[:0]), lambda part: torch.from_numpy(part).new_empty((len(array), *part.shape[1:]), device=device)
+    )
     for start in range(0, len(array), CHUNK_SAMPLES):
-        tensor[start : start + CHUNK_SAMPLES].copy_(torch.from_numpy(np.array(array[start : start + CHUNK_SAMPLES])))
-    return tensor
+        rows = slice(start, start + CHUNK_SAMPLES)
+        chunk = records.split_fields(np.array(array[rows]), torch.from_numpy)
+        for tensor, part in zip(records.list_fields(tensors), records.list_fields(chunk), strict=True):
+            tensor[rows].copy_(part)
+    return tensors

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from scalebench.core.spec import ModelSpec
 from scalebench.strategies.base import GroupSum
-from scalebench.strategies.torch.batches import to_tensors
+from scalebench.strategies.torch.batches import TorchBatch, to_tensors
+from scalebench.workloads import user_code
 from scalebench.workloads.source import Source
 
 
@@ -20,50 +21,64 @@ def compute_metrics(
 ) -> dict[str, float]:
     """Compute the mean metrics over all samples of all replicas.
 
-    A classifier has {'cross_entropy': mean, 'accuracy': share of correct answers}, other models {'mse': over all
-    outputs, 'mse_<target>': of one output, where outputs have names}. `sum_over_group` adds up numbers over the
-    processes, all of which have to call this. A model that returns None leaves its samples to another process. The
-    model is left in training mode.
+    A classifier has {'cross_entropy': mean, 'accuracy': share of correct answers}, a model with a loss of the user's
+    {'loss': mean}, other models {'mse': over all outputs, 'mse_<target>': of one output, where outputs have names}.
+    `sum_over_group` adds up numbers over the processes, all of which have to call this. A model that returns None
+    leaves its samples to another process. The model is left in training mode.
     """
+    if user_code.has_user_loss(spec):
+        (loss,) = _mean_over_samples(_sum_user_losses, model, source, device, 1, sum_over_group)
+        return {user_code.LOSS_METRIC: loss}
     if spec.loss == "cross_entropy":
-        loss, accuracy = _mean_over_samples(model, source, device, 2, _sum_classification, sum_over_group)
+        loss, accuracy = _mean_over_samples(_sum_classification, model, source, device, 2, sum_over_group)
         return {"cross_entropy": loss, "accuracy": accuracy}
     width = math.prod(spec.target_shape)
-    means = _mean_over_samples(model, source, device, width, _sum_squared_errors, sum_over_group)
+    means = _mean_over_samples(_sum_squared_errors, model, source, device, width, sum_over_group)
     per_target = {f"mse_{name}": mean for name, mean in zip(spec.targets, means, strict=True)} if spec.targets else {}
     return {"mse": sum(means) / len(means), **per_target}
 
 
 def _mean_over_samples(
+    sum_batch: Callable[[nn.Module, TorchBatch], Tensor | None],
     model: nn.Module,
     source: Source,
     device: torch.device,
     width: int,
-    sum_batch: Callable[[Tensor, Tensor], Tensor],
     sum_over_group: GroupSum,
 ) -> list[float]:
-    """Average `width` quantities over all samples; `sum_batch` returns their sums for (outputs, targets)."""
+    """Average `width` quantities over all samples; `sum_batch` returns their sums over the samples of a batch."""
     sums = torch.zeros(width, dtype=torch.float64, device=device)
     samples = 0
     model.eval()
     with torch.inference_mode():
         for batch in map(to_tensors, source.in_order()):
-            outputs = model.forward(batch.inputs.to(device))
-            if outputs is not None:
-                sums += sum_batch(outputs.float(), batch.targets.to(device))
+            batch_sums = sum_batch(model, batch.to(device))
+            if batch_sums is not None:
+                sums += batch_sums
                 samples += batch.samples
     model.train()
     *totals, count = sum_over_group([*sums.tolist(), float(samples)])
     return [total / count for total in totals]
 
 
-def _sum_squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs - targets).square().double().reshape(len(outputs), -1).sum(0)
+def _sum_user_losses(model: nn.Module, batch: TorchBatch) -> Tensor:
+    """Return the mean that the user's code computes, times the samples."""
+    return model.forward(batch.inputs, batch.targets).double().reshape(1) * batch.samples
 
 
-def _sum_classification(outputs: Tensor, labels: Tensor) -> Tensor:
+def _sum_squared_errors(model: nn.Module, batch: TorchBatch) -> Tensor | None:
+    outputs = model.forward(batch.inputs)
+    if outputs is None:
+        return None
+    return (outputs.float() - batch.targets).square().double().reshape(len(outputs), -1).sum(0)
+
+
+def _sum_classification(model: nn.Module, batch: TorchBatch) -> Tensor | None:
     """Sum up losses and correct answers over the samples; a sample with several labels counts with their mean."""
-    labels = labels.long()
+    outputs = model.forward(batch.inputs)
+    if outputs is None:
+        return None
+    outputs, labels = outputs.float(), batch.targets.long()
     losses = functional.cross_entropy(outputs, labels, reduction="none")
     correct = outputs.argmax(1) == labels
     return torch.stack([each.double().reshape(len(labels), -1).mean(1).sum() for each in (losses, correct)])

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from scalebench.core.result import SYNC_PARTS
+from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import (
     GRADIENTS_IN,
@@ -29,10 +30,16 @@ from scalebench.strategies.base import (
     Unsupported,
     create_on_all_ranks,
 )
-from scalebench.strategies.torch import evaluation, optimizer
+from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import FLOAT_BYTES, all_gather, build_torch_collective, reduce_scatter
+from scalebench.strategies.torch.group import (
+    FLOAT_BYTES,
+    MessageLog,
+    all_gather,
+    build_torch_collective,
+    reduce_scatter,
+)
 from scalebench.strategies.torch.model import NetworkModule
 from scalebench.workloads.source import Source
 
@@ -62,42 +69,25 @@ def group_layers(model: NetworkModule, min_bytes: float) -> list[list[nn.Module]
     return groups
 
 
-LoggedMessage = tuple[str, int]  # kind of the collective, bytes of its full tensor
 KIND_OF_PART = {WEIGHTS_OUT: "all_gather", GRADIENTS_IN: "reduce_scatter"}
 
 
-class MessageLog:
-    """The messages of one step in the order of sending, and which kinds are left out of steps."""
+def log_messages(log: MessageLog, left_out: set[str], unit: Any, has_copies: bool) -> _LoggedAllGather:
+    """Log the messages of a module to which fully_shard was applied; with copies of shards, their all-reduces.
 
-    def __init__(self) -> None:
-        self.left_out: set[str] = set()  # kinds that are logged without being sent
-        self.all_gathers: list[_LoggedAllGather] = []
-        self.last_step: list[LoggedMessage] = []
-        self._current: list[LoggedMessage] | None = None  # None: no step is running
-
-    @contextmanager
-    def record_step(self) -> Iterator[None]:
-        """Record the messages sent within this context, which is one step; others are not recorded."""
-        self._current = []
-        try:
-            yield
-        finally:
-            self.last_step, self._current = self._current, None
-
-    def add(self, kind: str, full: Tensor) -> None:
-        if self._current is not None:
-            self._current.append((kind, full.numel() * full.element_size()))
-
-    def attach(self, unit: Any) -> None:
-        """Log the messages of a module to which fully_shard was applied."""
-        self.all_gathers.append(_LoggedAllGather(self))
-        unit.set_custom_all_gather(self.all_gathers[-1])
-        unit.set_custom_reduce_scatter(_LoggedReduceScatter(self))
+    Collectives in `left_out` are logged without being sent. Returns the all-gather, whose result can be frozen.
+    """
+    gather = _LoggedAllGather(log, left_out)
+    unit.set_custom_all_gather(gather)
+    unit.set_custom_reduce_scatter(_LoggedReduceScatter(log, left_out))
+    if has_copies:
+        unit.set_all_reduce_hook(lambda shard: log.add("all_reduce", shard))  # called after the all-reduce
+    return gather
 
 
 class _LoggedCollective:
-    def __init__(self, log: MessageLog) -> None:
-        self.log = log
+    def __init__(self, log: MessageLog, left_out: set[str]) -> None:
+        self.log, self.left_out = log, left_out
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -115,7 +105,7 @@ class _LoggedAllGather(_LoggedCollective):
 
     @property
     def _is_left_out(self) -> bool:
-        return "all_gather" in self.log.left_out
+        return "all_gather" in self.left_out
 
     def allocate_frozen(self) -> None:
         """Allocate the frozen copy, which the next all-gather fills."""
@@ -146,7 +136,7 @@ class _LoggedReduceScatter(_LoggedCollective):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:
         self.log.add("reduce_scatter", input_tensor)
-        if "reduce_scatter" in self.log.left_out:
+        if "reduce_scatter" in self.left_out:
             output_tensor.copy_(input_tensor.view(-1, output_tensor.numel())[dist.get_rank(group)])
             return None
         return reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
@@ -176,52 +166,52 @@ class Fsdp(TorchStrategy):
     """
 
     Options = FsdpOptions
+    rule: ClassVar[refusals.Rule] = staticmethod(refusals.fsdp_rule)
     net: Any
 
     def group_backend(self) -> str:
         return self.requested_backend()
 
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        self._log = MessageLog()
+        self._left_out: set[str] = set()
+        self._all_gathers: list[_LoggedAllGather] = []
+
     def setup(self) -> None:
         self._check_supported()
-        self._log = MessageLog()
-        self._collectives: dict[tuple[int, ...], list[Callable[[], None]]] = {}
         super().setup()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         for tensor in self.model.parameters():
             tensor.data = tensor.data.contiguous()  # channels-last kernels cannot be sharded
-        mesh = init_device_mesh(self.device.type, (self.spec.processes,))
+        self._mesh = mesh = self.build_mesh()
         if isinstance(self.model, NetworkModule):  # the output of a dense layer over positions is a view
             nodes = self.model.network.nodes
             self.model.protect_outputs([node.name for node in nodes if node.op == "dense" and len(node.shape) > 1])
         self._resharded_units = self._units()[:-1] if self.options.reshard_after_forward else []
         for unit in self._units():
             fully_shard(unit, mesh=mesh, reshard_after_forward=unit in self._resharded_units)
-            self._log.attach(unit[0])
+            self._all_gathers.append(log_messages(self._log, self._left_out, unit[0], mesh.ndim > 1))
         if not isinstance(model, FSDPModule):
             fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the root, which has no weights left
-        train = self.spec.config.train
-        self.optimizer = optimizer.build_optimizer(
-            train, self.model.parameters(), self.spec.learning_rate
-        )  # of the shards
+        self.optimizer = self.build_optimizer()  # of the shards
         return model
 
+    def build_mesh(self) -> DeviceMesh:
+        """Arrange the processes: the last axis has the shards of one copy of the weights."""
+        return init_device_mesh(self.device.type, (self.spec.processes,))
+
     def step(self, batch: TorchBatch) -> LossPart | None:
-        with self._log.record_step():
-            return super().step(batch)
+        self._log.begin_step()
+        part = super().step(batch)
+        self._log.end_step()
+        return part
 
-    def split_batch(self, batch: TorchBatch) -> list[TorchBatch]:
-        """Split a batch into the same number of parts on all ranks, since each part gathers the weights.
-
-        A batch with too few samples for all parts of all ranks is not split.
-        """
-        if batch.global_samples >= self.accumulate * self.spec.processes:
-            return super().split_batch(batch)
-        accumulate, self.accumulate = self.accumulate, 1
-        try:
-            return super().split_batch(batch)
-        finally:
-            self.accumulate = accumulate
+    def count_parts(self, batch: TorchBatch) -> int:
+        """Return the same number of parts on all ranks, since each part gathers the weights: one if there are too few
+        samples for all parts of all ranks."""
+        return self.accumulate if batch.global_samples >= self.accumulate * self.spec.processes else 1
 
     @contextmanager
     def without_sync(self) -> Iterator[None]:
@@ -242,14 +232,20 @@ class Fsdp(TorchStrategy):
         """Leave out all-gathers, whose results are frozen copies of the weights, or reduce-scatters, in whose place
         each process keeps its own gradients of its shard."""
         assert self.group is not None, "setup comes first"
+        if parts and self._mesh.ndim > 1:
+            raise NotMeasured(
+                f"{self.spec.config.strategy.name} averages gradients between copies of the weights within PyTorch, "
+                "which has no step without that"
+            )
         if parts:
             create_on_all_ranks(
-                lambda: [gather.allocate_frozen() for gather in self._log.all_gathers],
+                lambda: [gather.allocate_frozen() for gather in self._all_gathers],
                 self.group.sum,
                 (RuntimeError,),
                 "a full copy of the weights does not fit into the memory that training left",
             )
-        self._log.left_out = {KIND_OF_PART[part] for part in parts if part in KIND_OF_PART}
+        self._left_out.clear()
+        self._left_out.update(KIND_OF_PART[part] for part in parts if part in KIND_OF_PART)
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         raise NotMeasured(f"{self.spec.config.strategy.name} gathers weights within each part of a step")
@@ -257,22 +253,17 @@ class Fsdp(TorchStrategy):
     def message_sizes(self) -> list[int]:
         """Return the logged sizes: of each all-gather the full output, of each reduce-scatter the full input,
         including padding."""
-        return [size for _, size in self._log.last_step]
+        return self._log.sizes()
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        """Send the messages one after the other, as in a step; as all-gathers if the sizes are not those of a step."""
+        self._log.replay(sizes, self._build_collective)
+
+    def _build_collective(self, kind: str, size_bytes: int) -> Callable[[], None]:
+        """Build one message of a step, between the processes that exchange it."""
         assert self.group is not None, "setup comes first"
-        key = tuple(sizes)
-        if key not in self._collectives:
-            sent = self._log.last_step
-            kinds = [kind for kind, _ in sent] if sizes == [size for _, size in sent] else ["all_gather"] * len(sizes)
-            unit_bytes = FLOAT_BYTES * self.spec.processes
-            self._collectives[key] = [
-                build_torch_collective(self.group, kind, max(size // unit_bytes, 1) * unit_bytes)
-                for kind, size in zip(kinds, sizes, strict=True)
-            ]
-        for collective in self._collectives[key]:
-            collective()
+        among = self._mesh.get_group(0 if kind == "all_reduce" else self._mesh.ndim - 1)
+        unit_bytes = FLOAT_BYTES * among.size()
+        return build_torch_collective(self.group, kind, max(size_bytes // unit_bytes, 1) * unit_bytes, among)
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
         assert self.group is not None, "setup comes first"
@@ -296,7 +287,7 @@ class Fsdp(TorchStrategy):
             return super().parameters()
 
     def close(self) -> None:
-        self._collectives = {}
+        self._log.close()
         super().close()
 
     def _check_supported(self) -> None:
@@ -304,7 +295,7 @@ class Fsdp(TorchStrategy):
         name = self.spec.config.strategy.name
         if fully_shard is None or not hasattr(FSDPModule, "set_custom_reduce_scatter"):
             raise Unsupported(f"{name} needs PyTorch 2.9 or newer, and here is {torch.__version__}")
-        refusals.refuse(refusals.fsdp_rule(self.spec, self.options))
+        refusals.refuse(self.rule(self.spec, self.options))
 
     def _units(self) -> list[list[nn.Module]]:
         """Return the units to shard; a user's module is one unit, since it may use weights outside of its layers."""
@@ -328,6 +319,37 @@ class Fsdp(TorchStrategy):
                 module.reshard()
 
 
+@dataclass
+class HsdpOptions(FsdpOptions):
+    """The options of fully_shard, and the number of shards of each copy of the weights."""
+
+    shards: int | None = None  # processes that share one copy; null: all of a node, on one node half of them
+
+
+class Hsdp(Fsdp):
+    """fully_shard over a mesh of two axes: the processes along one share a copy of weights, gradients and optimizer
+    state as under Fsdp; those along the other have the same shard, and average its gradients."""
+
+    Options = HsdpOptions
+    rule = staticmethod(refusals.hsdp_rule)
+
+    def build_mesh(self) -> DeviceMesh:
+        processes = self.spec.processes
+        shards = self.options.shards or default_shards(processes, self.spec.nodes)
+        if shards == processes:  # a single copy: averages over one process would be messages of no use
+            return super().build_mesh()
+        return init_device_mesh(self.device.type, (processes // shards, shards), mesh_dim_names=("copy", "shard"))
+
+
+def default_shards(processes: int, nodes: int) -> int:
+    """Return how many processes share one copy: those of a node, whose links are fast, and on one node half of them.
+
+    All processes share one where that does not divide, or would leave each process a copy of its own.
+    """
+    shards = processes // (nodes if nodes > 1 else 2)
+    return shards if shards > 1 and processes % shards == 0 else processes
+
+
 class _CallForward(nn.Module):
     """Runs `forward` as a call of the module, which runs FSDP's hooks."""
 
@@ -335,5 +357,5 @@ class _CallForward(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.net(inputs)
+    def forward(self, *batch: Any) -> Tensor:
+        return self.net(*batch)

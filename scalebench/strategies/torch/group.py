@@ -98,9 +98,13 @@ class TorchCollective:
     Its float32 buffers are `full` with the requested size, this rank's `part` of it, and an `output` of the full size.
     """
 
-    def __init__(self, name: str, size_bytes: int, device: torch.device, rank: int, ranks: int) -> None:
-        """`size_bytes` is a multiple of 4 times the ranks for operations with parts."""
-        self.name, self._rank, self._ranks = name, rank, ranks
+    def __init__(
+        self, name: str, size_bytes: int, device: torch.device, among: dist.ProcessGroup | None = None
+    ) -> None:
+        """`size_bytes` is a multiple of 4 times the ranks for operations with parts. `among` are the ranks that take
+        part, by default all of them; operations with a root need all."""
+        ranks = dist.get_world_size(among)
+        self.name, self._rank, self._ranks, self._among = name, dist.get_rank(among), ranks, among
         count = size_bytes // FLOAT_BYTES
         self._full = _allocate_floats(count, device)
         self._part = _allocate_floats(count // ranks if name in OPERATIONS_WITH_PARTS else 0, device)
@@ -128,7 +132,7 @@ class TorchCollective:
         return list(self._full.chunk(self._ranks))
 
     def _all_reduce(self) -> None:
-        dist.all_reduce(self._full)
+        dist.all_reduce(self._full, group=self._among)
 
     def _reduce(self) -> None:
         dist.reduce(self._full, dst=ROOT)
@@ -137,10 +141,10 @@ class TorchCollective:
         dist.broadcast(self._full, src=ROOT)
 
     def _all_gather(self) -> None:
-        all_gather(self._full, self._part)
+        all_gather(self._full, self._part, group=self._among)
 
     def _reduce_scatter(self) -> None:
-        reduce_scatter(self._part, self._full)
+        reduce_scatter(self._part, self._full, group=self._among)
 
     def _gather(self) -> None:
         dist.gather(self._part, self._parts() if self._rank == ROOT else None, dst=ROOT)
@@ -149,7 +153,7 @@ class TorchCollective:
         dist.scatter(self._part, self._parts() if self._rank == ROOT else None, src=ROOT)
 
     def _all_to_all(self) -> None:
-        dist.all_to_all_single(self._output, self._full)
+        dist.all_to_all_single(self._output, self._full, group=self._among)
 
 
 def _allocate_floats(count: int, device: torch.device) -> Tensor:
@@ -157,14 +161,15 @@ def _allocate_floats(count: int, device: torch.device) -> Tensor:
     return torch.empty(count, device=device).fill_(0.0)
 
 
-def build_torch_collective(group: TorchGroup, name: str, size_bytes: int) -> TorchCollective:
-    """Build a collective operation and run it once.
+def build_torch_collective(
+    group: TorchGroup, name: str, size_bytes: int, among: dist.ProcessGroup | None = None
+) -> TorchCollective:
+    """Build a collective operation, by default of all ranks, and run it once.
 
     Raises NotMeasured on all ranks if the backend lacks the operation or any rank lacks memory on its GPU.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
     action = create_on_all_ranks(
-        lambda: TorchCollective(name, size_bytes, group.device, rank, ranks),
+        lambda: TorchCollective(name, size_bytes, group.device, among),
         group.sum,
         (torch.cuda.OutOfMemoryError,),
         f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
@@ -174,3 +179,40 @@ def build_torch_collective(group: TorchGroup, name: str, size_bytes: int) -> Tor
     except (RuntimeError, NotImplementedError) as error:
         raise not_measured_if_unsupported(error, f"{group.backend} of PyTorch {torch.__version__}", name) from error
     return action
+
+
+class MessageLog:
+    """The messages of one step as (collective operation, bytes of its full tensor), in the order of sending; those
+    outside of a step are not recorded."""
+
+    def __init__(self) -> None:
+        self.last_step: list[tuple[str, int]] = []
+        self._current: list[tuple[str, int]] | None = None  # None: no step is running
+        self._replays: dict[tuple[int, ...], list[Callable[[], None]]] = {}
+
+    def begin_step(self) -> None:
+        self._current = []
+
+    def end_step(self) -> None:
+        self.last_step, self._current = self._current or [], None
+
+    def add(self, kind: str, *full: Tensor) -> None:
+        if self._current is not None:
+            self._current.append((kind, sum(tensor.numel() * tensor.element_size() for tensor in full)))
+
+    def sizes(self) -> list[int]:
+        return [size for _, size in self.last_step]
+
+    def replay(self, sizes: list[int], build: Callable[[str, int], Callable[[], None]]) -> None:
+        """Send messages of these sizes one after the other, as in a step; as all-gathers if they are not those of the
+        last step. `build` makes an operation for its name and bytes."""
+        key = tuple(sizes)
+        if key not in self._replays:
+            kinds = [kind for kind, _ in self.last_step] if sizes == self.sizes() else ["all_gather"] * len(sizes)
+            self._replays[key] = [build(kind, size) for kind, size in zip(kinds, sizes, strict=True)]
+        for action in self._replays[key]:
+            action()
+
+    def close(self) -> None:
+        """Free the buffers of replays."""
+        self._replays.clear()

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch.nn import functional
 from torch.nn.utils import skip_init
 
 from scalebench.core.spec import Config
+from scalebench.strategies.torch.checkpointing import is_recomputing, run_checkpointed, split_steps
 from scalebench.strategies.torch.precision import choose_data_format
 from scalebench.strategies.torch.user_module import UserModule
 from scalebench.workloads.datasets.images import PIXEL_SCALE
@@ -97,6 +99,8 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         uses_moving = not self.training or x.numel() > x.shape[1]
         moving = (self.running_mean, self.running_var) if uses_moving else (None, None)
+        if uses_moving and is_recomputing():  # the same operation, on statistics that are thrown away
+            moving = (self.running_mean.clone(), self.running_var.clone())
         # functional.batch_norm would refuse single values.
         return torch.batch_norm(
             x, self.weight, self.bias, *moving, self.training, self.momentum, self.epsilon,
@@ -298,6 +302,8 @@ class NetworkModule(nn.Module):
                 steps += self._add_node(node)
         steps += self._order_channels([network.output.name], to_last=False)[1]
         self.plan = _mark_last_reads(steps)
+        self._checkpoint_ends = [len(self.plan)]  # of the parts between which activations are kept
+        self._draws_numbers = dropout and network.count("dropout") > 0
         if self.images and not self.channels_first:
             self.to(memory_format=torch.channels_last)
 
@@ -305,12 +311,33 @@ class NetworkModule(nn.Module):
         x = inputs.movedim(-1, 1) if inputs.dim() > 2 else inputs
         if self.channels_first:
             x = x.contiguous()
-        values = {self.network.input.name: x.div(PIXEL_SCALE).sub(1) if x.dtype == torch.uint8 else x}
-        for step in self.plan:
+        last = [x.div(PIXEL_SCALE).sub(1) if x.dtype == torch.uint8 else x]  # taken out, so that it can be freed
+        first = 0
+        # The last part is not checkpointed: its backward pass comes at once.
+        for end in self._checkpoint_ends[:-1] if torch.is_grad_enabled() else ():
+            last.append(run_checkpointed(partial(self._run_steps, first, end), last.pop(), self._draws_numbers))
+            first = end
+        return self._run_steps(first, len(self.plan), last.pop())
+
+    def _run_steps(self, first: int, end: int, x: Tensor) -> Tensor:
+        """Run these steps of the plan on the only value that they read from before."""
+        values = {self.plan[first].inputs[0]: x}
+        del x
+        for step in self.plan[first:end]:
             values[step.output] = getattr(self, step.module)(*[values[name] for name in step.inputs])
             for name in step.last_reads:
                 del values[name]
-        return values[self.plan[-1].output]
+        return values[self.plan[end - 1].output]
+
+    def checkpoint_activations(self) -> None:
+        """Keep for the backward pass only the values between parts of the network, each of which is one tensor."""
+        sizes = [math.prod(self._shapes.get(step.output, ())) for step in self.plan]
+        self._checkpoint_ends = split_steps(self.plan, sizes)
+        kept = {self.plan[end - 1].output for end in self._checkpoint_ends[:-1]}
+        for step in self.plan:  # a view of a kept value is in the same memory
+            if isinstance(getattr(self, step.module), (MoveChannels, Flatten)) and not kept.isdisjoint(step.inputs):
+                kept.add(step.output)
+        self.protect_outputs(kept)
 
     def protect_outputs(self, modules: Collection[str]) -> None:
         """Let no later module overwrite the outputs of these modules.
@@ -417,6 +444,8 @@ def build_network_module(network: Network, config: Config, device: torch.device)
     model = NetworkModule(network, choose_data_format(config.train, device), config.train.dropout)
     arrays = ((array.name, array.shape, array.init) for array in network.arrays)
     load_weights(model, initial_weights(arrays, config.seed))
+    if config.train.activation_checkpointing:
+        model.checkpoint_activations()
     return model.to(device)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +15,13 @@ from torch.optim import Optimizer
 
 from scalebench.core.spec import TrainSpec
 from scalebench.strategies.base import Unsupported
+from scalebench.workloads import records
 
 HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 TF32_CAPABILITY = (8, 0)  # compute capability of the first GPUs with TF32 units (NVIDIA Ampere)
 NO_CAPABILITY = (0, 0)  # of a CPU
+
+Shapes = tuple[torch.Size, ...]
 
 
 class Precision:
@@ -100,13 +104,19 @@ class CompiledModel(nn.Module):
             config.compile_threads = threads  # by default every rank starts one compiler process per core
         check_compiler(next(model.parameters()).device)
         self.model = model
-        self.shapes: set[torch.Size] = set()
+        self.shapes: set[Shapes] = set()
         self._compiled = torch.compile(model.forward, dynamic=False)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Any, *targets: Any) -> Tensor:
+        shapes = input_shapes(inputs)
         if not self.shapes:
-            self.shapes.add(inputs.shape)
-        return self._compiled(inputs) if inputs.shape in self.shapes else self.model(inputs)
+            self.shapes.add(shapes)
+        return self._compiled(inputs, *targets) if shapes in self.shapes else self.model(inputs, *targets)
+
+
+def input_shapes(inputs: Any) -> Shapes:
+    """Return the shapes of a batch's inputs: one, or several where samples are records."""
+    return tuple(tensor.shape for tensor in records.list_fields(inputs))
 
 
 def check_compiler(device: torch.device) -> None:

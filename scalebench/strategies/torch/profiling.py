@@ -43,7 +43,7 @@ class StepProfiler(BatchReplay):
     def __init__(self, batch: TorchBatch, steps: int, synchronize: Callable[[], None]) -> None:
         """`synchronize` waits for the device."""
         super().__init__(batch, WARMUP_STEPS + steps)
-        self.step_s, self.cuda = 0.0, batch.inputs.is_cuda
+        self.step_s, self.cuda = 0.0, batch.tensors()[0].is_cuda
         self._profiled_steps, self._synchronize, self._started_s = steps, synchronize, 0.0
         self.profiler = profile(
             activities=choose_activities(self.cuda),

@@ -48,11 +48,16 @@ class Zero1(Ddp):
             parameter.data = parameter.data.contiguous()  # the layout in its bucket, which its gradient needs as well
         net = super().wrap(model)
 
+        user = self.user_optimizer()
+
         def build_local(groups: list[dict[str, Any]], lr: float) -> Optimizer:
+            if user is not None:
+                return user.copy_for(groups)
             return optimizer.build_optimizer(train, [each for group in groups for each in group["params"]], lr)
 
+        groups: list[Any] = parameters if user is None else user.optimizer.param_groups
         self.optimizer = ZeroRedundancyOptimizer(
-            parameters,
+            groups,
             build_local,  # type: ignore[arg-type]  # called like a class
             parameters_as_bucket_view=views,
             lr=self.spec.learning_rate,

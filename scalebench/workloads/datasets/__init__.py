@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError, unknown_name_message
-from scalebench.core.machine.machine import cache_folder
+from scalebench.core.machine.machine import cache_folder, usable_cpus
 from scalebench.core.spec import Config, DatasetSpec, RunSpec, has_stop
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets import (
@@ -22,10 +23,12 @@ from scalebench.workloads.datasets import (
     materials,
     node_copy,
     synthetic,
+    tfrecord,
     user_file,
     user_function,
 )
 from scalebench.workloads.datasets.cache import ChunkedDataset
+from scalebench.workloads.datasets.picture_reader import PictureReader, Pictures
 from scalebench.workloads.source import SampleShape, Source
 from scalebench.workloads.user_code import CUSTOM
 
@@ -43,6 +46,9 @@ class DatasetKind:
     tokens: bool = False
     side: int = 0  # default image size in pixels, where neither the config nor the model sets it
     hint: str = ""  # for a dataset that can only be read: where to get its files
+    variable: str = ""  # likewise: the environment variable that its YAML reads
+    root: Callable[[Path], Path] | None = None  # the folder of its files, for pictures that are decoded during training
+    records: bool = False  # likewise: several samples in a file, in an order that is kept
 
 
 def _read_user_file(config: Config, cache_dir: Path, path: Path) -> Path:
@@ -59,9 +65,22 @@ DATASETS = {
     synthetic.TOKENS: DatasetKind(synthetic.define_tokens, tokens=True),
     "cifar10_synthetic": DatasetKind(synthetic.define_images, images=True, side=32),
     "imagenet_synthetic": DatasetKind(synthetic.define_images, images=True, side=224),
-    "cifar10": DatasetKind(read=cifar10.import_archive, images=True, side=32, hint=cifar10.HINT),
-    "imagenet": DatasetKind(read=image_folder.import_image_folders, images=True, side=224, hint=image_folder.HINT),
-}
+    "cifar10": DatasetKind(
+        read=cifar10.import_archive, images=True, side=32, hint=cifar10.HINT, variable="SCALEBENCH_CIFAR10"
+    ),
+    "imagenet": DatasetKind(
+        read=image_folder.import_image_folders, images=True, side=224, hint=image_folder.HINT,
+        variable="SCALEBENCH_IMAGENET",
+    ),
+    "imagenet_jpeg": DatasetKind(
+        read=image_folder.index_image_folders, images=True, side=224, hint=image_folder.HINT,
+        variable="SCALEBENCH_IMAGENET", root=image_folder.find_root,
+    ),
+    "imagenet_tfrecord": DatasetKind(
+        read=tfrecord.index_files, images=True, side=224, hint=tfrecord.HINT, variable="SCALEBENCH_IMAGENET_TFRECORD",
+        root=Path, records=True,
+    ),
+}  # fmt: skip
 
 
 def cache_dir(config: Config) -> Path:
@@ -91,9 +110,13 @@ def prepare(config: Config) -> Path:
         return user_function.ensure_samples(config.dataset, config.measure.timeout_s, folder)
     kind = DATASETS[config.dataset.name]
     if path is not None and kind.read is not None:
-        return kind.read(config, folder, Path(path).expanduser().absolute())
+        return kind.read(config, folder, _expand_path(path))
     assert kind.define is not None  # check() has made sure
     return kind.define(config).ensure(folder)
+
+
+def _expand_path(path: str) -> Path:
+    return Path(path).expanduser().absolute()
 
 
 def fill_from_samples(config: Config) -> Config:
@@ -168,6 +191,7 @@ def check(config: Config) -> None:
         return
     kind = DATASETS[dataset.name]
     _check_path(dataset, kind)
+    _check_decoding(config, kind)
     if kind.images:
         images.check_model_takes_images(config)
         return
@@ -183,9 +207,8 @@ def check(config: Config) -> None:
 
 def _check_path(dataset: DatasetSpec, kind: DatasetKind) -> None:
     if dataset.path is None and kind.define is None:
-        variable = f"SCALEBENCH_{dataset.name.upper()}"  # which the dataset's YAML reads
         raise InputError(
-            f"dataset={dataset.name} is read from files: {kind.hint}, then set dataset.path or ${variable}"
+            f"dataset={dataset.name} is read from files: {kind.hint}, then set dataset.path or ${kind.variable}"
         )
     if dataset.path is not None and kind.read is None:
         real = dataset.name.removesuffix("_synthetic")
@@ -193,12 +216,47 @@ def _check_path(dataset: DatasetSpec, kind: DatasetKind) -> None:
         raise InputError(f"dataset={dataset.name} is generated, not read: leave out dataset.path{alternative}")
 
 
+def decodes_in_training(dataset: DatasetSpec) -> bool:
+    """Return whether the pictures of a dataset are decoded when a batch needs them."""
+    return dataset.name in DATASETS and DATASETS[dataset.name].root is not None
+
+
+def _check_decoding(config: Config, kind: DatasetKind) -> None:
+    """Raise InputError for settings of decoding without any, and for a feed that pictures in files cannot have."""
+    dataset = config.dataset
+    if kind.root is None:
+        if dataset.workers is not None or not dataset.augment:
+            key = "workers" if dataset.workers is not None else "augment"
+            raise InputError(
+                f"dataset.{key} is of pictures that are decoded during training, and those of dataset={dataset.name} "
+                "are not: leave it out, or use dataset=imagenet_jpeg"
+            )
+        return
+    if dataset.feed not in ("host", "fixed"):
+        raise InputError(
+            f"dataset.feed={dataset.feed} keeps decoded pictures, and dataset={dataset.name} decodes them during "
+            "training: use dataset.feed=host, or dataset=imagenet"
+        )
+    if config.hardware.node_copy is not None:
+        raise InputError(
+            f"hardware.node_copy copies the cache, and the files of dataset={dataset.name} are no part of it: copy "
+            "them yourself, and set dataset.path"
+        )
+
+
 def _check_function_samples(config: Config) -> None:
     model, samples = config.model, user_function.sample_shape(config, cache_dir(config))
+    if user_code.is_user_model(model) and (samples.fields is not None or user_code.has_user_loss(model)):
+        return  # what the functions make of the samples shows in the ranks
+    if samples.fields is not None:
+        raise InputError(
+            f"dataset={label(config)} has samples that are kept as they are ({samples.fields}), model={model.name} "
+            f"takes one array of floats or bytes: choose model={CUSTOM}, or another dataset"
+        )
     _check_shape(config, samples.input_shape, model.input_shape, "samples")
     if samples.classes is None:
         _check_shape(config, samples.target_shape, model.target_shape, "targets")
-    elif model.target_shape or model.outputs < samples.classes:
+    elif model.target_shape != list(samples.target_shape) or model.outputs < samples.classes:
         raise InputError(
             f"dataset={label(config)} has {samples.classes} classes, model={model.name} has {model.outputs} outputs"
             f"{' that are quantities' if model.target_shape else ''}: choose another model, or set model.outputs"
@@ -257,14 +315,19 @@ def open_sources(
     config = spec.config
     inputs, targets = open_dataset(spec, on_copied)
     border = count_train_samples(config.dataset, len(inputs))
-    common = _common_arguments(spec, replica, replicas)
     feed = "host" if config.dataset.feed == "device" else config.dataset.feed  # the adapter moves it to the device
+    common = _common_arguments(spec, replica, replicas) | _reading_arguments(spec, inputs, targets)
+    if "reader" in common and border < spec.global_batch:
+        raise InputError(
+            f"dataset.path={config.dataset.path} has {border} pictures for training, fewer than one global batch of "
+            f"{spec.global_batch}: lower train.batch_per_device, or add pictures"
+        )
     train = kind(inputs, targets, feed=feed, last=border, devices=spec.gpus, **common)
     count = _evaluation_samples(spec, len(inputs) - border)
     if count < replicas:
         return train, None
     return train, Source(
-        inputs, targets, first=border, last=border + count, **_evaluation_arguments(spec, replica, replicas)
+        inputs, targets, first=border, last=border + count, **common | _evaluation_arguments(spec, replica, replicas)
     )
 
 
@@ -276,7 +339,30 @@ def open_training_subset(spec: RunSpec, replica: int, replicas: int) -> Source |
     count = min(_evaluation_samples(spec, len(inputs) - border), border)
     if count < replicas:
         return None
-    return Source(inputs, targets, last=count, **_evaluation_arguments(spec, replica, replicas))
+    arguments = _reading_arguments(spec, inputs, targets) | _evaluation_arguments(spec, replica, replicas)
+    return Source(inputs, targets, last=count, **arguments)
+
+
+def _reading_arguments(spec: RunSpec, inputs: NDArray[Any], targets: NDArray[Any]) -> dict[str, Any]:
+    """Return the arguments of a source that say how its samples are read, where `inputs` only names their files."""
+    config, dataset = spec.config, spec.config.dataset
+    if not decodes_in_training(dataset):
+        return {}
+    kind = DATASETS[dataset.name]
+    assert kind.root is not None and dataset.path is not None and isinstance(inputs, np.memmap)
+    cores = len(spec.places[0].cpus) or max(1, len(usable_cpus()) // len(spec.places))
+    pictures = Pictures(
+        names=str(inputs.filename),
+        root=str(kind.root(_expand_path(dataset.path))),
+        side=config.model.input_shape[0],
+        dtype=dataset.dtype,
+        seed=config.seed,
+        augment=dataset.augment,
+        workers=cores if dataset.workers is None else dataset.workers,
+        classes=dataset.classes or 0,
+        records=kind.records,
+    )
+    return {"reader": PictureReader(pictures, targets), "shuffled": not kind.records}
 
 
 def _evaluation_samples(spec: RunSpec, samples: int) -> int:

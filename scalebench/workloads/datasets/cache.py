@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError
+from scalebench.core.machine.cpus import usable_cpus
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 INPUTS, TARGETS, META = "inputs.npy", "targets.npy", "meta.json"
@@ -101,7 +102,7 @@ def open_arrays(folder: Path, mode: Literal["r", "r+"] = "r") -> Arrays:
     return _open(folder / INPUTS, mode), _open(folder / TARGETS, mode)
 
 
-def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+def create_array(path: Path, shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> NDArray[Any]:
     """Create a .npy file and return it memory-mapped for writing. Raises OSError (ENOSPC) if the disk has no room."""
     array = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
     if hasattr(os, "posix_fallocate"):
@@ -264,7 +265,7 @@ class ChunkedDataset:
         targets = create_array(folder / TARGETS, (self.samples, *self.target_shape), self.target_dtype)
         starts = range(0, self.samples, self.chunk)
         if workers is None:
-            workers = _usable_cores() if self.size_bytes >= self.min_pool_bytes else 1
+            workers = len(usable_cpus()) if self.size_bytes >= self.min_pool_bytes else 1
         if workers == 1:
             for start in starts:
                 self.fill_chunk(inputs, targets, start)
@@ -291,11 +292,6 @@ class ChunkedDataset:
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _usable_cores() -> int:
-    """Return the cores this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _worker: dict[str, Callable[[int], None]] = {}  # state of a pool worker: its function from a chunk's start

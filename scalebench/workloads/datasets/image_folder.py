@@ -1,10 +1,12 @@
-"""The dataset `imagenet`: one folder of pictures per class at `dataset.path`, decoded once into the cache."""
+"""Pictures in one folder per class at `dataset.path`: the dataset `imagenet` decodes them once into the cache,
+`imagenet_jpeg` in every epoch, so that the cache only has their names."""
 
 from __future__ import annotations
 
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,6 @@ from scalebench.workloads.datasets.cache import Arrays, ChunkedDataset
 VERSION = 1  # raise it when the same files give other arrays than before
 HINT = "have a folder that holds a folder of JPEG files for each class, as ILSVRC2012 (https://image-net.org) has them"
 SUFFIXES = (".jpeg", ".jpg", ".png")
-FORMATS = ("JPEG", "PNG")  # one picture of ILSVRC2012's training set is a PNG file named .JPEG
 CHUNK = 32  # pictures decoded at a time
 MIN_POOL_BYTES = 60 * 224 * 224 * 3  # of uint8: a core decodes some 200 pictures/s, and starting a pool takes 0.3 s
 
@@ -30,37 +31,58 @@ def import_image_folders(config: Config, cache_dir: Path, path: Path) -> Path:
     class folder changes (files are added or removed), they are taken from the cache. Raises InputError, in one line,
     for anything that is wrong.
     """
-    dataset = config.dataset
+    dataset, side = config.dataset, config.model.input_shape[0]
+    images.load_pillow(dataset.name)
+    class_folders = _list_checked_folders(config, path)
+    identity = _identify(config, path, class_folders) | {"side": side, "dtype": dataset.dtype}
+    write = partial(_decode_all, class_folders, dataset.size, dataset.seed, side, dataset.dtype)
+    # The number of pictures is unknown before the folders are listed; create_array checks the space.
+    return cache.ensure_folder(cache_dir, dataset.name, identity, 0, write)
+
+
+def index_image_folders(config: Config, cache_dir: Path, path: Path) -> Path:
+    """Return the folder under `cache_dir` with the file names, below `find_root(path)`, and the classes of the pictures
+    that import_image_folders would choose, in the same order. Raises InputError as that does."""
+    dataset, class_folders = config.dataset, _list_checked_folders(config, path)
+    write = partial(_write_names, class_folders, dataset.size, dataset.seed)
+    return cache.ensure_folder(cache_dir, dataset.name, _identify(config, path, class_folders), 0, write)
+
+
+def find_root(path: Path) -> Path:
+    """Return the folder that has the class folders: `path`/train if that exists, else `path`."""
+    return path / "train" if (path / "train").is_dir() else path
+
+
+def _identify(config: Config, path: Path, class_folders: list[Path]) -> dict[str, Any]:
+    """Return what makes these pictures differ from others. A file that is replaced under its name is not noticed."""
+    return {
+        "version": VERSION,
+        "path": str(path),
+        "folders": [[folder.name, folder.stat().st_mtime_ns] for folder in class_folders],
+        "samples": config.dataset.size,
+        "seed": config.dataset.seed,
+    }
+
+
+def _list_checked_folders(config: Config, path: Path) -> list[Path]:
+    """Return the class folders. Raises InputError where the model does not take their pictures or classes."""
     images.check_model_takes_square_rgb(config)
-    images.load_pillow("imagenet")
-    class_folders = _list_class_folders(path)
-    max_classes = dataset.classes or 0
+    class_folders, max_classes = _list_class_folders(path), config.dataset.classes or 0
     if len(class_folders) > max_classes:
         raise InputError(
             f"dataset.path={path} has {len(class_folders)} class folders, dataset.classes={max_classes} "
             f"(model={config.model.name} has {config.model.outputs} outputs): "
             "raise dataset.classes, or choose another model"
         )
-    side = config.model.input_shape[0]
-    identity = {
-        "version": VERSION,
-        "path": str(path),
-        "folders": [[folder.name, folder.stat().st_mtime_ns] for folder in class_folders],
-        "samples": dataset.size,
-        "seed": dataset.seed,
-        "side": side,
-        "dtype": dataset.dtype,
-    }
-    write = partial(_decode_all, class_folders, dataset.size, dataset.seed, side, dataset.dtype)
-    # The number of pictures is unknown before the folders are listed; create_array checks the space.
-    return cache.ensure_folder(cache_dir, "imagenet", identity, 0, write)
+    return class_folders
 
 
 def _list_class_folders(path: Path) -> list[Path]:
-    """Return the folders in `path`, or in `path`/train if that exists, by name and without hidden ones."""
-    root = path / "train" if (path / "train").is_dir() else path
+    """Return the class folders by name, without hidden ones."""
     try:
-        folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        folders = sorted(
+            entry for entry in find_root(path).iterdir() if entry.is_dir() and not entry.name.startswith(".")
+        )
     except OSError as error:
         raise InputError(f"dataset.path={path} cannot be read ({error.strerror}): {HINT}") from None
     if not folders:
@@ -69,22 +91,34 @@ def _list_class_folders(path: Path) -> list[Path]:
 
 
 def _decode_all(class_folders: list[Path], size: int, seed: int, side: int, dtype: str, folder: Path) -> None:
-    files = [_list_pictures(class_folder) for class_folder in class_folders]
-    chosen = choose_pictures([len(names) for names in files], size, seed)
-    paths = [os.path.join(class_folders[c], files[c][i]) for c, i in chosen]
+    paths, classes = _choose_files(class_folders, size, seed)
     ChunkedDataset(
         name="imagenet",
         version=VERSION,
-        samples=len(chosen),
+        samples=len(paths),
         seed=seed,
         input_shape=(side, side, 3),
         target_shape=(),
         chunk=CHUNK,
-        make=partial(_decode_chunk, paths, chosen[:, 0], side, dtype),
+        make=partial(_decode_chunk, paths, classes, side, dtype),
         input_dtype=dtype,
         target_dtype=images.LABEL_DTYPE,
         min_pool_bytes=MIN_POOL_BYTES * np.dtype(dtype).itemsize,
     ).write(folder)
+
+
+def _write_names(class_folders: list[Path], size: int, seed: int, folder: Path) -> None:
+    paths, classes = _choose_files(class_folders, size, seed)
+    names = np.array([os.fsencode(os.path.relpath(path, class_folders[0].parent)) for path in paths])
+    for file, array in ((cache.INPUTS, names), (cache.TARGETS, classes)):
+        cache.create_array(folder / file, array.shape, array.dtype.str)[:] = array
+
+
+def _choose_files(class_folders: list[Path], size: int, seed: int) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the paths and classes of the chosen pictures."""
+    files = [_list_pictures(class_folder) for class_folder in class_folders]
+    chosen = choose_pictures([len(names) for names in files], size, seed)
+    return [os.path.join(class_folders[c], files[c][i]) for c, i in chosen], chosen[:, 0]
 
 
 def _list_pictures(folder: Path) -> list[str]:
@@ -122,15 +156,5 @@ def choose_pictures(counts: list[int], size: int, seed: int) -> NDArray[np.int64
 
 def _decode_chunk(paths: list[str], labels: NDArray[np.int64], side: int, dtype: str, start: int, count: int) -> Arrays:
     rows = slice(start, start + count)
-    pictures = np.stack([_decode(path, side) for path in paths[rows]])
+    pictures = np.stack([images.decode(path, side) for path in paths[rows]])
     return images.to_dtype(pictures, dtype), labels[rows]
-
-
-def _decode(path: str, side: int) -> NDArray[np.uint8]:
-    pillow = images.load_pillow("imagenet")
-    try:
-        with pillow.open(path, formats=FORMATS) as picture:
-            return images.crop_and_resize(picture.convert("RGB"), side)
-    except Exception as error:  # a damaged picture raises several kinds of errors
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"{path} is not a complete JPEG file ({reason}): repair or remove it") from None

@@ -134,6 +134,26 @@ def _make_tokens(
     return chain[:count, :-1].astype(np.int32), chain[:count, 1:]
 
 
+def make_token_dicts(
+    size: int, seed: int, length: int = 64, vocabulary: int = 512, labels: str = "tokens"
+) -> dict[str, NDArray[np.int64]]:
+    """Make the samples of dataset=token_dicts: `size` sequences as Hugging Face's models take them.
+
+    The labels are the tokens themselves, which models shift, or two classes by the first token. Raises InputError for
+    another value of `labels`.
+    """
+    if labels not in ("tokens", "classes"):
+        raise InputError(f"dataset.options.labels={labels} should be tokens or classes")
+    chunks = [_make_tokens(seed, length, vocabulary, start, TOKEN_CHUNK)[0] for start in range(0, size, TOKEN_CHUNK)]
+    tokens = np.concatenate(chunks)[:size].astype(np.int64)
+    classes = (tokens[:, 0] >= vocabulary // 2).astype(np.int64)
+    return {
+        "input_ids": tokens,
+        "attention_mask": np.ones_like(tokens),
+        "labels": tokens if labels == "tokens" else classes,
+    }
+
+
 def _token_successors(seed: int, classes: int) -> NDArray[np.int64]:
     """Draw the successors (classes, SUCCESSORS) of each token from a random stream that no chunk uses."""
     rng = np.random.default_rng(np.random.SeedSequence([seed], spawn_key=(0,)))

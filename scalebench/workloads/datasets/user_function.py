@@ -27,7 +27,7 @@ from scalebench.core import plugins
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.json_files import read_tail
 from scalebench.core.spec import Config, DatasetSpec
-from scalebench.workloads import user_code
+from scalebench.workloads import records, user_code
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.source import SampleShape
 
@@ -54,6 +54,8 @@ class SampleFacts(NamedTuple):
     target_shape: tuple[int, ...]
     dtype: str
     max_class: int | None  # None: the targets are quantities
+    fields: str | None = None  # of records, for messages; None: one array of floats or bytes
+    needs_loss: bool = False  # the targets are records or missing, so that only a loss of the user is for them
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def add_code_digest(dataset: DatasetSpec) -> DatasetSpec:
 def sample_shape(config: Config, cache_dir: Path) -> SampleShape:
     """Return the shapes of the samples, for a config that fill_from_function returned."""
     facts = read_facts(ensure_samples(config.dataset, config.measure.timeout_s, cache_dir))
-    return SampleShape(facts.input_shape, facts.target_shape, config.dataset.classes)
+    return SampleShape(facts.input_shape, facts.target_shape, config.dataset.classes, facts.fields, facts.needs_loss)
 
 
 _failed: dict[Path, PluginError] = {}  # of this process, so that a sweep waits only once for the same failure
@@ -171,8 +173,16 @@ def ensure_samples(dataset: DatasetSpec, limit_s: float, cache_dir: Path) -> Pat
 def read_facts(folder: Path) -> SampleFacts:
     """Return the number, shapes and dtype of the samples in a cache folder, and their highest class."""
     inputs, targets = cache.open_arrays(folder)
-    max_class = int(targets.max()) if np.issubdtype(targets.dtype, np.integer) else None
-    return SampleFacts(len(inputs), inputs.shape[1:], targets.shape[1:], str(inputs.dtype), max_class)
+    is_record = records.is_record(inputs.dtype)
+    return SampleFacts(
+        samples=len(inputs),
+        input_shape=() if is_record else inputs.shape[1:],
+        target_shape=targets.shape[1:],
+        dtype=records.RECORD if is_record else str(inputs.dtype),
+        max_class=int(targets.max()) if np.issubdtype(targets.dtype, np.integer) else None,
+        fields=records.describe_fields(inputs.dtype) if is_record else None,
+        needs_loss=records.is_record(targets.dtype),
+    )
 
 
 def _count_classes(dataset: DatasetSpec, facts: SampleFacts) -> int | None:

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from scalebench.core import plugins
 from scalebench.core.errors import InputError, PluginError, describe_exception
-from scalebench.workloads import user_code
+from scalebench.workloads import records, user_code
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.datasets.images import LABEL_DTYPE
 from scalebench.workloads.datasets.user_function import REQUEST_FILE, RESPONSE_FILE
@@ -83,74 +83,203 @@ def _exit_with_parent(pipe: int) -> None:
 
 
 def write_samples(result: Any, folder: Path) -> None:
-    """Write the function's (inputs, targets) as the two arrays of a cache folder, block by block.
+    """Write the function's samples as the two arrays of a cache folder, block by block.
 
-    Inputs (n, ...) become float32, or stay uint8. Targets become float32 (n, ...), or (n, 1) for one quantity per
-    sample, or int64 class numbers (n,) if they are integers. Raises UnusableSamples and WriteFailed.
+    Inputs of floats (n, ...) become float32, and bytes stay uint8. Targets become float32 (n, ...), or (n, 1) for one
+    quantity per sample, or int64 class numbers if they are integers. Everything else is kept as records. Raises
+    UnusableSamples and WriteFailed.
     """
-    inputs, targets = check_arrays(result)
-    target_dtype = LABEL_DTYPE if _is_integer(targets) else "float32"
-    if target_dtype == "float32" and targets.ndim == 1:
-        targets = targets[:, None]
+    samples = TableSamples(result) if is_table(result) else ArraySamples(*check_arrays(result))
+    first = samples.block(0, 1)
     try:
-        _write(inputs, "inputs", folder / cache.INPUTS, "uint8" if inputs.dtype == np.uint8 else "float32")
-        _write(targets, "targets", folder / cache.TARGETS, target_dtype)
+        columns = [
+            Column("inputs", folder / cache.INPUTS, samples, choose_input_type(first[0], samples.as_is)),
+            Column("targets", folder / cache.TARGETS, samples, choose_target_type(first[1])),
+        ]
+        rows = max(1, BLOCK_BYTES // max(1, sum(array.nbytes for part in first for array in records.list_fields(part))))
+        for start in range(0, samples.count, rows):
+            block = samples.block(start, min(start + rows, samples.count))
+            for column, part in zip(columns, block, strict=True):
+                column.write(start, part)
     except OSError as error:
         raise WriteFailed(error.errno or 5) from error
 
 
-def check_arrays(result: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return inputs and targets. Raises UnusableSamples for other types, shapes and dtypes than can be trained on."""
+class ArraySamples:
+    """Samples of arrays, which may be memory maps."""
+
+    as_is = False  # one array of floats or bytes is converted as the samples of a data set are
+
+    def __init__(self, inputs: Any, targets: Any) -> None:
+        self._parts = inputs, targets
+        self.count = len(records.list_fields(inputs)[0])
+
+    def block(self, start: int, stop: int) -> tuple[Any, Any]:
+        """Return the inputs and targets of the samples from `start` on."""
+        inputs, targets = (records.map_fields(lambda array: array[start:stop], part) for part in self._parts)
+        return inputs, targets
+
+
+class TableSamples:
+    """Samples that are read one by one, as torch's Dataset gives them: (input, target) pairs, or else inputs that have
+    their targets among them."""
+
+    as_is = True
+
+    def __init__(self, table: Any) -> None:
+        self._table, self.count = table, len(table)
+        if not self.count:
+            raise UnusableSamples("returns a Dataset without samples")
+        first = table[0]
+        self._has_pairs = isinstance(first, (tuple, list)) and len(first) == 2
+
+    def block(self, start: int, stop: int) -> tuple[Any, Any]:
+        """Return the inputs and targets of the samples from `start` on."""
+        items = [self._table[row] for row in range(start, stop)]
+        if not self._has_pairs:
+            return _stack(items, start), None
+        inputs, targets = ([item[which] for item in items] for which in (0, 1))
+        return _stack(inputs, start), _stack(targets, start)
+
+
+def _stack(values: list[Any], start: int) -> Any:
+    """Stack one value of each sample, arrays or several of them; they should all have the first one's shapes."""
+    rows = [records.name_fields(value) for value in values]
+    fields: dict[str, NDArray[Any]] = {}
+    for name in rows[0]:
+        parts = [np.asarray(row[name]) if name in row else None for row in rows]
+        for number, part in enumerate(parts):
+            if part is None or part.shape != parts[0].shape:  # type: ignore[union-attr]
+                has = "no" if part is None else f"{part.shape} of"
+                raise UnusableSamples(
+                    f"returns a Dataset whose sample {start + number} has {has} {_name(name)}, and sample {start} "
+                    f"{parts[0].shape}: pad or cut them to one shape"  # type: ignore[union-attr]
+                )
+        fields[name] = _check_kind(np.stack(parts), "samples", name)  # type: ignore[arg-type]
+    if isinstance(values[0], Mapping):
+        return fields
+    return tuple(fields.values()) if isinstance(values[0], (tuple, list)) else fields["f0"]
+
+
+def is_table(result: Any) -> bool:
+    """Return whether it gives its samples one by one, as torch's Dataset does."""
+    is_arrays = isinstance(result, (Mapping, tuple, list, str)) or hasattr(result, "__array__")
+    return not is_arrays and hasattr(result, "__getitem__") and hasattr(result, "__len__")
+
+
+def check_arrays(result: Any) -> tuple[Any, Any]:
+    """Return inputs and targets, each an array or several (a dict or tuple); targets are None where a dict holds all.
+
+    Raises UnusableSamples for other types and shapes than can be trained on.
+    """
+    if isinstance(result, Mapping):
+        result = result, None
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         kind = f"{len(result)} values" if isinstance(result, (tuple, list)) else _describe_type(result)
-        raise UnusableSamples(f"returns {kind}: it should return (inputs, targets)")
-    for name, array in zip(("inputs", "targets"), result, strict=True):
-        if not isinstance(array, np.ndarray):
-            raise UnusableSamples(f"returns {_describe_type(array)} as {name}: it should be a numpy array")
-    inputs, targets = result
-    shapes = f"inputs of shape {inputs.shape} and targets of shape {targets.shape}"
-    if inputs.ndim < 2:
-        raise UnusableSamples(
-            f"returns inputs of shape {inputs.shape}: they should be (n, ...), samples along the first axis"
-        )
-    if targets.ndim < 1 or len(inputs) != len(targets):
-        raise UnusableSamples(f"returns {shapes}: they should have one target per sample")
-    if 0 in (*inputs.shape, *targets.shape):
-        raise UnusableSamples(f"returns no samples: {shapes}")
-    if inputs.dtype != np.uint8 and not np.issubdtype(inputs.dtype, np.floating):
-        raise UnusableSamples(
-            f"returns inputs of {inputs.dtype}: cast them to float32, or to uint8 if they are pictures"
-        )
-    if not _is_integer(targets) and not np.issubdtype(targets.dtype, np.floating):
-        raise UnusableSamples(
-            f"returns targets of {targets.dtype}: cast them to float32, or to int64 if they are classes"
-        )
-    if _is_integer(targets) and targets.ndim != 1:
-        raise UnusableSamples(
-            f"returns integer targets of shape {targets.shape}: class numbers should be ({len(targets)},), "
-            "and quantities float32"
-        )
+        raise UnusableSamples(f"returns {kind}: it should return (inputs, targets), a dict of arrays or a Dataset")
+    for name, value in zip(("inputs", "targets"), result, strict=True):
+        if value is None and name == "targets" and isinstance(result[0], Mapping):
+            continue
+        for field, array in records.name_fields(value).items():
+            if not hasattr(array, "__array__"):
+                raise UnusableSamples(f"returns {_describe_type(array)} as {name}: it should be a numpy array")
+            _check_kind(np.asanyarray(array), name, field)
+    inputs, targets = (records.map_fields(np.asanyarray, _tupled(value)) for value in result)
+    _check_lengths(inputs, targets)
     return inputs, targets
 
 
-def _write(array: NDArray[Any], name: str, path: Path, dtype: str) -> None:
-    out = cache.create_array(path, array.shape, dtype)
-    rows = max(1, BLOCK_BYTES // max(1, array.nbytes // len(array)))
-    for start in range(0, len(array), rows):
+def _tupled(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check_kind(array: NDArray[Any], name: str, field: str) -> NDArray[Any]:
+    if array.dtype.kind not in records.KINDS:
+        which = f"{name} of {array.dtype}" if field == "f0" else f"{_name(field)} of {array.dtype} in {name}"
+        raise UnusableSamples(f"returns {which}: cast it to float32, or to integers")
+    return array
+
+
+def _check_lengths(inputs: Any, targets: Any) -> None:
+    """Raise UnusableSamples unless all arrays have samples along their first axis, as many as the others."""
+    if isinstance(inputs, np.ndarray) and inputs.ndim < 2 and inputs.dtype.kind == "f":
+        raise UnusableSamples(
+            f"returns inputs of shape {inputs.shape}: they should be (n, ...), samples along the first axis"
+        )
+    arrays = {**_label_arrays("inputs", inputs), **_label_arrays("targets", targets)}
+    shapes = " and ".join(f"{name} of shape {array.shape}" for name, array in arrays.items())
+    lengths = {array.shape[:1] for array in arrays.values()}
+    if len(lengths) > 1 or () in lengths:
+        raise UnusableSamples(f"returns {shapes}: they should have one target per sample")
+    if any(0 in array.shape for array in arrays.values()):
+        raise UnusableSamples(f"returns no samples: {shapes}")
+
+
+def _label_arrays(name: str, value: Any) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a value by what messages call them."""
+    if isinstance(value, np.ndarray):
+        return {name: value}
+    return {} if value is None else {_name(field): array for field, array in records.name_fields(value).items()}
+
+
+def _name(field: str) -> str:
+    return f"'{field}'"
+
+
+def choose_input_type(first: Any, as_is: bool) -> np.dtype[Any]:
+    """Return the type in which inputs are kept: float32 or uint8 of one array that is no Dataset's, else records."""
+    if isinstance(first, np.ndarray) and not as_is and (first.dtype.kind == "f" or first.dtype == np.uint8):
+        return np.dtype("uint8" if first.dtype == np.uint8 else "float32")
+    return records.record_type(records.name_fields(first))
+
+
+def choose_target_type(first: Any) -> np.dtype[Any]:
+    """Return the type in which targets are kept: class numbers or quantities of one array, else records."""
+    if first is None:
+        return records.NO_TARGETS
+    if isinstance(first, np.ndarray):
+        return np.dtype("float32" if first.dtype.kind == "f" else LABEL_DTYPE)
+    return records.record_type(records.name_fields(first))
+
+
+class Column:
+    """The file of all inputs or of all targets, while it is written."""
+
+    def __init__(self, name: str, path: Path, samples: ArraySamples | TableSamples, dtype: np.dtype[Any]) -> None:
+        self._name, self._dtype = name, dtype
+        first = samples.block(0, 1)[0 if name == "inputs" else 1]
+        shape = () if records.is_record(dtype) else first.shape[1:]
+        self._scalar = name == "targets" and dtype == np.float32 and shape == ()  # one quantity is a vector of one
+        self._out = cache.create_array(path, (samples.count, *((1,) if self._scalar else shape)), dtype)
+
+    def write(self, start: int, block: Any) -> None:
+        """Write the samples from `start` on. Raises UnusableSamples for numbers that cannot be trained on."""
+        if self._dtype == records.NO_TARGETS:
+            return
+        if not records.is_record(self._dtype):
+            values = self._checked(block, self._dtype, self._name, start)
+            self._out[start : start + len(block)] = values[:, None] if self._scalar else values
+            return
+        for name, part in records.name_fields(block).items():
+            label = self._name if name == "f0" else _name(name)
+            values = self._checked(part, self._dtype[name].base, label, start)
+            self._out[name][start : start + len(part)] = values
+
+    def _checked(self, block: NDArray[Any], dtype: np.dtype[Any], name: str, start: int) -> NDArray[Any]:
         with np.errstate(over="ignore"):
-            block = np.asarray(array[start : start + rows]).astype(dtype)
-        bad = np.argwhere(~np.isfinite(block) if block.dtype.kind == "f" else block < 0)
+            values: NDArray[Any] = np.asarray(block).astype(dtype)
+        has_classes = self._dtype == np.dtype(LABEL_DTYPE)
+        if dtype.kind == "f":
+            bad = np.argwhere(~np.isfinite(values))
+        else:
+            bad = np.argwhere(values < 0) if has_classes else np.empty((0, 1), int)
         if len(bad):
-            position = int(bad[0, 0])
-            problem = f"the negative class {block[position]}" if dtype == LABEL_DTYPE else "NaN or an infinite value"
-            raise UnusableSamples(
-                f"returns {problem} in {name}, first at sample {start + position}: correct or drop it"
-            )
-        out[start : start + rows] = block
-
-
-def _is_integer(array: NDArray[Any]) -> bool:
-    return array.dtype.kind in "iub"
+            problem = f"the negative class {values[tuple(bad[0])]}" if has_classes else "NaN or an infinite value"
+            position = start + int(bad[0, 0])
+            raise UnusableSamples(f"returns {problem} in {name}, first at sample {position}: correct or drop it")
+        return values
 
 
 def _describe_type(value: Any) -> str:

@@ -80,7 +80,7 @@ def test_a_machine_with_gpus(run_command: Tell) -> None:
         "GPU 1 unknown GPU",
         "driver 580.1, CUDA up to unknown",
         "NV18 pairs 0-1",
-        "compare them python -m scalebench --multirun 'hardware.device_ids=[0,1]'",
+        "compare them scalebench --multirun 'hardware.device_ids=[0,1]'",
         "system Linux-6, Python 3.11, in docker",
     ]
     assert lines[-4] == "links GPU 0 GPU 1"

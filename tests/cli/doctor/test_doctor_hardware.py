@@ -84,7 +84,7 @@ def test_pairs_come_with_the_command_that_compares_them() -> None:
     gpus = [dataclasses.replace(PLAIN, index=index) for index in range(3)]
     results = rows(gpus=gpus, topology=TOPOLOGY)
     assert (results["PIX pairs"], results["SYS pairs"]) == ("0-1", "0-2 1-2")
-    command = "python -m scalebench --multirun 'hardware.device_ids=[0,1],[0,2]'"
+    command = "scalebench --multirun 'hardware.device_ids=[0,1],[0,2]'"
     assert results["compare them"] == command
     assert rows(gpus=gpus, topology=TOPOLOGY, numa=NODES)["compare them"] == f"{command} hardware.bind=numa,far"
     hidden = rows(gpus=gpus, topology=TOPOLOGY, environment={"CUDA_VISIBLE_DEVICES": "2,0"})

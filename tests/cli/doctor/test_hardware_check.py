@@ -221,7 +221,7 @@ def test_a_node_that_fits_and_one_that_does_not(run_command: Tell) -> None:
     assert (status, lines["gpus_per_node"]) == (1, ["8", "4", "differs"])
 
 
-def test_a_login_node_is_recognized(run_command: Tell) -> None:
+def test_a_login_node_is_recognized(run_command: Tell, tmp_path: Path) -> None:
     login = dataclasses.replace(NODE, hostname="login1", gpus=[])
     status, lines, last = run_command(here=login)
     assert status == 0  # the partition matches, and this host need not
@@ -231,8 +231,8 @@ def test_a_login_node_is_recognized(run_command: Tell) -> None:
     answer, _, command = last.partition(": ")
     assert answer == "this host is no node of hardware=alpha; to check one"
     assert command.startswith(
-        "srun --nodes=1 --ntasks=1 --partition=alpha --exclusive --gres=gpu:8 "
-        f"python -m scalebench doctor {ALPHA} hardware.slurm.bin="
+        f"{tmp_path}/srun --nodes=1 --ntasks=1 --partition=alpha --exclusive --gres=gpu:8 "
+        f"scalebench doctor {ALPHA} hardware.slurm.bin="
     )
 
 
@@ -240,7 +240,7 @@ def test_a_salloc_shell_on_a_login_node(run_command: Tell, monkeypatch: pytest.M
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     _, lines, last = run_command(here=dataclasses.replace(NODE, hostname="login1"))
     assert lines["this host"][1] == "login1, no node of it: a login node?, in job 12"
-    assert "srun --nodes=1 --ntasks=1 python -m" in last  # the allocation has the rest
+    assert "/srun --nodes=1 --ntasks=1 scalebench doctor" in last  # the allocation has the rest
 
 
 def test_within_a_job(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,5 +307,5 @@ def test_the_srun_command_names_account_and_qos(monkeypatch: pytest.MonkeyPatch)
         ["hardware=alpha", "hardware.slurm.account=p_a", "hardware.devices=cpu", "hardware.slurm.exclusive=false"]
     )
     assert make_srun_hint(config.hardware, ["hardware=alpha"]).endswith(
-        ": srun --nodes=1 --ntasks=1 --partition=alpha --account=p_a python -m scalebench doctor hardware=alpha"
+        ": srun --nodes=1 --ntasks=1 --partition=alpha --account=p_a scalebench doctor hardware=alpha"
     )

@@ -81,6 +81,6 @@ def problems(ok: pd.DataFrame) -> list[Block]:
     tagged: Tags = {"strategy": str(ok["strategy"].iloc[-1])} if len(ok) else {}
     return [
         Paragraph("One run was failed as configured.", "warning", tagged),
-        Code("python -m scalebench strategy=ddp_gloo gpus=4", title="The same again"),
+        Code("scalebench strategy=ddp_gloo gpus=4", title="The same again"),
         Code("Traceback:\n  RuntimeError: failed as configured", "log", "The end of rank0.log", tagged),
     ]

@@ -165,7 +165,7 @@ def test_an_interrupted_sweep_has_the_command_that_continues_it(tmp_path: Path) 
     write_unfinished_sweep(tmp_path / "s", pid=2**22 + 1)
     first, command = unfinished_texts(tmp_path)  # also from the folder above
     assert "this sweep was cut short: 5 of 6 runs have ended" in first
-    assert command == "python -m scalebench --multirun 'strategy=a b' resume=true"
+    assert command == "scalebench --multirun 'strategy=a b' resume=true"
 
 
 def test_a_sweep_of_another_machine_may_still_run(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_what_was_left_out_is_named(tmp_path: Path) -> None:
     assert first.endswith(
         "sweep.max_minutes=2.5 left out 35 of 40 runs, the least informative ones: run 5 (35 repeats)."
     )
-    assert command == "python -m scalebench sweep=demo resume=true"
+    assert command == "scalebench sweep=demo resume=true"
 
 
 def test_a_record_that_cannot_be_read_is_a_warning(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_the_given_baseline_is_in_the_head(tmp_path: Path) -> None:
 
 def test_a_missing_baseline_comes_with_its_command(tmp_path: Path) -> None:
     section = strategies_section(write_report_data(tmp_path, [sweeps.run("ddp_gloo", 4)]))
-    assert get_block(section, Code).text == "python -m scalebench --multirun strategy=ddp_gloo gpus=4"
+    assert get_block(section, Code).text == "scalebench --multirun strategy=ddp_gloo gpus=4"
     (warning,) = select_blocks(section, Paragraph)
     assert warning.kind == "warning" and warning.text.startswith("1 row lacks a baseline")
     table = get_block(section, Table)

@@ -14,6 +14,11 @@ ACCUMULATE = "train.accumulate=2"
 # Activations travel between stages, not the gradients of all parameters.
 ONLY_ACTIVATIONS = {"bytes_sent": 0.0}
 
+CHECKPOINTING = "train.activation_checkpointing=true"
+# What is sent has half precision, and with it the gradients: the same steps but for their last digits.
+HALF_PRECISION = {"loss_rtol": 0.02, "weight_atol": 0.01, "bytes_sent": 2}
+LOW_RANK = {"loss_rtol": 0.05, "weight_atol": 0.02, "bytes_sent": 0.1}
+
 TORCH = [
     contract("simulated"),
     contract("simulated", gpus=3),
@@ -29,6 +34,24 @@ TORCH = [
         "ddp_gloo", *NO_OVERLAP, "strategy.options.static_graph=true", ACCUMULATE,
         name="static graph", gpus=3, slow=True,
     ),
+    contract("ddp_gloo", "strategy.options.comm_hook=bf16", name="bf16", slow=True, **HALF_PRECISION),
+    contract("ddp_gloo", "strategy.options.comm_hook=fp16", SMALL_BUCKETS, name="fp16", slow=True, **HALF_PRECISION),
+    contract("ddp_gloo", "strategy.options.comm_hook=powersgd", name="powersgd", **LOW_RANK),
+    contract(
+        "ddp_gloo", "strategy.options.comm_hook=powersgd", *NO_OVERLAP, ACCUMULATE,
+        name="powersgd after", slow=True, **LOW_RANK,
+    ),
+    contract("ddp_gloo", CHECKPOINTING, name="checkpointing", slow=True),
+    contract("fsdp_gloo", EACH_LAYER, CHECKPOINTING, name="checkpointing"),
+    contract("accelerate"),
+    contract("accelerate", gpus=1, slow=True),
+    contract("accelerate", ACCUMULATE, gpus=3, slow=True),
+    contract("deepspeed_zero1", slow=True),
+    contract("deepspeed_zero2", ACCUMULATE, gpus=3, slow=True),
+    contract("deepspeed_zero2", slow=True),
+    contract("deepspeed_zero3", "strategy.options.persistent_elements=0"),
+    contract("deepspeed_zero3", gpus=1, slow=True),
+    contract("deepspeed_zero3", ACCUMULATE, "strategy.options.persistent_elements=0", gpus=3, slow=True),
     contract("lightning_ddp_gloo"),
     contract("lightning_ddp_gloo", gpus=1, slow=True),
     contract("lightning_ddp_gloo", gpus=3, slow=True),
@@ -45,6 +68,14 @@ TORCH = [
     ),
     contract("fsdp", slow=True),
     contract("fsdp_nccl", slow=True),
+    contract("hsdp", EACH_LAYER, "strategy.options.shards=1"),  # two copies
+    contract("hsdp", EACH_LAYER, gpus=1, slow=True),
+    contract("hsdp", EACH_LAYER, ACCUMULATE, gpus=4, slow=True),  # two copies in two shards
+    contract("lightning_fsdp_gloo", EACH_LAYER),
+    contract("lightning_fsdp_gloo", gpus=1, slow=True),
+    contract("lightning_fsdp_gloo", EACH_LAYER, ACCUMULATE, gpus=3, slow=True),
+    contract("lightning_fsdp", slow=True),
+    contract("lightning_fsdp_nccl", slow=True),
     contract("zero1"),
     contract(
         "zero1", ACCUMULATE, "strategy.options.parameters_as_bucket_view=true",
@@ -116,9 +147,6 @@ TENSORFLOW = [
     contract("model_parallel_tensorflow", gpus=1, slow=True),
     contract("model_parallel_tensorflow", "strategy.options.split=size", gpus=3, slow=True, **ONLY_ACTIVATIONS),
 ]
-
-# What is sent has half precision, and with it the gradients: the same steps but for their last digits.
-HALF_PRECISION = {"loss_rtol": 0.02, "weight_atol": 0.01, "bytes_sent": 2}
 
 HOROVOD = [
     contract("horovod", slow=True),

@@ -1,13 +1,15 @@
-"""The contract with other workloads: tokens (a target for each position, embedding tables, gradients of rows that were
-not looked up), a recurrence over positions, pictures (bytes, labels, accuracy, kernels in channels-last order), and a
-user's network from a file in the current folder."""
+"""The contract with other workloads: tokens (a target for each position, embedding tables, gradients of rows not looked
+up), a recurrence over positions, pictures (bytes, labels, accuracy, kernels in channels-last order), the same
+decoded from files while they train, and a user's network from a file in the current folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import ClassVar
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from scalebench.testing import StrategyContract
 from tests.conftest import ROOT
@@ -49,6 +51,27 @@ class OnRecurrence(StrategyContract):
 class OnPictures(StrategyContract):
     # 221 samples leave none to validate with the data set's own share.
     overrides = ("model=cifar10_cnn", "train.dropout=false", "dataset.validation_share=0.25")
+
+
+class OnFiles(StrategyContract):
+    overrides = (
+        "model=cifar10_cnn",
+        "dataset=imagenet_jpeg",
+        "dataset.image_size=32",
+        "dataset.classes=10",
+        "dataset.workers=1",
+    )
+
+    @pytest.fixture(scope="class", autouse=True)
+    def picture_folder(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+        for number in range(221):  # as many as the data set of the contract has
+            path = folder / f"n{number % 10}" / f"{number}.JPEG"
+            path.parent.mkdir(exist_ok=True)
+            Image.fromarray(rng.integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(path)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SCALEBENCH_IMAGENET", str(folder))
+            yield
 
 
 globals().update(
@@ -97,6 +120,21 @@ globals().update(
         ],
         OnPictures,
         "OnPictures",
+    )
+)
+globals().update(
+    contract_classes(
+        [
+            contract("ddp_gloo"),
+            contract("lightning_ddp_gloo", slow=True),
+            contract("fsdp_gloo", EACH_LAYER, slow=True),
+            contract("horovod_gloo", slow=True),
+            contract("mirrored", slow=True),
+            contract("mirrored", "strategy.options.loop=fit", name="fit", slow=True),
+            contract("kuza55_ps_cpu", slow=True),
+        ],
+        OnFiles,
+        "OnFiles",
     )
 )
 

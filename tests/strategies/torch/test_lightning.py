@@ -114,7 +114,7 @@ def test_errors_in_the_loop_are_raised(strategy: Any, source: Callable[..., Sour
 
 def test_the_optimizer_state_follows_the_model(strategy: Any, source: Callable[..., Source]) -> None:
     """Lightning leaves both on the CPU; here meta stands for a GPU. Step counts stay where they were created."""
-    from scalebench.strategies.torch.lightning import move_optimizer_state
+    from scalebench.strategies.torch.lightning.trainer import move_optimizer_state
 
     bare = strategy("bare_torch")
     bare.step(next(iter(bare.feed(source()))))
@@ -140,16 +140,16 @@ def test_the_broadcast_of_sigterm_is_part_of_the_synchronization(strategy: Any, 
 @pytest.mark.gpu
 def test_a_lightning_without_that_broadcast(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has nothing to switch off, or something that cannot be."""
-    from scalebench.strategies.torch import lightning
+    from scalebench.strategies.torch.lightning import trainer
 
-    monkeypatch.delattr(lightning._TrainingEpochLoop, lightning.SIGTERM_HOOK)
+    monkeypatch.delattr(trainer._TrainingEpochLoop, trainer.SIGTERM_HOOK)
     strategy("lightning_ddp_gloo")._switch_sigterm_broadcast(SimpleNamespace())
     with pytest.raises(Unsupported, match=r"sigterm=never: pytorch_lightning .* leave it at lightning"):
         strategy("lightning_ddp_gloo", strategy__options__sigterm="never")
 
 
 def test_uneven_nodes_are_unsupported() -> None:
-    from scalebench.strategies.torch.lightning import LightningDdp
+    from scalebench.strategies.torch.lightning.ddp import LightningDdp
 
     spec = spec_of("lightning_ddp_gloo", 3)
     spec.nodes, spec.places[2] = 2, RankPlacement(2, 0, 1, [0], [], 1)

@@ -19,7 +19,7 @@ from scalebench.strategies.torch import batches
 from scalebench.strategies.torch.base import choose_backend, choose_device
 from scalebench.strategies.torch.ddp import choose_device_ids
 from scalebench.strategies.torch.group import choose_bound_device
-from scalebench.strategies.torch.lightning import choose_trainer_devices
+from scalebench.strategies.torch.lightning.trainer import choose_trainer_devices
 from scalebench.strategies.torch.observed import choose_activities
 from scalebench.workloads import networks
 from scalebench.workloads.source import Source

@@ -15,7 +15,7 @@ from torch import nn
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import ModelSpec
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.torch import user_module
+from scalebench.strategies.torch import user_checks
 from scalebench.strategies.torch.base import BareTorch
 from scalebench.strategies.torch.user_module import UserModule, attribute_errors_to_user
 from scalebench.workloads.source import Source
@@ -348,7 +348,7 @@ class OtherRank:
         self.module = module
 
     def broadcast(self, value: float) -> float:
-        return float(user_module._checksum(self.module.state_dict().values()))
+        return float(user_checks._checksum(self.module.state_dict().values()))
 
     def sum(self, values: list[float]) -> list[float]:
         return values
@@ -356,15 +356,15 @@ class OtherRank:
 
 def test_weights_are_compared_to_the_last_bit() -> None:
     here, same = UserModule(user_modules.seeded()), UserModule(user_modules.seeded())
-    assert not user_module._weights_differ(here, OtherRank(same))
+    assert not user_checks._weights_differ(here, OtherRank(same))
     with torch.no_grad():
         same.module.first.weight[3, 1] += 1e-6
-    assert user_module._weights_differ(here, OtherRank(same))
+    assert user_checks._weights_differ(here, OtherRank(same))
 
 
 def test_different_weights_on_ranks_are_refused(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy("ddp_gloo", **user_model("Plain")).close()
-    monkeypatch.setattr(user_module, "_weights_differ", lambda model, ranks: True)
+    monkeypatch.setattr(user_checks, "_weights_differ", lambda model, ranks: True)
     strategy("bare_torch", **user_model("Plain"))  # a single rank has no others to compare with
     with pytest.raises(PluginError, match="gives other weights on every rank: draw them from torch"):
         strategy("ddp_gloo", **user_model("Plain"))

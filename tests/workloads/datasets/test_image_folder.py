@@ -84,8 +84,8 @@ def test_grey_cmyk_and_png_pictures(folder):
 
 def test_decoded_once_and_again_when_files_come_or_go(folder, monkeypatch):
     decoded = []
-    decode = image_folder._decode
-    monkeypatch.setattr(image_folder, "_decode", lambda path, side: (decoded.append(path), decode(path, side))[1])
+    decode = images.decode
+    monkeypatch.setattr(images, "decode", lambda path, side: (decoded.append(path), decode(path, side))[1])
     prepare(folder)
     prepare(folder)
     assert len(decoded) == 12

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import Config, DatasetSpec, MeasureSpec, ModelSpec
-from scalebench.workloads import datasets
+from scalebench.workloads import datasets, records
 from scalebench.workloads.datasets import cache, user_function, user_function_worker
 from scalebench.workloads.datasets.user_function import FunctionCall
 from scalebench.workloads.datasets.user_function_worker import UnusableSamples
@@ -404,8 +404,55 @@ class Tensor:
     """Stands for an array of another package."""
 
 
+class Table:
+    """Stands for a Dataset of torch."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.samples[row]
+
+
+TOKENS = np.arange(24).reshape(6, 4)
+RECORDS: dict[str, tuple[Any, str, str | None]] = {
+    "tokens": ((TOKENS, FLOATS), "f0 int64 (4,)", None),
+    "a dict": (({"ids": TOKENS, "mask": TOKENS > 3}, FLOATS), "ids int64 (4,), mask bool (4,)", None),
+    "a dict with its targets": (
+        {"ids": TOKENS.astype(">i4"), "labels": FLOATS},
+        "ids int32 (4,), labels float32 (4,)",
+        "",
+    ),
+    "a tuple": (((TOKENS, FLOATS), FLOATS), "f0 int64 (4,), f1 float32 (4,)", None),
+    "several targets": ((FLOATS, (FLOATS, TOKENS)), "", "f0 float32 (4,), f1 int64 (4,)"),
+    "a table of pairs": (Table([(FLOATS[row], int(TOKENS[row, 0])) for row in range(6)]), "f0 float32 (4,)", None),
+    "a table of dicts": (Table([{"ids": row} for row in TOKENS]), "ids int64 (4,)", ""),
+}  # what is returned -> fields of its inputs, and of its targets (None: one array)
+
+
+@pytest.mark.parametrize("case", RECORDS)
+def test_several_arrays_of_a_sample_and_integers_are_kept_as_records(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_function_worker, "BLOCK_BYTES", 100)
+    result, input_fields, target_fields = RECORDS[case]
+    user_function_worker.write_samples(result, tmp_path)
+    facts = user_function.read_facts.__wrapped__(tmp_path)
+    inputs, targets = cache.open_arrays(tmp_path)
+    assert (facts.fields or "", facts.samples) == (input_fields, 6)
+    assert facts.needs_loss == (target_fields is not None)
+    if target_fields is not None:
+        assert records.describe_fields(targets.dtype) == (target_fields or "no_targets uint8 ()")
+    kept = records.list_fields(records.split_fields(inputs, lambda array: array))
+    arrays = [FLOATS] if case in ("several targets", "a table of pairs") else [TOKENS]
+    assert np.array_equal(kept[0], arrays[0].astype(kept[0].dtype))
+
+
 UNUSABLE: dict[str, tuple[Any, str]] = {
-    "None": (None, r"^returns None: it should return \(inputs, targets\)$"),
+    "None": (None, r"^returns None: it should return \(inputs, targets\), a dict of arrays or a Dataset$"),
     "an array": (FLOATS, r"^returns a numpy ndarray: it should"),
     "three": ((FLOATS, FLOATS, FLOATS), r"^returns 3 values: it should"),
     "lists": ((FLOATS.tolist(), FLOATS), r"^returns a list as inputs: it should be a numpy array$"),
@@ -413,9 +460,23 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "one axis": ((FLOATS[0], FLOATS[0]), r"^returns inputs of shape \(4,\): they should be \(n, \.\.\.\)"),
     "lengths": ((FLOATS, FLOATS[1:]), r"^returns inputs of shape \(6, 4\) and targets of shape \(5, 4\): they should"),
     "no samples": ((FLOATS[:0], FLOATS[:0]), r"^returns no samples: "),
-    "integer inputs": ((FLOATS.astype(int), FLOATS), r"^returns inputs of int64: cast them to float32, or to uint8"),
-    "strings": ((FLOATS, np.array(["a"] * 6)), r"^returns targets of <U1: cast them to float32, or to int64"),
-    "one-hot": ((FLOATS, np.eye(6, dtype=int)), r"^returns integer targets of shape \(6, 6\): class numbers"),
+    "strings": ((FLOATS, np.array(["a"] * 6)), r"^returns targets of <U1: cast it to float32, or to integers"),
+    "strings in a dict": ({"ids": FLOATS, "text": np.array(["a"] * 6)}, r"^returns 'text' of <U1 in inputs: cast it"),
+    "lengths in a dict": (
+        {"ids": FLOATS, "mask": FLOATS[1:]},
+        r"^returns 'ids' of shape \(6, 4\) and 'mask' of shape \(5, 4\): they should have one target per sample$",
+    ),
+    "NaN in a dict": ({"ids": np.where(FLOATS > 0.9, np.nan, FLOATS)}, r"^returns NaN .* in 'ids', first at sample 5"),
+    "no targets of an array": ((FLOATS, None), r"^returns None as targets: it should be a numpy array$"),
+    "an empty table": (Table([]), r"^returns a Dataset without samples$"),
+    "a table of other shapes": (
+        Table([{"ids": FLOATS[0]}, {"ids": FLOATS[0, 1:]}]),
+        r"^returns a Dataset whose sample 1 has \(3,\) of 'ids', and sample 0 \(4,\): pad or cut them to one shape$",
+    ),
+    "a table of other fields": (
+        Table([{"ids": FLOATS[0]}, {"mask": FLOATS[0]}]),
+        r"^returns a Dataset whose sample 1 has no 'ids', and sample 0 \(4,\): ",
+    ),
     "below 0": ((FLOATS, np.arange(6) - 2), r"^returns the negative class -2 in targets, first at sample 0: correct"),
     "infinite": ((np.where(FLOATS > 0.9, np.inf, FLOATS), FLOATS), r"infinite value in inputs, first at sample 5"),
     "too large": ((FLOATS * 1e300, FLOATS), r"NaN or an infinite value in inputs, first at sample 0"),

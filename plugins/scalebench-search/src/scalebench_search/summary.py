@@ -98,7 +98,7 @@ def command(trial: Trial, arguments: Sequence[str]) -> str:
             kept.append(word)
     # A file of conf/sweep also has the settings of its runs.
     single = ["hydra.mode=RUN"] if any(word.startswith("sweep=") for word in kept) else []
-    return f"python -m scalebench {shlex.join([*kept, *single, *trial.overrides])}"
+    return f"scalebench {shlex.join([*kept, *single, *trial.overrides])}"
 
 
 def _short(word: str) -> str:

@@ -112,14 +112,14 @@ def find_node_name(host: Machine, nodes: Sequence[PartitionNode]) -> str | None:
 def make_srun_hint(hardware: HardwareSpec, arguments: Sequence[str]) -> str:
     """Return a hint with the command that checks a node."""
     slurm = hardware.slurm
-    srun = ["srun", "--nodes=1", "--ntasks=1"]
+    srun = [str(Path(slurm.bin or "") / "srun"), "--nodes=1", "--ntasks=1"]
     if not in_allocation():
         keys = ("partition", "account", "qos", "reservation", "constraint")
         srun += [f"--{key}={value}" for key in keys if (value := getattr(slurm, key)) is not None]
         srun += ["--exclusive"] if slurm.exclusive else []
         if hardware.devices == "cuda" and slurm.gres and hardware.gpus_per_node is not None:
             srun += [f"--gres={slurm.gres.replace('{gpus}', str(hardware.gpus_per_node))}"]
-    command = shlex.join([*srun, "python", "-m", "scalebench", "doctor", *arguments])
+    command = shlex.join([*srun, "scalebench", "doctor", *arguments])
     return f"this host is no node of hardware={hardware.name}; to check one: {command}"
 
 

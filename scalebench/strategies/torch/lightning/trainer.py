@@ -1,8 +1,8 @@
-"""Training by pytorch_lightning.Trainer in processes that scalebench started, and Lightning's DDP strategy."""
+"""Training by pytorch_lightning.Trainer in processes that scalebench started."""
 
 from __future__ import annotations
 
-import gc
+import functools
 import logging
 import os
 import signal
@@ -10,8 +10,6 @@ import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -20,9 +18,8 @@ import torch
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.plugins.precision import MixedPrecision
-from pytorch_lightning.strategies import DDPStrategy
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from pytorch_lightning.strategies import ParallelStrategy
+from torch import Tensor
 from torch.optim import Optimizer
 
 from scalebench.core.spec import RunSpec
@@ -30,8 +27,8 @@ from scalebench.strategies import refusals
 from scalebench.strategies.base import BatchReplay, Loop, LossPart, Unsupported
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.ddp import Ddp, DdpOptions, read_bucket_bytes, skip_sync
 from scalebench.strategies.torch.optimizer import sum_loss_parts
+from scalebench.strategies.torch.user_step import UserStep
 
 MIXED_PRECISIONS = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 SIGTERM_HOOK = "_broadcast_sigterm_tensor"  # of Lightning's training loop, from 2.6 on
@@ -42,6 +39,8 @@ EXPECTED_WARNINGS = (
     "GPU available but not used",  # hardware=cpu on a machine with GPUs is the user's choice
     "The `srun` command is available on your system",  # the launcher has decided how ranks are started
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning's own call of torch
+    "You defined a `validation_step` but have no",  # scalebench evaluates after the training
+    "Trying to infer the `batch_size` from an ambiguous collection",  # for self.log, which nobody reads
 )
 
 
@@ -70,8 +69,9 @@ class TrainerStrategy(TorchStrategy):
 
     def train(self, loop: Loop) -> None:
         with self.attribute_errors_to_user():
-            trainer = self._build_trainer(_LoopReporter(self, loop))
-            trainer.fit(_TrainerModule(self), train_dataloaders=_LoopParts(self, loop))
+            trainer, module = self._build_trainer(_LoopReporter(self, loop)), self._choose_module()
+            trainer.fit(module, train_dataloaders=_LoopParts(self, loop))
+            module.trainer = None  # a user's module is evaluated afterwards, where self.log finds no loop
         self.model.to(self.device)  # Lightning leaves it on the CPU, and the optimizer's state
         move_optimizer_state(self.optimizer, self.device)
 
@@ -84,11 +84,24 @@ class TrainerStrategy(TorchStrategy):
     def versions(self) -> dict[str, str]:
         return {**super().versions(), "pytorch_lightning": pl.__version__}
 
+    def _choose_module(self) -> pl.LightningModule:
+        """Return the user's LightningModule as it is, with all of its hooks; else the strategy's model as one."""
+        model = self.model
+        is_lightning = isinstance(model, UserStep) and isinstance(model.module, pl.LightningModule)
+        return borrow_user_module(self) if is_lightning and self.compiled is model else _TrainerModule(self)
+
     def on_fit_start(self, trainer: pl.Trainer) -> None:
         """Prepare the fit; called between Lightning's set-up and its first step."""
 
+    def on_step_end(self) -> None:
+        """Finish a step; called after the optimizer and before the loop hears of it."""
+
     def on_fit_end(self) -> None:
         """Finish the fit; called after the last step, before Lightning removes its wrapper."""
+
+    def empty_loss(self) -> Tensor:
+        """Return the loss of a part without samples, which Lightning trains on like any other."""
+        return sum(parameter.sum() for parameter in self.model.parameters()) * 0.0
 
     def _build_trainer(self, reporter: pl.Callback) -> pl.Trainer:
         return pl.Trainer(
@@ -112,15 +125,8 @@ class TrainerStrategy(TorchStrategy):
         return [] if name is None else [MixedPrecision(name, self.device.type, self.precision.scaler)]
 
 
-@dataclass
-class LightningDdpOptions(DdpOptions):
-    """The arguments of DistributedDataParallel, and what Lightning's loop sends besides the gradients."""
-
-    sigterm: str = "lightning"  # lightning: its broadcast before each batch | never: without it
-
-
-class LightningDdp(TrainerStrategy, Ddp):
-    """Lightning's DDP strategy, which wraps the model in a new DistributedDataParallel in each fit.
+class GroupTrainerStrategy(TrainerStrategy):
+    """A Trainer whose own strategy connects the processes.
 
     From version 2.6 on Lightning's loop broadcasts before each batch (of each part of a step) whether rank 0 received
     SIGTERM, and waits for the result: a collective and a synchronization of the device within each step. While gradient
@@ -128,13 +134,9 @@ class LightningDdp(TrainerStrategy, Ddp):
     `exposed` and `imbalance` would lack that time, and it would pass for a cost of each device.
     """
 
-    Options = LightningDdpOptions
-
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self._sync_on = True
-        self._wrapper: DistributedDataParallel | None = None  # exists during a fit
-        self._message_sizes: list[int] = []
 
     def setup(self) -> None:
         refusals.refuse(refusals.lightning_rule(self.spec, self.options))
@@ -150,54 +152,23 @@ class LightningDdp(TrainerStrategy, Ddp):
                 "--gpus-per-task and --gpu-bind, or CUDA_VISIBLE_DEVICES"
             )
 
-    def _node_devices(self) -> list[int]:
-        return [p.devices[0] for p in self.spec.places if p.node == self.place.node]
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        return model
+    @abstractmethod
+    def lightning_strategy(self) -> ParallelStrategy:
+        """Return Lightning's strategy for one fit."""
 
     def trainer_arguments(self) -> dict[str, Any]:
-        devices = self._node_devices()
-        return {
-            **choose_trainer_devices(self.device.type, devices),
-            "num_nodes": self.spec.nodes,
-            "strategy": _AccumulatingDdp(
-                cluster_environment=LauncherEnvironment(),
-                process_group_backend=self.group_backend(),
-                timeout=timedelta(seconds=self.spec.group_timeout_s),
-                **self.ddp_arguments(),
-            ),
-        }
+        strategy = self.lightning_strategy()
+        strategy.cluster_environment = LauncherEnvironment()
+        devices = choose_trainer_devices(self.device.type, self._node_devices())
+        return {**devices, "num_nodes": self.spec.nodes, "strategy": strategy}
 
-    def train(self, loop: Loop) -> None:
-        super().train(loop)
-        self._wrapper = None
-        gc.collect()  # reference cycles would keep the wrapper alive, and its hooks on the parameters
-
-    def set_gradient_sync(self, on: bool) -> None:
-        self._sync_on = on
-        if self._wrapper is not None:
-            self._wrapper.require_backward_grad_sync = on
-
-    def partial_step(self, batch: TorchBatch, until: str) -> None:
-        """Train up to one part of a step without Lightning, whose wrapper exists during a fit only."""
-        TorchStrategy.partial_step(self, batch, until)
-
-    def message_sizes(self) -> list[int]:
-        return self._message_sizes if self._wrapper is None else read_bucket_bytes(self._wrapper)
+    def group_arguments(self) -> dict[str, Any]:
+        """Return the arguments of Lightning's strategy about the group, which exists already."""
+        timeout = timedelta(seconds=self.spec.group_timeout_s)
+        return {"process_group_backend": self.group_backend(), "timeout": timeout}
 
     def on_fit_start(self, trainer: pl.Trainer) -> None:
-        self._wrapper = trainer.strategy.model
-        self._wrapper.require_backward_grad_sync = self._sync_on
-        self.register_hook(self._wrapper)
         self._switch_sigterm_broadcast(trainer.fit_loop.epoch_loop)
-
-    def _switch_sigterm_broadcast(self, loop: Any) -> None:
-        """Let Lightning's loop broadcast as the options say, and only while gradient synchronization is on."""
-        broadcast = getattr(loop, SIGTERM_HOOK, None)
-        if broadcast is not None:
-            wanted = self.options.sigterm == "lightning"
-            setattr(loop, SIGTERM_HOOK, lambda: broadcast() if wanted and self._sync_on else None)
 
     def settings_used(self) -> dict[str, str]:
         """Observe the settings of one more step; `sigterm` is there where Lightning's loop broadcasts in each step."""
@@ -205,8 +176,15 @@ class LightningDdp(TrainerStrategy, Ddp):
         sigterm = {"sigterm": "broadcast"} if broadcasts and self.spec.processes > 1 else {}
         return super().settings_used() | sigterm
 
-    def on_fit_end(self) -> None:
-        self._message_sizes = self.message_sizes()
+    def _node_devices(self) -> list[int]:
+        return [p.devices[0] for p in self.spec.places if p.node == self.place.node]
+
+    def _switch_sigterm_broadcast(self, loop: Any) -> None:
+        """Let Lightning's loop broadcast as the options say, and only while gradient synchronization is on."""
+        broadcast = getattr(loop, SIGTERM_HOOK, None)
+        if broadcast is not None:
+            wanted = self.options.sigterm == "lightning"
+            setattr(loop, SIGTERM_HOOK, lambda: broadcast() if wanted and self._sync_on else None)
 
 
 def choose_trainer_devices(kind: str, devices: list[int]) -> dict[str, Any]:
@@ -231,13 +209,6 @@ class LauncherEnvironment(LightningEnvironment):
         """Keep WORLD_SIZE, which Lightning would delete, since the processes outlive a fit."""
 
 
-class _AccumulatingDdp(DDPStrategy):
-    """Lightning's DDP, which synchronizes in the last part of a step only."""
-
-    def block_backward_sync(self) -> AbstractContextManager[Any]:
-        return skip_sync(self.model)
-
-
 class _TrainerModule(pl.LightningModule):
     """The strategy's model, loss and optimizer as a LightningModule."""
 
@@ -251,7 +222,7 @@ class _TrainerModule(pl.LightningModule):
     def training_step(self, batch: TorchBatch, batch_idx: int) -> Tensor:
         self.is_last_part = batch.last
         if not batch.samples:  # Lightning counts parts, and this step has fewer samples than parts
-            return sum(parameter.sum() for parameter in self._strategy.model.parameters()) * 0.0
+            return self._strategy.empty_loss()
         loss, loss_part = self._strategy.forward(self.model, batch)
         self._loss_parts.append(loss_part)
         # The losses of parts add up, whereas Lightning averages them.
@@ -262,8 +233,33 @@ class _TrainerModule(pl.LightningModule):
         parts, self._loss_parts = self._loss_parts, []
         return sum_loss_parts(parts)
 
-    def configure_optimizers(self) -> Optimizer:
-        return self._strategy.optimizer
+    def configure_model(self) -> None:
+        """Leave the model as the strategy has built it; some of Lightning's strategies want this method."""
+
+    def configure_optimizers(self) -> Any:
+        return read_optimizers(self._strategy)
+
+
+def read_optimizers(strategy: TrainerStrategy) -> Any:
+    """Return the optimizer, with the schedulers that the user's function has made for it."""
+    user = strategy.user_optimizer()
+    return strategy.optimizer if user is None else user.result
+
+
+def borrow_user_module(strategy: TrainerStrategy) -> pl.LightningModule:
+    """Return the user's LightningModule for a fit. Its training_step is called with its own batches and its loss is
+    reported and weighted; its optimizer is that of all fits."""
+    module, steps = strategy.model.module, _TrainerModule(strategy)
+
+    @functools.wraps(strategy.model.training_step)
+    def training_step(batch: TorchBatch, batch_idx: int) -> Tensor:
+        loss = steps.training_step(batch, batch_idx)
+        module.is_last_part = steps.is_last_part
+        return loss
+
+    module.training_step, module.take_loss = training_step, steps.take_loss
+    module.configure_optimizers = functools.partial(read_optimizers, strategy)
+    return module
 
 
 class _LoopReporter(pl.Callback):
@@ -282,7 +278,10 @@ class _LoopReporter(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if pl_module.is_last_part and self._loop.done(pl_module.take_loss()):
+        if not pl_module.is_last_part:
+            return
+        self._strategy.on_step_end()
+        if self._loop.done(pl_module.take_loss()):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -1,0 +1,59 @@
+"""A step of the user's own under ddp_gloo on two processes, against the same step in a hand-written DDP loop.
+
+Target: at most 2 % slower. The user's functions are those of examples/token_transformer.py, with batches that are dicts
+of integers, a loss and an optimizer of their own; same batch, data and threads, in the same processes, alternating.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.loop_overhead import LABELS, measure
+from benchmarks.spread import format_ratios
+from examples import token_transformer
+from scalebench.core.spec import RunSpec
+from scalebench.strategies.base import Strategy
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
+
+LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "3"))
+STRATEGY, GPUS = "ddp_gloo", 2
+OVERRIDES = (
+    *("model=custom", "model.torch=examples.token_transformer:build", "model.loss=examples.token_transformer:loss"),
+    *("dataset=custom", "dataset.builder=examples.token_transformer:samples", "dataset.size=4000"),
+    *("+model.options.width=32", "+model.options.layers=1", "train.batch_per_device=32"),
+)
+
+
+def main() -> None:
+    launches = [turns for _ in range(LAUNCHES) if (turns := measure(STRATEGY, GPUS, *OVERRIDES))]
+    for kind in ("blocks", "wall") if launches else ():
+        by_hand, measured = (np.concatenate([turns[key] for turns in launches]) for key in ("by_hand", kind))
+        print(f"{STRATEGY} gpus={GPUS}: {LABELS[kind]}: {format_ratios(by_hand, measured)}", flush=True)
+
+
+class ByHand:
+    """A hand-written loop over the same samples, which are tensors in memory."""
+
+    def __init__(self, spec: RunSpec, rank: int, strategy: Strategy) -> None:
+        inputs, targets = cache.open_arrays(datasets.prepare(spec.config))
+        self.inputs = {name: torch.from_numpy(inputs[name].copy()) for name in inputs.dtype.names}
+        self.labels = torch.from_numpy(targets["next"].copy())
+        self.batch = spec.batch_per_device
+        module, self.optimizer = token_transformer.build(**spec.config.model.options)
+        self.net = DistributedDataParallel(module)
+        self.order = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(rank))
+        self.at = 0
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            rows = self.order[self.at : self.at + self.batch]
+            self.at = (self.at + self.batch) % (len(self.order) - self.batch)
+            self.optimizer.zero_grad()
+            outputs = self.net(**{name: tensor[rows] for name, tensor in self.inputs.items()})
+            token_transformer.loss(outputs, {"next": self.labels[rows]}).backward()
+            self.optimizer.step()

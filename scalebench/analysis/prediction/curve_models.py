@@ -1,0 +1,179 @@
+"""Step models of measured scaling curves: each quantity from the run's own probes, else from the hardware's YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from scalebench.analysis.batch_size import fit_step_time
+from scalebench.analysis.columns import RATE
+from scalebench.analysis.prediction.calibration import (
+    ReadRecord,
+    Row,
+    SyncsByLink,
+    find_link_rate,
+    find_micro_batches,
+    find_stages,
+    message_bytes,
+)
+from scalebench.analysis.prediction.cost_model import LinkRate
+from scalebench.analysis.prediction.extrapolation import Point
+from scalebench.analysis.prediction.step_model import (
+    ALL_REDUCE,
+    BACKWARD_SHARE,
+    GROWTH,
+    HYBRID,
+    IN_GRAPH,
+    LATENCIES_S,
+    LINK_EFFICIENCIES,
+    NETWORK_EFFICIENCY,
+    NETWORK_LATENCY_S,
+    NO_SYNC,
+    ONE_COPY,
+    OVERLAP,
+    SHARDED,
+    STAGES,
+    TENSOR,
+    ZERO1,
+    Links,
+    StepModel,
+    expected_maximum,
+)
+from scalebench.analysis.scaling_curves import Curve
+from scalebench.core.errors import InputError
+
+# The first word that is part of a strategy's name decides; all others add up gradients of replicas.
+SYNC_OF_NAMES = (
+    ("fsdp", SHARDED), ("zero3", SHARDED), ("zero", ZERO1), ("tensor_parallel", TENSOR), ("model_parallel", STAGES),
+    ("pipeline", STAGES), ("hybrid", HYBRID), ("central_storage", ONE_COPY), ("parameter_server", ONE_COPY),
+    ("multi_gpu_model", IN_GRAPH), ("_ps_", IN_GRAPH), ("data_parallel", IN_GRAPH), ("independent", NO_SYNC),
+)  # fmt: skip
+MAX_GROWTH = 0.2  # more is no property of the devices
+MIN_SYNC_SHARE = 0.01  # of a step; what hides less says nothing about overlap
+Hardware = Mapping[str, Any]  # as in a YAML of conf/hardware
+
+
+def sync_kind(strategy: str) -> str:
+    return next((kind for word, kind in SYNC_OF_NAMES if word in strategy), ALL_REDUCE)
+
+
+def list_points(curve: Curve) -> list[Point]:
+    """Return the measured steps of a curve; of a step shortened by the end of an epoch its samples count."""
+    return [
+        Point(row["gpus"], row["global_batch"] / row["gpus"], row["global_batch"] / row[RATE]) for row in curve.rows
+    ]
+
+
+def make_links(hardware: Hardware, rows: Sequence[Row], syncs: SyncsByLink | None, read: ReadRecord) -> Links:
+    """Make the links of some hardware: measured on these rows, with `syncs`, else those of its YAML.
+
+    A rate is None where neither is known. A node has at least the devices that ran on one of this hardware.
+    """
+    links = hardware.get("links") or {}
+    ran = max(-(-row["gpus"] // row["nodes"]) for row in rows)
+    per_node = hardware.get("gpus_per_node") or ran
+    if syncs is not None:
+        per_node = max(per_node, ran)
+    kind = links.get("kind") or ("nvlink" if "nvlink" in str(links.get("intra_node")).lower() else "peer")
+    if kind not in LINK_EFFICIENCIES:
+        raise InputError(f"hardware.links.kind={kind} should be one of {', '.join(LINK_EFFICIENCIES)}")
+    nominal, network = (links.get(name) for name in ("intra_node_bytes_per_s", "inter_node_bytes_per_s"))
+    made = Links(
+        int(per_node),
+        float(nominal) * LINK_EFFICIENCIES[kind] if nominal else None,
+        float(network) * NETWORK_EFFICIENCY if network else None,
+        float(links.get("intra_node_latency_s") or LATENCIES_S[kind]),
+        float(links.get("inter_node_latency_s") or NETWORK_LATENCY_S),
+        oversubscription=float(links.get("oversubscription") or 1.0),
+    )
+    for row in rows if syncs else ():
+        rate = find_link_rate(row, syncs or {}, read)
+        if row["gpus"] == 1 or not isinstance(rate, LinkRate):
+            continue
+        if row["nodes"] == 1:
+            latency_s = made.latency_s if rate.latency_s is None else rate.latency_s
+            made = replace(made, bytes_per_s=rate.bytes_per_s, latency_s=latency_s)
+        else:
+            latency_s = made.network_latency_s if rate.latency_s is None else rate.latency_s
+            network = rate.bytes_per_s * made.oversubscription
+            made = replace(made, network_bytes_per_s=network, network_latency_s=latency_s)
+    return made
+
+
+def make_step_model(curve: Curve, links: Links, read: ReadRecord, batch_rows: Sequence[Row] = ()) -> StepModel:
+    """Make the model of a curve's strategy, without the seconds of a sample, which follow from its points.
+
+    `batch_rows` are rows of one device that differ in their batch. InputError names what was not measured.
+    """
+    rows, strategy = curve.rows, curve.tags["strategy"]
+    kind, last = sync_kind(strategy), rows[-1]
+    sizes = message_bytes(last, read)
+    model = StepModel(
+        1.0, links, kind, float(last["gradient_bytes"] or sum(sizes)), max(1, len(sizes)),
+        pass_s=_half_batch(batch_rows), optimizer_s=max(0.0, _first(rows, "optimizer_s") or 0.0),
+        backward_share=_backward_share(rows), host_sample_s=_host_sample_s(last, read),
+    )  # fmt: skip
+    if len(rows) == 1 and last["gpus"] == 1 and kind == TENSOR:
+        raise InputError("one device sends nothing, and no formula says what split layers send: measure gpus=2")
+    if kind == TENSOR:
+        model = replace(model, sync_bytes=sum(sizes) / last["global_batch"])
+    elif kind in (STAGES, HYBRID):
+        model = _add_stages(model, last, read)
+    elif kind == ALL_REDUCE and not model.sync_bytes and len(rows) == 1:
+        raise InputError("how many bytes it sends is not known: measure gpus=2")
+    return _add_measured_overlap(model, rows)
+
+
+def _add_stages(model: StepModel, row: Row, read: ReadRecord) -> StepModel:
+    result = read(row)
+    options = result.spec.get("strategy", {}).get("options") or {}
+    stages = int(options.get("stages") or 2) if model.sync == HYBRID else 0
+    if row["gpus"] > 1:
+        cuts = [stage.sent_bytes for stage in find_stages(result)]
+        model = replace(model, cut_bytes=max(cuts), micro_batches=find_micro_batches(result))
+    return replace(model, stages=stages, pass_s=0.0)
+
+
+def _add_measured_overlap(model: StepModel, rows: Sequence[Row]) -> StepModel:
+    """Return the model with overlap and growth as the probes measured them on the most devices."""
+    overlap = 0.0 if model.sync == IN_GRAPH else OVERLAP
+    growth = GROWTH
+    for row in rows:
+        isolated, exposed, backward = (row[name] for name in ("sync_isolated_s", "sync_exposed_s", "backward_s"))
+        if row["gpus"] > 1 and row["imbalance_s"] is not None and row["step_s"]:
+            wait = row["imbalance_s"] / row["step_s"] / float(expected_maximum(np.array(float(row["gpus"]))))
+            growth = min(MAX_GROWTH, max(GROWTH, wait))  # there are other losses than waiting
+        if row["gpus"] > 1 and isolated and exposed is not None and backward and model.messages > 1:
+            hidden = (isolated - exposed) / (backward * (1 - 1 / model.messages))
+            if isolated > MIN_SYNC_SHARE * row["step_s"]:
+                overlap = min(1.0, max(0.0, hidden))
+    return replace(model, overlap=overlap, growth=growth)
+
+
+def _first(rows: Sequence[Row], name: str) -> float | None:
+    return next((float(row[name]) for row in rows if row[name] is not None), None)
+
+
+def _backward_share(rows: Sequence[Row]) -> float:
+    forward, backward = _first(rows, "forward_s"), _first(rows, "backward_s")
+    if forward is None or backward is None or forward <= 0 or backward <= 0:
+        return BACKWARD_SHARE
+    return backward / (forward + backward)
+
+
+def _half_batch(rows: Sequence[Row]) -> float:
+    """Return the samples that take as long as the fixed part of a pass; 0 where batches were not varied."""
+    fit = fit_step_time([(float(row["global_batch"]), row["global_batch"] / row[RATE]) for row in rows])
+    return 0.0 if fit is None or fit.half_batch is None else fit.half_batch
+
+
+def _host_sample_s(row: Row, read: ReadRecord) -> float:
+    """Return the seconds of all processors of a node for a sample; 0 where the processors are the devices."""
+    hardware = read(row).spec.get("hardware") or {}
+    cores, used = hardware.get("cpus_per_node"), row["cpu_util_ours_mean"]
+    if read(row).scale.device != "cuda" or not cores or used is None or not row["step_s"]:
+        return 0.0
+    return float(used * row["step_s"] * row["nodes"] / row["global_batch"])

@@ -1,0 +1,379 @@
+"""Predictions for measured scaling curves on more devices, with 95 % intervals, and the answers that follow from them.
+
+Nothing is ranked that is known from one device only: strategies that are alike there differ on several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scalebench.analysis.columns import RATE
+from scalebench.analysis.prediction.calibration import ReadRecord, Row, group_syncs_by_link
+from scalebench.analysis.prediction.curve_models import Hardware, list_points, make_links, make_step_model
+from scalebench.analysis.prediction.extrapolation import ERROR_FLOOR, ErrorLimits, Extrapolation, Point, extrapolate
+from scalebench.analysis.prediction.published_series import load_limits
+from scalebench.analysis.prediction.step_model import SHARDED, STAGES, ZERO1, FloatArray, Links
+from scalebench.analysis.scaling_curves import Curve
+from scalebench.core.errors import InputError
+
+MAX_MEASURED_DEVICES = 4320  # of the published curves
+MIN_OWN_RESIDUALS = 20  # from these on, the errors of one's own sweeps are the limits
+MIN_DOUBLING_GAIN = 1.5
+OTHER_DEVICE_SCALE = 0.1  # of the error, where the devices are others than those measured
+SMALL_LOSS = 0.05  # of a step; below it, computation is what limits
+LIMITS = ("compute", "sync", "growth", "host")
+OPTIMIZER_STATE_SHARE = 0.5  # of weights, gradients and Adam's two moments, all float32
+QUANTILES = (0.025, 0.975)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Figures by number of devices, in arrays of equal length; nan: a batch has fewer samples than devices."""
+
+    devices: FloatArray
+    batch: FloatArray
+    throughput: FloatArray  # samples/s
+    low: FloatArray
+    high: FloatArray
+    efficiency: FloatArray  # per device, over the fewest devices that were measured
+    efficiency_low: FloatArray
+    efficiency_high: FloatArray
+    losses: FloatArray  # shares of a step, a row for each of LIMITS
+    memory_bytes: FloatArray  # of a device; nan: not measured
+    fits: FloatArray  # 1, 0, nan: unknown
+    device_hours_per_epoch: FloatArray
+
+    def limited_by(self, index: int) -> str:
+        """Return what limits throughput: the largest loss, or computation where there is hardly any."""
+        return "memory" if self.fits[index] == 0 else LIMITS[int(np.argmax(np.nan_to_num(self.losses[:, index])))]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The devices up to which efficiency keeps a share, surely and by the figures (None: not even the fewest), and the
+    fewest whose doubling brings less than MIN_DOUBLING_GAIN (None: none up to `most`)."""
+
+    most: int
+    surely: int | None
+    by_figures: int | None
+    poor_doubling: int | None
+
+
+@dataclass(frozen=True)
+class CurvePrediction:
+    """A measured curve and its extrapolation to other numbers of devices, perhaps of other hardware."""
+
+    curve: Curve
+    extrapolation: Extrapolation
+    hardware: Hardware
+    limits: ErrorLimits
+    knows_network: bool = False
+    other_device: bool = False  # than those measured
+    batch: float | None = None  # samples of a device, instead of those measured
+    remarks: tuple[str, ...] = ()
+    siblings: dict[int, float] = field(default_factory=dict)  # log of what to multiply seconds with, by devices
+
+    @property
+    def name(self) -> str:
+        return self.curve.name
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        return self.extrapolation.points
+
+    @property
+    def is_rankable(self) -> bool:
+        """Whether several numbers of devices are measured."""
+        return len(self.points) > 1
+
+    def list_remarks(self, devices: int) -> list[str]:
+        """Return what to know of a prediction for this number of devices."""
+        crosses = float(self.extrapolation.count_nodes(devices)) > 1 >= float(
+            self.extrapolation.count_nodes(self.points[-1].devices))  # fmt: skip
+        unmeasured = ["nothing between nodes was measured, so that the interval is wider"] if crosses else []
+        return [*self.remarks, *unmeasured]
+
+    def batch_of(self, devices: FloatArray) -> FloatArray:
+        """Return the samples of a device; nan where a device would have none."""
+        if self.batch is not None:
+            return np.full_like(devices, self.batch)
+        last = self.curve.rows[-1]
+        if last["scaling"] != "strong":
+            return np.full_like(devices, self.points[-1].batch)
+        return np.where(devices <= last["global_batch"], last["global_batch"] / devices, math.nan)
+
+    def forecast(self, counts: Any) -> Forecast:
+        devices = np.asarray(counts, float)
+        batch = self.batch_of(devices)
+        parts = self.extrapolation.parts(devices, batch)
+        seconds = self.extrapolation.step_s(devices, batch)
+        if self.siblings:
+            seconds = seconds * np.exp([self.siblings.get(int(count), 0.0) for count in devices])
+        fast, slow = self._limits(devices, batch)
+        rate, first = devices * batch / seconds, self.points[0]
+        per_device = first.batch / first.step_s
+        fits, memory = self._memory(devices, batch)
+        total_s = parts.step_s
+        losses = np.stack([np.full_like(devices, SMALL_LOSS), parts.sync_s / total_s, parts.growth_s / total_s,
+                           (parts.host_s >= total_s) * 1.0])  # fmt: skip
+        last = self.curve.rows[-1]
+        epoch = math.nan if last["epoch_s"] is None else last["epoch_s"] * last[RATE]
+        efficiency = rate / devices / per_device
+        hours = devices * epoch / rate / 3600
+        return Forecast(devices, batch, rate, rate / slow, rate / fast, efficiency, efficiency / slow,
+                        efficiency / fast, losses, memory, fits, hours)  # fmt: skip
+
+    def _limits(self, devices: FloatArray, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the 95 % limits of a step over the predicted one: of the prediction, and of the last measured point,
+        in quadrature on a logarithmic scale."""
+        scale = self.extrapolation.error_scale(devices, batch, self.knows_network)
+        scale = scale + (OTHER_DEVICE_SCALE if self.other_device else 0.0)
+        low, high = self.limits[self.extrapolation.measured]
+        # Per device, hardly more is possible than at the last measured point.
+        last, growth = self.points[-1], np.log2(np.maximum(devices / self.points[-1].devices, 1))
+        perfect = last.step_s * batch / last.batch / self.extrapolation.step_s(devices, batch)
+        fast = np.maximum(np.exp(low * scale), np.minimum(1, perfect) * np.exp(low * ERROR_FLOOR * (1 + growth)))
+        fast = np.where(scale > 0, np.minimum(fast, 1), 1)
+        row = self.curve.rows[-1]
+        below, above = (
+            0.0 if not limit or math.isinf(limit) else math.log(limit / row[RATE])
+            for limit in (row["throughput_low"], row["throughput_high"])
+        )
+        return np.exp(-np.hypot(np.log(fast), above)), np.exp(np.hypot(high * scale, below))
+
+    def _memory(self, devices: FloatArray, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return whether a device's memory is enough, and its bytes: its state, and the rest, which the batch has."""
+        row, last, unknown = self.curve.rows[-1], self.points[-1], np.full_like(devices, math.nan)
+        peak, state = row["peak_memory_bytes"], row["state_bytes"] or 0
+        limit = self.hardware.get("gpu_memory_bytes") or row["memory_limit_bytes"]
+        if peak is None:
+            return unknown, unknown
+        kept = np.full_like(devices, state)
+        if self.extrapolation.model.sync in (SHARDED, STAGES):
+            kept = state * last.devices / devices
+        elif self.extrapolation.model.sync == ZERO1:
+            share = (1 - OPTIMIZER_STATE_SHARE) + OPTIMIZER_STATE_SHARE / np.stack(
+                [devices, devices * 0 + last.devices]
+            )
+            kept = state * share[0] / share[1]
+        memory = kept + (peak - state) * batch / last.batch
+        return (memory <= limit) * 1.0 if limit else unknown, memory
+
+    def find_reach(self, share: float, most: int) -> Reach:
+        """Return how far scaling goes, looking at each number of devices up to `most`."""
+        forecast = self.forecast(np.arange(self.points[0].devices, most + 1))
+        first, rates = self.points[0].devices, forecast.throughput
+        surely = _count_kept(forecast.devices, forecast.efficiency_low >= share - 1e-9)
+        by_figures = _count_kept(forecast.devices, forecast.efficiency >= share - 1e-9)
+        doubled = rates[first::2]  # at twice the devices
+        poor = doubled < MIN_DOUBLING_GAIN * rates[: len(doubled)]
+        return Reach(most, surely, by_figures, int(forecast.devices[np.argmax(poor)]) if poor.any() else None)
+
+
+def _count_kept(devices: FloatArray, kept: Any) -> int | None:
+    count = len(devices) if kept.all() else int(np.argmin(kept))
+    return int(devices[count - 1]) if count else None
+
+
+@dataclass(frozen=True)
+class PredictedGroup:
+    """The curves of one workload, and those that cannot be predicted with the reasons."""
+
+    group: dict[str, str]
+    predictions: list[CurvePrediction]
+    reasons: dict[str, str]  # by name of the curve
+
+
+def predict_curves(
+    curves: Sequence[Curve], read: ReadRecord, hardware: Hardware | None = None, batch: float | None = None
+) -> list[PredictedGroup]:
+    """Predict all curves that are no bare baselines, by workload; with `hardware`, on its nodes and links."""
+    curves = [curve for curve in curves if not curve.tags["strategy"].startswith("bare_")]
+    syncs = group_syncs_by_link((row for curve in curves for row in curve.rows), read)
+    limits = measure_own_limits(check_curves(curves, read)) or load_limits()
+    groups: dict[tuple[tuple[str, str], ...], PredictedGroup] = {}
+    for curve in curves:
+        group = groups.setdefault(tuple(curve.group.items()), PredictedGroup(curve.group, [], {}))
+        try:
+            made = _predict_curve(curve, curves, read, syncs, limits, hardware, batch)
+            siblings = {} if hardware is not None else measure_siblings(curve, curves, read)
+            group.predictions.append(replace(made, siblings=siblings))
+        except InputError as error:
+            group.reasons[curve.name] = str(error)
+    return list(groups.values())
+
+
+def _predict_curve(
+    curve: Curve, curves: Sequence[Curve], read: ReadRecord, syncs: Any, limits: ErrorLimits,
+    hardware: Hardware | None, batch: float | None,
+) -> CurvePrediction:  # fmt: skip
+    own: Hardware = read(curve.rows[-1]).spec.get("hardware") or {}
+    links = make_links(own, curve.rows, syncs, read)
+    points, remarks = list_points(curve), []
+    batches = find_batch_rows(curve, curves)
+    model = make_step_model(curve, links, read, batches)
+    target = links if hardware is None else make_links(hardware, curve.rows, None, read)
+    _require_links(target, len(points), hardware, str(own.get("name")))
+    drawn = extrapolate(model, points)
+    network_known = any(row["nodes"] > 1 for row in curve.rows) and hardware is None
+    if batch is not None and len(batches) < 2 and batch != points[-1].batch:
+        remarks.append("other batches were not measured: a step is taken to grow with its samples; sweep=batches tells")
+    if curve.rows[-1]["scaling"] == "strong" and len(batches) < 2:
+        remarks.append("what a smaller batch costs was not measured: sweep=batches tells")
+    if hardware is not None:
+        drawn = replace(drawn, model=replace(drawn.model, links=target), slope=None)
+        remarks.append(f"nodes, links and memory of {hardware.get('name')}; devices as fast as those measured")
+    return CurvePrediction(curve, drawn, hardware or own, limits, network_known, hardware is not None, batch,
+                           tuple(remarks))  # fmt: skip
+
+
+def measure_siblings(curve: Curve, curves: Iterable[Curve], read: ReadRecord) -> dict[int, float]:
+    """Return, by number of devices, the log of what to multiply seconds with: k / (k + 1) of the median by which other
+    models with this strategy on this hardware were off there, predicted from as many devices as this curve has."""
+
+    def kind(each: Curve) -> Any:
+        return each.name, each.group["hardware"], each.group["scaling"]
+
+    errors: dict[int, list[float]] = {}
+    for other in curves:
+        seen = replace(other, rows=[row for row in other.rows if row["gpus"] in curve.gpus])
+        if kind(other) != kind(curve) or other.group["model"] == curve.group["model"] or seen.gpus != curve.gpus:
+            continue
+        made = _predict_curve(seen, [seen], read, group_syncs_by_link(seen.rows, read), load_limits(), None, None)
+        for row in other.rows[len(seen.rows) :]:
+            rate = float(made.forecast([row["gpus"]]).throughput[0])
+            errors.setdefault(row["gpus"], []).append(math.log(rate / row[RATE]))
+    return {count: float(np.median(each)) * len(each) / (len(each) + 1) for count, each in errors.items()
+            if count > curve.gpus[-1]}  # fmt: skip
+
+
+def _require_links(links: Links, points: int, hardware: Hardware | None, own_name: str) -> None:
+    if links.bytes_per_s is not None or links.network_bytes_per_s is not None:
+        return
+    if hardware is not None:
+        raise InputError(f"hardware {hardware.get('name')} has no links: set links.inter_node_bytes_per_s in its YAML")
+    if points < 2:
+        raise InputError(f"hardware {own_name} has no links, and none was measured: measure gpus=2, or --hardware NAME")
+
+
+def find_batch_rows(curve: Curve, curves: Iterable[Curve]) -> list[Row]:
+    """Return rows of this strategy and workload on the fewest devices, one for each batch."""
+
+    def key(each: Curve) -> Any:
+        return (
+            each.name,
+            each.tags,
+            {name: text for name, text in each.group.items() if name not in ("batch", "scaling")},
+        )
+
+    first, rows = curve.rows[0], dict[int, Row]()
+    for row in (row for each in curves if key(each) == key(curve) for row in each.rows):
+        if row["gpus"] == first["gpus"]:
+            rows.setdefault(row["global_batch"], row)
+    return list(rows.values()) if first["gpus"] == 1 else []
+
+
+@dataclass(frozen=True)
+class Check:
+    """A measured row beside its prediction from the smaller ones of its curve."""
+
+    curve: Curve
+    seen: tuple[Point, ...]
+    row: Row
+    throughput: float
+    low: float
+    high: float
+    residual: float  # log of measured over predicted seconds, in error scales
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured throughput, less one."""
+        return self.throughput / float(self.row[RATE]) - 1
+
+    @property
+    def holds(self) -> bool:
+        return self.low <= float(self.row[RATE]) <= self.high
+
+
+def check_curves(curves: Iterable[Curve], read: ReadRecord) -> list[Check]:
+    """Predict each measured row from the smaller ones of its curve; rows of which nothing is known are left out."""
+    curves = [curve for curve in curves if not curve.tags["strategy"].startswith("bare_") and len(curve.rows) > 1]
+    checks = []
+    for curve in curves:
+        for count in range(1, len(curve.rows)):
+            seen, row = replace(curve, rows=curve.rows[:count]), curve.rows[count]
+            syncs = group_syncs_by_link(seen.rows, read)
+            try:
+                made = _predict_curve(seen, [seen], read, syncs, load_limits(), None, row["global_batch"] / row["gpus"])
+            except InputError:
+                continue
+            forecast = made.forecast([row["gpus"]])
+            batch = row["global_batch"] / row["gpus"]
+            scale = float(made.extrapolation.error_scale(row["gpus"], batch, made.knows_network))
+            predicted = float(forecast.throughput[0])
+            checks.append(Check(curve, made.points, row, predicted, float(forecast.low[0]), float(forecast.high[0]),
+                                math.log(predicted / row[RATE]) / scale))  # fmt: skip
+    return checks
+
+
+def measure_own_limits(checks: Sequence[Check]) -> ErrorLimits | None:
+    """Return the limits of the errors of these checks for everything; None for fewer than MIN_OWN_RESIDUALS."""
+    if len(checks) < MIN_OWN_RESIDUALS:
+        return None
+    low, high = np.quantile([check.residual for check in checks], QUANTILES)
+    return dict.fromkeys(load_limits(), (min(float(low), -1.0), max(float(high), 1.0)))
+
+
+class Ranked(NamedTuple):
+    """A strategy with its predicted samples/s and their limits."""
+
+    name: str
+    throughput: float
+    low: float
+    high: float
+
+
+def rank_predictions(predictions: Sequence[CurvePrediction], devices: int) -> list[Ranked]:
+    """Return the strategies that fit and are measured on several numbers of devices, the fastest first."""
+    ranked = []
+    for prediction in predictions:
+        forecast = prediction.forecast([devices])
+        figures = (float(values[0]) for values in (forecast.throughput, forecast.low, forecast.high))
+        each = Ranked(prediction.name, *figures)
+        if prediction.is_rankable and forecast.fits[0] != 0 and math.isfinite(each.throughput):
+            ranked.append(each)
+    return sorted(ranked, key=lambda each: -each.throughput)
+
+
+class Suggestion(NamedTuple):
+    """A number of devices to measure, and the logarithms of high / low of another one's interval before and after."""
+
+    devices: int
+    before: float
+    after: float
+
+
+def suggest_measurement(prediction: CurvePrediction, devices: int) -> Suggestion | None:
+    """Return the measurement that narrows the interval at `devices` most, among two and four times the devices measured
+    and two full nodes; None where none narrows it by a tenth."""
+    last, per_node = prediction.points[-1].devices, prediction.extrapolation.model.links.devices_per_node
+    best = Suggestion(last, before := _width(prediction, devices), 0.9 * before)
+    for count in sorted({2 * last, 4 * last, 2 * per_node}):
+        batch = float(prediction.batch_of(np.array([float(count)]))[0])
+        if not last < count < devices or math.isnan(batch):
+            continue
+        point = Point(count, batch, float(prediction.extrapolation.step_s(count, batch)))
+        drawn = replace(prediction.extrapolation, points=(*prediction.points, point))
+        after = _width(replace(prediction, extrapolation=drawn), devices)
+        best = min(best, Suggestion(count, before, after), key=lambda each: each.after)
+    return best if best.devices > last else None
+
+
+def _width(prediction: CurvePrediction, devices: int) -> float:
+    forecast = prediction.forecast([devices])
+    return float(math.log(forecast.high[0] / forecast.low[0]))

@@ -1,0 +1,155 @@
+"""`scalebench predict [DIR...]`: what more devices would give, from the runs below one or more folders."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest
+from scalebench.core.errors import InputError, unknown_name_message
+
+if TYPE_CHECKING:
+    from scalebench.analysis.prediction.predictions import PredictedGroup
+    from scalebench.analysis.scaling_curves import Curve
+    from scalebench.core.result import Result
+
+MAX_DEVICES = 10_000_000
+MIN_MOST = 1024  # devices up to which scaling is looked at, where none are named
+CSV_COLUMNS = (
+    "group strategy devices batch_per_device throughput_samples_per_s throughput_low throughput_high efficiency "
+    "efficiency_low efficiency_high limited_by memory_bytes fits device_hours_per_epoch"
+).split()
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("DIR", nargs="*", help=FOLDERS_HELP)
+    parser.add_argument("--hardware", metavar="NAME", help="its nodes, links and memory instead of those measured on")
+    counts = parser.add_mutually_exclusive_group()
+    counts.add_argument("--gpus", metavar="N,...", help="numbers of devices; default: the next doublings")
+    counts.add_argument("--most", metavar="N", help="all doublings up to N devices; looks at every number up to N")
+    parser.add_argument("--strategy", metavar="NAME,...", help="only these")
+    parser.add_argument("--batch", metavar="N", help="samples of a device in a step, instead of those measured")
+    parser.add_argument("--efficiency", metavar="SHARE", type=float, default=0.8, help="lowest useful one; default 0.8")
+    parser.add_argument("--check", action="store_true", help="predict the measured rows from the smaller ones")
+    parser.add_argument("--csv", action="store_true", help="print the predictions as CSV")
+
+
+def main(options: argparse.Namespace) -> int:
+    if not 0 < options.efficiency <= 1:
+        raise InputError(f"--efficiency={options.efficiency:g} should be a share above 0 and up to 1, such as 0.8")
+    counts = [_parse_count("gpus", text) for text in (options.gpus or "").split(",") if text.strip()]
+    most = _parse_count("most", options.most) if options.most else None
+    batch = _parse_count("batch", options.batch) if options.batch else None
+    hardware = None if options.hardware is None else _read_hardware(options.hardware)
+    folders = folders_or_newest(options.DIR)
+
+    from scalebench.analysis import load, scaling_curves
+    from scalebench.analysis.prediction import predictions
+    from scalebench.report.sections import prediction as section
+
+    curves = _choose(scaling_curves.make_curves(load.survey(folders).pooled), options.strategy, folders)
+    read = _make_reader()
+    if options.check:
+        return _check(predictions.check_curves(curves, read))
+    if most is not None:
+        counts = [count for count in (2**k for k in range(most.bit_length())) if count < most] + [most]
+    counts = sorted(set(counts)) or section.choose_counts(curves)
+    groups = predictions.predict_curves(curves, read, hardware, batch)
+    if not any(group.predictions for group in groups):
+        raise InputError("; ".join(f"{name}: {reason}" for group in groups for name, reason in group.reasons.items()))
+    if options.csv:
+        _print_csv(groups, counts)
+        return 0
+    for group in groups:
+        _print(section.make_table(group, counts))
+        for sentence in section.list_sentences(group, counts, options.efficiency, most or max(MIN_MOST, counts[-1])):
+            _print(sentence)
+    return 0
+
+
+def _parse_count(name: str, text: str) -> int:
+    try:
+        count = int(text.strip().replace("_", ""))
+    except ValueError:
+        count = 0
+    if not 0 < count <= MAX_DEVICES:
+        raise InputError(f"--{name}={text.strip()} should be a whole number from 1 to {MAX_DEVICES:,}")
+    return count
+
+
+def _read_hardware(name: str) -> dict[str, Any]:
+    from scalebench.core.config_files import list_options, read_yaml
+
+    files = list_options("hardware")
+    if name not in files:
+        raise InputError(f"{unknown_name_message('hardware', name, files)} (--hardware)")
+    return {"name": name, **read_yaml(files[name])}
+
+
+def _choose(curves: Sequence[Curve], names: str | None, folders: Sequence[str]) -> list[Curve]:
+    kept = [curve for curve in curves if not curve.tags["strategy"].startswith("bare_")]
+    if not kept:
+        raise InputError(f"{', '.join(folders)}: no strategy has an ok run; scalebench show says why")
+    strategies = {curve.tags["strategy"] for curve in kept}
+    for name in (chosen := [name.strip() for name in (names or "").split(",") if name.strip()]):
+        if name not in strategies:
+            raise InputError(f"{unknown_name_message('measured strategy', name, strategies)} (--strategy)")
+    return [curve for curve in kept if not chosen or curve.tags["strategy"] in chosen]
+
+
+def _make_reader() -> Callable[[Any], Result]:
+    from functools import cache
+
+    from scalebench.core.result import read_result
+    from scalebench.core.run_folder import RESULT_FILE
+
+    read_path = cache(lambda path: read_result(Path(path) / RESULT_FILE))
+    return lambda row: read_path(str(row["path"]))
+
+
+def _check(checks: Sequence[Any]) -> int:
+    from scalebench.report.sections.prediction import make_check_table
+
+    if not checks:
+        raise InputError("nothing to check: no row can be predicted from smaller ones of its curve; measure gpus=1,2,4")
+    table = make_check_table(checks)
+    _print(table)
+    _print(table.caption)
+    return 0
+
+
+def _print(part: Any) -> None:
+    from scalebench.report.terminal import make_rich_table
+    from scalebench.sweeps.console import Console
+
+    console = Console().rich
+    if isinstance(part, str):
+        console.print(part, markup=False, highlight=False)
+    else:
+        console.print(make_rich_table(part, part.title), crop=False)
+
+
+def _print_csv(groups: Iterable[PredictedGroup], counts: Sequence[int]) -> None:
+    import csv
+    import math
+
+    from scalebench.analysis.scaling_curves import format_group_title
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for group in groups:
+        title = format_group_title(group.group)
+        for prediction in group.predictions:
+            forecast = prediction.forecast(counts)
+            for i, count in enumerate(counts):
+                fits = {0.0: False, 1.0: True}.get(float(forecast.fits[i]))
+                columns = (forecast.throughput, forecast.low, forecast.high, forecast.efficiency,
+                           forecast.efficiency_low, forecast.efficiency_high)  # fmt: skip
+                figures = [float(values[i]) if fits is not False else math.nan for values in columns]
+                hours = float(forecast.device_hours_per_epoch[i]) if fits is not False else math.nan
+                cells = [*figures, forecast.limited_by(i), float(forecast.memory_bytes[i]), fits, hours]
+                shown = (None if isinstance(cell, float) and math.isnan(cell) else cell for cell in cells)
+                writer.writerow([title, prediction.name, count, float(forecast.batch[i]), *shown])

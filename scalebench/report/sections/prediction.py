@@ -1,0 +1,247 @@
+"""The section `prediction` of a report: what more devices would give, as a band beside the measured points.
+
+`scalebench predict` shows the same tables and sentences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from scalebench.analysis.columns import RATE
+from scalebench.analysis.prediction.predictions import (
+    MAX_MEASURED_DEVICES,
+    MIN_DOUBLING_GAIN,
+    Check,
+    CurvePrediction,
+    Forecast,
+    PredictedGroup,
+    check_curves,
+    predict_curves,
+    rank_predictions,
+    suggest_measurement,
+)
+from scalebench.analysis.ranking import join_with_and
+from scalebench.analysis.scaling_curves import Curve, format_group_title
+from scalebench.core import units
+from scalebench.core.stats.estimates import Estimate
+from scalebench.report.document import (
+    DEVICES,
+    THROUGHPUT,
+    Axis,
+    Block,
+    Cell,
+    Chart,
+    Paragraph,
+    Row,
+    Section,
+    Series,
+    Table,
+    format_cell,
+    group_curves,
+    join_sentences,
+    make_cell,
+    make_line_series,
+)
+from scalebench.report.report_data import ReportData
+
+SECTION_ID = "prediction"
+DOUBLINGS = 4  # beyond the measured devices, where no numbers are named
+MAX_PREDICTED = 24  # curves of a page: each one needs its records
+CAPTION = (
+    "a step model drawn through the measured points, with 95 % limits from the errors of published scaling curves, or "
+    "of 20 of these measurements (docs/guides/predicting.md)",
+    "efficiency: throughput per device over that of the fewest measured devices",
+    "hours per epoch: of all devices together",
+    "limited by: the largest predicted loss of a step; growth stands for all losses that grow slowly with the devices",
+)
+CHECK_CAPTION = "Each measured number of devices, predicted from the smaller ones of its curve alone"
+
+
+def section(report_data: ReportData) -> Section | None:
+    """Return None if no strategy was measured on two numbers of devices."""
+    groups, left_out = group_curves(report_data.curves, lambda members: any(map(_is_predictable, members)))
+    blocks: list[Block] = [*left_out]
+    read, count = (lambda row: report_data.result(str(row["run_id"]))), 0
+    for group in groups:
+        curves = [curve for curve in group.curves if _is_predictable(curve)][: MAX_PREDICTED - count]
+        count += len(curves)
+        for predicted in predict_curves(curves, read) if curves else ():
+            counts = choose_counts(curves)
+            blocks += [*group.paragraphs, *_list_answers(predicted, counts, report_data.min_efficiency)]
+            blocks.append(_make_chart(group.make_id(SECTION_ID, "throughput"), curves, predicted, counts))
+            blocks.append(make_table(predicted, counts, group.make_id(SECTION_ID, "table")))
+        checks = check_curves(curves, read)
+        if checks:
+            blocks.append(make_check_table(checks, group.make_id(SECTION_ID, "check")))
+    return Section(SECTION_ID, "What more devices would give", blocks) if count else None
+
+
+def _is_predictable(curve: Curve) -> bool:
+    return len(curve.rows) > 1 and not curve.tags["strategy"].startswith("bare_")
+
+
+def choose_counts(curves: Sequence[Curve]) -> list[int]:
+    """Return the largest measured number of devices and the next doublings."""
+    most = max((curve.gpus[-1] for curve in curves), default=1)
+    return [most * 2**doubling for doubling in range(DOUBLINGS + 1)]
+
+
+def _list_answers(predicted: PredictedGroup, counts: Sequence[int], share: float) -> Iterator[Paragraph]:
+    for sentence in list_sentences(predicted, counts, share, counts[-1]):
+        yield Paragraph(sentence, "answer" if " keeps " in sentence else "plain")
+
+
+def _make_chart(chart_id: str, curves: Sequence[Curve], predicted: PredictedGroup, counts: Sequence[int]) -> Chart:
+    """Draw the measured points and the predicted lines with their limits."""
+    lines = [
+        Series(line.name, line.x, line.y, line.low, line.high, line.tags, "points", repeats=line.repeats)
+        for line in make_line_series(curves, THROUGHPUT, "throughput")
+    ]
+    for prediction in predicted.predictions:
+        forecast = prediction.forecast(counts)
+        kept = [i for i, rate in enumerate(forecast.throughput) if math.isfinite(rate) and forecast.fits[i] != 0]
+        x, y, low, high = ([float(values[i]) for i in kept] for values in (
+            forecast.devices, forecast.throughput, forecast.low, forecast.high))  # fmt: skip
+        lines.append(Series(f"{prediction.name}, predicted", x, y, low, high, prediction.curve.tags))
+    ticks = sorted({float(x) for line in lines for x in line.x})
+    x_axis = Axis(DEVICES, log=True, ticks=ticks, from_zero=False)
+    caption = join_sentences("points: measured; lines: predicted", CAPTION[0])
+    return Chart(chart_id, "Measured and predicted throughput", x_axis, Axis("samples/s"), lines, caption=caption)
+
+
+def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str = SECTION_ID) -> Table:
+    """Make a row for each strategy and number of devices, and one for each strategy that cannot be predicted."""
+    forecasts = [(prediction, prediction.forecast(counts)) for prediction in predicted.predictions]
+    has_memory = any(np.isfinite(forecast.memory_bytes).any() for _, forecast in forecasts)
+    has_epochs = any(np.isfinite(forecast.device_hours_per_epoch).any() for _, forecast in forecasts)
+    extra = [*(["memory"] if has_memory else []), *(["hours per epoch"] if has_epochs else [])]
+    columns = ["strategy", DEVICES, "samples/s (95 %)", "efficiency", "limited by", *extra]
+    rows = [
+        Row([make_cell(prediction.name), *_forecast_cells(forecast, i, has_memory, has_epochs)], prediction.curve.tags)
+        for prediction, forecast in forecasts
+        for i in range(len(counts))
+    ]
+    title = f"Predicted: {format_group_title(predicted.group)}"
+    return Table(table_id, title, columns, rows, frozenset(columns) - {"strategy", "limited by"},
+                 join_sentences(*CAPTION))  # fmt: skip
+
+
+def _forecast_cells(forecast: Forecast, i: int, has_memory: bool, has_epochs: bool) -> list[Cell]:
+    cells = [make_cell(f"{forecast.devices[i]:,.0f}", float(forecast.devices[i]))]
+    rate = float(forecast.throughput[i])
+    if math.isnan(rate):
+        cells += [Cell("fewer samples than devices"), Cell(""), Cell("")]
+    elif forecast.fits[i] == 0:
+        cells += [Cell("does not fit"), Cell(""), Cell("memory")]
+    else:
+        low, high = float(forecast.low[i]), float(forecast.high[i])
+        shares = (float(values[i]) for values in (
+            forecast.efficiency, forecast.efficiency_low, forecast.efficiency_high))  # fmt: skip
+        share, share_low, share_high = shares
+        cells += [make_cell(_format_rate(Estimate(rate, low, high)), rate),
+                  make_cell(f"{100 * share:.0f} % [{100 * share_low:.0f}, {100 * share_high:.0f}]", share),
+                  make_cell(forecast.limited_by(i))]  # fmt: skip
+    if has_memory:
+        cells.append(format_cell(_finite(forecast.memory_bytes[i]), units.format_bytes))
+    if has_epochs:
+        hours = None if forecast.fits[i] == 0 else _finite(forecast.device_hours_per_epoch[i])
+        cells.append(format_cell(hours, units.format_device_hours))
+    return cells
+
+
+def _format_rate(rate: Estimate) -> str:
+    return units.format_rate(rate, "").replace("  ", " ").strip()
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def list_sentences(predicted: PredictedGroup, counts: Sequence[int], share: float, most: int) -> Iterator[str]:
+    """Yield how far each strategy scales, which are tied, what to measure next, and what is not known."""
+    for prediction in predicted.predictions:
+        yield _describe_reach(prediction, share, most)
+    yield from _describe_ranking(predicted.predictions, counts[-1])
+    yield from _describe_next(predicted.predictions, counts[-1])
+    remarks: dict[str, list[str]] = {}
+    for prediction in predicted.predictions:
+        for remark in prediction.list_remarks(counts[-1]):
+            remarks.setdefault(remark, []).append(prediction.name)
+    for name, reason in predicted.reasons.items():
+        yield f"{name} is not predicted: {reason}."
+    for remark, names in remarks.items():
+        yield f"{join_with_and(names)}: {remark}."
+    if max(most, *counts) > MAX_MEASURED_DEVICES:
+        yield f"Beyond {MAX_MEASURED_DEVICES:,} devices no measurement backs this."
+
+
+def _describe_reach(prediction: CurvePrediction, share: float, most: int) -> str:
+    reach = prediction.find_reach(share, most)
+
+    def describe(count: int | None) -> str:
+        return (
+            "not even the fewest devices" if count is None else f"up to {count:,}{'' if count < most else ' or more'}"
+        )
+
+    doubling = ""
+    if reach.poor_doubling is not None:
+        doubling = f"; twice {reach.poor_doubling:,} brings less than {MIN_DOUBLING_GAIN:g} times the throughput"
+    kept = f"{describe(reach.surely)} surely, {describe(reach.by_figures)} by the figures"
+    return f"{prediction.name} keeps {100 * share:g} % {kept}{doubling}."
+
+
+def _describe_ranking(predictions: Sequence[CurvePrediction], devices: int) -> Iterator[str]:
+    """Say which strategies are tied with the fastest, and how much slower the others are."""
+    unranked = [prediction.name for prediction in predictions if not prediction.is_rankable]
+    if len(predictions) > 1 and unranked:
+        yield f"Not ranked, since one device does not tell: {join_with_and(unranked)}; gpus=2 does."
+    ranked = rank_predictions(predictions, devices)
+    if len(ranked) < 2:
+        return
+    best, tied = ranked[0], [each.name for each in ranked if each.high >= ranked[0].low]
+    slower = [f"{each.name} slower by {100 * (1 - each.high / best.low):.0f}-{100 * (1 - each.low / best.high):.0f} %"
+              for each in ranked if each.high < best.low]  # fmt: skip
+    first = f"{join_with_and(tied)} tied" if len(tied) > 1 else f"{best.name} fastest"
+    yield f"{devices:,} devices: {'; '.join([first, *slower])}."
+
+
+def _describe_next(predictions: Sequence[CurvePrediction], devices: int) -> Iterator[str]:
+    """Name the one measurement that would narrow an interval most."""
+    options = [
+        (prediction, suggestion)
+        for prediction in predictions
+        if (suggestion := suggest_measurement(prediction, devices)) is not None
+    ]
+    if options:
+        prediction, best = max(options, key=lambda option: option[1].before - option[1].after)
+        spans = f"{math.exp(best.after):.2f} instead of {math.exp(best.before):.2f}"
+        yield (
+            f"To know more, measure {prediction.name} with gpus={best.devices}: at {devices:,} devices the interval "
+            f"would span a factor of {spans}."
+        )
+
+
+def make_check_table(checks: Sequence[Check], table_id: str = f"{SECTION_ID}-check") -> Table:
+    columns = ["strategy", "from", DEVICES, "predicted (95 %)", "measured", "error", "holds"]
+    rows = []
+    for check in checks:
+        figures = Estimate(check.throughput, min(check.low, check.throughput), max(check.high, check.throughput))
+        measured = float(check.row[RATE])
+        cells = [
+            make_cell(check.curve.name),
+            make_cell(", ".join(str(point.devices) for point in check.seen)),
+            make_cell(str(check.row["gpus"]), check.row["gpus"]),
+            make_cell(_format_rate(figures), check.throughput),
+            make_cell(f"{measured:,.0f}", measured),
+            make_cell(f"{100 * check.error:+.1f} %", check.error),
+            make_cell("yes" if check.holds else "no"),
+        ]
+        rows.append(Row(cells, check.curve.tags))
+    held = sum(check.holds for check in checks)
+    mean = sum(abs(check.error) for check in checks) / len(checks)
+    caption = join_sentences(CHECK_CAPTION, f"mean error {100 * mean:.1f} %, {held} of {len(checks)} in their interval")
+    numeric = frozenset(columns) - {"strategy", "holds"}
+    return Table(table_id, "Predictions of what was measured", columns, rows, numeric, caption)

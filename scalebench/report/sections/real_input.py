@@ -1,0 +1,100 @@
+"""The section `real_input` of a report: what real input costs, against generated samples of the same size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from scalebench.analysis.identity import CURVE_COLUMNS, column_key
+from scalebench.analysis.repeats import EstimateRatio
+from scalebench.analysis.verdicts import Row, decide_ratio, explain_no_verdict
+from scalebench.core.stats.estimates import Estimate
+from scalebench.report.document import (
+    MAX_ROWS,
+    THROUGHPUT,
+    Block,
+    Cell,
+    Paragraph,
+    Section,
+    build_table,
+    format_cell,
+    get_tags,
+    join_sentences,
+    make_cell,
+)
+from scalebench.report.report_data import ReportData
+from scalebench.report.tables import format_percent, format_ratio, format_seconds, format_throughput
+
+SECTION_ID = "real-input"
+GENERATED = "_synthetic"  # imagenet_synthetic stands for imagenet, imagenet_jpeg and imagenet_tfrecord
+SHARED_COLUMNS = ("model", "hardware", "machine", "scaling", "gpus", "nodes", "global_batch", *CURVE_COLUMNS)
+CAPTION = (
+    "ratio: throughput with real input over that with generated samples, with 95 % limits; under 1 is what input costs",
+    "longer step: seconds that a step takes longer; waiting: the share of a step in which it waits for its batch, "
+    "empty where no probes were made",
+)
+
+
+@dataclass(frozen=True)
+class InputCost:
+    """The same training with real input and with generated samples; `ratio` is of their throughputs."""
+
+    real: Row
+    generated: Row
+    ratio: Estimate
+
+    @property
+    def step_s(self) -> float:
+        """The seconds that a step takes longer with real input."""
+        samples: int = self.real["global_batch"]
+        return samples / self.real[THROUGHPUT] - samples / self.generated[THROUGHPUT]
+
+
+def section(report_data: ReportData) -> Section | None:
+    """Return None if no training was measured with both."""
+    rows = [row for curve in report_data.curves for row in curve.rows]
+    costs = list(compare_inputs(rows, report_data.configurations.estimate_ratio))
+    if not costs:
+        return None
+    blocks: list[Block] = [Paragraph(describe_cost(cost), "answer", get_tags(cost.real)) for cost in costs[:MAX_ROWS]]
+    columns: dict[str, Callable[[InputCost], Cell]] = {
+        "model": lambda cost: make_cell(cost.real["model"]),
+        "strategy": lambda cost: make_cell(cost.real["strategy"]),
+        "gpus": lambda cost: format_cell(cost.real["gpus"], str),
+        "real input": lambda cost: make_cell(cost.real["dataset"]),
+        "samples/s": lambda cost: make_cell(format_throughput(cost.real), cost.real[THROUGHPUT]),
+        "generated samples/s": lambda cost: make_cell(format_throughput(cost.generated), cost.generated[THROUGHPUT]),
+        "ratio (95 %)": lambda cost: make_cell(format_ratio(cost.ratio.value, *cost.ratio.limits), cost.ratio.value),
+        "longer step": lambda cost: format_cell(cost.step_s, format_seconds),
+        "waiting": lambda cost: format_cell(cost.real["data_share"], format_percent),
+        "waiting, generated": lambda cost: format_cell(cost.generated["data_share"], format_percent),
+    }
+    items = [(cost, get_tags(cost.real)) for cost in costs[:MAX_ROWS]]
+    words, caption = ("model", "strategy", "real input"), join_sentences(*CAPTION)
+    blocks.append(build_table(SECTION_ID, "Real and generated input", columns, items, words, caption))
+    return Section(SECTION_ID, "What real input costs", blocks)
+
+
+def compare_inputs(rows: Iterable[Row], estimate_ratio: EstimateRatio) -> Iterator[InputCost]:
+    """Yield the rows that differ in nothing but real and generated samples of one kind."""
+    rows = [row for row in rows if row[THROUGHPUT]]
+    generated = {_input_key(row): row for row in rows if row["dataset"].endswith(GENERATED)}
+    for row in rows:
+        other = None if row["dataset"].endswith(GENERATED) else generated.get(_input_key(row))
+        if other is not None:
+            yield InputCost(row, other, decide_ratio(row, other, estimate_ratio))
+
+
+def describe_cost(cost: InputCost) -> str:
+    """Return the sentence."""
+    real, ratio, devices = cost.real, cost.ratio, cost.real["gpus"]
+    under = f"under {real['strategy']} on {devices} device{'s' * (devices > 1)}"
+    if ratio.has_limits and ratio.low <= 1 <= ratio.high:
+        return f"{real['dataset']} costs nothing that is resolved {under}."
+    doubt = "" if ratio.has_limits else f"; not sure: {explain_no_verdict(real, cost.generated)}"
+    than = f"{cost.generated['dataset']} {under}"
+    return f"{real['dataset']} has {ratio.value:.2f} times the throughput of {than}{doubt}."
+
+
+def _input_key(row: Row) -> tuple[object, ...]:
+    return row["dataset"].partition("_")[0], *column_key(row, SHARED_COLUMNS)

@@ -1,0 +1,271 @@
+"""Finished runs for other trackers: Weights & Biases, MLflow, TensorBoard, and CSV files.
+
+It reads results only, after the runs, in the process of the user: no worker imports a tracker. Each run is one run
+there, with its config, its figures and flags, and its throughput and losses over steps. A second export of the same
+runs replaces them, or leaves out those that are there.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scalebench.analysis.columns import COLUMN_KINDS
+from scalebench.analysis.comparison.run_facts import flatten
+from scalebench.analysis.load import Survey, survey
+from scalebench.analysis.run_summary import start_time
+from scalebench.analysis.scaling_curves import plain_rows
+from scalebench.analysis.throughput import merge_rank_blocks
+from scalebench.core.errors import InputError
+from scalebench.core.result import Result, read_result
+from scalebench.core.run_folder import RESULT_FILE
+from scalebench.report.tables import write_spreadsheet
+
+DEFAULT_PROJECT = "scalebench"
+RUN_ID_TAG = "scalebench.run_id"
+MLFLOW_BATCH = 100  # params and tags of one call; of metrics it takes ten times as many
+MLFLOW_VALUE_CHARACTERS = 500
+EVENT_FILE_VERSION = "brain.Event:2"  # the first record of each event file
+
+
+class Point(NamedTuple):
+    step: int
+    at_s: float  # since the epoch
+    value: float
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run as trackers hold it. Settings, figures and texts that it lacks are left out."""
+
+    run_id: str
+    name: str
+    group: str  # folder of the sweep
+    is_ok: bool
+    started_at: datetime
+    wall_s: float
+    settings: Mapping[str, Any]  # the config by dotted key
+    figures: Mapping[str, float]  # the numbers of the frame by column
+    texts: Mapping[str, str]  # its texts
+    series: Mapping[str, Sequence[Point]]
+
+
+def export(name: str, paths: Sequence[Path], out: Path | None = None, project: str = DEFAULT_PROJECT) -> list[str]:
+    """Write all readable runs at or below `paths` for the tracker `name`, and return lines that say where they are.
+
+    `out` is a folder, by default one of the tracker's name in the first path. MLflow goes to $MLFLOW_TRACKING_URI where
+    that is set. Raises InputError where the tracker is not installed or nothing can be read.
+    """
+    check_installed(name)
+    home = paths[0] if paths[0].is_dir() else paths[0].parent
+    return WRITERS[name](survey(list(paths)), out or home / name, project)
+
+
+def check_installed(name: str) -> None:
+    """Raise InputError where the packages of a tracker are missing."""
+    if name != "csv" and importlib.util.find_spec(name) is None:
+        raise InputError(f"{name} is not installed; pip install 'scalebench-train[trackers]'")
+
+
+def list_tracked_runs(runs: Survey) -> Iterator[TrackedRun]:
+    """Yield each run once, one record after the other: 10,000 would not fit into memory."""
+    for row in plain_rows(runs.frame.drop_duplicates("run_id")):
+        yield make_tracked_run(read_result(Path(row["path"]) / RESULT_FILE), row)
+
+
+def make_tracked_run(result: Result, row: Mapping[str, Any]) -> TrackedRun:
+    """Return a run from its record and its row of the frame."""
+    scale, present = result.scale, {name: value for name, value in row.items() if value is not None}
+    texts = {name: str(value) for name, value in present.items() if COLUMN_KINDS.get(name) == "string" and value}
+    figures = {name: float(value) for name, value in present.items() if COLUMN_KINDS.get(name) != "string"}
+    name = f"{scale.strategy}-{scale.gpus}" + (f"-repeat{scale.repeat}" if scale.repeat else "")
+    return TrackedRun(
+        result.run_id,
+        name,
+        Path(row["path"]).parent.name,
+        result.status == "ok",
+        start_time(result),
+        result.phases.wall_s or 0.0,
+        {key: value for key, value in flatten(result.spec).items() if value is not None},
+        {name: value for name, value in figures.items() if math.isfinite(value)},
+        texts,
+        _make_series(result),
+    )
+
+
+def _make_series(result: Result) -> dict[str, list[Point]]:
+    """Return throughput and loss of each measured block, and the points of a training's curve, by name."""
+    start_s = start_time(result).timestamp()
+    series: dict[str, list[Point]] = {}
+    first = next((rank for rank in result.ranks if rank.block_s and rank.block_steps), None)
+    if first is not None and first.block_steps is not None:
+        begins = first.block_started_at_s or [start_s] * len(first.block_s)
+        ends = [begin + seconds for begin, seconds in zip(begins, first.block_s, strict=False)]
+        steps = [first.block_steps * (number + 1) for number in range(len(ends))]
+        if not result.scale.independent:  # replicas that never meet have no common blocks
+            seconds, samples = merge_rank_blocks(result.ranks)
+            rates = (samples / seconds).tolist()
+            series["throughput_samples_per_s"] = list(map(Point, steps, ends, rates))
+        series["loss"] = [
+            Point(step, end, loss)
+            for step, end, loss in zip(steps, ends, first.block_losses, strict=False)
+            if loss is not None
+        ]
+    for point in result.quality.curve:
+        at_s = point.at_s or start_s
+        values = {"train/loss": point.loss, "epochs": point.epochs, "train_s": point.train_s}
+        values |= {f"validation/{name}": value for name, value in point.metrics.items()}
+        values |= {f"train/{name}": value for name, value in point.train_metrics.items()}
+        for name, value in values.items():
+            if value is not None:
+                series.setdefault(f"curve/{name}", []).append(Point(point.step, at_s, value))
+    finite = {name: [point for point in points if math.isfinite(point.value)] for name, points in series.items()}
+    return {name: points for name, points in finite.items() if points}
+
+
+def _write_csv(runs: Survey, out: Path, project: str) -> list[str]:
+    """Write the frame, and a file with all series: run_id, series, step, seconds since the epoch, value."""
+    write_spreadsheet(runs.frame, out / "runs.csv")
+    with open(out / "series.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["run_id", "series", "step", "at_s", "value"])
+        for run in list_tracked_runs(runs):
+            writer.writerows([run.run_id, name, *point] for name, points in run.series.items() for point in points)
+    return [str(out / "runs.csv"), str(out / "series.csv")]
+
+
+def _write_tensorboard(runs: Survey, out: Path, project: str) -> list[str]:
+    """Write an event file for each run into a folder of its own, which replaces an earlier one."""
+    # EventFileWriter and hparams.summary would import TensorFlow where that is installed.
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    for run in list_tracked_runs(runs):
+        folder = out / f"{run.name}-{run.run_id}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        started_s = run.started_at.timestamp()
+        events = [Event(wall_time=started_s, file_version=EVENT_FILE_VERSION), _make_settings_event(run)]
+        figures = {f"run/{name}": [Point(0, started_s, value)] for name, value in run.figures.items()}
+        for name, points in {**figures, **run.series}.items():
+            for step, at_s, figure in points:
+                summary = Summary(value=[Summary.Value(tag=name, simple_value=figure)])
+                events.append(Event(wall_time=at_s, step=step, summary=summary))
+        with open(folder / f"events.out.tfevents.{started_s:.0f}.scalebench", "wb") as file:
+            writer = RecordWriter(file)
+            for event in events:
+                writer.write(event.SerializeToString())
+            writer.flush()
+    return [f"tensorboard --logdir {out}"]
+
+
+def _make_settings_event(run: TrackedRun) -> Any:
+    """Return the event that TensorBoard's table of hyperparameters shows."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+
+    start = SessionStartInfo(group_name=run.name, start_time_secs=run.started_at.timestamp())
+    for key, setting in {**run.settings, "run_id": run.run_id, "status": run.texts["status"]}.items():
+        if isinstance(setting, bool):
+            start.hparams[key].bool_value = setting
+        elif isinstance(setting, (int, float)):
+            start.hparams[key].number_value = setting
+        else:
+            start.hparams[key].string_value = str(setting)
+    data = metadata.create_summary_metadata(HParamsPluginData(session_start_info=start))
+    value = Summary.Value(tag=metadata.SESSION_START_INFO_TAG, metadata=data, tensor=metadata.NULL_TENSOR)
+    return Event(wall_time=run.started_at.timestamp(), summary=Summary(value=[value]))
+
+
+def _write_mlflow(runs: Survey, out: Path, project: str) -> list[str]:
+    """Add the runs to an experiment; those that it has are left out."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or (out.absolute() / "mlruns").as_uri()
+    if uri.startswith("file:"):
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # which later versions refuse without it
+    from mlflow.entities import Metric, Param
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    try:
+        client = MlflowClient(uri)
+        experiment = client.get_experiment_by_name(project)
+        number = client.create_experiment(project) if experiment is None else experiment.experiment_id
+        added = 0
+        for run in list_tracked_runs(runs):
+            if client.search_runs([number], f"tags.`{RUN_ID_TAG}` = '{run.run_id}'", max_results=1):
+                continue
+            begin_ms = int(run.started_at.timestamp() * 1000)
+            tags = {RUN_ID_TAG: run.run_id, "group": run.group, **run.texts}
+            texts = {name: text[:MLFLOW_VALUE_CHARACTERS] for name, text in tags.items()}
+            begun = client.create_run(number, begin_ms, run_name=run.name, tags=texts)
+            params = [Param(key, str(value)[:MLFLOW_VALUE_CHARACTERS]) for key, value in run.settings.items()]
+            metrics = [Metric(name, value, begin_ms, 0) for name, value in run.figures.items()]
+            metrics += [
+                Metric(name, value, int(at_s * 1000), step)
+                for name, points in run.series.items()
+                for step, at_s, value in points
+            ]
+            for batch in _split(params, MLFLOW_BATCH):
+                client.log_batch(begun.info.run_id, params=batch)
+            for batch in _split(metrics, MLFLOW_BATCH * 10):
+                client.log_batch(begun.info.run_id, metrics=batch)
+            ended = "FINISHED" if run.is_ok else "FAILED"
+            client.set_terminated(begun.info.run_id, ended, begin_ms + int(run.wall_s * 1000))
+            added += 1
+    except MlflowException as error:
+        raise InputError(f"mlflow at {uri}: {str(error).splitlines()[0]}") from error
+    return [f"{added} runs in experiment '{project}' of {uri}"]
+
+
+def _split(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (items[first : first + size] for first in range(0, len(items), size))
+
+
+def _write_wandb(runs: Survey, out: Path, project: str) -> list[str]:
+    """Add the runs to a project of Weights & Biases, or with WANDB_MODE=offline to folders for `wandb sync`."""
+    import wandb
+
+    out.mkdir(parents=True, exist_ok=True)
+    quiet = wandb.Settings(
+        console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True, x_disable_meta=True
+    )
+    places = []
+    for run in list_tracked_runs(runs):
+        try:
+            session = wandb.init(
+                project=project, id=run.run_id, name=run.name, group=run.group, config=dict(run.settings), dir=out,
+                resume="allow", tags=[run.texts["strategy"]], notes=run.texts.get("reason"), settings=quiet,
+            )  # fmt: skip
+        except wandb.Error as error:
+            raise InputError(f"wandb: {str(error).splitlines()[0]}; WANDB_MODE=offline writes files") from error
+        try:
+            by_step: dict[int, dict[str, float]] = {}
+            for name, points in run.series.items():
+                for step, at_s, value in points:
+                    by_step.setdefault(step, {"_timestamp": at_s})[name] = value
+            for step in sorted(by_step):
+                session.log(by_step[step], step=step)
+            session.summary.update({**run.texts, **run.figures, "started_at": run.started_at.isoformat()})
+        finally:
+            session.finish(exit_code=0 if run.is_ok else 1)
+        places.append(session.url or str(Path(session.dir).parent))
+    return places
+
+
+WRITERS: dict[str, Callable[[Survey, Path, str], list[str]]] = {
+    "csv": _write_csv,
+    "mlflow": _write_mlflow,
+    "tensorboard": _write_tensorboard,
+    "wandb": _write_wandb,
+}

@@ -1,0 +1,105 @@
+"""Hugging Face Accelerate in processes that scalebench started: Accelerator prepares model and optimizer."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from dataclasses import fields
+from typing import Any
+
+import accelerate
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from scalebench.strategies import refusals
+from scalebench.strategies.torch.base import TorchStrategy
+from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.ddp import Ddp, DdpOptions
+from scalebench.strategies.torch.precision import Precision
+
+MIXED_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
+
+
+class AcceleratePrecision(Precision):
+    """The precision of an Accelerator, which scales the loss and steps the optimizer itself."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.scaler = accelerator.scaler
+        self._accelerator = accelerator
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return self._accelerator.autocast()
+
+    def backward(self, loss: Tensor) -> None:
+        self._accelerator.backward(loss)
+
+    def step_optimizer(self, optimizer: Optimizer) -> None:
+        optimizer.step()
+
+
+class Accelerate(Ddp):
+    """Accelerator wraps the model in DistributedDataParallel, or with one process leaves it as it is, and puts its own
+    steps around forward pass, backward pass and optimizer.
+
+    The group exists before the Accelerator, which joins it.
+    """
+
+    Options = DdpOptions
+    accelerator: Accelerator
+
+    def setup(self) -> None:
+        refusals.refuse(refusals.accelerate_rule(self.spec, self.options))
+        super().setup()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        if self.device.type == "cuda":  # it would take the GPU with the number of the process
+            os.environ["ACCELERATE_TORCH_DEVICE"] = str(self.device)
+            os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
+        reset_state()
+        self.accelerator = Accelerator(
+            cpu=self.device.type == "cpu",
+            mixed_precision=MIXED_PRECISIONS.get(self.spec.config.train.precision, "no"),
+            kwargs_handlers=[DistributedDataParallelKwargs(**self._handler_arguments())],
+        )
+        self.precision = AcceleratePrecision(self.accelerator)
+        net, self.optimizer = self.accelerator.prepare(model, self.optimizer)
+        if isinstance(net, DistributedDataParallel):
+            self.register_hook(net)
+        return net
+
+    def without_sync(self) -> AbstractContextManager[Any]:
+        if isinstance(self.net, DistributedDataParallel):
+            return super().without_sync()  # Accelerate's own, except for static_graph
+        return self.accelerator.no_sync(self.net)
+
+    def partial_step(self, batch: TorchBatch, until: str) -> None:
+        if isinstance(self.net, DistributedDataParallel):
+            super().partial_step(batch, until)
+        else:
+            TorchStrategy.partial_step(self, batch, until)
+
+    def message_sizes(self) -> list[int]:
+        return super().message_sizes() if isinstance(self.net, DistributedDataParallel) else []
+
+    def versions(self) -> dict[str, str]:
+        return {**super().versions(), "accelerate": accelerate.__version__}
+
+    def close(self) -> None:
+        self.__dict__.pop("accelerator", None)
+        super().close()
+        reset_state()
+
+    def _handler_arguments(self) -> dict[str, Any]:
+        """Return the arguments of DistributedDataParallel that Accelerate passes on, by its own names."""
+        options = {field.name: getattr(self.options, field.name) for field in fields(DdpOptions)}
+        return {name: value for name, value in options.items() if name != "overlap"}
+
+
+def reset_state() -> None:
+    """Forget the state that Accelerate keeps for the process, so that another Accelerator can have other settings."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()

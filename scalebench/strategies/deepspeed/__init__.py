@@ -1,0 +1,290 @@
+"""DeepSpeed's ZeRO, stages 1 to 3, in processes that scalebench started: its engine owns model, gradients and steps."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from scalebench.core.spec import RunSpec
+from scalebench.strategies import refusals
+from scalebench.strategies.base import LossPart, NotMeasured
+from scalebench.strategies.torch import evaluation
+from scalebench.strategies.torch.base import TorchStrategy
+from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.group import FLOAT_BYTES, MessageLog, build_torch_collective
+from scalebench.strategies.torch.precision import Precision
+from scalebench.workloads.source import Source
+
+DEFAULT_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's own
+# The methods of DeepSpeed's backend that send: the operation of each, and which of its arguments is the full tensor.
+SENDING_METHODS = {
+    "all_reduce": ("all_reduce", 0, "tensor"),
+    "reduce": ("reduce", 0, "tensor"),
+    "broadcast": ("broadcast", 0, "tensor"),
+    "all_gather": ("all_gather", 0, "tensor_list"),
+    "all_gather_into_tensor": ("all_gather", 0, "output_tensor"),
+    "all_gather_coalesced": ("all_gather", 0, "output_tensors"),
+    "reduce_scatter": ("reduce_scatter", 1, "input_list"),
+    "reduce_scatter_tensor": ("reduce_scatter", 1, "input_tensor"),
+}
+
+
+@dataclass
+class DeepSpeedOptions:
+    """Keys of DeepSpeed's `zero_optimization`."""
+
+    bucket_elements: int = DEFAULT_BUCKET_ELEMENTS  # gradients, and weights, that are sent in one message
+    overlap_comm: bool = True  # gradients are reduced while the backward pass runs
+
+
+@dataclass
+class DeepSpeedZero3Options(DeepSpeedOptions):
+    """Those of stage 3, too."""
+
+    persistent_elements: int = 100_000  # a tensor with fewer elements stays complete in each process
+
+
+class EnginePrecision(Precision):
+    """The precision of DeepSpeed's engine, whose backward pass and step are its own."""
+
+    def __init__(self, precision: Precision, engine: Any) -> None:
+        self.__dict__.update(precision.__dict__)
+        self._engine = engine
+
+    def backward(self, loss: Tensor) -> None:
+        self._engine.backward(loss)
+
+    def step_optimizer(self, optimizer: Optimizer) -> None:
+        self._engine.step()
+
+
+class DeepSpeedZero(TorchStrategy):
+    """deepspeed.initialize with an optimizer of PyTorch, which then steps each process's part of the weights. Weights
+    and gradients are float32.
+
+    The group exists before DeepSpeed, which uses it.
+    """
+
+    Options = DeepSpeedOptions
+    stage: ClassVar[int]
+    net: Any
+
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        self._log = MessageLog()
+
+    def group_backend(self) -> str:
+        return self.requested_backend()
+
+    def setup(self) -> None:
+        refusals.refuse(refusals.deepspeed_rule(self.spec, self.options))
+        super().setup()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        deepspeed = import_deepspeed(self.device)
+        self._parameter_count = super().num_params()
+        self._empty_model = copy.deepcopy(self.model).to("meta") if self.stage == 3 else None
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.contiguous()  # parts of flat buffers are
+        assert self.group is not None
+        deepspeed.init_distributed(dist_backend=self.group.backend, auto_mpi_discovery=False, verbose=False)
+        engine, self.optimizer, *_ = deepspeed.initialize(
+            model=model,
+            model_parameters=[each for each in model.parameters() if each.requires_grad],
+            optimizer=self.optimizer,
+            config=self.engine_config(),
+        )
+        self.precision = EnginePrecision(self.precision, engine)
+        log_messages(self._log, deepspeed.comm.comm.cdb)
+        return engine
+
+    def engine_config(self) -> dict[str, Any]:
+        """Return DeepSpeed's configuration of this run."""
+        bucket = max(min(self.options.bucket_elements, self._parameter_count), 1)  # a larger one would never be full
+        zero = {
+            "stage": self.stage,
+            "overlap_comm": self.options.overlap_comm,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+        }
+        if self.stage == 3:
+            zero["stage3_param_persistence_threshold"] = self.options.persistent_elements
+        return {
+            "train_micro_batch_size_per_gpu": self.spec.batch_per_device,  # without effect on what a step computes
+            "zero_optimization": zero,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "torch_autocast": {"enabled": self.spec.config.train.precision == "bfloat16", "dtype": "bfloat16"},
+            "steps_per_print": 1 << 60,
+        }
+
+    def step(self, batch: TorchBatch) -> LossPart | None:
+        self._log.begin_step()
+        part = self.accumulate_gradients(batch)
+        self.precision.step_optimizer(self.optimizer)  # which also frees the gradients
+        self._log.end_step()
+        return part
+
+    def count_parts(self, batch: TorchBatch) -> int:
+        """Return the same number of parts on all ranks, which all communicate in each."""
+        return self.accumulate if batch.global_samples >= self.accumulate * self.spec.processes else 1
+
+    @contextmanager
+    def without_sync(self) -> Iterator[None]:
+        self.net.set_gradient_accumulation_boundary(False)
+        try:
+            yield
+        finally:
+            self.net.set_gradient_accumulation_boundary(True)
+
+    def set_gradient_sync(self, on: bool) -> None:
+        if not on:
+            raise NotMeasured("DeepSpeed divides the optimizer among the processes, each of which needs the others")
+
+    def partial_step(self, batch: TorchBatch, until: str) -> None:
+        raise NotMeasured("DeepSpeed's engine synchronizes within the parts of a step")
+
+    def message_sizes(self) -> list[int]:
+        """Return the logged sizes, of gathered and scattered messages those of the full tensors."""
+        return self._log.sizes()
+
+    def run_isolated_sync(self, sizes: list[int]) -> None:
+        def build(kind: str, size_bytes: int) -> Callable[[], None]:
+            unit_bytes = FLOAT_BYTES * self.spec.processes
+            return self.collective(kind, max(size_bytes // unit_bytes, 1) * unit_bytes)
+
+        self._log.replay(sizes, build)
+
+    def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
+        assert self.group is not None, "setup comes first"
+        return build_torch_collective(self.group, name, size_bytes)
+
+    def backend_used(self) -> str | None:
+        """Observe the backend in two more steps, which spoil the weights."""
+        return self.observe_backend()
+
+    def evaluate(self, source: Source) -> dict[str, float]:
+        """Evaluate; under stage 3 with complete weights, since ranks may have different numbers of batches."""
+        if self._empty_model is None:
+            return super().evaluate(source)
+        assert self.group is not None, "setup comes first"
+        with self._peak.paused(self.device), self.precision.autocast():
+            model = copy.deepcopy(self._empty_model).to_empty(device=self.device)
+            with torch.no_grad(), self._gathered_weights():
+                pairs = ((model.parameters(), self.model.parameters()), (model.buffers(), self.model.buffers()))
+                for target, value in chain.from_iterable(zip(*pair, strict=True) for pair in pairs):
+                    target.copy_(value)
+            return evaluation.compute_metrics(model, self.spec.config.model, source, self.device, self.group.sum)
+
+    def num_params(self) -> int:
+        return self._parameter_count if hasattr(self, "_parameter_count") else super().num_params()
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the complete weights on every rank; all ranks have to call this."""
+        with self._gathered_weights():
+            return super().parameters()
+
+    def state_bytes(self) -> list[int | None]:
+        """Return the bytes of weights, this process's parts of them that are stepped, gradients and optimizer state."""
+        weights = [getattr(each, "ds_tensor", each) for each in self.model.parameters()]
+        stepped = [each for group in self.optimizer.param_groups for each in group["params"]]
+        states = [value for state in self.optimizer_state().values() for value in state.values()]
+        gradients = [each.grad for each in (*self.model.parameters(), *stepped)]
+        tensors = [
+            each for each in (*weights, *stepped, *states, *gradients, *self.model.buffers()) if _is_tensor(each)
+        ]
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+        return [sum(storages.values())]
+
+    def optimizer_state(self) -> Any:
+        return self.optimizer.optimizer.state
+
+    def versions(self) -> dict[str, str]:
+        import deepspeed
+
+        return {**super().versions(), "deepspeed": deepspeed.__version__}
+
+    def close(self) -> None:
+        self._log.close()
+        engine = self.__dict__.pop("net", None)
+        if engine is not None and hasattr(engine, "destroy"):
+            engine.destroy()
+        if self.group is not None:
+            import deepspeed
+
+            deepspeed.comm.comm.cdb = None  # its group ends here
+        super().close()
+
+    def _gathered_weights(self) -> AbstractContextManager[Any]:
+        if self.stage < 3 or "net" not in self.__dict__:
+            return nullcontext()
+        import deepspeed
+
+        return deepspeed.zero.GatheredParameters(list(self.model.parameters()))
+
+
+class DeepSpeedZero1(DeepSpeedZero):
+    """Each process keeps its part of the optimizer state."""
+
+    stage = 1
+
+
+class DeepSpeedZero2(DeepSpeedZero):
+    """Each process keeps its part of gradients and optimizer state."""
+
+    stage = 2
+
+
+class DeepSpeedZero3(DeepSpeedZero):
+    """Each process keeps its part of weights, gradients and optimizer state."""
+
+    Options = DeepSpeedZero3Options
+    stage = 3
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """Import DeepSpeed for a kind of device, which it chooses once and by what it finds."""
+    os.environ["DS_ACCELERATOR"] = device.type
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # it writes a page about its configuration
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # again, since its import sets it
+    # None of its compiled operations: on a CPU it would compile one for messages within a node, which takes minutes
+    # and is of no use to training.
+    deepspeed.ops.__compatible_ops__ = {}
+    return deepspeed
+
+
+def log_messages(log: MessageLog, backend: Any) -> None:
+    """Log what is sent through DeepSpeed's backend."""
+    for name, (kind, position, keyword) in SENDING_METHODS.items():
+        if hasattr(backend, name):
+            setattr(backend, name, _logged(log, getattr(backend, name), kind, position, keyword))
+
+
+def _logged(log: MessageLog, send: Callable[..., Any], kind: str, position: int, keyword: str) -> Callable[..., Any]:
+    @functools.wraps(send)
+    def send_logged(*arguments: Any, **keywords: Any) -> Any:
+        full = keywords[keyword] if keyword in keywords else arguments[position]
+        log.add(kind, *([full] if isinstance(full, Tensor) else full))
+        return send(*arguments, **keywords)
+
+    return send_logged
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() > 0

@@ -1,0 +1,201 @@
+"""Pictures that are decoded during training, as TensorFlow reads them: a tf.data pipeline over JPEG or TFRecord files.
+
+The crops are those that scalebench's own reader draws, so that every framework trains on the same part of a picture.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from scalebench.core.errors import InputError
+from scalebench.workloads.datasets import images
+from scalebench.workloads.datasets.picture_reader import PictureReader, Pictures
+from scalebench.workloads.datasets.tfrecord import KEYS
+from scalebench.workloads.source import Batch, BatchRows, Source
+
+BATCHES_AT_ONCE = 2  # in work at a time, so that no thread is idle at the end of a batch
+RECORD_FEATURES = {
+    KEYS[0].decode(): tf.io.FixedLenFeature([], tf.string),
+    KEYS[1].decode(): tf.io.FixedLenFeature([], tf.int64),
+}
+CROP_NUMBERS = 5  # of images.draw_crops
+
+
+def read_with_tensorflow(source: Source) -> Source:
+    """Return the source; one of pictures in files reads them through tf.data from now on."""
+    if isinstance(source.reader, PictureReader):
+        source.reader = TfPictureReader(source.reader)
+    return source
+
+
+class TfPictureReader:
+    """Reads batches of pictures through tf.data, with as many threads as `pictures.workers`."""
+
+    def __init__(self, reader: PictureReader) -> None:
+        self.pictures: Pictures = reader.pictures
+        self._targets = reader.targets
+        self._names = self.pictures.load_names()
+
+    def read(self, batches: Iterable[BatchRows]) -> Generator[Batch, None, None]:
+        """Yield the batches in order. Raises InputError, with the file, for a damaged one."""
+        requests = iter(batches)
+        first = next(requests, None)
+        if first is None:
+            return
+        sent: deque[BatchRows] = deque()  # to the pipeline, which is ahead of what it has returned
+        is_cropped = self.pictures.draw_crops(first.rows[:1], first.epoch) is not None
+        with tf.device("/CPU:0"):
+            elements = iter(self._build_pipeline(chain([first], requests), sent, is_cropped))
+            while True:
+                try:
+                    element = next(elements, None)
+                except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError, tf.errors.DataLossError) as error:
+                    raise InputError(self._find_damage(sent) or _first_line(error)) from None
+                if element is None:
+                    return
+                inputs, labels = (tensor.numpy() for tensor in element)
+                self._check_labels(labels)
+                batch = sent.popleft()
+                yield Batch(images.to_dtype(inputs, self.pictures.dtype), labels, batch.global_samples)
+
+    def _check_labels(self, labels: NDArray[np.int64]) -> None:
+        if self.pictures.records and not 0 <= labels.min() <= labels.max() < self.pictures.classes:
+            wrong = int(labels.min() if labels.min() < 0 else labels.max()) + 1
+            raise InputError(
+                f"{self.pictures.root} has label {wrong}, and those of ImageNet's layout are 1 to dataset.classes="
+                f"{self.pictures.classes}: raise dataset.classes, or write the files with labels from 1 on"
+            )
+
+    def _build_pipeline(
+        self, requests: Iterator[BatchRows], sent: deque[BatchRows], is_cropped: bool
+    ) -> tf.data.Dataset:
+        """Return a dataset with one element for each batch. Within it each batch is a dataset of its own, of as many
+        samples as it has: batches of unequal sizes fit no other form."""
+        signature = (
+            tf.TensorSpec((None,), tf.string),
+            tf.TensorSpec((None,), tf.int64),
+            tf.TensorSpec((None, CROP_NUMBERS), tf.float32),
+        )
+        workers = self.pictures.workers
+        parallel = {"num_parallel_calls": workers, "deterministic": True} if workers else {}
+
+        def decode_batch(files: tf.Tensor, labels: tf.Tensor, crops: tf.Tensor) -> tf.data.Dataset:
+            samples = tf.data.Dataset.from_tensor_slices((files, labels, crops))
+            decoded = samples.map(lambda *sample: self._decode(*sample, is_cropped), **parallel)
+            return decoded.batch(tf.size(labels, tf.int64))
+
+        steps = tf.data.Dataset.from_generator(lambda: self._elements(requests, sent), output_signature=signature)
+        options = tf.data.Options()
+        if workers:
+            options.threading.private_threadpool_size = workers
+            at_once = {"cycle_length": BATCHES_AT_ONCE, "num_parallel_calls": BATCHES_AT_ONCE}
+            return steps.interleave(decode_batch, **at_once, deterministic=True).prefetch(1).with_options(options)
+        options.experimental_optimization.inject_prefetch = False  # on by default
+        return steps.flat_map(decode_batch).with_options(options)
+
+    def _elements(self, requests: Iterator[BatchRows], sent: deque[BatchRows]) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield paths or records, classes and crops of each batch. Runs in a thread of the pipeline."""
+        records = RecordStream(self.pictures.root, self._names) if self.pictures.records else None
+        for batch in requests:
+            sent.append(batch)
+            crops = self.pictures.draw_crops(batch.rows, batch.epoch)
+            if crops is None:
+                crops = np.zeros((len(batch.rows), CROP_NUMBERS))
+            files = self._paths(batch.rows) if records is None else records.take(batch.rows)
+            yield files, np.take(self._targets, batch.rows), crops.astype(np.float32)
+
+    def _paths(self, rows: NDArray[np.int64]) -> list[str]:
+        return [self.pictures.path(self._names, row) for row in rows.tolist()]
+
+    def _decode(
+        self, file: tf.Tensor, label: tf.Tensor, crop: tf.Tensor, is_cropped: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return pixels and class of one sample."""
+        if self.pictures.records:
+            features = tf.io.parse_single_example(file, RECORD_FEATURES)
+            encoded, label = (features[key.decode()] for key in KEYS)
+            label -= 1
+        else:
+            encoded = tf.io.read_file(file)
+        return decode_picture(encoded, self.pictures.side, crop if is_cropped else None), label
+
+    def _find_damage(self, batches: Iterable[BatchRows]) -> str | None:
+        """Return the line of an error for the first file that cannot be decoded: TensorFlow names none."""
+        for row in chain.from_iterable(batch.rows.tolist() for batch in batches):
+            path = self.pictures.path(self._names, row)
+            if self.pictures.records:
+                return f"{path} or a file after it has a record that is no picture of ImageNet's layout: make it again"
+            try:
+                decode_picture(tf.io.read_file(path), self.pictures.side, None)
+            except tf.errors.OpError as error:
+                return f"{path} is not a complete JPEG file ({_first_line(error)}): repair or remove it"
+        return None
+
+
+class RecordStream:
+    """The records of TFRecord files in their order, as TensorFlow's own reader yields them."""
+
+    def __init__(self, root: str, names: NDArray[np.bytes_]) -> None:
+        self._names = names
+        unique, self._first_rows = np.unique(names, return_index=True)
+        self._files = [f"{root}/{name.decode()}" for name in unique]
+        self._records: Iterator[bytes] = iter(())
+        self._next_row = len(names)
+
+    def take(self, rows: NDArray[np.int64]) -> list[bytes]:
+        """Return the records of consecutive rows. Rows before those taken last begin anew, with the file of the first;
+        those between are read and dropped, since the files have no index."""
+        first = int(rows[0])
+        if first < self._next_row:
+            file = int(np.searchsorted(self._first_rows, first, "right")) - 1
+            self._next_row = int(self._first_rows[file])
+            self._records = tf.data.TFRecordDataset(self._files[file:]).as_numpy_iterator()
+        taken = list(islice(self._records, first - self._next_row, first - self._next_row + len(rows)))
+        self._next_row = first + len(rows)
+        return taken
+
+
+def decode_picture(encoded: tf.Tensor, side: int, crop: tf.Tensor | None) -> tf.Tensor:
+    """Return pixels (side, side, 3) of a JPEG or PNG file: a crop of images.draw_crops, or else the central square."""
+
+    def crop_jpeg() -> tf.Tensor:
+        shape = tf.io.extract_jpeg_shape(encoded)
+        window = compute_window(crop, shape[0], shape[1])
+        # Other than TensorFlow's default this method decodes to the same bytes as Pillow does.
+        return tf.image.decode_and_crop_jpeg(encoded, window, channels=3, dct_method="INTEGER_ACCURATE")
+
+    def crop_png() -> tf.Tensor:
+        picture = tf.image.decode_png(encoded, channels=3)
+        top, left, height, width = tf.unstack(compute_window(crop, tf.shape(picture)[0], tf.shape(picture)[1]))
+        return picture[top : top + height, left : left + width]
+
+    pixels = tf.cond(tf.io.is_jpeg(encoded), crop_jpeg, crop_png)
+    pixels = tf.image.resize(pixels, (side, side), antialias=True)
+    pixels = tf.cast(tf.round(pixels), tf.uint8)
+    return pixels if crop is None else tf.cond(crop[4] < 0.5, lambda: tf.reverse(pixels, [1]), lambda: pixels)
+
+
+def compute_window(crop: tf.Tensor | None, height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
+    """Return (top, left, height, width) in pixels, as images.compute_box does for a crop."""
+    if crop is None:
+        edge = tf.cast(tf.round(images.CROP_SHARE * tf.cast(tf.minimum(height, width), tf.float32)), tf.int32)
+        return tf.stack([(height - edge) // 2, (width - edge) // 2, edge, edge])
+    root = tf.sqrt(tf.cast(height * width, tf.float32))
+    crop_width, crop_height = (
+        tf.maximum(1, tf.minimum(size, tf.cast(share * root, tf.int32)))
+        for share, size in zip(tf.unstack(crop)[:2], (width, height), strict=True)
+    )
+    left = tf.cast(crop[2] * tf.cast(width - crop_width + 1, tf.float32), tf.int32)
+    top = tf.cast(crop[3] * tf.cast(height - crop_height + 1, tf.float32), tf.int32)
+    return tf.stack([top, left, crop_height, crop_width])
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,146 @@
+"""Gradients that are sent in fewer bytes: PyTorch's communication hooks of DistributedDataParallel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from scalebench.strategies import refusals
+from scalebench.strategies.base import Unsupported
+from scalebench.strategies.torch.ddp import Ddp, DdpOptions, SendBucket
+
+HALF_PRECISION_HOOKS = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
+POWERSGD_START_STEP = 2  # DistributedDataParallel rebuilds its buckets after the first step
+MIN_COMPRESSION_RATE = 2.0  # a matrix whose factors save less is sent uncompressed: PyTorch's default
+# Added to the norm of each column before the division by it: a dead layer has only gradients of 0.
+ORTHOGONALIZATION_EPSILON = 1e-12
+
+
+@dataclass
+class CompressedDdpOptions(DdpOptions):
+    """The options of DistributedDataParallel, and how its messages are compressed."""
+
+    comm_hook: str = "none"  # none | bf16 | fp16 | powersgd
+    powersgd_rank: int = 4  # of the two factors: number of columns of P and of Q
+
+
+class CompressedDdp(Ddp):
+    """DistributedDataParallel, whose buckets may be compressed.
+
+    With bf16 and fp16 each rank rounds a bucket, and the all-reduce sums in that type. With PowerSGD (Vogels et al.
+    2019) each gradient matrix is sent as two factors P and Q; what they leave out is added to the next step's gradient.
+    """
+
+    Options = CompressedDdpOptions
+
+    def setup(self) -> None:
+        refusals.refuse(refusals.ddp_rule(self.spec, self.options))
+        self._send: SendBucket | None = self._choose_sender()
+        self._step_bytes: list[int] = []  # of the last complete step
+        self._current_bytes: list[int] = []
+        self._buffers: dict[tuple[int, ...], list[Tensor]] = {}
+        super().setup()
+
+    def _choose_sender(self) -> SendBucket | None:
+        name = self.options.comm_hook
+        if name == "powersgd":
+            return self._build_powersgd()
+        hook = HALF_PRECISION_HOOKS.get(name)
+        return None if hook is None else lambda bucket: hook(dist.group.WORLD, bucket)
+
+    def register_hook(self, net: DistributedDataParallel) -> None:
+        if self._send is None or not self.options.overlap:
+            return super().register_hook(net)
+        net.register_comm_hook(None, lambda _, bucket: self.send_bucket(bucket))
+
+    def send_bucket(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        if self._send is None:
+            return super().send_bucket(bucket)
+        self._current_bytes += filter(None, self._message_bytes(bucket))
+        if bucket.is_last():
+            self._step_bytes, self._current_bytes = self._current_bytes, []
+        return self._send(bucket)
+
+    def message_sizes(self) -> list[int]:
+        return super().message_sizes() if self._send is None else list(self._step_bytes)
+
+    def run_isolated_sync(self, sizes: list[int]) -> None:
+        """All-reduce messages in the type that is sent; those of PowerSGD wait for each other."""
+        if self._send is None:
+            return super().run_isolated_sync(sizes)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.options.comm_hook, torch.float32)
+        key = tuple(sizes)
+        if key not in self._buffers:
+            self._buffers[key] = [
+                torch.zeros(max(1, size // dtype.itemsize), dtype=dtype, device=self.device) for size in sizes
+            ]
+        overlaps = self.options.comm_hook != "powersgd"
+        pending = [dist.all_reduce(buffer, async_op=overlaps) for buffer in self._buffers[key]]
+        for work in pending if overlaps else ():
+            work.wait()
+
+    def close(self) -> None:
+        self.__dict__.pop("_buffers", None)
+        super().close()
+
+    def _build_powersgd(self) -> SendBucket:
+        if self.spec.device == "cpu" and torch.cuda.is_available():
+            raise Unsupported(
+                "PyTorch's PowerSGD waits for a GPU wherever there is one, also with gradients on the CPU: set "
+                "CUDA_VISIBLE_DEVICES= before the command, or take strategy.options.comm_hook=bf16"
+            )
+        self._state = PowerSGDState(
+            None,
+            matrix_approximation_rank=self.options.powersgd_rank,
+            start_powerSGD_iter=POWERSGD_START_STEP,
+            min_compression_rate=MIN_COMPRESSION_RATE,
+            orthogonalization_epsilon=ORTHOGONALIZATION_EPSILON,
+            random_seed=self.spec.config.seed,
+        )
+
+        def send(bucket: dist.GradBucket) -> Future[Tensor]:
+            done = powerSGD_hook(self._state, MatrixBucket(bucket))
+            if self.group is not None and self.group.backend == "gloo":
+                # A thread of Gloo sends Ps and Qs when the previous message has arrived. With several buckets in
+                # flight, all threads would wait at the same time, and ranks would send in different orders.
+                done.wait()
+            return done
+
+        return send
+
+    def _message_bytes(self, bucket: dist.GradBucket) -> list[int]:
+        """Return the bytes of a bucket's messages: under PowerSGD [uncompressed gradients, Ps, Qs]."""
+        buffer, options = bucket.buffer(), self.options
+        if options.comm_hook != "powersgd":
+            return [buffer.numel() * 2]
+        if self._state.iter < POWERSGD_START_STEP:
+            return [buffer.numel() * buffer.element_size()]
+        uncompressed = p = q = 0
+        for gradient in MatrixBucket(bucket).gradients():
+            rows, columns = gradient.shape[0], gradient[0].numel()
+            rank = min(rows, columns, options.powersgd_rank)
+            if (rows + columns) * rank * MIN_COMPRESSION_RATE < rows * columns:
+                p, q = p + rows * rank, q + columns * rank
+            else:
+                uncompressed += rows * columns
+        return [count * buffer.element_size() for count in (uncompressed, p, q)]
+
+
+class MatrixBucket:
+    """A bucket for PyTorch's PowerSGD, which uses the first axis of each gradient as rows of a matrix, and fails for a
+    scalar parameter, which has no axis."""
+
+    def __init__(self, bucket: dist.GradBucket) -> None:
+        self._bucket = bucket
+        self.index, self.is_last, self.buffer = bucket.index, bucket.is_last, bucket.buffer
+
+    def gradients(self) -> list[Tensor]:
+        """Return the gradients in memory order, also for kernels in channels-last layout, which permutes columns."""
+        return [gradient if gradient.dim() else gradient.view(1) for gradient in self._bucket.gradients()]

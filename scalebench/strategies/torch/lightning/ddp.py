@@ -1,0 +1,77 @@
+"""Lightning's DDP strategy."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.strategies import DDPStrategy
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from scalebench.core.spec import RunSpec
+from scalebench.strategies.base import Loop
+from scalebench.strategies.torch.base import TorchStrategy
+from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.ddp import Ddp, DdpOptions, read_bucket_bytes, skip_sync
+from scalebench.strategies.torch.lightning.trainer import GroupTrainerStrategy
+
+
+@dataclass
+class LightningDdpOptions(DdpOptions):
+    """The arguments of DistributedDataParallel, and what Lightning's loop sends besides the gradients."""
+
+    sigterm: str = "lightning"  # lightning: its broadcast before each batch | never: without it
+
+
+class LightningDdp(GroupTrainerStrategy, Ddp):
+    """Lightning's DDP strategy, which wraps the model in a new DistributedDataParallel in each fit."""
+
+    Options = LightningDdpOptions
+
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        self._wrapper: DistributedDataParallel | None = None  # exists during a fit
+        self._message_sizes: list[int] = []
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def lightning_strategy(self) -> DDPStrategy:
+        return _AccumulatingDdp(**self.group_arguments(), **self.ddp_arguments())
+
+    def train(self, loop: Loop) -> None:
+        super().train(loop)
+        self._wrapper = None
+        gc.collect()  # reference cycles would keep the wrapper alive, and its hooks on the parameters
+
+    def set_gradient_sync(self, on: bool) -> None:
+        self._sync_on = on
+        if self._wrapper is not None:
+            self._wrapper.require_backward_grad_sync = on
+
+    def partial_step(self, batch: TorchBatch, until: str) -> None:
+        """Train up to one part of a step without Lightning, whose wrapper exists during a fit only."""
+        TorchStrategy.partial_step(self, batch, until)
+
+    def message_sizes(self) -> list[int]:
+        return self._message_sizes if self._wrapper is None else read_bucket_bytes(self._wrapper)
+
+    def on_fit_start(self, trainer: pl.Trainer) -> None:
+        super().on_fit_start(trainer)
+        self._wrapper = trainer.strategy.model
+        self._wrapper.require_backward_grad_sync = self._sync_on
+        self.register_hook(self._wrapper)
+
+    def on_fit_end(self) -> None:
+        self._message_sizes = self.message_sizes()
+
+
+class _AccumulatingDdp(DDPStrategy):
+    """Lightning's DDP, which synchronizes in the last part of a step only."""
+
+    def block_backward_sync(self) -> AbstractContextManager[Any]:
+        return skip_sync(self.model)

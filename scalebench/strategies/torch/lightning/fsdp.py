@@ -1,0 +1,59 @@
+"""Lightning's ModelParallelStrategy, whose module is sharded by fully_shard (FSDP2)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pytorch_lightning.strategies import ModelParallelStrategy
+from torch import Tensor
+
+from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.fsdp import Fsdp, FsdpOptions
+from scalebench.strategies.torch.lightning.trainer import GroupTrainerStrategy
+
+
+@dataclass
+class LightningFsdpOptions(FsdpOptions):
+    """The options of fully_shard, and what Lightning's loop sends besides weights and gradients."""
+
+    sigterm: str = "lightning"  # lightning: its broadcast before each batch | never: without it
+
+
+class LightningFsdp(GroupTrainerStrategy, Fsdp):
+    """Lightning's ModelParallelStrategy, with all processes along its data-parallel axis.
+
+    Its FSDPStrategy wraps the older FullyShardedDataParallel, which needs GPUs.
+    """
+
+    Options = LightningFsdpOptions
+
+    def lightning_strategy(self) -> ModelParallelStrategy:
+        return _AccumulatingFsdp(self, **self.group_arguments())
+
+    def split_batch(self, batch: TorchBatch) -> list[TorchBatch]:
+        """Split a batch; one that stays in one part comes after empty ones, since Lightning counts parts."""
+        self._log.begin_step()
+        parts = super().split_batch(batch)
+        empty = batch._replace(inputs=batch.inputs[:0], targets=batch.targets[:0], share=0.0, last=False)
+        return [empty] * (self.accumulate - len(parts)) + parts
+
+    def empty_loss(self) -> Tensor:
+        """Return a loss that depends on no weight, since none of them is gathered for an empty part."""
+        return torch.zeros((), device=self.device, requires_grad=True)
+
+    def on_step_end(self) -> None:
+        self._log.end_step()
+
+
+class _AccumulatingFsdp(ModelParallelStrategy):
+    """Lightning's strategy, which synchronizes in the last part of a step only."""
+
+    def __init__(self, adapter: LightningFsdp, **arguments: Any) -> None:
+        super().__init__(data_parallel_size=adapter.spec.processes, tensor_parallel_size=1, **arguments)
+        self._adapter = adapter
+
+    def block_backward_sync(self) -> AbstractContextManager[Any]:
+        return self._adapter.without_sync()

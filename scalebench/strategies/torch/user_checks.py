@@ -1,0 +1,279 @@
+"""Building a user's torch.nn.Module with the user's function, and checking it on two samples before training."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from scalebench.core.errors import PluginError
+from scalebench.core.spec import Config, ModelSpec
+from scalebench.strategies.base import Unsupported
+from scalebench.strategies.torch.precision import Precision
+from scalebench.strategies.torch.profiling import count_flops
+from scalebench.strategies.torch.user_module import UserModule, UserProblem, attribute_errors_to_user, function_label
+from scalebench.strategies.torch.user_step import UserOptimizer, UserStep, find_training_step
+from scalebench.workloads import records, user_code
+from scalebench.workloads.network import TRAINING_PASSES
+
+CHECK_SAMPLES = 2
+
+
+def build_user_module(config: Config, device: torch.device) -> UserModule:
+    """Build the user's module on its device, seeded, so that all ranks and strategies start from the same weights; with
+    an optimizer where the function or the module makes one.
+
+    Raises PluginError where the function fails or its module cannot be trained.
+    """
+    model = config.model
+    if model.torch is None:
+        name = config.strategy.name
+        raise Unsupported(f"model={model.name} has no model.torch=MODULE:FUNCTION, which {name} needs")
+    build = user_code.load_function(model.torch, "model.torch")
+    _seed_generators(config.seed)
+    with attribute_errors_to_user(model, anywhere=True):
+        _check_call(build, model)
+        module, optimizer = _split_result(build(**model.options))
+        _check_module(module, model)
+        if not config.train.dropout:
+            _disable_dropout(module)
+        user_module = _wrap_module(module, config).to(device).train()
+        make = getattr(module, "configure_optimizers", None)
+        if optimizer is None and callable(make) and isinstance(user_module, UserStep):
+            optimizer = make()
+        if optimizer is not None:
+            user_module.user_optimizer = UserOptimizer(optimizer, module)
+        return user_module
+
+
+def _split_result(result: Any) -> tuple[Any, Any]:
+    """Return the module, and the optimizer where the function gives (module, optimizer)."""
+    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module)
+    return result if is_pair else (result, None)
+
+
+def _wrap_module(module: nn.Module, config: Config) -> UserModule:
+    """Return the module that strategies train: one that gives outputs, or with a loss of the user's one that gives
+    that loss."""
+    data_format, as_is = config.train.data_format, config.dataset.dtype == records.RECORD
+    if user_code.has_user_loss(config.model):
+        return UserStep(module, data_format, config.model, as_is)
+    if find_training_step(module) is not None:
+        raise UserProblem(f"has a training_step, which computes its own loss: set model.loss={user_code.MODULE_LOSS}")
+    return UserModule(module, data_format, as_is)
+
+
+def _seed_generators(seed: int) -> None:
+    """Seed every generator from which a function may draw weights without seeding it itself."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _check_call(build: Callable[..., Any], model: ModelSpec) -> None:
+    if isinstance(build, nn.Module) or not callable(build):
+        raise PluginError(f"{function_label(model)} is a {type(build).__name__}: name a function that makes the module")
+    try:
+        inspect.signature(build).bind(**model.options)
+    except ValueError:  # some builtins have no signature
+        return
+    except TypeError as error:
+        raise PluginError(
+            f"{function_label(model)} cannot be called with model.options={model.options}: {error}"
+        ) from None
+
+
+def _check_module(module: Any, model: ModelSpec) -> None:
+    """Raise PluginError if it is not a module, or if its parameters cannot be trained like those of our networks."""
+    problem = None
+    if not isinstance(module, nn.Module):
+        returned = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
+        problem = f"gives {returned}, and no torch.nn.Module"
+    elif isinstance(module, (DistributedDataParallel, DataParallel)):
+        problem = f"gives a {type(module).__name__}: leave wrapping to the strategy, and give the module within"
+    else:
+        problem = _parameter_problem(module)
+    if problem is not None:
+        raise PluginError(f"{function_label(model)} {problem}")
+
+
+def _parameter_problem(module: nn.Module) -> str | None:
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    for name, tensor in tensors:
+        if is_lazy(tensor):
+            return f"has a lazy layer, and '{name}' no shape yet: give the layer its sizes, or call the module once"
+    for name, parameter in trained.items():
+        if parameter.dtype != torch.float32:
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            return f"has '{name}' in {dtype}: what is trained is float32, and train.precision says what it computes in"
+    return None if trained else "has no parameter to train"
+
+
+def _disable_dropout(module: nn.Module) -> None:
+    """Switch off the dropout of torch.nn's layers; check_user_module detects modules that still draw numbers."""
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.dropout._DropoutNd):
+            layer.p = 0.0
+        elif isinstance(layer, (nn.MultiheadAttention, nn.RNNBase)):
+            layer.dropout = 0.0
+
+
+class RankMessages(Protocol):
+    """The part of a TorchGroup that compares the ranks' weights."""
+
+    def broadcast(self, value: float) -> float: ...
+
+    def sum(self, values: list[float]) -> list[float]: ...
+
+
+def check_user_module(
+    model: UserModule,
+    config: Config,
+    device: torch.device,
+    precision: Precision,
+    ranks: RankMessages | None,
+    real_samples: tuple[Any, ...] | None = None,
+) -> None:
+    """Raise PluginError if the user's module cannot be trained, else count its FLOPs; the module is left as it was.
+
+    It is called with zeros, or with `real_samples`, the arguments of its forward pass for CHECK_SAMPLES samples.
+
+    Its outputs have to fit the targets and depend on the parameters, with train.dropout=false it must not draw random
+    numbers, and all ranks have to start from the same weights.
+    """
+    samples = (torch.zeros(CHECK_SAMPLES, *config.model.input_shape, dtype=_input_dtype(config), device=device),)
+    if real_samples is not None:
+        samples = real_samples
+    has_loss = user_code.has_user_loss(config.model)
+    with attribute_errors_to_user(config.model):
+        outputs = _evaluate_samples(model, samples, precision.autocast())
+        model.unused_parameters = _find_unused_parameters(model, outputs)
+        problem = _loss_problem(outputs) if has_loss else _output_problem(outputs, config)
+        if problem is None and not config.train.dropout and _draws_random_numbers(model, samples, precision.autocast()):
+            problem = (
+                "draws numbers in training although train.dropout=false, which turns off layers of torch.nn alone: "
+                "make an nn.Dropout of it, or take train.dropout=true"
+            )
+    if problem is None and ranks is not None and _weights_differ(model, ranks):
+        problem = "gives other weights on every rank: draw them from torch, numpy.random or random, which are seeded"
+    if problem is not None:
+        raise PluginError(f"{function_label(config.model)} {problem}")
+    model.flops_per_sample = _count_training_flops(model, samples, precision.autocast())
+
+
+def _count_training_flops(
+    model: UserModule, samples: tuple[Any, ...], autocast: AbstractContextManager[None]
+) -> float | None:
+    """Return the FLOPs of training on one sample, three times those of a forward pass as for our networks.
+
+    None where PyTorch counts nothing, fails, or misses a part: it does not look into recurrent layers. Operators of the
+    user's own kernels are not counted either, which nothing shows.
+    """
+    if any(isinstance(layer, nn.RNNBase) for layer in model.modules()):
+        return None
+    try:
+        # With gradients, since transformer layers otherwise take a fused way that is not counted.
+        flops = count_flops(lambda: _evaluate_samples(model, samples, autocast))
+    except Exception:  # the count is no reason to refuse a module that trains
+        return None
+    return TRAINING_PASSES * flops / CHECK_SAMPLES or None
+
+
+def _input_dtype(config: Config) -> torch.dtype:
+    return torch.uint8 if config.dataset.dtype == "uint8" else torch.float32
+
+
+def _evaluate_samples(model: UserModule, samples: tuple[Any, ...], autocast: AbstractContextManager[None]) -> Tensor:
+    model.eval()
+    try:
+        with autocast:
+            return model(*samples)
+    finally:
+        model.train()
+
+
+def _loss_problem(loss: Tensor) -> str | None:
+    if not torch.isfinite(loss):
+        return (
+            f"gives a loss of {loss.item():g} for the first {CHECK_SAMPLES} samples: correct the loss, or the samples"
+        )
+    return None if loss.requires_grad else "gives a loss that does not hang on its parameters: nothing can be trained"
+
+
+def _output_problem(outputs: Tensor, config: Config) -> str | None:
+    shape, dataset = tuple(outputs.shape), config.dataset
+    if not outputs.is_floating_point():
+        return f"gives outputs of {str(outputs.dtype).removeprefix('torch.')}, which no loss can be made of"
+    if config.model.loss == "cross_entropy":
+        classes = dataset.classes or 2
+        positions = tuple(config.model.target_shape)  # several labels of a sample, such as the next tokens
+        if len(shape) < 2 or (shape[0], *shape[2:]) != (CHECK_SAMPLES, *positions) or shape[1] < classes:
+            count = f"{dataset.classes} classes" if dataset.classes else "classes"
+            return (
+                f"gives outputs of {shape} for {CHECK_SAMPLES} samples; dataset={dataset.name} has {count}: "
+                f"give each an output{f', as (samples, classes, {positions[0]})' if positions else ''}"
+            )
+    elif shape != (targets := (CHECK_SAMPLES, *config.model.target_shape)):
+        return (
+            f"gives outputs of {shape} for {CHECK_SAMPLES} samples; the targets of dataset={dataset.name} are {targets}"
+        )
+    if not outputs.requires_grad:
+        return "gives outputs that do not hang on its parameters: nothing of it can be trained"
+    return None
+
+
+def _find_unused_parameters(model: UserModule, outputs: Tensor) -> list[str]:
+    """Return the names of the parameters that are not in the autograd graph of the outputs."""
+    pending, visited, reached = [outputs.grad_fn], set(), set()
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in visited:
+            visited.add(node)
+            reached.add(id(getattr(node, "variable", None)))
+            pending += [function for function, _ in node.next_functions]
+    parameters = model.module.named_parameters()
+    return [name for name, parameter in parameters if parameter.requires_grad and id(parameter) not in reached]
+
+
+def _draws_random_numbers(model: UserModule, samples: tuple[Any, ...], autocast: AbstractContextManager[None]) -> bool:
+    """Return True if a forward pass in training mode takes numbers from a generator. Buffers are restored."""
+    saved = [buffer.clone() for buffer in model.buffers()]
+    device = next(model.parameters()).device
+    before = _generator_states(device)
+    with torch.no_grad(), autocast:
+        model(*samples)
+        for buffer, value in zip(model.buffers(), saved, strict=True):
+            buffer.copy_(value)
+    return any(
+        not torch.equal(a, b) for a, b in zip(before, _generator_states(next(model.parameters()).device), strict=True)
+    )
+
+
+def _generator_states(device: torch.device) -> list[Tensor]:
+    on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *on_gpu]
+
+
+def _weights_differ(model: UserModule, ranks: RankMessages) -> bool:
+    """Return True on all ranks if the weights of any rank differ from rank 0's."""
+    checksum = float(_checksum(model.state_dict().values()))
+    return ranks.sum([float(ranks.broadcast(checksum) != checksum)])[0] > 0
+
+
+def _checksum(tensors: Any) -> int:
+    """Compute a checksum of 32 bits, which a float64 represents exactly."""
+    checksum = 0
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):  # a state_dict may hold other values
+            checksum = zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)
+    return checksum

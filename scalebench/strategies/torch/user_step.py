@@ -1,0 +1,171 @@
+"""A training step of the user's own: a loss computed by the user's code, and an optimizer of the user's.
+
+The loss is that of a LightningModule's training_step, of the outputs of a module (as Hugging Face's have it), or of a
+function, `model.loss=MODULE:FUNCTION`. Every strategy wraps the same module, whose forward pass returns the loss.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from scalebench.core.spec import ModelSpec
+from scalebench.strategies.torch.user_module import UserModule, UserProblem, summarize_names
+from scalebench.workloads import user_code
+
+# The beginning of Lightning's warning about self.log without a Trainer, which a plain loop has none of.
+LOG_WITHOUT_TRAINER = r"You are trying to `self\.log\(\)` but the `self\.trainer` reference is not registered"
+# The beginning of PyTorch's warning where a wrapper steps the optimizer that a scheduler was made for.
+SCHEDULER_FIRST = r"Detected call of `lr_scheduler\.step\(\)` before"
+ADVANCES_BY_STEP = "step"  # Lightning's interval of a scheduler; by epoch is its default
+
+
+class UserStep(UserModule):
+    """Turn a batch, (inputs, targets), into the mean of the user's loss over its samples.
+
+    `training_step` is the method of a module that has one.
+    """
+
+    def __init__(self, module: nn.Module, data_format: str, model: ModelSpec, as_is: bool) -> None:
+        super().__init__(module, data_format, as_is)
+        self.training_step = find_training_step(module)
+        self._loss = None if model.loss == user_code.MODULE_LOSS else user_code.load_function(model.loss, "model.loss")
+        if self._loss is not None and not callable(self._loss):
+            raise UserProblem(f"has model.loss={model.loss}, which is no function")
+        self._steps = 0
+        if self.training_step is not None:
+            if not getattr(module, "automatic_optimization", True):
+                raise UserProblem(
+                    "steps its optimizers by itself (automatic_optimization=False), which every strategy does in "
+                    "another way: return the loss from training_step"
+                )
+            self._takes_number = _takes_second_argument(self.training_step)
+            warnings.filterwarnings("ignore", message=LOG_WITHOUT_TRAINER)
+
+    def forward(self, inputs: Any, targets: Any = None) -> Tensor:
+        inputs = self.prepare(inputs)
+        if self._loss is not None:
+            return check_loss(self._loss(self.call_module(inputs), inputs if targets is None else targets))
+        if self.training_step is None:
+            return check_loss(self.call_module(inputs) if targets is None else self.module(inputs, targets))
+        self._steps += 1
+        batch = inputs if targets is None else (inputs, targets)
+        return check_loss(self.training_step(batch, *([self._steps - 1] if self._takes_number else [])))
+
+
+def find_training_step(module: Any) -> Callable[..., Any] | None:
+    """Return the training_step of a module that computes its loss by itself, as a LightningModule does."""
+    step = getattr(module, user_code.TRAINING_STEP, None)
+    return step if callable(step) else None
+
+
+def _takes_second_argument(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None, 0)
+    except TypeError:
+        return False
+    return True
+
+
+def check_loss(result: Any) -> Tensor:
+    """Return the loss, which may be an attribute or an entry `loss` of the result. Raises TypeError where none is."""
+    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
+    if not isinstance(loss, Tensor):
+        kind = "None" if loss is None else f"a {type(result).__name__}"
+        raise TypeError(f"it should give the mean loss of a batch, and gives {kind}: return it, or set model.loss")
+    if loss.numel() != 1 or not loss.is_floating_point():
+        dtype = str(loss.dtype).removeprefix("torch.")
+        raise TypeError(
+            f"it should give the mean loss of a batch, one number, and gives {dtype} of shape {tuple(loss.shape)}"
+        )
+    return (loss.sum() if loss.dim() else loss).float()  # no view, which FSDP warns of
+
+
+class UserOptimizer:
+    """An optimizer of the user's, with the schedulers that go on with each step."""
+
+    def __init__(self, result: Any, module: nn.Module) -> None:
+        """`result` is what configure_optimizers returned, or the optimizer that came with the module; raises
+        UserProblem unless it is one optimizer of all parameters that are trained."""
+        self.result = result
+        self.optimizer, configs = read_optimizers(result)
+        self.schedulers = [each["scheduler"] for each in configs if each.get("interval") == ADVANCES_BY_STEP]
+        if self.schedulers:
+            warnings.filterwarnings("ignore", message=SCHEDULER_FIRST)
+        check_parameters(self.optimizer, module)
+        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
+
+    def follow_parameters(self, module: nn.Module) -> Optimizer:
+        """Have the optimizer step the parameters that now have the same names, as sharding replaces them."""
+        current = dict(module.named_parameters())
+        for group in self.optimizer.param_groups:
+            group["params"] = [current[self._names[id(parameter)]] for parameter in group["params"]]
+        self._names = {id(parameter): name for name, parameter in current.items()}
+        return self.optimizer
+
+    def copy_for(self, groups: Iterable[dict[str, Any]]) -> Optimizer:
+        """Return an optimizer of the same kind and settings for other groups of parameters, without any state."""
+        kind = type(self.optimizer)
+        other = kind.__new__(kind)
+        other.__dict__.update(self.optimizer.__dict__)
+        other.param_groups, other.state = [dict(group) for group in groups], defaultdict(dict)
+        return other
+
+    def scale_rates(self, optimizer: Optimizer, factor: float) -> None:
+        """Set each group's learning rate to the user's, times the factor of scalebench's schedule."""
+        for group, rate in zip(optimizer.param_groups, self._base_rates, strict=True):
+            group["lr"] = rate * factor
+
+    def advance_schedulers(self) -> None:
+        """Tell the schedulers that a step is done."""
+        for scheduler in self.schedulers:
+            scheduler.step()
+
+
+def read_optimizers(result: Any) -> tuple[Optimizer, list[dict[str, Any]]]:
+    """Return the optimizer and the settings of its schedulers, from any form that configure_optimizers may return.
+
+    Raises UserProblem unless there is exactly one optimizer.
+    """
+    optimizers, schedulers = result, []
+    if isinstance(result, Mapping):
+        optimizers = result.get("optimizer")
+        schedulers = [result["lr_scheduler"]] if "lr_scheduler" in result else []
+    elif isinstance(result, (tuple, list)) and len(result) == 2 and isinstance(result[0], (tuple, list)):
+        optimizers, schedulers = result
+    optimizers = list(optimizers) if isinstance(optimizers, (tuple, list)) else [optimizers]
+    if len(optimizers) != 1:
+        raise UserProblem(f"gives {len(optimizers)} optimizers, and a step is one of one optimizer")
+    (optimizer,) = optimizers
+    if isinstance(optimizer, Mapping):
+        return read_optimizers(optimizer)
+    if not isinstance(optimizer, Optimizer):
+        kind = "None" if optimizer is None else f"a {type(optimizer).__name__}"
+        raise UserProblem(f"gives {kind} as its optimizer, and no torch.optim.Optimizer")
+    configs = [each if isinstance(each, Mapping) else {"scheduler": each} for each in schedulers]
+    return optimizer, [dict(config) for config in configs]
+
+
+def check_parameters(optimizer: Optimizer, module: nn.Module) -> None:
+    """Raise UserProblem unless the optimizer has exactly the module's parameters that are trained."""
+    held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+    trained = {id(parameter): name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    missing = [name for key, name in trained.items() if key not in held]
+    if missing:
+        raise UserProblem(
+            f"has an optimizer that lacks {summarize_names(missing)}: give it these parameters too, or set "
+            "requires_grad=False on them"
+        )
+    foreign = [parameter for key, parameter in held.items() if key not in trained and parameter.requires_grad]
+    if foreign:
+        raise UserProblem(
+            f"has an optimizer of {len(foreign)} parameters that are not its module's: make it from the parameters of "
+            "the module that is returned"
+        )

@@ -1,0 +1,94 @@
+"""The dataset `imagenet_tfrecord`: TFRecord files of ImageNet's layout at `dataset.path`, counted here and read by
+TensorFlow. Each record is a tf.train.Example with `image/encoded` (JPEG) and `image/class/label` (from 1 on)."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config
+from scalebench.workloads.datasets import cache, images
+
+VERSION = 1
+HINT = "have a folder of TFRecord files named train-00000-of-01024, as made of ImageNet (https://image-net.org)"
+PATTERN = "train-*-of-*"
+KEYS = (b"image/encoded", b"image/class/label")
+# A record is its length in bytes, a checksum of that, the data, and a checksum of these:
+# https://www.tensorflow.org/tutorials/load_data/tfrecord
+_LENGTH = struct.Struct("<Q")
+LENGTH_CHECKSUM_BYTES = DATA_CHECKSUM_BYTES = 4
+
+
+def index_files(config: Config, cache_dir: Path, path: Path) -> Path:
+    """Return the folder under `cache_dir` with the file name of each record, in the order of names and records, at most
+    `dataset.size` of them. The classes are in the records, and 0 in the cache. Raises InputError, in one line, for
+    anything that is wrong."""
+    if config.strategy.framework not in ("tensorflow", "none"):
+        raise InputError(
+            f"dataset={config.dataset.name} is read by TensorFlow, and strategy={config.strategy.name} trains with "
+            f"{config.strategy.framework}: use dataset=imagenet_jpeg, or a strategy of TensorFlow"
+        )
+    images.check_model_takes_square_rgb(config)
+    files = _list_files(path)
+    stats = [file.stat() for file in files]
+    identity = {
+        "version": VERSION,
+        "path": str(path),
+        "files": [[file.name, s.st_size, s.st_mtime_ns] for file, s in zip(files, stats, strict=True)],
+        "samples": config.dataset.size,
+    }
+    return cache.ensure_folder(cache_dir, config.dataset.name, identity, 0, partial(_write, files, config.dataset.size))
+
+
+def _list_files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise InputError(f"dataset.path={path} is no folder: {HINT}")
+    files = sorted(path.glob(PATTERN))
+    if not files:
+        raise InputError(f"dataset.path={path} has no files {PATTERN}: {HINT}")
+    return files
+
+
+def _write(files: list[Path], size: int, folder: Path) -> None:
+    _check_keys(files[0])
+    names: list[bytes] = []
+    for file in files:
+        names += [os.fsencode(file.name)] * min(sum(1 for _ in _find_records(file)), size - len(names))
+    array = np.array(names)
+    cache.create_array(folder / cache.INPUTS, array.shape, array.dtype.str)[:] = array
+    cache.create_array(folder / cache.TARGETS, array.shape, images.LABEL_DTYPE)[:] = 0
+
+
+def _find_records(file: Path) -> Iterator[tuple[int, int]]:
+    """Yield where the data of each record begin, and their bytes. Raises InputError for a file that is cut off."""
+    try:
+        size_bytes, position = file.stat().st_size, 0
+        with file.open("rb") as stream:
+            while position < size_bytes:
+                stream.seek(position)
+                header = stream.read(_LENGTH.size)
+                length = _LENGTH.unpack(header)[0] if len(header) == _LENGTH.size else size_bytes
+                begin = position + _LENGTH.size + LENGTH_CHECKSUM_BYTES
+                position = begin + length + DATA_CHECKSUM_BYTES
+                if position > size_bytes:
+                    raise InputError(f"{file} is not a complete TFRecord file: copy or make it again")
+                yield begin, length
+    except OSError as error:
+        raise InputError(f"{file} cannot be read ({error.strerror}): {HINT}") from None
+
+
+def _check_keys(file: Path) -> None:
+    """Raise InputError where the first record lacks one of KEYS."""
+    begin, length = next(_find_records(file), (0, 0))
+    with file.open("rb") as stream:
+        stream.seek(begin)
+        record = stream.read(length)
+    missing = [key.decode() for key in KEYS if key not in record]
+    if missing:
+        raise InputError(f"{file} has records without {' and '.join(missing)}: write tf.train.Example as for ImageNet")

@@ -1,0 +1,130 @@
+"""Step models drawn through points, their errors, and the published curves that these come from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalebench.analysis.prediction.extrapolation import Point, extrapolate
+from scalebench.analysis.prediction.published_series import SERIES_FILE, list_trials, load_limits, load_series
+from scalebench.analysis.prediction.step_model import ALL_REDUCE, Links, StepModel, predict_parts
+from scalebench.core.errors import InputError
+
+MODEL = StepModel(1.0, Links(4, 1e9, 5e8), ALL_REDUCE, 1e7, 4)
+HEAD = SERIES_FILE.read_text(encoding="utf-8").partition("\n")[0] + "\n"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(1e-3, 10.0), st.floats(1.0, 1000.0))
+def test_one_device_gives_its_own_measured_step(step_s: float, batch: float) -> None:
+    drawn = extrapolate(MODEL, [Point(1, batch, step_s)])
+    assert float(drawn.step_s(1, batch)) == pytest.approx(step_s, rel=1e-9)
+    assert float(drawn.error_scale(1, batch)) == 0.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0.01, 1.0), st.lists(st.floats(1.0, 1.5), min_size=1, max_size=4))
+def test_the_last_point_is_met(first_s: float, losses: list[float]) -> None:
+    points = [Point(1, 32, first_s)]
+    points += [Point(2**k, 32, points[0].step_s * loss) for k, loss in enumerate(losses, 1)]
+    drawn = extrapolate(MODEL, points)
+    assert float(drawn.step_s(points[-1].devices, 32)) == pytest.approx(points[-1].step_s, rel=1e-9)
+    assert np.isfinite(drawn.step_s([16, 1024], 32)).all()
+
+
+def test_points_of_the_model_itself_change_nothing() -> None:
+    truth = replace(MODEL, sample_s=1e-3)
+    counts = np.array([1.0, 2, 4])
+    points = [Point(int(n), 32, float(s)) for n, s in zip(counts, predict_parts(truth, counts, 32).step_s, strict=True)]
+    drawn = extrapolate(MODEL, points)
+    assert drawn.model.overhead_factor == pytest.approx(1, rel=1e-3)
+    # Between nodes half of it, on a logarithmic scale, is the power law.
+    expected = float(predict_parts(truth, 8, 32).step_s)
+    assert drawn.slope is not None and float(replace(drawn, slope=None).step_s(8, 32)) == pytest.approx(
+        expected, rel=1e-3
+    )
+
+
+def test_overheads_that_are_larger_than_modelled_stay_so() -> None:
+    cheap = extrapolate(MODEL, [Point(1, 32, 0.1), Point(2, 32, 0.102)])
+    dear = extrapolate(MODEL, [Point(1, 32, 0.1), Point(2, 32, 0.14)])
+    assert dear.model.overhead_factor > cheap.model.overhead_factor
+    assert (dear.step_s([4, 64], 32) > cheap.step_s([4, 64], 32)).all()
+
+
+def test_the_error_grows_with_the_distance_and_where_the_network_is_unknown() -> None:
+    drawn = extrapolate(MODEL, [Point(1, 32, 0.1)])
+    scales = drawn.error_scale([1, 2, 4, 8, 64], 32)
+    assert (np.diff(scales) > 0).all()
+    assert float(drawn.error_scale(8, 32)) == pytest.approx(1.5 * float(drawn.error_scale(8, 32, knows_network=True)))
+
+
+@pytest.mark.parametrize(
+    ("counts", "measured"), [([1], "one_point"), ([1, 4], "one_node"), ([4, 8], "several_nodes"), ([8], "one_point")]
+)
+def test_what_is_measured_decides_the_limits(counts: list[int], measured: str) -> None:
+    drawn = extrapolate(MODEL, [Point(count, 32, 0.1 + 0.01 * count) for count in counts])
+    assert drawn.measured == measured and measured in load_limits()
+
+
+def test_no_points_are_an_error() -> None:
+    with pytest.raises(ValueError, match="no points"):
+        extrapolate(MODEL, [])
+
+
+def test_the_published_curves_are_complete() -> None:
+    series = load_series()
+    assert {each.source for each in series} == {
+        "tensorflow_2017", "pytorch_ddp", "mlperf_resnet", "llm_foundry", "nvidia_bert"
+    }  # fmt: skip
+    assert len(series) == 99 and sum(len(each.points) for each in series) == 380
+    alexnet = next(each for each in series if each.name.startswith("DGX-1 P100, replicated_nccl, real, batch 512"))
+    assert [point.devices for point in alexnet.points] == [1, 2, 4]
+    assert alexnet.points[1].step_s == pytest.approx(2 * 512 / 4448)
+
+
+def test_protocols_split_a_curve_at_devices_and_nodes() -> None:
+    (series,) = (each for each in load_series() if "tf32, 128" in each.name)
+    splits = {trial.protocol: [point.devices for point in trial.seen] for trial in list_trials(series)}
+    assert splits == {"P2": [8], "P2b": [8, 16], "P3": [8, 16]}
+
+
+def test_more_than_half_of_the_predictions_from_one_device_are_within_a_few_per_cent() -> None:
+    errors = [
+        abs(point.step_s / float(trial.extrapolate().step_s(point.devices, point.batch)) - 1)
+        for series in load_series() for trial in list_trials(series) if trial.protocol == "P1" for point in trial.unseen
+    ]  # fmt: skip
+    assert float(np.median(errors)) < 0.035
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("a,b,c,,all_reduce,1,nvlink,8,,,1x32=a", "could not convert"),
+        ("a,b,c,,all_reduce,1,nvlink,8,,,2x32=10 1x32=5", "ascending"),
+        ("a,b,c,,ring,1,nvlink,8,,,1x32=10", "sync ring"),
+        ("a,b,c,,all_reduce,1,nvlink,,,,1x32=10", "invalid literal"),
+        ("a,b,c,,all_reduce,1,nvlink,8,,,", "ascending"),
+        ("a,b,c,,all_reduce,1,nvlink,8,,,1x32=0", "division by zero"),
+    ],
+)
+def test_a_bad_row_is_named_in_one_line(tmp_path: Path, row: str, reason: str) -> None:
+    file = tmp_path / "series.csv"
+    file.write_text(f"{HEAD}{row}\n")
+    with pytest.raises(InputError, match=f"series.csv:2 is no scaling curve .*{reason}"):
+        load_series(file)
+    with pytest.raises(InputError, match="cannot be read"):
+        load_series(tmp_path / "none.csv")
+
+
+def test_unknown_links_cost_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "series.csv"
+    file.write_text(f"{HEAD}a,b,c,,all_reduce,,nvlink,8,,,1x32=10 2x32=20\n")
+    (series,) = load_series(file)
+    assert series.links.bytes_per_s is None and math.isinf(float(series.links.rate(np.array([1.0]))[0]))

@@ -1,0 +1,152 @@
+"""Predictions of made-up sweeps: probes and links, what limits them, memory, and what to measure next."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalebench.analysis.prediction import predictions
+from scalebench.analysis.prediction.curve_models import sync_kind
+from scalebench.analysis.prediction.predictions import CurvePrediction, PredictedGroup
+from scalebench.analysis.prediction.published_series import load_limits
+from scalebench.analysis.scaling_curves import Curve, make_curves
+from scalebench.core.result import Result
+from tests.builders import sweeps
+
+ALPHA: dict[str, Any] = {
+    "name": "alpha", "gpus_per_node": 8, "gpu_memory_bytes": 40e9,
+    "links": {"intra_node_bytes_per_s": 300e9, "inter_node_bytes_per_s": 50e9, "intra_node": "NVLink 3"},
+}  # fmt: skip
+
+
+def make_runs(
+    strategies: tuple[str, ...] = ("ddp_gloo",), gpus: tuple[int, ...] = (1, 2), **changes: Any
+) -> list[Result]:
+    return [sweeps.run(name, count, repeat, **changes) for name in strategies for count in gpus for repeat in range(3)]
+
+
+def make_read(runs: list[Result]) -> tuple[list[Curve], Any]:
+    by_id = {run.run_id: run for run in runs}
+    return make_curves(sweeps.pool(runs).make_frame()), lambda row: by_id[row["run_id"]]
+
+
+def predict(runs: list[Result], **changes: Any) -> PredictedGroup:
+    (group,) = predictions.predict_curves(*make_read(runs), **changes)
+    return group
+
+
+def predict_one(runs: list[Result], **changes: Any) -> CurvePrediction:
+    (prediction,) = predict(runs, **changes).predictions
+    return prediction
+
+
+def test_measured_points_are_met_and_more_devices_are_less_certain() -> None:
+    forecast = predict_one(make_runs()).forecast([2, 4, 8, 64])
+    assert forecast.throughput[0] == pytest.approx(2 * sweeps.BATCH / sweeps.step_s("ddp_gloo", 2), rel=0.01)
+    assert (np.diff(forecast.throughput) > 0).all() and (np.diff(forecast.efficiency) < 0).all()
+    assert (forecast.low <= forecast.throughput).all() and (forecast.throughput <= forecast.high).all()
+    assert (np.diff(forecast.high / forecast.low) > 0).all()
+    assert forecast.efficiency[0] == pytest.approx(0.9, rel=0.01)
+
+
+def test_links_are_measured_else_those_of_the_hardware() -> None:
+    links = predict_one(make_runs()).extrapolation.model.links
+    assert links.bytes_per_s == pytest.approx(613_764 / 0.002) and links.network_bytes_per_s is None
+    alpha = predict_one(make_runs(), hardware=ALPHA)
+    links = alpha.extrapolation.model.links
+    assert (links.devices_per_node, links.bytes_per_s, links.network_bytes_per_s) == (8, 240e9, 35e9)
+    assert "nodes, links and memory of alpha" in alpha.remarks[0]
+    assert alpha.forecast([64]).throughput[0] > predict_one(make_runs()).forecast([64]).throughput[0]
+
+
+def test_one_device_is_predicted_with_links_alone_and_never_ranked() -> None:
+    one = predict(make_runs(("ddp_gloo", "horovod_gloo"), (1,)))
+    assert not one.predictions and all("has no links" in reason for reason in one.reasons.values())
+    alpha = predict(make_runs(("ddp_gloo", "horovod_gloo"), (1,)), hardware=ALPHA)
+    assert len(alpha.predictions) == 2 and predictions.rank_predictions(alpha.predictions, 8) == []
+    two = predict(make_runs(("ddp_gloo", "horovod_gloo"))).predictions
+    assert [each.name for each in predictions.rank_predictions(two, 8)] == ["ddp_gloo", "horovod_gloo"]
+    suggestion = predictions.suggest_measurement(alpha.predictions[0], 64)
+    assert suggestion is not None and suggestion.devices == 16 and suggestion.after < suggestion.before
+
+
+def test_hardware_without_links_is_a_reason_in_one_line() -> None:
+    group = predict(make_runs(), hardware={"name": "cpu", "links": {"inter_node": None}})
+    assert group.reasons == {
+        "ddp_gloo": "hardware cpu has no links: set links.inter_node_bytes_per_s in its YAML"
+    }  # fmt: skip
+    wrong = {**ALPHA, "links": {**ALPHA["links"], "kind": "rope"}}
+    assert "links.kind=rope should be one of nvlink" in predict(make_runs(), hardware=wrong).reasons["ddp_gloo"]
+
+
+def test_what_does_not_fit_is_no_number_to_rely_on() -> None:
+    prediction = predict_one(make_runs())
+    row = {**prediction.curve.rows[-1], "peak_memory_bytes": 50_000_000_000, "state_bytes": 48_000_000_000}
+    curve = replace(prediction.curve, rows=[*prediction.curve.rows[:-1], row])
+    full = replace(prediction, curve=curve, hardware=ALPHA)
+    assert full.forecast([4]).fits[0] == 0 and full.forecast([4]).limited_by(0) == "memory"
+    assert predictions.rank_predictions([full], 4) == []
+    model = replace(full.extrapolation.model, sync="sharded")
+    sharded = replace(full, extrapolation=replace(full.extrapolation, model=model)).forecast([2, 4, 8])
+    assert sharded.memory_bytes == pytest.approx([50e9, 26e9, 14e9]) and sharded.fits.tolist() == [0, 1, 1]
+    assert np.isnan(prediction.forecast([4]).memory_bytes).all()
+
+
+def test_strong_scaling_ends_where_the_samples_do() -> None:
+    prediction = predict_one(make_runs())
+    rows = [{**row, "scaling": "strong", "global_batch": 20} for row in prediction.curve.rows]
+    strong = replace(prediction, curve=replace(prediction.curve, rows=rows))
+    forecast = strong.forecast([4, 20, 32])
+    assert forecast.batch[:2].tolist() == [5, 1] and math.isnan(forecast.throughput[2])
+
+
+def test_how_far_scaling_goes() -> None:
+    prediction = predict_one(make_runs())
+    reach = prediction.find_reach(0.8, 1000)
+    assert reach.surely is not None and reach.by_figures is not None and 2 <= reach.surely <= reach.by_figures < 1000
+    efficiency = prediction.forecast([reach.by_figures, reach.by_figures + 1]).efficiency
+    assert efficiency[0] >= 0.8 > efficiency[1]
+    assert prediction.find_reach(0.999, 1000).by_figures == 1 and prediction.find_reach(0.5, 2).by_figures == 2
+    slow = predict_one(make_runs(("lightning_ddp_gloo",))).find_reach(0.8, 1000)
+    assert slow.poor_doubling == 1  # two devices have 1.4 times the throughput of one
+
+
+def test_checks_predict_each_row_from_the_smaller_ones() -> None:
+    curves, read = make_read(make_runs(gpus=(1, 2, 4)))
+    (check,) = predictions.check_curves(curves, read)  # from one device nothing is known of its links
+    assert [point.devices for point in check.seen] == [1, 2] and check.row["gpus"] == 4
+    assert abs(check.error) < 0.1 and check.holds
+    assert predictions.measure_own_limits([check] * 19) is None
+    own = predictions.measure_own_limits([check] * 20)
+    assert own is not None and own.keys() == load_limits().keys()
+
+
+def test_siblings_correct_what_all_models_share() -> None:
+    runs = make_runs(gpus=(1, 2, 4))
+    other = make_runs(gpus=(1, 2))
+    for run in other:
+        run.run_id, run.workload.model = f"other-{run.run_id}", "other"
+        run.spec["model"] = {**run.spec["model"], "name": "other"}
+    curves, read = make_read([*runs, *other])
+    (sibling,) = (curve for curve in curves if curve.group["model"] == "other")
+    corrections = predictions.measure_siblings(sibling, curves, read)
+    (check,) = predictions.check_curves([curve for curve in curves if curve is not sibling], read)
+    assert list(corrections) == [4] and corrections[4] == pytest.approx(math.log1p(check.error) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ddp_nccl", "all_reduce"), ("horovod_tensorflow_mpi", "all_reduce"), ("mirrored", "all_reduce"),
+        ("fsdp_gloo", "sharded"), ("zero1", "zero1"), ("tensor_parallel", "tensor"), ("pipeline_1f1b", "stages"),
+        ("model_parallel_tensorflow", "stages"), ("hybrid", "hybrid"), ("central_storage_cpu", "one_copy"),
+        ("parameter_server", "one_copy"), ("kuza55_ps_cpu", "in_graph"), ("data_parallel", "in_graph"),
+        ("independent_torch", "none"), ("somebodys_ring", "all_reduce"),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_strategy_follows_from_its_name(name: str, kind: str) -> None:
+    assert sync_kind(name) == kind

@@ -1,0 +1,121 @@
+"""The step model against an event simulation, at its limits, and along its inputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalebench.analysis.prediction import step_model
+from scalebench.analysis.prediction.step_model import Links, StepModel, predict_parts
+
+LINKS = Links(4, 1e9, 5e8)
+MODEL = StepModel(1e-3, LINKS, step_model.ALL_REDUCE, 1e7, messages=4)
+FREE = Links(4, math.inf, math.inf, latency_s=0.0, network_latency_s=0.0, launch_s=0.0)
+COUNTS = np.array([1.0, 2, 4, 8, 64, 4096])
+seconds = st.floats(1e-4, 10.0)
+kinds = st.sampled_from([kind for kind in step_model.SYNC_KINDS if kind not in ("stages", "hybrid")])
+
+
+def step_s(model: StepModel, devices: float, batch: float = 32.0) -> float:
+    return float(predict_parts(model, devices, batch).step_s)
+
+
+def simulate_exposed_s(sync_s: float, messages: int, hidden_s: float) -> float:
+    """Send each message when its gradients are there and the one before is done; return what is left afterwards."""
+    done_s = 0.0
+    for number in range(1, messages + 1):
+        arrived_s = hidden_s * number / messages
+        done_s = max(done_s, arrived_s) + sync_s / messages
+    return done_s - hidden_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(seconds, st.integers(1, 50), seconds, st.floats(0.0, 1.0))
+def test_what_stays_exposed_equals_a_simulation_of_equal_messages(
+    sync_s: float, messages: int, compute_s: float, overlap: float
+) -> None:
+    model = replace(MODEL, messages=messages, overlap=overlap)
+    actual = step_model.hide_sync(np.array(sync_s), model, np.array(compute_s), 0.5)
+    assert float(actual) == pytest.approx(simulate_exposed_s(sync_s, messages, overlap * 0.5 * compute_s), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", step_model.SYNC_KINDS)
+def test_an_infinite_link_leaves_computation_alone(kind: str) -> None:
+    model = replace(MODEL, links=FREE, sync=kind, growth=0.0, stages=1, micro_batches=10**9)
+    waits = step_model.STAGES  # for the first of its micro-batches, on any link
+    for devices in (1, 2, 8, 4096) if kind != waits else (1,):
+        assert step_s(model, devices) == pytest.approx(0.032)
+
+
+def test_one_device_has_no_synchronization_and_no_growth() -> None:
+    for kind in step_model.SYNC_KINDS:
+        assert step_s(replace(MODEL, sync=kind, optimizer_s=0.004), 1) == pytest.approx(0.036)
+
+
+@settings(max_examples=60, deadline=None)
+@given(kinds, st.floats(1e6, 1e12), st.floats(1.0, 100.0), st.integers(2, 10_000))
+def test_more_bandwidth_never_makes_a_step_longer(kind: str, rate: float, times: float, devices: int) -> None:
+    slow = replace(MODEL, sync=kind, links=Links(4, rate, rate / 2))
+    fast = replace(slow, links=Links(4, rate * times, rate * times / 2))
+    assert step_s(fast, devices) <= step_s(slow, devices) * (1 + 1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(kinds, st.integers(1, 5000), st.floats(1.0, 512.0))
+def test_a_step_is_no_shorter_than_its_computation(kind: str, devices: int, batch: float) -> None:
+    parts = predict_parts(replace(MODEL, sync=kind), devices, batch)
+    assert float(parts.step_s) >= 1e-3 * batch * (1 - 1e-12) and 0 <= float(parts.loss) < 1
+
+
+def test_arrays_equal_single_counts() -> None:
+    together = predict_parts(MODEL, COUNTS, 32.0).step_s
+    assert together == pytest.approx([step_s(MODEL, count) for count in COUNTS])
+    assert (np.diff(together) > 0).all()
+
+
+def test_a_ring_of_two_sends_its_bytes_once_each_way() -> None:
+    links = Links(8, 1e9, None, latency_s=0.0, launch_s=0.0)
+    assert step_model.all_reduce_s(links, np.array([1.0, 2, 4]), 1e9) == pytest.approx([0.0, 1.0, 1.5])
+
+
+def test_between_nodes_the_slower_link_counts_and_a_tree_saves_hops() -> None:
+    links = Links(4, 1e9, 1e8, latency_s=0.0, launch_s=0.0, network_latency_s=1e-3)
+    inside, outside = step_model.all_reduce_s(links, np.array([4.0, 4096]), 0.0, messages=1)
+    assert (inside, outside) == pytest.approx((0.0, 2e-3 * 10))  # log2 of 1,024 nodes there and back
+    shared = replace(links, oversubscription=4.0)
+    ratio = step_model.all_reduce_s(shared, np.array([8.0]), 1e9) / step_model.all_reduce_s(links, np.array([8.0]), 1e9)
+    assert ratio == pytest.approx(4, rel=0.01)
+    unknown = replace(links, network_bytes_per_s=None)
+    assert unknown.rate(np.array([1.0, 2.0])) == pytest.approx([1e9, 1e9])
+
+
+def test_a_pipeline_waits_for_its_first_micro_batch() -> None:
+    model = StepModel(1e-3, FREE, step_model.STAGES, growth=0.0, micro_batches=8)
+    assert step_s(model, 4) == pytest.approx(0.032 * (8 + 3) / 8)
+    alone = replace(model, micro_batches=1)  # the stages work one after the other
+    assert step_s(alone, 4) == pytest.approx(4 * 0.032)
+
+
+def test_the_host_limits_and_is_not_added() -> None:
+    model = replace(MODEL, host_sample_s=0.01)
+    assert step_s(model, 4) == pytest.approx(4 * 32 * 0.01)
+    assert step_s(replace(model, host_sample_s=1e-6), 4) == step_s(MODEL, 4)
+
+
+@pytest.mark.parametrize(("n", "expected"), [(1, 0.0), (2, 0.564), (10, 1.539), (100, 2.508), (1000, 3.241)])
+def test_the_expected_maximum_is_that_of_normal_variables(n: int, expected: float) -> None:
+    """Against the tables of Harter 1961."""
+    assert float(step_model.expected_maximum(np.array(float(n)))) == pytest.approx(expected, abs=0.03)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 64), seconds)
+def test_the_seconds_of_a_sample_give_the_measured_step(devices: int, measured_s: float) -> None:
+    free = replace(MODEL, links=FREE)
+    solved = step_model.solve_sample_s(free, devices, 32, measured_s)
+    assert step_s(solved, devices) == pytest.approx(measured_s, rel=1e-9)

@@ -1,0 +1,78 @@
+"""`scalebench predict`: its tables and sentences, its CSV, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from scalebench.__main__ import main
+from tests.builders import sweeps
+
+
+@pytest.fixture(autouse=True)
+def folder() -> Path:
+    """Two strategies on one, two and four devices."""
+    sweeps.sweep(Path("a"), repeats=3)
+    sweeps.sweep(Path("one"), ("bare_torch", "ddp_gloo"), (1,))
+    sweeps.sweep(Path("bare"), ("bare_torch",), (1,))
+    return Path("a")
+
+
+def test_tables_and_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "a", "--gpus", "8,64"]) == 0
+    out, _ = capsys.readouterr()
+    text = " ".join(out.split())
+    assert "Predicted: materials_cnn" in text and "ddp_gloo keeps 80 %" in text and "64 devices: " in text
+    assert "nothing between nodes was measured" in text and "To know more, measure" in text
+    assert "no measurement backs" not in text
+
+
+def test_every_number_up_to_a_most(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "a", "--most", "100_000", "--strategy", "ddp_gloo", "--hardware", "alpha"]) == 0
+    out, _ = capsys.readouterr()
+    text = " ".join(out.split())
+    assert "65,536" in text and "100,000" in text and "horovod" not in text
+    assert "Beyond 4,320 devices no measurement backs this." in text and "links and memory of alpha" in text
+
+
+def test_the_check_of_measured_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "a", "--check"]) == 0
+    out, _ = capsys.readouterr()
+    assert "Mean error" in out and "2 of 2 in their interval" in " ".join(out.split())
+
+
+def test_csv_has_a_row_for_each_strategy_and_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "a", "--csv", "--gpus", "8,16", "--batch", "20"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(row["strategy"], row["devices"]) for row in rows] == [
+        (name, count) for name in ("ddp_gloo", "horovod_gloo") for count in ("8", "16")
+    ]
+    assert all(float(row["throughput_low"]) < float(row["throughput_samples_per_s"]) for row in rows)
+    assert {row["batch_per_device"] for row in rows} == {"20.0"} and {row["memory_bytes"] for row in rows} == {""}
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["a", "--gpus", "0"], "--gpus=0 should be a whole number from 1"),
+        (["a", "--gpus", "8,x"], "--gpus=x should be"),
+        (["a", "--most", "1e9"], "--most=1e9 should be"),
+        (["a", "--gpus", "8", "--most", "8"], "not allowed with"),
+        (["a", "--batch", "-1"], "--batch=-1 should be"),
+        (["a", "--efficiency", "80"], "--efficiency=80 should be a share"),
+        (["a", "--hardware", "alfa"], "no hardware 'alfa'"),
+        (["a", "--hardware", "cpu"], "hardware cpu has no links: set links.inter_node_bytes_per_s"),
+        (["a", "--strategy", "ddp_glo"], "no measured strategy 'ddp_glo'; did you mean 'ddp_gloo'?"),
+        (["bare"], "no strategy has an ok run"),
+        (["one"], "has no links, and none was measured: measure gpus=2, or --hardware NAME"),
+        (["one", "--check"], "nothing to check"),
+        (["none"], "no result.json at or below none"),
+    ],
+)
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], words: list[str], reason: str) -> None:
+    assert main(["predict", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and reason in err and len(err.splitlines()) == 1

@@ -1,0 +1,114 @@
+"""Runs on JPEG files that are decoded while they train: all frameworks, and what happens to the decoding processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from scalebench.core.result import Result, read_result
+from scalebench.core.run_folder import RESULT_FILE
+from tests.builders.runs import wait_until
+
+START_LIMIT_S = 300.0  # for a run to start on a busy machine
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for number in range(40):
+        path = folder / f"n{number % 4}" / f"{number}.JPEG"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(path)
+    return folder
+
+
+@contextmanager
+def start(pictures: Path, folder: Path, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
+    words = [
+        "hardware=cpu", "model=resnet20_cifar10", "model.outputs=10", "model.params=null", "dataset=imagenet_jpeg",
+        f"dataset.path={pictures}", "dataset.image_size=32", "dataset.classes=10", "dataset.validation_share=0.2",
+        f"dataset.cache={folder}/cache", "train.batch_per_device=4", "measure=quick", "measure.probes=false",
+        f"hydra.run.dir={folder}/run", f"hydra.sweep.dir={folder}/run", *overrides,
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "scalebench", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def find_decoders(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with suppress(psutil.Error):
+            if "picture_reader" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
+def read_results(folder: Path) -> list[Result]:
+    return [read_result(path) for path in sorted(folder.rglob(RESULT_FILE))]
+
+
+def test_a_killed_decoder_is_a_failed_row_and_leaves_no_process(pictures: Path, tmp_path: Path) -> None:
+    long = ("strategy=simulated", "gpus=2", "dataset.workers=2", "measure.min_s=300", "measure.max_s=300")
+    with start(pictures, tmp_path, *long) as process:
+        decoders = wait_until(lambda: found if len(found := find_decoders(process)) == 4 else None, START_LIMIT_S)
+        decoders[0].send_signal(signal.SIGKILL)
+        assert process.wait(START_LIMIT_S) == 1
+    (result,) = read_results(tmp_path / "run")
+    assert result.status == "failed"
+    assert "a process that decodes pictures (dataset.workers=2) was killed by SIGKILL" in (result.reason or "")
+    assert not psutil.wait_procs(decoders, 10)[1]
+
+
+def test_no_decoder_survives_the_parent(pictures: Path, tmp_path: Path) -> None:
+    long = ("strategy=simulated", "gpus=1", "dataset.workers=2", "measure.min_s=300", "measure.max_s=300")
+    with start(pictures, tmp_path, *long) as process:
+        decoders = wait_until(lambda: found if len(found := find_decoders(process)) == 2 else None, START_LIMIT_S)
+        process.kill()
+    assert not psutil.wait_procs(decoders, 30)[1]
+
+
+def test_decoders_are_parked_with_their_run(pictures: Path, tmp_path: Path) -> None:
+    """Of two runs that take turns, one stands still with all of its decoders while the other trains."""
+    turns = ("--multirun", "strategy=simulated", "gpus=1,2", "dataset.workers=1", "measure.repeats=1")
+
+    def count_stopped(process: subprocess.Popen[bytes]) -> int:
+        states = []
+        for decoder in find_decoders(process):
+            with suppress(psutil.Error):
+                states.append(decoder.status())
+        return states.count(psutil.STATUS_STOPPED) if len(states) == 3 else 0
+
+    with start(pictures, tmp_path, *turns, "measure.min_s=6", "measure.max_s=12") as process:
+        assert wait_until(lambda: count_stopped(process), START_LIMIT_S) in (1, 2, 3)
+        assert process.wait(START_LIMIT_S) == 0
+    results = read_results(tmp_path / "run")
+    assert [result.status for result in results] == ["ok", "ok"]
+    assert all(result.ranks[0].block_rounds for result in results)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "gpus"),
+    [("bare_torch", 1), ("ddp_gloo", 2), ("horovod_gloo", 2), ("bare_tensorflow", 1), ("mirrored", 2)],
+)
+def test_every_framework_trains_on_files(strategy: str, gpus: int, pictures: Path, tmp_path: Path) -> None:
+    overrides = (f"strategy={strategy}", f"gpus={gpus}", "dataset.workers=1", "measure.min_s=1", "measure.max_s=5")
+    with start(pictures, tmp_path, *overrides) as process:
+        assert process.wait(2 * START_LIMIT_S) == 0
+    (result,) = read_results(tmp_path / "run")
+    assert (result.status, result.workload.dataset) == ("ok", "imagenet_jpeg")
+    assert result.quality.metric is not None

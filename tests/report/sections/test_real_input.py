@@ -1,0 +1,54 @@
+"""What real input costs in the report: pairs of runs that differ in nothing but real and generated samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scalebench.core.result import Result
+from scalebench.report.document import Paragraph, Table
+from scalebench.report.sections import real_input
+from tests.builders import sweeps
+from tests.report.section_blocks import build_section, get_block, select_blocks
+
+
+def on_dataset(dataset: str, step_s: float, repeat: int, gpus: int = 2) -> Result:
+    """Make a run on that data set, whose steps take so long."""
+    made = sweeps.run("ddp_gloo", gpus, repeat)
+    made.run_id, made.fingerprint = f"{dataset}-{gpus}-{repeat}", f"{dataset}-{gpus}"
+    made.workload.dataset = made.spec["dataset"]["name"] = dataset
+    for rank in made.ranks:
+        rank.block_s = [step_s * seconds * len(rank.block_s) / sum(rank.block_s) for seconds in rank.block_s]
+    return made
+
+
+def runs(real_s: float, real: str = "imagenet_jpeg", generated: str = "imagenet_synthetic", repeats: int = 3):
+    return [on_dataset(*each, repeat) for repeat in range(repeats) for each in ((real, real_s), (generated, 0.1))]
+
+
+def test_the_cost_is_a_ratio_of_throughputs_and_a_longer_step(tmp_path: Path) -> None:
+    section = build_section(real_input, tmp_path, runs(0.125))
+    (answer,) = select_blocks(section, Paragraph)
+    end = "has 0.80 times the throughput of imagenet_synthetic under ddp_gloo on 2 devices."
+    assert answer.text == f"imagenet_jpeg {end}"
+    table = get_block(section, Table, "real-input")
+    (row,) = table.rows
+    values = {name: cell.value for name, cell in zip(table.columns, row.cells, strict=True)}
+    assert values["ratio (95 %)"] == pytest.approx(0.8, rel=0.02)
+    longer = values["generated samples/s"] / values["samples/s"]
+    assert values["longer step"] > 0 and longer == pytest.approx(1.25, rel=0.02)
+
+
+@pytest.mark.parametrize(("made", "end"), [
+    (runs(0.1), "imagenet_jpeg costs nothing that is resolved under ddp_gloo on 2 devices."),
+    (runs(0.125, repeats=1), "; not sure: one repeat, measure.repeats=3 decides."),
+])  # fmt: skip
+def test_what_is_not_sure_is_reported_as_such(made: list[Result], end: str, tmp_path: Path) -> None:
+    (answer,) = select_blocks(build_section(real_input, tmp_path, made), Paragraph)
+    assert answer.text.endswith(end)
+
+
+def test_other_samples_and_other_devices_are_no_pair(tmp_path: Path) -> None:
+    unlike = [*runs(0.125, real="cifar10"), *[on_dataset("imagenet_jpeg", 0.2, repeat, 1) for repeat in range(3)]]
+    assert build_section(real_input, tmp_path, unlike) is None

@@ -1,0 +1,130 @@
+"""Pictures through tf.data: the samples, crops and order of scalebench's own reader, from JPEG and TFRecord files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config
+from scalebench.strategies.tensorflow.picture_reader import read_with_tensorflow
+from scalebench.workloads.datasets import cache, tfrecord
+from scalebench.workloads.datasets.picture_reader import PictureReader, Pictures
+from scalebench.workloads.source import Batch, Source
+from tests.builders.configs import image_config
+
+COUNT, CLASSES, SIDE = 16, 4, 48
+MAX_MEAN_DIFFERENCE = 1.0  # of 255: both resize in their own way
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Smooth pictures, whose neighbouring pixels differ little, and one of them in a PNG file named .JPEG."""
+    path, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for number in range(COUNT):
+        small = Image.fromarray(rng.integers(0, 255, (4, 5, 3), dtype=np.uint8))
+        picture = small.resize((120 + number, 90), Image.Resampling.BICUBIC)
+        picture.save(path / f"{number}.JPEG", format="PNG" if number == 3 else "JPEG", quality=95)
+    np.save(path / "names.npy", np.array([f"{number}.JPEG".encode() for number in range(COUNT)]))
+    return path
+
+
+def open_source(folder: Path, workers: int, replica: int = 0, names: str = "names.npy", **keys) -> Source:
+    pictures = Pictures(str(folder / names), str(folder), SIDE, "uint8", 5, True, workers, **keys)
+    targets = np.zeros(COUNT, np.int64) if pictures.records else np.arange(COUNT) % CLASSES
+    reader = PictureReader(pictures, targets)
+    arrays, shares = (pictures.load_names(), targets), {"replica": replica, "replicas": 2, "devices": 2}
+    return Source(*arrays, global_batch=6, seed=1, reader=reader, shuffled=not pictures.records, **shares)
+
+
+def take(source: Source, count: int) -> list[Batch]:
+    batches = iter(source)
+    taken = [next(batches) for _ in range(count)]
+    batches.close()
+    return taken
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_both_readers_give_the_same_samples(folder: Path, workers: int) -> None:
+    for expected, batch in zip(
+        take(open_source(folder, 0), 7), take(read_with_tensorflow(open_source(folder, workers)), 7), strict=True
+    ):
+        assert np.array_equal(expected.targets, batch.targets) and expected.global_samples == batch.global_samples
+        assert batch.inputs.dtype == np.uint8 and batch.inputs.shape == expected.inputs.shape
+        assert np.abs(batch.inputs.astype(float) - expected.inputs).mean() < MAX_MEAN_DIFFERENCE
+    in_order = read_with_tensorflow(open_source(folder, workers)).in_order()
+    for expected, batch in zip(open_source(folder, 0).in_order(), in_order, strict=True):
+        assert np.array_equal(expected.targets, batch.targets)
+        assert np.abs(batch.inputs.astype(float) - expected.inputs).mean() < 2 * MAX_MEAN_DIFFERENCE
+
+
+def test_a_damaged_picture_is_named(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        data = file.read_bytes()
+        (tmp_path / file.name).write_bytes(data[:500] if file.name == "9.JPEG" else data)
+    source = read_with_tensorflow(open_source(tmp_path, 2))
+    with pytest.raises(InputError, match=rf"^{tmp_path}/9\.JPEG is not a complete JPEG file \(.+\): repair or remove"):
+        take(source, 6)
+
+
+def write_records(folder: Path, out: Path, first_label: int = 1, keys: tuple[str, str] | None = None) -> Config:
+    """Write three TFRecord files with 5, 5 and 6 records; return the config of a data set of them."""
+    image_key, label_key = keys or (key.decode() for key in tfrecord.KEYS)
+    for file in range(3):
+        with tf.io.TFRecordWriter(str(out / f"train-{file:05d}-of-00003")) as writer:
+            for number in range(5 * file, COUNT if file == 2 else 5 * file + 5):
+                encoded = tf.train.BytesList(value=[(folder / f"{number}.JPEG").read_bytes()])
+                label = tf.train.Int64List(value=[number % CLASSES + first_label])
+                feature = {image_key: tf.train.Feature(bytes_list=encoded)}
+                feature |= {label_key: tf.train.Feature(int64_list=label)}
+                example = tf.train.Example(features=tf.train.Features(feature=feature))
+                writer.write(example.SerializeToString())
+    return image_config("imagenet_tfrecord", out / "cache", SIDE, path=str(out), size=1000)
+
+
+def index_names(config: Config, out: Path) -> str:
+    index = tfrecord.index_files(config, out / "cache", out)
+    return str(index / cache.INPUTS)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_records_are_shared_in_the_order_of_the_files(folder: Path, tmp_path: Path, workers: int) -> None:
+    names = index_names(write_records(folder, tmp_path), tmp_path)
+    settings = {"names": names, "records": True, "classes": CLASSES}
+    shares = [
+        take(read_with_tensorflow(open_source(tmp_path, workers, replica, **settings)), 6) for replica in range(2)
+    ]
+    targets = [int(label) for parts in zip(*shares, strict=True) for part in parts for label in part.targets]
+    assert targets == [number % CLASSES for number in range(COUNT)] * 2
+    assert [part.samples for part in shares[0]] == [3, 3, 2] * 2
+    in_order = read_with_tensorflow(open_source(tmp_path, workers, 1, **settings)).in_order()
+    assert [batch.targets.tolist() for batch in in_order] == [[3, 0, 1], [1, 2, 3], [2, 3]]
+
+
+def test_mistakes_in_records_are_one_line(folder: Path, tmp_path: Path) -> None:
+    def fail(out: Path, **changes) -> str:
+        with pytest.raises(InputError) as caught:
+            names = index_names(write_records(folder, out, **changes), out)
+            take(read_with_tensorflow(open_source(out, 2, names=names, records=True, classes=CLASSES)), 3)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    folders = [tmp_path / str(number) for number in range(4)]
+    for each in folders:
+        each.mkdir()
+    assert "has label 0, and those of ImageNet's layout are 1 to dataset.classes=4" in fail(folders[0], first_label=0)
+    assert "has label 5" in fail(folders[1], first_label=2)
+    missing = fail(folders[2], keys=("image/encoded", "label"))
+    assert missing.endswith("has records without image/class/label: write tf.train.Example as for ImageNet")
+    config = write_records(folder, folders[3])
+    cut = folders[3] / "train-00001-of-00003"
+    cut.write_bytes(cut.read_bytes()[:-7])
+    with pytest.raises(InputError, match=rf"^{cut} is not a complete TFRecord file"):
+        index_names(config, folders[3])
+    config.strategy.framework = "torch"
+    with pytest.raises(InputError, match=r"is read by TensorFlow, and strategy=.* trains with torch"):
+        index_names(config, folders[3])
+    with pytest.raises(InputError, match=r"has no files train-\*-of-\*"):
+        tfrecord.index_files(image_config("imagenet_tfrecord", tmp_path, SIDE), tmp_path, tmp_path)

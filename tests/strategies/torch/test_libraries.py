@@ -1,0 +1,73 @@
+"""Networks of other libraries: stand-ins show what is asked of each, and transformers itself where it is installed."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from scalebench.strategies.torch import libraries
+from scalebench.strategies.torch.user_module import UserProblem
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Put stand-ins of the libraries in their place; return the arguments of their calls."""
+    calls: list[dict[str, Any]] = []
+
+    def create(name: str, **arguments: Any) -> nn.Module:
+        calls.append({"name": name, **arguments})
+        return nn.Linear(2, 2)
+
+    def for_model(name: str, **settings: Any) -> Any:
+        return SimpleNamespace(name=name, use_cache=True, **settings)
+
+    vision, timm, transformers = ModuleType("torchvision"), ModuleType("timm"), ModuleType("transformers")
+    vision.models = SimpleNamespace(get_model=create, list_models=lambda: ["resnet18"])  # type: ignore[attr-defined]
+    timm.create_model, timm.list_models = create, lambda: ["resnet18"]  # type: ignore[attr-defined]
+    timm.is_model = lambda name: name == "resnet18"  # type: ignore[attr-defined]
+    transformers.CONFIG_MAPPING = {"gpt2": None}  # type: ignore[attr-defined]
+    transformers.AutoConfig = SimpleNamespace(for_model=for_model)  # type: ignore[attr-defined]
+    transformers.AutoModelForCausalLM = SimpleNamespace(  # type: ignore[attr-defined]
+        from_config=lambda config: create(**vars(config))
+    )
+    for module in (vision, timm, transformers):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return calls
+
+
+def test_classifiers_have_the_classes_of_the_samples_and_no_weights(calls: list[dict[str, Any]]) -> None:
+    libraries.build_torchvision("resnet18", 10)
+    libraries.build_timm("resnet18", 10, drop_rate=0.1)
+    assert calls == [
+        {"name": "resnet18", "weights": None, "num_classes": 10},
+        {"name": "resnet18", "pretrained": False, "num_classes": 10, "drop_rate": 0.1},
+    ]
+
+
+def test_transformers_are_built_from_a_configuration(calls: list[dict[str, Any]]) -> None:
+    libraries.build_transformers("gpt2", n_layer=2)
+    assert calls == [{"name": "gpt2", "use_cache": False, "n_layer": 2}]
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_unknown_names_have_a_neighbour(calls: list[dict[str, Any]], library: str) -> None:
+    build = getattr(libraries, f"build_{library}")
+    with pytest.raises(UserProblem, match=r"^has no model 'resnet19'; did you mean resnet18\?$"):
+        build("resnet19", 10)
+    with pytest.raises(UserProblem, match=r"^has no model type 'gpt3'; did you mean gpt2\?$"):
+        libraries.build_transformers("gpt3")
+    with pytest.raises(UserProblem, match=r"^has no task 'translation': set model.options.task to causal_lm, "):
+        libraries.build_transformers("gpt2", task="translation")
+
+
+def test_the_real_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    module = libraries.build_transformers("gpt2", n_layer=1, n_embd=8, n_head=2, vocab_size=16, n_positions=8)
+    tokens = torch.arange(8)[None]
+    assert isinstance(module, transformers.PreTrainedModel)
+    assert module(input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=tokens).loss > 0

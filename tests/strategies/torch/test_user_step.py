@@ -1,0 +1,216 @@
+"""A step of the user's own in this process: dicts and tuples of tensors, losses, optimizers, and their faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scalebench.core.errors import PluginError
+from scalebench.workloads import datasets, records
+from scalebench.workloads.source import Source
+from tests.strategies.builders import run_training
+from tests.strategies.torch import user_steps
+from tests.strategies.torch.user_steps import LENGTH, TOKENS
+
+STEPS = "tests.strategies.torch.user_steps"
+SAMPLES, BATCH = 48, 12
+NAMES = [
+    "bare_torch",
+    "ddp_gloo",
+    pytest.param("fsdp_gloo", marks=pytest.mark.slow),
+    pytest.param("zero1", marks=pytest.mark.slow),
+    pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow),
+]
+Arrays = tuple[np.ndarray, np.ndarray]
+RANDOM = np.random.default_rng(0)
+IDS = RANDOM.integers(TOKENS, size=(SAMPLES, LENGTH))
+MASK = RANDOM.random((SAMPLES, LENGTH)) > 0.2
+LABELS = (IDS * 3 + 1) % TOKENS
+NUMBERS = RANDOM.normal(size=(SAMPLES, 5)).astype(np.float32)
+FLOATS = NUMBERS, NUMBERS[:, :2] + 1
+
+
+def pack(*fields: np.ndarray, **named: np.ndarray) -> np.ndarray:
+    """Return records as a cache has them."""
+    arrays = named or records.name_fields(fields)
+    packed = np.empty(SAMPLES, records.record_type(arrays))
+    for name, array in arrays.items():
+        packed[name] = array
+    return packed
+
+
+NO_TARGETS = np.zeros(SAMPLES, records.NO_TARGETS)
+KINDS: dict[str, tuple[str, str, Arrays]] = {
+    "TokenSums": ("TokenSums", f"{STEPS}:token_loss", (pack(ids=IDS, mask=MASK), LABELS)),
+    "OneDict": ("OneDict", f"{STEPS}:token_loss", (pack(ids=IDS, mask=MASK), LABELS)),
+    "TwoTensors": ("TwoTensors", f"{STEPS}:token_loss", (pack(IDS, MASK), pack(LABELS))),
+    "LossAmongOutputs": ("LossAmongOutputs", "module", (pack(ids=IDS, mask=MASK, labels=LABELS), NO_TARGETS)),
+    "with_optimizer": ("with_optimizer", f"{STEPS}:token_loss", (pack(ids=IDS, mask=MASK), LABELS)),
+    "Regression": ("Regression", "module", FLOATS),
+}
+
+
+@pytest.fixture
+def own_step(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Source]]:
+    """Return own_step(strategy, kind, **changes) -> (the strategy set up, the source of its samples)."""
+
+    def make(name: str, kind: str, **changes: Any) -> tuple[Any, Source]:
+        function, loss, (inputs, targets) = KINDS[kind]
+        monkeypatch.setattr(datasets, "open_dataset", lambda spec: (inputs, targets))
+        settings = {
+            "model": "custom",
+            "model__torch": f"{STEPS}:{function}",
+            "model__loss": loss,
+            "model__metric": "loss",
+            "model__input_shape": list(inputs.shape[1:]),
+            "dataset__dtype": records.RECORD if records.is_record(inputs.dtype) else "float32",
+            "train__optimizer": "sgd",
+            "train__learning_rate": 0.1,
+        }
+        source = Source(inputs, targets, global_batch=BATCH, seed=0, replica=0, replicas=1)
+        return strategy(name, **settings | changes), source
+
+    return make
+
+
+def train_by_hand(kind: str, steps: int) -> list[float]:
+    """Return the losses of the same steps in a loop of PyTorch alone."""
+    torch.manual_seed(0)
+    function, _, (inputs, targets) = KINDS[kind]
+    made = getattr(user_steps, function)()
+    module, optimizer = made if isinstance(made, tuple) else (made, None)
+    if kind == "Regression":
+        (optimizer,), _ = module.configure_optimizers()
+        module.log = lambda *_: None  # it warns without a Trainer
+    optimizer = optimizer or torch.optim.SGD(module.parameters(), lr=0.1)
+    source, losses = Source(inputs, targets, global_batch=BATCH, seed=0, replica=0, replicas=1), []
+    for number in range(steps):
+        rows = source.batch_indices(number // source.steps_per_epoch, number % source.steps_per_epoch)
+        ids, mask, labels = (torch.from_numpy(array[rows]) for array in (IDS, MASK, LABELS))
+        optimizer.zero_grad()
+        if kind == "Regression":
+            loss = module.training_step([torch.from_numpy(array[rows]) for array in FLOATS], 0)
+        else:
+            loss = user_steps.token_loss(user_steps.TokenSums.forward(module, ids, mask), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_those_of_a_loop_by_hand(own_step: Any, name: str, kind: str) -> None:
+    adapter, source = own_step(name, kind)
+    losses = run_training(adapter, source, 6).losses
+    np.testing.assert_allclose(losses, train_by_hand(kind, 6), rtol=1e-5)
+    assert losses[-1] < losses[0] and adapter.flops_per_sample() > 0
+    metrics = adapter.evaluate(source)
+    assert metrics.keys() == {"loss"} and 0 < metrics["loss"] < losses[0]
+
+
+@pytest.mark.parametrize("feed", ["host", "fixed", "device"])
+def test_every_feed_gives_the_fields(own_step: Any, feed: str) -> None:
+    adapter, source = own_step("bare_torch", "LossAmongOutputs", dataset__feed=feed)
+    batch = next(iter(adapter.feed(source)))
+    rows = source.batch_indices(0, 0)
+    assert batch.targets is None and batch.samples == BATCH
+    assert {name: part.dtype for name, part in batch.inputs.items()} == {
+        "ids": torch.int64,
+        "mask": torch.bool,
+        "labels": torch.int64,
+    }
+    assert torch.equal(batch.inputs["ids"], torch.from_numpy(IDS[rows]))
+    assert all(part.is_contiguous() for part in batch.tensors())
+
+
+@pytest.mark.parametrize("kind", ["TokenSums", "LossAmongOutputs"])
+def test_parts_of_a_step_add_up_to_it(own_step: Any, kind: str) -> None:
+    adapter, source = own_step("bare_torch", kind, train__accumulate=5)  # parts of 2 and of 3
+    np.testing.assert_allclose(run_training(adapter, source, 4).losses, train_by_hand(kind, 4), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ddp_gloo", pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow)])
+def test_probes_work(own_step: Any, name: str) -> None:
+    adapter, source = own_step(name, "Regression")
+    batch = next(iter(adapter.feed(source)))
+    assert adapter.step(batch).samples == BATCH
+    adapter.set_gradient_sync(False)
+    for part in ("forward", "backward", "optimizer"):
+        adapter.partial_step(batch, part)
+    adapter.set_gradient_sync(True)
+    assert adapter.message_sizes() == [4 * adapter.num_params()]
+    assert adapter.backend_used() == "gloo" and adapter.profile(1, None).steps == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_schedulers_go_on_with_each_step(own_step: Any, name: str) -> None:
+    adapter, source = own_step(name, "Regression", model__options={"scheduler": True})
+    run_training(adapter, source, 3)
+    assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 2**3)
+
+
+def test_a_schedule_of_scalebench_scales_the_users_rates(own_step: Any) -> None:
+    adapter, _ = own_step("bare_torch", "with_optimizer", train__learning_rate=0.01)
+    adapter.set_learning_rate(0.005)
+    assert [group["lr"] for group in adapter.optimizer.param_groups] == pytest.approx([0.1, 0.05])
+
+
+def test_training_step_gets_the_numbers_of_its_batches(own_step: Any) -> None:
+    adapter, source = own_step("bare_torch", "Regression")
+    adapter.model.module.seen.clear()
+    run_training(adapter, source, 3)
+    assert np.diff(adapter.model.module.seen).tolist() == [1, 1]
+
+
+FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a GPU": (
+        "TokenSums",
+        {"model__torch": f"{STEPS}:needs_gpu"},
+        r"fails: .*; this run has no GPU, so leave moving the module and its samples to scalebench$",
+    ),
+    "NaN": ("TokenSums", {"model__loss": f"{STEPS}:nan_loss"}, r"gives a loss of nan for the first 2 samples: correct"),
+    "no loss": ("TokenSums", {"model__loss": f"{STEPS}:no_loss"}, r"fails: TypeError: .* and gives a str: return it"),
+    "no function": (
+        "TokenSums",
+        {"model__loss": f"{STEPS}:number"},
+        r"has model.loss=\S+:number, which is no function$",
+    ),
+    "no such loss": ("OneDict", {"model__loss": "module"}, r"fails: TypeError: .*"),
+    "own optimizer steps": ("Regression", {"model__options": {"fault": "manual"}}, r"steps its optimizers by itself"),
+    "two optimizers": ("Regression", {"model__options": {"fault": "two"}}, r"gives 2 optimizers, and a step is one of"),
+    "a part": (
+        "Regression",
+        {"model__options": {"fault": "misses"}},
+        r"has an optimizer that lacks first.weight, first.bias: give it these parameters too, or set requires_grad=",
+    ),
+    "foreign": (
+        "Regression",
+        {"model__options": {"fault": "foreign"}},
+        r"has an optimizer of 1 parameters that are not",
+    ),
+    "mse": (
+        "Regression",
+        {"model__loss": "mse"},
+        r"has a training_step, which computes its own loss: set model.loss=mo",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_faults_are_one_line_that_names_the_function(own_step: Any, case: str) -> None:
+    kind, changes, message = FAULTS[case]
+    with pytest.raises(PluginError, match=message) as caught:
+        own_step("bare_torch", kind, **changes)
+    assert str(caught.value).startswith(f"model.torch={STEPS}:") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", ["none", "vector"])
+def test_a_loss_that_fails_in_training_names_the_function(own_step: Any, fault: str) -> None:
+    adapter, source = own_step("bare_torch", "Regression", model__options={"fault": fault})
+    with pytest.raises(PluginError, match=r":Regression fails: TypeError: it should give the mean loss of a batch"):
+        run_training(adapter, source, 1)

@@ -1,0 +1,108 @@
+"""Functions that users may name as model.torch and model.loss: modules with a step of their own, and their faults."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import pytorch_lightning as pl
+
+TOKENS, LENGTH = 11, 6
+
+
+class TokenSums(nn.Module):
+    """Scores of the next tokens, from {ids, mask} by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.scores = nn.Embedding(TOKENS, 8), nn.Linear(8, TOKENS)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.scores((self.table(ids) * mask[..., None]).cumsum(1))
+
+
+class OneDict(TokenSums):
+    """Takes its inputs as one dict."""
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return super().forward(batch["ids"], batch["mask"])
+
+
+class TwoTensors(TokenSums):
+    """Takes its inputs as two arguments that have other names."""
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return super().forward(first, second)
+
+
+class LossAmongOutputs(TokenSums):
+    """Gives its loss among its outputs, as the models of Hugging Face do."""
+
+    def forward(self, ids: Tensor, mask: Tensor, labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        scores = super().forward(ids, mask)
+        return {"loss": token_loss(scores, labels), "logits": scores}
+
+
+def token_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+class Regression(pl.LightningModule):
+    """A LightningModule that takes (inputs, targets); `fault` is one word for what is wrong with it."""
+
+    def __init__(self, fault: str = "", scheduler: bool = False) -> None:
+        super().__init__()
+        self.fault, self.scheduler = fault, scheduler
+        self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 2)
+        self.seen: list[int] = []
+        if fault == "manual":
+            self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inputs, targets = batch
+        self.seen.append(batch_idx)
+        loss = functional.huber_loss(self.last(self.first(inputs).tanh()), targets)
+        if not self.training:
+            return {"loss": loss}
+        self.log("loss", loss)
+        return {"nan": loss * torch.nan, "none": None, "vector": loss.repeat(3)}.get(self.fault, loss)
+
+    def configure_optimizers(self) -> Any:
+        if self.fault == "none_made":
+            return None
+        if self.fault == "two":
+            return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (self.first, self.last)]
+        parameters = self.last.parameters() if self.fault == "misses" else self.parameters()
+        if self.fault == "foreign":
+            parameters = [*parameters, nn.Parameter(torch.zeros(2))]
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)] if self.scheduler else []
+        return [optimizer], [{"scheduler": each, "interval": "step"} for each in schedulers]
+
+
+def with_optimizer(rate: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a module with an optimizer of two groups."""
+    module = TokenSums()
+    groups = [{"params": module.table.parameters(), "lr": 2 * rate}, {"params": module.scores.parameters()}]
+    return module, torch.optim.Adagrad(groups, lr=rate)
+
+
+def needs_gpu() -> nn.Module:
+    return TokenSums().to("cuda")
+
+
+def nan_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    return token_loss(scores, labels) * torch.nan
+
+
+def no_loss(scores: Tensor, labels: Tensor) -> str:
+    return "small"
+
+
+number = 3

@@ -1,0 +1,199 @@
+"""`scalebench.run` and `scalebench.sweep`: what they pass to the command line, and what they return."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+import scalebench
+from scalebench import api
+from scalebench.core.errors import InputError
+from scalebench.report.html.page import read_asset
+from tests.builders.runs import record
+from tests.builders.sweeps import write_results
+from tests.conftest import ROOT
+
+QUICK: dict[str, Any] = {"hardware": "cpu", "measure": "quick", "dataset": {"size": 1000}}
+
+
+@pytest.fixture(autouse=True)
+def hydra_forgets() -> Iterator[None]:
+    yield
+    GlobalHydra.instance().clear()
+    HydraConfig.instance().cfg = None
+
+
+def build() -> None:
+    """Stands for a function that makes a network."""
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"gpus": [1, 2], "resume": [True], "seed": [None]}, ["gpus=1,2", "resume=true", "seed=null"]),
+        ({"train": [{"stop": {"steps": 3}, "learning_rate": np.float32(0.5)}]}, ["train.stop.steps=3", "train.learning_rate=0.5"]),
+        ({"hardware.device_ids": [[0], [1, 2]]}, ["hardware.device_ids=[0],[1,2]"]),
+        ({"dataset": [{"path": Path("/a b"), "options": {"x": "it's"}}]}, ["dataset.path='/a b'", "++dataset.options.x='it\\'s'"]),
+        ({"a": ["c:\\", "c d\\"]}, ["a='c:\\\\','c d\\\\'"]),
+        ({"model": [build]}, ["model=custom", "model.torch=tests.test_api:build"]),
+        ({"model": [build], "strategy": ["mirrored"]}, ["model=custom", "strategy=mirrored", "model.keras=tests.test_api:build"]),
+        ({"model": [{"torch": build, "loss": "mse"}]}, ["model=custom", "model.torch=tests.test_api:build", "model.loss=mse"]),
+        ({"dataset": [build]}, ["dataset=custom", "dataset.builder=tests.test_api:build"]),
+    ],
+)  # fmt: skip
+def test_settings_are_words_of_the_command_line(values: dict[str, Any], words: list[str]) -> None:
+    assert api.make_words(values, []) == words
+
+
+def test_a_quoted_text_is_read_as_it_was() -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    texts = ["it's", "a b\\", "\\'", "x,y", "{a: b}", "ünï"]
+    (parsed,) = OverridesParser.create().parse_overrides(api.make_words({"key": texts}, []))
+    value = parsed.value()
+    assert [choice.text for choice in value.list] == texts
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"strategy": "dpd"}, "no strategy 'dpd'; did you mean 'ddp'?"),
+        ({"gpus": 0}, "gpus=0 should be at least 1"),
+        ({"train": {"lerning_rate": 1}}, "no key 'train.lerning_rate'; did you mean 'train.learning_rate'?"),
+        ({"measure": {"repeats": 3}}, "measure.repeats makes a sweep of a run"),
+        ({"model": lambda: None}, "model.torch: <lambda> has no name in its module"),
+        ({"model": object()}, "model=<object object at"),
+        ({"model": "mlp", "dry_run": True}, "in a shell: scalebench model=mlp dry_run=true"),
+    ],
+)
+def test_bad_input_is_an_exception_and_starts_nothing(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(scalebench.InputError) as caught:
+        scalebench.run(**settings)
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+    assert list(Path().iterdir()) == []
+
+
+def test_a_sweep_is_checked_before_its_first_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'zero1'"):
+        scalebench.sweep({"strategy": ["simulated", "zero_1"]}, **QUICK)
+    with pytest.raises(InputError, match="gpus is both a part of the sweep and set beside it"):
+        scalebench.sweep({"gpus": [1, 2]}, gpus=3)
+    with pytest.raises(InputError, match="one function cannot build the network of both frameworks"):
+        scalebench.sweep({"strategy": ["ddp", "mirrored"]}, model=build)
+    with pytest.raises(InputError, match="names and functions do not go together"):
+        scalebench.sweep({"model": ["mlp", build]})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_function_of_a_notebook_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython's module __main__ has neither a file nor a spec; a script is imported by the name of its file."""
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec("def build(): pass", vars(main))
+    functions: list[Any] = []
+    with pytest.raises(InputError, match=r"%%writefile my_training.py\) and pass my_training.build"):
+        api.make_words({"model": [vars(main)["build"]]}, functions)
+    main.__file__ = "/tmp/of/mytrain.py"
+    assert api.make_words({"model": [vars(main)["build"]]}, functions)[1] == "model.torch=mytrain:build"
+    monkeypatch.delenv("PYTHONPATH")
+    with api._importable(functions[-1:]):
+        assert os.environ["PYTHONPATH"] == "/tmp/of"
+    assert "PYTHONPATH" not in os.environ
+    with api._importable([build, np.mean]):
+        assert os.environ["PYTHONPATH"] == str(ROOT)
+
+
+def test_runs_and_sweeps_return_their_results(capsys: pytest.CaptureFixture[str]) -> None:
+    run = scalebench.run("seed=1", strategy="simulated", gpus=1, folder="one", **QUICK)
+    assert (run.status, run.reason, run.folder, run.result.scale.gpus) == ("ok", None, Path("one").absolute(), 1)
+    assert "seed" in str(run.result.spec) and len(run.frame) == 1 and "More than one device was not" in run.answer
+    settings = {**QUICK, "measure.probes": False, "measure.repeats": 1}
+    sweep = scalebench.sweep({"gpus": [1, 2]}, strategy="simulated", folder="several", **settings)
+    printed = capsys.readouterr()
+    assert printed.err == "" and "─" not in printed.out and "report: several/report.html" in printed.out
+    assert sweep.frame["gpus"].tolist() == [1, 2] and sweep.folder == Path("several").absolute()
+    with pytest.raises(InputError, match="already holds"):
+        scalebench.run(strategy="simulated", gpus=1, folder="one", **QUICK)
+
+
+@pytest.fixture
+def recorded() -> scalebench.Sweep:
+    return scalebench.Sweep(ROOT / "tests/golden/corpus/repeats")
+
+
+def test_a_summary_has_ten_columns(recorded: scalebench.Sweep) -> None:
+    pooled, summary = scalebench.pooled(recorded.folder), recorded.summary()
+    assert len(summary) == len(pooled) and list(summary.columns) == api.SUMMARY_COLUMNS and len(summary.columns) == 10
+    assert sorted(summary["throughput_samples_per_s"].dropna()) == sorted(pooled["throughput_samples_per_s"].dropna())
+    assert summary["speedup"].notna().any() and str(summary["speedup"].dtype) == "float64"
+    assert recorded.answer in repr(recorded) and "on one device" in recorded.answer
+
+
+def test_a_notebook_shows_a_table_in_which_nothing_is_markup(tmp_path: Path) -> None:
+    write_results(tmp_path, [record(strategy="<b>&"), record(strategy="ddp", gpus=2)])
+    text = scalebench.Sweep(tmp_path)._repr_html_()
+    assert text.startswith("<table>") and "&lt;b&gt;&amp;" in text and "<b>" not in text
+
+
+def test_figures_have_the_colours_of_the_page(recorded: scalebench.Sweep) -> None:
+    pytest.importorskip("plotly")
+    figures = recorded.plot()
+    assert len(figures) >= 2 and all(type(figure).__name__ == "Figure" for figure in figures)
+    colours = {trace.marker.color for trace in figures[0].data if trace.meta["role"] == "line"}
+    page = read_asset("page.css").partition("}")[0]
+    assert len(colours) > 1 and all(colour in page for colour in colours)
+    assert all(figure.to_json() for figure in recorded.plot("usage"))
+    with pytest.raises(InputError, match="did you mean 'scaling'"):
+        recorded.plot("scalin")
+    with pytest.raises(InputError, match="these runs give no chart of 'published'"):
+        recorded.plot("published")
+
+
+def test_the_import_is_quick_and_its_names_are_there() -> None:
+    program = "import time; t = time.process_time(); import scalebench; print(time.process_time() - t)"
+    seconds = [float(subprocess.check_output([sys.executable, "-c", program], timeout=60)) for _ in range(3)]
+    assert min(seconds) < 0.3
+    assert set(dir(scalebench)) == set(scalebench.__all__) and all(hasattr(scalebench, n) for n in scalebench.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'sweeep'"):
+        _ = scalebench.sweeep  # type: ignore[attr-defined]
+
+
+SCRIPT = """\
+import scalebench
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+
+{guard}
+    model = {{"torch": build, "input_shape": [2, 6], "target_shape": [2]}}
+    settings = {{"dataset": "random", "hardware": "cpu", "measure": "quick", "dataset.size": 400}}
+    run = scalebench.run(strategy="bare_torch", gpus=1, model=model, folder="{folder}", **settings)
+    print(run.status, run.reason)
+"""
+
+
+@pytest.mark.real
+def test_a_script_passes_its_own_function(tmp_path: Path) -> None:
+    """Its file is imported by the workers; without a guard each of them would start runs of its own."""
+    (tmp_path / "src").mkdir()
+    for name, guard in {"guarded": 'if __name__ == "__main__":', "open": "if True:"}.items():
+        file = tmp_path / "src" / f"train_{name}.py"
+        file.write_text(SCRIPT.format(guard=guard, folder=name))
+        done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        line = done.stdout.splitlines()[-1]
+        if name == "guarded":
+            assert line == "ok None", done.stdout
+        else:
+            assert line.startswith("failed ") and 'put the call below if __name__ == "__main__":' in line, done.stdout

@@ -1,0 +1,168 @@
+"""Pictures decoded during training: every worker and order gives the same samples; a worker that dies is an error."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from scalebench.core.errors import InputError
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import images, picture_reader
+from scalebench.workloads.datasets.picture_reader import PictureReader, Pictures
+from scalebench.workloads.source import Batch, Source
+from tests.builders.configs import make_spec
+
+PICTURES, CLASSES, SIDE = 5, 3, 32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Three classes of five noisy pictures of unequal sizes."""
+    path, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for number in range(CLASSES):
+        (path / f"n{number}").mkdir()
+        for place in range(PICTURES):
+            pixels = rng.integers(0, 255, (30 + place, 40 - 5 * number, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path / f"n{number}" / f"{place}.JPEG", quality=95)
+    return path
+
+
+def open_sources(folder: Path, tmp_path: Path, replica: int = 0, replicas: int = 1, batch: int = 4, **keys):
+    changes = {
+        "model__name": "resnet20_cifar10", "model__params": None, "model__input_shape": [SIDE, SIDE, 3], "model__target_shape": [], "model__outputs": 10,
+        "model__loss": "cross_entropy", "model__metric": "accuracy", "dataset__name": "imagenet_jpeg",
+        "dataset__path": str(folder), "dataset__classes": 10, "dataset__dtype": "uint8", "dataset__size": 1000,
+        "dataset__validation_share": 0.2, "dataset__cache": str(tmp_path / "cache"), "dataset__workers": 0,
+        "gpus": replicas, "train__batch_per_device": batch,
+    }  # fmt: skip
+    spec = make_spec(**{**changes, **keys})
+    return datasets.open_sources(spec, replica, replicas)
+
+
+def take(source: Source, count: int) -> list[Batch]:
+    batches = iter(source)
+    taken = [next(batches) for _ in range(count)]
+    batches.close()
+    return taken
+
+
+def workers_alive() -> list[psutil.Process]:
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "picture_reader" in " ".join(child.cmdline())]
+
+
+def equal(one: list[Batch], other: list[Batch]) -> bool:
+    return all(
+        np.array_equal(a.inputs, b.inputs) and np.array_equal(a.targets, b.targets) and a.samples == b.samples
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_samples_do_not_depend_on_the_workers(folder, tmp_path, workers, monkeypatch):
+    monkeypatch.setattr(picture_reader, "MAX_AHEAD_BATCHES", 2)  # batches wrap round the end of the ring
+    alone, validated = open_sources(folder, tmp_path, batch=5)
+    ahead, validated_ahead = open_sources(folder, tmp_path, batch=5, dataset__workers=workers)
+    assert alone.steps_per_epoch == 3  # of 5, 5 and 2
+    assert equal(take(alone, 8), take(ahead, 8))
+    assert equal(list(validated.in_order()), list(validated_ahead.in_order()))
+    assert not workers_alive()
+
+
+def test_replicas_share_the_batches_of_one(folder, tmp_path):
+    single, _ = open_sources(folder, tmp_path)
+    shares = [open_sources(folder, tmp_path, replica, 2, batch=2)[0] for replica in range(2)]
+    for whole, *parts in zip(take(single, 6), *(take(share, 6) for share in shares), strict=True):
+        assert np.array_equal(whole.inputs, np.concatenate([part.inputs for part in parts]))
+        assert np.array_equal(whole.targets, np.concatenate([part.targets for part in parts]))
+        assert {part.global_samples for part in parts} == {whole.samples}
+
+
+def test_crops_differ_between_epochs_and_seeds_but_not_in_validation(folder, tmp_path):
+    """A fixed permutation of one batch shows each picture once in every epoch."""
+    source, validation = open_sources(folder, tmp_path, batch=12)
+    other, same = open_sources(folder, tmp_path, batch=12, seed=1)
+    central, _ = open_sources(folder, tmp_path, batch=12, dataset__augment=False)
+
+    def sums(source: Source) -> list[set[int]]:
+        return [{int(picture.sum()) for picture in batch.inputs} for batch in take(source, 2)]
+
+    first, second = sums(source)
+    assert not first & second and not first & sums(other)[0]
+    assert len(set(map(frozenset, sums(central)))) == 1
+    assert equal(list(validation.in_order()), list(same.in_order()))
+
+
+def test_a_crop_is_a_part_of_the_picture():
+    """Area and aspect ratio are those of Inception's crops; the same (seed, epoch, row) has the same crop."""
+    rows = np.arange(2000)
+    crops = images.draw_crops(7, 3, rows)
+    assert np.array_equal(crops[5:9], images.draw_crops(7, 3, rows[5:9]))
+    area, aspect = crops[:, 0] * crops[:, 1], crops[:, 0] / crops[:, 1]
+    assert 0.08 <= area.min() < 0.1 and 0.98 < area.max() <= 1 and abs(area.mean() - 0.54) < 0.02
+    assert 3 / 4 <= aspect.min() < 0.77 and 1.31 < aspect.max() <= 4 / 3 + 1e-9
+    assert abs((crops[:, 4] < 0.5).mean() - 0.5) < 0.04
+    for width, height in ((500, 375), (1, 1), (3, 700)):
+        boxes = np.array([images.compute_box(crop, width, height) for crop in crops])
+        assert (boxes[:, :2] >= 0).all() and (boxes[:, 2] <= width).all() and (boxes[:, 3] <= height).all()
+        assert (boxes[:, 2:] > boxes[:, :2]).all()
+
+
+def test_a_flipped_picture_is_its_mirror_image(folder):
+    path, crop = str(folder / "n0" / "0.JPEG"), np.array([1.0, 1.0, 0.0, 0.0, 0.2])
+    flipped = images.decode(path, SIDE, crop)
+    assert np.array_equal(flipped[:, ::-1], images.decode(path, SIDE, np.array([*crop[:4], 0.7])))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_picture_is_named(folder, tmp_path, workers):
+    copy = tmp_path / "copy"
+    for file in folder.rglob("*.JPEG"):
+        (copy / file.parent.name).mkdir(parents=True, exist_ok=True)
+        data = file.read_bytes()
+        (copy / file.parent.name / file.name).write_bytes(data[:600] if file.parent.name == "n1" else data)
+    source, _ = open_sources(copy, tmp_path, dataset__workers=workers)
+    with pytest.raises(InputError, match=rf"^{copy}/n1/\d\.JPEG is not a complete JPEG file \(.*\): repair or remove"):
+        take(source, 3)
+    assert not workers_alive()
+
+
+def test_a_killed_worker_is_an_error_at_once(folder, tmp_path):
+    source, _ = open_sources(folder, tmp_path, dataset__workers=2)
+    batches = iter(source)
+    next(batches)
+    victim = workers_alive()[0]
+    os.kill(victim.pid, signal.SIGKILL)
+    begin_s = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"decodes pictures \(dataset.workers=2\) was killed by SIGKILL"):
+        for _ in range(100):
+            next(batches)
+    assert time.monotonic() - begin_s < 30 and not workers_alive()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"dataset__path": "/missing"}, "cannot be read"),
+        ({"batch": 13}, "has 12 pictures for training, fewer than one global batch of 13"),
+        ({"dataset__feed": "device"}, "dataset.feed=device keeps decoded pictures"),
+        ({"dataset__workers": -1}, "dataset.workers=-1 should be at least 0"),
+        ({"dataset__name": "random", "dataset__workers": 2}, "dataset.workers is of pictures that are decoded during"),
+        ({"hardware__node_copy": "/tmp"}, "hardware.node_copy copies the cache"),
+    ],
+)
+def test_mistakes_are_one_line(folder, tmp_path, keys, message):
+    with pytest.raises(InputError, match=message) as caught:
+        open_sources(folder, tmp_path, **keys)
+    assert "\n" not in str(caught.value)
+
+
+def test_records_are_for_tensorflow(folder):
+    pictures = Pictures("", str(folder), SIDE, "uint8", 0, True, 2, records=True)
+    with pytest.raises(InputError, match="TFRecord files are read by TensorFlow"):
+        PictureReader(pictures, np.zeros(1, np.int64)).read([])
