@@ -150,7 +150,7 @@ class ProbeRunner:
         with closing(closable_iterator(self.strategy.feed(train))) as batches:
             can_switch = self._try("exposed", self._try_sync_switch)
             if is_slow:
-                self._skip_many_step_probes(next(batches))
+                self._skip_many_step_probes(next(batches), can_switch)
             else:
                 if not self._try("data", partial(self._probe_variants, batches, can_switch)):
                     self.record.reasons.setdefault("exposed", self.record.reasons["data"])
@@ -192,12 +192,14 @@ class ProbeRunner:
             if can_switch:
                 self.probes.set_gradient_sync(True)
 
-    def _skip_many_step_probes(self, batch: Any) -> None:
+    def _skip_many_step_probes(self, batch: Any, can_switch: bool) -> None:
         """Leave out the probes of dozens of steps where steps are slow: they would take many minutes."""
         self.batch = batch
         slow = f"a step takes {self.step_s:.3g} s, longer than measure.probe_s: raise that to have its parts measured"
         reason = self.record.reasons.get("exposed", slow)
         self.record.reasons |= dict.fromkeys(MANY_STEP_PROBES, slow) | {"exposed": reason, "imbalance": reason}
+        if can_switch and self._make_part_variants():
+            self.record.reasons = {f"sync_{part}": slow for part in SYNC_PARTS} | self.record.reasons
 
     def _try(self, quantity: str, probe: Callable[[], object]) -> bool:
         """Return whether the probe succeeded; else its reason is in the record."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.core.result import ProbeRecord, Profile, RankRecord
+from scalebench.core.result import SYNC_PARTS, ProbeRecord, Profile, RankRecord
 from scalebench.core.spec import RunSpec, StrategySpec
 from scalebench.measure.probes import NO_SYNC, ONE_DEVICE, InterleavedLoop, ProbeRunner, Variant
 from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Probes
@@ -189,6 +189,12 @@ def test_parts_of_synchronization_are_left_out_one_after_the_other(tmp_path: Pat
         )
     assert record.sync_off_s == pytest.approx([steps * STEP_S] * len(record.sync_off_s))
     assert strategy.syncing and not strategy.off
+
+
+def test_parts_of_synchronization_have_a_reason_where_steps_are_slow(tmp_path: Path) -> None:
+    record, _, _ = run_probes(tmp_path, InParts, measure={"probe_s": 0.01})
+    reasons = [record.reasons[f"sync_{part}"] for part in SYNC_PARTS]
+    assert reasons == ["read elsewhere", *[record.reasons["exposed"]] * 3] and not record.sync_parts_s
 
 
 def test_without_a_switch_the_feed_is_measured_with_synchronization(tmp_path: Path) -> None:
