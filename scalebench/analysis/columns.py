@@ -44,6 +44,9 @@ FRAME_COLUMNS = (
     "stages micro_batches stage_balance bubble_share bubble_share_expected state_bytes "
     "step_s_median step_s_p95 step_cv "
     "sync_negotiate_s sync_queue_s sync_memcpy_s sync_allreduce_s "
+    "sync_input_s sync_input_s_low sync_input_s_high sync_weights_out_s sync_weights_out_s_low "
+    "sync_weights_out_s_high sync_output_s sync_output_s_low sync_output_s_high sync_gradients_in_s "
+    "sync_gradients_in_s_low sync_gradients_in_s_high "
     "pcie_sent_bytes_per_step pcie_received_bytes_per_step nvlink_sent_bytes_per_step nvlink_received_bytes_per_step"
 ).split()
 TEXT_COLUMNS = (
@@ -129,6 +132,10 @@ COLUMN_DESCRIPTIONS = {
     "sync_exposed_share": "of the step",
     "sync_per_epoch_s": "exposed",
     "syncs_per_epoch": "messages",
+    "sync_input_s": "one copy of the weights or shards: slices of a batch to the devices; parts of exposed sync",
+    "sync_weights_out_s": "likewise: weights to the devices",
+    "sync_output_s": "likewise: outputs to where they are merged, and their gradients back",
+    "sync_gradients_in_s": "likewise: gradients to the weights",
     "sync_negotiate_s": "Horovod's timeline, rank 0: until all ranks have announced a tensor; phases overlap",
     "sync_queue_s": "likewise: waiting in its queue",
     "sync_memcpy_s": "likewise: in and out of the fusion buffer",

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scalebench.core.result import ProbeRecord, Result
+from scalebench.core.result import SYNC_PARTS, ProbeRecord, Result
 from scalebench.core.stats.estimates import Estimate, estimate_mean
 
 VARIANTS = ("sync_on_s", "sync_off_s", "fixed_batch_s")  # of the steps in blocks that take turns
@@ -43,6 +43,20 @@ def part_blocks(result: Result, part: str) -> list[float]:
     if not {more, less} <= set(lengths):
         return []
     return _subtract(*(_mean_over_ranks(probes, name, "steps")[: lengths[name]] for name in (more, less)))
+
+
+def sync_part_blocks(result: Result, part: str) -> list[float]:
+    """Return what one of SYNC_PARTS adds to a step in each block of the probes, means over ranks; empty if not
+    measured. The parts add up to exposed sync, block by block."""
+    probes = _probes(result) or []
+    names = [name for name in SYNC_PARTS if probes and all(name in record.sync_parts_s for record in probes)]
+    if not names or part not in (*names, SYNC_PARTS[-1]):
+        return []
+    series = [_mean_over_ranks(probes, "sync_on_s", "steps")]
+    series += [_divide([record.sync_parts_s[name] for record in probes], probes[0].steps) for name in names]
+    series.append(_mean_over_ranks(probes, "sync_off_s", "steps"))
+    number = names.index(part) if part in names else len(names)
+    return _subtract(*series[number : number + 2])[: min(map(len, series))]
 
 
 def exposed_sync(result: Result) -> Estimate | None:
@@ -87,6 +101,26 @@ def optimizer_step(result: Result) -> Estimate | None:
     return _estimate(part_blocks(result, "optimizer"))
 
 
+def sync_input(result: Result) -> Estimate | None:
+    """Return what it adds to a step that devices get their slices of a batch within it."""
+    return _estimate(sync_part_blocks(result, "input"))
+
+
+def sync_weights_out(result: Result) -> Estimate | None:
+    """Return what it adds to a step that devices get the weights, instead of a frozen copy that they have."""
+    return _estimate(sync_part_blocks(result, "weights_out"))
+
+
+def sync_output(result: Result) -> Estimate | None:
+    """Return what it adds to a step that outputs of the devices are merged, and the gradients of these return."""
+    return _estimate(sync_part_blocks(result, "output"))
+
+
+def sync_gradients_in(result: Result) -> Estimate | None:
+    """Return what it adds to a step that gradients of all devices get to the weights."""
+    return _estimate(sync_part_blocks(result, "gradients_in"))
+
+
 def host_to_device_copy(result: Result) -> Estimate | None:
     """Return the time to copy a batch from host memory to the devices, alone."""
     return _estimate(_mean_over_ranks(_probes(result) or [], "copy_s", "copy_repeats"))
@@ -102,6 +136,10 @@ BREAKDOWN_FIGURES: dict[str, Callable[[Result], Estimate | None]] = {
     "forward_s": forward_pass,
     "backward_s": backward_pass,
     "optimizer_s": optimizer_step,
+    "sync_input_s": sync_input,
+    "sync_weights_out_s": sync_weights_out,
+    "sync_output_s": sync_output,
+    "sync_gradients_in_s": sync_gradients_in,
 }
 REASON_KEYS = {"sync_isolated_s": "isolated", "sync_exposed_s": "exposed", "imbalance_s": "imbalance"}
 
@@ -197,9 +235,13 @@ def _mean_over_ranks(probes: Sequence[ProbeRecord], name: str, count: str) -> li
     repeats = getattr(probes[0], count) if probes else None
     if not repeats:
         return []
-    ranks = [getattr(record, name) for record in probes]
+    return _divide([getattr(record, name) for record in probes], repeats)
+
+
+def _divide(ranks: Sequence[Sequence[float]], repeats: int | None) -> list[float]:
+    """Return the mean over ranks of one of `repeats` operations in each block."""
     totals = ranks[0] if len(ranks) == 1 else map(sum, zip(*ranks, strict=False))
-    divisor = len(ranks) * repeats
+    divisor = len(ranks) * (repeats or 1)
     return [total / divisor for total in totals]
 
 

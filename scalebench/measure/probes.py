@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.core.errors import describe_exception
-from scalebench.core.result import ProbeRecord, RankRecord
+from scalebench.core.result import SYNC_PARTS, ProbeRecord, RankRecord
 from scalebench.core.run_folder import rank_trace_name
 from scalebench.core.spec import RunSpec
 from scalebench.measure.bandwidth import measure_bandwidth
@@ -49,11 +49,13 @@ PROFILED_STEP_BOUNDS = (2, 5)
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to train the steps of a block, named as the field of ProbeRecord that its seconds go to."""
+    """A way to train the steps of a block, named as the field of ProbeRecord that its seconds go to, or as the part of
+    synchronization that is the last of those left out."""
 
     name: str
     sync: bool = True
     new_batches: bool = True  # each batch from the feed; else one batch over and over
+    without: tuple[str, ...] = ()  # with sync: parts of it that are left out
 
 
 class InterleavedLoop:
@@ -113,7 +115,11 @@ class InterleavedLoop:
     def _begin_block(self, block: int) -> None:
         self._report()
         if self._switches_sync:  # not every strategy can
-            probes_of(self._strategy).set_gradient_sync(self._blocks[block].sync)
+            probes, variant = probes_of(self._strategy), self._blocks[block]
+            if variant.without:
+                probes.leave_out_sync_parts(variant.without)
+            else:
+                probes.set_gradient_sync(variant.sync)
         self._strategy.broadcast(0.0)  # a barrier
 
 
@@ -144,7 +150,7 @@ class ProbeRunner:
         with closing(closable_iterator(self.strategy.feed(train))) as batches:
             can_switch = self._try("exposed", self._try_sync_switch)
             if is_slow:
-                self._skip_many_step_probes(next(batches))
+                self._skip_many_step_probes(next(batches), can_switch)
             else:
                 if not self._try("data", partial(self._probe_variants, batches, can_switch)):
                     self.record.reasons.setdefault("exposed", self.record.reasons["data"])
@@ -186,12 +192,14 @@ class ProbeRunner:
             if can_switch:
                 self.probes.set_gradient_sync(True)
 
-    def _skip_many_step_probes(self, batch: Any) -> None:
+    def _skip_many_step_probes(self, batch: Any, can_switch: bool) -> None:
         """Leave out the probes of dozens of steps where steps are slow: they would take many minutes."""
         self.batch = batch
         slow = f"a step takes {self.step_s:.3g} s, longer than measure.probe_s: raise that to have its parts measured"
         reason = self.record.reasons.get("exposed", slow)
         self.record.reasons |= dict.fromkeys(MANY_STEP_PROBES, slow) | {"exposed": reason, "imbalance": reason}
+        if can_switch and self._make_part_variants():
+            self.record.reasons = {f"sync_{part}": slow for part in SYNC_PARTS} | self.record.reasons
 
     def _try(self, quantity: str, probe: Callable[[], object]) -> bool:
         """Return whether the probe succeeded; else its reason is in the record."""
@@ -216,7 +224,8 @@ class ProbeRunner:
             pass
 
     def _probe_variants(self, batches: Iterator[Any], can_switch: bool) -> None:
-        variants = [Variant("sync_on"), Variant("sync_off", sync=False)] if can_switch else [Variant("sync_on")]
+        variants, parts = [Variant("sync_on")], self._make_part_variants() if can_switch else []
+        variants += [*parts, Variant("sync_off", sync=False)] if can_switch else []
         if self.probes.reads_in_step:
             self.record.reasons["data"] = "samples are read within the step, by other processes"
         else:
@@ -233,13 +242,27 @@ class ProbeRunner:
                 self.probes.set_gradient_sync(True)
         self.record.steps = steps
         for variant in variants:
-            setattr(self.record, f"{variant.name}_s", loop.seconds[variant.name])
+            if variant in parts:
+                self.record.sync_parts_s[variant.name] = loop.seconds[variant.name]
+            else:
+                setattr(self.record, f"{variant.name}_s", loop.seconds[variant.name])
+
+    def _make_part_variants(self) -> list[Variant]:
+        """Return steps that leave out more and more parts of synchronization, up to but without all of them."""
+        try:
+            inseparable = self.probes.inseparable_sync_parts()
+        except NotMeasured:
+            return []
+        self.record.reasons |= {f"sync_{part}": reason for part, reason in inseparable.items()}
+        parts = tuple(part for part in SYNC_PARTS if part not in inseparable)
+        return [Variant(part, without=parts[: number + 1]) for number, part in enumerate(parts[:-1])]
 
     def _probe_imbalance(self, batches: Iterator[Any], can_switch: bool) -> None:
         """Time single steps without synchronization, which all ranks begin together; the first does not count."""
         steps = repeats_within(self.settings.probe_s / 2, self.step_s, *SINGLE_STEP_BOUNDS) + 1
         if len(self.strategy.place.devices) > 1:
-            self._try("imbalance", partial(self._time_local_steps, steps))
+            with self._sync_off(can_switch):
+                self._try("imbalance", partial(self._time_local_steps, steps))
         elif not can_switch:
             self.record.reasons["imbalance"] = self.record.reasons["exposed"]
         else:

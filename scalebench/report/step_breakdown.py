@@ -64,6 +64,16 @@ STEP_PARTS = {
     "optimizer_s": OPTIMIZER,
     "sync_exposed_s": EXPOSED_SYNC,
 }
+# The parts of exposed sync by their column of the frame, in the order in which they happen.
+SYNC_PARTS = {
+    f"sync_{part}_s": StepPart(name, measure, (f"sync_{part}", "exposed"), f"of exposed sync: {about}")
+    for part, name, measure, about in (
+        ("input", "input", step_breakdown.sync_input, "slices of the batch to the devices"),
+        ("weights_out", "weights out", step_breakdown.sync_weights_out, "weights to the devices"),
+        ("output", "output", step_breakdown.sync_output, "outputs to where they are merged, their gradients back"),
+        ("gradients_in", "gradients in", step_breakdown.sync_gradients_in, "gradients to the weights"),
+    )
+}
 OTHER_FIGURES = (
     StepPart("imbalance", step_breakdown.imbalance, ("imbalance",),
              "wait of a device for the slowest, on average; in exposed sync"),
@@ -112,9 +122,16 @@ def make_run_breakdown(result: Result) -> Table:
         _make_row("", "", "", ""),
         *map(make_part_row, OTHER_FIGURES),
         *_per_epoch_rows(result, reasons),
+        *map(make_part_row, SYNC_PARTS.values() if has_sync_parts(result) else ()),
         *_phase_rows(result, step_s),
     ]
     return Table("step", "Where the time of a step goes", BREAKDOWN_COLUMNS, rows, frozenset(BREAKDOWN_COLUMNS[1:3]))
+
+
+def has_sync_parts(result: Result) -> bool:
+    """Return whether probes took synchronization apart, or have reasons why they could not."""
+    reasons = step_breakdown.unmeasured_reasons(result)
+    return any(part.reasons[0] in reasons or part.measure(result) is not None for part in SYNC_PARTS.values())
 
 
 def step_interval(result: Result) -> Estimate | None:

@@ -50,6 +50,34 @@ def test_seconds_of_one_step(figure: Callable[[Result], Estimate | None], expect
     assert (estimate.low, estimate.value, estimate.high) == pytest.approx((expected, expected, expected), abs=1e-12)
 
 
+PART_FIGURES = (
+    step_breakdown.sync_input,
+    step_breakdown.sync_weights_out,
+    step_breakdown.sync_output,
+    step_breakdown.sync_gradients_in,
+)
+
+
+@pytest.mark.parametrize(
+    ("without", "expected"),
+    [
+        ({"input": 0.0195, "weights_out": 0.0175, "output": 0.0170}, (0.00025, 0.001, 0.00025, 0.0015)),
+        ({"weights_out": 0.0180}, (None, 0.001, None, 0.002)),
+        ({}, (None, None, None, None)),
+    ],
+)
+def test_parts_of_sync_add_up_to_exposed_sync(without: dict[str, float], expected: tuple[float | None, ...]) -> None:
+    ranks = [probes(sync_parts_s={part: [s + own] * BLOCKS for part, s in without.items()}) for own in (-0.001, 0.001)]
+    estimates = [figure(group(*ranks)) for figure in PART_FIGURES]
+    assert [None if one is None else one.value for one in estimates] == [
+        None if seconds is None else pytest.approx(seconds) for seconds in expected
+    ]
+    if without:
+        exposed = step_breakdown.exposed_sync(group(*ranks))
+        assert sum(one.value for one in estimates if one is not None) == pytest.approx(exposed.value)
+        assert step_breakdown.sync_weights_out(group(ranks[0], probes())) is None, "not by half of the ranks"
+
+
 def test_ranks_wait_for_the_slowest_on_average() -> None:
     """The slowest rank loses only the time that it spends on synchronization itself."""
     own = [0.004, 0.006, 0.011]

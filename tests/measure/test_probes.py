@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.core.result import ProbeRecord, Profile, RankRecord
+from scalebench.core.result import SYNC_PARTS, ProbeRecord, Profile, RankRecord
 from scalebench.core.spec import RunSpec, StrategySpec
 from scalebench.measure.probes import NO_SYNC, ONE_DEVICE, InterleavedLoop, ProbeRunner, Variant
 from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Probes
@@ -154,6 +154,47 @@ def test_a_probe_that_a_strategy_lacks_is_left_out_with_its_reason(
     assert bool(record.forward_s) == ("forward" not in lacks)
     assert bool(record.optimizer_s) == ("optimizer" not in lacks)
     assert strategy.syncing
+
+
+class InParts(Timed):
+    """Weights out take 1 ms, output 2 ms, gradients in the rest; input is not separable."""
+
+    off: tuple[str, ...] = ()
+
+    def set_gradient_sync(self, on: bool) -> None:
+        super().set_gradient_sync(on)
+        self.off = ()
+
+    def inseparable_sync_parts(self) -> dict[str, str]:
+        return {"input": "read elsewhere"}
+
+    def leave_out_sync_parts(self, parts: tuple[str, ...]) -> None:
+        self.syncing, self.off = True, parts
+
+    def step(self, batch: Any) -> LossPart:
+        part_s = {"weights_out": 0.001, "output": 0.002}
+        self.now_s -= sum(part_s[part] for part in self.off)
+        return super().step(batch)
+
+
+def test_parts_of_synchronization_are_left_out_one_after_the_other(tmp_path: Path) -> None:
+    record, strategy, _ = run_probes(tmp_path, InParts)
+    assert record.reasons == {"sync_input": "read elsewhere"}
+    steps, off_s = record.steps or 0, {"weights_out": 0.001, "output": 0.003}
+    assert list(record.sync_parts_s) == list(off_s)
+    for part, seconds in off_s.items():
+        blocks = record.sync_parts_s[part]
+        assert len(blocks) == len(record.sync_on_s) and blocks == pytest.approx(
+            [steps * (STEP_S + SYNC_S - seconds)] * len(blocks)
+        )
+    assert record.sync_off_s == pytest.approx([steps * STEP_S] * len(record.sync_off_s))
+    assert strategy.syncing and not strategy.off
+
+
+def test_parts_of_synchronization_have_a_reason_where_steps_are_slow(tmp_path: Path) -> None:
+    record, _, _ = run_probes(tmp_path, InParts, measure={"probe_s": 0.01})
+    reasons = [record.reasons[f"sync_{part}"] for part in SYNC_PARTS]
+    assert reasons == ["read elsewhere", *[record.reasons["exposed"]] * 3] and not record.sync_parts_s
 
 
 def test_without_a_switch_the_feed_is_measured_with_synchronization(tmp_path: Path) -> None:

@@ -62,6 +62,17 @@ def test_what_was_not_measured_is_a_dash_and_its_reason(missing: str, row: str, 
     assert not any("-" in cells[name] for name in others)
 
 
+def test_parts_of_sync_have_a_row_or_a_reason_where_synchronization_has_parts() -> None:
+    assert not {"input", "weights out", "output", "gradients in"} & set(cells_by_part(run_without()))
+    reasons = {"sync_input": "copied before", "sync_output": "stays"}
+    part = make_probes(sync_parts_s={"weights_out": block_times(0.009, 5)}, reasons=reasons)
+    cells = cells_by_part(make_probed_run(part, part))
+    assert (cells["input"], cells["output"]) == (["-", "copied before"], ["-", "stays"])
+    exposed, *parts = (cells[name][0] for name in ("exposed sync", "weights out", "gradients in"))
+    assert all(text.partition(" ms")[0] for text in parts)
+    assert sum(float(text.split()[0]) for text in parts) == pytest.approx(float(exposed.split()[0]))
+
+
 def test_the_rest_holds_what_was_not_measured() -> None:
     cells = cells_by_part(run_without(forward="no", data="no"))
     assert cells["unattributed"][-1] == "contains data loading, forward, backward, not measured"
@@ -92,7 +103,8 @@ def test_the_interval_of_a_step_is_that_of_throughput() -> None:
 
 
 def test_every_part_of_the_frame_has_a_row() -> None:
-    measures = {row.measure for row in (*STEP_PARTS.values(), *step_breakdown.OTHER_FIGURES)}
+    others = (*step_breakdown.SYNC_PARTS.values(), *step_breakdown.OTHER_FIGURES)
+    measures = {row.measure for row in (*STEP_PARTS.values(), *others)}
     assert measures == set(probed.BREAKDOWN_FIGURES.values())
 
 

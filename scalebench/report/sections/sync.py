@@ -32,7 +32,7 @@ from scalebench.report.document import (
     make_series,
 )
 from scalebench.report.report_data import ReportData
-from scalebench.report.step_breakdown import MAX_BARS, PHASE_NAMES, TOO_FEW_BLOCKS, join_reasons
+from scalebench.report.step_breakdown import MAX_BARS, PHASE_NAMES, SYNC_PARTS, TOO_FEW_BLOCKS, join_reasons
 from scalebench.report.tables import move_to_footnotes
 
 # Column, its name, what it is.
@@ -49,6 +49,11 @@ PHASE_CAPTION = (
     "Memory copies: in and out of the fusion buffer. The phases overlap each other and the backward pass: their sum "
     "means nothing"
 )
+PART_CAPTION = (
+    "Parts of exposed sync where devices have no weights of their own: what a step saves with frozen copies of its "
+    "slice of a batch and of the weights on each device, a loss on each device, and gradients that stay there, one "
+    "after the other. They add up to exposed sync. Empty: not separable, the remarks above say why"
+)
 NO_PROBES = "no probes were made (measure.probes=true makes them)"
 EPOCH_CAPTION = (
     "exposed sync of all steps of an epoch over their number, one point for each number of devices; less is better. "
@@ -62,7 +67,10 @@ def section(report_data: ReportData) -> Section | None:
     groups, left_out = group_curves(report_data.curves, lambda members: any(map(_rows_with_sync, members)))
     blocks: list[Block] = [*left_out]
     for group in groups:
-        blocks += [*group.paragraphs, *_make_charts(group), _make_table(group, report_data), *_make_phase_blocks(group)]
+        blocks += [*group.paragraphs, *_make_charts(group), _make_table(group, report_data)]
+        part_names = {column: part.name for column, part in SYNC_PARTS.items()}
+        blocks += _make_detail_blocks(group, "part", part_names, PART_CAPTION)
+        blocks += _make_detail_blocks(group, "phase", PHASE_NAMES, PHASE_CAPTION)
     return Section("sync", "Gradient synchronization", blocks) if groups else None
 
 
@@ -126,42 +134,47 @@ def _make_table(group: CurveGroup, report_data: ReportData) -> Table:
     return move_to_footnotes(table, "remarks")
 
 
-def _make_phase_blocks(group: CurveGroup) -> Iterator[Block]:
-    """Draw and list the phases of gradient synchronization of the rows whose framework has a timeline: Horovod's."""
-    items = [item for item in group.list_rows() if any(item[0][1][name] is not None for name in PHASE_NAMES)]
+def _make_detail_blocks(group: CurveGroup, kind: str, names: dict[str, str], caption: str) -> Iterator[Block]:
+    """Draw and list columns of the rows that have one of them: `names` by column, of `kind` phase or part.
+
+    Phases are those of a framework's timeline, as Horovod has; parts those of synchronization without own weights.
+    """
+    items = [item for item in group.list_rows() if any(item[0][1][name] is not None for name in names)]
     if not items:
         return
     series = []
     for (curve, row), tags in items[:MAX_BARS]:
-        shown = {name: row[column] for column, name in PHASE_NAMES.items() if row[column] is not None}
+        shown = {name: row[column] for column, name in names.items() if row[column] is not None}
         series.append(Series(f"{curve.name} x {row['gpus']}", [*shown], [*shown.values()], tags=tags))
-    axes = Axis("phase"), Axis("time of a step", unit="s")
-    title, caption = "Phases of gradient synchronization", join_sentences(PHASE_CAPTION)
-    yield group.make_chart("sync", "phases", title, axes, series, caption, "bars")
+    axes, title = (Axis(kind), Axis("time of a step", unit="s")), f"{kind.capitalize()}s of gradient synchronization"
+    yield group.make_chart("sync", f"{kind}s", title, axes, series, join_sentences(caption), "bars")
 
     def make_column(column: str) -> Callable[[CurveRow], Cell]:
+        if f"{column}_low" in items[0][0][1]:
+            return lambda item: make_cell(format_duration_column(item[1], column), item[1][column])
         return lambda item: format_cell(item[1][column], units.format_seconds)
 
     columns: dict[str, Callable[[CurveRow], Cell]] = {
         "strategy": lambda item: make_cell(item[0].name),
         "gpus": lambda item: format_cell(item[1]["gpus"], str),
-        **{name: make_column(column) for column, name in PHASE_NAMES.items()},
+        **{name: make_column(column) for column, name in names.items()},
     }
-    yield build_table(group.make_id("sync", "phase-table"), title, columns, items, ("strategy",))
+    yield build_table(group.make_id("sync", f"{kind}-table"), title, columns, items, ("strategy",))
 
 
 def _describe_missing(row: Cells, report_data: ReportData) -> str:
-    """Say why figures of this row are missing, according to its first repeat."""
-    missing = [(column, name) for column, name, _ in FIGURES if row[column] is None]
-    if not missing:
-        return ""
+    """Say why figures of this row are missing, according to its first repeat, and which parts of sync."""
     result = report_data.result(str(row["run_id"]))
     if all(rank.probes is None for rank in result.ranks):
         return NO_PROBES
     reasons = step_breakdown.unmeasured_reasons(result)
-    return join_reasons(
-        (name, reasons.get(step_breakdown.REASON_KEYS[column], TOO_FEW_BLOCKS)) for column, name in missing
-    )
+    missing = [
+        (name, reasons.get(step_breakdown.REASON_KEYS[column], TOO_FEW_BLOCKS))
+        for column, name, _ in FIGURES
+        if row[column] is None
+    ]
+    inseparable = [(part.name, reasons[part.reasons[0]]) for part in SYNC_PARTS.values() if part.reasons[0] in reasons]
+    return join_reasons([*missing, *inseparable])
 
 
 def _format_count(value: int | None) -> str:

@@ -31,10 +31,9 @@ class TensorFlowStrategy(TensorFlowProbes):
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        self.syncs_gradients = True
         self._has_records = spec.config.dataset.dtype == records.RECORD
         self._loss = optimizer.loss_function(spec.config.model.loss)
-        self._functions: dict[bool, Callable[..., tf.Tensor]] = {}  # by syncs_gradients
+        self._functions: dict[tuple[str, ...], Callable[..., tf.Tensor]] = {}  # by sync_parts_off
 
     def join(self) -> None:
         """Join the other processes, if there are any. `self.devices` is already set."""
@@ -89,11 +88,11 @@ class TensorFlowStrategy(TensorFlowProbes):
 
     def step_function(self) -> Callable[..., tf.Tensor]:
         """Return the compiled step, with or without gradient synchronization: (parts, global samples) -> loss sum."""
-        if self.syncs_gradients not in self._functions:
-            self._functions[self.syncs_gradients] = tf.function(
+        if self.sync_parts_off not in self._functions:
+            self._functions[self.sync_parts_off] = tf.function(
                 self.compute_step, input_signature=self.step_signature(), jit_compile=False, autograph=False
             )
-        return self._functions[self.syncs_gradients]
+        return self._functions[self.sync_parts_off]
 
     def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> tf.Tensor:
         """Train one step on the parts of all devices; return the sum of the losses over their samples."""

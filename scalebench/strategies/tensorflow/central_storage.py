@@ -14,25 +14,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scalebench.core.spec import Config
+from scalebench.core.result import SYNC_PARTS
 from scalebench.strategies import refusals
-from scalebench.strategies.base import OPTIMIZER, NotMeasured
-from scalebench.strategies.tensorflow import batches, observed
+from scalebench.strategies.base import GRADIENTS_IN, INPUT, OUTPUT, WEIGHTS_OUT, LossPart
+from scalebench.strategies.tensorflow import batches, observed, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
-from scalebench.strategies.tensorflow.batches import DevicePart
+from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
+from scalebench.strategies.tensorflow.frozen_copies import FrozenCopies
 from scalebench.strategies.tensorflow.mirrored import Replicated
 from scalebench.workloads import user_code
 
 SYNC_SCOPE = "sum_of_gradients"  # name scope of the operations that carry gradients between devices
 Tensors = Sequence[tf.Tensor]
 GradientSum = Callable[[Sequence[Tensors]], list[tf.Tensor]]
-
-
-def sync_always_on(config: Config) -> NotMeasured:
-    """Return the reason why gradient synchronization cannot be switched off."""
-    return NotMeasured(
-        f"{config.strategy.name} has one copy of the weights, and there is no step without the gradients' way to it"
-    )
 
 
 def sum_gradients(per_device: Sequence[Tensors], targets: Sequence[str]) -> list[tf.Tensor]:
@@ -108,26 +102,58 @@ class SyncRoundTrip:
 class SingleCopyStrategy(TensorFlowStrategy):
     """The base of strategies with one copy of the weights, whose synchronization is part of every step."""
 
+    parameter_device: str
+    frozen: FrozenCopies | None = None
     _round_trip: tuple[list[int], SyncRoundTrip] | None = None
+
+    def setup(self) -> None:
+        super().setup()
+        # The gradients are sums already. Keras' all-reduce over one replica, the process, would hold up all updates for
+        # the last gradient, and take each gradient through the parameter device.
+        optimizer.set_gradient_reduction(self.optimizer, on=False)
+
+    @abstractmethod
+    def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> list[tf.Tensor]:
+        """Train one step; return the sum of the losses, and then what only has to be computed."""
 
     @abstractmethod
     def reduce_gradients(self, per_device: Sequence[Tensors]) -> list[tf.Tensor]:
         """Sum each gradient over the devices, on the device that has the weights."""
 
+    def update_weights(self, per_device: Sequence[Tensors], variables: Sequence[Any]) -> list[tf.Tensor]:
+        """Update the weights with the sums of these gradients, or with frozen gradients if their exchange is left out,
+        and return what the step then has to return; `per_device` may have more results than gradients."""
+        results: list[tf.Tensor] = []
+        if self.frozen is not None and GRADIENTS_IN in self.sync_parts_off:
+            sums, results = self.frozen.replace_gradients(per_device)
+        else:
+            sums = self.reduce_gradients([of_device[: len(variables)] for of_device in per_device])
+        with tf.device(self.parameter_device):
+            self.optimizer.apply(sums, variables)
+        return results
+
+    def step(self, batch: TfBatch) -> LossPart | None:
+        self.last_batch = batch
+        loss_sum, *_ = self.step_function()(batch.parts, batch.global_samples)
+        return LossPart(loss_sum, batch.samples)
+
     def set_gradient_sync(self, on: bool) -> None:
-        raise sync_always_on(self.spec.config)
+        self.leave_out_sync_parts(() if on else SYNC_PARTS)
+
+    def leave_out_sync_parts(self, parts: tuple[str, ...]) -> None:
+        if parts and self.frozen is None:
+            self.frozen = self.freeze()
+        self.sync_parts_off = parts
+
+    @abstractmethod
+    def freeze(self) -> FrozenCopies:
+        """Return copies of what devices read of the model."""
 
     def message_sizes(self) -> list[int]:
         return gradient_message_bytes(self.step_function().get_concrete_function())
 
     def sync_operations(self) -> set[str]:
         return {name for name in super().sync_operations() if SYNC_SCOPE in name}
-
-    def partial_step(self, batch: Any, until: str) -> None:
-        """Run a forward pass, for which the weights are copied to the devices, or forward and backward pass."""
-        if until == OPTIMIZER:
-            raise sync_always_on(self.spec.config)
-        super().partial_step(batch, until)
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
         if len(self.devices) == 1:  # nothing is synchronized
@@ -187,28 +213,55 @@ class CentralStorage(SingleCopyStrategy, Replicated):
         with self.strategy.scope(), tf.variable_creator_scope(create_on_least_loaded):
             yield
 
-    def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> tf.Tensor:
+    def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> list[tf.Tensor]:
         """Compute gradients on the replicas, and apply each once on the device that has its weights.
 
         If the replicas called the optimizer, TensorFlow would sum on the CPU wherever the weights are, and copy the
         sums to the parameter device by way of the first replica's device.
         """
-        loss_sums, gradients = self.strategy.run(self.compute_gradients, (*self.per_replica(parts), global_samples))
-        per_gradient = [self.strategy.experimental_local_results(gradient) for gradient in gradients]
-        sums = self.reduce_gradients(list(zip(*per_gradient, strict=True)))
-        with tf.device(self.parameter_device):
-            self.optimizer.apply(sums, self.model.trainable_variables)
-        return tf.add_n(self.strategy.experimental_local_results(loss_sums))
+        results = self.compute_per_device(parts, global_samples, backward=True)
+        per_device = [result.gradients for result in results]
+        to_return = self.update_weights(per_device, self.model.trainable_variables)
+        return [tf.add_n([result.loss_sum for result in results]), *to_return]
 
     def compute_gradients(
         self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Compute gradients with weights that are copied to the device only once for all accumulated parts."""
-        if self.spec.config.train.accumulate == 1:
+        with self._replica_weights():
             return super().compute_gradients(inputs, targets, global_samples)
-        copies = [(variable, tf.identity(variable)) for variable in self.model.trainable_variables]
-        with keras.StatelessScope(state_mapping=copies):
-            return super().compute_gradients(inputs, targets, global_samples)
+
+    def compute_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        with self._replica_weights():
+            return super().compute_loss(inputs, targets)
+
+    @contextmanager
+    def _replica_weights(self) -> Iterator[None]:
+        """Have the current replica compute with its frozen weights if their exchange is left out, else with weights
+        that are copied to its device only once for all accumulated parts."""
+        trained = self.model.trainable_variables
+        if WEIGHTS_OUT in self.sync_parts_off:
+            assert self.frozen is not None
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            copies = self.frozen.read_weights(int(tf.get_static_value(number)))
+        elif self.spec.config.train.accumulate > 1:
+            copies = [tf.identity(variable) for variable in trained]
+        else:
+            yield
+            return
+        with keras.StatelessScope(state_mapping=list(zip(trained, copies, strict=True))) as scope:
+            yield
+        if GRADIENTS_IN not in self.sync_parts_off:  # the scope has only recorded assignments
+            for variable in self.model.moving_statistics:
+                variable.assign(scope.get_current_value(variable))
+
+    def freeze(self) -> FrozenCopies:
+        return FrozenCopies(self.devices, self.model.trainable_variables)
+
+    def inseparable_sync_parts(self) -> dict[str, str]:
+        return {
+            INPUT: "samples are copied to the devices before a step: data loading, and the host-to-device copy alone",
+            OUTPUT: "each device computes the loss of its own samples, and only its sum leaves the device",
+        }
 
     def reduce_gradients(self, per_device: Sequence[Tensors]) -> list[tf.Tensor]:
         return sum_gradients(per_device, [variable.value.device for variable in self.model.trainable_variables])

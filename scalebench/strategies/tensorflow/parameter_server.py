@@ -207,11 +207,12 @@ class ParameterServer(TensorFlowStrategy):
         return LossPart(PendingLoss(losses), batch.samples)
 
     def step_function(self) -> Callable[..., tf.Tensor]:
-        if True not in self._functions:
+        if self.sync_parts_off not in self._functions:
             rows = tf.TensorSpec((None,), tf.int64)
             signature = [rows, tf.TensorSpec((), tf.float32)]
-            self._functions[True] = tf.function(self.rows_step, input_signature=signature, autograph=False)
-        return self._functions[True]
+            step = tf.function(self.rows_step, input_signature=signature, autograph=False)
+            self._functions[self.sync_parts_off] = step
+        return self._functions[self.sync_parts_off]
 
     def rows_step(self, rows: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
         """Train one worker's update on its rows at this learning rate; return the sum of their losses."""
@@ -235,6 +236,12 @@ class ParameterServer(TensorFlowStrategy):
     def message_sizes(self) -> list[int]:
         """Return the bytes of the gradients that one worker sends, each as one message; it receives as many weights."""
         return [v.value.dtype.size * v.value.shape.num_elements() for v in self.model.trainable_variables]
+
+    def set_gradient_sync(self, on: bool) -> None:
+        raise NotMeasured(
+            f"workers of {self.spec.config.strategy.name} read weights from the ps processes and update them there "
+            "within one graph: none has a copy of its own to compute with"
+        )
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
         raise NotMeasured("workers of a parameter server exchange while they compute: it cannot be run alone")

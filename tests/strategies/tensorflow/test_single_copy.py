@@ -12,7 +12,7 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
 from scalebench.strategies import registry
-from scalebench.strategies.base import NotMeasured, Unsupported
+from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow import central_storage
 from scalebench.strategies.tensorflow.in_graph import InGraphOptions
 from scalebench.workloads.source import Source
@@ -95,11 +95,9 @@ def strategy(name: str, *overrides: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["central_storage_device", "multi_gpu_model", "kuza55_ps_cpu", "avolkov1_ps_gpu"])
-def test_neither_the_compiler_nor_switching_synchronization_off(name: str) -> None:
+def test_the_compiler_is_refused(name: str) -> None:
     with pytest.raises(Unsupported, match=f"{name} .*train.compile=true"):
         strategy(name, "train.compile=true").setup()
-    with pytest.raises(NotMeasured, match="one copy of the weights"):
-        strategy(name).set_gradient_sync(False)
 
 
 GPUS = ["/GPU:0", "/GPU:1", "/GPU:2"]

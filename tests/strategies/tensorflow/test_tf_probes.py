@@ -53,13 +53,11 @@ def test_a_partial_step_runs_only_its_part(strategy: Any, source: Callable[..., 
     ]
     for now, then in zip(replica_weights(one), before, strict=True):
         np.testing.assert_array_equal(now, then)
-    if name in ONE_COPY:
-        with pytest.raises(NotMeasured, match="one copy of the weights"):
-            one.partial_step(first, "optimizer")
-    else:
-        one.set_gradient_sync(False)
-        one.partial_step(first, "optimizer")
-        assert all(np.abs(now - then).max() > 0 for now, then in zip(replica_weights(one), before, strict=True))
+    one.step(first)
+    one.set_gradient_sync(False)
+    before = replica_weights(one)
+    one.partial_step(first, "optimizer")
+    assert any(np.abs(now - then).max() > 0 for now, then in zip(replica_weights(one), before, strict=True))
 
 
 def test_synchronized_steps_keep_the_difference_of_replicas(strategy: Any, source: Callable[..., Source]) -> None:
@@ -110,7 +108,7 @@ def test_the_time_of_a_device_depends_on_all_of_its_gradients_only(
     """And the whole of that device's work on the time of the start."""
     one = made(strategy, name)
     one.local_step(next(iter(one.feed(source()))))
-    operations = one._per_device_step._functions["local"].get_concrete_function().graph.get_operations()
+    operations = one._per_device_step._functions["local", ()].get_concrete_function().graph.get_operations()
     start, *ends = [operation for operation in operations if operation.type == "Timestamp"]
     work = [{op for op in before(end) if op.type == "Conv2DBackpropFilter"} for end in ends]
     assert [{op.device.rpartition("/device:")[2] for op in of_device} for of_device in work] == [{"CPU:0"}, {"CPU:1"}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -14,10 +15,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from scalebench.core.json_files import read_json, write_json
-from scalebench.core.result import RankRecord
+from scalebench.core.result import SYNC_PARTS, RankRecord
 from scalebench.core.spec import RunSpec
 from scalebench.runner.worker import exit_without_cleanup, run_rank
-from scalebench.strategies.base import FORWARD, OPTIMIZER, PARTS, BatchReplay
+from scalebench.strategies.base import FORWARD, OPTIMIZER, PARTS, BatchReplay, NotMeasured
 from scalebench.strategies.torch import profiling
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.observed import ProfiledReplay
@@ -79,6 +80,12 @@ def shard(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> No
     strategy.train(BatchReplay(batch, 1))
     observations["again"] = gloo_messages(lambda: strategy.train(BatchReplay(batch, 1)))
     observations["messages_again"] = strategy.message_sizes()
+    for parts in (("input", "weights_out"), SYNC_PARTS):
+        with contextlib.suppress(NotMeasured):
+            strategy.leave_out_sync_parts(parts)
+            strategy.train(BatchReplay(batch, 1))  # the frozen copies are filled
+            observations[f"without {parts[-1]}"] = gloo_messages(lambda: strategy.train(BatchReplay(batch, 1)))
+            strategy.set_gradient_sync(True)
     weights = strategy.parameters()
     observations["weights"] = float(sum(array.sum(dtype="float64") for array in weights.values()))
     observations["sizes"] = {name: array.size for name, array in weights.items()}

@@ -198,6 +198,9 @@ def test_fsdp_messages_state_and_evaluation(tmp_path: Path, kept: bool) -> None:
         ]
         assert Counter(map(tuple, observed["step"])) == Counter(map(tuple, observed["again"])) == Counter(sent)
         assert Counter(map(tuple, observed["isolated_sync"])) == Counter(sent)
+        gradients = [message for message in sent if message[0] == "all_reduce"]
+        assert Counter(map(tuple, observed["without weights_out"])) == Counter(gradients)
+        assert observed["without gradients_in"] == []
         complete = [2 * size if name == "all_gather" else size for name, size in map(tuple, observed["step"])]
         assert Counter(observed["messages"]) == Counter(observed["messages_again"]) == Counter(complete)
         assert sorted(name for name, _ in observed["evaluation"]) == ["all_gather"] * 4

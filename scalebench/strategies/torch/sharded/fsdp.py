@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -16,9 +17,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from scalebench.core.result import SYNC_PARTS
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
+from scalebench.strategies.base import (
+    GRADIENTS_IN,
+    INPUT,
+    OUTPUT,
+    WEIGHTS_OUT,
+    LossPart,
+    NotMeasured,
+    Unsupported,
+    create_on_all_ranks,
+)
 from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
@@ -58,29 +69,63 @@ def group_layers(model: NetworkModule, min_bytes: float) -> list[list[nn.Module]
     return groups
 
 
-def log_messages(log: MessageLog, unit: Any, has_copies: bool) -> None:
-    """Log the messages of a module to which fully_shard was applied; with copies of shards, their all-reduces."""
-    unit.set_custom_all_gather(_LoggedAllGather(log))
-    unit.set_custom_reduce_scatter(_LoggedReduceScatter(log))
+KIND_OF_PART = {WEIGHTS_OUT: "all_gather", GRADIENTS_IN: "reduce_scatter"}
+
+
+def log_messages(log: MessageLog, left_out: set[str], unit: Any, has_copies: bool) -> _LoggedAllGather:
+    """Log the messages of a module to which fully_shard was applied; with copies of shards, their all-reduces.
+
+    Collectives in `left_out` are logged without being sent. Returns the all-gather, whose result can be frozen.
+    """
+    gather = _LoggedAllGather(log, left_out)
+    unit.set_custom_all_gather(gather)
+    unit.set_custom_reduce_scatter(_LoggedReduceScatter(log, left_out))
     if has_copies:
         unit.set_all_reduce_hook(lambda shard: log.add("all_reduce", shard))  # called after the all-reduce
+    return gather
 
 
 class _LoggedCollective:
-    def __init__(self, log: MessageLog) -> None:
-        self.log = log
+    def __init__(self, log: MessageLog, left_out: set[str]) -> None:
+        self.log, self.left_out = log, left_out
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class _LoggedAllGather(_LoggedCollective):
-    """torch's DefaultAllGather with a log."""
+    """torch's DefaultAllGather with a log, and a frozen copy of the weights that takes its place when it is left out.
+
+    FSDP copies the weights from its result into the parameters in any case. So the frozen copy is the result itself.
+    """
+
+    _frozen: Tensor | None = None
+    _is_filled = False
+    _allocate: Callable[[], Tensor] | None = None  # as for the last all-gather
+
+    @property
+    def _is_left_out(self) -> bool:
+        return "all_gather" in self.left_out
+
+    def allocate_frozen(self) -> None:
+        """Allocate the frozen copy, which the next all-gather fills."""
+        if self._frozen is None and self._allocate is not None:
+            self._frozen = self._allocate()
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if self._frozen is not None and self._is_left_out:
+            return self._frozen
+        self._allocate = partial(super().allocate, size, dtype=dtype, device=device)
+        return self._allocate()
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         self.log.add("all_gather", output_tensor)
+        if self._frozen is not None and self._is_left_out:
+            if self._is_filled:
+                return None
+            self._is_filled = True
         return all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
@@ -91,6 +136,9 @@ class _LoggedReduceScatter(_LoggedCollective):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:
         self.log.add("reduce_scatter", input_tensor)
+        if "reduce_scatter" in self.left_out:
+            output_tensor.copy_(input_tensor.view(-1, output_tensor.numel())[dist.get_rank(group)])
+            return None
         return reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
 
@@ -127,6 +175,8 @@ class Fsdp(TorchStrategy):
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self._log = MessageLog()
+        self._left_out: set[str] = set()
+        self._all_gathers: list[_LoggedAllGather] = []
 
     def setup(self) -> None:
         self._check_supported()
@@ -142,7 +192,7 @@ class Fsdp(TorchStrategy):
         self._resharded_units = self._units()[:-1] if self.options.reshard_after_forward else []
         for unit in self._units():
             fully_shard(unit, mesh=mesh, reshard_after_forward=unit in self._resharded_units)
-            log_messages(self._log, unit[0], mesh.ndim > 1)
+            self._all_gathers.append(log_messages(self._log, self._left_out, unit[0], mesh.ndim > 1))
         if not isinstance(model, FSDPModule):
             fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the root, which has no weights left
         self.optimizer = self.build_optimizer()  # of the shards
@@ -173,10 +223,29 @@ class Fsdp(TorchStrategy):
             self.net.set_requires_gradient_sync(True)
 
     def set_gradient_sync(self, on: bool) -> None:
-        if not on:
+        self.leave_out_sync_parts(() if on else SYNC_PARTS)
+
+    def inseparable_sync_parts(self) -> dict[str, str]:
+        return dict.fromkeys((INPUT, OUTPUT), "each process reads its own samples and computes their loss")
+
+    def leave_out_sync_parts(self, parts: tuple[str, ...]) -> None:
+        """Leave out all-gathers, whose results are frozen copies of the weights, or reduce-scatters, in whose place
+        each process keeps its own gradients of its shard."""
+        assert self.group is not None, "setup comes first"
+        if parts and self._mesh.ndim > 1:
             raise NotMeasured(
-                f"{self.spec.config.strategy.name} keeps shards of the weights, which no process can use alone"
+                f"{self.spec.config.strategy.name} averages gradients between copies of the weights within PyTorch, "
+                "which has no step without that"
             )
+        if parts:
+            create_on_all_ranks(
+                lambda: [gather.allocate_frozen() for gather in self._all_gathers],
+                self.group.sum,
+                (RuntimeError,),
+                "a full copy of the weights does not fit into the memory that training left",
+            )
+        self._left_out.clear()
+        self._left_out.update(KIND_OF_PART[part] for part in parts if part in KIND_OF_PART)
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         raise NotMeasured(f"{self.spec.config.strategy.name} gathers weights within each part of a step")
