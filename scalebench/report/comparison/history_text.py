@@ -178,7 +178,8 @@ def _make_series(configuration: ConfigurationHistory) -> Iterator[Series]:
     mean = math.exp(math.fsum(map(math.log, before)) / len(before))
     places = [float(number + 1) for number in range(len(sessions))]
     low, high = (
-        [None if limits[end] is None else limits[end] / mean for limits in map(_get_limits, sessions)] for end in (0, 1)
+        [None if limit is None else limit / mean for limit in limits]
+        for limits in zip(*map(_get_limits, sessions), strict=True)
     )
     repeats = [[rate / mean for rate in session.repeats] for session in sessions]
     notes = [_format_time(session) for session in sessions]

@@ -46,8 +46,8 @@ class InputCost:
     @property
     def step_s(self) -> float:
         """The seconds that a step takes longer with real input."""
-        samples: int = self.real["global_batch"]
-        return samples / self.real[THROUGHPUT] - samples / self.generated[THROUGHPUT]
+        samples = self.real["global_batch"]
+        return float(samples / self.real[THROUGHPUT] - samples / self.generated[THROUGHPUT])
 
 
 def section(report_data: ReportData) -> Section | None:
