@@ -17,7 +17,7 @@ from scalebench.analysis.prediction.calibration import ReadRecord, Row, group_sy
 from scalebench.analysis.prediction.curve_models import Hardware, list_points, make_links, make_step_model
 from scalebench.analysis.prediction.extrapolation import ERROR_FLOOR, ErrorLimits, Extrapolation, Point, extrapolate
 from scalebench.analysis.prediction.published_series import load_limits
-from scalebench.analysis.prediction.step_model import SHARDED, STAGES, ZERO1, FloatArray, Links
+from scalebench.analysis.prediction.step_model import HSDP, SHARDED, STAGES, ZERO1, FloatArray, Links
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
 from scalebench.core.machine.peak_flops import find_peak_flops
@@ -157,6 +157,10 @@ class CurvePrediction:
         kept = np.full_like(devices, state)
         if self.extrapolation.model.sync in (SHARDED, STAGES):
             kept = state * last.devices / devices
+        elif self.extrapolation.model.sync == HSDP:
+            model = self.extrapolation.model
+            shards = model.stages or model.links.devices_per_node
+            kept = state * min(last.devices, shards) / np.minimum(devices, shards)
         elif self.extrapolation.model.sync == ZERO1:
             share = (1 - OPTIMIZER_STATE_SHARE) + OPTIMIZER_STATE_SHARE / np.stack(
                 [devices, devices * 0 + last.devices]
