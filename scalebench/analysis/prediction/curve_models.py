@@ -20,7 +20,7 @@ from scalebench.analysis.prediction.calibration import (
     message_bytes,
 )
 from scalebench.analysis.prediction.cost_model import LinkRate
-from scalebench.analysis.prediction.extrapolation import Point
+from scalebench.analysis.prediction.extrapolation import MeasuredStep
 from scalebench.analysis.prediction.step_model import (
     ALL_REDUCE,
     BACKWARD_SHARE,
@@ -62,10 +62,11 @@ def sync_kind(strategy: str) -> str:
     return next((kind for word, kind in SYNC_OF_NAMES if word in strategy), ALL_REDUCE)
 
 
-def list_points(curve: Curve) -> list[Point]:
+def list_points(curve: Curve) -> list[MeasuredStep]:
     """Return the measured steps of a curve; of a step shortened by the end of an epoch its samples count."""
     return [
-        Point(row["gpus"], row["global_batch"] / row["gpus"], row["global_batch"] / row[RATE]) for row in curve.rows
+        MeasuredStep(row["gpus"], row["global_batch"] / row["gpus"], row["global_batch"] / row[RATE])
+        for row in curve.rows
     ]
 
 

@@ -15,7 +15,13 @@ import numpy as np
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.prediction.calibration import ReadRecord, Row, group_syncs_by_link
 from scalebench.analysis.prediction.curve_models import Hardware, list_points, make_links, make_step_model
-from scalebench.analysis.prediction.extrapolation import ERROR_FLOOR, ErrorLimits, Extrapolation, Point, extrapolate
+from scalebench.analysis.prediction.extrapolation import (
+    ERROR_FLOOR,
+    ErrorLimits,
+    Extrapolation,
+    MeasuredStep,
+    extrapolate,
+)
 from scalebench.analysis.prediction.published_series import load_limits
 from scalebench.analysis.prediction.step_model import HSDP, SHARDED, STAGES, ZERO1, FloatArray, Links
 from scalebench.analysis.scaling_curves import Curve
@@ -84,7 +90,7 @@ class CurvePrediction:
         return self.curve.name
 
     @property
-    def points(self) -> tuple[Point, ...]:
+    def points(self) -> tuple[MeasuredStep, ...]:
         return self.extrapolation.points
 
     @property
@@ -305,7 +311,7 @@ class Check:
     """A measured row beside its prediction from the smaller ones of its curve."""
 
     curve: Curve
-    seen: tuple[Point, ...]
+    seen: tuple[MeasuredStep, ...]
     row: Row
     throughput: float
     low: float
@@ -389,7 +395,7 @@ def suggest_measurement(prediction: CurvePrediction, devices: int) -> Suggestion
         batch = float(prediction.batch_of(np.array([float(count)]))[0])
         if not last < count < devices or math.isnan(batch):
             continue
-        point = Point(count, batch, float(prediction.extrapolation.step_s(count, batch)))
+        point = MeasuredStep(count, batch, float(prediction.extrapolation.step_s(count, batch)))
         drawn = replace(prediction.extrapolation, points=(*prediction.points, point))
         after = _width(replace(prediction, extrapolation=drawn), devices)
         best = min(best, Suggestion(count, before, after), key=lambda each: each.after)
