@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalebench.analysis.prediction.extrapolation import Point
+from scalebench.analysis.prediction.extrapolation import MeasuredStep
 from scalebench.analysis.prediction.published_series import (
     PROTOCOLS,
     SERIES_FILE,
@@ -168,11 +168,11 @@ def predict_linear(columns: Callable[[np.ndarray], list[np.ndarray]]) -> Predict
     return predict
 
 
-def get_devices(point: Point) -> float:
+def get_devices(point: MeasuredStep) -> float:
     return float(point.devices)
 
 
-def get_rate(point: Point) -> float:
+def get_rate(point: MeasuredStep) -> float:
     return point.devices * point.batch / point.step_s
 
 

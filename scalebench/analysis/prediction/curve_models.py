@@ -20,11 +20,12 @@ from scalebench.analysis.prediction.calibration import (
     message_bytes,
 )
 from scalebench.analysis.prediction.cost_model import LinkRate
-from scalebench.analysis.prediction.extrapolation import Point
+from scalebench.analysis.prediction.extrapolation import MeasuredStep
 from scalebench.analysis.prediction.step_model import (
     ALL_REDUCE,
     BACKWARD_SHARE,
     GROWTH,
+    HSDP,
     HYBRID,
     IN_GRAPH,
     LATENCIES_S,
@@ -47,9 +48,10 @@ from scalebench.core.errors import InputError
 
 # The first word that is part of a strategy's name decides; all others add up gradients of replicas.
 SYNC_OF_NAMES = (
-    ("fsdp", SHARDED), ("zero3", SHARDED), ("zero", ZERO1), ("tensor_parallel", TENSOR), ("model_parallel", STAGES),
-    ("pipeline", STAGES), ("hybrid", HYBRID), ("central_storage", ONE_COPY), ("parameter_server", ONE_COPY),
-    ("multi_gpu_model", IN_GRAPH), ("_ps_", IN_GRAPH), ("data_parallel", IN_GRAPH), ("independent", NO_SYNC),
+    ("hsdp", HSDP), ("fsdp", SHARDED), ("zero3", SHARDED), ("zero", ZERO1), ("tensor_parallel", TENSOR),
+    ("model_parallel", STAGES), ("pipeline", STAGES), ("hybrid", HYBRID), ("central_storage", ONE_COPY),
+    ("parameter_server", ONE_COPY), ("multi_gpu_model", IN_GRAPH), ("_ps_", IN_GRAPH), ("data_parallel", IN_GRAPH),
+    ("independent", NO_SYNC),
 )  # fmt: skip
 MAX_GROWTH = 0.2  # more is no property of the devices
 MIN_SYNC_SHARE = 0.01  # of a step; what hides less says nothing about overlap
@@ -60,10 +62,11 @@ def sync_kind(strategy: str) -> str:
     return next((kind for word, kind in SYNC_OF_NAMES if word in strategy), ALL_REDUCE)
 
 
-def list_points(curve: Curve) -> list[Point]:
+def list_points(curve: Curve) -> list[MeasuredStep]:
     """Return the measured steps of a curve; of a step shortened by the end of an epoch its samples count."""
     return [
-        Point(row["gpus"], row["global_batch"] / row["gpus"], row["global_batch"] / row[RATE]) for row in curve.rows
+        MeasuredStep(row["gpus"], row["global_batch"] / row["gpus"], row["global_batch"] / row[RATE])
+        for row in curve.rows
     ]
 
 
@@ -120,6 +123,9 @@ def make_step_model(curve: Curve, links: Links, read: ReadRecord, batch_rows: Se
         raise InputError("one device sends nothing, and no formula says what split layers send: measure gpus=2")
     if kind == TENSOR:
         model = replace(model, sync_bytes=sum(sizes) / last["global_batch"])
+    elif kind == HSDP:
+        options = read(last).spec.get("strategy", {}).get("options") or {}
+        model = replace(model, stages=int(options.get("shards") or 0))
     elif kind in (STAGES, HYBRID):
         model = _add_stages(model, last, read)
     elif kind == ALL_REDUCE and not model.sync_bytes and len(rows) == 1:

@@ -20,7 +20,7 @@ ONE_POINT, ONE_NODE, SEVERAL_NODES = "one_point", "one_node", "several_nodes"
 ErrorLimits = Mapping[str, tuple[float, float]]  # by what is measured of a curve, in error scales
 
 
-class Point(NamedTuple):
+class MeasuredStep(NamedTuple):
     """A measured mean step."""
 
     devices: int
@@ -34,12 +34,12 @@ class Extrapolation:
     the points' losses, the prediction is the mean of both on a logarithmic scale."""
 
     model: StepModel
-    points: tuple[Point, ...]  # in ascending order
+    points: tuple[MeasuredStep, ...]  # in ascending order
     scale: float = 1.0
     slope: float | None = None
 
     @property
-    def last(self) -> Point:
+    def last(self) -> MeasuredStep:
         return self.points[-1]
 
     def parts(self, devices: Any, batch: Any) -> StepParts:
@@ -83,7 +83,7 @@ def work_s(model: StepModel, batch: Any) -> Any:
     return model.pass_s + model.sample_s * batch
 
 
-def extrapolate(model: StepModel, points: Sequence[Point]) -> Extrapolation:
+def extrapolate(model: StepModel, points: Sequence[MeasuredStep]) -> Extrapolation:
     """Draw the model through points on different numbers of devices.
 
     The first one gives the seconds of a sample. Several correct the overheads by one factor, and the last one is met
@@ -105,7 +105,7 @@ def extrapolate(model: StepModel, points: Sequence[Point]) -> Extrapolation:
     return Extrapolation(model, points, scale, slope)
 
 
-def _fit_slope(model: StepModel, points: Sequence[Point]) -> float:
+def _fit_slope(model: StepModel, points: Sequence[MeasuredStep]) -> float:
     """Return the exponent of a power law through the points, per work of a device; at least 0."""
     x = np.log([point.devices for point in points])
     y = np.log([point.step_s / work_s(model, point.batch) for point in points])

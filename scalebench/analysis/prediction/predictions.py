@@ -15,9 +15,15 @@ import numpy as np
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.prediction.calibration import ReadRecord, Row, group_syncs_by_link
 from scalebench.analysis.prediction.curve_models import Hardware, list_points, make_links, make_step_model
-from scalebench.analysis.prediction.extrapolation import ERROR_FLOOR, ErrorLimits, Extrapolation, Point, extrapolate
+from scalebench.analysis.prediction.extrapolation import (
+    ERROR_FLOOR,
+    ErrorLimits,
+    Extrapolation,
+    MeasuredStep,
+    extrapolate,
+)
 from scalebench.analysis.prediction.published_series import load_limits
-from scalebench.analysis.prediction.step_model import SHARDED, STAGES, ZERO1, FloatArray, Links
+from scalebench.analysis.prediction.step_model import HSDP, SHARDED, STAGES, ZERO1, FloatArray, Links
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
 from scalebench.core.machine.peak_flops import find_peak_flops
@@ -84,7 +90,7 @@ class CurvePrediction:
         return self.curve.name
 
     @property
-    def points(self) -> tuple[Point, ...]:
+    def points(self) -> tuple[MeasuredStep, ...]:
         return self.extrapolation.points
 
     @property
@@ -157,6 +163,10 @@ class CurvePrediction:
         kept = np.full_like(devices, state)
         if self.extrapolation.model.sync in (SHARDED, STAGES):
             kept = state * last.devices / devices
+        elif self.extrapolation.model.sync == HSDP:
+            model = self.extrapolation.model
+            shards = model.stages or model.links.devices_per_node
+            kept = state * min(last.devices, shards) / np.minimum(devices, shards)
         elif self.extrapolation.model.sync == ZERO1:
             share = (1 - OPTIMIZER_STATE_SHARE) + OPTIMIZER_STATE_SHARE / np.stack(
                 [devices, devices * 0 + last.devices]
@@ -301,7 +311,7 @@ class Check:
     """A measured row beside its prediction from the smaller ones of its curve."""
 
     curve: Curve
-    seen: tuple[Point, ...]
+    seen: tuple[MeasuredStep, ...]
     row: Row
     throughput: float
     low: float
@@ -385,7 +395,7 @@ def suggest_measurement(prediction: CurvePrediction, devices: int) -> Suggestion
         batch = float(prediction.batch_of(np.array([float(count)]))[0])
         if not last < count < devices or math.isnan(batch):
             continue
-        point = Point(count, batch, float(prediction.extrapolation.step_s(count, batch)))
+        point = MeasuredStep(count, batch, float(prediction.extrapolation.step_s(count, batch)))
         drawn = replace(prediction.extrapolation, points=(*prediction.points, point))
         after = _width(replace(prediction, extrapolation=drawn), devices)
         best = min(best, Suggestion(count, before, after), key=lambda each: each.after)

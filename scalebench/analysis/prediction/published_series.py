@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalebench.analysis.prediction.extrapolation import Extrapolation, Point, extrapolate
+from scalebench.analysis.prediction.extrapolation import Extrapolation, MeasuredStep, extrapolate
 from scalebench.analysis.prediction.step_model import LINK_EFFICIENCIES, SYNC_KINDS, Links, StepModel, make_links
 from scalebench.core.errors import InputError
 
@@ -33,7 +33,7 @@ class PublishedSeries:
     sync: str
     gradient_bytes: float
     links: Links
-    points: tuple[Point, ...]
+    points: tuple[MeasuredStep, ...]
     half_batch: float = 0.0
 
     @property
@@ -51,8 +51,8 @@ class Trial(NamedTuple):
 
     protocol: str
     series: PublishedSeries
-    seen: tuple[Point, ...]
-    unseen: tuple[Point, ...]
+    seen: tuple[MeasuredStep, ...]
+    unseen: tuple[MeasuredStep, ...]
 
     def extrapolate(self) -> Extrapolation:
         return extrapolate(self.series.make_model(), self.seen)
@@ -102,7 +102,7 @@ def _parse_row(row: dict[str, Any]) -> PublishedSeries:
     for text in row["points"].split():
         scale, rate = text.split("=")
         devices, batch = scale.split("x")
-        points.append(Point(int(devices), float(batch), int(devices) * float(batch) / float(rate)))
+        points.append(MeasuredStep(int(devices), float(batch), int(devices) * float(batch) / float(rate)))
     if row["sync"] not in SYNC_KINDS or row["link"] not in LINK_EFFICIENCIES:
         raise ValueError(f"sync {row['sync']}, link {row['link']}")
     if any(after.devices <= before.devices for before, after in itertools.pairwise(points)) or not points:

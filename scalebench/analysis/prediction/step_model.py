@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
-# The kinds of synchronization: of replicas, of shards, of replicas with a sharded optimizer, of split layers, of
-# variables in one place with and without overlap, of a model cut into stages, of pipelines side by side, and none.
-ALL_REDUCE, SHARDED, ZERO1, TENSOR, ONE_COPY, IN_GRAPH, STAGES, HYBRID, NO_SYNC = SYNC_KINDS = (
-    "all_reduce", "sharded", "zero1", "tensor", "one_copy", "in_graph", "stages", "hybrid", "none",
+# The kinds of synchronization: of replicas, of shards, of shards with copies on other nodes, of replicas with a sharded
+# optimizer, of split layers, of variables in one place with and without overlap, of a model cut into stages, of
+# pipelines side by side, and none.
+ALL_REDUCE, SHARDED, HSDP, ZERO1, TENSOR, ONE_COPY, IN_GRAPH, STAGES, HYBRID, NO_SYNC = SYNC_KINDS = (
+    "all_reduce", "sharded", "hsdp", "zero1", "tensor", "one_copy", "in_graph", "stages", "hybrid", "none",
 )  # fmt: skip
 LINK_EFFICIENCIES = {"nvlink": 0.8, "peer": 0.7, "host": 0.3}  # reached share of a nominal rate, within a node
 NETWORK_EFFICIENCY = 0.7  # likewise, between nodes
@@ -85,7 +86,7 @@ class StepModel:
     growth: float = GROWTH
     host_sample_s: float = 0.0  # seconds of a node's processors for a sample
     cut_bytes: float = 0.0  # activations of a sample between two stages
-    stages: int = 0  # of one replica; 0: one on each device
+    stages: int = 0  # of one replica, or shards of one copy; 0: one on each device, or on each of a node
     micro_batches: int = 0  # 0: two for each stage
     overhead_factor: float = 1.0  # from several measured points
 
@@ -176,6 +177,12 @@ def exposed_sync_s(model: StepModel, devices: FloatArray, batch: FloatArray, com
     if model.sync == TENSOR:  # activations of all samples, for which each layer waits
         sent = all_reduce_s(links, devices, 1.0, 0) * size * batch * devices
         return sent + all_reduce_s(links, devices, 0.0, model.messages)
+    if model.sync == HSDP:  # shards are gathered in a group, and each one's gradients summed over the groups
+        shards = np.minimum(devices, model.stages or links.devices_per_node)
+        groups = devices / shards
+        across = 2 * size * (groups - 1) / groups / links.rate(links.count_nodes(devices))
+        seconds = all_reduce_s(links, shards, size, model.messages, 3.0) + across
+        return hide_sync(seconds, model, compute_s, 1.0)
     seconds = all_reduce_s(links, devices, size, model.messages, 3.0 if model.sync == SHARDED else 2.0)
     if model.sync == ZERO1:  # gathers the updated weights after the backward pass
         return seconds / 2 + hide_sync(seconds / 2, model, compute_s, backward)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.analysis.prediction.extrapolation import Point, extrapolate
+from scalebench.analysis.prediction.extrapolation import MeasuredStep, extrapolate
 from scalebench.analysis.prediction.published_series import SERIES_FILE, list_trials, load_limits, load_series
 from scalebench.analysis.prediction.step_model import ALL_REDUCE, Links, StepModel, predict_parts
 from scalebench.core.errors import InputError
@@ -23,7 +23,7 @@ HEAD = SERIES_FILE.read_text(encoding="utf-8").partition("\n")[0] + "\n"
 @settings(max_examples=60, deadline=None)
 @given(st.floats(1e-3, 10.0), st.floats(1.0, 1000.0))
 def test_one_device_gives_its_own_measured_step(step_s: float, batch: float) -> None:
-    drawn = extrapolate(MODEL, [Point(1, batch, step_s)])
+    drawn = extrapolate(MODEL, [MeasuredStep(1, batch, step_s)])
     assert float(drawn.step_s(1, batch)) == pytest.approx(step_s, rel=1e-9)
     assert float(drawn.error_scale(1, batch)) == 0.0
 
@@ -31,8 +31,8 @@ def test_one_device_gives_its_own_measured_step(step_s: float, batch: float) -> 
 @settings(max_examples=60, deadline=None)
 @given(st.floats(0.01, 1.0), st.lists(st.floats(1.0, 1.5), min_size=1, max_size=4))
 def test_the_last_point_is_met(first_s: float, losses: list[float]) -> None:
-    points = [Point(1, 32, first_s)]
-    points += [Point(2**k, 32, points[0].step_s * loss) for k, loss in enumerate(losses, 1)]
+    points = [MeasuredStep(1, 32, first_s)]
+    points += [MeasuredStep(2**k, 32, points[0].step_s * loss) for k, loss in enumerate(losses, 1)]
     drawn = extrapolate(MODEL, points)
     assert float(drawn.step_s(points[-1].devices, 32)) == pytest.approx(points[-1].step_s, rel=1e-9)
     assert np.isfinite(drawn.step_s([16, 1024], 32)).all()
@@ -41,7 +41,9 @@ def test_the_last_point_is_met(first_s: float, losses: list[float]) -> None:
 def test_points_of_the_model_itself_change_nothing() -> None:
     truth = replace(MODEL, sample_s=1e-3)
     counts = np.array([1.0, 2, 4])
-    points = [Point(int(n), 32, float(s)) for n, s in zip(counts, predict_parts(truth, counts, 32).step_s, strict=True)]
+    points = [
+        MeasuredStep(int(n), 32, float(s)) for n, s in zip(counts, predict_parts(truth, counts, 32).step_s, strict=True)
+    ]
     drawn = extrapolate(MODEL, points)
     assert drawn.model.overhead_factor == pytest.approx(1, rel=1e-3)
     # Between nodes half of it, on a logarithmic scale, is the power law.
@@ -52,14 +54,14 @@ def test_points_of_the_model_itself_change_nothing() -> None:
 
 
 def test_overheads_that_are_larger_than_modelled_stay_so() -> None:
-    cheap = extrapolate(MODEL, [Point(1, 32, 0.1), Point(2, 32, 0.102)])
-    dear = extrapolate(MODEL, [Point(1, 32, 0.1), Point(2, 32, 0.14)])
+    cheap = extrapolate(MODEL, [MeasuredStep(1, 32, 0.1), MeasuredStep(2, 32, 0.102)])
+    dear = extrapolate(MODEL, [MeasuredStep(1, 32, 0.1), MeasuredStep(2, 32, 0.14)])
     assert dear.model.overhead_factor > cheap.model.overhead_factor
     assert (dear.step_s([4, 64], 32) > cheap.step_s([4, 64], 32)).all()
 
 
 def test_the_error_grows_with_the_distance_and_where_the_network_is_unknown() -> None:
-    drawn = extrapolate(MODEL, [Point(1, 32, 0.1)])
+    drawn = extrapolate(MODEL, [MeasuredStep(1, 32, 0.1)])
     scales = drawn.error_scale([1, 2, 4, 8, 64], 32)
     assert (np.diff(scales) > 0).all()
     assert float(drawn.error_scale(8, 32)) == pytest.approx(1.5 * float(drawn.error_scale(8, 32, knows_network=True)))
@@ -69,7 +71,7 @@ def test_the_error_grows_with_the_distance_and_where_the_network_is_unknown() ->
     ("counts", "measured"), [([1], "one_point"), ([1, 4], "one_node"), ([4, 8], "several_nodes"), ([8], "one_point")]
 )
 def test_what_is_measured_decides_the_limits(counts: list[int], measured: str) -> None:
-    drawn = extrapolate(MODEL, [Point(count, 32, 0.1 + 0.01 * count) for count in counts])
+    drawn = extrapolate(MODEL, [MeasuredStep(count, 32, 0.1 + 0.01 * count) for count in counts])
     assert drawn.measured == measured and measured in load_limits()
 
 

@@ -142,7 +142,9 @@ def test_siblings_correct_what_all_models_share() -> None:
     ("name", "kind"),
     [
         ("ddp_nccl", "all_reduce"), ("horovod_tensorflow_mpi", "all_reduce"), ("mirrored", "all_reduce"),
-        ("fsdp_gloo", "sharded"), ("zero1", "zero1"), ("tensor_parallel", "tensor"), ("pipeline_1f1b", "stages"),
+        ("fsdp_gloo", "sharded"),
+        ("hsdp", "hsdp"), ("deepspeed_zero3", "sharded"), ("deepspeed_zero2", "zero1"),
+        ("zero1", "zero1"), ("tensor_parallel", "tensor"), ("pipeline_1f1b", "stages"),
         ("model_parallel_tensorflow", "stages"), ("hybrid", "hybrid"), ("central_storage_cpu", "one_copy"),
         ("parameter_server", "one_copy"), ("kuza55_ps_cpu", "in_graph"), ("data_parallel", "in_graph"),
         ("independent_torch", "none"), ("somebodys_ring", "all_reduce"),

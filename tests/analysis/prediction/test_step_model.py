@@ -101,6 +101,15 @@ def test_a_pipeline_waits_for_its_first_micro_batch() -> None:
     assert step_s(alone, 4) == pytest.approx(4 * 0.032)
 
 
+def test_copies_of_shards_cross_nodes_once_for_each_node() -> None:
+    links = Links(4, 1e12, 1e9, latency_s=0.0, network_latency_s=0.0, launch_s=0.0)
+    model = StepModel(1e-9, links, step_model.HSDP, 1e9, growth=0.0)
+    assert step_s(model, 8) == pytest.approx(2 * 1 / 2, rel=0.01)  # a full copy of the gradients there and back, halved
+    sharded = replace(model, sync=step_model.SHARDED)
+    assert step_s(sharded, 8) == pytest.approx(3 * 7 / 8, rel=0.01)
+    assert step_s(replace(model, stages=8), 8) == pytest.approx(step_s(sharded, 8), rel=1e-6)
+
+
 def test_the_host_limits_and_is_not_added() -> None:
     model = replace(MODEL, host_sample_s=0.01)
     assert step_s(model, 4) == pytest.approx(4 * 32 * 0.01)
