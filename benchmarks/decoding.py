@@ -46,7 +46,7 @@ class DecodedPictures(torch.utils.data.Dataset):
         epoch, row = item
         crop = images.draw_crops(self._pictures.seed, epoch, np.array([row]))[0]
         pixels = images.decode(self._pictures.path(self._names, row), SIDE, crop)
-        return torch.from_numpy(np.ascontiguousarray(pixels)), row % 10
+        return torch.from_numpy(pixels.copy()), row % 10
 
 
 def main() -> None:

@@ -46,8 +46,8 @@ class InputCost:
     @property
     def step_s(self) -> float:
         """The seconds that a step takes longer with real input."""
-        samples = self.real["global_batch"]
-        return float(samples / self.real[THROUGHPUT] - samples / self.generated[THROUGHPUT])
+        real_s, generated_s = (float(row["global_batch"] / row[THROUGHPUT]) for row in (self.real, self.generated))
+        return real_s - generated_s
 
 
 def section(report_data: ReportData) -> Section | None:

@@ -61,6 +61,7 @@ class OnFiles(StrategyContract):
         "dataset.classes=10",
         "dataset.workers=1",
         "measure.hang_s=240",  # as for tokens
+        "train.optimizer=momentum",  # Adam divides small gradients by themselves, which turns rounding into steps
     )
 
 
@@ -130,11 +131,9 @@ globals().update(
         [
             contract("ddp_gloo"),
             contract("lightning_ddp_gloo", slow=True),
-            contract("fsdp_gloo", EACH_LAYER, slow=True),
             contract("horovod_gloo", slow=True),
             contract("mirrored", slow=True),
             contract("mirrored", "strategy.options.loop=fit", name="fit", slow=True),
-            contract("kuza55_ps_cpu", slow=True),
         ],
         OnFiles,
         "OnFiles",
