@@ -259,7 +259,7 @@ def convert_types(frame: pd.DataFrame, dtypes: str = "nullable") -> pd.DataFrame
 
 def list_cells(frame: pd.DataFrame, name: str) -> list[Any]:
     """Return a column in plain Python, None for null, with times and flags as texts, whatever `convert_types` made."""
-    cells = frame[name].to_numpy(dtype=object, na_value=None).tolist()
+    cells: list[Any] = frame[name].to_numpy(dtype=object, na_value=None).tolist()
     if name == "started_at":
         return [cell.isoformat(timespec="milliseconds") if isinstance(cell, datetime) else cell for cell in cells]
     if name == "flags":
