@@ -57,9 +57,9 @@ class Results:
         from scalebench.report.html.render import render_table
         from scalebench.report.tables import make_configuration_table
 
-        texts = [self.answer, f"results: {self.folder}"]
-        paragraphs = [f"<p>{escape(clean_text(text))}</p>" for text in texts if text]
-        return "".join([render_table(make_configuration_table(self._survey.pooled)), *paragraphs])
+        answer, place = (escape(clean_text(text)) for text in (self.answer, f"results: {self.folder}"))
+        table = render_table(make_configuration_table(self._survey.pooled))
+        return f"<p><strong>{answer}</strong></p>{table}<p>{place}</p>"
 
     @cached_property
     def _survey(self) -> Survey:

@@ -149,7 +149,7 @@ def test_a_summary_has_ten_columns(recorded: scalebench.Sweep) -> None:
 def test_a_notebook_shows_a_table_in_which_nothing_is_markup(tmp_path: Path) -> None:
     write_results(tmp_path, [record(strategy="<b>&"), record(strategy="ddp", gpus=2)])
     text = scalebench.Sweep(tmp_path)._repr_html_()
-    assert text.startswith("<table>") and "&lt;b&gt;&amp;" in text and "<b>" not in text
+    assert text.startswith("<p><strong>") and "<table>" in text and "&lt;b&gt;&amp;" in text and "<b>" not in text
 
 
 def test_figures_have_the_colours_of_the_page(recorded: scalebench.Sweep) -> None:

@@ -262,7 +262,7 @@ def _write_wandb(runs: Survey, out: Path, project: str) -> list[str]:
     out.mkdir(parents=True, exist_ok=True)
     quiet = wandb.Settings(
         console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True, x_disable_meta=True,
-        reinit="create_new",  # a run of the user's own goes on
+        reinit="create_new",  # a run that the user has open stays open
     )  # fmt: skip
     places: dict[str, None] = {}
     for run in list_tracked_runs(runs):

@@ -104,7 +104,7 @@ class Console:
     """Prints everything that runs and sweeps print. Rich is imported at the first output."""
 
     def __init__(self, shows_tables: bool = True) -> None:
-        """Without tables only progress, outcomes and errors are printed: a notebook shows the rest as it likes."""
+        """`shows_tables`: false for a caller that shows results itself; progress, outcomes and errors are printed."""
         self.shows_tables, self._is_notebook = shows_tables, False
         self._rich: Any = None
         self._slow_heads: set[str] = set()  # runs whose slow steps were reported

@@ -177,13 +177,14 @@ def _make_series(configuration: ConfigurationHistory) -> Iterator[Series]:
         return
     mean = math.exp(math.fsum(map(math.log, before)) / len(before))
     places = [float(number + 1) for number in range(len(sessions))]
-    low, high = (
-        [None if limit is None else limit / mean for limit in limits]
-        for limits in zip(*map(_get_limits, sessions), strict=True)
-    )
+    limits = [
+        (None, None) if low is None or high is None else (low / mean, high / mean)
+        for low, high in map(_get_limits, sessions)
+    ]
     repeats = [[rate / mean for rate in session.repeats] for session in sessions]
     notes = [_format_time(session) for session in sessions]
     shares = [None if value is None else value / mean for value in values]
+    low, high = zip(*limits, strict=True)
     yield Series(name, places, shares, low, high, notes=notes, repeats=repeats)
     if change is not None:
         text = f"{name}: first that is {'slower' if change.is_slower else 'faster'}"
