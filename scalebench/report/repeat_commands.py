@@ -158,7 +158,7 @@ def make_recipe(strategy: str, gpus: int, device: str, row_options: str | None =
     settings = {key: str(value) for key, value in strategy_option_defaults(strategy).items()} | changed
     values = _run_values(strategy, gpus, device) | dict(entry.get(device) or {})
     values |= (entry.get("of") or {}).get(strategy, {})
-    values |= {name: settings[name] for name in entry.get("verbatim") or []}
+    values |= {name: settings[name] for name in entry.get("verbatim") or [] if name in settings}
     choices = (entry.get("choices") or {}).items()
     values |= {name: texts.get(settings[name], values.get(name, "")) for name, texts in choices}
     keywords = [f", {name}={changed[name]}" for name in entry.get("keywords") or [] if name in changed]

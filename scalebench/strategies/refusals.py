@@ -293,7 +293,7 @@ def lightning_fsdp_rule(spec: RunSpec, options: Any) -> Reasons:
 
 
 def accelerate_rule(spec: RunSpec, options: Any) -> Reasons:
-    """Accelerate scales losses on GPUs only, and wraps only more than one process."""
+    """Accelerate scales losses on GPUs only."""
     if spec.config.train.precision == "float16" and spec.device == "cpu":
         yield "accelerate scales a loss for train.precision=float16 on GPUs only: take bfloat16"
 

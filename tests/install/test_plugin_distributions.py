@@ -43,9 +43,9 @@ SHOWS: dict[str, tuple[list[str], int, list[str]]] = {
         ["jax_data_parallel"],
     ),
     "scalebench-compression": (
-        ["--multirun", "strategy=ddp_gloo,ddp_fp16,ddp_powersgd,ddp_topk", "gpus=2"],
+        ["--multirun", "strategy=ddp_gloo,ddp_topk", "gpus=2"],
         9,
-        ["ddp_fp16", "ddp_powersgd", "ddp_topk"],
+        ["ddp_topk"],
     ),
     "scalebench-search": (["sweep=lr_search", "strategy=simulated", "gpus=1", *TRIALS], 2, []),
 }

@@ -28,7 +28,7 @@ def run(command: list[str], folder: Path, status: int = 0) -> str:
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-FRAMEWORKS = {"torch", "pytorch-lightning", "tensorflow", "keras", "horovod"}
+FRAMEWORKS = {"torch", "pytorch-lightning", "accelerate", "deepspeed", "tensorflow", "keras", "horovod"}
 TEST_TOOLS = {"pytest", "pytest-xdist", "hypothesis", "selenium", "jsonschema", "ruff", "mypy", "mkdocs-material"}
 
 

@@ -17,7 +17,7 @@ from scalebench.strategies.torch.ddp import read_bucket_bytes
 
 CURVES = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20)
 PICTURES = TorchBatch(torch.rand(4, 32, 32, 3), torch.tensor([1, 2, 3, 4]), 4)
-WEIGHTS, WEIGHT_BYTES = 153441, 613764  # of the materials CNN
+WEIGHTS = 153441  # of the materials CNN
 SEVERAL = ["strategy.options.bucket_cap_mb=0.01"]
 
 
@@ -45,12 +45,6 @@ def trained(made: Any, name: str, *words: str, batch: TorchBatch = CURVES) -> An
 @pytest.mark.parametrize(
     ("name", "element_bytes", "words"),
     [
-        ("ddp_fp16", 2, []),
-        ("ddp_fp16", 2, SEVERAL),
-        ("ddp_powersgd", 4, []),
-        ("ddp_powersgd", 4, [*SEVERAL, "strategy.options.rank=1"]),
-        ("ddp_powersgd", 4, ["strategy.options.min_compression_rate=1e6"]),  # nothing is worth it
-        ("ddp_powersgd", 4, ["strategy.options.min_compression_rate=0", "strategy.options.rank=1000"]),  # all is
         ("ddp_topk", 1, []),
         ("ddp_topk", 1, [*SEVERAL, "strategy.options.share=0.01"]),
     ],
@@ -68,33 +62,17 @@ def test_messages_are_those_that_travel(made: Any, name: str, element_bytes: int
 @pytest.mark.parametrize(
     ("name", "word", "sent_bytes"),
     [
-        ("ddp_fp16", "strategy.options.static_graph=false", WEIGHT_BYTES // 2),
-        # Two factors of each matrix (out, in * width), and the biases whole; (16, 9) and (2, 125) save too little.
-        ("ddp_powersgd", "strategy.options.rank=1", None),
         ("ddp_topk", "strategy.options.share=0.1", 8 * 15345),
         ("ddp_topk", "strategy.options.share=0.01", 8 * 1535),
         ("ddp_topk", "strategy.options.share=1", 8 * WEIGHTS),
     ],
 )
-def test_how_much_less(made: Any, name: str, word: str, sent_bytes: int | None) -> None:
+def test_how_much_less(made: Any, name: str, word: str, sent_bytes: int) -> None:
     one = trained(made, name, word)
-    shapes = [array.shape for array in one.model.parameters()]
-    assert sum(map(torch.Size.numel, shapes)) == WEIGHTS
-    if sent_bytes is None:
-        matrices = [(shape[0], shape[1:].numel()) for shape in shapes]
-        sent_bytes = 4 * sum(a + b if 2 * (a + b) < a * b else a * b for a, b in matrices)
     assert sum(one.message_sizes()) == sent_bytes
 
 
-def test_before_its_first_update_powersgd_sends_all(made: Any) -> None:
-    one = trained(made, "ddp_powersgd", "strategy.options.start_iter=5")
-    assert sum(one.message_sizes()) == WEIGHT_BYTES
-    for _ in range(2):
-        one.step(CURVES)
-    assert sum(one.message_sizes()) < WEIGHT_BYTES / 10
-
-
-@pytest.mark.parametrize("name", ["ddp_fp16", "ddp_powersgd", "ddp_topk"])
+@pytest.mark.parametrize("name", ["ddp_topk"])
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 def test_pictures_in_both_layouts(made: Any, name: str, layout: str) -> None:
     small = "train.batch_per_device=4"
@@ -121,9 +99,6 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("ddp_fp16", []),
-        ("ddp_powersgd", []),
-        ("ddp_powersgd", ["strategy.options.rank=1"]),
         ("ddp_topk", []),
         ("ddp_topk", ["strategy.options.share=1e-6"]),
     ],
@@ -138,7 +113,7 @@ def test_odd_parameters(made: Any, name: str, words: list[str]) -> None:
     assert all(parameter.grad.isfinite().all() for parameter in one.net.parameters())
 
 
-@pytest.mark.parametrize("name", ["ddp_fp16", "ddp_powersgd", "ddp_topk"])
+@pytest.mark.parametrize("name", ["ddp_topk"])
 def test_nothing_travels_while_the_exchange_is_off(made: Any, name: str) -> None:
     one = trained(made, name)
     told = one.message_sizes()
@@ -160,7 +135,7 @@ def test_parts_of_a_batch_travel_once(made: Any) -> None:
     assert carried(lambda: parts.step(CURVES)) == told
 
 
-@pytest.mark.parametrize("name", ["ddp_fp16", "ddp_powersgd", "ddp_topk"])
+@pytest.mark.parametrize("name", ["ddp_topk"])
 def test_who_carried_it(made: Any, name: str) -> None:
     one = made(name)
     one.setup()

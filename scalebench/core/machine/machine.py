@@ -36,7 +36,7 @@ from scalebench.core.machine.gpus import gpu_numa_nodes as gpu_numa_nodes
 from scalebench.core.machine.gpus import pair_of_each_link as pair_of_each_link
 from scalebench.core.machine.variables import select_recorded
 
-PACKAGES = "torch pytorch-lightning tensorflow tensorflow-cpu keras horovod numpy hydra-core"
+PACKAGES = "torch pytorch-lightning accelerate deepspeed tensorflow tensorflow-cpu keras horovod numpy hydra-core"
 MPI_VERSION_TIMEOUT_S = 2.0
 GIB = 2**30
 

@@ -12,12 +12,9 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from scalebench.strategies import refusals
-from scalebench.strategies.torch.base import TorchStrategy
-from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.ddp import Ddp, DdpOptions
 from scalebench.strategies.torch.precision import Precision
 
@@ -42,8 +39,8 @@ class AcceleratePrecision(Precision):
 
 
 class Accelerate(Ddp):
-    """Accelerator wraps the model in DistributedDataParallel, or with one process leaves it as it is, and puts its own
-    steps around forward pass, backward pass and optimizer.
+    """Accelerator wraps the model in DistributedDataParallel, and puts its own steps around forward pass, backward pass
+    and optimizer.
 
     The group exists before the Accelerator, which joins it.
     """
@@ -67,23 +64,8 @@ class Accelerate(Ddp):
         )
         self.precision = AcceleratePrecision(self.accelerator)
         net, self.optimizer = self.accelerator.prepare(model, self.optimizer)
-        if isinstance(net, DistributedDataParallel):
-            self.register_hook(net)
+        self.register_hook(net)
         return net
-
-    def without_sync(self) -> AbstractContextManager[Any]:
-        if isinstance(self.net, DistributedDataParallel):
-            return super().without_sync()  # Accelerate's own, except for static_graph
-        return self.accelerator.no_sync(self.net)
-
-    def partial_step(self, batch: TorchBatch, until: str) -> None:
-        if isinstance(self.net, DistributedDataParallel):
-            super().partial_step(batch, until)
-        else:
-            TorchStrategy.partial_step(self, batch, until)
-
-    def message_sizes(self) -> list[int]:
-        return super().message_sizes() if isinstance(self.net, DistributedDataParallel) else []
 
     def versions(self) -> dict[str, str]:
         return {**super().versions(), "accelerate": accelerate.__version__}

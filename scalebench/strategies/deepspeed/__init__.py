@@ -6,6 +6,7 @@ import copy
 import functools
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -51,7 +52,7 @@ class DeepSpeedOptions:
 
 @dataclass
 class DeepSpeedZero3Options(DeepSpeedOptions):
-    """Those of stage 3, too."""
+    """Keys of `zero_optimization`, with those of stage 3."""
 
     persistent_elements: int = 100_000  # a tensor with fewer elements stays complete in each process
 
@@ -117,13 +118,14 @@ class DeepSpeedZero(TorchStrategy):
             "stage": self.stage,
             "overlap_comm": self.options.overlap_comm,
             "reduce_bucket_size": bucket,
-            "allgather_bucket_size": bucket,
+            "allgather_bucket_size": bucket + bucket % 2,  # it wants an even number
         }
         if self.stage == 3:
             zero["stage3_param_persistence_threshold"] = self.options.persistent_elements
         return {
             "train_micro_batch_size_per_gpu": self.spec.batch_per_device,  # without effect on what a step computes
             "zero_optimization": zero,
+            "gradient_clipping": 0.0,  # by default it clips their norm to 1
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "torch_autocast": {"enabled": self.spec.config.train.precision == "bfloat16", "dtype": "bfloat16"},
@@ -135,6 +137,7 @@ class DeepSpeedZero(TorchStrategy):
         part = self.accumulate_gradients(batch)
         self.precision.step_optimizer(self.optimizer)  # which also frees the gradients
         self._log.end_step()
+        self.advance_schedulers()
         return part
 
     def count_parts(self, batch: TorchBatch) -> int:
@@ -203,7 +206,9 @@ class DeepSpeedZero(TorchStrategy):
         states = [value for state in self.optimizer_state().values() for value in state.values()]
         gradients = [each.grad for each in (*self.model.parameters(), *stepped)]
         tensors = [
-            each for each in (*weights, *stepped, *states, *gradients, *self.model.buffers()) if _is_tensor(each)
+            each
+            for each in (*weights, *stepped, *states, *gradients, *self.model.buffers())
+            if _is_tensor(each) and each.device == self.device
         ]
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
         return [sum(storages.values())]
@@ -221,9 +226,8 @@ class DeepSpeedZero(TorchStrategy):
         engine = self.__dict__.pop("net", None)
         if engine is not None and hasattr(engine, "destroy"):
             engine.destroy()
-        if self.group is not None:
-            import deepspeed
-
+        deepspeed = sys.modules.get("deepspeed")
+        if deepspeed is not None:
             deepspeed.comm.comm.cdb = None  # its group ends here
         super().close()
 

@@ -211,6 +211,28 @@ def test_fsdp_messages_state_and_evaluation(tmp_path: Path, kept: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real
+def test_hsdp_of_complete_copies_sends_gradients_only(tmp_path: Path) -> None:
+    options = {"strategy__options__unit_mb": 0.0, "strategy__options__shards": 1}
+    layers = [4 * (TENSORS[i] + TENSORS[i + 1]) for i in (0, 2, 4, 6)]
+    for observed in run_sharded(tmp_path, "hsdp", **options):
+        sent = Counter(("all_reduce", size) for size in layers)
+        assert Counter(map(tuple, observed["step"])) == Counter(map(tuple, observed["isolated_sync"])) == sent
+        assert Counter(observed["messages"]) == Counter(layers)
+        assert observed["state_bytes"] == [16 * PARAMETERS + 8 * 4]  # with Adam's counts of steps
+
+
+@pytest.mark.parametrize(
+    ("processes", "nodes", "shards"),
+    [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 1, 2), (8, 1, 4), (8, 2, 4), (9, 2, 9), (4, 4, 4)],
+)
+def test_shards_of_a_copy_are_on_one_node(processes: int, nodes: int, shards: int) -> None:
+    from scalebench.strategies.torch.sharded.fsdp import default_shards
+
+    assert default_shards(processes, nodes) == shards
+
+
+@pytest.mark.slow
+@pytest.mark.real
 @pytest.mark.parametrize("views", [False, True])
 def test_zero1_messages_and_state(tmp_path: Path, views: bool) -> None:
     """Gradients are all-reduced, and each tensor is broadcast by its owner. Tensors are not divided: one rank owns the

@@ -1,1 +1,1 @@
-"""Gradient compression for scalebench: DistributedDataParallel with communication hooks that send fewer bytes."""
+"""Gradient compression for scalebench: DistributedDataParallel with a hook that sends the largest gradients only."""

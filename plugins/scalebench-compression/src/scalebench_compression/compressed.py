@@ -1,4 +1,4 @@
-"""DistributedDataParallel with a communication hook that compresses buckets and records the bytes that it sends."""
+"""The base of compressions: DistributedDataParallel with a hook that records the bytes that it sends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MessageLog:
 
 
 class CompressedDdp(Ddp):
-    """The base of the three compressions, which define how to send a bucket, and how to send without a bucket."""
+    """The base of a compression, which defines how to send a bucket, and how to send without a bucket."""
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)

@@ -11,8 +11,8 @@ from pytorch_lightning.strategies import ModelParallelStrategy
 from torch import Tensor
 
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.fsdp import Fsdp, FsdpOptions
 from scalebench.strategies.torch.lightning.trainer import GroupTrainerStrategy
+from scalebench.strategies.torch.sharded.fsdp import Fsdp, FsdpOptions
 
 
 @dataclass

@@ -259,6 +259,7 @@ def borrow_user_module(strategy: TrainerStrategy) -> pl.LightningModule:
 
     module.training_step, module.take_loss = training_step, steps.take_loss
     module.configure_optimizers = functools.partial(read_optimizers, strategy)
+    module.configure_model = steps.configure_model
     return module
 
 
