@@ -6,6 +6,7 @@ import copy
 import functools
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -206,7 +207,9 @@ class DeepSpeedZero(TorchStrategy):
         states = [value for state in self.optimizer_state().values() for value in state.values()]
         gradients = [each.grad for each in (*self.model.parameters(), *stepped)]
         tensors = [
-            each for each in (*weights, *stepped, *states, *gradients, *self.model.buffers()) if _is_tensor(each)
+            each
+            for each in (*weights, *stepped, *states, *gradients, *self.model.buffers())
+            if _is_tensor(each) and each.device == self.device
         ]
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
         return [sum(storages.values())]
@@ -224,9 +227,8 @@ class DeepSpeedZero(TorchStrategy):
         engine = self.__dict__.pop("net", None)
         if engine is not None and hasattr(engine, "destroy"):
             engine.destroy()
-        if self.group is not None:
-            import deepspeed
-
+        deepspeed = sys.modules.get("deepspeed")
+        if deepspeed is not None:
             deepspeed.comm.comm.cdb = None  # its group ends here
         super().close()
 
