@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import Config
-from scalebench.workloads import datasets
+from scalebench.workloads import datasets, records
 from scalebench.workloads.datasets import cache
 
 # For a run that is resolved only for its samples: no framework, and no network is built.
@@ -39,7 +39,7 @@ def dataset_overrides(name: str, overrides: Sequence[str]) -> list[str]:
 
 
 DEFAULT_SIZE = 60
-INPUT_DTYPES = ("float32", "uint8", "int32")
+INPUT_DTYPES = ("float32", "uint8", "int32", records.RECORD)
 
 
 @dataclass
@@ -56,6 +56,11 @@ def make_samples(overrides: list[str], folder: Path) -> MadeSamples:
     if spec.plugin_error is not None:
         pytest.fail(f"{spec.plugin_error}\n{spec.plugin_traceback}", pytrace=False)
     return MadeSamples(spec.config, *cache.open_arrays(datasets.prepare(spec.config)))
+
+
+def list_arrays(part: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return the arrays of all inputs or targets: one, or the fields of records."""
+    return records.list_fields(records.split_fields(part, lambda array: array))
 
 
 class DatasetContract:
@@ -98,16 +103,20 @@ class DatasetContract:
         assert samples == size
 
     def test_dtypes(self, made: MadeSamples) -> None:
-        assert str(made.inputs.dtype) == made.config.dataset.dtype
-        assert str(made.inputs.dtype) in INPUT_DTYPES
+        kept = records.RECORD if records.is_record(made.inputs.dtype) else str(made.inputs.dtype)
+        assert kept == made.config.dataset.dtype
+        assert kept in INPUT_DTYPES
         kinds = "f" if made.config.dataset.classes is None else "iu"
-        assert made.targets.dtype.kind in kinds, f"targets of {made.targets.dtype}"
+        is_record = records.is_record(made.targets.dtype)
+        assert is_record or made.targets.dtype.kind in kinds, f"targets of {made.targets.dtype}"
 
     def test_numbers(self, made: MadeSamples) -> None:
         """They are finite, and not all equal, from which a network could learn nothing."""
-        odd, bad = int((~np.isfinite(made.inputs)).sum()), int((~np.isfinite(made.targets)).sum())
+        odd, bad = (
+            sum(int((~np.isfinite(each)).sum()) for each in list_arrays(part)) for part in (made.inputs, made.targets)
+        )
         assert (odd, bad) == (0, 0), f"{odd} of the inputs and {bad} of the targets are no finite numbers"
-        varied = bool((made.inputs != made.inputs[:1]).any())
+        varied = any(bool((each != each[:1]).any()) for each in list_arrays(made.inputs))
         assert varied, "all samples are the same"
 
     def test_labels(self, made: MadeSamples) -> None:

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from scalebench.analysis.load import load
 from scalebench.core.errors import InputError
 from scalebench.core.result import CurvePoint, RankRecord, Result
-from scalebench.core.spec import DatasetSpec, MeasureSpec, RunSpec, StopSpec, TrainSpec
+from scalebench.core.spec import DatasetSpec, MeasureSpec, ModelSpec, RunSpec, StopSpec, TrainSpec
 from scalebench.measure import stopping_rule
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session
-from scalebench.measure.timed_loop import TimedLoop, fixed_length_phase
-from scalebench.measure.train_to_target import Diverged, TrainingRun
+from scalebench.measure.timed_loop import StepBlock, TimedLoop, fixed_length_phase
+from scalebench.measure.train_to_target import Diverged, DivergenceCheck, TrainingRun
 from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import LossPart
 from scalebench.strategies.simulated import Simulated
@@ -471,3 +471,13 @@ def test_as_many_samples_trained_on_as_there_are_to_validate() -> None:
     alike = datasets.open_training_subset(mostly, 1, 2)
     assert alike is not None and alike.samples == 30, "all there are"
     assert datasets.open_training_subset(spec_of(2, size=100, share=0.01), 0, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "named"), [("mse", ""), ("module", ", computed by mine:build"), ("mine:loss", ", computed by mine:loss")]
+)
+def test_a_loss_that_is_not_finite_names_the_function_that_gave_it(loss: str, named: str) -> None:
+    check = DivergenceCheck(ModelSpec("custom", torch="mine:build", loss=loss))
+    check.on_block(StepBlock(2, 1.0, [(3.0, 2), (4.0, 2)]))
+    with pytest.raises(Diverged, match=rf"^the loss of step 4{named} is nan; lower train.learning_rate$"):
+        check.on_block(StepBlock(2, 1.0, [(3.0, 2), (math.nan, 2)]))

@@ -257,9 +257,7 @@ def _draws_random_numbers(model: UserModule, samples: tuple[Any, ...], autocast:
         model(*samples)
         for buffer, value in zip(model.buffers(), saved, strict=True):
             buffer.copy_(value)
-    return any(
-        not torch.equal(a, b) for a, b in zip(before, _generator_states(next(model.parameters()).device), strict=True)
-    )
+    return any(not torch.equal(a, b) for a, b in zip(before, _generator_states(device), strict=True))
 
 
 def _generator_states(device: torch.device) -> list[Tensor]:
