@@ -107,10 +107,11 @@ class _LoggedAllGather(_LoggedCollective):
     def _is_left_out(self) -> bool:
         return "all_gather" in self.left_out
 
-    def allocate_frozen(self) -> None:
-        """Allocate the frozen copy, which the next all-gather fills."""
+    def allocate_frozen(self) -> Tensor | None:
+        """Return the frozen copy, which the next all-gather fills; None before the first step."""
         if self._frozen is None and self._allocate is not None:
             self._frozen = self._allocate()
+        return self._frozen
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         if self._frozen is not None and self._is_left_out:
