@@ -87,6 +87,7 @@ def test_no_sweep_has_runs_that_no_machine_could_do(
 ) -> None:
     """Such as a strategy of one device on two of them. Its baselines are added by themselves."""
     fake_machine(monkeypatch, gpus_here)
+    monkeypatch.setenv("SCALEBENCH_IMAGENET", "imagenet")  # no file is looked at before a run starts
     varied = values(path.stem)
     others = [f"{key}={choices[0]}" for key, choices in varied.items() if key not in ("strategy", "gpus")]
     for strategy, gpus in itertools.product(varied.get("strategy", [""]), varied.get("gpus", [""])):

@@ -32,10 +32,11 @@ KINDS = {
     "measure": MeasureSpec,
     "train": TrainSpec,
 }
-# Only said where it is so: a user's own functions, and strategies that do not update as their baseline does.
+# Only said where it is so: a user's own functions, pictures that are decoded during training, and strategies that do not
+# update as their baseline does.
 OF_SOME = {
     "model": {"torch", "keras", "code_digest"},
-    "dataset": {"builder", "options", "code_digest", "requested_size"},
+    "dataset": {"builder", "options", "code_digest", "requested_size", "workers", "augment"},
     "strategy": {"approximate", "exact_with", "tolerance", "choices", "at_least"},
 }
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
@@ -71,6 +72,7 @@ def test_each_file_of_a_group_composes_into_the_spine(path: Path) -> None:
 @pytest.mark.parametrize("path", SWEEPS, ids=names(SWEEPS))
 def test_each_sweep_is_a_multirun_whose_every_run_resolves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEBENCH_CIFAR10", "cifar-10-python.tar.gz")  # no file is looked at before a run starts
+    monkeypatch.setenv("SCALEBENCH_IMAGENET", "imagenet")
     tree = load(path)
     assert (CONF / path).read_text().startswith("# @package _global_\n")
     assert tree["hydra"]["mode"] == "MULTIRUN"

@@ -46,7 +46,7 @@ TORCH = [
     contract("accelerate"),
     contract("accelerate", gpus=1, slow=True),
     contract("accelerate", ACCUMULATE, gpus=3, slow=True),
-    contract("deepspeed_zero1", slow=True),
+    contract("deepspeed_zero1"),
     contract("deepspeed_zero2", ACCUMULATE, gpus=3, slow=True),
     contract("deepspeed_zero2", slow=True),
     contract("deepspeed_zero3", "strategy.options.persistent_elements=0"),

@@ -83,7 +83,7 @@ def net(name: str) -> Network:
 
 
 def test_every_network_has_a_yaml() -> None:
-    assert {path.stem for path in CONF.glob("*.yaml")} == {*networks.NETWORKS, "custom"}
+    assert {path.stem for path in CONF.glob("*.yaml")} == {*networks.NETWORKS, "custom", "hf", "timm", "torchvision"}
 
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
