@@ -92,6 +92,7 @@ def find_problem(
     monkeypatch.syspath_prepend(str(own))
     monkeypatch.setenv("PYTHONPATH", f"{own}:{ROOT}")
     monkeypatch.setenv("SCALEBENCH_CIFAR10", str(archive))
+    monkeypatch.setenv("SCALEBENCH_IMAGENET", str(archive.parent))
     monkeypatch.setattr(support, "find_launch_problem", lambda *arguments: None)  # looking at Horovod takes seconds
 
     def plan(arguments: tuple[str, ...]) -> str | None:
