@@ -32,7 +32,7 @@ KINDS = {
     "measure": MeasureSpec,
     "train": TrainSpec,
 }
-# Only said where it is so: a user's own functions, pictures that are decoded during training, and strategies that do not
+# Only stated where it is so: users' functions, pictures that are decoded during training, and strategies that do not
 # update as their baseline does.
 OF_SOME = {
     "model": {"torch", "keras", "code_digest"},
