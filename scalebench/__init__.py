@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 _PLACES = {  # of the public functions and classes, which are imported on first use: the program's help waits for none
     "InputError": "core.errors:InputError",
-    "Run": "api:Run",
-    "Sweep": "api:Sweep",
+    "Run": "cli.api:Run",
+    "Sweep": "cli.api:Sweep",
     "attribution": "analysis.attribution:attribution",
     "bandwidth": "analysis.collectives:load_bandwidth",
     "collectives": "analysis.collectives:load_collectives",
     "load": "analysis.load:load",
     "load_rounds": "analysis.load:load_rounds",
     "pooled": "analysis.repeats:pooled",
-    "run": "api:run",
-    "sweep": "api:sweep",
+    "run": "cli.api:run",
+    "sweep": "cli.api:sweep",
 }
 __all__ = [
     "InputError",
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from scalebench.analysis.collectives import load_collectives as collectives
     from scalebench.analysis.load import load, load_rounds
     from scalebench.analysis.repeats import pooled
-    from scalebench.api import Run, Sweep, run, sweep
+    from scalebench.cli.api import Run, Sweep, run, sweep
     from scalebench.core.errors import InputError
 
 

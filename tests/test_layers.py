@@ -23,7 +23,7 @@ LAYERS = [
     "cli",
 ]
 LAYER_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms.split()}
-TOP_FILES = {"__init__.py", "__main__.py", "api.py", "plugin_api.py", "py.typed"}  # above all rooms
+TOP_FILES = {"__init__.py", "__main__.py", "plugin_api.py", "py.typed"}  # above all rooms
 FRAMEWORKS = {
     "torch": "torch horovod accelerate deepspeed",
     "accelerate": "accelerate",

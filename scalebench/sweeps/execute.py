@@ -21,7 +21,7 @@ from scalebench.sweeps.time_estimate import TimeEstimate, format_about
 MAX_COHORT_RUNS = 16  # a round should be short beside the changes of the machine
 
 
-class Sweep:
+class RunningSweep:
     """Yields the runs of a sweep in turn and keeps sweep.json in its folder up to date."""
 
     def __init__(

@@ -22,7 +22,7 @@ from scalebench.report.trackers import check_installed
 from scalebench.runner.parent import claim_run_folder, clear_run_folder, refuse_folder_with_result
 from scalebench.sweeps import cluster_runs, plan
 from scalebench.sweeps.cohort import CohortRun
-from scalebench.sweeps.execute import Sweep
+from scalebench.sweeps.execute import RunningSweep
 from scalebench.sweeps.task import get_session, prepare_datasets
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # lists all runs at once
@@ -114,7 +114,7 @@ class SweepLauncher(Launcher):
         ]
         arguments = [*self.session.arguments, f"hydra.sweep.dir={sweep_dir}"]
         console, resume = self.session.console, self._config.resume
-        mark_folder = partial(Sweep(sweep_dir, self.session.arguments, None).add_planned, planned, first)
+        mark_folder = partial(RunningSweep(sweep_dir, self.session.arguments, None).add_planned, planned, first)
         try:
             for run, result in cluster_runs.follow_sweep(requests, sweep_dir, arguments, console, resume, mark_folder):
                 console.print_outcome(result, run.folder, (len(self.session.done) + 1, len(planned)))

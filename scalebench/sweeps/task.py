@@ -33,7 +33,7 @@ from scalebench.runner.parent import UnwrittenResult, claim_run_folder, refuse_f
 from scalebench.sweeps import cluster_runs, job_plan
 from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.sweeps.console import Console
-from scalebench.sweeps.execute import Sweep
+from scalebench.sweeps.execute import RunningSweep
 from scalebench.sweeps.pace import record_pace
 from scalebench.sweeps.plan import SweepRun, compute_exit_status, find_swept_keys
 from scalebench.sweeps.time_estimate import estimate_left_s
@@ -70,7 +70,7 @@ class SweepSession:
         self.expected = 0  # runs of a sweeper that plans one batch after the other; 0: those that are planned
         self._launched = False  # the processes of a run, of which nothing may be in `done` yet
         self._swept_keys: set[str] = set()  # those in which planned runs differ, but for strategy, devices and repeat
-        self.sweep: Sweep | None = None  # from begin_sweep to end_sweep
+        self.sweep: RunningSweep | None = None  # from begin_sweep to end_sweep
         self.collected: dict[Path, Result] = {}  # by folder: results of runs that a scheduler has done
         self.not_in_turns: set[Path] = set()  # folders of runs that could not take turns with the others
         self.at_end: list[Callable[[], None]] = []  # called below the table of the sweep
@@ -93,7 +93,7 @@ class SweepSession:
             self._refuse(f"{HydraConfig.get().runtime.output_dir} cannot be written: {error.strerror or error}")
 
     def _refuse(self, line: str) -> None:
-        """End a call that is not of a sweep; a sweep goes on without the run."""
+        """End a call of a single run; a sweep continues without the run that was refused."""
         if self.sweep is None:
             raise NothingStarted(line)
         self._refused_status = 1
@@ -241,14 +241,14 @@ class SweepSession:
         max_minutes: float | None,
         report: bool,
         export: str = "none",
-    ) -> Sweep:
+    ) -> RunningSweep:
         """Begin a sweep, or its next batch where hydra.sweeper.max_batch_size divides it. Raise InputError while
         another program uses this folder."""
         if self.sweep is None:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(folder)
             self._planned, self._new_folders = 0, []
-            self.sweep = Sweep(folder, self.arguments, max_minutes, report, export)
+            self.sweep = RunningSweep(folder, self.arguments, max_minutes, report, export)
         self._planned += len(planned)
         self._swept_keys |= find_swept_keys(planned)
         self.console.print_open_ports([run.spec for run in planned])
@@ -314,7 +314,7 @@ class SweepSession:
             path = page.write(make_report_data([folder], survey), folder / "report.html")
         self.console.print_line(f"report: {path}")
 
-    def _export(self, sweep: Sweep) -> None:
+    def _export(self, sweep: RunningSweep) -> None:
         from scalebench.report import trackers
 
         with self.console.show_activity(f"the export to {sweep.export}"):

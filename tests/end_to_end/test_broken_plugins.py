@@ -25,7 +25,7 @@ from scalebench.runner.jobs.submit import Submitter
 from scalebench.sweeps import cluster_runs, task, time_budget, time_estimate
 from scalebench.sweeps import plan as jobs
 from scalebench.sweeps.console import Console
-from scalebench.sweeps.execute import Sweep
+from scalebench.sweeps.execute import RunningSweep
 from scalebench.workloads import datasets
 from tests.builders.plugins import CODE, Distributions, strategy_yaml
 from tests.builders.plugins import dists as dists
@@ -265,7 +265,7 @@ def test_a_dry_run_says_what_will_fail(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_sweep_does_not_judge_the_others_by_it(tmp_path: Path) -> None:
     now_s = [0.0]
-    sweep = Sweep(tmp_path, [], None, clock=lambda: now_s[0])
+    sweep = RunningSweep(tmp_path, [], None, clock=lambda: now_s[0])
     for _ in sweep.iterate([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())], 0):
         now_s[0] += 7.0
     assert [(spec.plugin_error, took_s) for spec, took_s in sweep._estimate._durations_s] == [(None, 7.0)]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from scalebench.core.sweep_file import read_sweep
-from scalebench.sweeps.execute import Sweep
+from scalebench.sweeps.execute import RunningSweep
 from scalebench.sweeps.plan import SweepRun
 from tests.builders.runs import simulated_spec
 
@@ -21,7 +21,7 @@ def planned(*counts: int) -> list[SweepRun]:
 
 
 def test_runs_come_in_order_and_the_record_has_them_all(tmp_path: Path) -> None:
-    sweep = Sweep(tmp_path / "s", ["sweep=demo"], None)
+    sweep = RunningSweep(tmp_path / "s", ["sweep=demo"], None)
     jobs = planned(1, 2)
     assert list(sweep.iterate(jobs, 3)) == [(3, jobs[0]), (4, jobs[1])]
     record = read_sweep(tmp_path / "s")
@@ -34,7 +34,7 @@ def test_runs_come_in_order_and_the_record_has_them_all(tmp_path: Path) -> None:
 
 def test_runs_without_time_wait_and_are_left_out(tmp_path: Path) -> None:
     clock = SimpleNamespace(now_s=0.0)
-    sweep, done = Sweep(tmp_path, [], 1.0, clock=lambda: clock.now_s), []
+    sweep, done = RunningSweep(tmp_path, [], 1.0, clock=lambda: clock.now_s), []
     for number, job in sweep.iterate(planned(1, 2, 4, 8), 0):  # each takes 25 s instead of 15
         done.append((number, job.spec.gpus))
         clock.now_s += 25.0
@@ -44,7 +44,7 @@ def test_runs_without_time_wait_and_are_left_out(tmp_path: Path) -> None:
 
 def test_fast_runs_leave_time_for_waiting_runs(tmp_path: Path) -> None:
     clock = SimpleNamespace(now_s=0.0)
-    sweep, done = Sweep(tmp_path, [], 0.6, clock=lambda: clock.now_s), []  # 36 s: for two
+    sweep, done = RunningSweep(tmp_path, [], 0.6, clock=lambda: clock.now_s), []  # 36 s: for two
     for _, job in sweep.iterate(planned(1, 2, 4), 0):
         done.append(job.spec.gpus)
         clock.now_s += 1.0
@@ -57,7 +57,7 @@ def in_turns(*counts: int, bare: str | None = None) -> list[SweepRun]:
 
 
 def test_runs_that_take_turns_are_done_together_the_baseline_first(tmp_path: Path) -> None:
-    sweep, units = Sweep(tmp_path, [], None), []
+    sweep, units = RunningSweep(tmp_path, [], None), []
 
     def take_turns(positions: Sequence[int]) -> Iterator[int]:
         units.append(list(positions))
@@ -69,7 +69,7 @@ def test_runs_that_take_turns_are_done_together_the_baseline_first(tmp_path: Pat
 
 
 def test_a_second_cohort_has_the_baseline_again_and_what_fits_nowhere_is_done_by_itself(tmp_path: Path) -> None:
-    sweep, units = Sweep(tmp_path, [], None), []
+    sweep, units = RunningSweep(tmp_path, [], None), []
 
     def take_turns(positions: Sequence[int]) -> Iterator[int]:
         units.append(list(positions))
@@ -85,7 +85,7 @@ def test_a_second_cohort_has_the_baseline_again_and_what_fits_nowhere_is_done_by
 
 def test_a_later_batch_has_the_time_that_the_first_one_left(tmp_path: Path) -> None:
     clock = SimpleNamespace(now_s=0.0)
-    sweep = Sweep(tmp_path, [], 0.5, clock=lambda: clock.now_s)
+    sweep = RunningSweep(tmp_path, [], 0.5, clock=lambda: clock.now_s)
     for _ in sweep.iterate(planned(1), 0):
         clock.now_s += 29.0
     assert list(sweep.iterate(planned(2), 1)) == []
@@ -95,12 +95,12 @@ def test_a_later_batch_has_the_time_that_the_first_one_left(tmp_path: Path) -> N
 def test_a_run_with_an_earlier_result_needs_no_time(tmp_path: Path) -> None:
     jobs = planned(1, 2)
     jobs[1].earlier = tmp_path / "earlier"
-    assert [job for _, job in Sweep(tmp_path, [], 1e-6).iterate(jobs, 0)] == [jobs[1]]
+    assert [job for _, job in RunningSweep(tmp_path, [], 1e-6).iterate(jobs, 0)] == [jobs[1]]
 
 
 def test_the_time_left_follows_measured_durations(tmp_path: Path) -> None:
     clock = SimpleNamespace(now_s=0.0)
-    sweep, message = Sweep(tmp_path, [], None, clock=lambda: clock.now_s), []
+    sweep, message = RunningSweep(tmp_path, [], None, clock=lambda: clock.now_s), []
     assert sweep.format_time_left() == ""
     for _ in sweep.iterate(planned(1, 1, 1), 0):
         message.append(sweep.format_time_left())
@@ -116,7 +116,7 @@ def test_the_time_left_follows_measured_durations(tmp_path: Path) -> None:
 
 def test_the_time_left_follows_the_steps_of_the_current_run(tmp_path: Path) -> None:
     clock = SimpleNamespace(now_s=0.0)
-    sweep, message = Sweep(tmp_path, [], None, clock=lambda: clock.now_s), []
+    sweep, message = RunningSweep(tmp_path, [], None, clock=lambda: clock.now_s), []
     sweep.update_time_left(50.0)  # before a run
     for _ in sweep.iterate(planned(1, 1), 0):
         clock.now_s += 5.0
@@ -129,7 +129,7 @@ def test_the_time_left_follows_the_steps_of_the_current_run(tmp_path: Path) -> N
 
 def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path: Path) -> None:
     clock = SimpleNamespace(now_s=0.0)
-    sweep, message = Sweep(tmp_path, [], None, clock=lambda: clock.now_s), []
+    sweep, message = RunningSweep(tmp_path, [], None, clock=lambda: clock.now_s), []
     jobs = planned(1, 1, 1)
     for job in jobs:
         job.spec.config.train.stop.epochs = 2.0
@@ -141,7 +141,7 @@ def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path: Path) -> Non
 
 def test_an_interrupted_sweep_lists_the_missing_runs(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        for _ in Sweep(tmp_path, [], None).iterate(planned(1, 2), 0):
+        for _ in RunningSweep(tmp_path, [], None).iterate(planned(1, 2), 0):
             assert len(read_sweep(tmp_path).runs) == 2, "before the first run"  # type: ignore[union-attr]
             raise KeyboardInterrupt
     record = read_sweep(tmp_path)

@@ -104,9 +104,9 @@ def _concatenate(tensors: Tensors) -> tf.Tensor:
         return tf.concat(tensors, 0)
 
 
-def is_same_device(one: str, other: str) -> bool:
+def is_same_device(device: str, other: str) -> bool:
     """Compare names that may leave out the process, as '/GPU:0' does."""
-    first, second = map(tf.DeviceSpec.from_string, (one, other))
+    first, second = map(tf.DeviceSpec.from_string, (device, other))
     return (first.device_type, first.device_index) == (second.device_type, second.device_index)
 
 

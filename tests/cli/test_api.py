@@ -16,14 +16,14 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 import scalebench
-from scalebench import api
+from scalebench.cli import api
 from scalebench.core.errors import InputError
 from scalebench.report.html.page import read_asset
 from tests.builders.runs import record
 from tests.builders.sweeps import write_results
 from tests.conftest import ROOT
 
-BUILD = "tests.test_api:build"
+BUILD = "tests.cli.test_api:build"
 QUICK: dict[str, Any] = {"hardware": "cpu", "measure": "quick", "dataset": {"size": 1000}}
 
 
