@@ -62,7 +62,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Reach:
-    """The devices up to which efficiency keeps a share, surely and by the figures (None: not even the fewest), and the
+    """The devices up to which efficiency keeps a share, with confidence and by the figures (None: none), and the
     fewest whose doubling brings less than MIN_DOUBLING_GAIN (None: none up to `most`)."""
 
     most: int

@@ -26,7 +26,7 @@ from scalebench.analysis.prediction.predictions import (
 from scalebench.analysis.ranking import join_with_and
 from scalebench.analysis.scaling_curves import Curve, format_group_title
 from scalebench.core import units
-from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate
 from scalebench.report.document import (
     DEVICES,
     THROUGHPUT,
@@ -182,16 +182,14 @@ def _describe_reach(prediction: CurvePrediction, share: float, most: int) -> str
     reach = prediction.find_reach(share, most)
 
     def describe(count: int | None) -> str:
-        return (
-            "not even the fewest devices" if count is None else f"up to {count:,}{'' if count < most else ' or more'}"
-        )
+        return "at no number of devices" if count is None else f"up to {count:,}{'' if count < most else ' or more'}"
 
     doubling = ""
     if reach.poor_doubling is not None:
         pair = f"{reach.poor_doubling:,} to {2 * reach.poor_doubling:,}"
-        doubling = f"; the doubling from {pair} brings less than {MIN_DOUBLING_GAIN:g} times the throughput"
-    kept = f"{describe(reach.surely)} surely, {describe(reach.by_figures)} by the figures"
-    return f"{prediction.name} keeps {100 * share:g} % {kept}{doubling}."
+        doubling = f" From {pair} devices throughput grows by less than {MIN_DOUBLING_GAIN:g} times."
+    kept = f"{describe(reach.by_figures)}, with {100 * CONFIDENCE:g} % confidence {describe(reach.surely)}"
+    return f"{prediction.name} keeps {100 * share:g} % efficiency {kept}.{doubling}"
 
 
 def _describe_ranking(predictions: Sequence[CurvePrediction], devices: int) -> Iterator[str]:
