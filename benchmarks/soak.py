@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.soak_worker import STATUS_BY_FAULT, draw_fault
+from benchmarks.soak_worker import draw_fault, expect_status
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.sweep_file import read_sweep
@@ -152,8 +152,8 @@ def _check_new_rows(sweep: Path, started_s: float, report: SoakReport) -> dict[s
     report.statuses.update(result.status for result in results.values())
     for folder, result in results.items():
         fault, phase = draw_fault(result.run_id)
-        if result.status != STATUS_BY_FAULT[fault]:
-            line = f"{folder.name}: {result.status} instead of {STATUS_BY_FAULT[fault]} ({fault} in {phase})"
+        if result.status != (expected := expect_status(fault, phase)):
+            line = f"{folder.name}: {result.status} instead of {expected} ({fault} in {phase})"
             report.problems.append(f"{line}: {result.reason}")
     return {result.run_id: folder for folder, result in results.items() if result.status == "ok"}
 

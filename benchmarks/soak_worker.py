@@ -24,6 +24,11 @@ def draw_fault(run_id: str) -> tuple[str, str]:
     return generator.choice(FAULTS), generator.choice(PHASES)
 
 
+def expect_status(fault: str, phase: str) -> str:
+    """Return the status that this fault gives. Before `close` all figures are on disk, and what fails then loses none."""
+    return "ok" if phase == "close" else STATUS_BY_FAULT[fault]
+
+
 class Unreliable(Simulated):
     """Fails or not; the next start of the same run may end differently, as it does with real faults."""
 

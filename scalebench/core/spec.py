@@ -235,7 +235,6 @@ class TrainSpec:
     data_format: str = choice_field("default", "nhwc", "nchw")  # memory layout of images; default: the adapter's choice
     compile: bool = False  # torch.compile, XLA
     dropout: bool = True  # false: dropout layers are inactive, so that losses can be compared
-    activation_checkpointing: bool = False  # with PyTorch: the backward pass computes activations anew
     momentum: float = number_field(0.9, at_least=0)  # of optimizer=momentum and nesterov
     weight_decay: float = number_field(
         0.0, at_least=0
@@ -252,6 +251,7 @@ class TrainSpec:
     evaluate_epochs: float | None = number_field(1.0, positive=True)
     evaluate_s: float | None = number_field(None, positive=True)
     evaluate_samples: int | None = number_field(None, at_least=1)
+    activation_checkpointing: bool = False  # with PyTorch: the backward pass computes activations anew
     stop: StopSpec = field(default_factory=StopSpec)
 
 

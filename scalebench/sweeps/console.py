@@ -247,10 +247,10 @@ class Console:
         from scalebench.report.terminal import make_overview
 
         runs = survey(paths, baseline)
+        commands = make_baseline_commands(runs.pooled, runs.unreadable) if self.shows_tables else []
         self._print_unreadable(runs)
         if not self.shows_tables:
             return runs
-        commands = make_baseline_commands(runs.pooled, runs.unreadable)
         for part in make_overview(runs, self.rich.width, wide):
             self._print_part(part)
         for command in commands[:MAX_BASELINE_COMMANDS]:

@@ -80,8 +80,8 @@ class SweepSession:
         self._new_folders: list[Path] = []  # folders that Hydra makes for the sweep, innermost first
 
     def run_one(self, composed: DictConfig) -> None:
-        """Run one config in the output folder that Hydra made. No run of a sweep raises
-        here, since Hydra would end the sweep. Raise NothingStarted for a single run that is refused."""
+        """Run one config in the output folder that Hydra made. No run of a sweep raises here, since Hydra would end the
+        sweep. Raise NothingStarted for a single run that is refused."""
         self._strict = bool(composed.strict)
         try:
             self._run_one(composed)
@@ -93,8 +93,8 @@ class SweepSession:
             self._refuse(f"{HydraConfig.get().runtime.output_dir} cannot be written: {error.strerror or error}")
 
     def _refuse(self, line: str) -> None:
-        """End a call of a single run; a sweep continues without the run that was refused."""
-        if self.sweep is None:
+        """End a call of a single run that was not started; a sweep continues without the run that was refused."""
+        if self.sweep is None and not self.done:
             raise NothingStarted(line)
         self._refused_status = 1
         self.console.print_error(line)

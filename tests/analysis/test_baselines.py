@@ -27,7 +27,8 @@ from tests.report.section_blocks import show_table
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LATER_TO_TRAIN = (
     "momentum", "weight_decay", "accumulate", "learning_rate_rule", "base_batch", "schedule", "warmup_epochs",
-    "decay_epochs", "decay", "evaluate_epochs", "evaluate_s", "evaluate_samples", "stop",
+    "decay_epochs", "decay", "evaluate_epochs", "evaluate_s", "evaluate_samples",
+    "activation_checkpointing", "stop",
 )  # fmt: skip
 PLACES = [
     HardwareSpec("cpu"),

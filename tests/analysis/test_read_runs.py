@@ -13,6 +13,7 @@ import pytest
 
 from scalebench.analysis import load as frames
 from scalebench.analysis import read_runs
+from scalebench.analysis.columns import convert_types
 from scalebench.analysis.load import Survey, load, survey
 from scalebench.analysis.read_runs import find_results, summarize_files, summarize_readable
 from scalebench.analysis.repeats import pooled
@@ -132,7 +133,8 @@ def test_a_survey_has_the_frames_of_load_and_pooled(sweep: Path) -> None:
         and surveyed.baseline_label is None
         and surveyed.probe_folders == []
     )
-    assert surveyed.frame.equals(load(sweep)) and surveyed.pooled.equals(pooled(sweep))
+    public = map(convert_types, (surveyed.frame, surveyed.pooled))
+    assert all(made.equals(wanted) for made, wanted in zip(public, (load(sweep), pooled(sweep)), strict=True))
     files = find_results([sweep])
     folders = [file.parent for file in files]
     assert frames.frame_of_results(map(read_result, files), folders).equals(surveyed.frame)

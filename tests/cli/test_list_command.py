@@ -95,7 +95,7 @@ def test_a_comment_below_its_key_belongs_to_it() -> None:
         ("ddp", "list: no kind 'ddp'; write: scalebench list strategies ddp"),
         ("modles", "list: no kind 'modles'; did you mean 'models'?"),
         ("strategies dpd", "no strategy 'dpd'; did you mean 'ddp'?"),
-        ("models resnet18", "no model 'resnet18'; model=resnet50 is the smallest of ImageNet"),
+        ("models resnet18", "no model 'resnet18'; write model=torchvision model.name=resnet18"),
         ("strategies --al", "list: no option '--al'; did you mean '--all'?"),
     ],
 )

@@ -15,7 +15,7 @@ from scalebench.core.config_fingerprint import LATER_KEYS, compute_fingerprint
 from scalebench.core.spec import Config, StrategySpec, TrainSpec
 
 OF_THE_PROGRAM = {"repeat", "resume", "strict", "baseline", "dry_run", "debug", "dataset.cache"}
-OF_THE_PROGRAM |= {"sweep.max_minutes", "sweep.report"}
+OF_THE_PROGRAM |= {"sweep.max_minutes", "sweep.report", "sweep.export"}
 OF_THE_PROGRAM |= {f"measure.{name}" for name in ("repeats", "order", "slot_s", "cool_down_s")}
 QUEUEING = {"hardware.max_jobs"} | {
     f"hardware.slurm.{name}" for name in ("account", "qos", "reservation", "time_minutes", "bin", "one_job")

@@ -31,7 +31,7 @@ CROP_NUMBERS = 5  # of images.draw_crops
 
 def read_with_tensorflow(source: Source) -> Source:
     """Return the source; one of pictures in files reads them through tf.data from now on."""
-    if isinstance(source.reader, PictureReader):
+    if isinstance(getattr(source, "reader", None), PictureReader):
         source.reader = TfPictureReader(source.reader)
     return source
 

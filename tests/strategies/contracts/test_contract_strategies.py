@@ -48,7 +48,7 @@ TORCH = [
     contract("accelerate", ACCUMULATE, gpus=3, slow=True),
     contract("deepspeed_zero1"),
     contract("deepspeed_zero2", ACCUMULATE, gpus=3, slow=True),
-    contract("deepspeed_zero2", slow=True),
+    contract("deepspeed_zero2"),
     contract("deepspeed_zero3", "strategy.options.persistent_elements=0"),
     contract("deepspeed_zero3", gpus=1, slow=True),
     contract("deepspeed_zero3", ACCUMULATE, "strategy.options.persistent_elements=0", gpus=3, slow=True),

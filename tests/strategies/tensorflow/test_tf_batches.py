@@ -78,7 +78,7 @@ def test_a_fixed_batch_is_copied_once(source: Callable[..., Source]) -> None:
 def test_device_copies_the_training_set_once(source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch) -> None:
     """Then only the numbers of its rows go there."""
     part, gathered = source(1, 3), []
-    monkeypatch.setattr(part, "_gather", lambda *args: gathered.append(args))
+    monkeypatch.setattr(part.reader, "read", lambda batches: gathered.append(batches))
     first_batches(part, "device")
     assert gathered == []
     assert (part.replica, part.replicas) == (1, 3)

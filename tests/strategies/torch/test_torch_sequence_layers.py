@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from scalebench.strategies.torch import evaluation, optimizer
+from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.model import NetworkModule, load_weights
 from scalebench.strategies.torch.profiling import count_flops
 from scalebench.workloads import networks
@@ -131,6 +132,8 @@ def test_the_loss_is_the_mean_over_all_tokens() -> None:
     outputs, labels = made(TOKENS), TOKENS.roll(-1, 1)
     reference = functional.cross_entropy(outputs, labels.long())
     torch.testing.assert_close(optimizer.select_loss("cross_entropy")(outputs, labels), reference)
-    loss, right = evaluation._sum_classification(outputs.detach(), labels).tolist()
+    sums = evaluation._sum_classification(made, TorchBatch(TOKENS, labels, len(TOKENS)))
+    assert sums is not None
+    loss, right = sums.tolist()
     assert loss / len(TOKENS) == pytest.approx(reference.item(), rel=1e-5)
     assert right / len(TOKENS) == pytest.approx((outputs.argmax(1) == labels).float().mean().item())
