@@ -25,7 +25,7 @@ def draw_fault(run_id: str) -> tuple[str, str]:
 
 
 def expect_status(fault: str, phase: str) -> str:
-    """Return the status that this fault gives. Before `close` all figures are on disk, and what fails then loses none."""
+    """Return the status that this fault gives. All figures are on disk before `close`: what fails then loses none."""
     return "ok" if phase == "close" else STATUS_BY_FAULT[fault]
 
 

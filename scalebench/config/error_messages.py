@@ -178,11 +178,11 @@ def list_switch_keys() -> list[str]:
 
 
 def _explain_missing_file(error: MissingConfigException) -> str:
-    group, _, name = (error.missing_cfg_file or "").partition("/")
+    group, slash, name = (error.missing_cfg_file or "").partition("/")
     if group == "hydra":  # the only group with groups in it
         inner, _, name = name.partition("/")
         group = f"{group}/{inner}"
-    if not name:
+    if not slash:
         return _first_line(error)
     if (group, name) in SEARCH_PACKAGE_FILES:
         if SEARCH_PACKAGE in plugins.disabled_plugins():

@@ -176,11 +176,6 @@ def test_a_wrong_parameter_count_is_an_error(strategy: Any) -> None:
         strategy("bare_torch", model__params=7)
 
 
-def test_an_unknown_loss_names_the_nearest(strategy: Any) -> None:
-    with pytest.raises(InputError, match="mse"):
-        strategy("bare_torch", model__loss="msee")
-
-
 def test_close_after_a_failed_setup(strategy: Any) -> None:
     with pytest.raises(InputError, match="adam"):
         strategy("ddp_gloo", train__optimizer="adamm")  # after the group was joined; the fixture closes it
