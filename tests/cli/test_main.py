@@ -72,7 +72,7 @@ REFUSED = {
     "++gpu=1": "no key 'gpu'; did you mean 'gpus'?",
     "~gpus": "gpus cannot be removed; set it instead: gpus=VALUE",
     "hardware=locl": "no hardware 'locl'; did you mean 'local'?",
-    "model=": "no model ''; scalebench list models shows all 29",
+    "model=": "no model ''; scalebench list models shows all 32",
     "strategy.options.bucket_cap_mb=x": "strategy.options.bucket_cap_mb='x' should be float, as its default 25.0",
     "gpus=0": "gpus=0 should be at least 1",
     "gpus=two": "gpus=two should be a number of devices, or all",
