@@ -76,7 +76,7 @@ def test_each_trial_is_a_row_and_the_best_has_a_command(search: Search) -> None:
     assert "trial 3 (4 of 4)" in out and "trial 2 (3 of" not in out and "[1/1] simulated" in out
     assert scalebench.load("s").set_index("run_id").started_at.isin(frame.started_at).sum() == 3
 
-    assert program.main([*shlex.split(results["command"])[3:], "hydra.run.dir=again"]) == 0
+    assert program.main([*shlex.split(results["command"])[1:], "hydra.run.dir=again"]) == 0
     assert scalebench.load("again").fingerprint.tolist() == [first.fingerprint]
 
 
