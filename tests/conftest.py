@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WATCHED = (ROOT, ROOT / "conf", ROOT / "multirun", ROOT / "scalebench", ROOT / "tests")
 # Before any fixture: no sweep of a test adds to the history of this machine, and no interval depends on it.
 os.environ["SCALEBENCH_HISTORY"] = "off"
+# TensorFlow's kernels for images with channels first are oneDNN's, which it takes by itself on some processors only.
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
 IGNORED = {".pytest_cache", ".hypothesis", "__pycache__", ".ruff_cache", ".mypy_cache"}
 
 

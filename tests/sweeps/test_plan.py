@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -163,7 +164,12 @@ ROUNDS_REFUSED = {
 
 
 @pytest.mark.parametrize("words", ROUNDS_REFUSED)
-def test_rounds_are_refused_where_runs_cannot_take_turns(words: str) -> None:
+def test_rounds_are_refused_where_runs_cannot_take_turns(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = tmp_path / "sbatch"  # Without one, alpha is unsupported here, and nothing could take turns.
+    sbatch.touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(InputError) as caught:
         plan("strategy=ddp_gloo", *words.split(), "measure.order=rounds")
     assert ROUNDS_REFUSED[words] in str(caught.value)

@@ -26,7 +26,8 @@ from scalebench.strategies.tensorflow import devices
 COLLECTIVES = ("CollectiveReduceV2", "CollectiveReduceV3", "CollectiveReduce", "NcclAllReduce")
 OBSERVED_STEPS = 2  # the first step may still initialize something
 MAX_OPERATIONS = 20  # in the record of a profile
-ONEDNN = re.compile(r"^_(MklNative|Mkl)")  # prefix of oneDNN's operations, before the name of the replaced operation
+# Prefixes before the name of the replaced operation: of oneDNN's operations, and of fused ones without oneDNN.
+REPLACED = re.compile(r"^_(MklNative|Mkl|(?=Fused))")
 SYNCHRONIZE_OPERATION = "SyncDevice"
 NCCL_KERNEL = re.compile(r"nccl", re.IGNORECASE)
 PEER_COPY = "MemcpyP2P"
@@ -263,7 +264,7 @@ def exclusive_times(line: Line, sync_operations: Collection[str]) -> Iterator[tu
 
 def _cpu_operations(line: Line, sync_operations: Collection[str]) -> Iterable[tuple[OperationKind, Event]]:
     for event in line.events:
-        name = ONEDNN.sub("", event.operation.rpartition(":")[2])
+        name = REPLACED.sub("", event.operation.rpartition(":")[2])
         if name and name != SYNCHRONIZE_OPERATION:
             collective = name in (*COLLECTIVES, HOROVOD_ENQUEUE) or _is_gradient_sync(event.operation, sync_operations)
             yield OperationKind(name, collective), event

@@ -165,7 +165,8 @@ def test_settings_used(strategy: Any, pictures: Callable[..., Source], name: str
     try:
         one = strategy(*PICTURES, f"train.precision={name}", f"train.data_format={layout}", "train.learning_rate=0.01")
     except Unsupported as error:
-        assert (name, layout) == ("float16", "nchw") and "no kernels for float16" in str(error)
+        # Which processors have oneDNN's kernels for numbers of 16 bits depends on their vector instructions.
+        assert name != "float32" and layout == "nchw" and f"no kernels for {name}" in str(error)
         return
     assert one.settings_used() == {
         "precision": name,
