@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,14 @@ from tests.conftest import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MAX_LINES = 60
+TORCH = [
+    *("ddp_gloo", "horovod_gloo", "lightning_ddp_gloo", "fsdp_gloo", "lightning_fsdp_gloo", "zero1"),
+    *(name for name in ("accelerate", "deepspeed_zero1", "deepspeed_zero3") if find_spec(name.partition("_")[0])),
+]
 STRATEGIES = {
-    "keras_two_inputs": ("bare_tensorflow", ["mirrored"]),
-    "lightning_curves": ("bare_torch", ["ddp_gloo", "horovod_gloo", "lightning_ddp_gloo", "fsdp_gloo", "zero1"]),
-    "token_transformer": ("bare_torch", ["ddp_gloo", "horovod_gloo", "lightning_ddp_gloo", "fsdp_gloo", "zero1"]),
+    "keras_two_inputs": ("bare_tensorflow", ["mirrored", "horovod_tensorflow_gloo"]),
+    "lightning_curves": ("bare_torch", TORCH),
+    "token_transformer": ("bare_torch", TORCH),
 }  # of each example: its baseline, and strategies that repeat its steps
 
 

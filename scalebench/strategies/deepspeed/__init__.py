@@ -138,7 +138,6 @@ class DeepSpeedZero(TorchStrategy):
         self.precision.step_optimizer(self.optimizer)  # which also frees the gradients
         self.advance_schedulers()
         self._log.end_step()
-        self.advance_schedulers()
         return part
 
     def count_parts(self, batch: TorchBatch) -> int:
