@@ -305,14 +305,13 @@ class Console:
             is_text = hasattr(part, "plain")
             self.rich.print(part, crop=False, soft_wrap=is_text and not self.rich.is_terminal)
 
-    def print_plan(self, runs: Sequence[tuple[RunSpec, bool]]) -> None:
-        """Print the runs of a dry run, and how long all of them may take."""
+    def print_plan(self, runs: Sequence[tuple[RunSpec, bool]], settings: Sequence[Sequence[str]] = ()) -> None:
+        """Print the runs of a dry run, and how long all of them may take. `settings` tell each from the others."""
         low_s = high_s = pause_s = 0.0
         estimate = TimeEstimate(read_pace())
         is_warm = False
-        has_several_models = len({spec.config.model.name for spec, _ in runs}) > 1
-        for number, (spec, added) in enumerate(runs, 1):
-            note = format_repeat(spec) + (f" model={spec.config.model.name}" if has_several_models else "")
+        for number, ((spec, added), own) in enumerate(zip(runs, settings or [()] * len(runs), strict=True), 1):
+            note = " ".join([format_repeat(spec), *own])
             note += " (baseline, added)" if added else ""
             note += " [oversubscribed]" if "oversubscribed" in spec.flags else ""
             if not spec.can_start:

@@ -245,6 +245,12 @@ def find_swept_keys(planned: Sequence[SweepRun]) -> set[str]:
     return {key for key, several in values.items() if len(several) > 1} - {"strategy", "gpus", "repeat"}
 
 
+def name_settings(overrides: Sequence[str], keys: set[str]) -> list[str]:
+    """Return `seed=1` of each of these keys that the overrides of a run set, by the last part of its name."""
+    pairs = [override.lstrip("+").partition("=")[::2] for override in overrides]
+    return [f"{key.rpartition('.')[2]}={value}" for key, value in pairs if key in keys]
+
+
 def compute_exit_status(done: Sequence[Result], strict: bool = False) -> int:
     """Return 0 where a run is ok and all others are ok or unsupported; with `strict`, only where all are ok.
 

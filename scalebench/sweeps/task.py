@@ -35,7 +35,7 @@ from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.execute import RunningSweep
 from scalebench.sweeps.pace import record_pace
-from scalebench.sweeps.plan import SweepRun, compute_exit_status, find_swept_keys
+from scalebench.sweeps.plan import SweepRun, compute_exit_status, find_swept_keys, name_settings
 from scalebench.sweeps.time_estimate import estimate_left_s
 from scalebench.workloads import datasets
 
@@ -133,8 +133,7 @@ class SweepSession:
         return max(self._planned, self.expected, recorded)
 
     def _print_outcome(self, result: Result, folder: Path, note: str = "") -> None:
-        pairs = [override.lstrip("+").partition("=")[::2] for override in HydraConfig.get().overrides.task]
-        settings = [f"{key.rpartition('.')[2]}={value}" for key, value in pairs if key in self._swept_keys]
+        settings = name_settings(HydraConfig.get().overrides.task, self._swept_keys)
         self.console.print_outcome(result, folder, (len(self.done) + 1, self._count_planned()), settings, note)
 
     def _print_single(self, folder: Path) -> None:
@@ -187,7 +186,9 @@ class SweepSession:
         on_cluster = [n for n, run in enumerate(planned) if cluster_runs.is_for_cluster(run.spec)]
         local = [run for n, run in enumerate(planned) if n not in on_cluster or not several]
         if local:
-            self.console.print_plan([(run.spec, run.added) for run in local])
+            keys = find_swept_keys(planned)
+            settings = [name_settings(run.overrides, keys) for run in local]
+            self.console.print_plan([(run.spec, run.added) for run in local], settings)
         if on_cluster and (several or planned[0].spec.can_start):
             job_plan.print_jobs(self.console, [(planned[n].spec, planned[n].added) for n in on_cluster])
         jobs = [n for n in on_cluster if planned[n].spec.can_start]

@@ -1,4 +1,4 @@
-"""Configs of simulated runs, machines that do not exist, and the values that Hydra reads in a key of a sweep."""
+"""Configs of simulated runs, data, machines that do not exist, and the values that Hydra reads in a key of a sweep."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
+from PIL import Image
 
 from scalebench.config import compose, resolve
 from scalebench.core.errors import InputError
@@ -24,6 +26,16 @@ def sweep_choices(values: object, config: DictConfig | None = None) -> list[str]
     filled = OmegaConf.create({**(config or {}), "values": values})["values"]  # resolves what depends on the machine
     override = OverridesParser.create().parse_override(f"key={filled}")
     return list(override.sweep_string_iterator()) if override.is_sweep_override() else [str(filled)]
+
+
+def write_pictures(folder: Path, count: int, classes: int) -> Path:
+    """Write small JPEG files of noise, in one folder per class, as dataset=imagenet_jpeg reads them."""
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        path = folder / f"n{number % classes}" / f"{number}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(path)
+    return folder
 
 
 ALPHA = HardwareSpec(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -114,6 +115,15 @@ def test_a_dry_run_lists_the_runs_and_leaves_nothing(call: Call, words: list[str
     assert (status, err) == (0, [])
     assert len(out) == runs + 1 and out[-1].endswith("nothing was started")
     assert os.listdir() == []
+
+
+def test_a_dry_run_tells_runs_apart_by_what_the_sweep_varies(call: Call) -> None:
+    words = "hardware=cpu strategy=simulated gpus=1 measure.repeats=1 train.data_format=nchw,nhwc dataset.size=240,480"
+    _, out, _ = call("--multirun", *words.split(), "dry_run=true")
+    assert [line.partition(":")[0] for line in out[:-1]] == [
+        f"[{number}/4] simulated gpus=1 data_format={layout} size={size}"
+        for number, (layout, size) in enumerate(itertools.product(("nchw", "nhwc"), (240, 480)), 1)
+    ]
 
 
 @pytest.mark.parametrize(

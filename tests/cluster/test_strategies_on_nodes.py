@@ -12,8 +12,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.real]
 FULL = {
     "horovod_tensorflow_gloo": "gloo", "horovod_tensorflow_mpi": "mpi", "independent_tensorflow": None,
     "independent_torch": None, "simulated": None, "parameter_server": "grpc",
+    "parameter_server_sync": "grpc",
 }  # fmt: skip
-UNEVEN = ["ddp_gloo", "horovod_mpi", "horovod_tensorflow_gloo", "multiworker_ring", "simulated", "parameter_server"]
+UNEVEN = ["ddp_gloo", "horovod_mpi", "horovod_tensorflow_gloo", "multiworker_ring", "simulated"]
+UNEVEN += ["parameter_server", "parameter_server_sync"]
 
 
 def rows(program: Program, text: str) -> list[Result]:
@@ -28,7 +30,7 @@ def stand(program: Program, *nodes: int) -> list[str]:
 
 def measured(strategy: str, nodes: list[str]) -> list[str]:
     """The hosts of the ranks that measure: the chief alone, where workers take their steps from it."""
-    return nodes[:1] if strategy == "parameter_server" else nodes
+    return nodes[:1] if strategy.startswith("parameter_server") else nodes
 
 
 @NEEDS_MPIRUN

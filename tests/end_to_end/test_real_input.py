@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
-from PIL import Image
 
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
+from tests.builders.configs import write_pictures
 from tests.builders.runs import wait_until
 
 START_LIMIT_S = 300.0  # for a run to start on a busy machine
@@ -23,12 +22,7 @@ START_LIMIT_S = 300.0  # for a run to start on a busy machine
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    for number in range(40):
-        path = folder / f"n{number % 4}" / f"{number}.JPEG"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(rng.integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(path)
-    return folder
+    return write_pictures(tmp_path_factory.mktemp("pictures"), 40, classes=4)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ import psutil
 from scalebench.core.machine import machine
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, TRANSIENT_FILES
+from tests.builders.configs import write_pictures
 from tests.builders.launching import TorchrunUser
 from tests.builders.runs import find_running, wait_until
 from tests.faults.program import FAULT_VARIABLE, MODULE, PHASE_NAMES, RankFault
@@ -40,6 +41,10 @@ WORKLOAD = (
     "measure.max_s=0.5", "measure.target=0.5", "measure.repeats=1", "baseline=none", "sweep.report=false",
 )  # fmt: skip
 TURNS = ("measure.max_s=6", "measure.target=0.0001", "measure.slot_s=0.1")  # twelve seconds of rounds
+PICTURES = (
+    "model=cifar10_cnn", "dataset=imagenet_jpeg", "dataset.image_size=32", "dataset.classes=10", "dataset.workers=2",
+    "measure.max_s=60", "measure.target=0.0001",  # it lasts until the fault ends it: batches are decoded ahead
+)  # fmt: skip
 FRAMEWORK_PACKAGES = {"horovod": "horovod", "mirrored": "tensorflow", "multiworker": "tensorflow",
                       "parameter": "tensorflow", "lightning": "pytorch_lightning"}  # fmt: skip
 
@@ -138,7 +143,7 @@ def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> 
             path.name for path in running.folder.iterdir() if TRANSIENT_FILES.fullmatch(path.name) and path.is_file()
         ]
         problems += [f"files left: {left}"] if left else []
-    if row.phase == PARKED and row.fault.victim == "rank" and running.other_statuses() != {"ok"}:
+    if row.phase == PARKED and row.fault.victim in ("rank", "decoder") and running.other_statuses() != {"ok"}:
         problems.append(f"the other run of the cohort is {running.other_statuses()}")
     if problems:
         problems.append(f"it printed: {printed[-6000:]}")
@@ -185,8 +190,8 @@ class RunningProgram:
         has_monitor = row.fault.victim == "monitor" or row.fault.name in ("SIGINT", "SIGKILL")
         has_probes = row.phase == PROBES and not row.family.is_real
         words = [
-            *WORKLOAD, f"measure.hang_s={row.hang_s:g}", f"measure.monitor={str(has_monitor).lower()}",
-            f"measure.probes={str(has_probes).lower()}", "measure.probe_s=0.1",
+            *WORKLOAD, *self._pictures(), f"measure.hang_s={row.hang_s:g}", "measure.probe_s=0.1",
+            f"measure.monitor={str(has_monitor).lower()}", f"measure.probes={str(has_probes).lower()}",
         ]  # fmt: skip
         if row.launcher == "by_hand":
             words.append("hardware.hosts=[localhost:1,127.0.0.1:1]")
@@ -198,6 +203,11 @@ class RunningProgram:
         if row.family.is_real:
             both = [f"strategy=simulated,{strategy}", "gpus=2"]
         return ["--multirun", *both, *words, *TURNS, f"hydra.sweep.dir={self._sweep}"]
+
+    def _pictures(self) -> list[str]:
+        if self.row.fault.victim != "decoder":
+            return []
+        return [*PICTURES, f"dataset.path={write_pictures(self._scratch / 'pictures', 240, classes=10)}"]
 
     def start(self) -> None:
         """Start the program; its output goes to a file, or to a reader that can go away."""
@@ -310,7 +320,7 @@ class RunningProgram:
             time.sleep(PAUSE_S)
         if fault.name == "SIGSTOP":
             self.process.send_signal(signal.SIGCONT)
-        if self.row.expected.status == "ok" or fault.victim == "surroundings":
+        if self.row.expected.status == "ok" or fault.victim in ("surroundings", "decoder"):
             self.fault.released.touch()
         return began_s
 
@@ -336,6 +346,11 @@ class RunningProgram:
     def _victim(self) -> psutil.Process:
         progress = json.loads((self.folder / f"progress{self.row.rank}.json").read_text())
         return psutil.Process(progress["pid"])
+
+    def _decoder(self) -> psutil.Process:
+        """Return one of the processes that decode pictures for the rank."""
+        children = self._victim().children()
+        return next(child for child in children if "picture_reader" in " ".join(child.cmdline()))
 
     def _program_of(self, *words: str) -> psutil.Process:
         """Return the process of the program with these words in its command."""
@@ -374,6 +389,7 @@ class RunningProgram:
             "kill monitor": lambda: self._program_of(*monitor).kill(),
             "stop monitor": lambda: self._program_of(*monitor).suspend(),
             "end worker": lambda: self._victim().terminate(),
+            "kill decoder": lambda: self._decoder().kill(),
             "kill ps": lambda: self._process_of_rank(1).kill(),
             "kill service": lambda: self._process_of_rank(3).kill(),
             "kill launcher": lambda: self._launcher().kill(),

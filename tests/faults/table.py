@@ -37,7 +37,7 @@ class Fault:
     """Something that goes wrong, to whom and when; `inside`: a rank does it to itself, the others come from outside."""
 
     name: str
-    victim: str  # rank, parent, monitor, launcher or surroundings
+    victim: str  # rank, parent, monitor, decoder, launcher or surroundings
     text: str
     expected: Expected
     phases: tuple[str, ...]
@@ -89,6 +89,11 @@ FAULTS = (
     Fault(
         "kill service", "launcher", "SIGKILL of a worker of a ps", _failed("rank 3 (worker) was killed by SIGKILL"),
         (MEASURING,),
+    ),
+    Fault(
+        "kill decoder", "decoder", "SIGKILL of a process that decodes pictures",
+        _failed("{where}RuntimeError: a process that decodes pictures (dataset.workers=2) was killed by SIGKILL"),
+        (WARMUP, MEASURING, PARKED),
     ),
     Fault("kill launcher", "launcher", "SIGKILL of mpirun", _failed("mpirun was killed by SIGKILL"), (MEASURING,)),
     Fault(
@@ -146,7 +151,9 @@ FAMILIES = (
     Family("mirrored", rank=0, processes=1, framework="TensorFlow"),
     Family("multiworker_ring", framework="TensorFlow"),
     Family("parameter_server", rank=0, processes=4, framework="TensorFlow"),
+    Family("parameter_server_sync", rank=0, processes=4, framework="TensorFlow"),
 )
+DECODING = ("ddp_gloo", "lightning_ddp_gloo", "horovod_gloo")  # with a reader of their own; TensorFlow's has threads
 LAUNCHERS = ("local", "mpi", "by_hand")
 
 
@@ -213,7 +220,9 @@ def planned_rows() -> list[Row]:
         rows += _rows((*of_ranks, "SIGINT", "SIGKILL"), (MEASURING,), family, family.launcher)
         rows += _rows(("kill",), (SETUP, WARMUP, PARKED, PROBES, END), family, family.launcher)
         rows += _rows(("SIGINT", "SIGKILL"), (PARKED,), family, family.launcher)
-        if family.strategy == "parameter_server":
+        if family.strategy in DECODING:
+            rows += _rows(("kill decoder",), (MEASURING, PARKED), family, family.launcher)
+        if family.strategy.startswith("parameter_server"):
             rows += _rows(of_servers, (MEASURING,), family, family.launcher)
     return rows
 

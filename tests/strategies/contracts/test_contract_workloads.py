@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from scalebench.testing import StrategyContract
+from tests.builders.configs import write_pictures
 from tests.conftest import ROOT
 from tests.strategies.contracts.contract_classes import contract, contract_classes
 
@@ -68,11 +67,8 @@ class OnFiles(StrategyContract):
 @pytest.fixture(scope="module", autouse=True)
 def picture_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A folder of pictures, which the data set finds through the environment."""
-    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    for number in range(221):  # as many samples as the workload of the contract has
-        path = folder / f"n{number % 10}" / f"{number}.JPEG"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(rng.integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(path)
+    # As many samples as the workload of the contract has.
+    folder = write_pictures(tmp_path_factory.mktemp("pictures"), 221, classes=10)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCALEBENCH_IMAGENET", str(folder))
         yield
