@@ -235,7 +235,7 @@ def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path: Path, capsys: p
     sweeps.write_results(tmp_path, make_pairs())
     Console().print_table([tmp_path])
     out = capsys.readouterr().out
-    assert "Data or model parallelism: predicted and measured" in out and "Bytes of a step" in out
+    assert "Data or model parallelism: predicted and measured" in out and "FLOP/B" in out
     assert "mlp on 2 devices: pipeline should win at 8, data should win at 64; model won at 8 and 64;" in out
     sweeps.sweep(tmp_path / "others")
     others = survey([tmp_path / "others"])

@@ -10,17 +10,16 @@ import numpy as np
 
 from scalebench.analysis.batch_size import fit_step_time
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.prediction.calibration import (
+from scalebench.analysis.prediction.extrapolation import MeasuredStep
+from scalebench.analysis.prediction.link_rates import (
     ReadRecord,
     Row,
     SyncsByLink,
-    find_link_rate,
-    find_micro_batches,
-    find_stages,
+    fit_link_rate,
+    link_key,
     message_bytes,
 )
-from scalebench.analysis.prediction.cost_model import LinkRate
-from scalebench.analysis.prediction.extrapolation import MeasuredStep
+from scalebench.analysis.prediction.model_stages import find_micro_batches, find_stages
 from scalebench.analysis.prediction.step_model import (
     ALL_REDUCE,
     BACKWARD_SHARE,
@@ -28,10 +27,7 @@ from scalebench.analysis.prediction.step_model import (
     HSDP,
     HYBRID,
     IN_GRAPH,
-    LATENCIES_S,
     LINK_EFFICIENCIES,
-    NETWORK_EFFICIENCY,
-    NETWORK_LATENCY_S,
     NO_SYNC,
     ONE_COPY,
     OVERLAP,
@@ -42,6 +38,7 @@ from scalebench.analysis.prediction.step_model import (
     Links,
     StepModel,
     expected_maximum,
+    make_links,
 )
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
@@ -70,31 +67,28 @@ def list_points(curve: Curve) -> list[MeasuredStep]:
     ]
 
 
-def make_links(hardware: Hardware, rows: Sequence[Row], syncs: SyncsByLink | None, read: ReadRecord) -> Links:
-    """Make the links of some hardware: measured on these rows, with `syncs`, else those of its YAML.
+def find_links(hardware: Hardware, rows: Sequence[Row], syncs: SyncsByLink | None = None) -> Links:
+    """Return the links of some hardware: measured on these rows, with `syncs`, else those of its YAML.
 
     A rate is None where neither is known. A node has at least the devices that ran on one of this hardware.
     """
     links = hardware.get("links") or {}
     ran = max(-(-row["gpus"] // row["nodes"]) for row in rows)
     per_node = hardware.get("gpus_per_node") or ran
-    if syncs is not None:
-        per_node = max(per_node, ran)
     kind = links.get("kind") or ("nvlink" if "nvlink" in str(links.get("intra_node")).lower() else "peer")
     if kind not in LINK_EFFICIENCIES:
         raise InputError(f"hardware.links.kind={kind} should be one of {', '.join(LINK_EFFICIENCIES)}")
-    nominal, network = (links.get(name) for name in ("intra_node_bytes_per_s", "inter_node_bytes_per_s"))
-    made = Links(
-        int(per_node),
-        float(nominal) * LINK_EFFICIENCIES[kind] if nominal else None,
-        float(network) * NETWORK_EFFICIENCY if network else None,
-        float(links.get("intra_node_latency_s") or LATENCIES_S[kind]),
-        float(links.get("inter_node_latency_s") or NETWORK_LATENCY_S),
+    nominal = (float(links.get(name) or 0) or None for name in ("intra_node_bytes_per_s", "inter_node_bytes_per_s"))
+    made = make_links(int(per_node if syncs is None else max(per_node, ran)), kind, *nominal)
+    made = replace(
+        made,
+        latency_s=float(links.get("intra_node_latency_s") or made.latency_s),
+        network_latency_s=float(links.get("inter_node_latency_s") or made.network_latency_s),
         oversubscription=float(links.get("oversubscription") or 1.0),
     )
-    for row in rows if syncs else ():
-        rate = find_link_rate(row, syncs or {}, read)
-        if row["gpus"] == 1 or not isinstance(rate, LinkRate):
+    for row in rows:
+        rate = fit_link_rate((syncs or {}).get(link_key(row), ()))
+        if rate is None:
             continue
         if row["nodes"] == 1:
             latency_s = made.latency_s if rate.latency_s is None else rate.latency_s
@@ -106,16 +100,17 @@ def make_links(hardware: Hardware, rows: Sequence[Row], syncs: SyncsByLink | Non
     return made
 
 
-def make_step_model(curve: Curve, links: Links, read: ReadRecord, batch_rows: Sequence[Row] = ()) -> StepModel:
-    """Make the model of a curve's strategy, without the seconds of a sample, which follow from its points.
+def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_rows: Sequence[Row] = ()) -> StepModel:
+    """Make the model of the last row's strategy, without the seconds of a sample, which follow from measured points.
 
-    `batch_rows` are rows of one device that differ in their batch. InputError names what was not measured.
+    `rows` are of one model in ascending order of devices, `batch_rows` of one device with different batches. InputError
+    names what was not measured.
     """
-    rows, strategy = curve.rows, curve.tags["strategy"]
-    kind, last = sync_kind(strategy), rows[-1]
-    sizes = message_bytes(last, read)
+    last = rows[-1]
+    kind, sizes = sync_kind(last["strategy"]), message_bytes(last, read)
+    size = last["gradient_bytes"] or sum(sizes) or rows[0]["gradient_bytes"] or 0
     model = StepModel(
-        1.0, links, kind, float(last["gradient_bytes"] or sum(sizes)), max(1, len(sizes)),
+        1.0, links, kind, float(size), max(1, len(sizes)),
         pass_s=_half_batch(batch_rows), optimizer_s=max(0.0, _first(rows, "optimizer_s") or 0.0),
         backward_share=_backward_share(rows), host_sample_s=_host_sample_s(last, read),
     )  # fmt: skip
@@ -136,11 +131,18 @@ def make_step_model(curve: Curve, links: Links, read: ReadRecord, batch_rows: Se
 def _add_stages(model: StepModel, row: Row, read: ReadRecord) -> StepModel:
     result = read(row)
     options = result.spec.get("strategy", {}).get("options") or {}
-    stages = int(options.get("stages") or 2) if model.sync == HYBRID else 0
-    if row["gpus"] > 1:
-        cuts = [stage.sent_bytes for stage in find_stages(result)]
-        model = replace(model, cut_bytes=max(cuts), micro_batches=find_micro_batches(result))
-    return replace(model, stages=stages, pass_s=0.0)
+    model = replace(model, stages=int(options.get("stages") or 2) if model.sync == HYBRID else 0)
+    if row["gpus"] == 1:
+        return model
+    parts = find_stages(result)
+    work, state = (_imbalance([getattr(part, name) for part in parts]) for name in ("flops", "parameter_bytes"))
+    return replace(model, cut_bytes=max(part.sent_bytes for part in parts), micro_batches=find_micro_batches(result),
+                   work_imbalance=work, state_imbalance=state)  # fmt: skip
+
+
+def _imbalance(parts: Sequence[float]) -> float:
+    """Return the largest part over the mean one."""
+    return max(parts) * len(parts) / total if (total := sum(parts)) else 1.0
 
 
 def _add_measured_overlap(model: StepModel, rows: Sequence[Row]) -> StepModel:
@@ -173,7 +175,9 @@ def _backward_share(rows: Sequence[Row]) -> float:
 
 def _half_batch(rows: Sequence[Row]) -> float:
     """Return the samples that take as long as the fixed part of a pass; 0 where batches were not varied."""
-    fit = fit_step_time([(float(row["global_batch"]), row["global_batch"] / row[RATE]) for row in rows])
+    optimizer_s = max(0.0, _first(rows, "optimizer_s") or 0.0)
+    points = [(row["global_batch"], row["global_batch"] / row[RATE] - optimizer_s) for row in rows]
+    fit = fit_step_time([point for point in points if point[1] > 0])
     return 0.0 if fit is None or fit.half_batch is None else fit.half_batch
 
 

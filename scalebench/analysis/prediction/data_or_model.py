@@ -1,7 +1,7 @@
 """Data and model parallelism with the same model and global batch on the same devices, predicted and measured.
 
-A prediction uses one device without any strategy (operations per second, seconds of the optimizer), isolated gradient
-synchronization (the link) and the network (bytes of gradients, activations at the cuts): no step time that it predicts.
+A prediction is that of the strategy's step model, drawn through the bare run on one device. The link is that of
+isolated gradient synchronization, else of the hardware's YAML: no step time that is predicted has a part in it.
 """
 
 from __future__ import annotations
@@ -9,65 +9,58 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import SIZE_COLUMNS, parallelism_key
-from scalebench.analysis.prediction.calibration import (
-    RATE_COLUMN,
-    ReadRecord,
-    Row,
-    SyncsByLink,
-    collect_step_work,
-    combine_rates,
-    find_link_rate,
-    find_micro_batches,
-    find_stages,
-    fit_device_pace,
-    group_syncs_by_link,
-)
-from scalebench.analysis.prediction.cost_model import (
-    LinkRate,
-    MachineRates,
-    StepCost,
-    StepWork,
-    crossover_batch,
-    predict_data_parallel,
-    predict_model_parallel,
-)
+from scalebench.analysis.prediction.curve_models import find_links, make_step_model, sync_kind
+from scalebench.analysis.prediction.extrapolation import Extrapolation, MeasuredStep, extrapolate
+from scalebench.analysis.prediction.link_rates import ReadRecord, Row, SyncsByLink, group_syncs_by_link, ring_bytes
+from scalebench.analysis.prediction.model_stages import find_stages
+from scalebench.analysis.prediction.step_model import ALL_REDUCE, STAGES, Links, StepModel
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.errors import InputError
-from scalebench.core.result import Result
 
 DATA, MODEL, PIPELINE = KINDS = ("data", "model", "pipeline")
-STAGED_STRATEGIES = {
-    "model_parallel": MODEL,
-    "model_parallel_tensorflow": MODEL,
-    "pipeline_gpipe": PIPELINE,
-    "pipeline_1f1b": PIPELINE,
-}
-ALL_REDUCE_PREFIXES = ("ddp", "lightning_", "horovod_", "mirrored", "multiworker_")  # of strategy names
+NO_PROBES_REASON = (
+    "measured without the parts of its step: measure.probes=true, and a measure.probe_s above its seconds"
+)
+BATCHES = np.unique(np.geomspace(1, 2**24, 4000).round())  # among which the one is sought from which a kind is faster
 
 
 @dataclass(frozen=True)
 class ParallelismResult:
-    """One kind of parallelism: the row of its fastest strategy, else of a failed one, and the predicted cost."""
+    """One kind of parallelism: the row of its fastest strategy, else of a failed one, and what is predicted of it."""
 
     row: Row
-    cost: StepCost | None
-    micro_batches: int = 1
+    prediction: Extrapolation | None = None
+    sent_bytes: float | None = None  # of a device in a step, the mean over devices
     reason: str | None = None  # for a missing prediction
 
     @property
-    def measured(self) -> bool:
-        return self.row["status"] == "ok" and bool(self.row[RATE_COLUMN])
+    def predicted_s(self) -> float | None:
+        """The seconds of a step."""
+        if self.prediction is None:
+            return None
+        return float(self.prediction.step_s(self.row["gpus"], self.row["global_batch"] / self.row["gpus"]))
 
+    @property
+    def measured_s(self) -> float | None:
+        """The seconds by throughput: a step shortened by the end of an epoch counts by its samples."""
+        row = self.row
+        return row["global_batch"] / row[RATE] if row["status"] == "ok" and row[RATE] else None
 
-@dataclass(frozen=True)
-class Calibration:
-    """The measured work and rates that predictions are based on."""
+    @property
+    def flops_per_byte(self) -> float | None:
+        """Operations of all devices over bytes that all devices send; None if nothing is sent, or unknown.
 
-    work: StepWork
-    rates: MachineRates
-    link: LinkRate | None  # None: the hardware's own figure
+        The studies' "computation per parameter" of data parallelism, which grows with the batch, and "computation per
+        neuron output" of model parallelism, which does not (thesis: P. Orlob, "Parallelization of GPUs based on
+        Horovod", interim presentation of 2022, "Data vs. Model Parallelism").
+        """
+        flops, row = self.row["flops_per_sample"], self.row
+        return row["global_batch"] * flops / row["gpus"] / self.sent_bytes if flops and self.sent_bytes else None
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,6 @@ class ParallelismComparison:
     """One model and global batch; `results` by kind, in the order of KINDS. A missing kind has no row."""
 
     results: Mapping[str, ParallelismResult]
-    calibration: Calibration | None
     estimate_ratio: EstimateRatio
 
     @property
@@ -84,26 +76,13 @@ class ParallelismComparison:
         return self.results[DATA].row
 
     @property
-    def global_batch(self) -> int:
-        return int(self.row["global_batch"])
-
-    def predicted_s(self, kind: str) -> float | None:
-        result = self.results.get(kind)
-        return None if result is None or result.cost is None else result.cost.step_s(self.global_batch)
-
-    def measured_s(self, kind: str) -> float | None:
-        """Return the seconds by throughput: a step shortened by the end of an epoch counts by its samples."""
-        result = self.results.get(kind)
-        return self.global_batch / result.row[RATE_COLUMN] if result is not None and result.measured else None
-
-    @property
     def predicted(self) -> str | None:
         """The kind with the shortest predicted step; None unless at least two are predicted."""
-        return _fastest_kind({kind: self.predicted_s(kind) for kind in self.results})
+        return _find_fastest({kind: result.predicted_s for kind, result in self.results.items()})
 
     @property
     def measured(self) -> str | None:
-        return _fastest_kind({kind: self.measured_s(kind) for kind in self.results})
+        return _find_fastest({kind: result.measured_s for kind, result in self.results.items()})
 
     @property
     def tied(self) -> list[str]:
@@ -114,22 +93,35 @@ class ParallelismComparison:
         ratios = {
             kind: decide_ratio(first, result.row, self.estimate_ratio)
             for kind, result in self.results.items()
-            if result.measured and kind != self.measured
+            if result.measured_s is not None and kind != self.measured
         }
         return [kind for kind, ratio in ratios.items() if ratio.has_limits and ratio.low <= 1]
 
     @property
     def right(self) -> bool | None:
         """True if the measured kind with the shortest prediction won or is tied; None for fewer than two."""
-        predicted = _fastest_kind(
-            {kind: self.predicted_s(kind) for kind, result in self.results.items() if result.measured}
-        )
+        measured = {kind: result for kind, result in self.results.items() if result.measured_s is not None}
+        predicted = _find_fastest({kind: result.predicted_s for kind, result in measured.items()})
         return None if predicted is None else predicted in (self.measured, *self.tied)
 
     def data_wins_from(self, kind: str) -> float | None:
-        """Return the global batch from which data parallelism should be faster; None: at no batch, or unknown."""
-        data, other = (self.results[name].cost if name in self.results else None for name in (DATA, kind))
-        return None if data is None or other is None else crossover_batch(data, other)
+        """Return the global batch from which on data parallelism should be faster, to half a per cent, 1 for every
+        batch; None: at no batch, or unknown."""
+        data, other = (self.results[name].prediction if name in self.results else None for name in (DATA, kind))
+        if data is None or other is None:
+            return None
+        devices = self.row["gpus"]
+        slower = data.step_s(devices, BATCHES / devices) >= other.step_s(devices, BATCHES / devices)
+        first = 0 if not slower.any() else int(np.flatnonzero(slower)[-1]) + 1
+        return float(BATCHES[first]) if first < len(BATCHES) else None
+
+
+def parallelism_kind(strategy: str) -> str | None:
+    """Return the kind of a strategy with copies of the model on all devices, or with its layers distributed."""
+    sync = None if strategy.startswith("bare_") else sync_kind(strategy)
+    if sync == STAGES:
+        return PIPELINE if "pipeline" in strategy else MODEL
+    return DATA if sync == ALL_REDUCE else None
 
 
 def compare_parallelism(
@@ -137,29 +129,21 @@ def compare_parallelism(
 ) -> list[ParallelismComparison]:
     """Compare rows of the pooled frame (scaling_curves.plain_rows), in their order; needs rows of both kinds."""
     rows = list(rows)
-    if not {_parallelism_kind(row) for row in rows} - {None} > {DATA}:
+    kinds = {str(row["run_id"]): parallelism_kind(row["strategy"]) for row in rows}
+    if not set(kinds.values()) - {None} > {DATA}:
         return []
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, dict[str, Row]] = {}
     for row in rows:
-        if (
-            _parallelism_kind(row) is not None
-            and row["gpus"] > 1
-            and (key := _key(row, SIZE_COLUMNS, read)) is not None
-        ):
-            groups.setdefault(key, []).append(row)
-    by_id = {str(row["run_id"]): row for row in rows}
-    links = group_syncs_by_link((row for row in rows if _parallelism_kind(row) == DATA), read)
-    both = [members for members in groups.values() if {_parallelism_kind(row) for row in members} > {DATA}]
-    compared = (_predict_group(members, by_id, links, read) for members in both)
-    return [ParallelismComparison(results, calibration, estimate_ratio) for results, calibration in compared]
+        kind = kinds[row["run_id"]]
+        if kind is not None and row["gpus"] > 1 and (key := _make_key(row, SIZE_COLUMNS, read)) is not None:
+            fastest = groups.setdefault(key, {}).setdefault(kind, row)
+            groups[key][kind] = max(fastest, row, key=lambda each: each[RATE] or 0.0)
+    syncs = group_syncs_by_link((row for row in rows if kinds[row["run_id"]] == DATA), read)
+    both = [chosen for chosen in groups.values() if set(chosen) > {DATA}]
+    return [ParallelismComparison(_predict_kinds(chosen, rows, syncs, read), estimate_ratio) for chosen in both]
 
 
-def _parallelism_kind(row: Row) -> str | None:
-    name = str(row["strategy"])
-    return STAGED_STRATEGIES.get(name) or (DATA if name.startswith(ALL_REDUCE_PREFIXES) else None)
-
-
-def _key(row: Row, sizes: Sequence[str], read: ReadRecord) -> str | None:
+def _make_key(row: Row, sizes: Sequence[str], read: ReadRecord) -> str | None:
     """Return the parallelism_key of a row; None if its record was deleted."""
     try:
         return parallelism_key(row, read(row).spec, sizes)
@@ -167,52 +151,58 @@ def _key(row: Row, sizes: Sequence[str], read: ReadRecord) -> str | None:
         return None
 
 
-def _predict_group(
-    members: Sequence[Row], by_id: Mapping[str, Row], links: SyncsByLink, read: ReadRecord
-) -> tuple[dict[str, ParallelismResult], Calibration | None]:
-    """Return the results of a model and global batch by kind, and what their predictions are based on."""
-    of_kind = {kind: [row for row in members if _parallelism_kind(row) == kind] for kind in KINDS}
-    chosen = {kind: max(rows, key=lambda row: row[RATE_COLUMN] or 0.0) for kind, rows in of_kind.items() if rows}
-    try:
-        calibration = _calibrate(chosen[DATA], _find_bare_rows(members, by_id, read), links, read)
-    except InputError as error:
-        return {kind: ParallelismResult(row, None, reason=str(error)) for kind, row in chosen.items()}, None
-    return {kind: _predict(kind, row, read(row), calibration) for kind, row in chosen.items()}, calibration
+def _predict_kinds(
+    chosen: Mapping[str, Row], rows: Sequence[Row], syncs: SyncsByLink, read: ReadRecord
+) -> dict[str, ParallelismResult]:
+    """Return the results of a model and global batch by kind; all use the link of data parallelism."""
+    results = {}
+    for kind in (kind for kind in KINDS if kind in chosen):
+        row = chosen[kind]
+        try:
+            bares = _find_bare_rows(chosen.values(), rows, read)
+            links = find_links(read(row).spec.get("hardware") or {}, [chosen[DATA]], syncs)
+            results[kind] = _predict_kind(row, bares, links, read)
+        except InputError as error:
+            results[kind] = ParallelismResult(row, reason=str(error))
+    return results
 
 
-def _find_bare_rows(members: Sequence[Row], by_id: Mapping[str, Row], read: ReadRecord) -> list[Row]:
-    """Return the bare baseline of these rows, then the same with other batches."""
-    baseline = next((by_id[name] for row in members if (name := str(row["baseline_bare_id"])) in by_id), None)
-    if baseline is None:
-        return []
-    others = (
-        row
-        for row in by_id.values()
-        if row["strategy"] == baseline["strategy"] and row["gpus"] == 1 and row[RATE_COLUMN]
-    )
-    key, batch = _key(baseline, (), read), baseline["global_batch"]
-    return [baseline, *(row for row in others if row["global_batch"] != batch and _key(row, (), read) == key)]
+def _find_bare_rows(chosen: Iterable[Row], rows: Sequence[Row], read: ReadRecord) -> list[Row]:
+    """Return the bare baseline of these rows, then the same with other batches; InputError if it says too little."""
+    names = {str(row["baseline_bare_id"]) for row in chosen}
+    bare = next((row for row in rows if str(row["run_id"]) in names), None)
+    if bare is None:
+        raise InputError("no bare run on one device was measured: baseline=bare adds it")
+    if bare["optimizer_s"] is None:
+        raise InputError(f"the bare run was {NO_PROBES_REASON}")
+    others = (row for row in rows if row["strategy"] == bare["strategy"] and row["gpus"] == 1 and row[RATE])
+    key, batch = _make_key(bare, (), read), bare["global_batch"]
+    return [bare, *(row for row in others if row["global_batch"] != batch and _make_key(row, (), read) == key)]
 
 
-def _calibrate(data: Row, bares: Sequence[Row], links: SyncsByLink, read: ReadRecord) -> Calibration:
-    """Calibrate the cost model; InputError says what was not measured."""
-    pace, link = fit_device_pace(bares), find_link_rate(data, links, read)
-    work = collect_step_work(data, bares[0], pace, read)
-    return Calibration(work, combine_rates(work, pace, link), link if isinstance(link, LinkRate) else None)
+def _predict_kind(row: Row, bares: Sequence[Row], links: Links, read: ReadRecord) -> ParallelismResult:
+    """Predict a row from bare ones; InputError says what is unknown."""
+    unmeasured = {**row, "step_s": None}  # what its probes say about its own step has no part in the prediction
+    model, bare, devices = make_step_model([bares[0], unmeasured], links, read, bares), bares[0], row["gpus"]
+    rate = float(links.rate(links.count_nodes(np.array([float(devices)])))[0])
+    if np.isinf(rate):
+        raise InputError(f"no link is known: the data-parallel run did not go well, or was {NO_PROBES_REASON}")
+    if model.sync == ALL_REDUCE and not model.sync_bytes:
+        raise InputError("how many parameters there are is not known of this model")
+    step_s = bare["global_batch"] / bare[RATE]
+    if step_s <= model.optimizer_s:
+        raise InputError("the optimizer takes all of the bare run's step")
+    drawn = extrapolate(model, [MeasuredStep(1, bare["global_batch"], step_s)])
+    return ParallelismResult(row, drawn, _count_sent_bytes(model, row, read))
 
 
-def _predict(kind: str, row: Row, result: Result, calibration: Calibration) -> ParallelismResult:
-    if kind == DATA:
-        return ParallelismResult(row, predict_data_parallel(calibration.work, row["gpus"], calibration.rates))
-    try:
-        stages, micro_batches = find_stages(result), find_micro_batches(result)
-    except InputError as error:
-        return ParallelismResult(row, None, reason=str(error))
-    return ParallelismResult(
-        row, predict_model_parallel(calibration.work, stages, calibration.rates, micro_batches), micro_batches
-    )
+def _count_sent_bytes(model: StepModel, row: Row, read: ReadRecord) -> float:
+    """Return the bytes of gradients in a ring, or of activations and their gradients at the cuts."""
+    if model.sync == ALL_REDUCE:
+        return ring_bytes(model.sync_bytes, row["gpus"])
+    return 2 * sum(stage.sent_bytes for stage in find_stages(read(row))) * float(row["global_batch"] / row["gpus"])
 
 
-def _fastest_kind(seconds: Mapping[str, float | None]) -> str | None:
+def _find_fastest(seconds: Mapping[str, float | None]) -> str | None:
     measured = {kind: value for kind, value in seconds.items() if value is not None}
     return min(measured, key=lambda kind: measured[kind]) if len(measured) > 1 else None

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.prediction.calibration import ReadRecord, Row, group_syncs_by_link
-from scalebench.analysis.prediction.curve_models import Hardware, list_points, make_links, make_step_model
+from scalebench.analysis.prediction.curve_models import Hardware, find_links, list_points, make_step_model
 from scalebench.analysis.prediction.extrapolation import (
     ERROR_FLOOR,
     ErrorLimits,
@@ -22,8 +21,9 @@ from scalebench.analysis.prediction.extrapolation import (
     MeasuredStep,
     extrapolate,
 )
+from scalebench.analysis.prediction.link_rates import ReadRecord, Row, group_syncs_by_link
 from scalebench.analysis.prediction.published_series import load_limits
-from scalebench.analysis.prediction.step_model import HSDP, SHARDED, STAGES, ZERO1, FloatArray, Links
+from scalebench.analysis.prediction.step_model import HSDP, SHARDED, STAGES, ZERO1, FloatArray, Links, count_shards
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
 from scalebench.core.machine.peak_flops import find_peak_flops
@@ -161,13 +161,10 @@ class CurvePrediction:
         if peak is None:
             return unknown, unknown
         kept = np.full_like(devices, state)
-        if self.extrapolation.model.sync in (SHARDED, STAGES):
-            kept = state * last.devices / devices
-        elif self.extrapolation.model.sync == HSDP:
-            model = self.extrapolation.model
-            shards = model.stages or model.links.devices_per_node
-            kept = state * min(last.devices, shards) / np.minimum(devices, shards)
-        elif self.extrapolation.model.sync == ZERO1:
+        model = self.extrapolation.model
+        if model.sync in (SHARDED, HSDP, STAGES):
+            kept = state * count_shards(model, last.devices) / count_shards(model, devices)
+        elif model.sync == ZERO1:
             share = (1 - OPTIMIZER_STATE_SHARE) + OPTIMIZER_STATE_SHARE / np.stack(
                 [devices, devices * 0 + last.devices]
             )
@@ -224,11 +221,11 @@ def _predict_curve(
     hardware: Hardware | None, batch: float | None,
 ) -> CurvePrediction:  # fmt: skip
     own: Hardware = read(curve.rows[-1]).spec.get("hardware") or {}
-    links = make_links(own, curve.rows, syncs, read)
+    links = find_links(own, curve.rows, syncs)
     points, remarks = list_points(curve), []
     batches = find_batch_rows(curve, curves)
-    model = make_step_model(curve, links, read, batches)
-    target = links if hardware is None else make_links(hardware, curve.rows, None, read)
+    model = make_step_model(curve.rows, links, read, batches)
+    target = links if hardware is None else find_links(hardware, curve.rows)
     _require_links(target, len(points), hardware, str(own.get("name")))
     drawn = extrapolate(model, points)
     network_known = any(row["nodes"] > 1 for row in curve.rows) and hardware is None

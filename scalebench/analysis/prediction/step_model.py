@@ -88,6 +88,8 @@ class StepModel:
     cut_bytes: float = 0.0  # activations of a sample between two stages
     stages: int = 0  # of one replica, or shards of one copy; 0: one on each device, or on each of a node
     micro_batches: int = 0  # 0: two for each stage
+    work_imbalance: float = 1.0  # the largest stage over the mean one, in operations
+    state_imbalance: float = 1.0  # likewise, in parameters
     overhead_factor: float = 1.0  # from several measured points
 
 
@@ -115,11 +117,30 @@ def predict_parts(model: StepModel, devices: Any, batch: Any) -> StepParts:
     """Predict the parts of a step with `batch` samples per device; both may be arrays."""
     devices, batch = np.broadcast_arrays(np.asarray(devices, float), np.asarray(batch, float))
     compute = model.pass_s + batch * model.sample_s
-    optimizer = np.full_like(compute, model.optimizer_s) / (devices if model.sync in (SHARDED, ZERO1) else 1.0)
+    optimizer = model.optimizer_s * _state_share(model, devices)
     growth = model.growth * compute * expected_maximum(devices) * model.overhead_factor
     sync = exposed_sync_s(model, devices, batch, compute) * model.overhead_factor
     inside = np.minimum(devices, model.links.devices_per_node)
     return StepParts(compute, optimizer, sync, growth, inside * batch * model.host_sample_s)
+
+
+def _state_share(model: StepModel, devices: FloatArray) -> FloatArray:
+    """Return the share of the parameters that a device updates, the largest of all devices."""
+    if model.sync in (SHARDED, ZERO1, HSDP):
+        return 1 / count_shards(model, devices)
+    if model.sync in (STAGES, HYBRID):
+        return np.minimum(1.0, model.state_imbalance / _count_stages(model, devices))
+    return np.ones_like(devices)
+
+
+def count_shards(model: StepModel, devices: Any) -> FloatArray:
+    """Return the devices that a copy of the state is distributed over."""
+    most = float(model.stages or model.links.devices_per_node) if model.sync == HSDP else math.inf
+    return np.asarray(np.minimum(devices, most), float)
+
+
+def _count_stages(model: StepModel, devices: FloatArray) -> FloatArray:
+    return np.minimum(devices, model.stages) if model.stages else devices
 
 
 def expected_maximum(devices: FloatArray) -> FloatArray:
@@ -171,14 +192,14 @@ def exposed_sync_s(model: StepModel, devices: FloatArray, batch: FloatArray, com
     if model.sync == STAGES:
         return _stage_wait_s(model, devices, batch, compute_s)
     if model.sync == HYBRID:  # each stage sums its gradients over the replicas
-        stages = np.minimum(devices, max(model.stages, 1))
+        stages = _count_stages(model, devices)
         replicas = all_reduce_s(links, devices / stages, 1.0, 0) * size / stages
         return _stage_wait_s(model, devices, batch, compute_s) + replicas
     if model.sync == TENSOR:  # activations of all samples, for which each layer waits
         sent = all_reduce_s(links, devices, 1.0, 0) * size * batch * devices
         return sent + all_reduce_s(links, devices, 0.0, model.messages)
     if model.sync == HSDP:  # shards are gathered in a group, and each one's gradients summed over the groups
-        shards = np.minimum(devices, model.stages or links.devices_per_node)
+        shards = count_shards(model, devices)
         groups = devices / shards
         across = 2 * size * (groups - 1) / groups / links.rate(links.count_nodes(devices))
         seconds = all_reduce_s(links, shards, size, model.messages, 3.0) + across
@@ -201,12 +222,21 @@ def hide_sync(seconds: FloatArray, model: StepModel, compute_s: FloatArray, shar
 
 
 def _stage_wait_s(model: StepModel, devices: FloatArray, batch: FloatArray, compute_s: FloatArray) -> FloatArray:
-    """Return the seconds in which a stage waits: the bubble of a pipeline (GPipe, section 2.3; the same for 1F1B with a
-    flush, Narayanan et al. 2021) and its transfers, which do not overlap."""
-    stages = np.minimum(devices, model.stages) if model.stages else devices
+    """Return the seconds in which a stage waits, for the others and for transfers, which do not overlap.
+
+    The first micro-batch goes through all stages, each other one follows after the slowest stage: of p equal stages and
+    m micro-batches that is the bubble of (p - 1) / m (Huang et al. 2019, "GPipe", section 2.3; the same for 1F1B with a
+    flush, Narayanan et al. 2021). If the slowest stage is not the one that sends most this is an upper limit.
+    """
+    stages = _count_stages(model, devices)
     micro_batches = np.full_like(devices, model.micro_batches) if model.micro_batches else 2 * stages
-    transfers = 2 * (stages + micro_batches - 2) * (batch * stages * model.cut_bytes / micro_batches)
-    return (stages - 1) / micro_batches * compute_s + transfers / model.links.rate(model.links.count_nodes(devices))
+    samples = batch * stages / micro_batches
+    largest = np.minimum(1.0, model.work_imbalance / stages)
+    worked = (model.pass_s + samples * model.sample_s) * (1 + (micro_batches - 1) * largest)
+    nodes = model.links.count_nodes(devices)
+    latency = np.where(nodes > 1, model.links.network_latency_s, model.links.latency_s)
+    transfer = latency + samples * model.cut_bytes / model.links.rate(nodes)
+    return worked - compute_s + np.where(stages > 1, 2 * (stages + micro_batches - 2) * transfer, 0.0)
 
 
 def solve_sample_s(model: StepModel, devices: float, batch: float, step_s: float) -> StepModel:

@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
-from scalebench.analysis.prediction.calibration import Row
 from scalebench.analysis.prediction.data_or_model import ParallelismComparison, compare_parallelism
+from scalebench.analysis.prediction.link_rates import Row
+from scalebench.analysis.prediction.step_model import GROWTH, LAUNCH_S, OVERLAP
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
@@ -15,7 +16,9 @@ from tests.builders import sweeps
 from tests.builders.parallelism_runs import (
     BYTES_PER_S,
     FIRST_SHARE,
+    FLOPS,
     FLOPS_PER_S,
+    GRADIENT_BYTES,
     LATENCY_S,
     OPTIMIZER_S,
     SENT_BYTES,
@@ -35,6 +38,15 @@ def compared(*runs: Result) -> list[ParallelismComparison]:
     return compare_parallelism(rows, lambda row: by_id[row["run_id"]], configurations.estimate_ratio)
 
 
+def predicted_s(comparison: ParallelismComparison, kind: str) -> float | None:
+    return comparison.results[kind].predicted_s
+
+
+def growth_s(batch: int) -> float:
+    """Return the expected wait for the slower one of two devices (Blom 1958)."""
+    return GROWTH * 0.564 * batch * FLOPS / FLOPS_PER_S / 2
+
+
 def test_predictions_are_of_one_device_the_link_and_the_network() -> None:
     others = [
         ddp_run(16, 0.11, messages=5),
@@ -42,19 +54,34 @@ def test_predictions_are_of_one_device_the_link_and_the_network() -> None:
         make_parallel_run("pipeline_gpipe", 8, 0.06),
     ]
     (actual,) = compared(bare_run(8), ddp_run(8, 0.1), *others)  # one message and five tell the latency from the bytes
-    assert actual.calibration.rates.flops_per_s == pytest.approx(FLOPS_PER_S, rel=1e-3)
-    assert actual.calibration.rates.bytes_per_s == pytest.approx(BYTES_PER_S)
-    assert actual.calibration.link.latency_s == pytest.approx(LATENCY_S)
-    assert actual.predicted_s("data") == pytest.approx(work_s(8) / 2 + OPTIMIZER_S + SYNC_S, rel=1e-3)
+    for result in actual.results.values():
+        model = result.prediction.model
+        assert model.sample_s == pytest.approx(FLOPS / FLOPS_PER_S, rel=1e-3)
+        assert (model.links.bytes_per_s, model.links.latency_s) == pytest.approx((BYTES_PER_S, LATENCY_S))
+    data_s = work_s(8) / 2 + growth_s(8) + OPTIMIZER_S + SYNC_S + LAUNCH_S  # a single message overlaps with nothing
+    assert predicted_s(actual, "data") == pytest.approx(data_s, rel=1e-3)
+    assert actual.results["data"].sent_bytes == GRADIENT_BYTES
+    assert actual.results["data"].flops_per_byte == pytest.approx(8 * FLOPS / 2 / GRADIENT_BYTES)
     sent_s = 2 * (LATENCY_S + 8 * SENT_BYTES / BYTES_PER_S)
     largest = 8_086_000 / 9_237_101  # parameters, biases among them, of the stage that has most
-    assert actual.predicted_s("model") == pytest.approx(work_s(8) + OPTIMIZER_S * largest + sent_s, rel=1e-3)
-    assert actual.results["pipeline"].micro_batches == 2  # as the options say, where the record does not
-    worked_s = work_s(8) / 2 * (1 + FIRST_SHARE)
-    sent_s = 2 * (2 * LATENCY_S + 8 * SENT_BYTES / BYTES_PER_S)
-    assert actual.predicted_s("pipeline") == pytest.approx(worked_s + OPTIMIZER_S * largest + sent_s, rel=1e-3)
+    split_s = work_s(8) + growth_s(8) + OPTIMIZER_S * largest + sent_s
+    assert predicted_s(actual, "model") == pytest.approx(split_s, rel=1e-3)
+    assert actual.results["model"].sent_bytes == 8 * SENT_BYTES
+    worked_s = work_s(8) / 2 * (1 + FIRST_SHARE) + growth_s(8)
+    sent_s = 2 * (2 * LATENCY_S + 8 * SENT_BYTES / BYTES_PER_S)  # two micro-batches, as the options say
+    assert predicted_s(actual, "pipeline") == pytest.approx(worked_s + OPTIMIZER_S * largest + sent_s, rel=1e-3)
     assert (actual.predicted, actual.measured, actual.tied, actual.right) == ("pipeline", "model", [], False)
-    assert actual.measured_s("data") == pytest.approx(0.1) and actual.measured_s("model") == pytest.approx(0.05)
+    assert [actual.results[kind].measured_s for kind in ("data", "model")] == pytest.approx([0.1, 0.05])
+
+
+def test_several_messages_hide_behind_the_backward_pass() -> None:
+    (actual,) = compared(bare_run(64), ddp_run(64, 0.1, messages=4), make_parallel_run("model_parallel", 64, 0.05))
+    model = actual.results["data"].prediction.model
+    assert (model.messages, model.backward_share) == (4, pytest.approx(2 / 3, rel=1e-3))
+    hidden_s = OVERLAP * 2 / 3 * work_s(64) / 2 * 3 / 4
+    sync_s = max(SYNC_S / 4, SYNC_S - hidden_s)
+    expected_s = work_s(64) / 2 + growth_s(64) + OPTIMIZER_S + sync_s
+    assert predicted_s(actual, "data") == pytest.approx(expected_s, rel=1e-2) and sync_s < 0.9 * SYNC_S
 
 
 def test_the_step_that_is_predicted_has_no_part_in_it() -> None:
@@ -63,7 +90,7 @@ def test_the_step_that_is_predicted_has_no_part_in_it() -> None:
         (bare_run(8), ddp_run(8, data_s), make_parallel_run("model_parallel", 8, model_s)) for data_s, model_s in steps
     ]
     (one,), (other,) = (compared(*each) for each in runs)
-    assert [one.predicted_s(kind) for kind in one.results] == [other.predicted_s(kind) for kind in other.results]
+    assert [predicted_s(one, kind) for kind in one.results] == [predicted_s(other, kind) for kind in other.results]
     assert (one.measured, other.measured) == ("model", "data")
     assert (one.predicted, one.right, other.right) == ("model", True, False)
 
@@ -75,11 +102,15 @@ def test_the_winner_changes_with_the_batch() -> None:
         for run in (bare_run(batch), ddp_run(batch, 0.1), make_parallel_run("model_parallel", batch, 0.1))
     ]
     small, large = compared(*runs)
-    assert (small.global_batch, large.global_batch) == (8, 64)
+    assert (small.row["global_batch"], large.row["global_batch"]) == (8, 64)
     assert (small.predicted, large.predicted) == ("model", "data")
     crossing = small.data_wins_from("model")
     assert crossing is not None and 8 < crossing < 64
-    assert crossing == pytest.approx(large.data_wins_from("model"), rel=1e-3)
+    before, after = (
+        [float(small.results[kind].prediction.step_s(2, batch / 2)) for kind in ("data", "model")]
+        for batch in (crossing - 1, crossing)
+    )
+    assert before[0] >= before[1] and after[0] < after[1]
     assert small.data_wins_from("pipeline") is None
     assert (small.tied, large.tied) == ([], []), "one repeat resolves no tie"
 
@@ -89,21 +120,24 @@ def test_two_batches_determine_the_cost_of_a_pass() -> None:
     runs = [run for batch in (8, 64) for run in (bare_run(batch, pass_s=0.003), ddp_run(batch, 0.1),
                                                  make_parallel_run("pipeline_gpipe", batch, 0.1))]  # fmt: skip
     small, large = compared(*runs)
-    assert small.calibration.work.pass_s == pytest.approx(0.003, rel=1e-2)
-    assert small.calibration.rates.flops_per_s == pytest.approx(FLOPS_PER_S, rel=1e-3)
+    model = small.results["data"].prediction.model
+    assert model.pass_s == pytest.approx(0.003, rel=1e-2)
+    assert model.sample_s == pytest.approx(FLOPS / FLOPS_PER_S, rel=1e-3)
     (alone, *_) = compared(*runs[:3])
-    assert alone.calibration.work.pass_s == 0
-    assert large.predicted_s("data") == pytest.approx(0.003 + work_s(64) / 2 + OPTIMIZER_S + SYNC_S, rel=1e-2)
+    assert alone.results["data"].prediction.model.pass_s == 0
+    expected_s = 0.003 + work_s(64) / 2 + growth_s(64) + OPTIMIZER_S + SYNC_S
+    assert predicted_s(large, "data") == pytest.approx(expected_s, rel=1e-2)
 
 
 def test_a_record_tells_how_its_model_was_cut() -> None:
     """Behind the first layer, which has a hundredth of the work."""
     (actual,) = compared(bare_run(8), ddp_run(8, 0.1), pipeline_run("pipeline_1f1b", 8, 0.1, micro_batches=4))
-    assert actual.calibration is not None and actual.results["pipeline"].micro_batches == 4
-    rate, share = actual.calibration.rates.bytes_per_s, 9_150_300 / 9_230_300
-    worked_s = work_s(8) / 4 * (1 + 3 * share)
-    sent_s = 2 * 8 * 16_000 / rate
-    assert actual.predicted_s("pipeline") == pytest.approx(worked_s + OPTIMIZER_S * 0.75 + sent_s, rel=1e-3)
+    model = actual.results["pipeline"].prediction.model
+    assert model.micro_batches == 4
+    worked_s = work_s(8) / 4 * (1 + 3 * 9_150_300 / 9_230_300) + growth_s(8)
+    sent_s = 2 * 4 * (model.links.latency_s + 2 * 16_000 / model.links.bytes_per_s)
+    expected_s = worked_s + OPTIMIZER_S * 0.75 + sent_s
+    assert predicted_s(actual, "pipeline") == pytest.approx(expected_s, rel=1e-3)
 
 
 def test_of_several_strategies_of_a_kind_the_fastest_counts() -> None:
@@ -118,7 +152,7 @@ def test_of_several_strategies_of_a_kind_the_fastest_counts() -> None:
 def test_a_failed_run_is_predicted_too() -> None:
     (actual,) = compared(bare_run(8), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, None))
     assert (actual.predicted, actual.measured, actual.right) == ("model", None, None)
-    assert not actual.results["model"].measured and actual.measured_s("model") is None
+    assert actual.results["model"].measured_s is None
     (actual,) = compared(
         bare_run(8),
         ddp_run(8, 0.1),
@@ -147,19 +181,24 @@ def test_a_missing_measurement_is_the_reason_for_no_prediction() -> None:
     ]
     for runs, reason in cases:
         (actual,) = compared(*runs, split)
-        assert actual.predicted is None and actual.calibration is None and actual.right is None
-        assert all(way.cost is None and str(way.reason).startswith(reason) for way in actual.results.values())
-    unknown = [bare_run(8), ddp_run(8, 0.1), split]
+        assert actual.predicted is None and actual.right is None
+        assert all(way.predicted_s is None and str(way.reason).startswith(reason) for way in actual.results.values())
+    unknown = [bare_run(8), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, 0.05)]
     for run in unknown:
         run.workload.flops_per_sample = None
     (actual,) = compared(*unknown)
-    assert "is not known of this model" in str(actual.results["data"].reason)
+    assert actual.predicted is not None and actual.results["data"].flops_per_byte is None
+    for run in unknown:
+        run.workload.gradient_bytes, run.sync.message_bytes = None, []
+    unknown[1].spec["hardware"]["links"] = {"intra_node_bytes_per_s": BYTES_PER_S}
+    (actual,) = compared(*unknown)
+    assert actual.results["data"].reason == "how many parameters there are is not known of this model"
 
 
 def test_a_model_with_too_few_layers_for_the_stages_is_not_predicted() -> None:
     runs = [bare_run(8), make_parallel_run("model_parallel", 8, None, gpus=8), ddp_run(8, 0.1, gpus=8)]
     (actual,) = compared(*runs)
-    assert actual.predicted is None and actual.predicted_s("data") is not None
+    assert actual.predicted is None and predicted_s(actual, "data") is not None
     assert "at most 5 stages" in str(actual.results["model"].reason)
 
 

@@ -101,6 +101,43 @@ def test_a_pipeline_waits_for_its_first_micro_batch() -> None:
     assert step_s(alone, 4) == pytest.approx(4 * 0.032)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6), st.integers(1, 12), st.floats(0.0, 0.1))
+def test_unequal_stages_equal_a_simulation(work: list[float], micro_batches: int, pass_s: float) -> None:
+    """Each micro-batch enters a stage when it has left the one before and the stage is free."""
+    stages, samples = len(work), 8 * len(work) / micro_batches
+    seconds = [part / sum(work) * (pass_s + samples * 1e-3) for part in work]
+    done_s = [0.0] * stages
+    for _ in range(micro_batches):
+        left_s = 0.0
+        for stage, taken_s in enumerate(seconds):
+            left_s = done_s[stage] = max(left_s, done_s[stage]) + taken_s
+    model = StepModel(1e-3, FREE, step_model.STAGES, growth=0.0, pass_s=pass_s, micro_batches=micro_batches,
+                      work_imbalance=max(work) * stages / sum(work))  # fmt: skip
+    assert step_s(model, stages, 8.0) == pytest.approx(done_s[-1])
+
+
+def test_two_stages_by_hand() -> None:
+    """8 samples' 1000 bytes go forward and come back in four micro-batches; the optimizer of one stage has 3/4 to do.
+
+    Four micro-batches of two equal stages take five of their eight half steps.
+    """
+    links = Links(8, 1e8, None, latency_s=1e-4)
+    model = StepModel(0.006, links, step_model.STAGES, growth=0.0, optimizer_s=0.01, cut_bytes=1000.0, micro_batches=4,
+                      state_imbalance=1.5)  # fmt: skip
+    expected = 8 * 0.006 * 5 / 8 + 0.0075 + 2 * 4 * (1e-4 + 2000 / 1e8)
+    assert step_s(model, 2, 4.0) == pytest.approx(expected)
+    assert step_s(model, 1, 4.0) == pytest.approx(4 * 0.006 + 0.01)
+    far = replace(model, links=Links(1, 1e9, 1e8, network_latency_s=1e-4))
+    assert step_s(far, 2, 4.0) == pytest.approx(expected)
+
+
+def test_each_device_updates_its_share_of_the_state() -> None:
+    for kind, share in (("all_reduce", 1), ("zero1", 1 / 8), ("sharded", 1 / 8), ("hsdp", 1 / 4), ("stages", 1 / 8)):
+        actual = predict_parts(replace(MODEL, sync=kind, optimizer_s=0.8), 8, 32.0).optimizer_s
+        assert float(actual) == pytest.approx(0.8 * share), kind
+
+
 def test_copies_of_shards_cross_nodes_once_for_each_node() -> None:
     links = Links(4, 1e12, 1e9, latency_s=0.0, network_latency_s=0.0, launch_s=0.0)
     model = StepModel(1e-9, links, step_model.HSDP, 1e9, growth=0.0)

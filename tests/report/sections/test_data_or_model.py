@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from scalebench.analysis.prediction.calibration import NO_PROBES_REASON
-from scalebench.analysis.prediction.data_or_model import ParallelismComparison
+from scalebench.analysis.prediction.data_or_model import NO_PROBES_REASON, ParallelismComparison
 from scalebench.core.result import Result
 from scalebench.report.document import Table
 from scalebench.report.sections import data_or_model
@@ -37,19 +36,37 @@ def row_texts(table: Table) -> list[str]:
     return [" | ".join(cell.text for cell in row.cells) for row in table.rows]
 
 
+def list_answers(comparisons: list[ParallelismComparison]) -> list[str]:
+    return [text for text, _ in data_or_model.make_answers(comparisons)]
+
+
 def test_a_reason_stands_for_what_is_not_predicted() -> None:
     comparisons = compare(bare_run(8, probed=False), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, 0.05))
-    reason = f"not predicted: the bare run was {NO_PROBES_REASON}"
-    assert data_or_model.list_unpredicted(comparisons) == [f"mlp: data, model {reason}"]
-    (winners,) = row_texts(data_or_model.make_winners_table(comparisons, limits=False))
-    not_sure = "not sure: one repeat, measure.repeats=3 decides"
-    assert winners == f"mlp | 2 | 8 |  | 100 ms |  | 50.0 ms |  | model (model_parallel), {not_sure} | "
-    assert row_texts(data_or_model.make_traffic_table(comparisons)) == ["mlp | 2 | 8 |  |  |  |  |  |  | "]
-    assert data_or_model.describe_accuracy(comparisons) == ""
-    unmeasured = compare(bare_run(8, probed=False), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, None))
-    assert [text for text, _ in data_or_model.make_answers(unmeasured)] == [
-        "mlp on 2 devices: neither predicted nor measured both ways"
+    assert row_texts(data_or_model.make_table(comparisons, limits=False)) == [
+        "mlp | 2 | 8 | data: ddp_gloo |  |  |  | 100 ms | ",
+        "mlp | 2 | 8 | model: model_parallel |  |  |  | 50.0 ms | measured",
     ]
+    assert list(data_or_model.list_remarks(comparisons)) == [
+        f"not predicted (mlp, data; mlp, model): the bare run was {NO_PROBES_REASON}"
+    ]
+    assert list_answers(comparisons) == [
+        "mlp on 2 devices: model won at 8; not sure who won: one repeat, measure.repeats=3 decides"
+    ]
+    unmeasured = compare(bare_run(8, probed=False), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, None))
+    assert list_answers(unmeasured) == ["mlp on 2 devices: neither predicted nor measured both ways"]
+
+
+def test_the_answer_names_the_batch_from_which_on_data_parallelism_wins() -> None:
+    comparisons = compare(*make_pairs())
+    (text,) = list_answers(comparisons)
+    assert "data should win at 64" in text and "model won at 8 and 64" in text
+    crossing = comparisons[-1].data_wins_from("model")
+    assert crossing is not None and f"data should be faster than model from {crossing:,.0f} on" in text
+    remarks = list(data_or_model.list_remarks(comparisons))
+    assert remarks[0] == "the kind that should win did, or is tied with it, in 1 of 2"
+    assert remarks[1] == (
+        "rates of mlp on 2 devices: 10.0 GFLOP/s on a device; 100 MB/s and 100 us a message on the link"
+    )
 
 
 def tied_runs(repeat: int) -> list[Result]:
@@ -62,9 +79,6 @@ def tied_runs(repeat: int) -> list[Result]:
 
 
 def test_a_tie_is_shown() -> None:
-    (row,) = row_texts(
-        data_or_model.make_winners_table(
-            compare(bare_run(8), *(run for repeat in range(3) for run in tied_runs(repeat)))
-        )
-    )
-    assert "(ddp_gloo), tied: model | yes" in row or "(model_parallel), tied: data | yes" in row
+    runs = [bare_run(8), *(run for repeat in range(3) for run in tied_runs(repeat))]
+    places = [row.cells[-1].text for row in data_or_model.make_table(compare(*runs)).rows]
+    assert sorted(places) in (["measured", "predicted, tied"], ["predicted, measured", "tied"])

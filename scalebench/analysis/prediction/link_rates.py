@@ -1,0 +1,89 @@
+"""Rates of the links between devices, from isolated synchronization of gradients, else from the hardware's YAML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from scalebench.core.errors import InputError
+from scalebench.core.result import Result
+from scalebench.core.stats.estimate_arithmetic import fit_least_squares
+
+MIN_SIZE_INDEPENDENCE = 1e-9  # below it sizes and messages are proportional and cannot separate latency from bandwidth
+LINK_COLUMNS = ("hardware", "machine", "framework", "backend_used", "gpus", "nodes")  # rows that use one link
+
+Row = Mapping[str, Any]
+ReadRecord = Callable[[Row], Result]  # returns the complete record of a row; InputError if it was deleted
+
+
+class MeasuredSync(NamedTuple):
+    """One measured gradient synchronization: `messages` all-reduces of `size_bytes` in total."""
+
+    devices: int
+    messages: int
+    size_bytes: float
+    seconds: float
+
+
+class LinkRate(NamedTuple):
+    """The rate of a link; `latency_s` of one message is None if one size cannot separate it from the bytes' time."""
+
+    bytes_per_s: float
+    latency_s: float | None
+
+
+SyncsByLink = dict[tuple[Any, ...], list[MeasuredSync]]
+
+
+def ring_bytes(size: float, devices: int) -> float:
+    """Return the bytes that each device sends in a ring all-reduce of `size` bytes (Patarasuk and Yuan 2009)."""
+    return 2 * (devices - 1) / devices * size
+
+
+def fit_link_rate(syncs: Sequence[MeasuredSync]) -> LinkRate | None:
+    """Fit seconds = rounds * latency_s + sent / bytes_per_s with the least squares of relative deviations.
+
+    Bytes and rounds are those of a ring. None if there are no measurements, or bytes make no difference. A negative
+    latency counts as 0. The rate is an effective one: it includes the summation.
+    Source: Hockney 1994, "The communication challenge for MPP: Intel Paragon and Meiko CS-2".
+    """
+    rows = [_regression_row(sync) for sync in syncs if sync.devices > 1 and sync.size_bytes > 0 and sync.seconds > 0]
+    if not rows:
+        return None
+    by_bytes_alone = math.fsum(sent * sent for _, sent in rows) / math.fsum(sent for _, sent in rows)
+    fit = fit_least_squares(rows, [1.0] * len(rows), MIN_SIZE_INDEPENDENCE)
+    if fit is None:
+        return LinkRate(by_bytes_alone, None)
+    latency_s, byte_s = map(float, fit.coefficients)
+    if byte_s <= 0:
+        return None
+    return LinkRate(1 / byte_s, latency_s) if latency_s > 0 else LinkRate(by_bytes_alone, 0.0)
+
+
+def _regression_row(sync: MeasuredSync) -> tuple[float, float]:
+    """Return rounds and bytes over the seconds: 1 = latency_s * rounds / t + bytes / t / bytes_per_s."""
+    rounds = sync.messages * 2 * (sync.devices - 1)
+    return rounds / sync.seconds, ring_bytes(sync.size_bytes, sync.devices) / sync.seconds
+
+
+def group_syncs_by_link(rows: Iterable[Row], read: ReadRecord) -> SyncsByLink:
+    """Group the measured synchronizations of rows by their link."""
+    by_link: SyncsByLink = {}
+    for row in rows:
+        if row["gpus"] < 2 or not row["sync_isolated_s"] or not (sizes := message_bytes(row, read)):
+            continue
+        sync = MeasuredSync(row["gpus"], len(sizes), sum(sizes), row["sync_isolated_s"])
+        by_link.setdefault(link_key(row), []).append(sync)
+    return by_link
+
+
+def link_key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in LINK_COLUMNS)
+
+
+def message_bytes(row: Row, read: ReadRecord) -> list[int]:
+    try:
+        return read(row).sync.message_bytes
+    except InputError:
+        return []

@@ -1,0 +1,96 @@
+"""The link's two figures come back from synchronizations that were made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.analysis.prediction.link_rates import (
+    MeasuredSync,
+    fit_link_rate,
+    group_syncs_by_link,
+    link_key,
+    ring_bytes,
+)
+from scalebench.core.errors import InputError
+from scalebench.core.result import Result
+from tests.builders.parallelism_runs import ddp_run
+
+DATA: dict[str, Any] = {
+    "hardware": "cpu", "machine": "a", "framework": "torch", "backend_used": "gloo", "gpus": 2, "nodes": 1,
+    "sync_isolated_s": 0.04,
+}  # fmt: skip
+
+
+def record(row: object) -> Result:
+    return ddp_run(8, 0.1, messages=4)
+
+
+def gone(row: object) -> Result:
+    raise InputError("gone")
+
+
+def test_links_are_those_of_a_backend_on_as_many_devices_of_a_machine() -> None:
+    rows = [DATA, {**DATA, "gpus": 4}, {**DATA, "sync_isolated_s": None}, {**DATA, "gpus": 1},
+            {**DATA, "backend_used": "mpi"}]  # fmt: skip
+    actual = group_syncs_by_link(rows, record)
+    assert [(key[3:5], len(several)) for key, several in actual.items()] == [
+        (("gloo", 2), 1), (("gloo", 4), 1), (("mpi", 2), 1)
+    ]  # fmt: skip
+    assert actual[link_key(DATA)] == [MeasuredSync(2, 4, 4_000_000, 0.04)]
+    assert group_syncs_by_link(rows, gone) == {}
+
+
+@given(st.floats(1.0, 1e12), st.integers(1, 10_000))
+def test_a_ring_sends_less_than_twice_the_gradients(size: float, devices: int) -> None:
+    assert 0 <= ring_bytes(size, devices) < 2 * size
+    assert ring_bytes(size, devices) <= ring_bytes(size, devices + 1)
+
+
+latencies = st.floats(1e-6, 1e-2)
+bandwidths = st.floats(1e6, 1e12)
+
+
+def taken(devices: int, messages: int, size_bytes: float, latency_s: float, bytes_per_s: float) -> MeasuredSync:
+    """A ring: each message in 2 (n - 1) rounds, all bytes but the own part sent twice."""
+    seconds = messages * 2 * (devices - 1) * latency_s + 2 * (devices - 1) / devices * size_bytes / bytes_per_s
+    return MeasuredSync(devices, messages, size_bytes, seconds)
+
+
+@given(latencies, bandwidths, st.integers(2, 16))
+def test_latency_and_rate_come_back(latency_s: float, bytes_per_s: float, devices: int) -> None:
+    """Of sizes around the one where half of the time is latency."""
+    half = latency_s * bytes_per_s
+    actual = fit_link_rate([taken(devices, 1, size * half, latency_s, bytes_per_s) for size in (0.1, 1, 10)])
+    assert actual.latency_s is not None
+    assert actual.latency_s == pytest.approx(latency_s, rel=1e-6)
+    assert actual.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-6)
+
+
+@given(bandwidths, st.floats(1.0, 1e9))
+def test_one_size_gives_the_rate_alone(bytes_per_s: float, size: float) -> None:
+    actual = fit_link_rate([taken(2, 1, size, 0.0, bytes_per_s)] * 2)
+    assert actual.latency_s is None
+    assert actual.bytes_per_s == pytest.approx(bytes_per_s)
+
+
+def test_a_latency_below_zero_is_none() -> None:
+    actual = fit_link_rate(
+        [MeasuredSync(2, 1, 1e3, 0.5e-6), MeasuredSync(2, 1, 1e6, 1e-3)]
+    )  # the small one is twice as fast a byte
+    assert actual.latency_s == 0.0
+    assert 1e9 < actual.bytes_per_s < 2e9
+
+
+def test_nothing_exchanged_is_no_link() -> None:
+    assert fit_link_rate([]) is None
+    assert (
+        fit_link_rate([MeasuredSync(1, 1, 1e6, 1e-3), MeasuredSync(2, 1, 0.0, 1e-3), MeasuredSync(2, 1, 1e6, 0.0)])
+        is None
+    )
+    assert (
+        fit_link_rate([MeasuredSync(2, 1, 1e6, 1e-3), MeasuredSync(2, 1, 1e3, 2e-3)]) is None
+    )  # more bytes, less time
