@@ -30,7 +30,6 @@ from scalebench.analysis.prediction.step_model import (
     LINK_EFFICIENCIES,
     NO_SYNC,
     ONE_COPY,
-    OVERLAP,
     SHARDED,
     STAGES,
     TENSOR,
@@ -125,6 +124,8 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
         model = _add_stages(model, last, read)
     elif kind == ALL_REDUCE and not model.sync_bytes and len(rows) == 1:
         raise InputError("how many bytes it sends is not known: measure gpus=2")
+    if model.sync == IN_GRAPH or read(last).scale.device == "cpu":  # where it takes the cores that compute
+        model = replace(model, overlap=0.0)
     return _add_measured_overlap(model, rows)
 
 
@@ -147,7 +148,7 @@ def _imbalance(parts: Sequence[float]) -> float:
 
 def _add_measured_overlap(model: StepModel, rows: Sequence[Row]) -> StepModel:
     """Return the model with overlap and growth as the probes measured them on the most devices."""
-    overlap, growth = 0.0 if model.sync == IN_GRAPH else OVERLAP, GROWTH
+    overlap, growth = model.overlap, GROWTH
     for row in rows:
         if row["gpus"] == 1 or not row["step_s"]:
             continue

@@ -111,8 +111,8 @@ def check_channels_first(device: str, compute_dtype: str) -> None:
         _channels_first_gradient(tf.zeros((1, 2, 4, 4), compute_dtype), tf.zeros((3, 3, 2, 2), compute_dtype))
     except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
         raise Unsupported(
-            f"train.data_format=nchw has no kernels for {compute_dtype} in this TensorFlow on this CPU: only oneDNN has "
-            "them, for some precisions, and TensorFlow takes it on newer CPUs or with TF_ENABLE_ONEDNN_OPTS=1; use nhwc"
+            f"train.data_format=nchw has no kernels for {compute_dtype} in this TensorFlow on this CPU: only oneDNN "
+            "has them, for some precisions, on newer CPUs or with TF_ENABLE_ONEDNN_OPTS=1; use nhwc"
         ) from None
 
 

@@ -112,6 +112,8 @@ def test_steps_are_those_of_a_loop_by_hand(own_step: Any, name: str, kind: str) 
     assert losses[-1] < losses[0] and adapter.flops_per_sample() > 0
     metrics = adapter.evaluate(source)
     assert metrics.keys() == {"loss"} and 0 < metrics["loss"] < losses[0]
+    # This takes another step, for which Lightning's loop is set up anew.
+    assert adapter.settings_used()["precision"] == "float32"
 
 
 @pytest.mark.parametrize("feed", ["host", "fixed", "device"])

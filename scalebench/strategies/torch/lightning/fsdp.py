@@ -55,5 +55,8 @@ class _AccumulatingFsdp(ModelParallelStrategy):
         super().__init__(data_parallel_size=adapter.spec.processes, tensor_parallel_size=1, **arguments)
         self._adapter = adapter
 
+    def model_to_device(self) -> None:
+        """Leave the weights where sharding put them: once a pass was recorded, they cannot be exchanged by others."""
+
     def block_backward_sync(self) -> AbstractContextManager[Any]:
         return self._adapter.without_sync()

@@ -72,7 +72,10 @@ class TrainerStrategy(TorchStrategy):
             trainer, module = self._build_trainer(_LoopReporter(self, loop)), self._choose_module()
             trainer.fit(module, train_dataloaders=_LoopParts(self, loop))
             module.trainer = None  # a user's module is evaluated afterwards, where self.log finds no loop
-        self.model.to(self.device)  # Lightning leaves it on the CPU, and the optimizer's state
+        # Most of Lightning's strategies leave the model on the CPU, and the optimizer's state. Weights that are in
+        # place stay as they are: those of FSDP cannot be exchanged once a pass was recorded on them.
+        if next(self.model.parameters()).device != self.device:
+            self.model.to(self.device)
         move_optimizer_state(self.optimizer, self.device)
 
     def step(self, batch: TorchBatch) -> LossPart | None:
