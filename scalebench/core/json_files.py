@@ -41,11 +41,11 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, format_json(content))
 
 
-def format_json(content: Any, escape_all: bool = True) -> str:
+def format_json(content: Any, escape_all: bool = True, indent: int | None = 1) -> str:
     """Return the text that `write_json` writes, with or without escapes for all but ASCII; ValueError for NaN and
-    infinities."""
+    infinities. With `indent` None it is one line, which takes a fifth of the time."""
     # The standard library's encoder: msgspec's writes null for NaN and refuses numpy's floats.
-    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=escape_all, default=dataclasses.asdict)
+    text = json.dumps(content, indent=indent, allow_nan=False, ensure_ascii=escape_all, default=dataclasses.asdict)
     return f"{text}\n"
 
 
@@ -61,15 +61,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 def rewrite_json(path: Path, content: Any) -> None:
-    """Write a file that is written again and again as `write_json` does; on a full disk in its own place, which takes
-    no room. A reader may then see half of it."""
+    """Write a file that is written again and again as `write_json` does, in one line; on a full disk in its own place,
+    which takes no room. A reader may then see half of it."""
+    text = format_json(content, indent=None)
     try:
-        write_json(path, content)
+        write_text(path, text)
     except OSError as error:
         if error.errno not in DISK_FULL_ERRNOS or not path.exists():
             raise
         with open(path, "r+", encoding="utf-8") as file:
-            file.write(format_json(content))
+            file.write(text)
             file.truncate()
 
 

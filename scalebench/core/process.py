@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 POLL_INTERVAL_S = 0.02
+FIRST_INTERVAL_S = 0.0002  # of a wait that may be short; then longer ones, up to POLL_INTERVAL_S
 # Each of these ends a program that does not handle it: Ctrl-C and Ctrl-\, a scheduler's SIGTERM and its warnings before
 # that, and the SIGHUP of a terminal that was closed or of a connection that was lost.
 ENDING_SIGNALS = (
@@ -56,11 +57,12 @@ def as_start_errors() -> Iterator[None]:
 
 def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
     """Sleep until the condition holds or the time is over, and return whether it held."""
-    deadline_s = time.monotonic() + limit_s
+    deadline_s, interval_s = time.monotonic() + limit_s, FIRST_INTERVAL_S
     while not condition():
         if time.monotonic() >= deadline_s:
             return False
-        time.sleep(POLL_INTERVAL_S)
+        time.sleep(interval_s)
+        interval_s = min(2 * interval_s, POLL_INTERVAL_S)
     return True
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import build_record, read_json, read_record, write_json
-from scalebench.core.untrusted import MAX_FILE_BYTES
+from scalebench.core.json_files import parse_record, read_record, write_json
+from scalebench.core.untrusted import MAX_FILE_BYTES, read_plain_file
 
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
@@ -92,6 +92,13 @@ class _ResultMarker:
 
 
 MARKERS = {SPEC_FILE: _SpecMarker, TRY_SPEC_FILE: _SpecMarker, RESULT_FILE: _ResultMarker}
+
+
+@dataclass
+class _RunMarker:
+    """The field by which a rank's report is known as one of a run."""
+
+    run_id: str | None = None
 
 
 @dataclass
@@ -228,10 +235,10 @@ def read_rank_file(
     """Read such a report. None where it is missing or incomplete, or of another run than `run_id`, whose ranks may
     still write after their parent was killed; with `run_id` None that of any run counts."""
     try:
-        tree = read_json(path, max_bytes)
-        of_run = tree.pop("run_id", None)
-        return build_record(record_type, tree) if run_id in (None, of_run) else None
-    except (OSError, ValueError, AttributeError, TypeError):
+        content = read_plain_file(path, max_bytes=max_bytes)
+        of_run = parse_record(content, _RunMarker, ignore_unknown=True).run_id
+        return parse_record(content, record_type, ignore_unknown=True) if run_id in (None, of_run) else None
+    except (OSError, ValueError):
         return None
 
 

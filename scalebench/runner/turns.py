@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
+import select
+import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebench.core.json_files import rewrite_json, write_json
-from scalebench.core.machine.cpus import CpuTimes, read_cpu_times
-from scalebench.core.process import POLL_INTERVAL_S, CpuMeter, cancelled
+from scalebench.core.machine.cpus import CpuTimes
+from scalebench.core.process import CpuMeter, cancelled, wait_until
 from scalebench.core.run_folder import Turn, turn_path
 from scalebench.core.spec import RunSpec
 from scalebench.measure.monitor.monitor_process import MonitorProcess
@@ -18,10 +24,10 @@ from scalebench.measure.progress import PARKED, RankProgress, read_progress
 if TYPE_CHECKING:
     from scalebench.runner.launchers.supervise import RankGroup
 
-GATE_INTERVAL_S = 0.002  # between two looks for the end of a slot, from shortly before its expected end on
-EARLY_SHARE = 0.05  # of the last slot's length, how long before its expected end
+IN_MOVED_TO = 0x80  # of inotify: a file was renamed into the folder
+GATE_INTERVAL_S = 0.002  # between two looks for the end of a slot, where the kernel does not report it
 STOP_LIMIT_S = 10.0  # for the processes of a run to stop, and for a shared file system to show that nodes have
-AWAKE_INTERVAL_S, PARKED_INTERVAL_S = 0.1, 0.2  # between two looks at processes, awake and parked
+AWAKE_INTERVAL_S, PARKED_INTERVAL_S = 0.1, 0.5  # between two looks at processes, awake and parked
 # Other programs disturb a slot when they use so much of a core while less than one core is idle. The kernel counts in
 # hundredths of a second, which is a tenth of a core in the shortest slots.
 MAX_SLOT_OTHER_CORES, MIN_IDLE_CORES = 0.25, 1.0
@@ -41,12 +47,13 @@ class Turns:
         self._run_id: str | None = None
         self.monitor: MonitorProcess | None = None  # of this host, which is parked with the run
         self._turn = Turn(0)
-        self._granted_at_s = self._last_slot_s = 0.0
+        self._watch: FolderWatch | None = None
+        self._granted_at_s = 0.0
         self._changed = threading.Condition()
         self._parked_since_s: float | None = None
         self._parked_s = 0.0  # in earlier pauses
         self._meter: CpuMeter | None = None  # of the processes; None: some are on other hosts
-        self._use_at_grant: tuple[float, CpuTimes, float] | None = None
+        self._own_s = 0.0  # that they had used when they were last at their gate; parked, they use nothing
         self.disturbed_rounds: list[int] = []  # in which other programs took the cores
         self.over = False
         self.refused: str | None = None  # why it cannot take turns any more
@@ -55,7 +62,7 @@ class Turns:
 
     def attach(self, group: RankGroup[Any], run_id: str) -> None:
         """Register the processes of the run when they have been started."""
-        self._group, self._run_id = group, run_id
+        self._group, self._run_id, self._watch = group, run_id, FolderWatch(self._folder)
 
     def awake_s(self) -> float:
         """Return the time of a clock that stands still while the run is parked, in seconds."""
@@ -79,15 +86,24 @@ class Turns:
     def await_gate(self) -> list[RankProgress]:
         """Wait until all ranks that measure are at their gate, and return what they report; an empty list when the run
         is over. Raises KeyboardInterrupt when the program is cancelled."""
-        while not self.over:
+        reports: list[RankProgress] = []
+        while len(reports) < len(self._measuring):
+            if self.over:
+                return []
             if cancelled.is_set():
                 raise KeyboardInterrupt
-            reports = self._read_reports()
-            if reports:
-                self._last_slot_s = time.monotonic() - self._granted_at_s if self._turn.slot_s else 0.0
-                return reports
-            self._wait(self._look_interval_s())
-        return []
+            slot_left_s = self._granted_at_s + (self._turn.slot_s or 0.0) - time.monotonic()
+            if self._watch is None or slot_left_s > 0:
+                self._wait(PARKED_INTERVAL_S if self._watch is None else min(slot_left_s, PARKED_INTERVAL_S))
+                continue
+            self._watch.clear()
+            report = read_progress(self._folder, self._measuring[len(reports)], self._run_id)
+            if report is not None and report.phase == PARKED and report.turn == self._turn.number:
+                reports.append(report)
+            else:
+                is_watched = self._meter is not None or self._turn.slot_s is None
+                self._watch.wait(AWAKE_INTERVAL_S if is_watched else GATE_INTERVAL_S)
+        return reports
 
     def park(self) -> bool:
         """Stop all processes of the run, which wait at the gate. Return False if they have not stopped in time."""
@@ -96,6 +112,7 @@ class Turns:
         if self._turn.number == 0:
             pids = group.local_pids()
             self._meter = None if pids is None else CpuMeter(pids)
+            self._own_s = 0.0 if self._meter is None else self._meter.read_s()
         self._turn.over = True
         if self._meter is None:  # agents on nodes read it
             write_json(turn_path(self._folder), self._turn)
@@ -104,12 +121,7 @@ class Turns:
             if self.monitor is not None:
                 self.monitor.pause()
             self._parked_since_s = time.monotonic()
-        deadline_s = time.monotonic() + STOP_LIMIT_S
-        while not group.is_paused():
-            if time.monotonic() > deadline_s:
-                return False
-            time.sleep(GATE_INTERVAL_S)
-        return True
+        return wait_until(group.is_paused, STOP_LIMIT_S)
 
     def refuse(self, reason: str) -> None:
         """Have the supervisor end the run, which failed for this reason."""
@@ -130,13 +142,14 @@ class Turns:
         sizes = () if self._group is None else self._group.resident_bytes()
         return max((size for size in sizes if size is not None), default=None)
 
-    def is_disturbed(self) -> bool:
-        """Return whether other programs took cores that the run, which is at its gate, needed in the slot."""
-        if self._meter is None or self._use_at_grant is None:
+    def is_disturbed(self, begin: CpuTimes, now: CpuTimes) -> bool:
+        """Return whether other programs took cores that the run, now at its gate again, needed since `begin`, when it
+        was still parked."""
+        if self._meter is None:
             return False
-        begin_s, begin, own_s = self._use_at_grant
-        seconds, now = time.monotonic() - begin_s, read_cpu_times()
-        others_s = now.busy_s - begin.busy_s - (self._meter.read_s() - own_s)
+        seconds, before_s = now.at_s - begin.at_s, self._own_s
+        self._own_s = self._meter.read_s()
+        others_s = now.busy_s - begin.busy_s - (self._own_s - before_s)
         is_idle = now.idle_s - begin.idle_s >= MIN_IDLE_CORES * seconds
         return others_s > MAX_SLOT_OTHER_CORES * seconds and not is_idle
 
@@ -144,7 +157,7 @@ class Turns:
         """Continue the parked run for a slot of so many seconds or to its end; if that cannot be written, it fails."""
         self._turn = Turn(self._turn.number + 1, slot_s, round)
         try:
-            rewrite_json(turn_path(self._folder), self._turn)
+            rewrite_json(turn_path(self._folder), vars(self._turn))
         except OSError as error:
             self.refuse(f"its turn cannot be written: {error.strerror}")
         with self._changed:
@@ -154,31 +167,40 @@ class Turns:
             self._granted_at_s = time.monotonic()
             if self.monitor is not None:
                 self.monitor.resume()
-            if self._meter is not None:
-                self._use_at_grant = time.monotonic(), read_cpu_times(), self._meter.read_s()
             if self._group is not None:
                 self._group.resume()
-            self._changed.notify_all()
-
-    def _look_interval_s(self) -> float:
-        """Return the seconds until the next look for the gate: short ones only when a slot should be over, which lasts
-        longer than planned where steps are slow."""
-        if self._turn.slot_s is None:
-            return POLL_INTERVAL_S
-        expected_s = max(self._turn.slot_s, (1 - EARLY_SHARE) * self._last_slot_s)
-        slot_left_s = self._granted_at_s + expected_s - time.monotonic()
-        return max(GATE_INTERVAL_S, min(slot_left_s, PARKED_INTERVAL_S))
 
     def _wait(self, seconds: float) -> None:
         with self._changed:
             if not self.over:
                 self._changed.wait(seconds)
 
-    def _read_reports(self) -> list[RankProgress]:
-        reports = []
-        for rank in self._measuring:
-            report = read_progress(self._folder, rank, self._run_id)
-            if report is None or report.phase != PARKED or report.turn != self._turn.number:
-                return []
-            reports.append(report)
-        return reports
+
+class FolderWatch:
+    """Waits until a file is renamed into a folder, by Linux' inotify. Files that come from other hosts are not seen;
+    without inotify, waits are short."""
+
+    def __init__(self, folder: Path) -> None:
+        self._poll, self._descriptor = select.poll(), -1
+        if sys.platform.startswith("linux"):
+            libc = ctypes.CDLL(None)
+            self._descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._descriptor >= 0:
+            weakref.finalize(self, os.close, self._descriptor)
+            if libc.inotify_add_watch(self._descriptor, os.fsencode(folder), IN_MOVED_TO) < 0:
+                self._descriptor = -1
+            else:
+                self._poll.register(self._descriptor, select.POLLIN)
+
+    def wait(self, limit_s: float) -> None:
+        """Wait for a file, since the last `clear`, for at most so long."""
+        if self._descriptor < 0:
+            time.sleep(min(limit_s, GATE_INTERVAL_S))
+        else:
+            self._poll.poll(1e3 * limit_s)
+
+    def clear(self) -> None:
+        """Forget the files that have come so far."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._descriptor, 1 << 16)

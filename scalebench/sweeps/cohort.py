@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from scalebench.core.machine.cpus import CpuTimes, read_cpu_times
 from scalebench.core.process import cancelled
 from scalebench.core.result import Result
 from scalebench.core.run_folder import remove_run
@@ -99,12 +100,13 @@ class Member:
         finally:
             self.turns.end()
 
-    def record_slot(self, round: int, reports: Sequence[RankProgress]) -> None:
-        """Record the throughput of a slot from what its ranks report, and whether other programs disturbed it."""
+    def record_slot(self, round: int, reports: Sequence[RankProgress], begin: CpuTimes, end: CpuTimes) -> None:
+        """Record the throughput of a slot from what its ranks report, and whether other programs disturbed it, from
+        the processor times before and after it."""
         if not self.spec.config.strategy.independent:
             reports = [reports[0]]
         steps_per_s = [report.steps / report.elapsed_s for report in reports if report.elapsed_s > 0]
-        if self.turns.is_disturbed():
+        if self.turns.is_disturbed(begin, end):
             self.turns.disturbed_rounds.append(round)
         if steps_per_s:
             self.rates[round] = sum(steps_per_s) / len(reports) * self.spec.global_batch
@@ -175,6 +177,7 @@ class Cohort:
         # Where the share of one repeat is too short for a few rounds, it may take the time of all repeats for them.
         most_s = sum(member.spec.config.measure.max_s for member in members)
         begin_s, number, look = time.monotonic(), 0, FIRST_LOOK_ROUNDS
+        before = read_cpu_times()
         while members:
             elapsed_s = time.monotonic() - begin_s
             if number and elapsed_s + elapsed_s / number > (most_s if number < FIRST_LOOK_ROUNDS else limit_s):
@@ -188,9 +191,11 @@ class Cohort:
                 self._show(round=number, label=member.spec.label, seconds_left=max(0.0, limit_s - elapsed_s))
                 member.turns.grant(member.spec.config.measure.slot_s, number)
                 reports = member.turns.await_gate()
+                after = read_cpu_times()
                 if reports:
-                    member.record_slot(number, reports)
+                    member.record_slot(number, reports, before, after)
                     self._park(member)
+                before = after
             members = [member for member in members if not member.turns.over]
             self._find_leader(members)
 

@@ -39,6 +39,7 @@ MIN_SHOWN_LEFT_S = 1.0
 GUESSED_STEPS = ", with steps guessed from the FLOPs of the model until a run shows the pace of this machine"
 CELL_INTERVAL_S = 0.5  # between two lines of progress in a notebook, which keeps up with no more
 MAX_ERROR_CHARACTERS = 1000  # the way out stands at the end of a line
+REFRESHES_PER_S = 4  # of the progress line; the 12.5 of rich take as much of a core as all else that the parent does
 PLAIN_WIDTH = 80  # characters of a line in a file or a pipe, unless COLUMNS says another number
 
 
@@ -153,7 +154,7 @@ class Console:
     def _show_status(self, text: str) -> Iterator[Callable[[str], None]]:
         """Show a line that the yielded function replaces; only where `is_live`."""
         if self.rich.is_terminal:
-            with self.rich.status(escape_markup(text)) as status:
+            with self.rich.status(escape_markup(text), refresh_per_second=REFRESHES_PER_S) as status:
                 yield lambda text: status.update(escape_markup(text))
             return
         line = _CellLine(text)

@@ -18,7 +18,7 @@ from scalebench.core import process
 from scalebench.core.json_files import read_json
 from scalebench.core.result import Result, read_result
 from scalebench.core.spec import RunSpec
-from scalebench.runner.turns import Turns
+from scalebench.runner.turns import FolderWatch, Turns
 from scalebench.sweeps.cohort import Cohort, CohortProgress, CohortRun, Member
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, simulated_spec, wait_until
@@ -153,6 +153,22 @@ class IdleCohort(Cohort):
     @staticmethod
     def cpu_s(processes: list[psutil.Process]) -> float:
         return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def test_a_report_that_is_renamed_into_the_folder_ends_a_wait(tmp_path: Path) -> None:
+    """Before the next look that is due without it; what came before `clear` does not count."""
+    watch = FolderWatch(tmp_path)
+    (tmp_path / "early").touch()
+    (tmp_path / "early").rename(tmp_path / "report")
+    watch.clear()
+    begin_s = time.monotonic()
+    watch.wait(0.05)
+    assert time.monotonic() - begin_s >= 0.049
+    (tmp_path / "late").touch()
+    (tmp_path / "late").rename(tmp_path / "report")
+    begin_s = time.monotonic()
+    watch.wait(60.0)
+    assert time.monotonic() - begin_s < 30.0
 
 
 def test_parked_runs_use_no_processor_time(tmp_path: Path) -> None:

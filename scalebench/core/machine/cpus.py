@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ def read_system_number(*path: str | Path) -> int | None:
 class CpuTimes:
     """Seconds of the CPUs that this process may use, since the machine started; all 0 where the kernel shows none."""
 
+    at_s: float  # when that was, on the monotonic clock
     programs_s: float
     interrupts_s: float
     stolen_s: float  # by other virtual machines
@@ -60,7 +62,7 @@ def read_cpu_times() -> CpuTimes:
         if name in usable:
             ticks = [total + int(count) for total, count in zip(ticks, counts, strict=True)]
     user, nice, system, idle, iowait, irq, softirq, stolen = (count / os.sysconf("SC_CLK_TCK") for count in ticks)
-    return CpuTimes(user + nice + system, irq + softirq, stolen, idle + iowait)
+    return CpuTimes(time.monotonic(), user + nice + system, irq + softirq, stolen, idle + iowait)
 
 
 def parse_cpu_list(text: str) -> list[int]:

@@ -61,7 +61,7 @@ class MonitorProcess:
         self._signal(RESUME)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None:
             self._process.send_signal(number)
 
     def __enter__(self) -> MonitorProcess:

@@ -111,8 +111,8 @@ class RankGroup(Generic[P]):
             member.signal_worker(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue workers that `pause` has stopped."""
-        for member in self.members:
+        """Continue workers that `pause` has stopped, rank 0 last: it sets those to work that serve it."""
+        for member in reversed(self.members):
             member.signal_worker(signal.SIGCONT)
 
     def is_paused(self) -> bool:
