@@ -45,11 +45,12 @@ def make_collective_table(results: Iterable[Result]) -> pd.DataFrame:
     `time_s` is the time of one operation: in each block that of the slowest rank, then the mean over blocks with its 95
     % interval. Bandwidths are in bytes/s. Runs without collectives have no row.
     """
-    rows = [row for result in results for row in _collective_rows(result)]
+    rows = [row for result in results for row in list_collectives(result)]
     return make_typed_frame(rows, COLLECTIVE_COLUMNS, COLLECTIVE_TEXTS, COLLECTIVE_COUNTS)
 
 
-def _collective_rows(result: Result) -> list[dict[str, Any]]:
+def list_collectives(result: Result) -> list[dict[str, Any]]:
+    """Return a row for each operation and size that this run measured."""
     of_ranks = [rank.probes.collectives for rank in result.ranks if rank.probes is not None]
     if not of_ranks or not all(of_ranks):
         return []

@@ -1,4 +1,4 @@
-"""Rates of the links between devices, from isolated synchronization of gradients, else from the hardware's YAML."""
+"""Rates of the links between devices, from isolated synchronization of gradients and from measured all-reduces."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from scalebench.analysis.collectives import list_collectives
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import fit_least_squares
 
 MIN_SIZE_INDEPENDENCE = 1e-9  # below it sizes and messages are proportional and cannot separate latency from bandwidth
+SIZE_RANGE = 8  # of all-reduces that tell the rate of a message; their sizes are powers of 4
 LINK_COLUMNS = ("hardware", "machine", "framework", "backend_used", "gpus", "nodes")  # rows that use one link
 
 Row = Mapping[str, Any]
@@ -68,14 +70,26 @@ def _regression_row(sync: MeasuredSync) -> tuple[float, float]:
 
 
 def group_syncs_by_link(rows: Iterable[Row], read: ReadRecord) -> SyncsByLink:
-    """Group the measured synchronizations of rows by their link."""
+    """Group measured synchronizations by their link, and all-reduces of about the size of their messages."""
     by_link: SyncsByLink = {}
     for row in rows:
-        if row["gpus"] < 2 or not row["sync_isolated_s"] or not (sizes := message_bytes(row, read)):
+        if row["gpus"] < 2 or not (sizes := message_bytes(row, read)):
             continue
-        sync = MeasuredSync(row["gpus"], len(sizes), sum(sizes), row["sync_isolated_s"])
-        by_link.setdefault(link_key(row), []).append(sync)
+        syncs = [] if not row["sync_isolated_s"] else [
+            MeasuredSync(row["gpus"], len(sizes), sum(sizes), row["sync_isolated_s"])]  # fmt: skip
+        syncs += _list_all_reduces(read(row), sum(sizes) / len(sizes))
+        if syncs:
+            by_link.setdefault(link_key(row), []).extend(syncs)
     return by_link
+
+
+def _list_all_reduces(result: Result, message_bytes: float) -> list[MeasuredSync]:
+    """Return the all-reduces that the run measured apart, of sizes near a message: rates of far ones are others."""
+    return [
+        MeasuredSync(result.scale.gpus, 1, row["size_bytes"], row["time_s"])
+        for row in list_collectives(result)
+        if row["name"] == "all_reduce" and message_bytes / SIZE_RANGE <= row["size_bytes"] <= message_bytes * SIZE_RANGE
+    ]
 
 
 def link_key(row: Row) -> tuple[Any, ...]:

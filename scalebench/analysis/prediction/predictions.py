@@ -241,7 +241,10 @@ def _predict_curve(
         moved = replace(drawn.model, links=target, **own_s)
         drawn = replace(drawn, model=moved, slope=None)
         devices = f"{speed:.3g} times as fast, by their peak FLOP/s," if speed else "as fast"
-        remarks.append(f"nodes, links and memory of {hardware.get('name')}; devices {devices} as those measured")
+        devices = f"devices {devices} as those measured"
+        if own.get("devices") == "cpu" != hardware.get("devices"):
+            devices = "but computation at the pace of the CPU workers measured: on its GPUs synchronization weighs more"
+        remarks.append(f"nodes, links and memory of {hardware.get('name')}; {devices}")
     return CurvePrediction(curve, drawn, hardware or own, limits, network_known, hardware is not None, batch,
                            tuple(remarks))  # fmt: skip
 

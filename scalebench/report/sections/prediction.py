@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -50,6 +51,7 @@ from scalebench.report.report_data import ReportData
 SECTION_ID = "prediction"
 DOUBLINGS = 4  # beyond the measured devices, where no numbers are named
 MAX_PREDICTED = 24  # curves of a page: each one needs its records
+REACH = re.compile(r" keeps? \d")
 CAPTION = (
     "a step model drawn through the measured points, with 95 % limits from the errors of published scaling curves, or "
     "of 20 of these measurements (docs/guides/predicting.md)",
@@ -91,7 +93,7 @@ def choose_counts(curves: Sequence[Curve]) -> list[int]:
 
 def _list_answers(predicted: PredictedGroup, counts: Sequence[int], share: float) -> Iterator[Paragraph]:
     for sentence in list_sentences(predicted, counts, share, counts[-1]):
-        yield Paragraph(sentence, "answer" if " keeps " in sentence else "plain")
+        yield Paragraph(sentence, "answer" if REACH.search(sentence) else "plain")
 
 
 def _make_chart(chart_id: str, curves: Sequence[Curve], predicted: PredictedGroup, counts: Sequence[int]) -> Chart:
@@ -162,8 +164,11 @@ def _finite(value: float) -> float | None:
 
 def list_sentences(predicted: PredictedGroup, counts: Sequence[int], share: float, most: int) -> Iterator[str]:
     """Yield how far each strategy scales, which are tied, what to measure next, and what is not known."""
+    reaches: dict[str, list[str]] = {}
     for prediction in predicted.predictions:
-        yield _describe_reach(prediction, share, most)
+        reaches.setdefault(_describe_reach(prediction, share, most), []).append(prediction.name)
+    for reach, names in reaches.items():
+        yield f"{join_with_and(names)} {'keeps' if len(names) == 1 else 'keep'} {reach}"
     yield from _describe_ranking(predicted.predictions, counts[-1])
     yield from _describe_next(predicted.predictions, counts[-1])
     remarks: dict[str, list[str]] = {}
@@ -173,7 +178,8 @@ def list_sentences(predicted: PredictedGroup, counts: Sequence[int], share: floa
     for name, reason in predicted.reasons.items():
         yield f"{name} is not predicted: {reason}."
     for remark, names in remarks.items():
-        yield f"{join_with_and(names)}: {remark}."
+        about = "All strategies" if 1 < len(names) == len(predicted.predictions) else join_with_and(names)
+        yield f"{about}: {remark}."
     if max(most, *counts) > MAX_MEASURED_DEVICES:
         yield f"Beyond {MAX_MEASURED_DEVICES:,} devices no measurement backs this."
 
@@ -189,7 +195,7 @@ def _describe_reach(prediction: CurvePrediction, share: float, most: int) -> str
         pair = f"{reach.poor_doubling:,} to {2 * reach.poor_doubling:,}"
         doubling = f" From {pair} devices throughput grows by less than {MIN_DOUBLING_GAIN:g} times."
     kept = f"{describe(reach.by_figures)}, with {100 * CONFIDENCE:g} % confidence {describe(reach.surely)}"
-    return f"{prediction.name} keeps {100 * share:g} % efficiency {kept}.{doubling}"
+    return f"{100 * share:g} % efficiency {kept}.{doubling}"
 
 
 def _describe_ranking(predictions: Sequence[CurvePrediction], devices: int) -> Iterator[str]:

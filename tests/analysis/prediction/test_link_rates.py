@@ -16,7 +16,7 @@ from scalebench.analysis.prediction.link_rates import (
     ring_bytes,
 )
 from scalebench.core.errors import InputError
-from scalebench.core.result import Result
+from scalebench.core.result import CollectiveRecord, ProbeRecord, Result
 from tests.builders.parallelism_runs import ddp_run
 
 DATA: dict[str, Any] = {
@@ -42,6 +42,22 @@ def test_links_are_those_of_a_backend_on_as_many_devices_of_a_machine() -> None:
     ]  # fmt: skip
     assert actual[link_key(DATA)] == [MeasuredSync(2, 4, 4_000_000, 0.04)]
     assert group_syncs_by_link(rows, gone) == {}
+
+
+def test_all_reduces_of_about_a_message_tell_the_rate_as_well() -> None:
+    """Messages of 1 MB; an all-reduce of 64 MB goes through other memory, and a broadcast another way."""
+    run = ddp_run(8, 0.1, messages=4)
+    times = [("all_reduce", 2**20, 0.011), ("all_reduce", 2**22, 0.041)]
+    times += [("all_reduce", 2**26, 9.0), ("broadcast", 2**20, 9.0)]
+    for rank in run.ranks:
+        rank.probes = rank.probes or ProbeRecord()
+        rank.probes.collectives = [CollectiveRecord(name, size, 10, [10 * s] * 3) for name, size, s in times]
+    row = {**DATA, "sync_isolated_s": None}
+    (syncs,) = group_syncs_by_link([row], lambda _: run).values()
+    assert [(sync.messages, sync.size_bytes) for sync in syncs] == [(1, 2**20), (1, 2**22)]
+    link = fit_link_rate(syncs)
+    assert link is not None and link.bytes_per_s == pytest.approx(3 * 2**20 / 0.03)
+    assert link.latency_s == pytest.approx(0.0005)  # a ring of two has two rounds
 
 
 @given(st.floats(1.0, 1e12), st.integers(1, 10_000))

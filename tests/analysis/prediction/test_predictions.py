@@ -59,7 +59,9 @@ def test_links_are_measured_else_those_of_the_hardware() -> None:
     alpha = predict_one(make_runs(), hardware=ALPHA)
     links = alpha.extrapolation.model.links
     assert (links.devices_per_node, links.bytes_per_s, links.network_bytes_per_s) == (8, 240e9, 35e9)
-    assert "nodes, links and memory of alpha" in alpha.remarks[0]
+    assert "nodes, links and memory of alpha; but computation at the pace of the CPU workers" in alpha.remarks[0]
+    workers = predict_one(make_runs(), hardware={**ALPHA, "devices": "cpu"})
+    assert workers.remarks[0].endswith("; devices as fast as those measured")
     assert alpha.forecast([64]).throughput[0] > predict_one(make_runs()).forecast([64]).throughput[0]
 
 

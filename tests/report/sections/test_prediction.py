@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.sections import prediction
+from tests.analysis.prediction.test_predictions import make_runs, predict
 from tests.builders import sweeps
 from tests.report.section_blocks import build_section, get_block, get_series, select_blocks, write_report_data
 
@@ -31,6 +33,14 @@ def test_answers_and_checks_stand_beside_the_band(tmp_path: Path) -> None:
     assert any(text.startswith("ddp_gloo keeps 80 %") for text in answers)
     checks = get_block(section, Table, "prediction-check")
     assert {row.cells[2].text for row in checks.rows} == {"4"}
+
+
+def test_strategies_that_scale_alike_share_a_sentence() -> None:
+    group = predict(make_runs())
+    twice = replace(group, predictions=group.predictions * 2)
+    texts = list(prediction.list_sentences(twice, [8], 0.8, 1024))
+    assert [text.partition(" % ")[0] for text in texts if "efficiency" in text] == ["ddp_gloo and ddp_gloo keep 80"]
+    assert any(text.startswith("All strategies: nothing between nodes was measured") for text in texts)
 
 
 def test_nothing_is_shown_of_one_device(tmp_path: Path) -> None:
