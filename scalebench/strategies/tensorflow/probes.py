@@ -67,7 +67,7 @@ class PerDeviceStep:
         with tf.control_dependencies([start]):
             for device, part in zip(self._input_devices, parts, strict=True):
                 with tf.device(device):
-                    inputs.append(tuple(tf.identity(tensor) for tensor in part))
+                    inputs.append(tf.nest.map_structure(tf.identity, part))  # one sample may have several tensors
         results = self._compute(tuple(inputs), global_samples, True)
         ends = [self._end_time(result, global_samples) for result in results]
         with tf.device("/CPU:0"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow import user_model
 from scalebench.strategies.tensorflow.profiling import count_flops
 from scalebench.strategies.tensorflow.user_model import UserModel
+from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training
 from tests.strategies.tensorflow.builders import BARE
@@ -114,6 +116,16 @@ def test_steps_equal_those_of_bare(strategy: Any, source: Callable[..., Source],
         assert sum(one.message_sizes()) == 4 * 108
     one.partial_step(one.last_batch, "forward")
     one.local_step(one.last_batch) if devices == 2 else None
+
+
+def test_a_sample_of_several_tensors(strategy: Any, tmp_path: Path) -> None:
+    """Its devices are timed, too, and agree with one device about the loss."""
+    words = ("model=custom", f"model.keras={HERE}:two_inputs", "model.loss=mse", "dataset=custom", "dataset.size=400")
+    words += (f"dataset.builder={HERE}:pairs_of_curves", f"dataset.cache={tmp_path}", "train.learning_rate=0.01")
+    one, bare = strategy(*words, "strategy=mirrored", "gpus=2"), strategy(*words, *BARE)
+    source = Source(*datasets.open_dataset(one.spec), replica=0, replicas=1, global_batch=20, seed=3)
+    np.testing.assert_allclose(run_training(one, source, 3).losses, run_training(bare, source, 3).losses, rtol=1e-5)
+    assert all(seconds > 0 for seconds in one.local_step(one.last_batch))
 
 
 @pytest.mark.slow

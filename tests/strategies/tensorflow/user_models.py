@@ -81,6 +81,11 @@ def two_inputs() -> keras.Model:
     return keras.Model(both, layers.Dense(2)(layers.Flatten()(layers.Add()(both))))
 
 
+def pairs_of_curves(size: int, seed: int) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    curves = np.random.default_rng(seed).normal(size=(2, size, *CURVE))
+    return (curves[0], curves[1]), curves.mean((0, 2))[:, :2]
+
+
 def two_outputs() -> keras.Model:
     taken = keras.Input(CURVE)
     flat = layers.Flatten()(taken)

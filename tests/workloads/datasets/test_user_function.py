@@ -421,11 +421,7 @@ TOKENS = np.arange(24).reshape(6, 4)
 RECORDS: dict[str, tuple[Any, str, str | None]] = {
     "tokens": ((TOKENS, FLOATS), "f0 int64 (4,)", None),
     "a dict": (({"ids": TOKENS, "mask": TOKENS > 3}, FLOATS), "ids int64 (4,), mask bool (4,)", None),
-    "a dict with its targets": (
-        {"ids": TOKENS.astype(">i4"), "labels": FLOATS},
-        "ids int32 (4,), labels float32 (4,)",
-        "",
-    ),
+    "its targets": ({"ids": TOKENS.astype(">i4"), "labels": FLOATS}, "ids int32 (4,), labels float32 (4,)", ""),
     "a tuple": (((TOKENS, FLOATS), FLOATS), "f0 int64 (4,), f1 float32 (4,)", None),
     "several targets": ((FLOATS, (FLOATS, TOKENS)), "", "f0 float32 (4,), f1 int64 (4,)"),
     "a table of pairs": (Table([(FLOATS[row], int(TOKENS[row, 0])) for row in range(6)]), "f0 float32 (4,)", None),
@@ -473,10 +469,7 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
         Table([{"ids": FLOATS[0]}, {"ids": FLOATS[0, 1:]}]),
         r"^returns a Dataset whose sample 1 has \(3,\) of 'ids', and sample 0 \(4,\): pad or cut them to one shape$",
     ),
-    "a table of other fields": (
-        Table([{"ids": FLOATS[0]}, {"mask": FLOATS[0]}]),
-        r"^returns a Dataset whose sample 1 has no 'ids', and sample 0 \(4,\): ",
-    ),
+    "a table of other fields": (Table([{"ids": FLOATS[0]}, {"mask": FLOATS[0]}]), r"^returns .* sample 1 has no 'ids', "),
     "below 0": ((FLOATS, np.arange(6) - 2), r"^returns the negative class -2 in targets, first at sample 0: correct"),
     "infinite": ((np.where(FLOATS > 0.9, np.inf, FLOATS), FLOATS), r"infinite value in inputs, first at sample 5"),
     "too large": ((FLOATS * 1e300, FLOATS), r"NaN or an infinite value in inputs, first at sample 0"),
