@@ -97,7 +97,7 @@ def format_speedup(row: pd.Series[float]) -> str:
 
 
 def draw_starts(folder: Path) -> str:
-    """Return an SVG: the speedup of each repeat of ddp_gloo on 2 devices, of all sweeps, and of each round."""
+    """Return an SVG: the speedup of each repeat of ddp on 2 devices, of all sweeps, and of each round."""
     given = [speedups_of_repeats(folder / f"given{number}") for number in range(SWEEPS)]
     turns = [speedups_of_repeats(folder / f"rounds{number}") for number in range(SWEEPS)]
     rounds = speedups_of_rounds(folder / "rounds0")
@@ -119,14 +119,14 @@ def draw_starts(folder: Path) -> str:
         marks.append(f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
         marks.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick * step:.1f}</text>')
     turned = f'transform="translate(14 {TOP + HEIGHT / 2}) rotate(-90)" text-anchor="middle"'
-    label = f"<text {turned}>speedup of ddp_gloo on 2</text>"
+    label = f"<text {turned}>speedup of ddp on 2</text>"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {TOP + HEIGHT + 12}" font-family="sans-serif"'
     return "\n".join([f'{head} font-size="13">', label, *marks, "</svg>", ""])
 
 
 def speedups_of_repeats(folder: Path) -> Sequence[float]:
     frame = scalebench.load(folder)
-    rows = frame[(frame.strategy == "ddp_gloo") & (frame.gpus == 2)].sort_values("repeat")
+    rows = frame[(frame.strategy == "ddp") & (frame.gpus == 2)].sort_values("repeat")
     return [float(value) for value in rows.speedup_bare]
 
 
@@ -134,7 +134,7 @@ def speedups_of_rounds(folder: Path) -> Sequence[float]:
     frame = scalebench.load_rounds(folder)
     keys = ["repeat", "round"]
     one = frame[(frame.strategy == "bare_torch") & (frame.gpus == 1)].set_index(keys).throughput_samples_per_s
-    two = frame[(frame.strategy == "ddp_gloo") & (frame.gpus == 2)].set_index(keys).throughput_samples_per_s
+    two = frame[(frame.strategy == "ddp") & (frame.gpus == 2)].set_index(keys).throughput_samples_per_s
     ratios: pd.Series[float] = (two / one).dropna().sort_index()
     return [float(value) for value in ratios]
 

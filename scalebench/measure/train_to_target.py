@@ -45,7 +45,10 @@ class DivergenceCheck:
         """Raise Diverged where a loss of the block is not finite."""
         for step, (loss_sum, _) in enumerate(block.parts, self.steps + 1):
             if not math.isfinite(loss_sum):
-                raise Diverged(f"the loss of step {step}{self._computed_by} is {loss_sum:g}; lower train.learning_rate")
+                advice = "lower train.learning_rate"
+                if step == 1:  # which no update came before
+                    advice = "check the samples, the initial weights and the loss function"
+                raise Diverged(f"the loss of step {step}{self._computed_by} is {loss_sum:g}; {advice}")
         self.steps += block.steps
 
 

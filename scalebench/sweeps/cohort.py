@@ -31,6 +31,7 @@ from scalebench.runner.parent import UnwrittenResult, run_spec
 from scalebench.runner.turns import Turns
 
 FIRST_LOOK_ROUNDS = 8  # at the precision of the ratios; then at each doubling, since every look is another chance
+MIN_UNDISTURBED_SHARE = 0.1  # of the rounds so far: with fewer, the time of all repeats would hardly give a few
 FREE_MEMORY_SHARE = 0.1  # of the host's memory, left free when a cohort grows
 # Rough anonymous memory of one process by framework, before any run of the cohort has shown its own.
 PROCESS_BYTES = {"none": 50 << 20, "torch": 500 << 20, "tensorflow": 900 << 20}
@@ -173,14 +174,14 @@ class Cohort:
                 return
 
     def _do_rounds(self, members: list[Member]) -> None:
-        limit_s = sum(member.spec.repeat_settings.max_s for member in members)
-        # Where the share of one repeat is too short for a few rounds, it may take the time of all repeats for them.
+        share_s = sum(member.spec.repeat_settings.max_s for member in members)
         most_s = sum(member.spec.config.measure.max_s for member in members)
         begin_s, number, look = time.monotonic(), 0, FIRST_LOOK_ROUNDS
         before = read_cpu_times()
         while members:
             elapsed_s = time.monotonic() - begin_s
-            if number and elapsed_s + elapsed_s / number > (most_s if number < FIRST_LOOK_ROUNDS else limit_s):
+            limit_s = most_s if self._needs_more_rounds(members, number) else share_s
+            if number and elapsed_s + elapsed_s / number > limit_s:
                 return
             if number == look:
                 look *= 2
@@ -198,6 +199,14 @@ class Cohort:
                 before = after
             members = [member for member in members if not member.turns.over]
             self._find_leader(members)
+
+    def _needs_more_rounds(self, members: Sequence[Member], rounds: int) -> bool:
+        """Return whether a repeat may take the time of all repeats, since its share is too short for a few rounds that
+        no other program disturbed. Where nearly all are disturbed, more time would not help."""
+        if rounds < FIRST_LOOK_ROUNDS:
+            return True
+        undisturbed = min(len(self._undisturbed_rounds(member)) for member in members)
+        return MIN_UNDISTURBED_SHARE * rounds <= undisturbed < FIRST_LOOK_ROUNDS
 
     def _finish(self, members: list[Member]) -> None:
         for member in members:
@@ -236,14 +245,18 @@ class Cohort:
     def _ratio(self, member: Member) -> Estimate | None:
         """Return its throughput over that of its reference, from the rounds that both were in; without disturbed ones
         if enough are left."""
-        reference = self._reference(member)
-        rounds = sorted(reference.rates.keys() & member.rates.keys())
-        disturbed = {*reference.turns.disturbed_rounds, *member.turns.disturbed_rounds}
-        undisturbed = [number for number in rounds if number not in disturbed]
-        rounds = undisturbed if len(undisturbed) >= FIRST_LOOK_ROUNDS else rounds
+        reference, rounds = self._reference(member), self._undisturbed_rounds(member)
+        if len(rounds) < FIRST_LOOK_ROUNDS:
+            rounds = sorted(reference.rates.keys() & member.rates.keys())
         return estimate_ratio_over_rounds(
             [member.rates[number] for number in rounds], [reference.rates[number] for number in rounds]
         )
+
+    def _undisturbed_rounds(self, member: Member) -> list[int]:
+        """Return the rounds of a run and its reference in which no other program disturbed either."""
+        reference = self._reference(member)
+        disturbed = {*reference.turns.disturbed_rounds, *member.turns.disturbed_rounds}
+        return sorted((reference.rates.keys() & member.rates.keys()) - disturbed)
 
     def _find_leader(self, members: Sequence[Member]) -> None:
         wrapped = (member for member in members if self._reference(member) is not member)

@@ -478,6 +478,8 @@ def test_as_many_samples_trained_on_as_there_are_to_validate() -> None:
 )
 def test_a_loss_that_is_not_finite_names_the_function_that_gave_it(loss: str, named: str) -> None:
     check = DivergenceCheck(ModelSpec("custom", torch="mine:build", loss=loss))
+    with pytest.raises(Diverged, match=rf"^the loss of step 1{named} is nan; check the samples, "):
+        check.on_block(StepBlock(2, 1.0, [(math.nan, 2), (math.nan, 2)]))
     check.on_block(StepBlock(2, 1.0, [(3.0, 2), (4.0, 2)]))
     with pytest.raises(Diverged, match=rf"^the loss of step 4{named} is nan; lower train.learning_rate$"):
         check.on_block(StepBlock(2, 1.0, [(3.0, 2), (math.nan, 2)]))

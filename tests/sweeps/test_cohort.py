@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,27 @@ def test_rounds_in_which_other_programs_take_the_cores_are_known(tmp_path: Path)
         rounds = set(result.ranks[0].block_rounds)
         assert rounds >= set(result.disturbed_rounds)
         assert 2 * len(result.disturbed_rounds) > len(rounds)
+
+
+@pytest.mark.parametrize(("every", "undisturbed"), [(4, 8), (1000, 0)])
+def test_a_repeat_goes_on_until_a_few_rounds_were_undisturbed(
+    every: int, undisturbed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes at most the time of all repeats for them, and no longer than its share where there are none."""
+    slots: Counter[Turns] = Counter()
+
+    def is_disturbed(turns: Turns, *_: object) -> bool:
+        slots[turns] += 1
+        return slots[turns] % every > 0
+
+    monkeypatch.setattr(Turns, "is_disturbed", is_disturbed)
+    specs = [simulated(gpus, {"target": 1e-6, "max_s": 3.0, "min_s": 0.1, "repeats": 3}) for gpus in (1, 2)]
+    for result in run_cohort(specs, tmp_path).values():
+        rank = result.ranks[0]
+        assert len(set(rank.block_rounds) - set(result.disturbed_rounds)) >= undisturbed
+        took_s = rank.block_started_at_s[-1] - rank.block_started_at_s[0]
+        shares = took_s / sum(spec.repeat_settings.max_s for spec in specs)
+        assert shares < (3 if undisturbed else 1)
 
 
 @pytest.mark.parametrize("fault", ["raise", "exit", "kill", "stop", "oom"])
