@@ -66,9 +66,9 @@ class Candidates(Generic[R]):
     def nearest(self, run: Run, as_bare: bool = False) -> R:
         """Return the run itself if it is a candidate, else one of the same repeat if there is one, and closest in time.
 
-        Machines drift: a baseline of the same sweep says more than the latest of all. The same placement goes before
-        all others, then the default one. `as_bare`: a bare run on one device prefers the default placement to itself,
-        so that devices are compared with each other, one at a time.
+        The same placement comes before the default one, and that before all others. Runs close in time are preferred
+        since machines drift. `as_bare`: a bare run on one device is compared with the default placement rather than
+        with itself, so that a sweep over single devices compares these devices.
         """
         is_bare_itself = as_bare and run.scale.gpus == 1 and run.scale.baseline_bare == run.scale.strategy
         own_placement = placement_of(run)

@@ -21,6 +21,7 @@ from scalebench.analysis.scaling_curves import Curve, name_curves
 from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.stats.estimate_arithmetic import LeastSquares, fit_least_squares
 from scalebench.core.stats.estimates import CONFIDENCE, student_t
+from scalebench.core.units import format_count
 
 BATCH = "batch_per_device"
 SATURATION_SHARE = 0.9  # of the highest throughput, which the saturating batch reaches
@@ -48,7 +49,7 @@ def _batch_curves_of_group(members: dict[Key, list[Curve]]) -> Iterator[Curve]:
         first = members[key, gpus][0]
         group = {**first.group, "batch": f"{min(sizes):,} to {max(sizes):,} per device"}
         for number, rows in enumerate(parts, 1):
-            name = f"{names[key]}, {gpus} device{'s' if gpus > 1 else ''}{f' #{number}' if number > 1 else ''}"
+            name = f"{names[key]}, {format_count(gpus, 'device')}{f' #{number}' if number > 1 else ''}"
             yield Curve(name, group, first.tags, rows)
 
 

@@ -109,9 +109,8 @@ class OperationComparison:
 
     name: str
     gpus: int
-    framework: str
-    hardware: str
     nodes: int
+    hardware: str  # empty where all operations ran on the same
     strategies: tuple[str, str]
     fastest: list[str] = field(default_factory=list)  # in order of size, one more than crossovers
     crossovers: list[Crossover] = field(default_factory=list)
@@ -120,8 +119,9 @@ class OperationComparison:
 
     def sentence(self) -> str:
         """Return `all_reduce on 2 devices: horovod_mpi is faster below 64 KiB, ddp_gloo above`."""
+        of = f" of {self.hardware}" if self.hardware else ""
         over = f" on {self.nodes} nodes" if self.nodes > 1 else ""
-        head = f"{self.name} on {self.gpus} devices{over}"
+        head = f"{self.name} on {self.gpus} devices{of}{over}"
         within = f"{format_binary_bytes(self.sizes[0])} to {format_binary_bytes(self.sizes[-1])}"
         if not self.fastest:
             return f"{head}: no difference between {' and '.join(self.strategies)} is resolved from {within}"
@@ -135,7 +135,7 @@ class OperationComparison:
             return f"{head}: {first} is faster than {other} {where}; nowhere seen overtaken within {within}"
         at = [self._format_size(crossover) for crossover in self.crossovers]
         parts = [f"{self.fastest[0]} is faster below {at[0]}"]
-        parts += [f"{who} from there to {end}" for who, end in zip(self.fastest[1:-1], at[1:], strict=True)]
+        parts += [f"{name} from there to {end}" for name, end in zip(self.fastest[1:-1], at[1:], strict=True)]
         return f"{head}: {', '.join(parts)}, {self.fastest[-1]} above"
 
     def _format_size(self, crossover: Crossover) -> str:
@@ -152,16 +152,22 @@ def compare_operations(frame: pd.DataFrame) -> list[OperationComparison]:
     Sizes at which the limits of the difference include 0 are unresolved. These limits are over the repeats of three
     runs or more; two have none; those of a single run, over its blocks, say nothing about its next start.
     """
-    comparisons = []
-    order = {name: number for number, name in enumerate(COLLECTIVES)}
-    groups = sorted(frame.groupby(OPERATION_COLUMNS), key=lambda group: (*group[0][:-1], order.get(group[0][-1], 0)))
-    for (framework, hardware, gpus, nodes, name), rows in groups:
+    comparisons, has_several = [], frame["hardware"].nunique() > 1
+    for key, rows in group_operations(frame):
+        hardware = str(key["hardware"]) if has_several else ""
         times = {str(strategy): _times_by_size(own_rows) for strategy, own_rows in rows.groupby("strategy")}
         for pair in itertools.combinations(sorted(times), 2):
-            comparison = OperationComparison(str(name), int(gpus), str(framework), str(hardware), int(nodes), pair)
+            comparison = OperationComparison(str(key["name"]), int(key["gpus"]), int(key["nodes"]), hardware, pair)
             find_crossovers(comparison, times[pair[0]], times[pair[1]])
             comparisons += [comparison] if comparison.sizes else []
     return comparisons
+
+
+def group_operations(frame: pd.DataFrame) -> list[tuple[dict[str, Any], pd.DataFrame]]:
+    """Return the OPERATION_COLUMNS and the rows of each operation, in the order of COLLECTIVES."""
+    order = {name: number for number, name in enumerate(COLLECTIVES)}
+    groups = sorted(frame.groupby(OPERATION_COLUMNS), key=lambda group: (*group[0][:-1], order.get(group[0][-1], 0)))
+    return [(dict(zip(OPERATION_COLUMNS, key, strict=True)), rows) for key, rows in groups]
 
 
 def _times_by_size(rows: pd.DataFrame) -> dict[int, estimates.Estimate]:
@@ -227,11 +233,12 @@ def make_bandwidth_table(results: Iterable[Result]) -> pd.DataFrame:
     `bytes_per_s` counts all bytes that move at the same time, in both directions and for all devices; its 95 % interval
     is over blocks, in each of which the slowest rank's time counts. A limit that the blocks do not give is null.
     """
-    rows = [row for result in results for row in _bandwidth_rows(result)]
+    rows = [row for result in results for row in list_transfers(result)]
     return make_typed_frame(rows, BANDWIDTH_COLUMNS, BANDWIDTH_TEXTS, BANDWIDTH_COUNTS)
 
 
-def _bandwidth_rows(result: Result) -> list[dict[str, Any]]:
+def list_transfers(result: Result) -> list[dict[str, Any]]:
+    """Return a row for each transfer that this run measured."""
     of_ranks = [rank.probes.bandwidth for rank in result.ranks if rank.probes is not None]
     if not of_ranks or not all(of_ranks):
         return []

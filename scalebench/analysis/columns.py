@@ -275,7 +275,7 @@ def list_cells(frame: pd.DataFrame, name: str) -> list[Any]:
 
 
 def _to_numpy(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Return numbers as int64 where none is missing, else as float64; texts and truth values that lack one as objects
+    """Return numbers as int64 where none is missing, else as float64; texts, and truth values with gaps, as objects
     with None."""
     import pandas as pd
 

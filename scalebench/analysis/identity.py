@@ -1,23 +1,20 @@
-"""All keys by which finished or planned runs are matched, built from common parts: a new config key is considered here
-once.
+"""All keys by which finished or planned runs are matched: the one place where a new config key has to be considered.
 
-What is hashed before a run starts, so that `resume` finds it again, is core.config_fingerprint. Two runs with equal
-keys:
+What is hashed before a run starts, so that `resume` recognizes it, is core.config_fingerprint. What equal keys mean:
 
-- `comparison_key`: their throughputs may be divided; finds the one-device baselines of a run.
-- `placement_of`: their single device is placed in the same way; chooses among baselines with equal comparison keys.
-- `is_comparable`: the quotient of their throughputs is a speedup, although strategy and machine may differ (`--baseline
-  RUN`).
-- `without_batch`: comparison keys of such copies are equal for runs that differ in nothing but their batch.
-- `configuration_key`: they are repeats of one configuration; `pooling_key` also covers runs without a throughput.
-- `training_key`: they are one training, but for its seed.
-- `curve_key` of rows: they lie on one scaling curve; `DEVICES_OR_BATCH_COLUMNS` and its like compare N devices with
-  one.
-- `MEMORY_COLUMNS`, `OPERATION_COLUMNS`: their memory, or the times of their collective operations, stand in one table.
-- `parallelism_key`: they train one network, by data or by model parallelism.
-- `facts_key`: `scalebench compare` pairs them, by the dotted keys that are not in IGNORED_FACTS.
-- `planned_curve_key`, `duration_key` of specs: a sweep with a time limit counts them to one curve, or expects them to
-  take equally long.
+- `comparison_key`: throughputs may be divided; finds the one-device baselines of a run.
+- `placement_of`: the first device is placed in the same way; chooses among baselines with equal comparison keys.
+- `without_batch`: copies of runs that differ only in their batch have equal comparison keys.
+- `configuration_key`: repeats of one configuration; `pooling_key` also covers runs without a throughput.
+- `training_key`: the same training, except for its seed.
+- `curve_key` of rows: one scaling curve; DEVICES_OR_BATCH_COLUMNS and BARE_BASELINE_COLUMNS match N devices with one.
+- MEMORY_COLUMNS, OPERATION_COLUMNS: memory, or times of collective operations, that share a table.
+- `parallelism_key`: the same network, trained by data or by model parallelism.
+- `facts_key`: a pair of `scalebench compare`, by the dotted keys that are not in IGNORED_FACTS.
+- `planned_curve_key`, `duration_key` of specs: one curve of a sweep with a time limit; runs that should take equally
+  long.
+
+`is_comparable` has no key: whether the quotient of two throughputs is a speedup although strategy and machine differ.
 """
 
 from __future__ import annotations
@@ -50,7 +47,8 @@ PLACEMENT_KEYS = ("device_ids", "bind", "environment", "layout", "interface")
 
 
 def _workload(spec: Mapping[str, Any], without: Sequence[str], hardware_without: Sequence[str]) -> dict[str, Any]:
-    """Return the parts of a recorded config that say what is trained on what, without these further keys."""
+    """Return what a recorded config trains, and on what: without the groups `without`, and without these keys of its
+    hardware."""
     tree = {key: value for key, value in spec.items() if key not in UNTRAINED_KEYS and key not in without}
     for group, left_out in (("dataset", DATASET_PATH_KEYS), ("hardware", hardware_without)):
         if group in tree:
@@ -63,17 +61,16 @@ def _workload(spec: Mapping[str, Any], without: Sequence[str], hardware_without:
 def comparison_key(run: Run, strategy: bool) -> str:
     """Return the text that two runs must share for a speedup between them.
 
-    It has the workload, the machine and how it is trained; not the number of devices, nor how it is measured. With
-    `strategy` it has the strategy and its options as well.
+    It covers the workload, the machine and the settings of training, but neither the number of devices nor how the run
+    is measured; with `strategy` also the strategy and its options.
     """
     return (run.comparison_keys if isinstance(run, RunSummary) else comparison_keys(run))[strategy]
 
 
 def comparison_keys(result: Result) -> tuple[str, str]:
-    """Return the comparison keys without and with the strategy; interned, since runs of a sweep have few different
-    ones.
+    """Return the comparison keys without and with the strategy; interned, since the runs of a sweep share few of them.
 
-    Placement is left out, as runs of one machine stay comparable: baselines.Candidates chooses the nearest placement.
+    Placement is left out, since runs of one machine are comparable: baselines.Candidates chooses the nearest one.
     """
     tree = _workload(result.spec, ("gpus", "strategy"), (*PLACEMENT_KEYS, *QUEUE_KEYS))
     parts: list[Any] = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
@@ -195,8 +192,8 @@ def curve_key(row: Mapping[str, Any]) -> Key:
 
 
 def global_batch_key(row: Mapping[str, Any], group: Mapping[str, str]) -> Key:
-    """Return what a row on N devices shares with one device of N times its batch: the samples of a whole step, and what
-    is made of them. `group` is that of the row's curve."""
+    """Return what a row on N devices shares with one on a single device with N times the batch: the workload, the
+    global batch and the optimizer's settings. `group` is that of the row's curve."""
     shared = (text for name, text in group.items() if name != "batch")
     return (*shared, row["global_batch"], row.get("learning_rate"), *(row.get(name) for name in OPTIMIZER_COLUMNS))
 
@@ -207,8 +204,8 @@ SIZE_COLUMNS = ("gpus", "nodes", "global_batch")
 
 
 def parallelism_key(row: Mapping[str, Any], spec: Mapping[str, Any], sizes: Sequence[str] = ()) -> str:
-    """Return what rows share that train one network on one machine, by data or model parallelism, with these columns
-    too."""
+    """Return what rows share that train the same network on the same machine, by data or model parallelism, and that
+    agree in the columns `sizes`."""
     network = [spec.get("model", {}).get(name) for name in MODEL_KEYS]
     return json.dumps([network, *(row[name] for name in (*PARALLELISM_COLUMNS, *sizes))], default=str)
 
@@ -243,8 +240,8 @@ def is_under(key: str, prefixes: Iterable[str]) -> bool:
 
 
 def facts_key(facts: Mapping[str, Any], without: Sequence[str] = ()) -> str:
-    """Return what two configurations share that `compare` pairs by all keys but those `without`; a fact without a value
-    counts as missing."""
+    """Return the text by which `compare` pairs configurations: all facts but those `without`, and but those without a
+    value."""
     matched = {key: value for key, value in facts.items() if value is not None and not is_under(key, without)}
     return json.dumps(matched, sort_keys=True)
 

@@ -52,9 +52,9 @@ def load(
 
     Seconds, bytes and samples/s as the column names say; null means not measured. Speedups, efficiencies and overheads
     are against the one-device runs among these; with a `baseline` also against that run, whatever its machine, strategy
-    and number of devices (named_baseline.resolve_named_baseline lists what may name a run). Columns are nullable pandas
-    types, or with dtypes="numpy" those that every plotting library takes. Raises InputError for a file that cannot be
-    read, and for a baseline that is none.
+    and number of devices (named_baseline.resolve_named_baseline lists what may name a run). Columns have nullable
+    pandas types, or with dtypes="numpy" plain numpy types, which every plotting library takes. Raises InputError for a
+    file that cannot be read, and for an invalid baseline.
     """
     runs = summarize_files(find_results(list_paths(path)))
     named_baseline = None if baseline is None else resolve_named_baseline(baseline, runs)
@@ -81,7 +81,7 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     """Return the frames of `load` and `pooled` from one reading, of all files that can be read, and a list of the
     others.
 
-    Raises InputError if not a single file can be read, and for a baseline that is none.
+    Raises InputError if not a single file can be read, and for an invalid baseline.
     """
     unreadable: Unreadable = []
     files = search_results(list_paths(path), unreadable)

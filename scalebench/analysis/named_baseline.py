@@ -1,4 +1,4 @@
-"""The baseline that a person names, `--baseline RUN`, beside those that are found automatically."""
+"""The baseline that a user names (`--baseline RUN`), besides the ones that are found automatically."""
 
 from __future__ import annotations
 

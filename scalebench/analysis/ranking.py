@@ -1,13 +1,12 @@
 """The best strategy for each number of devices, and how certain that is.
 
 Rivals are the curves of one group (model, data set, hardware, scaling, batch) on one number of devices, of any
-framework, that read their data the same way and train in the same precision. Strategies that do not train together are
-controls, which are no rivals if there are others.
+framework, that read their data the same way and train in the same precision. Strategies whose replicas never
+synchronize are controls: they are ranked only where nothing else was measured.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,8 +16,9 @@ from scalebench.analysis.read_runs import PathLike
 from scalebench.analysis.repeats import EstimateRatio, load_configurations
 from scalebench.analysis.scaling_curves import Curve, group_curves, make_curves
 from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
-from scalebench.core import config_files
+from scalebench.core.config_files import read_strategy_config
 from scalebench.core.stats.estimates import CONFIDENCE
+from scalebench.core.units import format_count
 
 TEST_DESCRIPTION = (
     "comparison with the best: Student's t on the logarithms of throughput, of ratios within repeats where these were "
@@ -92,7 +92,7 @@ class Ranking:
         """Return `at 2 devices: mirrored, 40,828 samples/s, 1.31 [1.25, 1.37] times as fast as the next (ddp_gloo)`."""
         value = self.row["throughput_samples_per_s"]
         digits = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-        head = f"at {self.gpus} device{'s' * (self.gpus > 1)}: {self.best}, {digits} samples/s"
+        head = f"at {format_count(self.gpus, 'device')}: {self.best}, {digits} samples/s"
         if not self.rivals:
             return f"{head}; nothing else was measured there"
         parts = [head]
@@ -112,14 +112,13 @@ def rank(path: PathLike | Sequence[PathLike]) -> list[Ranking]:
     """Return one ranking for each group and number of devices of the runs at or below `path`, in the order of the
     pooled frame and of devices.
 
-    The best has the largest throughput over that of the others, as `repeats.pooled` forms ratios: where the machine is
-    slow in a repeat it is slow for all. Of two equal ones it is the first in the frame. The k - 1 intervals hold
-    simultaneously (Bonferroni: each at 1 - 0.05 / (k - 1)), and a rival with an interval above 1 is `slower`. So "X is
-    the best" is wrong in at most 2.5 % of all rankings, however many strategies there are and although X was chosen by
-    these same figures: for another to be the true best, X must beat that one by more than noise. And in as many
-    rankings the true best is X or one of those that are tied.
+    The best has the largest throughput by the ratios of `repeats.pooled`, in which a repeat that is slow for all
+    cancels. Of two equal ones it is the first in the frame. The k - 1 intervals hold simultaneously (Bonferroni: each
+    at 1 - 0.05 / (k - 1)), and a rival with an interval above 1 is `slower`. So "X is the best" is wrong in at most
+    2.5 % of all rankings, however many strategies there are and although X was chosen by the same figures: it is wrong
+    only if X beats the true best by more than noise. In the other 97.5 % the true best is X or tied with it.
 
-    A row whose interval does not hold what differs between starts gives no verdict, nor does one that is flagged as
+    There is no verdict on a row whose interval does not include what differs between starts, or that is flagged as
     disturbed (verdicts.explain_no_verdict).
 
     Sources: Bonferroni after Hsu 1981, "Simultaneous confidence intervals for all distances from the 'best'", and Hsu
@@ -158,14 +157,10 @@ def _without_controls(members: list[Curve]) -> list[Curve]:
     return training or members
 
 
-@functools.lru_cache
 def is_control(strategy: str) -> bool:
-    """Return whether a strategy trains nothing by its YAML, or replicas that never synchronize."""
-    from omegaconf import OmegaConf
-
-    path = config_files.list_options("strategy").get(strategy)
-    tree: Any = {} if path is None else OmegaConf.to_container(OmegaConf.load(path))
-    return tree.get("framework") == "none" or bool(tree.get("independent"))
+    """Return whether a strategy, by its YAML, trains nothing, or replicas that never synchronize."""
+    config = read_strategy_config(strategy)
+    return config.get("framework") == "none" or bool(config.get("independent"))
 
 
 def rank_rows(

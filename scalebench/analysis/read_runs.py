@@ -27,7 +27,7 @@ Unreadable = list[tuple[Path, str]]  # files or folders, each with one line that
 MIN_FILES_PER_PROCESS = 200  # starting a process takes as long as reading so many
 MAX_PROCESSES = 8
 FILES_PER_TASK = 50
-MIN_RUNS_FOR_TWO_PROCESSES = 1000  # of fewer, forking takes longer than it saves
+MIN_RUNS_FOR_TWO_PROCESSES = 1000  # with fewer, forking takes longer than it saves
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -53,8 +53,8 @@ class FolderEntries(NamedTuple):
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Save a tenth of the time of reading, and a fifth of that of a page: runs and rows hold no cycles, but are many,
-    and would be looked at again and again."""
+    """Pause the garbage collector, which saves a tenth of the time of reading, and a fifth of that of a page: runs and
+    rows have no reference cycles, but are so many that each collection takes long."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -72,7 +72,7 @@ def list_paths(path: PathLike | Sequence[PathLike]) -> list[PathLike]:
 def find_results(paths: Sequence[PathLike]) -> list[Path]:
     """Return all result.json files at or below `paths`, each once, sorted.
 
-    Raises InputError for a path without any, and for a folder that must not be listed.
+    Raises InputError for a path without any, and for a folder that cannot be listed.
     """
     unreadable: Unreadable = []
     results = search_results(paths, unreadable).results
@@ -82,8 +82,8 @@ def find_results(paths: Sequence[PathLike]) -> list[Path]:
 
 
 def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> RunFiles:
-    """Find results as `find_results` does, with the folders of unfinished runs and of sweeps, but add folders that must
-    not be listed to `unreadable`."""
+    """Find results as `find_results` does, with the folders of unfinished runs and of sweeps, but add folders that
+    cannot be listed to `unreadable`."""
     files: dict[str, Path] = {}
     unfinished: set[Path] = set()
     sweeps: set[Path] = set()
@@ -112,9 +112,8 @@ def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> RunFile
 def walk_runs(folder: str, unreadable: Unreadable) -> Iterator[FolderEntries]:
     """Yield each folder with a result, a spec or a sweep.json.
 
-    Links to folders are not followed, since they may form a circle. Only lists each folder, where os.walk and rglob
-    also look at each of its entries: asking for a file that is not there takes longer than listing on many file
-    systems.
+    Links to folders are not followed, since they may form a circle. Each folder is only listed; os.walk and rglob would
+    also look up each entry, which takes longer than listing on many file systems.
     """
     folders, names = [], {}
     try:

@@ -1,9 +1,10 @@
-"""Repeats of one configuration as one row: figures over repeats, with intervals that hold what differs between starts.
+"""Repeats of one configuration as one row: figures over repeats, with intervals that include what differs between
+starts.
 
-A repeat is one observation, however many blocks it has: blocks of one process say nothing of the next start (Georges,
-Buytaert and Eeckhout 2007, "Statistically rigorous Java performance evaluation"; Kalibera and Jones 2013, "Rigorous
-benchmarking in reasonable time"). All repeats have equal weight: weighted by their seconds, intervals cover 0.73
-instead of 0.95 at five repeats where slow ones are measured ten times as long, as the stopping rule may do.
+A repeat is one observation, however many blocks it has: blocks of one process say nothing about the next start
+(Georges, Buytaert and Eeckhout 2007, "Statistically rigorous Java performance evaluation"; Kalibera and Jones 2013,
+"Rigorous benchmarking in reasonable time"). All repeats have equal weight: weighted by their seconds, intervals cover
+0.73 instead of 0.95 at five repeats where slow ones are measured ten times as long, as the stopping rule may do.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ from scalebench.core.stats.moderated_variance import RepeatTable
 if TYPE_CHECKING:
     import pandas as pd
 
-OVER_REPEATS = ("repeats", "history")  # intervals that hold what differs between starts
-# Decided anew for pooled figures.
+OVER_REPEATS = ("repeats", "history")  # intervals that include what differs between starts
+# Flags of single runs that are decided again for pooled figures.
 SINGLE_RUN_FLAGS = ("no_interval", "superlinear", "superlinear_on_cpu", "superlinear_within_noise")
 UNION_COLUMNS = ("flags", "throttle_reasons")
 FIRST_RUN_COLUMNS = ("run_id", "started_at", "path", "reason")  # of the first repeat, in time
-LIMIT_COLUMNS = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))}  # of runs: none of their mean
-# Formed of throughputs over repeats rather than of the rows: none if these have no throughput.
+LIMIT_COLUMNS = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))}  # of single runs
+# Computed from the throughputs of the repeats, not from their rows; null without a throughput.
 THROUGHPUT_COLUMNS = {
     "throughput_samples_per_s",
     *(f"{ratio}_{kind}" for ratio in ("speedup", "efficiency") for kind in ("self", "bare", "given")),
@@ -67,14 +68,12 @@ MERGED_COLUMNS = [
     name for name in FRAME_COLUMNS if name not in LIMIT_COLUMNS | THROUGHPUT_COLUMNS | {*COLUMNS_WITH_LIMITS}
 ]
 R = TypeVar("R", bound=Run)
-
-
 EstimateRatio = Callable[[Mapping[str, Any], Mapping[str, Any]], LogMean]  # as Configurations.estimate_ratio
 
 
 def holds_over_repeats(row: Mapping[str, Any]) -> bool:
-    """Return whether the throughput interval of a pooled row holds what differs between starts of its processes: no
-    verdict without that."""
+    """Return whether the throughput interval of a pooled row includes what differs between starts of its processes,
+    which every verdict needs."""
     return row["interval_over"] in OVER_REPEATS
 
 
@@ -93,13 +92,13 @@ class Configuration:
 
     @cached_property
     def sweep(self) -> tuple[str, ...]:
-        """The configurations with an equal one vary between repeats for the same reasons: folder of the sweep, machine
-        and model."""
+        """Folder of the sweep, machine and model: configurations that share them vary between repeats for the same
+        reasons."""
         cells = self.rows[0]
         return os.path.dirname(cells["path"]), str(cells["machine"]), str(cells["model"])
 
     def levels(self) -> dict[Any, float]:
-        """Return log throughputs by what runs share that are measured at one time: their cohort, or their repeat."""
+        """Return log throughputs by what runs measured at the same time share: their cohort, else their repeat."""
         levels: dict[Any, float] = {}
         for run in self.repeats if self.rates else ():
             key = run.cohort or (os.path.dirname(run.cells["path"]), run.scale.repeat)
@@ -220,9 +219,8 @@ class Configurations:
             cells.update(speedup_cells(kind, devices, None if ratio is None else ratio.value, ratio))
             if ratio is not None and (kind == "self" or (kind == "bare" and first.scale.gpus > 1)):
                 efficiencies.append(scale_estimate(ratio, 1 / devices))
-        overhead = self._overhead(against["self"], against["bare"])
-        lost, limits = throughput.lost_share(None if overhead is None else overhead.value, overhead)
-        cells.update(interval_cells("overhead_share", "overhead_share", lost, limits))
+        lost = self._overhead(against["self"], against["bare"])
+        cells.update(interval_cells("overhead_share", "overhead_share", None if lost is None else lost.value, lost))
         if repeats > 1:
             cells.update(_headline_cells(configuration, rate))
         elif rate.has_limits:
@@ -245,12 +243,13 @@ class Configurations:
         return against
 
     def _overhead(self, own: Configuration | None, bare: Configuration | None) -> Estimate | None:
-        """Return the throughput on one device over that of the bare baseline; None for the bare strategy itself."""
+        """Return 1 minus the throughput on one device over that of the bare baseline; None for the bare strategy."""
         if own is None or bare is None or own is bare or not (own.rates and bare.rates):
             return None
         if comparison_key(own.repeats[0], True) == comparison_key(bare.repeats[0], True):
             return None  # with another placement
-        return self._ratio(own, bare).to_estimate()
+        ratio = self._ratio(own, bare).to_estimate()
+        return Estimate(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
 
 
 @pause_garbage_collection()
@@ -263,12 +262,12 @@ def pooled(
     are a row for each status and reason. Copies of a run (resume=true makes some) count once, and a repeat that was
     measured twice counts twice.
 
-    One repeat: the row of `load`, with limits of the throughput that hold what differs between starts where the history
-    of this machine knows it (`interval_over` is `history`, else `blocks`). Several: `throughput_samples_per_s`,
+    One repeat: the row of `load`, with limits of the throughput that include what differs between starts where this
+    machine has a history of it (`interval_over` is `history`, else `blocks`). Several: `throughput_samples_per_s`,
     `step_s` and `epoch_s` are geometric means, and `interval_over` is `repeats`. Speedups, efficiencies and overheads
     are means of the ratios within repeats where those of both were interleaved or took turns, and ratios of independent
-    means (Welch) where they were not; they have limits where both throughputs hold what differs between starts. The
-    variance between repeats is moderated by that of the other configurations of the same sweep
+    means (Welch) where they were not; they have limits where those of both throughputs include what differs between
+    starts. The variance between repeats is moderated by that of the other configurations of the same sweep
     (core.stats.moderated_variance); two repeats alone have limits that are 12.7 standard errors off. Other figures are
     means, with Student's t over three repeats or more for those that have an interval in `load`; `_min` is the least;
     memory peaks are the largest; steady if all are; flags of any. `run_id`, `started_at` and `path` are those of the
@@ -361,7 +360,7 @@ def _present_values(rows: Sequence[Cells], name: str) -> list[Any]:
 
 
 def _merge_values(name: str, values: Sequence[Any]) -> Any:
-    """Return one cell for those of several repeats, which are not all equal or are to be united."""
+    """Return one cell for the cells of several repeats, which differ or are of UNION_COLUMNS."""
     present = [value for value in values if value is not None]
     if not present:
         return None

@@ -28,8 +28,8 @@ def rounds_left_out(result: Result) -> set[int]:
 
 
 def counting_flags(result: Result) -> list[str]:
-    """Return the flags of a record that hold for the rounds that count: without `busy_machine` where those in which
-    other programs took the cores are left out."""
+    """Return the flags of a record, without `busy_machine` if the rounds in which other programs took the cores are
+    left out."""
     left_out = rounds_left_out(result)
     return [flag for flag in result.flags if not (left_out and flag == "busy_machine")]
 

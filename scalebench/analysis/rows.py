@@ -20,7 +20,7 @@ from scalebench.core.machine import nccl_log
 from scalebench.core.machine.machine import classify_machine
 from scalebench.core.result import MonitorRecord, Result
 from scalebench.core.run_folder import check_folder_name
-from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.estimates import Estimate, scale_estimate
 
 if TYPE_CHECKING:
     from scalebench.analysis.named_baseline import NamedBaseline
@@ -63,16 +63,19 @@ def _summarize(result: Result, folder: Path) -> RunSummary:
     cells = _own_cells(result, folder, measurement)
     _check(result, cells)
     probes = [rank.probes for rank in result.ranks if rank.probes is not None]
+    has_requested_probes = any(record.collectives or record.bandwidth for record in probes)
+    if has_requested_probes:
+        _check_requested_probes(result)
     return RunSummary(
         result.run_id, result.started_at, result.status, result.reason, result.fingerprint, result.scale,
         start_time(result), identity.comparison_keys(result), identity.placement_of(result),
         uses_default_options(result), measurement.throughput, measurement.batches, identity.sample_key(result), cells,
-        any(record.collectives or record.bandwidth for record in probes), result.cohort, round_rates(result),
+        has_requested_probes, result.cohort, round_rates(result),
     )  # fmt: skip
 
 
 def _check(result: Result, cells: Cells) -> None:
-    """Raise ValueError for a value that would fail only among the rows of others, where its file is no longer known."""
+    """Raise ValueError for a value that would otherwise fail in a frame, where its file is no longer known."""
     if result.scale.gpus < 1:
         raise ValueError(f"{result.scale.gpus} devices")
     rate = cells["throughput_samples_per_s"]
@@ -88,6 +91,14 @@ def _check(result: Result, cells: Cells) -> None:
             raise ValueError(f"{name} is {value}")
         if kind is str and not value.isascii():
             value.encode()  # a lone surrogate raises ValueError: no column can hold it
+
+
+def _check_requested_probes(result: Result) -> None:
+    """Raise an error for operations or transfers that give no figures, which would otherwise fail among other runs."""
+    from scalebench.analysis import collectives  # which itself reads runs
+
+    collectives.list_collectives(result)
+    collectives.list_transfers(result)
 
 
 def compare_runs(runs: Sequence[RunSummary], named_baseline: NamedBaseline | None = None) -> ComparedRuns:
@@ -107,11 +118,8 @@ def make_row(run: RunSummary, baselines: Baselines[RunSummary], named: RunSummar
         cells.update(speedup_cells(kind, gpus / devices, throughput.divide_throughputs(run, baseline), None))
         if kind != "given":
             cells[f"speedup_target_{kind}"] = training_columns.target_speedup(run, baseline)
-    cells["overhead_share"], cells["overhead_share_low"], cells["overhead_share_high"] = (
-        throughput.overhead(self_baseline, bare),
-        None,
-        None,
-    )
+    overhead = throughput.overhead(self_baseline, bare)
+    cells.update(interval_cells("overhead_share", "overhead_share", overhead, None))
     return cells
 
 
@@ -189,7 +197,7 @@ def speedup_cells(
     kind: str, devices: float, speedup: float | None, interval: Estimate | None
 ) -> dict[str, float | None]:
     """Return the columns of a speedup and its efficiency; `devices` is the ratio to the devices of the baseline."""
-    share = throughput.scale_to_efficiency(interval, devices)
+    share = None if interval is None else scale_estimate(interval, 1 / devices)
     return {
         **interval_cells(f"speedup_{kind}", f"speedup_{kind}", speedup, interval),
         **interval_cells(f"efficiency_{kind}", f"efficiency_{kind}", speedup / devices if speedup else None, share),

@@ -213,9 +213,9 @@ def fit_slope(curve: Curve, against: str = "bare") -> Slope | None:
     of devices with a speedup.
 
     The slope is a linear function of the speedups, and its limits follow from theirs; it has none unless each has
-    limits over repeats. How far the curve bends is no noise: `worst` says it. All speedups share the error of their
-    baseline, so their errors are correlated, by 0.5 where repeats of the baseline differ as much as those of the row,
-    by less where it is quieter. The limits are the wider ones of those for no correlation and for 0.5.
+    limits over repeats. That a curve bends is no noise, so the limits do not include it: `worst` shows it. All speedups
+    share the error of their baseline, so their errors are correlated, by 0.5 where repeats of the baseline differ as
+    much as those of the row, by less where they differ less. The limits are the wider of those for 0 and for 0.5.
 
     Sources: P. Orlob 2022, "Parallelization of GPUs based on Horovod" (interim presentation, TU Dresden: speedup per
     GPU as the slope of the line through its points); Draper and Smith 1998, "Applied Regression Analysis", chapter 1;
@@ -251,7 +251,8 @@ def _limits_over_repeats(row: dict[str, Any], name: str, against: str) -> Estima
 
 
 def _correlated_distance(distances: Sequence[float]) -> float:
-    """Return how far the limit of a sum is off, of signed distances with errors that are correlated by 0 to 0.5."""
+    """Return the distance of a limit from a sum, from the signed distances of its terms: the larger one of those for
+    errors with a correlation of 0 and of MAX_CORRELATION."""
     independent, common = math.fsum(each * each for each in distances), math.fsum(distances) ** 2
     return math.sqrt(max(independent, (1 - MAX_CORRELATION) * independent + MAX_CORRELATION * common))
 

@@ -24,7 +24,7 @@ def variant_blocks(result: Result) -> dict[str, list[float]]:
 
     All variants have the same number of blocks, so that sums of their differences are exact.
     """
-    probes = _probes(result) or []
+    probes = _probes(result)
     lengths = _count_variant_blocks(probes)
     return {name: _mean_over_ranks(probes, name, "steps")[:blocks] for name, blocks in lengths.items() if blocks > 1}
 
@@ -32,7 +32,7 @@ def variant_blocks(result: Result) -> dict[str, list[float]]:
 def part_blocks(result: Result, part: str) -> list[float]:
     """Return the seconds of a part of a step (data, exposed, forward, backward, optimizer) in each block of the probes,
     means over ranks; empty if not measured."""
-    probes = _probes(result) or []
+    probes = _probes(result)
     if part in PART_BEFORE:
         before = PART_BEFORE[part]
         blocks = _mean_over_ranks(probes, f"{part}_s", "part_steps")
@@ -48,7 +48,7 @@ def part_blocks(result: Result, part: str) -> list[float]:
 def sync_part_blocks(result: Result, part: str) -> list[float]:
     """Return what one of SYNC_PARTS adds to a step in each block of the probes, means over ranks; empty if not
     measured. The parts add up to exposed sync, block by block."""
-    probes = _probes(result) or []
+    probes = _probes(result)
     names = [name for name in SYNC_PARTS if probes and all(name in record.sync_parts_s for record in probes)]
     if not names or part not in (*names, SYNC_PARTS[-1]):
         return []
@@ -68,7 +68,7 @@ def exposed_sync(result: Result) -> Estimate | None:
 def isolated_sync(result: Result) -> Estimate | None:
     """Return the time to synchronize the gradients of one step alone, in the messages of training, until the last rank
     has them."""
-    probes = _probes(result) or []
+    probes = _probes(result)
     repeats = probes[0].isolated_sync_repeats if probes else None
     ranks = [record.isolated_sync_s for record in probes]
     return _estimate([max(block) / repeats for block in zip(*ranks, strict=False)]) if repeats else None
@@ -77,7 +77,7 @@ def isolated_sync(result: Result) -> Estimate | None:
 def imbalance(result: Result) -> Estimate | None:
     """Return how long a device waits for the slowest one in a step, on average over the devices: the largest minus the
     mean of their own times, for steps that all start together."""
-    devices = [series for probes in _probes(result) or [] for series in probes.local_step_s]
+    devices = [series for probes in _probes(result) for series in probes.local_step_s]
     if len(devices) < 2 or not all(devices):
         return None
     return _estimate([max(step) - sum(step) / len(step) for step in zip(*devices, strict=False)])
@@ -102,28 +102,28 @@ def optimizer_step(result: Result) -> Estimate | None:
 
 
 def sync_input(result: Result) -> Estimate | None:
-    """Return what it adds to a step that devices get their slices of a batch within it."""
+    """Return what a step takes longer because devices get their slices of the batch within it."""
     return _estimate(sync_part_blocks(result, "input"))
 
 
 def sync_weights_out(result: Result) -> Estimate | None:
-    """Return what it adds to a step that devices get the weights, instead of a frozen copy that they have."""
+    """Return what a step takes longer because weights are sent to the devices, which otherwise have a frozen copy."""
     return _estimate(sync_part_blocks(result, "weights_out"))
 
 
 def sync_output(result: Result) -> Estimate | None:
-    """Return what it adds to a step that outputs of the devices are merged, and the gradients of these return."""
+    """Return what a step takes longer because the devices' outputs are merged, and their gradients sent back."""
     return _estimate(sync_part_blocks(result, "output"))
 
 
 def sync_gradients_in(result: Result) -> Estimate | None:
-    """Return what it adds to a step that gradients of all devices get to the weights."""
+    """Return what a step takes longer because the gradients of all devices are brought to the weights."""
     return _estimate(sync_part_blocks(result, "gradients_in"))
 
 
 def host_to_device_copy(result: Result) -> Estimate | None:
     """Return the time to copy a batch from host memory to the devices, alone."""
-    return _estimate(_mean_over_ranks(_probes(result) or [], "copy_s", "copy_repeats"))
+    return _estimate(_mean_over_ranks(_probes(result), "copy_s", "copy_repeats"))
 
 
 # By column of the frame, which has _low and _high too. REASON_KEYS has their names in the recorded reasons.
@@ -207,7 +207,7 @@ def explain_missing_probes(result: Result) -> str:
 def collective_shares(result: Result) -> tuple[float | None, float | None]:
     """Return (share of all kernels' own time, share of the step's wall time) of collective operations under the
     profiler, means over the ranks. The first can be large while the second is small, and vice versa."""
-    profiles = [probes.profile for probes in _probes(result) or [] if probes.profile is not None]
+    profiles = [probes.profile for probes in _probes(result) if probes.profile is not None]
     of_kernels = [p.collective_s / p.kernel_s for p in profiles if p.collective_s is not None and p.kernel_s]
     of_steps = [p.collective_s / p.step_s for p in profiles if p.collective_s is not None and p.step_s]
     return (
@@ -216,16 +216,14 @@ def collective_shares(result: Result) -> tuple[float | None, float | None]:
     )
 
 
-def _probes(result: Result) -> list[ProbeRecord] | None:
-    """Return the probes of all ranks; None if one rank has none."""
-    if result.status != "ok" or not result.ranks:
-        return None
+def _probes(result: Result) -> list[ProbeRecord]:
+    """Return the probes of all ranks; empty if one rank has none."""
     probes = [rank.probes for rank in result.ranks if rank.probes is not None]
-    return probes if len(probes) == len(result.ranks) else None
+    return probes if result.status == "ok" and len(probes) == len(result.ranks) else []
 
 
 def _count_variant_blocks(probes: Sequence[ProbeRecord]) -> dict[str, int]:
-    """Return the number of blocks that all variants have, by those that were measured."""
+    """Return the measured variants, each with the number of blocks that all of them have."""
     measured = [name for name in VARIANTS if probes and all(getattr(record, name) for record in probes)]
     return dict.fromkeys(measured, min((len(getattr(p, name)) for p in probes for name in measured), default=0))
 

@@ -21,7 +21,6 @@ from scalebench.core.stats.estimates import (
     FloatArray,
     count_batches,
     estimate_throughput,
-    scale_estimate,
 )
 from scalebench.core.stats.steady_state import MIN_BLOCKS, find_unsteadiness, find_warmup_length
 
@@ -146,10 +145,10 @@ def merge_rank_blocks(ranks: Sequence[RankRecord], left_out: Collection[int] = (
 
 
 def count_blocks(ranks: Sequence[RankRecord], target: Any, left_out: Collection[int] = ()) -> CountedBlocks:
-    """Merge the blocks of a group and drop the first ones that are still warm-up, because the warm-up phase was too
-    short to see its end and `target` (a share) is less than what these blocks move the mean by.
+    """Merge the blocks of a group, and drop the first ones if they are still warm-up: the warm-up phase ended too soon,
+    and these blocks move the mean by more than `target` (a share).
 
-    A level that changes after the first quarter is the machine's rather than a warm-up's, and stays: a drift.
+    A level that changes after the first quarter is no warm-up: its blocks stay, and count as a drift of the machine.
     """
     seconds, samples = merge_rank_blocks(ranks, left_out)
     if not isinstance(target, (int, float)):
@@ -286,9 +285,9 @@ def repeats_differ_flags(rates: Iterable[float]) -> list[str]:
 
 
 def divide_throughputs(run: Run, baseline: Run | None) -> float | None:
-    """Return throughput over the baseline's; of two runs that took turns it is formed within rounds.
+    """Return throughput over the baseline's, formed within rounds if the two runs took turns.
 
-    Two single starts say nothing of how the next ones differ, so that there is no interval: repeats have one.
+    There is no interval, since two single starts do not show how much starts differ; ratios over repeats have one.
     """
     if baseline is None:
         return None
@@ -312,15 +311,3 @@ def overhead(self_baseline: Run | None, bare: Run | None) -> float | None:
         return None
     value = divide_throughputs(self_baseline, bare)
     return None if value is None else 1 - value
-
-
-def lost_share(ratio: float | None, interval: Estimate | None) -> Figure:
-    """Return 1 minus a ratio, with its interval mirrored."""
-    if ratio is None:
-        return None, None
-    return 1 - ratio, None if interval is None else Estimate(1 - interval.value, 1 - interval.high, 1 - interval.low)
-
-
-def scale_to_efficiency(speedup: Estimate | None, devices: float) -> Estimate | None:
-    """Return the efficiency of a speedup by this many times the devices of its baseline."""
-    return None if speedup is None else scale_estimate(speedup, 1 / devices)

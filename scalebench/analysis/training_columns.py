@@ -58,8 +58,8 @@ def trains_to_stop(train: dict[str, Any]) -> bool:
 
 
 def train_options_text(train: dict[str, Any]) -> str | None:
-    """Return the settings that differ from their defaults, without those that have no effect: decay settings belong to
-    the schedule `step`, and momentum to `momentum` and `nesterov`."""
+    """Return the settings that differ from their defaults and have an effect: `decay` and `decay_epochs` only with the
+    schedule `step`, `momentum` only with the optimizers `momentum` and `nesterov`."""
     defaults = train_defaults()
     unused = [] if train.get("schedule") == "step" else ["decay_epochs", "decay"]
     unused += [] if train.get("optimizer") in ("momentum", "nesterov") else ["momentum"]

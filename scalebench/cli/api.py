@@ -77,8 +77,8 @@ class Results:
     def summary(self) -> pd.DataFrame:
         """Return one row per configuration, over its repeats, with SUMMARY_COLUMNS.
 
-        `settings` tells rows of one strategy apart. Speedup and efficiency are over the bare baseline, over the same
-        strategy on one device where there is none, and null without either.
+        `settings` distinguishes the rows of one strategy. Speedup and efficiency are over the bare baseline, over the
+        same strategy on one device where there is none, and null without either.
         """
         import pandas as pd
 
@@ -198,7 +198,7 @@ def _execute(
     folder_key: str,
     folder: str | os.PathLike[str] | None,
 ) -> Path:
-    """Do what these settings describe, and return the folder of the results."""
+    """Run what these settings describe, and return the folder of the results."""
     _refuse_in_worker()
     from scalebench.cli.hydra_app import run_session
     from scalebench.sweeps.console import Console
@@ -271,7 +271,7 @@ def _flatten(key: str, values: Sequence[Any]) -> Iterator[tuple[str, Sequence[An
 
 def _choose_model_key(flat: Mapping[str, Sequence[Any]]) -> str:
     """Return the key of a function that builds a network, by the framework of the strategies."""
-    from scalebench.report.repeat_commands import read_strategy_config
+    from scalebench.core.config_files import read_strategy_config
 
     names = [str(name) for name in flat.get("strategy", ["ddp"])]
     keys = {MODEL_KEYS.get(str(read_strategy_config(name).get("framework")), "torch") for name in names}
@@ -321,8 +321,8 @@ def _name_function(function: Callable[..., Any], key: str) -> str:
 
 @contextlib.contextmanager
 def _importable(functions: Sequence[Callable[..., Any]]) -> Iterator[None]:
-    """Let the workers import these functions from where this process has them: a script's folder, or a folder that a
-    notebook has put on sys.path, is on no path of theirs."""
+    """Put the folders of these functions on PYTHONPATH for the workers, which do not search a script's folder, or one
+    that a notebook has put on sys.path."""
     folders = [_find_import_folder(function) for function in functions]
     before = os.environ.get("PYTHONPATH")
     present = (before or "").split(os.pathsep)

@@ -145,7 +145,7 @@ def _is_dry_run(overrides: list[str]) -> bool:
 
 
 def _end_early(session: SweepSession, error: Exception) -> int:
-    """End for an error outside of any run, with what there is; raise InputError where nothing was started."""
+    """Report the finished runs after an error outside of any run; raise InputError where nothing was started."""
     line = explain_error(error, session.arguments)
     if not session.has_started():
         session.drop_unused_folder()
@@ -157,7 +157,7 @@ def _end_early(session: SweepSession, error: Exception) -> int:
 
 
 def _stop_sweep(session: SweepSession, line: str) -> None:
-    """Report the finished runs of a sweep; a second Ctrl-C ends that, too."""
+    """Report the finished runs of a sweep, which a second Ctrl-C interrupts."""
     session.console.print_error(line)
     with contextlib.suppress(InputError, OSError, KeyboardInterrupt):
         session.stop()

@@ -118,14 +118,18 @@ def file_origin(group: str, name: str) -> str | None:
 
 
 @functools.lru_cache
-def strategy_option_defaults(strategy: str) -> dict[str, Any]:
-    """Return the options in a strategy's YAML with their default values; empty where there is no such file.
+def read_strategy_config(strategy: str) -> dict[str, Any]:
+    """Return a strategy's YAML, for all callers one dictionary; empty where there is no such file.
 
     PluginError for a file that cannot be read.
     """
     path = list_options("strategy").get(strategy)
-    tree = read_yaml(path) if path is not None else {}
-    return dict(tree.get("options") or {})
+    return read_yaml(path) if path is not None else {}
+
+
+def strategy_option_defaults(strategy: str) -> dict[str, Any]:
+    """Return the options in a strategy's YAML with their default values; raises as `read_strategy_config`."""
+    return dict(read_strategy_config(strategy).get("options") or {})
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

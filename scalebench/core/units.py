@@ -62,6 +62,11 @@ def format_number(value: float) -> str:
     return _format_like(value, value)
 
 
+def format_count(count: int, name: str) -> str:
+    """Return `1 device`, `2 devices`."""
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"
+
+
 def format_device_hours(hours: float) -> str:
     """Return `1.25 h`, and `12.0 s` below MIN_DEVICE_HOURS."""
     if hours < MIN_DEVICE_HOURS:

@@ -325,10 +325,10 @@ def build_table(
     return Table(table_id, title, list(columns), rows, frozenset(columns) - set(words), caption)
 
 
-def make_line_series(curves: Iterable[Curve], column: str, stem: str = "") -> list[Series]:
-    """Make a series of a column over devices, with the limits from `<stem>_low` and `_high`, for each curve that has a
-    value. A row without a value is a gap."""
-    lines = [make_series(curve.name, curve.tags, curve.rows, "gpus", column, stem or column) for curve in curves]
+def make_line_series(curves: Iterable[Curve], column: str, stem: str = "", x: str = "gpus") -> list[Series]:
+    """Make a series of a column over that of `x`, with the limits from `<stem>_low` and `_high`, for each curve that
+    has a value. A row without a value is a gap."""
+    lines = [make_series(curve.name, curve.tags, curve.rows, x, column, stem or column) for curve in curves]
     return [line for line in lines if line is not None]
 
 
@@ -384,7 +384,15 @@ def add_epoch_limits(row: Cells) -> dict[str, Any]:
 
 
 def make_devices_axis(lines: Sequence[Series]) -> Axis:
-    return Axis(DEVICES, ticks=sorted({float(x) for line in lines for x in line.x}), from_zero=False)
+    return Axis(DEVICES, ticks=_list_ticks(lines), from_zero=False)
+
+
+def make_batch_axis(title: str, lines: Sequence[Series]) -> Axis:
+    return Axis(title, log=True, ticks=_list_ticks(lines))
+
+
+def _list_ticks(lines: Sequence[Series]) -> list[float]:
+    return sorted({float(x) for line in lines for x in line.x})
 
 
 def has_shape(chart: Chart) -> bool:

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from scalebench.analysis.read_runs import Unreadable
 from scalebench.analysis.scaling_curves import plain_rows
-from scalebench.core.config_files import list_options, strategy_option_defaults
+from scalebench.core.config_files import read_strategy_config, strategy_option_defaults
 from scalebench.core.errors import InputError
 from scalebench.core.machine.variables import mask_credentials
 from scalebench.core.result import Result, read_result
@@ -168,14 +168,6 @@ def make_recipe(strategy: str, gpus: int, device: str, row_options: str | None =
     covered |= {name for name, texts in choices if settings[name] in texts}
     left_out = tuple(f"{name}={value}" for name, value in changed.items() if name not in covered)
     return Recipe(_fill_in(entry["start"], values), _fill_in(entry["code"], values).rstrip(), left_out)
-
-
-@functools.lru_cache
-def read_strategy_config(name: str) -> dict[str, Any]:
-    """Return the YAML of a strategy; empty if there is none."""
-    path = list_options("strategy").get(name)
-    tree: Any = {} if path is None else OmegaConf.to_container(OmegaConf.load(path))
-    return dict(tree)
 
 
 @functools.lru_cache(maxsize=1)

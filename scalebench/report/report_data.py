@@ -20,9 +20,10 @@ from scalebench.analysis.advice import Advice, list_advice
 from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS, column_key
 from scalebench.analysis.read_runs import RunFiles
 from scalebench.analysis.repeats import Configurations
-from scalebench.core.json_files import read_json
+from scalebench.core.json_files import read_json, read_tail
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
+from scalebench.core.units import format_count
 from scalebench.core.untrusted import MAX_SMALL_FILE_BYTES, clean_text
 from scalebench.measure.progress import RankProgress, read_progress
 from scalebench.report.document import REPEAT_ROWS, Block, Cell, Paragraph
@@ -210,7 +211,7 @@ def name_runs(rows: Sequence[Row]) -> dict[str, str]:
     names: dict[str, str] = {}
     for (strategy, gpus), members in same_size.items():
         columns = everywhere + [name for name in NAME_COLUMNS if _differ(members, name)]
-        base = f"{strategy} on {gpus} {'device' if gpus == 1 else 'devices'}"
+        base = f"{strategy} on {format_count(gpus, 'device')}"
         for row in members:
             names[row["run_id"]] = _make_unique(", ".join([base, *_labels(row, columns)]), set(names.values()))
     return names
@@ -252,16 +253,12 @@ def _make_unique(name: str, used: set[str]) -> str:
     return unique
 
 
-def read_log_tail(path: Path, max_lines: int = MAX_LOG_LINES) -> str:
+def read_log_tail(path: Path) -> str:
     """Return the last lines of a log as plain text, whatever its bytes are. Raises OSError if it cannot be read.
 
     A progress bar that overwrites itself counts as one line for each time it was drawn.
     """
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - MAX_LOG_BYTES))
-        content = file.read(MAX_LOG_BYTES)
-    lines = clean_text(content.decode("utf-8", "replace")).splitlines()[-max_lines:]
+    lines = clean_text(read_tail(path, MAX_LOG_BYTES)).splitlines()[-MAX_LOG_LINES:]
     return "\n".join(line[:MAX_LINE_LENGTH] for line in lines)
 
 
@@ -328,7 +325,7 @@ class HomeFolder:
         return self._pattern.sub("~", text) if "/" in text and any(home in text for home in self._homes) else text
 
     def hide_in(self, part: Any) -> Any:
-        """Return a section, a block or any part of one with `~` in all its texts; itself, if there is none to write."""
+        """Return a section, a block or any part of one with `~` in all its texts; the same object if none changes."""
         if isinstance(part, str):
             return self.hide(part)
         if isinstance(part, Cell):

@@ -5,7 +5,7 @@ Formulas: docs/explain/measuring.md."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scalebench.analysis import step_breakdown, throughput
@@ -43,44 +43,45 @@ UNRESOLVED = "cannot be distinguished from 0"
 class StepPart:
     """A part of a step, or a figure that was measured beside its parts."""
 
+    column: str  # of the frame
     name: str
-    measure: Callable[[Result], Estimate | None]
     reasons: tuple[str, ...]  # quantities of the probes; the first that has a reason says why the figure is missing
     remark: str = ""
 
+    def measure(self, result: Result) -> Estimate | None:
+        return step_breakdown.BREAKDOWN_FIGURES[self.column](result)
 
-DATA = StepPart("data loading", step_breakdown.data_loading, ("data",))
-FORWARD = StepPart("forward", step_breakdown.forward_pass, ("forward",))
-BACKWARD = StepPart("backward", step_breakdown.backward_pass, ("backward", "forward"))
-OPTIMIZER = StepPart("optimizer", step_breakdown.optimizer_step, ("optimizer", "backward"))
-EXPOSED_SYNC = StepPart(
-    "exposed sync", step_breakdown.exposed_sync, ("exposed",), "what gradient synchronization adds to a step"
-)
+
+EXPOSED_SYNC = StepPart("sync_exposed_s", "exposed sync", ("exposed",), "what gradient synchronization adds to a step")
 # The parts of a step by their column of the frame, in the order in which they happen.
 STEP_PARTS = {
-    "data_s": DATA,
-    "forward_s": FORWARD,
-    "backward_s": BACKWARD,
-    "optimizer_s": OPTIMIZER,
-    "sync_exposed_s": EXPOSED_SYNC,
+    part.column: part
+    for part in (
+        StepPart("data_s", "data loading", ("data",)),
+        StepPart("forward_s", "forward", ("forward",)),
+        StepPart("backward_s", "backward", ("backward", "forward")),
+        StepPart("optimizer_s", "optimizer", ("optimizer", "backward")),
+        EXPOSED_SYNC,
+    )
 }
 # The parts of exposed sync by their column of the frame, in the order in which they happen.
 SYNC_PARTS = {
-    f"sync_{part}_s": StepPart(name, measure, (f"sync_{part}", "exposed"), f"of exposed sync: {about}")
-    for part, name, measure, about in (
-        ("input", "input", step_breakdown.sync_input, "slices of the batch to the devices"),
-        ("weights_out", "weights out", step_breakdown.sync_weights_out, "weights to the devices"),
-        ("output", "output", step_breakdown.sync_output, "outputs to where they are merged, their gradients back"),
-        ("gradients_in", "gradients in", step_breakdown.sync_gradients_in, "gradients to the weights"),
+    f"sync_{part}_s": StepPart(
+        f"sync_{part}_s", part.replace("_", " "), (f"sync_{part}", "exposed"), f"of exposed sync: {about}"
+    )
+    for part, about in (
+        ("input", "slices of the batch to the devices"),
+        ("weights_out", "weights to the devices"),
+        ("output", "outputs to where they are merged, their gradients back"),
+        ("gradients_in", "gradients to the weights"),
     )
 }
 OTHER_FIGURES = (
-    StepPart("imbalance", step_breakdown.imbalance, ("imbalance",),
+    StepPart("imbalance_s", "imbalance", ("imbalance",),
              "wait of a device for the slowest, on average; in exposed sync"),
-    StepPart("isolated sync", step_breakdown.isolated_sync, ("isolated",),
+    StepPart("sync_isolated_s", "isolated sync", ("isolated",),
              "gradient synchronization alone, with nothing to overlap"),
-    StepPart("host-to-device copy", step_breakdown.host_to_device_copy, ("copy",),
-             "of a batch, alone; hidden if batches are prefetched"),
+    StepPart("copy_s", "host-to-device copy", ("copy",), "of a batch, alone; hidden if batches are prefetched"),
 )  # fmt: skip
 INTERLEAVED_PARTS = (("data", "exposed"), ("forward", "backward", "optimizer"))
 REST = "unattributed"
@@ -159,8 +160,8 @@ def compute_rest(result: Result, step: Estimate | None) -> tuple[Estimate | None
 
 
 def _sum_interleaved_parts(result: Result) -> list[list[float]]:
-    """Return the sums of the parts that were measured in blocks which took turns, block by block: most of what is one
-    part's end is the next one's beginning, so that the parts are no independent estimates."""
+    """Return the sums of the parts that were measured in interleaved blocks, block by block: parts are differences of
+    the same series, so that their estimates are not independent."""
     groups = [[step_breakdown.part_blocks(result, part) for part in parts] for parts in INTERLEAVED_PARTS]
     measured = [[blocks for blocks in group if len(blocks) > 1] for group in groups]
     return [list(map(sum, zip(*group, strict=False))) for group in measured]

@@ -12,6 +12,7 @@ from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.load import Survey, survey
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.analysis.time_to_target import make_training_table as make_training_frame
+from scalebench.core.stats.estimates import Estimate
 from scalebench.core.untrusted import clean_text
 from scalebench.report.document import (
     THROUGHPUT,
@@ -89,9 +90,8 @@ def write_tables(folder: Path, runs: Survey | None = None) -> pd.DataFrame:
     """Write results.csv and results.parquet with all readable runs below `folder` into it, and return their frame.
 
     Runs that measured collective operations or bandwidths also leave collectives and bandwidth in both formats.
-    Where runs are repeated, also writes pooled.csv and pooled.parquet with a row for each configuration; where runs
-    train to a stop, also trainings.csv and trainings.parquet with a row for each training, over its seeds. `runs` are
-    the runs of the folder if they have been read already.
+    Where runs are repeated, pooled has a row for each configuration, and where runs train to a stop, trainings has a
+    row for each training, over its seeds, likewise. `runs` are the runs of the folder if they have been read already.
     """
     runs = runs or survey(folder)
     frame, pooled = runs.frame, runs.pooled
@@ -113,7 +113,7 @@ def name_operation_tables(operations: pd.DataFrame, transfers: pd.DataFrame) -> 
 
 def write_spreadsheet(frame: pd.DataFrame, path: Path, full_paths: bool = False) -> None:
     """Write a frame as CSV for a spreadsheet: texts that it would take for a formula begin with an apostrophe, and the
-    home folder is `~` unless `full_paths`. Exact are the files of `write_tables`."""
+    home folder is `~` unless `full_paths`. `write_tables` writes the exact texts."""
     hide = str if full_paths else HomeFolder().hide
 
     def neutralise(text: str) -> str:
@@ -137,7 +137,7 @@ def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = No
     figures, notes = make_figure_columns(frame, varying, baseline_name), Footnotes()
     columns: dict[str, CellMaker] = {**labels, "gpus": figures.pop("gpus"), THROUGHPUT_HEAD: figures[THROUGHPUT_HEAD]}
     numeric = frozenset(["gpus", *figures])
-    # What everybody looks for is in sight before the table is scrolled.
+    # These come before the other figures, so that they are visible before the table is scrolled.
     columns |= {"status": _make_status_cell, "remarks": lambda row: notes.make_cell(list_remarks(row, explains=True))}
     columns |= {head: make for head, make in figures.items() if head not in columns}
     rows = [
@@ -212,7 +212,7 @@ def _find_differing_columns(frame: pd.DataFrame) -> list[str]:
 
 def drop_common_settings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows without the options that all rows of a strategy and model share, and without the environment
-    variables and settings of training that all rows of a model share: these tell no row from another."""
+    variables and settings of training that all rows of a model share: they distinguish no rows."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         for name in KEY_VALUE_COLUMNS:
@@ -257,6 +257,10 @@ def format_ratio(value: float | None, low: float | None = None, high: float | No
     if value is None:
         return ""
     return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def make_ratio_cell(ratio: Estimate | None) -> Cell:
+    return Cell("") if ratio is None else make_cell(format_ratio(ratio.value, *ratio.limits), ratio.value)
 
 
 def format_ratio_and_limit(row: Mapping[str, Any], name: str) -> str:

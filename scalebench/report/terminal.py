@@ -23,7 +23,7 @@ from scalebench.analysis.training_columns import generalisation_gap
 from scalebench.core import units
 from scalebench.core.machine.peak_flops import TERA
 from scalebench.core.result import CurvePoint, RankRecord, Result, first_point_at_target
-from scalebench.core.units import format_bytes, format_number, format_percent
+from scalebench.core.units import format_bytes, format_count, format_number, format_percent
 from scalebench.core.untrusted import clean_line, clean_text, find_run_file
 from scalebench.report import training_tables
 from scalebench.report.document import THROUGHPUT, Table
@@ -134,10 +134,10 @@ def make_outcome_line(
     result: Result, folder: Path, head: str = "", settings: Sequence[str] = (), note: str = ""
 ) -> Text:
     """Return `✓ [1/6] ddp 2 devices seed=1  16,581 samples/s ± 3.9 %  14 s` for a run that has ended, or why it has no
-    figure: `head` is its place in the sweep, `settings` tell it from others. `note` replaces the seconds, which its
-    processes were alive."""
+    figure: `head` is its place in the sweep, `settings` distinguish it from others, `note` replaces the seconds that
+    its processes were alive."""
     scale, repeats = result.scale, result.spec.get("measure", {}).get("repeats") or 1
-    name = " ".join([scale.strategy, f"{scale.gpus} device{'s' * (scale.gpus > 1)}", *settings])
+    name = " ".join([scale.strategy, format_count(scale.gpus, "device"), *settings])
     name += f", repeat {scale.repeat + 1} of {repeats}" if repeats > 1 else ""
     if result.status == "ok":
         wall_s, turns = result.phases.wall_s, "" if result.cohort is None else " in turns"
@@ -283,12 +283,10 @@ def _describe_length(result: Result, last: CurvePoint) -> str:
 
 
 def _describe_level(metric: str, last: CurvePoint) -> str:
-    value, gap = (
-        last.metrics.get(metric),
-        generalisation_gap(metric, last.metrics.get(metric), last.train_metrics.get(metric)),
-    )
+    value = last.metrics.get(metric)
     if value is None:
         return ""
+    gap = generalisation_gap(metric, value, last.train_metrics.get(metric))
     if gap is None:
         return f"{metric} {value:.4g}"
     return f"{metric} {value:.4g}, {abs(gap):.3g} {'worse' if gap >= 0 else 'better'} than on training samples"
@@ -323,11 +321,11 @@ def _fill(template: str, show: Callable[[float], str]) -> Callable[[Any], str]:
     return lambda value: template.format(show(value))
 
 
-# Row -> its fields; those that were not measured are left out.
 SIGTERM_BROADCAST = (
     "includes Lightning's broadcast before each batch, by which ranks learn of a SIGTERM, and the wait for it; "
     "strategy.options.sigterm=never leaves them out"
 )
+# Fields of the monitor's record by row; fields that were not measured are left out.
 USAGE_ROWS: dict[str, list[FieldFormat]] = {
     "processor cores": [
         ("cpu_util_mean", _fill("{} of those the run may use were busy", format_percent)),

@@ -1,8 +1,8 @@
 """Finished runs for other trackers: Weights & Biases, MLflow, TensorBoard, and CSV files.
 
-It reads results only, after the runs, in the process of the user: no worker imports a tracker. Each run is one run
-there, with its config, its figures and flags, and its throughput and losses over steps. A second export of the same
-runs replaces them, or leaves out those that are there.
+Only results are read, after the runs and in the user's process: no worker imports a tracker. Each run becomes one run
+of the tracker, with its config, its figures and flags, and its throughput and losses over steps. A second export of the
+same runs replaces them, or skips them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import csv
 import importlib.util
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ MLFLOW_CONSENT = "MLFLOW_ALLOW_FILE_STORE"
 MLFLOW_BATCH = 100  # params and tags of one call; of metrics it takes ten times as many
 MLFLOW_VALUE_CHARACTERS = 500
 EVENT_FILE_VERSION = "brain.Event:2"  # the first record of each event file
+UNSAFE_IN_FILE_NAME = re.compile(r"[^\w.-]", re.ASCII)
 
 
 class Point(NamedTuple):
@@ -46,7 +48,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as trackers hold it. Settings, figures and texts that it lacks are left out."""
+    """A run in the terms of trackers. Settings, figures and texts that it lacks are left out."""
 
     run_id: str
     name: str
@@ -145,14 +147,14 @@ def _write_csv(runs: Survey, out: Path, project: str) -> list[str]:
 
 
 def _write_tensorboard(runs: Survey, out: Path, project: str) -> list[str]:
-    """Write an event file for each run into a folder of its own, which replaces an earlier one."""
+    """Write an event file for each run into a folder of its own, which replaces that of an earlier export."""
     # EventFileWriter and hparams.summary would import TensorFlow where that is installed.
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     for run in list_tracked_runs(runs):
-        folder = out / f"{run.name}-{run.run_id}"
+        folder = out / name_event_folder(run)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         started_s = run.started_at.timestamp()
@@ -168,6 +170,11 @@ def _write_tensorboard(runs: Survey, out: Path, project: str) -> list[str]:
                 writer.write(event.SerializeToString())
             writer.flush()
     return [f"tensorboard --logdir {out}"]
+
+
+def name_event_folder(run: TrackedRun) -> str:
+    """Return a name that leads out of no folder: a record may come from anybody, and such a folder is removed."""
+    return UNSAFE_IN_FILE_NAME.sub("_", f"{run.name}-{run.run_id}")
 
 
 def _make_settings_event(run: TrackedRun) -> Any:
@@ -191,7 +198,7 @@ def _make_settings_event(run: TrackedRun) -> Any:
 
 
 def _write_mlflow(runs: Survey, out: Path, project: str) -> list[str]:
-    """Add the runs to an experiment; those that it has are left out."""
+    """Add the runs that an experiment does not have yet."""
     uri = os.environ.get("MLFLOW_TRACKING_URI") or (out.absolute() / "mlruns").as_uri()
     is_file_store = uri.startswith("file:")
     # Versions from 3 on refuse a folder of files without consent.

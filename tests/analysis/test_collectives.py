@@ -166,6 +166,16 @@ def test_only_equal_operations_on_equal_devices_are_compared() -> None:
     ]
 
 
+def test_sentences_name_the_hardware_where_operations_ran_on_several() -> None:
+    results = [run(strategy, series(1e-4, 1e9)) for strategy in ("a", "b", "a", "b")]
+    for result in results[2:]:
+        result.scale.hardware = "alpha"
+    sentences = [each.sentence() for each in compare_operations(make_collective_table(results))]
+    assert [text.partition(":")[0] for text in sentences] == [
+        f"all_reduce on 2 devices of {name}" for name in sorted(("alpha", results[0].scale.hardware))
+    ]
+
+
 def test_several_runs_of_a_strategy_count_with_their_mean() -> None:
     """Two runs that differ by 40 %, with a strategy between them: nothing is resolved."""
     runs_of_a = [run("a", series(8e-5, 1e12), repeat=0), run("a", series(1.2e-4, 1e12), repeat=1)]

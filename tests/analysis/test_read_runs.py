@@ -51,6 +51,7 @@ def in_tree(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], object]
 
 
 FAST = {"block_s": [1e-310], "block_samples": [10]}
+ONE_BLOCK = {"name": "all_reduce", "size_bytes": 8, "repeats": 1, "block_s": [0.1]}
 # What makes a good result.json one that cannot be read, and the reason.
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "half written": (lambda file: file.write_text(file.read_text()[:5000]), "is no whole JSON file"),
@@ -73,6 +74,10 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "foreign spec": (
         in_tree(lambda tree: tree.update(spec={"hardware": [], "measure": {"target": 0.1}})),
         "holds what no run leaves",
+    ),
+    "one block": (
+        in_tree(lambda tree: [rank["probes"].update(collectives=[ONE_BLOCK]) for rank in tree["ranks"]]),
+        "(ValueError: an interval needs at least 2 blocks, not 1)",
     ),
     "no devices": (in_tree(lambda tree: tree["scale"].update(gpus=0)), "(ValueError: 0 devices)"),
     "large count": (in_tree(lambda tree: tree["workload"].update(model_params=10**30)), "model_params is 1000"),

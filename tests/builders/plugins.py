@@ -40,7 +40,7 @@ def strategy_yaml(name: str, **keys: Any) -> str:
 def clear_plugin_caches() -> None:
     """Forget which plugins are installed."""
     plugins._all_entries.cache_clear()
-    for cached in (registry.strategy_entries, config_files.find_config_files, config_files.strategy_option_defaults):
+    for cached in (registry.strategy_entries, config_files.find_config_files, config_files.read_strategy_config):
         cached.cache_clear()
 
 

@@ -266,7 +266,7 @@ def test_an_existing_file_survives_a_failed_write(call: Call, monkeypatch: pytes
     def full(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("scalebench.cli.commands.compare.os.replace", full)
+    monkeypatch.setattr("scalebench.core.json_files.os.replace", full)
     assert call("a", "a", "--out", "found.txt")[0] == 2
     assert Path("found.txt").read_text() == "before" and not list(Path().glob(".found*"))
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scalebench.__main__ import main
+from scalebench.analysis.comparison.drift import ConfigurationHistory, SessionLevel
+from scalebench.core.machine.machine import MachineClass
+from scalebench.core.stats.estimates import Estimate
+from scalebench.report.comparison.history_text import MachineHistory, make_history_charts
 from tests.builders.comparisons import write_folder
 
 
@@ -71,3 +76,13 @@ def test_few_sessions_are_too_little_data_for_a_gate(capsys: pytest.CaptureFixtu
     assert main(["compare", "a", "--save", "weekly"]) == 0
     assert main(["compare", "--history", "--threshold", "3%"]) == 6
     assert "no verdict from 1 session: 4 are needed" in capsys.readouterr().out
+
+
+def test_charts_of_several_machines_name_theirs() -> None:
+    session = SessionLevel(datetime(2026, 1, 1), Estimate(100.0), [100.0], "")
+    configuration = ConfigurationHistory({"strategy": "ddp"}, [session], None)
+    kinds = [MachineClass(name, 8, 64, {}) for name in ("Xeon", "EPYC")]
+    histories = [MachineHistory(kind, [configuration]) for kind in kinds]
+    titles = [chart.title for chart in make_history_charts("weekly", histories)]
+    assert titles == [f"Sessions of baseline weekly on {kind}" for kind in kinds]
+    assert [chart.title for chart in make_history_charts("weekly", histories[:1])] == ["Sessions of baseline weekly"]

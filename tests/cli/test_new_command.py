@@ -27,7 +27,7 @@ YAML = Path("src/scalebench_my_ring/conf/strategy/my_ring.yaml")
 
 @pytest.fixture(scope="module")
 def texts() -> dict[Path, str]:
-    return new.render("strategy", "my_ring")
+    return new.render("my_ring")
 
 
 def refused(*words: str) -> str:

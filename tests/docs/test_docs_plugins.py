@@ -53,7 +53,7 @@ def resolved(*arguments: str) -> RunSpec:
 @pytest.fixture
 def page(dists: Distributions) -> None:
     """An installed plugin, of the template's files and those of the page; its pyproject.toml is added to."""
-    template, reported = new.render("strategy", "mine"), plugin_page.files()
+    template, reported = new.render("mine"), plugin_page.files()
     project = tomllib.loads(template[PROJECT] + reported[PROJECT])["project"]
     points = {group.removeprefix("scalebench."): named for group, named in project["entry-points"].items()}
     del points["api"]

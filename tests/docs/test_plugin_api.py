@@ -82,7 +82,7 @@ def test_private_imports_are_seen() -> None:
 
 
 def test_the_template_keeps_to_the_api() -> None:
-    texts = {path: text for path, text in new.render("strategy", "mine").items() if path.suffix == ".py"}
+    texts = {path: text for path, text in new.render("mine").items() if path.suffix == ".py"}
     assert len(texts) == 3
     assert {path: names for path, text in texts.items() if (names := private_imports(ast.parse(text)))} == {}
 

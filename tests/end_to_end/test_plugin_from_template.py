@@ -101,7 +101,8 @@ def test_the_commands_of_the_page(environment: Environment) -> None:
 @pytest.mark.slow
 def test_what_is_published(environment: Environment, tmp_path: Path) -> None:
     """Wheels have all that is needed: ours the template, that of a plugin its YAML, and it works uninstalled."""
-    inside = {name.removeprefix("scalebench/template/") for name in zipfile.ZipFile(environment.wheel).namelist()}
+    prefix = "scalebench/cli/commands/template/strategy/"
+    inside = {name.removeprefix(prefix) for name in zipfile.ZipFile(environment.wheel).namelist()}
     assert {str(path.relative_to(new.TEMPLATE_FOLDER)) for path in new.TEMPLATE_FOLDER.rglob("*.jinja")} <= inside
     assert run_command("new", ["strategy", "sent"]) == 0
     wheel = environment.build(tmp_path / "scalebench-sent", tmp_path / "dist")

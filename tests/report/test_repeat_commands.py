@@ -16,8 +16,9 @@ import pytest
 from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.config.compose import compose_config
+from scalebench.core.config_files import read_strategy_config
 from scalebench.core.result import write_result
-from scalebench.report.repeat_commands import make_command, make_recipe, read_strategy_config
+from scalebench.report.repeat_commands import make_command, make_recipe
 from scalebench.strategies.registry import BUILT_IN_STRATEGIES, missing_packages
 from tests.builders import sweeps
 from tests.builders.runs import record

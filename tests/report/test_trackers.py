@@ -108,6 +108,12 @@ def test_tensorboard_reads_what_was_written(sweep: Path) -> None:
     assert read["rate"] == pytest.approx(RATE) and read["settings"] == ["ddp", 1]
 
 
+def test_no_name_of_a_record_leads_out_of_the_folder_of_events(tmp_path: Path) -> None:
+    write_results(tmp_path, [record(run_id="/../../kept")])
+    (run,) = trackers.list_tracked_runs(trackers.survey(tmp_path))
+    assert trackers.name_event_folder(run) == "ddp-1-_.._.._kept"
+
+
 @needs["mlflow"]
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_reads_what_was_written(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:

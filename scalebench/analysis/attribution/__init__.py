@@ -30,19 +30,16 @@ ATTRIBUTION_COLUMNS = (
 TEXT_COLUMNS = ("run_id", "strategy", "part", "missing", "against")
 
 
-def attribute_runs(results: Iterable[Result], among: Iterable[Result] = ()) -> list[Attribution]:
-    """Return one attribution for each configuration of `results`, in the order of its first run.
-
-    Baselines are looked up in `results` and `among`; a configuration without one is left out.
-    """
+def attribute_runs(results: Iterable[Result]) -> list[Attribution]:
+    """Return one attribution for each configuration with a baseline among `results`, in the order of its first run."""
     by_id = {result.run_id: result for result in results}
-    references = ReferenceRunFinder({**{result.run_id: result for result in among}, **by_id}.values())
+    references = ReferenceRunFinder(by_id.values())
     measured = (measure_repeat(result, references.find(result)) for result in by_id.values())
     return attribute_configurations([repeat for repeat in measured if repeat is not None])
 
 
 def attribute_configurations(measured: Sequence[MeasuredRepeat]) -> list[Attribution]:
-    """Attribute each configuration; its run_id is that of the repeat that began first."""
+    """Attribute each configuration; its run_id is that of the repeat that started first."""
     groups: dict[tuple[str, ...], list[MeasuredRepeat]] = {}
     for repeat in measured:
         groups.setdefault(configuration_key(repeat.result), []).append(repeat)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scalebench.analysis import step_breakdown
 from scalebench.analysis.attribution.components import (
@@ -46,9 +46,9 @@ class Attribution:
     ideal_s: float  # a device's share of the step on one device, at the baseline's batch
     lost: Estimate  # 1 - efficiency against bare at the full batch
     parts: tuple[Part, ...]
-    missing: dict[str, str] = field(default_factory=dict)  # part -> why it has no estimate of its own
-    against: str = "bare"  # self: there is no bare run, and what is lost is against the strategy on one device
-    repeats: int = 1
+    missing: dict[str, str]  # part -> why it has no estimate of its own
+    against: str  # bare; self where there is no bare run, and what is lost is against the strategy on one device
+    repeats: int
 
     def part(self, name: str) -> Part | None:
         """Return the part that includes `name`, by itself or with others."""
@@ -98,15 +98,15 @@ def attribute_run(result: Result, references: ReferenceRuns) -> Attribution | No
 
 
 def attribute_repeats(repeats: Sequence[MeasuredRepeat]) -> Attribution:
-    """Attribute the lost efficiency of a configuration from its repeats, one or more, the first to start first.
+    """Attribute the lost efficiency of a configuration from one or more repeats, in the order of their start.
 
     A part is the mean over repeats. `batch`, `overhead`, `contention` and the loss compare processes, so their limits
-    are over repeats, by Student's t, and one repeat has none. The other parts compare conditions of one process: of one
-    repeat their limits are over its blocks, and so are they where that one alone was probed, with the spread of the
-    steps that they are shares of. A repeat without probes counts with the probed parts of the others, and what its step
-    takes longer is in the part that compares processes.
-    What one repeat lacks of one-device runs is missing in all. Repeats that are compared with other things than the
-    first one is (bare, or the strategy itself) do not count.
+    are over repeats, by Student's t, and one repeat has none. The other parts compare conditions of one process. Of a
+    single repeat their limits are over its blocks; if only one of several was probed, also over the step times of all.
+    A repeat without probes gets the probed parts of the others, and the rest of its step time goes to the part that
+    compares processes.
+    A one-device run that one repeat lacks is missing for all. Repeats with another kind of baseline than the first one
+    (bare, or the strategy itself) are left out.
     """
     first = repeats[0]
     kept = [each for each in repeats if each.possible == first.possible and _against(each) == _against(first)]
@@ -176,7 +176,7 @@ def _collect_estimates(result: Result, references: ReferenceRuns) -> Estimates:
     times = {name: estimate_step_s(run, samples) for name, run in levels.items() if run is not None}
     times["step"] = estimate_step_s(result, samples * result.scale.gpus)
     estimates |= {name: time for name, time in times.items() if time is not None}
-    # Loading that one device needs too is no contention: it is that of the highest measured one-device run.
+    # Loading that a single device needs as well is no contention. The last of these runs that was measured shows it.
     last = next((run for name, run in reversed(levels.items()) if run is not None and name in estimates), None)
     loading = None if last is None else step_breakdown.data_loading(last)
     if last is not None and loading is not None:

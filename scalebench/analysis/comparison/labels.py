@@ -88,8 +88,8 @@ def find_differences(
 
 
 def _follows_from_name(a: ComparisonRow, b: ComparisonRow, key: str) -> bool:
-    """Return whether `key` is an option of a strategy or model that one of the rows does not have, or any other key of
-    two strategies, but their names."""
+    """Return whether a difference in `key` follows from that of two strategies or models: it is an option that only one
+    of them has, or any key of the strategies except for their names and options."""
     group, _, option = key.partition(".options.")
     group = "strategy" if key.startswith("strategy.") else group
     differs = format_fact(a.identity.get(f"{group}.name")) != format_fact(b.identity.get(f"{group}.name"))
@@ -145,7 +145,7 @@ class KeyValue:
 def find_key_values(runs: Sequence[ComparedRun], key: str, base: str | None) -> list[KeyValue]:
     """Return the values of `key`, the base first, then those of the first folder, and in natural order.
 
-    A value of `strategy` is its name with all its options; the names of two with one strategy have what differs.
+    A value of `strategy` is a name with all options; where two share the name, it is followed by what differs.
     InputError for a base that is none of the values.
     """
     by_facts: dict[str, list[ComparedRun]] = {}

@@ -70,7 +70,7 @@ class ComparisonRow:
 
     @property
     def is_disturbed(self) -> bool:
-        """Other programs disturbed more than half of its repeats. Of fewer the interval shows what that made."""
+        """Whether other programs disturbed more than half of its repeats; the interval includes the effect of fewer."""
         disturbed = [run for run in self.measured if not DISTURBED_FLAGS.isdisjoint(run.record.flags)]
         return 2 * len(disturbed) > len(self.measured)
 
@@ -184,7 +184,7 @@ def format_fact(value: Value) -> str:
 def drop_shared_runs(a: ComparisonRow, b: ComparisonRow) -> tuple[ComparisonRow, ComparisonRow] | None:
     """Drop runs that both rows have from the one that has others; None if both are the same runs.
 
-    The ratio of figures that depend on each other has no interval, and a run is no news beside itself.
+    The ratio of figures that depend on each other has no interval, and a run compared with itself says nothing.
     """
     ids = [{run.run_id for run in row.measured} for row in (a, b)]
     shared = ids[0] & ids[1]

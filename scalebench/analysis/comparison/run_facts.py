@@ -38,7 +38,7 @@ class RunFacts:
 
 
 def collect_facts(result: Result) -> RunFacts:
-    """Return the facts of one record. Settings newer than the record have the values that were fixed before."""
+    """Return the facts of one record. Settings that are newer than the record have their defaults."""
     scale, machine = result.scale, result.machine
     settings = flatten(result.spec)
     identity = {key: value for key, value in settings.items() if not is_under(key, IGNORED_FACTS)}

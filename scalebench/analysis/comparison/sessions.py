@@ -1,7 +1,7 @@
-"""Sessions: runs that a machine made one after the other. All of them share what the machine was like then.
+"""Sessions: runs that a machine made one after the other, and so under the same conditions.
 
 Repeats are nested in sessions: a reboot, a driver, a neighbour on the host or a warm room moves all repeats of a
-session together, so that their spread says nothing of how far the next session is off. Hence what is counted is the
+session together, so that their spread does not show how much the next session differs. Hence what is counted is the
 highest level that varies between two sides (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time").
 """
 
@@ -97,9 +97,9 @@ def session_means(
 ) -> tuple[list[float], list[float]]:
     """Return the geometric mean of each session of both sides, in samples/s.
 
-    A side of one or two sessions is judged by the spread of the other side's sessions, which must then not be steadier
-    for having more repeats: of each session as many count as the smallest on the side with few has, unless `equalizes`
-    is false.
+    A side of one or two sessions is judged by the spread of the other side's sessions. Sessions of more repeats would
+    spread less, so that of each session only as many repeats count then as the smallest session on the side with few
+    has, unless `equalizes` is false.
     """
     fewer = min(a, b, key=len)
     count = min(map(len, fewer)) if equalizes and len(fewer) < MIN_UNITS_FOR_TEST else None

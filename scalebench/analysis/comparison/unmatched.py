@@ -72,10 +72,10 @@ def find_unmatched(
 def _describe_failed_run(
     name: str, base: str, label: dict[str, str], run: ComparedRun, before: ComparisonRow | None
 ) -> UnmatchedRow:
-    """Describe a run without a figure; it counts as failed unless its configuration failed in the base too.
+    """Describe a run without a figure; it counts as failed unless its configuration had only failed runs in the base.
 
-    It does count if the configuration also went well there. A run that is `unsupported` counts only if it was not
-    unsupported in the base. The same run on both sides does not count.
+    A run that is `unsupported` counts only if it was not unsupported in the base. The same run on both sides does not
+    count.
     """
     status, was_ok = run.record.status, before is not None and bool(before.measured)
     earlier = before.unmeasured if before is not None else []

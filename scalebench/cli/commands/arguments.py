@@ -1,11 +1,15 @@
-"""The parser of the command line: argparse with errors of one line."""
+"""What the commands share: a parser with errors of one line, values of options, and the console of their tables."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PLAIN_WIDTH_CHARACTERS = 400  # of a table in a file or a pipe: one line for each row
 FOLDERS_HELP = "folder of a run or a sweep, or a result.json; default: the newest sweep below ./multirun"
 
 
@@ -19,6 +23,28 @@ def folders_or_newest(folders: list[str]) -> list[str]:
     newest = find_newest_sweep()
     Console.print_error(f"{newest} is the newest {'sweep' if (newest / SWEEP_FILE).exists() else 'run'}")
     return [str(newest)]
+
+
+def split_names(text: str) -> list[str]:
+    """Return the names in `a, b`."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def check_efficiency(efficiency: float) -> None:
+    """Raise InputError for a value of --efficiency that is no share."""
+    from scalebench.core.errors import InputError
+
+    if not 0 < efficiency <= 1:
+        raise InputError(f"--efficiency={efficiency:g} should be a share above 0 and up to 1, such as 0.8")
+
+
+def make_console() -> Console:
+    """Return a console for tables, in which brackets, as in scalebench-train[torch], are text and not markup."""
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False)
+    console.width = console.width if console.is_terminal else PLAIN_WIDTH_CHARACTERS
+    return console
 
 
 def complete_words(line: str, parsers: Mapping[str, CommandParser]) -> list[str] | None:

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from scalebench.cli.commands.arguments import CommandParser
+from scalebench.cli.commands.arguments import CommandParser, make_console
 from scalebench.core import config_files
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.spec import RunSpec
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     import pytest
 
 SUBJECT_KINDS = {"strategy": "strategy", "model": "model", "dataset": "data set"}  # config group: text for people
-USER_FUNCTION_KEYS = {"strategy": ("-",), "model": ("model.torch=", "model.keras="), "dataset": ("dataset.builder=",)}
+USER_FUNCTION_KEYS = {"model": ("model.torch=", "model.keras="), "dataset": ("dataset.builder=",)}
 CHECK_USAGE = "usage: scalebench check NAME [KEY=VALUE ...] [--faults]"
 GPU_PAGE, GPU_MINUTES = "gpu-check.md", 15.0
 YAML_TEST_PREFIX = "yaml "  # tests with this prefix start no process
@@ -62,9 +61,8 @@ class CheckSubject:
     @property
     def title(self) -> str:
         """The name; of a user's own model or data set its functions."""
-        functions = [
-            word.partition("=")[2] for word in self.overrides if word.startswith(USER_FUNCTION_KEYS[self.kind])
-        ]
+        keys = USER_FUNCTION_KEYS.get(self.kind, ())
+        functions = [word.partition("=")[2] for word in self.overrides if word.startswith(keys)]
         return " ".join(functions) if functions and self.name == "custom" else self.name
 
 
@@ -194,8 +192,7 @@ def print_results(subject: CheckSubject, results: list[ContractResult], with_det
     table = Table(SUBJECT_KINDS[subject.kind], subject.title, "", box=box.SIMPLE_HEAD)
     for result in results:
         table.add_row(result.test, result.verdict, result.reason)
-    console = Console(markup=False, highlight=False)
-    console.width = console.width if console.is_terminal else 400  # one line for each test
+    console = make_console()
     console.print(table)
     details = dict.fromkeys(result.detail for result in results if result.detail)
     for detail in details if with_details else []:

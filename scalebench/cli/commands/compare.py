@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -16,7 +15,9 @@ from scalebench.analysis.comparison.pairing import ComparedRun, drop_copies, loa
 from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST
 from scalebench.cli.commands.arguments import CommandParser, folders_or_newest
 from scalebench.core.errors import InputError
+from scalebench.core.json_files import write_text
 from scalebench.core.machine.machine import MachineClass, classify_machine
+from scalebench.core.units import format_count
 from scalebench.core.untrusted import clean_line
 from scalebench.report.comparison import comparison_text, history_text
 from scalebench.report.comparison.comparison_charts import make_comparison_charts
@@ -106,14 +107,10 @@ def parse_share(text: str) -> float:
 
 def _save_baseline(options: argparse.Namespace) -> int:
     for saved in baseline_store.save_baseline(options.save, options.paths, options.replace):
-        counts = f"{_count(saved.runs, 'run')} in {_count(saved.sessions, 'session')}"
+        counts = f"{format_count(saved.runs, 'run')} in {format_count(saved.sessions, 'session')}"
         few = f" (a verdict needs {MIN_UNITS_FOR_TEST} sessions)" if saved.sessions < MIN_UNITS_FOR_TEST else ""
         print(f"baseline '{options.save}': {counts} of {saved.kind}: {saved.folder}{few}")
     return 0
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def _lacks_baseline(compared: Comparison) -> bool:
@@ -199,7 +196,12 @@ def _print_or_write(out: str | None, content: str, text: str) -> None:
     if out is None:
         sys.stdout.write(content)
         return
-    write_atomically(Path(out), content)
+    path = Path(out)
+    try:
+        write_text(path, content)
+    except (OSError, ValueError) as error:  # ValueError for a path without a name, such as `.`
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"--out {path}: {reason}; choose another file") from error
     sys.stdout.write(text)
     print(f"written: {out}")
 
@@ -214,14 +216,3 @@ def _write_figures(charts: list[Chart], folder: Path) -> None:
         raise InputError(f"--figures {folder}: {error.strerror or error}; choose another folder") from error
     lines = [f"written: {clean_line(str(path))}" for path in written if path.suffix == ".png"]
     print("\n".join(lines or ["no figures: nothing to draw"]), file=sys.stderr)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file completely or not at all. Raise InputError where it cannot be written."""
-    temporary = path.parent / f".{path.name}.{os.getpid()}"
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"--out {path}: {error.strerror or error}; choose another file") from error

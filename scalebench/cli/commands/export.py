@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from pathlib import Path
 
 from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest
@@ -20,7 +19,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    trackers = importlib.import_module("scalebench.report.trackers")
+    from scalebench.report import trackers  # imports pandas, for which `--help` need not wait
+
     trackers.check_installed(options.to)
     paths = [Path(path) for path in folders_or_newest(options.paths)]
     out = None if options.out is None else Path(options.out)

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from scalebench.cli.commands.arguments import CommandParser
+from scalebench.cli.commands.arguments import CommandParser, make_console
 from scalebench.config import support
 from scalebench.core import config_files
 from scalebench.core.config_files import LIST_KINDS
@@ -26,7 +26,6 @@ from scalebench.core.plugins import BUILT_IN
 from scalebench.core.spec import StrategySpec
 from scalebench.strategies import registry
 
-PLAIN_WIDTH_CHARACTERS = 400  # of a file or a pipe: one line for each entry
 MAX_OVERVIEW_NAMES = 6
 OTHERS = "others"
 UNLISTED_KEYS = ("name", "description", "sources", "requires")  # of a YAML file
@@ -75,8 +74,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    console = Console(markup=False, highlight=False)  # brackets, as in scalebench-train[torch], are text
-    console.width = console.width if console.is_terminal else PLAIN_WIDTH_CHARACTERS
+    console = make_console()
     if options.kind is None:
         _print_overview(console)
     elif options.kind not in LIST_KINDS:

@@ -20,8 +20,7 @@ from scalebench.core import config_files, plugins
 from scalebench.core.errors import InputError
 from scalebench.strategies import registry
 
-TEMPLATE_FOLDER = Path(__file__).with_name("template")
-TEMPLATE_KINDS = ("strategy",)
+TEMPLATE_FOLDER = Path(__file__).parent / "template" / "strategy"
 TEMPLATE_SUFFIX = ".jinja"  # so that no tool treats a template as a source file
 NAME_PLACEHOLDER = "NAME"  # in the paths of the template
 NAME_PATTERN = (
@@ -38,11 +37,12 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("kind", metavar="KIND", help="strategy: a package; hardware: the YAML of a SLURM partition")
     parser.add_argument("name", metavar="NAME", help="of the strategy or hardware, such as my_ring")
     parser.add_argument("--into", metavar="FOLDER", default=".", help="where it is written; default: here")
-    for option, metavar, text in (
-        ("--partition", "P", "hardware: the partition to describe; default: that of the cluster"),
-        ("--bin", "FOLDER", "hardware: the folder of sinfo and scontrol; default: they are on the PATH"),
-    ):
-        parser.add_argument(option, metavar=metavar, help=text)
+    parser.add_argument(
+        "--partition", metavar="P", help="hardware: the partition to describe; default: that of the cluster"
+    )
+    parser.add_argument(
+        "--bin", metavar="FOLDER", help="hardware: the folder of sinfo and scontrol; default: they are on the PATH"
+    )
     parser.add_argument("--cpu", action="store_true", help="hardware: CPU workers, also where nodes have GPUs")
 
 
@@ -51,9 +51,10 @@ def main(options: argparse.Namespace) -> int:
         from scalebench.cli.commands import new_hardware
 
         return new_hardware.main(options)
-    if options.kind not in TEMPLATE_KINDS:
-        kinds = " or ".join((*TEMPLATE_KINDS, "hardware"))
-        raise InputError(f"new makes a {kinds}, not '{options.kind}'; docs/guides/plugins.md has the others")
+    if options.kind != "strategy":
+        raise InputError(
+            f"new makes a strategy or hardware, not '{options.kind}'; docs/guides/plugins.md has the others"
+        )
     if options.partition or options.bin or options.cpu:
         raise InputError("--partition, --bin and --cpu are of new hardware; leave them out")
     _check_name(options.name)
@@ -61,7 +62,7 @@ def main(options: argparse.Namespace) -> int:
     if not parent.is_dir():
         raise InputError(f"--into={options.into} is no folder; make it first")
     folder = parent / distribution_name(options.name)
-    files = _write_distribution(options.kind, options.name, folder)
+    files = _write_distribution(options.name, folder)
     print(f"{folder}: a distribution with the strategy '{options.name}'")
     print("\n".join(f"  {path.relative_to(folder)}" for path in files))
     print("\nIt averages gradients by all-reduces of its own; change that, and see which contract tests still pass:")
@@ -76,10 +77,10 @@ def distribution_name(name: str) -> str:
     return f"scalebench-{name.replace('_', '-')}"
 
 
-def render(kind: str, name: str) -> dict[Path, str]:
+def render(name: str) -> dict[Path, str]:
     """Return the text of each file by its path within the distribution."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATE_FOLDER / kind),
+        loader=jinja2.FileSystemLoader(TEMPLATE_FOLDER),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # nothing here is HTML
@@ -113,7 +114,7 @@ def _check_name(name: str) -> None:
         raise InputError(f"a package scalebench_{name} is there already; take another name, or uninstall it")
 
 
-def _write_distribution(kind: str, name: str, folder: Path) -> list[Path]:
+def _write_distribution(name: str, folder: Path) -> list[Path]:
     """Write all files and return them. A distribution that cannot be written completely is removed."""
     try:
         folder.mkdir()
@@ -124,7 +125,7 @@ def _write_distribution(kind: str, name: str, folder: Path) -> list[Path]:
             f"{folder} cannot be written: {error.strerror}; take another place with --into=FOLDER"
         ) from None
     try:
-        return [_write_file(folder / path, text) for path, text in render(kind, name).items()]
+        return [_write_file(folder / path, text) for path, text in render(name).items()]
     except BaseException as error:
         shutil.rmtree(folder)
         if not isinstance(error, OSError):

@@ -38,7 +38,7 @@ class NodeShape:
     gpu_type: str  # as the cluster names it; empty where it names none, or without GPUs
     cores: int
     memory_bytes: int
-    notes: list[str]  # where the nodes differ, of which then the smallest counts
+    notes: list[str]  # in what the nodes differ; the smallest figure counts
 
     @property
     def devices_text(self) -> str:
@@ -74,8 +74,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def describe_nodes(nodes: Sequence[PartitionNode], cpu_only: bool = False) -> NodeShape:
-    """Return what the nodes have in common. Of several types of GPU the one that there is most of counts, and of CPU
-    nodes a worker for each socket."""
+    """Return what the nodes have in common: of several types of GPU the most frequent one, on CPU nodes a worker for
+    each socket."""
     totals: Counter[str] = Counter()
     for node in nodes:
         totals.update({} if cpu_only else count_gpus_by_type(node.gres))

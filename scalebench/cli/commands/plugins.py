@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from scalebench.cli.commands.arguments import CommandParser
+from scalebench.cli.commands.arguments import CommandParser, make_console
 from scalebench.core import config_files, plugins
 from scalebench.core.errors import InputError, describe_exception
 from scalebench.core.plugins import PluginEntry
@@ -22,8 +21,8 @@ from scalebench.strategies import registry
 
 NO_PLUGINS = "no plugins are installed; `scalebench new strategy NAME` makes one: docs/guides/plugins.md"
 KIND_TEXTS = {"strategies": "strategy", "models": "model", "datasets": "data set", "configs": "YAML files"}
-# Models and datasets first, which the parent of runs imports too: so their imports of frameworks are noticed, before
-# strategies import them.
+# Models and datasets come first: the parent of runs imports them too, so that a framework that one of them imports has
+# to be noticed before a strategy imports it.
 LOAD_ORDER = ("models", "datasets", "strategies", "configs")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "pytorch_lightning", "horovod")
 MAX_PRINTED_CHARACTERS = 60
@@ -44,9 +43,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Print the table. Return 0, or 1 where something is wrong with a plugin."""
-    console = Console(markup=False, highlight=False)
-    console.width = console.width if console.is_terminal else 400  # one line for each entry point
-    has_faults = False
+    console, has_faults = make_console(), False
     table = Table("plugin", "version", "API", "adds", "name", "from", "loads", "import s", box=box.SIMPLE_HEAD)
     for point in list_allowed_points():
         checked = check_entry_point(point)

@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest
+from scalebench.cli.commands.arguments import (
+    FOLDERS_HELP,
+    CommandParser,
+    check_efficiency,
+    folders_or_newest,
+    split_names,
+)
 from scalebench.core.errors import InputError, unknown_name_message
 
 if TYPE_CHECKING:
@@ -38,9 +44,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    if not 0 < options.efficiency <= 1:
-        raise InputError(f"--efficiency={options.efficiency:g} should be a share above 0 and up to 1, such as 0.8")
-    counts = [_parse_count("gpus", text) for text in (options.gpus or "").split(",") if text.strip()]
+    check_efficiency(options.efficiency)
+    counts = [_parse_count("gpus", text) for text in split_names(options.gpus or "")]
     most = _parse_count("most", options.most) if options.most else None
     batch = _parse_count("batch", options.batch) if options.batch else None
     hardware = None if options.hardware is None else _read_hardware(options.hardware)
@@ -94,7 +99,7 @@ def _choose(curves: Sequence[Curve], names: str | None, folders: Sequence[str]) 
     if not kept:
         raise InputError(f"{', '.join(folders)}: no strategy has an ok run; scalebench show says why")
     strategies = {curve.tags["strategy"] for curve in kept}
-    for name in (chosen := [name.strip() for name in (names or "").split(",") if name.strip()]):
+    for name in (chosen := split_names(names or "")):
         if name not in strategies:
             raise InputError(f"{unknown_name_message('measured strategy', name, strategies)} (--strategy)")
     return [curve for curve in kept if not chosen or curve.tags["strategy"] in chosen]

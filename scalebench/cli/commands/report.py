@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest
+from scalebench.cli.commands.arguments import (
+    FOLDERS_HELP,
+    CommandParser,
+    check_efficiency,
+    folders_or_newest,
+    split_names,
+)
 from scalebench.core.errors import InputError
 from scalebench.core.untrusted import clean_line
 
@@ -37,15 +42,15 @@ def main(options: argparse.Namespace) -> int:
         for kind in OUTPUT_FILES:  # options that take the argument after them
             if (path := getattr(options, kind)) and Path(path).is_dir() and kind != "figures":
                 raise InputError(f"--{kind}={path} took a folder as its file; write: report {path} --{kind}")
-    if not 0 < options.efficiency <= 1:
-        raise InputError(f"--efficiency={options.efficiency:g} should be a share above 0 and up to 1, such as 0.8")
+    check_efficiency(options.efficiency)
     paths = [Path(path) for path in folders_or_newest(options.paths)]
     for path in paths:
         if not path.exists():
             raise InputError(f"{path} does not exist; give the folder of a run or a sweep")
-    data = importlib.import_module("scalebench.report.report_data").load_report_data(
-        paths, options.efficiency, options.baseline, _split_names(options.reference), options.full_paths
-    )
+    from scalebench.report.report_data import load_report_data  # imports pandas, for which `--help` need not wait
+
+    names = split_names(options.reference)
+    data = load_report_data(paths, options.efficiency, options.baseline, names, options.full_paths)
     page = Path(options.out) if options.out else _folder_of(paths[0]) / "report.html"
     written = [_write_output(_write_page, data, page)]
     for kind, name in OUTPUT_FILES.items():
@@ -55,10 +60,6 @@ def main(options: argparse.Namespace) -> int:
             written.append(_write_output(WRITERS[kind], data, target))
     print("\n".join(clean_line(str(path)) for path in written))
     return 0
-
-
-def _split_names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _folder_of(path: Path) -> Path:
@@ -77,23 +78,30 @@ def _write_output(write: Callable[[ReportData, Path], object], data: ReportData,
 def _write_page(data: ReportData, path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder; --out takes the name of a file, such as {path / 'report.html'}")
-    importlib.import_module("scalebench.report.html.page").write(data, path)
+    from scalebench.report.html import page
+
+    page.write(data, path)
 
 
 def _write_markdown(data: ReportData, path: Path) -> None:
-    importlib.import_module("scalebench.report.markdown").write(data, path)
+    from scalebench.report import markdown
+
+    markdown.write(data, path)
 
 
 def _write_csv(data: ReportData, path: Path) -> None:
     """Write the runs to `path`, and what some measured on request beside it: report.collectives.csv."""
-    tables = importlib.import_module("scalebench.report.tables")
+    from scalebench.report import tables
+
     tables.write_spreadsheet(data.frame, path, data.full_paths)
     for name, frame in tables.name_operation_tables(*data.operations).items():
         tables.write_spreadsheet(frame, path.with_name(f"{path.stem}.{name}.csv"), data.full_paths)
 
 
 def _write_figures(data: ReportData, path: Path) -> None:
-    importlib.import_module("scalebench.report.figures").write(data, path)
+    from scalebench.report import figures
+
+    figures.write(data, path)
 
 
 WRITERS: dict[str, Callable[[ReportData, Path], None]] = {

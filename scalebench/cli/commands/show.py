@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from scalebench.analysis import published
-from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest
+from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest, split_names
 from scalebench.report.sections.attribution import make_attribution_records
 from scalebench.report.terminal import make_references
 from scalebench.sweeps.console import Console
@@ -26,7 +26,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    names = [name.strip() for name in options.reference.split(",") if name.strip()]
+    names = split_names(options.reference)
     published.load_published(names)  # an unknown name is refused before anything is printed
     console = Console()
     folders = folders_or_newest(options.DIR)

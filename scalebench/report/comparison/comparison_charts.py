@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,8 @@ from scalebench.analysis.comparison.pairing import ComparisonRow
 from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import mean_of_repeats
-from scalebench.report.document import MAX_ID_LENGTH, Axis, Chart, Number, Series, Tags, join_sentences
+from scalebench.core.units import format_count
+from scalebench.report.document import MAX_ID_LENGTH, Axis, Chart, Series, Tags, join_sentences
 
 MAX_PLACES = 40  # of a chart; names of more are not readable
 DEVICES_KEY = "gpus"  # of labels
@@ -66,7 +66,7 @@ def _count_devices(place: _Place) -> int:
 def _make_charts_of_count(places: Sequence[_Place], values: Sequence[str], key: str) -> Iterator[Chart]:
     count = _count_devices(places[0])
     shown = places[:MAX_PLACES]
-    on = "" if not count else " on 1 device" if count == 1 else f" on {count} devices"
+    on = f" on {format_count(count, 'device')}" if count else ""
     left_out = "" if len(shown) == len(places) else f", the first {MAX_PLACES} of {len(places)} configurations"
     axis = Axis(" ".join(name for name in shown[0].label if name != DEVICES_KEY))
     names = _name_places(shown)
@@ -104,18 +104,13 @@ def _make_series(places: Sequence[_Place], names: Sequence[str], value: str, is_
         x.append(name)
         repeats.append([] if is_ratio else place.rows[value].rates)
         tags.append({key: place.label[key] for key in TAG_KEYS if key in place.label})
-    low, high = ([_limit(each, end) for each in estimates] for end in ("low", "high"))
+    low, high = ([each.limits[end] for each in estimates] for end in (0, 1))
     return Series(value, x, [each.value for each in estimates], low, high, point_tags=tags, repeats=repeats)
 
 
 def _estimate_rate(row: ComparisonRow) -> Estimate:
     """Return the throughput of a row, with limits if it has repeats enough to show how they vary."""
     return mean_of_repeats(row.rates).to_estimate() if len(row.rates) >= MIN_UNITS_FOR_TEST else Estimate(row.rate)
-
-
-def _limit(estimate: Estimate, end: str) -> Number:
-    limit: float = getattr(estimate, end)
-    return limit if estimate.has_limits and math.isfinite(limit) else None
 
 
 def _make_id(figure: str, key: str, count: int) -> str:

@@ -8,16 +8,18 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from scalebench.analysis.comparison import (
     FAILED_RUN,
+    FASTER,
     NO_VERDICT,
     NOT_COMPARABLE,
     OK,
     REGRESSION,
     SAME,
+    SLOWER,
     TOO_LITTLE_DATA,
     UNRESOLVED,
     Comparison,
@@ -27,7 +29,7 @@ from scalebench.analysis.comparison import (
 from scalebench.analysis.comparison.pairing import ComparisonRow
 from scalebench.analysis.comparison.unmatched import UnmatchedRow
 from scalebench.core.stats.estimates import Estimate
-from scalebench.core.units import format_number
+from scalebench.core.units import format_count, format_number
 from scalebench.core.untrusted import clean_line, clean_text
 
 VERSION = 2
@@ -128,7 +130,7 @@ def describe_verdict(comparison: Comparison) -> str:
     if comparison.status == FAILED_RUN:
         failed = [row for row in comparison.unmatched if row.failed]
         example = f"{format_label(failed[0].label)}: {failed[0].reason}"
-        return f"failed run: {_count_things(failed, 'run')} failed, such as {example}"
+        return f"failed run: {format_count(len(failed), 'run')} failed, such as {example}"
     if comparison.status == REGRESSION:
         worst = min((pair for pair in comparison.pairs if pair.regression), key=lambda pair: pair.ratio)
         slower = [pair for pair in comparison.pairs if pair.regression]
@@ -142,22 +144,17 @@ def describe_verdict(comparison: Comparison) -> str:
     if len(lacking) == len(pairs):
         return f"undecided: {lacking[0].notes[-1]}"
     if all(pair.verdict == SAME for pair in pairs):
-        return f"no difference: {_count_things(pairs, 'pair')}, both sides the same runs"
+        return f"no difference: {format_count(len(pairs), 'pair')}, both sides the same runs"
     words = Counter(pair.verdict for pair in pairs)
-    by = f", at 5 % after Holm over {_count_things([p for p in pairs if p.p is not None], 'pair')}"
+    by = f", at 5 % after Holm over {format_count(sum(pair.p is not None for pair in pairs), 'pair')}"
     gate = "" if comparison.threshold is None else f"no regression beyond {100 * comparison.threshold:g} %: "
     counts = ", ".join(f"{count} {word}" for word, count in words.items())
-    return f"{gate}{counts}{by if {UNRESOLVED, 'faster', 'slower'} & words.keys() else ''}"
+    return f"{gate}{counts}{by if {UNRESOLVED, FASTER, SLOWER} & words.keys() else ''}"
 
 
 def _limit_lines(lines: list[str], what: str) -> list[str]:
     more = len(lines) - MAX_LINES
     return lines if more <= 0 else [*lines[:MAX_LINES], f"and {more} more {what} (--format json has all)"]
-
-
-def _count_things(things: Iterable[object], name: str) -> str:
-    count = len(list(things))
-    return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
 def format_label(label: dict[str, str]) -> str:

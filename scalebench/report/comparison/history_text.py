@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from scalebench.analysis.comparison.drift import MIN_SESSIONS, Change, ConfigurationHistory, SessionLevel
+from scalebench.analysis.rows import interval_cells
 from scalebench.core.machine.machine import MachineClass
-from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.estimates import Estimate, scale_estimate
+from scalebench.core.units import format_count
 from scalebench.core.untrusted import clean_line
 from scalebench.report.comparison.comparison_text import format_label, format_p, format_speed_ratio
-from scalebench.report.document import MAX_CURVES, Axis, Chart, Series
+from scalebench.report.document import MAX_CURVES, THROUGHPUT, Axis, Chart, Series
 from scalebench.report.tables import format_throughput
 
 DRAWING_WIDTH = 40  # characters between the limits of all sessions
@@ -51,8 +53,7 @@ def describe_change(configuration: ConfigurationHistory) -> str:
         return f"{how} since session {change.first + 1} ({when}): {ratio}, p {format_p(change.p_holm)} (Holm)"
     count = sum(session.rate is not None for session in configuration.sessions)
     if not configuration.has_verdict:
-        sessions = f"{count} session{'' if count == 1 else 's'}"
-        return f"no verdict from {sessions}: {MIN_SESSIONS} are needed; compare --save adds one"
+        return f"no verdict from {format_count(count, 'session')}: {MIN_SESSIONS} are needed; compare --save adds one"
     return f"no change resolved in {count} sessions"
 
 
@@ -66,9 +67,7 @@ def _list_session_lines(configuration: ConfigurationHistory) -> Iterator[str]:
 
 
 def _format_rate(rate: Estimate) -> str:
-    low, high = rate.limits
-    cells = {"throughput_samples_per_s": rate.value, "throughput_low": low, "throughput_high": high}
-    return format_throughput({**cells, "interval_over": "repeats"}, " samples/s")
+    return format_throughput({**_make_rate_cells(rate), "interval_over": "repeats"}, " samples/s")
 
 
 def _draw(rates: Sequence[Estimate | None]) -> list[str]:
@@ -128,9 +127,7 @@ def _make_tree(configuration: ConfigurationHistory) -> dict[str, object]:
         "sessions": [
             {
                 "started_at": session.started.isoformat(),
-                "throughput_samples_per_s": None if session.rate is None else session.rate.value,
-                "throughput_low": _get_limits(session)[0],
-                "throughput_high": _get_limits(session)[1],
+                **_make_rate_cells(session.rate),
                 "repeats": len(session.repeats),
                 "note": session.note or None,
             }
@@ -140,17 +137,15 @@ def _make_tree(configuration: ConfigurationHistory) -> dict[str, object]:
         if change is None
         else {
             "first_session": change.first + 1,
-            "ratio": change.ratio.ratio,
-            "ratio_low": None if change.ratio.interval is None else change.ratio.interval.low,
-            "ratio_high": None if change.ratio.interval is None else change.ratio.interval.high,
+            **interval_cells("ratio", "ratio", change.ratio.ratio, change.ratio.interval),
             "p_holm": change.p_holm,
             "differences": [{"key": key, "before": a, "after": b} for key, a, b, _ in change.differences],
         },
     }
 
 
-def _get_limits(session: SessionLevel) -> tuple[float | None, float | None]:
-    return (None, None) if session.rate is None else session.rate.limits
+def _make_rate_cells(rate: Estimate | None) -> dict[str, float | None]:
+    return interval_cells(THROUGHPUT, "throughput", None if rate is None else rate.value, rate)
 
 
 def make_history_charts(name: str, histories: Sequence[MachineHistory]) -> list[Chart]:
@@ -159,7 +154,7 @@ def make_history_charts(name: str, histories: Sequence[MachineHistory]) -> list[
     for number, history in enumerate(histories, 1):
         shown = history.configurations[:MAX_CURVES]
         series = [line for configuration in shown for line in _make_series(configuration)]
-        title = f"Sessions of baseline {name}"
+        title = f"Sessions of baseline {name}" + (f" on {history.kind}" if len(histories) > 1 else "")
         caption = "Throughput over the mean of the sessions before the change, or of all; limits: 95 %, over repeats"
         y = Axis("relative throughput", from_zero=False)
         count = max(len(configuration.sessions) for configuration in shown)
@@ -178,8 +173,7 @@ def _make_series(configuration: ConfigurationHistory) -> Iterator[Series]:
     mean = math.exp(math.fsum(map(math.log, before)) / len(before))
     places = [float(number + 1) for number in range(len(sessions))]
     limits = [
-        (None, None) if low is None or high is None else (low / mean, high / mean)
-        for low, high in map(_get_limits, sessions)
+        (None, None) if session.rate is None else scale_estimate(session.rate, 1 / mean).limits for session in sessions
     ]
     repeats = [[rate / mean for rate in session.repeats] for session in sessions]
     notes = [_format_time(session) for session in sessions]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,12 +18,14 @@ from scalebench import __version__
 from scalebench.analysis.ranking import join_with_and
 from scalebench.analysis.read_runs import pause_garbage_collection
 from scalebench.analysis.scaling_curves import plain_rows
+from scalebench.core.config_files import read_strategy_config
 from scalebench.core.errors import InputError
+from scalebench.core.json_files import write_text
 from scalebench.core.machine.machine import describe_machine
+from scalebench.core.units import format_count
 from scalebench.core.untrusted import clean_text
 from scalebench.report.document import Chart, Section, describe_single_group
 from scalebench.report.html.render import Renderer, list_filters
-from scalebench.report.repeat_commands import read_strategy_config
 from scalebench.report.report_data import HomeFolder, ReportData, make_relative_link
 from scalebench.report.sections import make_sections
 
@@ -60,15 +61,9 @@ def write(report_data: ReportData, path: Path, sections: Iterable[Section] | Non
 
     An existing page is replaced at the end, in one step. Raises OSError if it cannot be written.
     """
-    path = Path(path)
     text = render_page(report_data, path.parent, list(make_sections(report_data) if sections is None else sections))
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_text(path, text)
     return path
 
 
@@ -139,7 +134,7 @@ def _list_names(rows: Sequence[dict[str, Any]], column: str, plural: str) -> str
 def _count_devices(gpus: Sequence[int]) -> str:
     if not gpus:
         return ""
-    return f"{gpus[0]} to {gpus[-1]} devices" if len(gpus) > 1 else f"{gpus[0]} device{'s' * (gpus[0] > 1)}"
+    return f"{gpus[0]} to {gpus[-1]} devices" if len(gpus) > 1 else format_count(gpus[0], "device")
 
 
 def _describe_machines(report_data: ReportData) -> list[str]:

@@ -77,26 +77,22 @@ class ChartStyles:
 def _style_keys(chart: Chart) -> list[tuple[str, str] | None]:
     """Return what determines the style of each series: its strategy, or its name if that is more specific.
 
-    Ideal lines have None.
     Stacked parts and several lines of one strategy go by their names, since they would all have its colour otherwise.
     """
     drawn = [series for series in chart.series if series.style != "ideal"]
-    strategies, names = {_get_strategy(series) for series in drawn}, {series.name for series in drawn}
-    named = chart.kind == "stacked" or len(strategies) == 1 < len(names)
-    return [
-        None
-        if series.style == "ideal"
-        else ("part", series.part)
-        if series.part
-        else ("name", series.name)
-        if named or not _get_strategy(series)
-        else ("strategy", _get_strategy(series))
-        for series in chart.series
-    ]
+    strategies, names = {series.tags.get("strategy") for series in drawn}, {series.name for series in drawn}
+    by_name = chart.kind == "stacked" or len(strategies) == 1 < len(names)
+    return [_choose_style_key(series, by_name) for series in chart.series]
 
 
-def _get_strategy(series: Series) -> str:
-    return series.tags.get("strategy", "")
+def _choose_style_key(series: Series, by_name: bool) -> tuple[str, str] | None:
+    """Return the key of one series; None for an ideal line."""
+    if series.style == "ideal":
+        return None
+    if series.part:
+        return "part", series.part
+    strategy = series.tags.get("strategy")
+    return ("name", series.name) if by_name or not strategy else ("strategy", strategy)
 
 
 def _make_style(position: int, variant: int) -> LineStyle:
@@ -264,14 +260,10 @@ def _make_hover_texts(chart: Chart, series: Series) -> list[str]:
 def _make_hover_text(chart: Chart, limits: tuple[Number, Number], note: str) -> str:
     """Return the lines below a point's value: its interval and its note."""
     low, high = limits
-    parts = (
-        []
-        if low is None or high is None
-        else [f"95 %: {_format_number(low, chart.y)} to {_format_number(high, chart.y)}"]
-    )
-    if note:
-        parts.append(escape_plotly(note))
-    return "".join(f"<br>{part}" for part in parts)
+    interval = ""
+    if low is not None and high is not None:
+        interval = f"<br>95 %: {_format_number(low, chart.y)} to {_format_number(high, chart.y)}"
+    return interval + (f"<br>{escape_plotly(note)}" if note else "")
 
 
 def _format_number(number: float, axis: Axis) -> str:

@@ -139,10 +139,10 @@ def render_table(table: Table) -> str:
 
 
 def lift_main_charts(sections: Sequence[Section]) -> list[Section]:
-    """Return the sections with the two charts that everybody wants below the first verdict, out of `scaling`.
+    """Return the sections with the two charts that everybody wants moved from `scaling` below the first verdict.
 
-    One device has no scaling, so the first verdict is that of the group they show. Where several groups were measured
-    on several devices, `scaling` is open, and keeps its charts below the names of their groups.
+    That verdict is on the group of these charts: groups with several devices come first, and there is one of them.
+    Where there are more, `scaling` is open, and keeps its charts below the names of their groups.
     """
     by_id = {section.id: section for section in sections}
     answer, scaling = by_id.get("answer"), by_id.get("scaling")

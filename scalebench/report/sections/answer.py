@@ -17,9 +17,10 @@ from scalebench.analysis.verdicts import (
     decide_ratio,
     explain_no_verdict,
 )
+from scalebench.core.config_files import read_strategy_config
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import Estimate
-from scalebench.core.units import format_percent
+from scalebench.core.units import format_count, format_percent
 from scalebench.report.document import (
     THROUGHPUT,
     Block,
@@ -33,7 +34,7 @@ from scalebench.report.document import (
     Verdict,
     get_tags,
 )
-from scalebench.report.repeat_commands import make_command, make_recipe, read_strategy_config
+from scalebench.report.repeat_commands import make_command, make_recipe
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections.attribution import attribute_runs, describe_largest_loss, find_largest_loss
 from scalebench.report.tables import format_percent as format_whole_percent
@@ -305,14 +306,10 @@ def _explain_answer(report_data: ReportData, advice: Advice, curve: Curve) -> It
 
 
 def _describe_kept_efficiency(kept: ScalingLimit, name: str) -> str:
-    wanted = format_percent(kept.efficiency).replace(".0 ", " ")
-    again = (
-        f", and has it again at {join_with_and([str(gpus) for gpus in kept.regained_gpus])}"
-        if kept.regained_gpus
-        else ""
-    )
     if kept.largest_measured is None or (kept.gpus == 1 and not kept.regained_gpus):  # one device is the baseline
         return ""
+    wanted, regained = format_percent(kept.efficiency).replace(".0 ", " "), [str(gpus) for gpus in kept.regained_gpus]
+    again = f", and has it again at {join_with_and(regained)}" if regained else ""
     if kept.gpus is None:
         return f"{name} keeps an efficiency of {wanted} at no number of devices{again}."
     most = ", the most that were measured" if kept.gpus == kept.largest_measured else ""
@@ -321,7 +318,7 @@ def _describe_kept_efficiency(kept: ScalingLimit, name: str) -> str:
 
 
 def _count_devices(gpus: int | None) -> str:
-    return "at none" if gpus is None else f"{gpus} device{'s' * (gpus > 1)}"
+    return "at none" if gpus is None else format_count(gpus, "device")
 
 
 def _describe_loss(row: dict[str, Any], against: str | None) -> str:

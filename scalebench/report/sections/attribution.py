@@ -91,8 +91,7 @@ class AttributionRecords:
         parts = attribute_run(result, references)
         if parts is None:
             return None
-        rows = list(self._rows.values())
-        return AttributedRun(parts, result, references, rows)
+        return AttributedRun(parts, result, references, list(self._rows.values()))
 
 
 def make_attribution_records(frame: pd.DataFrame) -> AttributionRecords:
@@ -130,17 +129,12 @@ def format_share(share: Estimate) -> str:
     return f"{units.format_percent(share.value)} [{100 * share.low:z.1f}, {100 * share.high:z.1f}]"
 
 
-def format_part_name(part: Part) -> str:
-    """Return `contention + data` if the two could not be measured apart."""
-    return " + ".join(part.names)
-
-
 def make_run_table(parts: Attribution) -> Table:
     """Make the table of one run's parts for the terminal, with the reasons why some could not be measured apart."""
     rows = []
     for part in parts.parts:
         step_s = format_duration(part.step_s.value, *part.step_s.limits)
-        rows.append([format_part_name(part), step_s, format_share(part.share), ""])
+        rows.append([" + ".join(part.names), step_s, format_share(part.share), ""])
         reasons = dict.fromkeys(parts.missing[name] for name in part.names if name in parts.missing)
         rows += [["", "", "", reason] for reason in reasons]
     against = "against the bare baseline" if parts.against == "bare" else "against the strategy itself on one device"
@@ -191,8 +185,7 @@ def _make_chart(group: CurveGroup, bars: list[Bar]) -> Iterator[Block]:
     if len(bars) > MAX_BARS:
         largest = {id(curve): gpus for curve, gpus, _ in bars}
         kept = [bar for bar in bars if largest[id(bar[0])] == bar[1]][:MAX_BARS]
-        text = f"Of {len(bars)} bars, those of the most devices of each curve are shown."
-        yield Paragraph(text)
+        yield Paragraph(f"Of {len(bars)} bars, those of the most devices of each curve are shown.")
     kept = sorted(kept, key=lambda bar: bar[2].attribution.lost.value)
     names = [f"{curve.name} x {gpus}" for curve, gpus, _ in kept]
     point_tags = [curve.tags for curve, _, _ in kept]
@@ -255,7 +248,7 @@ def _make_chart_title(bars: list[Bar]) -> str:
     part, name, gpus = max(losses, key=lambda loss: loss[0].share.value)
     if part.share.value < MIN_TITLE_SHARE * max(case.attribution.lost.value for _, _, case in bars):
         return "Where the lost efficiency went: most of it is within the noise"
-    return f"{name} on {gpus} {'device' if gpus == 1 else 'devices'} loses {describe_largest_loss(part)}"
+    return f"{name} on {units.format_count(gpus, 'device')} loses {describe_largest_loss(part)}"
 
 
 def _legend(groups: Iterable[tuple[str, ...]]) -> str:
@@ -327,5 +320,5 @@ def _describe_causes(bars: list[Bar]) -> Iterator[Paragraph]:
     for runs in causes.values():
         curve, gpus, cause = runs[-1]
         also = f" (also {', '.join(str(count) for _, count, _ in runs[:-1])})" if runs[:-1] else ""
-        devices = "device" if gpus == 1 else "devices"
-        yield Paragraph(f"{curve.name} on {gpus} {devices}{also}, {cause.sentence()}", tags=curve.tags)
+        text = f"{curve.name} on {units.format_count(gpus, 'device')}{also}, {cause.sentence()}"
+        yield Paragraph(text, tags=curve.tags)

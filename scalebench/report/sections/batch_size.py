@@ -40,8 +40,9 @@ from scalebench.report.document import (
     format_duration_column,
     group_curves,
     join_sentences,
+    make_batch_axis,
     make_cell,
-    make_series,
+    make_line_series,
 )
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.report_data import ReportData
@@ -85,13 +86,10 @@ def _make_charts(group: CurveGroup, saturated: Saturated) -> Iterator[Chart]:
         ("epoch_s", "epoch_s", "Epoch", Axis("time per epoch", unit="s"), "time of an epoch; less is better"),
     )
     for column, stem, title, axis, about in charts:
-        series = (make_series(curve.name, curve.tags, curve.rows, BATCH, column, stem) for curve in group.curves)
-        lines = [line for line in series if line is not None]
-        if lines:
+        if lines := make_line_series(group.curves, column, stem, BATCH):
             lines += _mark_saturating_batches(group, saturated) if column == THROUGHPUT else []
             about = f"{about}. A larger batch makes fewer steps per epoch, and may learn less in it"
-            x = Axis("batch per device", log=True, ticks=sorted({float(x) for line in lines for x in line.x}))
-            axes, caption = (x, axis), join_sentences(about, intervals)
+            axes, caption = (make_batch_axis("batch per device", lines), axis), join_sentences(about, intervals)
             yield group.make_chart("batch_size", title, f"{title} over batch", axes, lines, caption)
 
 

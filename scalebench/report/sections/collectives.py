@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import collectives
-from scalebench.analysis.identity import OPERATION_COLUMNS
-from scalebench.core.result import COLLECTIVES
 from scalebench.core.units import format_binary_bytes
 from scalebench.report.document import (
     MAX_ROWS,
@@ -24,6 +22,7 @@ from scalebench.report.document import (
     Tags,
     make_cell,
 )
+from scalebench.report.flag_text import to_text
 from scalebench.report.report_data import ReportData
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def section(report_data: ReportData) -> Section | None:
 
 def _make_operation_blocks(frame: pd.DataFrame) -> Iterator[Block]:
     """Yield charts and a table for each operation, and the sizes from which one strategy is faster than another."""
-    groups = _group_operations(frame)
+    groups = collectives.group_operations(frame)
     for number, (key, rows) in enumerate(groups[:MAX_GROUPS]):
         tags = {"hardware": key["hardware"]}
         lines = [(str(strategy), _mean_of_runs(own)) for strategy, own in rows.groupby("strategy")]
@@ -114,14 +113,7 @@ def _make_figure(value: float | None) -> Cell:
 def make_collective_tables(frame: pd.DataFrame) -> list[Table]:
     """Make the tables of scalebench.collectives: one for each operation and device count, with a row for each size and
     columns for each strategy."""
-    return [_make_collective_table(number, *group) for number, group in enumerate(_group_operations(frame))]
-
-
-def _group_operations(frame: pd.DataFrame) -> list[tuple[dict[str, Any], pd.DataFrame]]:
-    """Return the OPERATION_COLUMNS and the rows of each operation, in the order of COLLECTIVES."""
-    order = {name: number for number, name in enumerate(COLLECTIVES)}
-    groups = sorted(frame.groupby(OPERATION_COLUMNS), key=lambda group: (*group[0][:-1], order.get(group[0][-1], 0)))
-    return [(dict(zip(OPERATION_COLUMNS, key, strict=True)), rows) for key, rows in groups]
+    return [_make_collective_table(number, *group) for number, group in enumerate(collectives.group_operations(frame))]
 
 
 def _name_operation(key: dict[str, Any]) -> str:
@@ -156,7 +148,7 @@ def make_bandwidth_table(frame: pd.DataFrame) -> Table:
     rows = []
     for row in frame.head(MAX_ROWS).to_dict("records"):
         rate, low, high = (row[f"bytes_per_s{end}"] for end in ("", "_low", "_high"))
-        limits = "" if _is_null(high) else f" [{low / GIGA:.3g}, {high / GIGA:.3g}]"
+        limits = "" if not to_text(high) else f" [{low / GIGA:.3g}, {high / GIGA:.3g}]"
         size = format_binary_bytes(row["size_bytes"])
         is_latency = row["kind"].endswith(collectives.LATENCY_KIND)
         figure = "" if is_latency else f"{rate / GIGA:.3g}{limits}"
@@ -184,12 +176,8 @@ def format_rate(bytes_per_s: float) -> str:
 
 
 def _format_ranks(row: dict[str, Any]) -> str:
-    if _is_null(row["source"]):
+    if not to_text(row["source"]):
         return "all"
     if row["source"] == row["target"]:
         return str(row["source"])
     return f"{row['source']} {'<->' if 'both_ways' in row['kind'] else '->'} {row['target']}"
-
-
-def _is_null(value: Any) -> bool:
-    return str(value) in ("<NA>", "nan", "None")

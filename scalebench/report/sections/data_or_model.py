@@ -129,7 +129,7 @@ def _make_measured_cell(result: ParallelismResult, limits: bool) -> Cell:
 
 
 def _describe_place(comparison: ParallelismComparison, kind: str) -> str:
-    """Return `predicted, measured` of the kind that should win and did; `tied` of those that are as fast."""
+    """Return `predicted, measured` for the kind that should win and did, `tied` for kinds that are equally fast."""
     parts = ["predicted" if kind == comparison.predicted else "", "measured" if kind == comparison.measured else "",
              "tied" if kind in comparison.tied else ""]  # fmt: skip
     return ", ".join(filter(None, parts))

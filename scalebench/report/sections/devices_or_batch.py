@@ -28,12 +28,13 @@ from scalebench.report.document import (
     get_tags,
     group_curves,
     join_sentences,
+    make_batch_axis,
     make_cell,
-    make_series,
+    make_line_series,
 )
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.report_data import ReportData
-from scalebench.report.tables import format_ratio, format_seconds, format_throughput
+from scalebench.report.tables import format_seconds, format_throughput, make_ratio_cell
 
 SECTION_ID = "devices-or-batch"
 CHOICES_CAPTION = (
@@ -105,14 +106,11 @@ def _make_chart(group: CurveGroup, pairs: Sequence[DevicesOrBatch]) -> Iterator[
     """Draw throughput over the samples of a step, of the curves that appear in a pair."""
     run_ids = {choice.many_devices["run_id"] for choice in pairs} | {choice.one_device["run_id"] for choice in pairs}
     kept = [curve for curve in group.curves if any(row["run_id"] in run_ids for row in curve.rows)]
-    series = (
-        make_series(curve.name, curve.tags, curve.rows, "global_batch", THROUGHPUT, "throughput") for curve in kept
-    )
-    lines = [line for line in series if line is not None]
+    lines = make_line_series(kept, THROUGHPUT, "throughput", "global_batch")
     if len(lines) > 1:
-        x = Axis("global batch", log=True, ticks=sorted({float(x) for line in lines for x in line.x}))
         about = "samples/s over all devices; more is better. Above each other: the same batch on more or fewer devices"
-        axes, caption = (x, Axis("samples/s")), join_sentences(about, describe_curve_intervals(kept))
+        axes = make_batch_axis("global batch", lines), Axis("samples/s")
+        caption = join_sentences(about, describe_curve_intervals(kept))
         yield group.make_chart(SECTION_ID, "throughput", "Throughput over the global batch", axes, lines, caption)
 
 
@@ -126,12 +124,12 @@ def _make_choice_blocks(pairs: Sequence[DevicesOrBatch]) -> Iterator[Block]:
         "one device": lambda pair: make_cell(pair.one_device["strategy"]),
         "its batch": lambda pair: format_cell(pair.one_device[BATCH], "{:,}".format),
         "its samples/s": lambda pair: make_cell(format_throughput(pair.one_device), pair.one_device[THROUGHPUT]),
-        "ratio (95 %)": lambda pair: _ratio_cell(pair.throughput),
+        "ratio (95 %)": lambda pair: make_ratio_cell(pair.throughput),
     }
     if targets := any(choice.trainings is not None for choice in pairs):
         columns["to target"] = lambda pair: _time_cell(pair.trainings and pair.trainings[0])
         columns["one device to target"] = lambda pair: _time_cell(pair.trainings and pair.trainings[1])
-        columns["time ratio (95 %)"] = lambda pair: _ratio_cell(pair.time_ratio)
+        columns["time ratio (95 %)"] = lambda pair: make_ratio_cell(pair.time_ratio)
     title, caption = "N devices or N times the batch", join_sentences(*CHOICES_CAPTION[: 3 if targets else 2])
     items = [(pair, get_tags(pair.many_devices)) for pair in pairs[:MAX_ROWS]]
     yield build_table(f"{SECTION_ID}-choices", title, columns, items, ("model", "strategy", "one device"), caption)
@@ -148,10 +146,6 @@ def _time_cell(training: TrainingOutcome | None) -> Cell:
         return Cell("never" if training.seeds == 1 else f"{training.reached} of {training.seeds} seeds reached it")
     seeds = f" ({training.seeds} seeds)" if training.seeds > 1 else ""
     return make_cell(format_seconds(seconds.value) + seeds, seconds.value)
-
-
-def _ratio_cell(ratio: Estimate | None) -> Cell:
-    return Cell("") if ratio is None else make_cell(format_ratio(ratio.value, *ratio.limits), ratio.value)
 
 
 def _make_gain_table(steps: Sequence[tuple[Curve, BatchGain]]) -> Table:

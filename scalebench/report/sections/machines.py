@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from scalebench.core.result import Result
+from scalebench.core.units import format_count
 from scalebench.report.document import MAX_ROWS, Block, Cell, Paragraph, Row, Section, Table
 from scalebench.report.flag_text import to_text
 from scalebench.report.machine_text import (
@@ -85,7 +86,7 @@ def _make_machine_tables(number: int, runs: list[NamedResult]) -> Iterator[Block
     facts += _merge_facts([list_software_facts(result) for _, result in runs], None)
     facts += _merge_facts([list_variables(result.machine) for _, result in runs], NOT_SET)
     rows = [Row([Cell(name, name), Cell(value, value)], tags) for name, value in facts]
-    caption = f"{_count_runs(runs)}. Variables and versions are as the runs found them."
+    caption = f"{format_count(len(runs), 'run')}. Variables and versions are as the runs found them."
     yield Table(f"machine-{number}", machine.hostname, ("fact", "value"), rows, caption=caption)
     if (matrix := make_link_matrix(machine)) is not None:
         columns = ("", *(f"GPU {other}" for other in range(len(matrix))))
@@ -104,8 +105,4 @@ def _merge_facts(facts: list[Facts], absent: str | None) -> list[tuple[str, str]
 
 def _list_names(names: list[str]) -> str:
     more = f"; and {len(names) - MAX_RUN_NAMES} more" if len(names) > MAX_RUN_NAMES else ""
-    return f"{_count_runs(names)}: {'; '.join(names[:MAX_RUN_NAMES])}{more}"
-
-
-def _count_runs(runs: Sequence[object]) -> str:
-    return f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+    return f"{format_count(len(names), 'run')}: {'; '.join(names[:MAX_RUN_NAMES])}{more}"

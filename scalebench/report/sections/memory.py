@@ -202,7 +202,7 @@ def _join_names(rows: Iterable[MemoryRow]) -> str:
 
 
 def _on_devices(row: MemoryRow) -> str:
-    return f"on {row['gpus']} {'device' if row['gpus'] == 1 else 'devices'}"
+    return f"on {units.format_count(row['gpus'], 'device')}"
 
 
 def _format_share(share: float) -> str:

@@ -34,7 +34,7 @@ from scalebench.report.document import (
 )
 from scalebench.report.flag_text import describe_curve_intervals, to_number
 from scalebench.report.report_data import ReportData
-from scalebench.report.tables import format_percent_column, format_ratio, format_ratio_column, format_throughput
+from scalebench.report.tables import format_percent_column, format_ratio_column, format_throughput, make_ratio_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,12 +93,10 @@ def _match_group(rows: Sequence[Cells], group: CurveGroup, figure: str) -> list[
 def _make_efficiency_chart(study: Study, matching: Sequence[Cells], group: CurveGroup) -> Iterator[Chart]:
     """Draw the published points of a group's strategies in the chart of their curves."""
     matched = {row["strategy"] for row in matching}
-    measured = make_line_series(
-        [curve for curve in group.curves if curve.tags["strategy"] in matched], f"efficiency_{study.against}"
-    )
-    if not matching or not measured:
-        return
     curves = [curve for curve in group.curves if curve.tags["strategy"] in matched]
+    measured = make_line_series(curves, f"efficiency_{study.against}")
+    if not measured:
+        return
     lines = [*measured, *_make_published_series(matching)]
     gpus = make_devices_axis(lines).ticks or []
     lines.append(Series("ideal", gpus, [1.0] * len(gpus), style="ideal"))
@@ -201,7 +199,7 @@ def _make_slope_comparison(study: Study, rows: Sequence[Cells], curves: Sequence
             made_cells = [
                 *(make_cell(row[name] or "") for name in (*MATCHING, "scaling")), make_cell(curve.group["scaling"]),
                 make_cell(row["hardware"] or ""), make_cell(curve.group["hardware"]), _figure_cell(row, "slope"),
-                make_cell(format_ratio(slope.value, *slope.limits), slope.value), make_cell(gpus),
+                make_ratio_cell(slope), make_cell(gpus),
                 make_cell(row["remark"] or ""),
             ]  # fmt: skip
             made.append(Row(made_cells, {name: curve.tags[name] for name in MATCHING}))

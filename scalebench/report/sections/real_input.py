@@ -9,6 +9,7 @@ from scalebench.analysis.identity import CURVE_COLUMNS, column_key
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.verdicts import Row, decide_ratio, explain_no_verdict
 from scalebench.core.stats.estimates import Estimate
+from scalebench.core.units import format_count
 from scalebench.report.document import (
     MAX_ROWS,
     THROUGHPUT,
@@ -23,7 +24,7 @@ from scalebench.report.document import (
     make_cell,
 )
 from scalebench.report.report_data import ReportData
-from scalebench.report.tables import format_percent, format_ratio, format_seconds, format_throughput
+from scalebench.report.tables import format_percent, format_seconds, format_throughput, make_ratio_cell
 
 SECTION_ID = "real-input"
 GENERATED = "_synthetic"  # imagenet_synthetic stands for imagenet, imagenet_jpeg and imagenet_tfrecord
@@ -64,7 +65,7 @@ def section(report_data: ReportData) -> Section | None:
         "real input": lambda cost: make_cell(cost.real["dataset"]),
         "samples/s": lambda cost: make_cell(format_throughput(cost.real), cost.real[THROUGHPUT]),
         "generated samples/s": lambda cost: make_cell(format_throughput(cost.generated), cost.generated[THROUGHPUT]),
-        "ratio (95 %)": lambda cost: make_cell(format_ratio(cost.ratio.value, *cost.ratio.limits), cost.ratio.value),
+        "ratio (95 %)": lambda cost: make_ratio_cell(cost.ratio),
         "longer step": lambda cost: format_cell(cost.step_s, format_seconds),
         "waiting": lambda cost: format_cell(cost.real["data_share"], format_percent),
         "waiting, generated": lambda cost: format_cell(cost.generated["data_share"], format_percent),
@@ -87,8 +88,8 @@ def compare_inputs(rows: Iterable[Row], estimate_ratio: EstimateRatio) -> Iterat
 
 def describe_cost(cost: InputCost) -> str:
     """Return the sentence."""
-    real, ratio, devices = cost.real, cost.ratio, cost.real["gpus"]
-    under = f"under {real['strategy']} on {devices} device{'s' * (devices > 1)}"
+    real, ratio = cost.real, cost.ratio
+    under = f"under {real['strategy']} on {format_count(real['gpus'], 'device')}"
     if ratio.has_limits and ratio.low <= 1 <= ratio.high:
         return f"{real['dataset']} costs nothing that is resolved {under}."
     doubt = "" if ratio.has_limits else f"; not sure: {explain_no_verdict(real, cost.generated)}"

@@ -50,8 +50,8 @@ from scalebench.report.tables import (
     BASELINE_COLUMNS,
     find_missing_baselines,
     format_percent,
-    format_ratio,
     make_configuration_table,
+    make_ratio_cell,
 )
 
 if TYPE_CHECKING:
@@ -208,8 +208,7 @@ def _slope_cells(fitted: Slope | None) -> list[Cell]:
     if fitted is None:
         return [Cell("")] * 3
     gpus = ", ".join(str(count) for count, _ in fitted.points)
-    slope = make_cell(format_ratio(fitted.speedup.value, *fitted.speedup.limits), fitted.speedup.value)
-    return [slope, make_cell(format_percent(fitted.worst), fitted.worst), make_cell(gpus)]
+    return [make_ratio_cell(fitted.speedup), make_cell(format_percent(fitted.worst), fitted.worst), make_cell(gpus)]
 
 
 def _keeps_cell(kept: ScalingLimit) -> Cell:
@@ -228,7 +227,7 @@ def _make_jump_table(group: CurveGroup, estimate_ratio: EstimateRatio, kind: str
         "nodes": lambda item: make_cell(" to ".join(str(row["nodes"]) for row in item[1].rows)),
         "efficiency before": lambda item: make_cell(format_percent(item[1].efficiencies[0]), item[1].efficiencies[0]),
         "after": lambda item: make_cell(format_percent(item[1].efficiencies[1]), item[1].efficiencies[1]),
-        "ratio": lambda item: make_cell(format_ratio(item[1].ratio.value, *item[1].ratio.limits), item[1].ratio.value),
+        "ratio": lambda item: make_ratio_cell(item[1].ratio),
         "remarks": lambda item: make_cell(_describe_jump(item[1])),
     }
     items = [

@@ -11,6 +11,7 @@ from typing import Any
 from scalebench.analysis.identity import CURVE_COLUMNS, curve_key
 from scalebench.analysis.scaling_curves import MODEL_SIZES, name_curves
 from scalebench.analysis.verdicts import decide_ratio
+from scalebench.core.units import format_count
 from scalebench.report.document import (
     DEVICES,
     REPEAT_ROWS,
@@ -32,7 +33,7 @@ from scalebench.report.document import (
 )
 from scalebench.report.flag_text import describe_curve_intervals, to_number
 from scalebench.report.report_data import ReportData
-from scalebench.report.tables import format_ratio, format_throughput
+from scalebench.report.tables import format_throughput, make_ratio_cell
 
 MAX_COUNTS = 3  # numbers of devices in a chart by strategy: the largest ones
 MAX_SERIES = 8  # strategies in a chart by model
@@ -70,7 +71,7 @@ def _make_strategy_chart(group: CurveGroup) -> Iterator[Chart]:
     if not counts:
         return
     column = _choose_column([row for count in counts for _, (_, row) in by_count[count]], SPEEDUP)
-    series = [_make_bars(_count_devices(count), by_count[count], column) for count in counts]
+    series = [_make_bars(format_count(count, "device"), by_count[count], column) for count in counts]
     on = f" on {series[0].name}" if len(series) == 1 else ""
     name, axis, about = FIGURES[column]
     caption = join_sentences(f"{about}, more is better", describe_curve_intervals(group.curves))
@@ -107,7 +108,7 @@ def _make_model_chart(groups: Sequence[CurveGroup]) -> Iterator[Chart]:
     column = _choose_column([row for _, row in shown], EFFICIENCY) if count > 1 else THROUGHPUT
     series = [_make_bars(name, places, column) for name, places in drawn]
     figure, axis, about = FIGURES[column]
-    title = f"{figure} by model on {_count_devices(count)}"
+    title = f"{figure} by model on {format_count(count, 'device')}"
     left_out = f"the first {MAX_SERIES} of {len(bars)} strategies" if len(bars) > MAX_SERIES else ""
     intervals = describe_curve_intervals([curve for curve, _ in shown])
     caption = join_sentences(f"{about}, more is better", left_out, intervals)
@@ -117,10 +118,6 @@ def _make_model_chart(groups: Sequence[CurveGroup]) -> Iterator[Chart]:
 def _choose_column(rows: Sequence[Cells], column: str) -> str:
     """Return a figure against the bare baseline if all rows have it, else throughput."""
     return column if all(row[column] is not None for row in rows) else THROUGHPUT
-
-
-def _count_devices(count: int) -> str:
-    return "1 device" if count == 1 else f"{count} devices"
 
 
 def _make_bars(name: str, places: Sequence[tuple[str, CurveRow]], column: str) -> Series:
@@ -171,8 +168,7 @@ def _rate_cell(item: CurveRow | None) -> Cell:
 def _ratio_cell(item: CurveRow | None, base: CurveRow | None, report_data: ReportData) -> Cell:
     if item is None or base is None:
         return Cell("")
-    ratio = decide_ratio(item[1], base[1], report_data.configurations.estimate_ratio)
-    return make_cell(format_ratio(ratio.value, *ratio.limits), ratio.value)
+    return make_ratio_cell(decide_ratio(item[1], base[1], report_data.configurations.estimate_ratio))
 
 
 def _describe_devices(ids: str, run_id: str, report_data: ReportData) -> str:

@@ -110,6 +110,7 @@ MAX_FLAGGED_RUNS = 2  # so that some are left for runs without flags
 # Flags that a series explains; the first ones are about the clocks themselves.
 CLOCK_FLAGS = ("throttled", "unequal_clocks", "hot_at_start", "foreign_process", "busy_machine")
 MAX_MONITOR_POINTS = 200  # of a line
+MAX_NAMES = 5  # of runs without a series, for one reason
 MAX_PROCESSES = 16
 MAX_SERIES_BYTES = 2**28  # of a file: a day of eight GPUs is a third of it
 SAMPLES_NOTE = (
@@ -176,17 +177,14 @@ def _is_faster(ratio: Estimate) -> bool:
 
 
 def _describe_wait(curve: str, name: str, column: str, fewer: Cells, more: Cells) -> str:
-    text = f"{curve}: from {fewer['gpus']} to {more['gpus']} devices {name} utilisation rises from"
-    text += (
-        f" {units.format_percent(fewer[column])} to {units.format_percent(more[column])}, but throughput does not: from"
+    text = (
+        f"{curve}: from {fewer['gpus']} to {more['gpus']} devices {name} utilisation rises from "
+        f"{units.format_percent(fewer[column])} to {units.format_percent(more[column])}, but throughput does not: from "
+        f"{format_throughput(fewer)} to {format_throughput(more, ' samples/s')}."
     )
-    text += f" {format_throughput(fewer)} to {format_throughput(more, ' samples/s')}."
-    power = [row["gpu_power_w_mean"] for row in (fewer, more)]
-    if name == "GPU" and None not in power:
-        each = [
-            f"{units.format_number(watts / row['gpus'])} W" for watts, row in zip(power, (fewer, more), strict=True)
-        ]
-        text += f" Power of a device: {each[0]}, then {each[1]}."
+    if name == "GPU" and None not in (fewer["gpu_power_w_mean"], more["gpu_power_w_mean"]):
+        before, after = (units.format_number(row["gpu_power_w_mean"] / row["gpus"]) for row in (fewer, more))
+        text += f" Power of a device: {before} W, then {after} W."
     return f"{text} Time in which a backend waits within a kernel or in a loop counts as busy."
 
 
@@ -233,9 +231,9 @@ def _select_runs(report_data: ReportData, rows: dict[str, Row]) -> list[str]:
     return list(dict.fromkeys(run_id for run_id in [*some, *largest, *rest] if run_id in rows))
 
 
-def _join_names(names: list[str], count: int = 5) -> str:
-    more = f" and {len(names) - count} more" if len(names) > count else ""
-    return f"{'; '.join(names[:count])}{more}"
+def _join_names(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{'; '.join(names[:MAX_NAMES])}{more}"
 
 
 class NoSeries(Exception):

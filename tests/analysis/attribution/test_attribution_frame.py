@@ -59,9 +59,8 @@ def test_copies_of_a_run_are_one_repeat() -> None:
     assert (run.run_id, run.repeats) == (result.run_id, 1)
 
 
-def test_baselines_are_also_looked_up_among_other_runs() -> None:
-    result, *others = strong_scaling_runs()
-    (run,) = attribute_runs([result], among=others)
+def test_baselines_at_the_local_batch_separate_all_parts() -> None:
+    run = next(run for run in attribute_runs(strong_scaling_runs()) if run.gpus == 2)
     assert [part.names for part in run.parts] == [(name,) for name in LOSS_PARTS]
 
 

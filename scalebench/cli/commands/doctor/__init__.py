@@ -12,10 +12,9 @@ import subprocess
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from scalebench.cli.commands.arguments import CommandParser
+from scalebench.cli.commands.arguments import CommandParser, make_console
 from scalebench.cli.commands.doctor import cuda_check
 from scalebench.config import horovod_build
 from scalebench.core import config_files
@@ -68,8 +67,7 @@ def main(options: argparse.Namespace) -> int:
     )
     for name, text in (row for section in sections for row in section):
         table.add_row(name, text)
-    console = Console(markup=False, highlight=False)
-    console.width = console.width if console.is_terminal else 400  # one line for each fact
+    console = make_console()
     console.print(table)
     if (links := make_link_table(host)) is not None:
         console.print(links)

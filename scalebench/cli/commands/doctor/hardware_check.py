@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 import scalebench
+from scalebench.cli.commands.arguments import make_console
 from scalebench.cli.commands.doctor import slurm_check
 from scalebench.cli.commands.doctor.check_result import (
     DIFFERS,
@@ -55,8 +55,7 @@ def main(overrides: list[str], config_dir: str | None) -> int:
     table = Table("key", f"hardware={config.hardware.name} has", "here", "", box=box.SIMPLE_HEAD)
     for line in results:
         table.add_row(line.key, line.expected, line.actual, line.verdict)
-    console = Console(markup=False, highlight=False)
-    console.width = console.width if console.is_terminal else 400  # one line for each key
+    console = make_console()
     console.print(table)
     counts = {verdict: sum(line.verdict == verdict for line in results) for verdict in (OK, DIFFERS, UNCHECKED)}
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))

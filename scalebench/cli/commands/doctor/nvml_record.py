@@ -56,7 +56,7 @@ class NvmlRecorder:
         return call
 
     def _keep(self, name: str, args: tuple[Any, ...], cell: Cell) -> None:
-        # A list is that of field values which NVML refused together.
+        # A list holds the fields of one query, which NVML refused as a whole.
         handles = [self._gpus[_address(arg)] for arg in args if not isinstance(arg, (int, list))]
         others = [f"gpu{index}" for index in handles[1:]]
         numbers = [str(arg) for arg in args if isinstance(arg, int)]
