@@ -13,6 +13,7 @@ import socket
 import sys
 
 PR_SET_PDEATHSIG = 1
+PARENT_VARIABLE = "SCALEBENCH_PARENT_PID"  # process id of the program that started a rank or a monitor
 LAUNCHER_VARIABLE = "SCALEBENCH_LAUNCHER"  # host:pid of the program that was started this way
 REMOTE_LAUNCHER = "remote"  # its value where daemons start the ranks, which then are no descendants of that program
 

@@ -21,6 +21,7 @@ ENDING_SIGNALS = (
 )  # fmt: skip
 # Set by the launcher for rank 0: the address of this host on which it waits for the other ranks; "": all interfaces.
 LISTEN_ADDRESS = "SCALEBENCH_LISTEN_ADDRESS"
+RANK_ADDRESSES = "SCALEBENCH_ADDRESSES"  # set by the launcher for every rank: host:port of all ranks in order
 
 
 class Cancellation(threading.Event):

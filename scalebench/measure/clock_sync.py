@@ -64,8 +64,8 @@ def to_rank_0_clock_s(at_s: float, rank: RankRecord) -> float:
 
 
 def are_comparable(ranks: Sequence[RankRecord]) -> bool:
-    """Return whether times of day of these ranks compare, by on_rank_0_s: all ranks measure together, so that at most
-    one host has no offset then, that of rank 0."""
+    """Return whether times of day of these ranks compare after to_rank_0_clock_s: all ranks measure their offsets
+    together, so that at most one host has none, that of rank 0."""
     return len({rank.hostname for rank in ranks if rank.clock_offset_s is None}) <= 1
 
 

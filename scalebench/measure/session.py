@@ -205,7 +205,7 @@ class Session:
         self.progress.enter_phase(phase, limit_s)
 
     def _report_setup(self) -> None:
-        """Give a sign of life in setup, where a rank without news would be taken for one that hangs."""
+        """Give a sign of life in setup, where a rank that reports nothing for long would be taken for a hung one."""
         self.progress.update(0, 0, 0.0)
 
     def _report_training(self, training: TrainingRun) -> None:

@@ -22,7 +22,6 @@ class BlockSeries:
     seconds: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)  # mean per sample of each block
-    step_losses: list[float | None] = field(default_factory=list)  # only with keep_step_losses
     started_at_s: list[float] = field(default_factory=list)  # of each block, seconds since the epoch
     rounds: list[int] = field(default_factory=list)  # of each block, where runs take turns
 
@@ -86,15 +85,13 @@ class TimedLoop:
         batches: Iterable[Any],
         phases: list[LoopPhase],
         on_phase: Callable[[LoopPhase], None] = lambda phase: None,
-        keep_step_losses: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         observer: LoopObserver | None = None,
     ) -> None:
         self._strategy = strategy
         self._batches = batches
         self._phases = iter(phases)
-        self._on_phase = on_phase
-        self._keep_step_losses, self._clock, self._observer = keep_step_losses, clock, observer
+        self._on_phase, self._clock, self._observer = on_phase, clock, observer
         self._parts: list[LossPart | None] = []
         self._phase: LoopPhase | None = None
         self._block_start_s = self._started_at_s = 0.0
@@ -163,8 +160,6 @@ class TimedLoop:
         series.seconds.append(block.seconds)
         series.samples.append(block.samples)
         series.losses.append(block.loss)
-        if self._keep_step_losses:
-            series.step_losses += [loss_sum / samples if samples else None for loss_sum, samples in block.parts]
 
 
 def closable_iterator(batches: Iterable[Any]) -> Generator[Any, None, None]:

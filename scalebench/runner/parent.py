@@ -180,8 +180,8 @@ class StartedRun:
         return ReservedRoom(reserved_room_path(self.folder))
 
     def _explain_by_folder(self, outcome: RunOutcome) -> RunOutcome:
-        """Return the outcome with what became of the run's folder, which is made again where it was removed: a rank
-        that could write no record left no reason."""
+        """Return the outcome, with a reason where the run's folder was removed, or has no room: ranks that could not
+        write their records left none. A removed folder is made again."""
         why = None
         if not self.folder.is_dir():
             why = "its folder was removed while it ran"

@@ -32,7 +32,6 @@ from scalebench.runner.launchers import rank_agent
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy, Unsupported
 
-PARENT_PID = "SCALEBENCH_PARENT_PID"
 RECORD_ROOM_BYTES = 128 << 10  # a record of some hundred blocks with probes
 CLOSE_LIMIT_S = 5  # for a failed rank to leave its group
 # TensorFlow begins a message with these to show where an operation was created.
@@ -146,7 +145,7 @@ def end_with_parent() -> None:
 
     A process that no launcher started, as in a test, goes on.
     """
-    parent = os.environ.get(PARENT_PID)
+    parent = os.environ.get(exit_with_parent.PARENT_VARIABLE)
     if parent is None or not sys.platform.startswith("linux"):
         return
     exit_with_parent.tie_to_parent(int(parent), signal.SIGKILL)

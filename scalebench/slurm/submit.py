@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebench.core.errors import InputError
+from scalebench.core.exit_with_parent import LAUNCHER_VARIABLE, PARENT_VARIABLE
 from scalebench.core.json_files import read_record, write_json
-from scalebench.core.process import defer_signals
-from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_SCRIPT, SUBMITIT_FOLDER
+from scalebench.core.process import RANK_ADDRESSES, defer_signals
+from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_SCRIPT, RUN_ID_VARIABLE, SUBMITIT_FOLDER
 from scalebench.core.spec import RunSpec
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.resources import job_options, sweep_geometry, time_limit_minutes
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 JOB_MODULE, JOB_FUNCTION, SWEEP_FUNCTION = "scalebench.runner.jobs.job_main", "run_job_and_exit", "become_sweep"
 SUBMIT_TIMEOUT_S = 60.0  # sbatch itself retries for a while while the controller is busy
 # Variables of this process and its ranks, by which a job would take itself for one of them.
-PROCESS_VARIABLES = ("SCALEBENCH_PARENT_PID", "SCALEBENCH_LAUNCHER", "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID")
+PROCESS_VARIABLES = (PARENT_VARIABLE, LAUNCHER_VARIABLE, RANK_ADDRESSES, RUN_ID_VARIABLE)
 # Variables SBATCH_... that override options in the script, and the options concerned.
 OVERRIDING_VARIABLES = {
     "TIMELIMIT": "time", "OUTPUT": "output", "ERROR": "output", "INPUT": "output", "JOB_NAME": "job-name",

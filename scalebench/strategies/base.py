@@ -285,8 +285,9 @@ def create_on_all_ranks(
 ) -> T:
     """Return the result of `create` if it succeeds on every rank; else raise NotMeasured(reason) on all of them.
 
-    Ranks that took different paths would wait for each other until the timeout. `failures` are the exceptions to
-    handle so; `sum_over_group` returns sums over the ranks. Every rank must call this function.
+    Ranks that took different paths would wait for each other until the timeout. `failures` are the exceptions that
+    mean it has not succeeded; all others are raised. `sum_over_group` returns sums over the ranks. Every rank must call
+    this function.
     """
     created: list[T] = []
     with contextlib.suppress(*failures):  # reported below, once all ranks know of it
@@ -305,14 +306,14 @@ def not_measured_if_unsupported(error: Exception, library: str, operation: str) 
 
 
 def listen_address() -> str:
-    """Return the address on which rank 0 waits for the others, who connect to MASTER_ADDR."""
+    """Return the address on which rank 0 listens for the other ranks, which connect to MASTER_ADDR."""
     return os.environ.get(LISTEN_ADDRESS, os.environ["MASTER_ADDR"])
 
 
 def listen_for_ranks(port: int) -> socket.socket:
     """Return rank 0's listening socket, on any free port where `port` is 0; RuntimeError where the port is taken.
 
-    Frameworks that open it themselves listen on all interfaces, and do for anybody what they do for the other ranks.
+    A socket that a framework opens itself listens on all interfaces, and serves any host that reaches it.
     """
     try:
         return socket.create_server((listen_address(), port), backlog=socket.SOMAXCONN)

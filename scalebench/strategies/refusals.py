@@ -110,7 +110,7 @@ def equal_slices_rule(spec: RunSpec, options: Any, samples: int, batch: str) -> 
 
 
 def central_storage_rule(spec: RunSpec, options: Any) -> Reasons:
-    """A user's model shows only when it is built whether it has state: `accumulated_state_rule` then decides."""
+    """Whether a user's model has state is known only once it is built: setup then applies `accumulated_state_rule`."""
     model = spec.config.model
     yield from one_array_rule(spec.config)
     yield from single_program_rule(spec, options)

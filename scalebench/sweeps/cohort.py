@@ -30,7 +30,9 @@ from scalebench.runner.launchers.supervise import WORKER
 from scalebench.runner.parent import UnwrittenResult, run_spec
 from scalebench.runner.turns import Turns
 
-FIRST_LOOK_ROUNDS = 8  # at the precision of the ratios; then at each doubling, since every look is another chance
+# After so many rounds, and then at each doubling, the precision of the ratios is examined: at every round, chance alone
+# would end the cohort too early.
+FIRST_LOOK_ROUNDS = 8
 MIN_UNDISTURBED_SHARE = 0.1  # of the rounds so far: with fewer, the time of all repeats would hardly give a few
 FREE_MEMORY_SHARE = 0.1  # of the host's memory, left free when a cohort grows
 # Rough anonymous memory of one process by framework, before any run of the cohort has shown its own.

@@ -39,7 +39,7 @@ MIN_SHOWN_LEFT_S = 1.0
 GUESSED_STEPS = ", with steps guessed from the FLOPs of the model until a run shows the pace of this machine"
 CELL_INTERVAL_S = 0.5  # between two lines of progress in a notebook, which keeps up with no more
 MAX_ERROR_CHARACTERS = 1000  # the way out stands at the end of a line
-REFRESHES_PER_S = 4  # of the progress line; the 12.5 of rich take as much of a core as all else that the parent does
+REFRESHES_PER_S = 4  # of the progress line; rich's 12.5 cost as much CPU time as everything else in the parent
 PLAIN_WIDTH = 80  # characters of a line in a file or a pipe, unless COLUMNS says another number
 
 
@@ -138,7 +138,7 @@ class Console:
 
     @staticmethod
     def drop_output() -> None:
-        """Write what comes to standard output nowhere from now on, and what is still in its buffer."""
+        """Discard standard output from now on, with what is still in its buffer."""
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as sink:
             os.dup2(sink.fileno(), sys.stdout.fileno())
 

@@ -27,6 +27,7 @@ from scalebench.core.spec import (
     StrategySpec,
     TrainSpec,
 )
+from scalebench.measure.timed_loop import StepBlock
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -102,6 +103,24 @@ def find_run_processes(folder: Path) -> list[int]:
         if str(folder) in command and {"scalebench.runner.worker", "scalebench.measure.monitor"} & set(command):
             pids.append(process.info["pid"])
     return find_running(pids)
+
+
+class StepLosses:
+    """An observer of a timed loop that keeps the mean loss of each step."""
+
+    over = False
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def steps_left(self) -> int | None:
+        return None
+
+    def on_step(self) -> None:
+        """Do nothing: losses are fetched at the ends of blocks."""
+
+    def on_block(self, block: StepBlock) -> None:
+        self.values += [loss_sum / samples for loss_sum, samples in block.parts]
 
 
 def rank(

@@ -107,22 +107,22 @@ def test_the_order_of_events(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "samples", "loss", "step_losses"),
+    ("parts", "samples", "loss"),
     [
-        ((LossPart(6.0, 3), LossPart(10.0, 1)), 4, 4.0, [2.0, 10.0]),  # weighted by samples
-        ((LossPart(0.0, 0), LossPart(10.0, 1)), 1, 10.0, [None, 10.0]),
-        ((None, LossPart(6.0, 3), None), 3, 2.0, [2.0]),  # steps without a loss in this process
-        ((None, None), 0, None, []),
+        ((LossPart(6.0, 3), LossPart(10.0, 1)), 4, 4.0),  # weighted by samples
+        ((LossPart(0.0, 0), LossPart(10.0, 1)), 1, 10.0),
+        ((None, LossPart(6.0, 3), None), 3, 2.0),  # steps without a loss in this process
+        ((None, None), 0, None),
     ],
 )
 def test_the_loss_of_a_block_is_the_mean_over_its_samples(
-    parts: tuple[LossPart | None, ...], samples: int, loss: float | None, step_losses: list[float | None], clock: Clock
+    parts: tuple[LossPart | None, ...], samples: int, loss: float | None, clock: Clock
 ) -> None:
     phase = fixed_length_phase("measure", 1, len(parts))
-    loop = TimedLoop(Trainer(clock), iter(parts), [phase], keep_step_losses=True)  # type: ignore[arg-type]
+    loop = TimedLoop(Trainer(clock), iter(parts), [phase])  # type: ignore[arg-type]
     for part in loop:
         loop.done(part)
-    assert (phase.series.samples, phase.series.losses, phase.series.step_losses) == ([samples], [loss], step_losses)
+    assert (phase.series.samples, phase.series.losses) == ([samples], [loss])
 
 
 def test_each_phase_gets_the_series_of_the_one_before(clock: Clock) -> None:
@@ -133,7 +133,6 @@ def test_each_phase_gets_the_series_of_the_one_before(clock: Clock) -> None:
     train_through(clock, first, second)
     assert received == [None, first.series]
     assert [len(s.series.seconds) for s in (first, second)] == [2, 1]
-    assert first.series.step_losses == []  # not kept unless requested
 
 
 def test_done_returns_whether_the_loop_is_over(clock: Clock) -> None:

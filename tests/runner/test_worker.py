@@ -28,7 +28,7 @@ from tests.builders.runs import simulated_spec
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a run's folder with its spec, with this process as rank 0, not pinned."""
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.delenv(worker.PARENT_PID, raising=False)
+    monkeypatch.delenv("SCALEBENCH_PARENT_PID", raising=False)
     monkeypatch.setattr(worker, "pin_to_cpus", lambda cpus: None)
     write_spec(simulated_spec(), tmp_path)
     return tmp_path

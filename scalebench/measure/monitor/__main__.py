@@ -1,6 +1,6 @@
 """The process that samples: `python -m scalebench.measure.monitor FOLDER [NODE]`. On SIGTERM it writes its series and
-ends. While its run is parked it takes no samples: from PAUSE to RESUME. Of slots shorter than its intervals it samples
-only some, from their start to their end: samples at both ends of all would cost more than the usual ones.
+ends. While its run is parked, from PAUSE to RESUME, it takes no samples. Where slots are shorter than its intervals it
+samples only some of them, from start to end: samples at both ends of every slot would cost more than regular ones.
 
 With the number of a node it is that node's monitor, where the agents of other ranks run beside its parent.
 
@@ -111,8 +111,8 @@ class Sampler:
     def _count_foreign_processes(self) -> None:
         """Count the compute processes on each GPU that do not belong to the run.
 
-        In a container NVML may report the process ids of the host, which may be those of other processes here. Of ids
-        that come later than the run they are counted only if NVML has listed one of the run, and so means ours.
+        In a container NVML may report the host's process ids, which may belong to other processes here. So ids that
+        appear after the start of the run count only once NVML has listed a process of the run by its id here.
         """
         pids_by_gpu = {index: set(pids) for index, pids in self._gpus.compute_processes()}
         self._processes.search()  # afterwards, so that processes of the run that have just started are in it
@@ -132,7 +132,7 @@ def main(argv: list[str]) -> int:
     could not be written."""
     signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     folder, node = Path(argv[0]), int(argv[1]) if len(argv) > 1 else None
-    parent = int(os.environ.get("SCALEBENCH_PARENT_PID", os.getppid()))
+    parent = int(os.environ.get(exit_with_parent.PARENT_VARIABLE, os.getppid()))
     exit_with_parent.tie_to_parent(parent, signal.SIGKILL)
     os.nice(NICENESS)
     sampler = Sampler(folder, parent, node)

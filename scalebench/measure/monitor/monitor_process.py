@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
+from scalebench.core.exit_with_parent import PARENT_VARIABLE
 from scalebench.core.process import defer_signals
 from scalebench.core.run_folder import RUN_ID_VARIABLE
 from scalebench.core.spec import RunSpec
@@ -87,7 +88,7 @@ class MonitorProcess:
                 self._process.stderr.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        env = {**os.environ, **self._variables, "SCALEBENCH_PARENT_PID": str(os.getpid())}
+        env = {**os.environ, **self._variables, PARENT_VARIABLE: str(os.getpid())}
         # The child inherits blocked signals, and waits for them: none can end it before it is ready.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         try:

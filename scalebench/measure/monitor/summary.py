@@ -39,8 +39,8 @@ def _slots(rank: RankRecord) -> list[tuple[float, float]]:
 
 
 def _join_slots(slots: Sequence[tuple[float, float]], resumed_s: Sequence[float]) -> TimeWindow:
-    """Return the window of those slots that were sampled: the monitor resumed after the slot before, and before the
-    end. All slots, if it did so for none."""
+    """Return the window of the slots that were sampled: of those the monitor resumed after the end of the slot before
+    and before their own end. If there are none, it is the window of all slots."""
     ends_s = [end_s for _, end_s in slots]
     numbers = {bisect.bisect_left(ends_s, time_s) for time_s in resumed_s}
     sampled = [slot for number, slot in enumerate(slots) if number in numbers] or slots

@@ -161,7 +161,7 @@ class JobFollower:
         self._error = None
         for job in self._jobs:
             self._update(job, states.get(job.id))
-        if self._cancelled_s is not None:  # again those that it did not accept before
+        if self._cancelled_s is not None:  # the scheduler may have refused an earlier scancel
             self._scancel([job for job in self._jobs if job.over_s is None and not job.cancelled])
 
     def _update(self, job: SubmittedJob, state: JobState | None) -> None:

@@ -16,6 +16,8 @@ from scalebench.core.run_folder import rank_log_name
 from scalebench.runner.launchers.rank_environment import LOOPBACK, build_environment, find_free_ports
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, RankGroup, supervise
 
+REAP_LIMIT_S = 5.0  # for the kernel to end a process that was killed
+
 
 def launch(request: LaunchRequest) -> GroupExit:
     """Run all ranks to their end; see supervise.Launcher."""
@@ -89,8 +91,10 @@ class Child:
                 os.killpg(self.process.pid, sign)
 
     def reap(self) -> None:
-        """Wait for its end, and end its children that are left."""
-        self.process.wait()
+        """Collect its exit status, and end its children that are left. A killed process that a driver or a file server
+        holds ends later, which the run does not wait for."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(REAP_LIMIT_S)
         self.signal(signal.SIGKILL)
 
 

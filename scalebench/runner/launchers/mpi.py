@@ -10,7 +10,6 @@ import functools
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -21,17 +20,12 @@ from scalebench.config import placement as host_lists
 from scalebench.core import exit_with_parent
 from scalebench.core.machine.private_network import PrivateNetwork, find_kernel_problem, private_network
 from scalebench.core.machine.variables import FRAMEWORK_VARIABLES, SECRET_VARIABLES
-from scalebench.core.process import StartError, as_start_errors, defer_signals
+from scalebench.core.process import RANK_ADDRESSES, StartError, as_start_errors, defer_signals
 from scalebench.core.run_folder import MPIRUN_LOG, RUN_ID_VARIABLE
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.local import Child, start_program
-from scalebench.runner.launchers.rank_environment import (
-    ADDRESSES,
-    LOOPBACK,
-    assign_rank_addresses,
-    find_free_ports,
-)
+from scalebench.runner.launchers.rank_environment import LOOPBACK, assign_rank_addresses
 from scalebench.runner.launchers.remote_ranks import RemoteRanks
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
 from scalebench.slurm.resources import RANK_AGENT
@@ -64,10 +58,10 @@ def launch(request: LaunchRequest) -> GroupExit:
         if path is None:
             raise StartError(NO_MPIRUN)
         hosts = _hosts(spec)
-        addresses = ",".join(_addresses(spec, hosts, request.run_id))
+        addresses = ",".join(assign_rank_addresses(hosts or [LOOPBACK] * spec.processes, request.run_id))
         # On the nodes of a job mpirun starts its daemons by srun: one for each node, which needs all GPUs and cores.
         inherited = srun.step_environment() if on_nodes else dict(os.environ)
-        variables = inherited | {ADDRESSES: addresses, RUN_ID_VARIABLE: request.run_id}
+        variables = inherited | {RANK_ADDRESSES: addresses, RUN_ID_VARIABLE: request.run_id}
         names = {*variables, exit_with_parent.LAUNCHER_VARIABLE}
         command = exit_with_parent.tied_command(os.getpid(), _command(identify_mpirun(path), request, hosts, names))
         if on_nodes:
@@ -79,22 +73,11 @@ def launch(request: LaunchRequest) -> GroupExit:
     return supervise(request, group, start)
 
 
-def choose_rank_addresses(spec: RunSpec, run_id: str = "") -> list[str]:
-    """Return host:port of every rank: free ports here, and likely free ones where hosts differ."""
-    return _addresses(spec, _hosts(spec), run_id)
-
-
 def _hosts(spec: RunSpec) -> list[str]:
     """Return the host of each rank for mpirun; an empty list where mpirun starts all on this machine."""
     if srun.uses_allocation(spec):
         return srun.rank_nodes(spec)
     return host_lists.list_hostnames(spec.config.hardware.hosts, spec.places) if spec.config.hardware.hosts else []
-
-
-def _addresses(spec: RunSpec, hosts: list[str], run_id: str) -> list[str]:
-    if {"localhost", LOOPBACK, socket.gethostname()}.issuperset(hosts):
-        return [f"{LOOPBACK}:{port}" for port in find_free_ports(spec.processes)]
-    return assign_rank_addresses(hosts, run_id)
 
 
 def _command(mpirun: Mpirun, request: LaunchRequest, hosts: list[str], names: set[str]) -> list[str]:

@@ -29,7 +29,7 @@ from scalebench.config import placement
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_json, read_record
-from scalebench.core.process import read_anonymous_bytes, wait_until
+from scalebench.core.process import RANK_ADDRESSES, read_anonymous_bytes, wait_until
 from scalebench.core.run_folder import (
     RESULT_FILE,
     RUN_ID_VARIABLE,
@@ -51,7 +51,7 @@ from scalebench.core.run_folder import (
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.measure.nodes import record_node
-from scalebench.runner.launchers.rank_environment import ADDRESSES, build_environment
+from scalebench.runner.launchers.rank_environment import build_environment
 from scalebench.runner.launchers.supervise import FOLLOW_LIMIT_S, GRACE_PERIOD_S, TURN_SIGNAL, is_stopped
 
 # SLURM_PROCID last: it is also set for the process that runs mpirun in a job, and for all that follow from it.
@@ -94,7 +94,8 @@ class RankAgent:
 
     def run(self, spec: RunSpec, module: str) -> int:
         """Run the worker to its end. Return the exit status of the agent for the program that started it."""
-        variables = build_environment(spec, os.environ[RUN_ID_VARIABLE], self._rank, os.environ[ADDRESSES].split(","))
+        addresses = os.environ[RANK_ADDRESSES].split(",")
+        variables = build_environment(spec, os.environ[RUN_ID_VARIABLE], self._rank, addresses)
         variables |= placement.make_cpus_variable(spec, self._rank)
         command = [sys.executable, "-m", module, str(self._folder)]
         if spec.cohort:  # a shared file system may show a new file far later than a changed one
@@ -142,7 +143,7 @@ class RankAgent:
         self._terminated |= number == signal.SIGTERM
         self._send(signal.Signals(number))
         if number == signal.SIGTERM:
-            self._send(signal.SIGCONT)  # a parked worker does not hear it otherwise
+            self._send(signal.SIGCONT)  # a parked worker handles SIGTERM only when it continues
 
     def _follow_turn(self, number: int, frame: Any) -> None:
         """Park the worker when its turn is over, and continue it when it has a new one; the monitor likewise."""
@@ -264,7 +265,7 @@ def _run_under_torchrun(folder: Path) -> int:
         return _refuse("scalebench.runner.worker", str(error))
     for name in [name for name in os.environ if name.startswith(TORCHRUN_VARIABLES)]:
         del os.environ[name]
-    os.environ |= {RUN_ID_VARIABLE: group.run_id, ADDRESSES: ",".join(group.addresses)}
+    os.environ |= {RUN_ID_VARIABLE: group.run_id, RANK_ADDRESSES: ",".join(group.addresses)}
     return TorchrunAgent(folder, rank).run(spec, group.module)
 
 
@@ -286,7 +287,7 @@ def _run_under_mpi(folder: Path, module: str) -> int:
 def _misplaced(rank: int) -> str | None:
     """Return why a rank is not on the node of its placement, which would make its figures misleading; None where it is,
     and where SLURM does not name the node."""
-    hosts = [address.rpartition(":")[0] for address in os.environ[ADDRESSES].split(",")]
+    hosts = [address.rpartition(":")[0] for address in os.environ[RANK_ADDRESSES].split(",")]
     node = os.environ.get(SLURM_NODE, hosts[rank])
     if len(set(hosts)) == 1 or node == hosts[rank] or SLURM_STEP not in os.environ:
         return None

@@ -8,17 +8,17 @@ import random
 import socket
 from collections.abc import Collection, Sequence
 
+from scalebench.core.exit_with_parent import PARENT_VARIABLE
 from scalebench.core.machine import cpus
-from scalebench.core.process import LISTEN_ADDRESS
+from scalebench.core.process import LISTEN_ADDRESS, RANK_ADDRESSES
 from scalebench.core.run_folder import RUN_ID_VARIABLE
 from scalebench.core.spec import HardwareSpec, RunSpec
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # glibc would give freed memory back to the kernel and fault it in again at each step: a quarter of a step of a small
-# CNN, and more or less of it from one start of a program to the next (5 %), as its heap happens to lie. The threshold
-# is the largest that every version of glibc accepts, and that it would reach by itself.
+# CNN, which differs by 5 % from one start of a program to the next with the layout of its heap. The threshold is the
+# largest that every version of glibc accepts, and that it would reach by itself.
 HEAP_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str((2 << 30) - 1)}
-ADDRESSES = "SCALEBENCH_ADDRESSES"
 NCCL_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"  # 480 s by default
 LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # also for Horovod's Gloo
@@ -57,9 +57,9 @@ def build_environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence
             # PyTorch's profiler else leaves hooks behind that slow each launch of a kernel: pytorch issue 144455.
             "TEARDOWN_CUPTI": os.environ.get("TEARDOWN_CUPTI", "1"),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and so hardware.device_ids and the record
-            ADDRESSES: ",".join(addresses),
+            RANK_ADDRESSES: ",".join(addresses),
             RUN_ID_VARIABLE: run_id,
-            "SCALEBENCH_PARENT_PID": str(os.getpid()),
+            PARENT_VARIABLE: str(os.getpid()),
         }
     )
     hosts = [address.rpartition(":")[0] for address in addresses]
@@ -93,11 +93,11 @@ def interface_variables(hardware: HardwareSpec, hosts: Sequence[str], rank: int)
 
 
 def choose_listen_address(hardware: HardwareSpec, host: str) -> str:
-    """Return the address on which rank 0, which runs on this machine, waits for the other ranks, who connect to `host`.
+    """Return the address on which rank 0, which runs on this machine, listens for the ranks that connect to `host`.
 
-    It is the one address to which the name leads, so that nobody is let in from other networks. It is "", all
-    interfaces, where the name leads only to the loopback here, as Debian sets up a host's own name, or to several
-    addresses, of which hardware.interface can choose one.
+    It is the one address to which the name resolves, so that other networks cannot connect. It is "", all interfaces,
+    where the name resolves only to the loopback here, as Debian sets up a host's own name, or to several addresses, of
+    which hardware.interface can choose one.
     """
     import psutil
 
@@ -131,8 +131,9 @@ def find_interface_to(host: str) -> str | None:
 
 
 def assign_rank_addresses(hosts: Sequence[str], seed: str) -> list[str]:
-    """Return host:port of each rank, given their hosts. Ranks that are all on one host use its loopback."""
-    if set(hosts) <= {socket.gethostname(), "localhost", LOOPBACK} and len(set(hosts)) == 1:
+    """Return host:port of each rank, given their hosts. Ranks that are all on one host use its loopback, here with
+    ports that are free now, on another host with ports that are likely to be."""
+    if set(hosts) <= {socket.gethostname(), "localhost", LOOPBACK}:
         return [f"{LOOPBACK}:{port}" for port in find_free_ports(len(hosts))]
     if len(_assigned_ports) > MIN_PORTS // 2:  # those of runs long over
         _assigned_ports.clear()

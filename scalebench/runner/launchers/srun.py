@@ -16,12 +16,12 @@ from pathlib import Path
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
 from scalebench.core.machine.cpus import parse_cpu_list
-from scalebench.core.process import StartError, as_start_errors, defer_signals
+from scalebench.core.process import RANK_ADDRESSES, StartError, as_start_errors, defer_signals
 from scalebench.core.result import SchedulerRecord
 from scalebench.core.run_folder import RUN_ID_VARIABLE, SRUN_HOSTS_FILE, SRUN_LOG
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers.local import Child, start_program
-from scalebench.runner.launchers.rank_environment import ADDRESSES, assign_rank_addresses
+from scalebench.runner.launchers.rank_environment import assign_rank_addresses
 from scalebench.runner.launchers.remote_ranks import FS_DELAY_S, RemoteRanks
 from scalebench.runner.launchers.supervise import STACK_LIMIT_S, GroupExit, LaunchRequest, supervise
 from scalebench.slurm.commands import Slurm, SlurmError, in_allocation
@@ -115,7 +115,7 @@ def _with_job_threads(command: list[str], geometry: JobGeometry) -> list[str]:
 
 def _variables(hosts: list[str], run_id: str, folder: Path) -> dict[str, str]:
     return step_environment() | {
-        ADDRESSES: ",".join(assign_rank_addresses(hosts, run_id)),
+        RANK_ADDRESSES: ",".join(assign_rank_addresses(hosts, run_id)),
         RUN_ID_VARIABLE: run_id,
         exit_with_parent.LAUNCHER_VARIABLE: exit_with_parent.REMOTE_LAUNCHER,  # the nodes' daemons start the ranks
         "SLURM_HOSTFILE": str((folder / SRUN_HOSTS_FILE).absolute()),  # read where the distribution is arbitrary

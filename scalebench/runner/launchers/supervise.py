@@ -19,6 +19,8 @@ PROGRESS_INTERVAL_S = 0.5  # between two reads of the progress files
 STACK_LIMIT_S = 0.3  # for a rank to write its stack
 GRACE_PERIOD_S = 5.0  # between SIGTERM and SIGKILL
 FOLLOW_LIMIT_S = 5.0  # for the other ranks to notice a dead one and to record why they fail
+STOPPED_STATES = (b"T", b"t")  # by a signal, by a debugger
+ENDED_STATES = (b"Z", b"X", None)  # None: collected
 WORKER = "scalebench.runner.worker"
 TURN_SIGNAL = signal.SIGUSR2  # has agents on nodes park or continue their worker; mpirun and srun forward it
 
@@ -111,7 +113,7 @@ class RankGroup(Generic[P]):
             member.signal_worker(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue workers that `pause` has stopped, rank 0 last: it sets those to work that serve it."""
+        """Continue workers that `pause` has stopped, rank 0 last: it calls ranks that serve it, which must run then."""
         for member in reversed(self.members):
             member.signal_worker(signal.SIGCONT)
 
@@ -163,7 +165,7 @@ def supervise(
             request.turns.attach(group, request.run_id)
         died_first, timeout, broken = _watch(request, group)
         timeout_at_s = None if timeout is None else time.time()
-        stopped = [] if timeout is None else _stopped(group.members)
+        stopped = [] if timeout is None else find_stopped(group.members)
         if timeout is not None:
             group.request_stacks()
         must_end = bool(died_first) or timeout is not None or broken is not None
@@ -246,18 +248,16 @@ class _Limits:
 
 def is_stopped(pid: int | None) -> bool:
     """Return whether a process of this host is stopped, or has ended."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t", b"Z", b"X")
-    return True
+    return _read_state(pid) in (*STOPPED_STATES, *ENDED_STATES)
 
 
-def _stopped(members: Sequence[RankProcess]) -> list[int]:
+def find_stopped(members: Sequence[RankProcess]) -> list[int]:
     """Return the ranks that SIGSTOP or a debugger holds: nothing else shows why they make no progress."""
-    import psutil
+    return [rank for rank, member in enumerate(members) if _read_state(member.pid) in STOPPED_STATES]
 
-    stopped = []
-    for rank, member in enumerate(members):
-        with contextlib.suppress(psutil.Error):
-            if member.pid is not None and psutil.Process(member.pid).status() == psutil.STATUS_STOPPED:
-                stopped.append(rank)
-    return stopped
+
+def _read_state(pid: int | None) -> bytes | None:
+    """Return the state of a process of this host, as in proc_pid_stat(5); None where there is no such process."""
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0]
+    return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import sys
 import time
 from collections import Counter
@@ -21,7 +20,7 @@ from scalebench.core.process import StartError, cancelled, wait_until
 from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE, rank_processes_path
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers.rank_agent import STOP_INTERVAL_S, TorchrunGroup
-from scalebench.runner.launchers.rank_environment import LOOPBACK, assign_rank_addresses, find_free_ports
+from scalebench.runner.launchers.rank_environment import assign_rank_addresses
 from scalebench.runner.launchers.remote_ranks import FS_DELAY_S, RemoteRank
 from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, WORKER, GroupExit, LaunchRequest, RankGroup, supervise
 
@@ -51,10 +50,7 @@ def launch(request: LaunchRequest) -> GroupExit:
 def choose_addresses(spec: RunSpec, run_id: str) -> list[str]:
     """Return host:port of every rank, and one more on the first host for torchrun's rendezvous."""
     names = host_lists.list_hostnames(spec.config.hardware.hosts, spec.places)
-    names.append(names[0])
-    if {"localhost", LOOPBACK, socket.gethostname()}.issuperset(names):
-        return [f"{LOOPBACK}:{port}" for port in find_free_ports(len(names))]
-    return assign_rank_addresses(names, run_id)
+    return assign_rank_addresses([*names, names[0]], run_id)
 
 
 def node_commands(spec: RunSpec, folder: Path, rendezvous: str) -> list[tuple[str, list[str]]]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -98,10 +99,11 @@ class DeepSpeedZero(TorchStrategy):
         self._parameter_count = super().num_params()
         self._empty_model = copy.deepcopy(self.model).to("meta") if self.stage == 3 else None
         for parameter in self.model.parameters():
-            parameter.data = parameter.data.contiguous()  # parts of flat buffers are
+            parameter.data = parameter.data.contiguous()  # as it will be as a slice of the engine's flat buffer
         assert self.group is not None
         deepspeed.init_distributed(dist_backend=self.group.backend, auto_mpi_discovery=False, verbose=False)
         engine, self.optimizer, *_ = deepspeed.initialize(
+            args=choose_engine_arguments(self.device),
             model=model,
             model_parameters=[each for each in model.parameters() if each.requires_grad],
             optimizer=self.optimizer,
@@ -271,6 +273,15 @@ def import_deepspeed(device: torch.device) -> Any:
     # and is of no use to training.
     deepspeed.ops.__compatible_ops__ = {}
     return deepspeed
+
+
+def choose_engine_arguments(device: torch.device) -> SimpleNamespace | None:
+    """Return the arguments by which the engine takes this GPU; None on a CPU.
+
+    By itself it takes the GPU with the number LOCAL_RANK, which is another one with hardware.device_ids, and none where
+    each process sees a single GPU.
+    """
+    return SimpleNamespace(device_rank=device.index) if device.type == "cuda" else None
 
 
 def log_messages(log: MessageLog, backend: Any) -> None:

@@ -28,7 +28,8 @@ class LightningHorovod(TrainerStrategy, HorovodStrategy):
         refusals.refuse(refusals.lightning_horovod_rule(spec, self.options))
 
     def trainer_arguments(self) -> dict[str, Any]:
-        devices = choose_trainer_devices(self.device.type, [self.place.devices[0]])
+        # The number of the GPU in this process, which may see no other: that of its node would then be refused.
+        devices = choose_trainer_devices(self.device.type, [self.device.index or 0])
         return {**devices, "strategy": SingleDeviceStrategy(device=self.device)}
 
     def plugins(self) -> list[Any]:

@@ -10,6 +10,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
+from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import BatchReplay, GroupSum, create_on_all_ranks
 from scalebench.strategies.horovod.group import HorovodGroup, HorovodOptions, check_operation
 from scalebench.strategies.horovod.timeline import SyncObserver
@@ -85,6 +86,10 @@ class HorovodTensorFlow(TensorFlowStrategy):
     Options = HorovodOptions
     _group: HorovodGroup | None = None
 
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        self._buffers: dict[int, tf.Tensor] = {}  # by size in bytes
+
     def join(self) -> None:
         self._group = HorovodGroup(hvd, self.spec, self.place.rank, self.options)
         self._observer = SyncObserver(self._group, self.spec, self.place.rank, self.broadcast)
@@ -134,7 +139,9 @@ class HorovodTensorFlow(TensorFlowStrategy):
         """All-reduce one buffer after the other: together they would be fused again."""
         with tf.device(self.devices[0]):
             for size in sizes:
-                hvd.allreduce(tf.zeros(max(1, size // 4)), op=hvd.Sum, name=f"scalebench.buffer.{size}")
+                if size not in self._buffers:
+                    self._buffers[size] = tf.zeros(max(1, size // FLOAT_BYTES))
+                hvd.allreduce(self._buffers[size], op=hvd.Sum, name=f"scalebench.buffer.{size}")
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
         return build_collective(self.sum_over_group, self.devices[0], name, size_bytes)
@@ -152,6 +159,7 @@ class HorovodTensorFlow(TensorFlowStrategy):
         return {**super().versions(), "horovod": horovod.__version__}
 
     def close(self) -> None:
+        self._buffers.clear()
         if self._group is not None:
             self._group.leave()
             self._group = None

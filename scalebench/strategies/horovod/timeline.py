@@ -182,7 +182,8 @@ class SyncObserver:
             self._observed = ObservedSync(before.backend, before.message_bytes, before.phases_s)
 
     def observe(self, train: Callable[[int], None]) -> ObservedSync:
-        """Observe a few steps, once; later calls return the same, as does one after a launch that observed."""
+        """Return what a few steps under the timeline show. They are trained at the first call only, and not at all
+        where a launch before this one has observed them."""
         if self._observed is None:
             self._observed = self._train_with_timeline(train, self._steps, None)
         return self._observed
@@ -193,8 +194,8 @@ class SyncObserver:
         return self._steps, _check_sent(self.observe(train))
 
     def record_timeline(self, train: Callable[[int], None], steps: int, path: Path) -> dict[str, float]:
-        """Return the seconds of each phase of a step; rank 0 writes Horovod's file to `path`, or the launch that
-        observed has. Raises NotMeasured where nothing was sent."""
+        """Return the seconds of each phase of a step. Rank 0 copies Horovod's file to `path`, unless a launch before
+        this one has left it there. Raises NotMeasured where nothing was sent."""
         if self._spec.sync_observation is not None:
             return _check_sent(self.observe(train))
         observed = self._train_with_timeline(train, steps, path)

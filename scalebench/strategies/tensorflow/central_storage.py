@@ -114,7 +114,8 @@ class SingleCopyStrategy(TensorFlowStrategy):
 
     @abstractmethod
     def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> list[tf.Tensor]:
-        """Train one step; return the sum of the losses, and then what only has to be computed."""
+        """Train one step; return the sum of the losses, and then results that nobody reads: TensorFlow prunes what a
+        step does not return."""
 
     @abstractmethod
     def reduce_gradients(self, per_device: Sequence[Tensors]) -> list[tf.Tensor]:
@@ -122,7 +123,7 @@ class SingleCopyStrategy(TensorFlowStrategy):
 
     def update_weights(self, per_device: Sequence[Tensors], variables: Sequence[Any]) -> list[tf.Tensor]:
         """Update the weights with the sums of these gradients, or with frozen gradients if their exchange is left out,
-        and return what the step then has to return; `per_device` may have more results than gradients."""
+        and return the results that the step has to return then; `per_device` may have more results than gradients."""
         results: list[tf.Tensor] = []
         if self.frozen is not None and GRADIENTS_IN in self.sync_parts_off:
             sums, results = self.frozen.replace_gradients(per_device)

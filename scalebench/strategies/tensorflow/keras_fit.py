@@ -59,8 +59,8 @@ class StepReport:
     """Reports each step of fit to the loop, and ends fit when the loop is over.
 
     It is part of the train function. A callback for each batch would make Keras fetch the results of every step in the
-    thread that trains, which waits for the GPU. Without such callbacks it does so only where it holds the backend for
-    not thread-safe (IS_THREAD_SAFE, False for TensorFlow in Keras 3.15, True in earlier ones), for users as well.
+    thread that trains, which waits for the GPU. Without such a callback Keras fetches them there only if it considers
+    the backend not thread-safe (IS_THREAD_SAFE: False for TensorFlow in Keras 3.15, True before), as for every user.
     """
 
     def __init__(self, model: keras.Model, loop: Loop, samples: Iterator[int]) -> None:

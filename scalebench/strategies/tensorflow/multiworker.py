@@ -11,18 +11,20 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from scalebench.core.errors import InputError, unknown_name_message
+from scalebench.core.process import RANK_ADDRESSES
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.tensorflow.mirrored import Replicated
 
-ADDRESSES = "SCALEBENCH_ADDRESSES"  # set by the launcher: host:port of all ranks in order
 IMPLEMENTATIONS = {"auto": "AUTO", "ring": "RING", "nccl": "NCCL"}
 
 
 def rank_addresses() -> list[str]:
     """Return host:port of every rank; raise RuntimeError in a process that no launcher started."""
-    addresses = os.environ.get(ADDRESSES)
+    addresses = os.environ.get(RANK_ADDRESSES)
     if not addresses:
-        raise RuntimeError(f"{ADDRESSES} is not set: a launcher of scalebench has to start the processes of a cluster")
+        raise RuntimeError(
+            f"{RANK_ADDRESSES} is not set: a launcher of scalebench has to start the processes of a cluster"
+        )
     return addresses.split(",")
 
 

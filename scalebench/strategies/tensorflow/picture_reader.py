@@ -151,8 +151,8 @@ class RecordStream:
         self._next_row = len(names)
 
     def take(self, rows: NDArray[np.int64]) -> list[bytes]:
-        """Return the records of consecutive rows. Rows before those taken last begin anew, with the file of the first;
-        those between are read and dropped, since the files have no index."""
+        """Return the records of consecutive rows. Since the files have no index, rows behind the last taken ones are
+        reached by reading all records between, and rows before them from the beginning of their file."""
         first = int(rows[0])
         if first < self._next_row:
             file = int(np.searchsorted(self._first_rows, first, "right")) - 1
@@ -169,7 +169,7 @@ def decode_picture(encoded: tf.Tensor, side: int, crop: tf.Tensor | None) -> tf.
     def crop_jpeg() -> tf.Tensor:
         shape = tf.io.extract_jpeg_shape(encoded)
         window = compute_window(crop, shape[0], shape[1])
-        # Other than TensorFlow's default this method decodes to the same bytes as Pillow does.
+        # Unlike TensorFlow's default, this method decodes to the same bytes as Pillow.
         return tf.image.decode_and_crop_jpeg(encoded, window, channels=3, dct_method="INTEGER_ACCURATE")
 
     def crop_png() -> tf.Tensor:

@@ -141,7 +141,7 @@ class TorchStrategy(Strategy, Probes):
         return getattr(self.model, "user_optimizer", None)
 
     def advance_schedulers(self) -> None:
-        """Tell the user's schedulers, if there are any, that a step is done."""
+        """Advance the user's schedulers, if there are any, by one step."""
         user = self.user_optimizer()
         if user is not None and user.schedulers:
             user.advance_schedulers()

@@ -34,7 +34,7 @@ class SingleProcessDataParallel(TorchStrategy):
         refusals.refuse(refusals.data_parallel_rule(self.spec, self.options))
         if self.device.type != "cuda":  # DataParallel would call the model directly
             raise Unsupported("data_parallel needs GPUs: on CPU torch.nn.DataParallel would silently be one device")
-        return DataParallel(model, device_ids=list(self.place.devices), output_device=self.device)
+        return DataParallel(model, device_ids=[each.index for each in self._devices()], output_device=self.device)
 
     def synchronize(self) -> None:
         for device in self._devices():
@@ -62,6 +62,8 @@ class SingleProcessDataParallel(TorchStrategy):
 
     def backend_used(self) -> str | None:
         """Observe the backend in two more steps, which spoil the weights; copy: GPUs write to each other's memory."""
+        if len(self._devices()) == 1:  # nothing is sent, and copies within its memory would look like copies to another
+            return None
         if self.last_batch is None:
             raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
         replay = ProfiledReplay(self.last_batch, OBSERVED_STEPS)
@@ -95,6 +97,8 @@ class SingleProcessDataParallel(TorchStrategy):
         return fuse_sizes([tensor.numel() * tensor.element_size() for tensor in tensors], MAX_FUSED_BYTES)
 
     def _devices(self) -> list[torch.device]:
+        if len(self.place.devices) == 1:
+            return [self.device]  # the only GPU that a process sees has the number 0 there
         return [torch.device("cuda", index) for index in self.place.devices]
 
 

@@ -83,8 +83,8 @@ def choose_bound_device(backend: str, device: torch.device) -> torch.device | No
 
 
 def _open_store(rank: int, size: int, timeout: timedelta) -> dist.TCPStore:
-    """Open the store through which the ranks meet, as env:// does. On rank 0 that would listen on all interfaces, and
-    do for anybody what it does for the ranks."""
+    """Open the store through which the ranks meet. env:// would do the same, but listen on all interfaces of rank 0's
+    host and serve any host that reaches it."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank != 0:
         return dist.TCPStore(host, port, size, is_master=False, timeout=timeout)

@@ -42,8 +42,8 @@ class PositionEmbedding(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """PyTorch's scaled dot-product attention over as many heads as the input's width has: a part of the width, as in
-    tensor parallelism, is a part of the heads."""
+    """PyTorch's scaled dot-product attention. The number of heads follows from the input's width, so that a slice of
+    the width, as in tensor parallelism, holds some of the heads."""
 
     def __init__(self, head_width: int) -> None:
         super().__init__()
@@ -57,8 +57,8 @@ class CausalAttention(nn.Module):
 class Lstm(nn.Module):
     """PyTorch's LSTM kernel over (samples, positions, channels), from a state of zeros.
 
-    nn.LSTM has a second bias per gate, which would be two parameters for one; its kernel wants zeros instead. It also
-    keeps a list of its own weights, of which FSDP's exchange of parameters would leave it the old ones.
+    nn.LSTM has two biases per gate, of which the kernel gets zeros for the second here. It also keeps a list of its
+    weights, which would still hold the old tensors after FSDP has replaced the parameters.
     """
 
     def __init__(self, inputs: int, units: int) -> None:

@@ -24,8 +24,8 @@ Parameters = list[nn.Parameter]
 def choose_sgd_kernel(device: str, is_sharded: bool) -> dict[str, bool]:
     """Return SGD's arguments `fused` and `foreach` for parameters on a kind of device (cpu or cuda).
 
-    On GPUs a scaled loss needs no host synchronization with the fused kernel, for which DTensor has no rule; there the
-    kernel over all parameters at once is next. On the CPU the fused kernel copies channels_last gradients.
+    On GPUs only the fused kernel takes a scaled loss without a host synchronization. DTensor has no rule for it, so
+    shards get the kernel over all parameters at once. On the CPU the fused kernel copies channels_last gradients.
     """
     on_gpu = device == "cuda"
     return {"fused": on_gpu and not is_sharded, "foreach": on_gpu and is_sharded}

@@ -149,9 +149,8 @@ def check_user_module(
 ) -> None:
     """Raise PluginError if the user's module cannot be trained, else count its FLOPs; the module is left as it was.
 
-    It is called with zeros, or with `real_samples`, the arguments of its forward pass for CHECK_SAMPLES samples.
-
-    Its outputs have to fit the targets and depend on the parameters, with train.dropout=false it must not draw random
+    It is called with zeros, or with `real_samples`, the arguments of its forward pass for CHECK_SAMPLES samples. Its
+    outputs have to fit the targets and depend on the parameters, with train.dropout=false it must not draw random
     numbers, and all ranks have to start from the same weights.
     """
     samples = (torch.zeros(CHECK_SAMPLES, *config.model.input_shape, dtype=_input_dtype(config), device=device),)
@@ -185,7 +184,7 @@ def _count_training_flops(
     if any(isinstance(layer, nn.RNNBase) for layer in model.modules()):
         return None
     try:
-        # With gradients, since transformer layers otherwise take a fused way that is not counted.
+        # With gradients, since transformer layers otherwise take a fused path that is not counted.
         flops = count_flops(lambda: _evaluate_samples(model, samples, autocast))
     except Exception:  # the count is no reason to refuse a module that trains
         return None
@@ -210,7 +209,7 @@ def _loss_problem(loss: Tensor) -> str | None:
         return (
             f"gives a loss of {loss.item():g} for the first {CHECK_SAMPLES} samples: correct the loss, or the samples"
         )
-    return None if loss.requires_grad else "gives a loss that does not hang on its parameters: nothing can be trained"
+    return None if loss.requires_grad else "gives a loss that does not depend on its parameters: nothing can be trained"
 
 
 def _output_problem(outputs: Tensor, config: Config) -> str | None:
@@ -231,7 +230,7 @@ def _output_problem(outputs: Tensor, config: Config) -> str | None:
             f"gives outputs of {shape} for {CHECK_SAMPLES} samples; the targets of dataset={dataset.name} are {targets}"
         )
     if not outputs.requires_grad:
-        return "gives outputs that do not hang on its parameters: nothing of it can be trained"
+        return "gives outputs that do not depend on its parameters: nothing of it can be trained"
     return None
 
 

@@ -124,7 +124,7 @@ class UserOptimizer:
             group["lr"] = rate * factor
 
     def advance_schedulers(self) -> None:
-        """Tell the schedulers that a step is done."""
+        """Advance the schedulers by one step."""
         for scheduler in self.schedulers:
             scheduler.step()
 

@@ -40,7 +40,7 @@ INPUTS, TARGETS, META = "inputs.npy", "targets.npy", "meta.json"
 LAYOUT_VERSION = 1
 LOCK_POLL_INTERVAL_S = 0.05
 MAX_LOCK_POLL_INTERVAL_S = 1.0  # after 10 s: the folder may be on a network file system
-NOTICE_AFTER_S = 2.0  # whatever takes longer says so, in one line
+NOTICE_AFTER_S = 2.0  # a wait that takes longer prints one line
 MAX_WAIT_S = 4 * 3600.0  # one core decodes all of ImageNet, the largest dataset, in half of it
 # Starting a pool takes 0.3 s, in which one core makes and writes about this many bytes (100,000 material curves).
 MIN_POOL_BYTES = 240_000_000

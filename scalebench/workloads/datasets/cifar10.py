@@ -212,8 +212,8 @@ NUMBER_BYTES = {
 END: Operation = ("its end", None)
 MAX_NAME_BYTES = 50  # of a module, or of what it contains
 MAX_OPERATIONS_PER_IMAGE = 4  # its label, its name, and what stores the name: 3
-# A numpy array as it is pickled, before its shape, and its dtype between its shape and the order of its elements.
-# The operations of one array. The version, size and alignment of its dtype may be any numbers.
+# The operations of a pickled numpy array: those before its shape, and those of its dtype, which stand between the shape
+# and the order of the elements. The version, size and alignment of the dtype may be any numbers.
 ARRAY: list[Operation] = [
     ("GLOBAL", b"numpy.core.multiarray _reconstruct"),
     ("GLOBAL", b"numpy ndarray"),
@@ -292,8 +292,8 @@ def _read_operation(stream: io.BytesIO) -> Operation:
 
 
 def _expect(operations: Iterator[Operation], expected: list[Operation]) -> Any:
-    """Return the argument of the last of the next operations, all of which have to be those that are expected, with
-    any argument where that is `...`."""
+    """Check that the next operations are the expected ones, where `...` stands for any argument, and return the
+    argument of the last one."""
     argument = None
     for name, value in expected:
         operation = next(operations)

@@ -78,7 +78,7 @@ class PictureReader:
         """
         if self.pictures.records:
             raise InputError("TFRecord files are read by TensorFlow: choose one of its strategies")
-        images.load_pillow("imagenet_jpeg")  # so that its absence is one error
+        images.load_pillow("imagenet_jpeg")  # here, so that its absence is one error and not one of each worker
         if self.pictures.workers:
             return self._read_ahead(iter(batches))
         return self._read_one_by_one(batches)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,18 @@ def test_a_start_that_fails_half_way_ends_those_that_started(tmp_path: Path, mon
     with pytest.raises(OSError, match="no more processes"):
         launch_run(simulated_spec(gpus=3, **FOREVER), tmp_path)
     assert len(started) == 2 and not find_running(started)
+
+
+def test_a_process_that_a_driver_holds_does_not_hold_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel ends a killed process only when its driver lets go of it, which may take for ever."""
+    monkeypatch.setattr(local, "REAP_LIMIT_S", 0.01)
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as started:
+        child = local.Child(started)
+        monkeypatch.setattr(child, "signal", lambda sign: None)  # as if it had no effect
+        begin_s = time.monotonic()
+        child.reap()
+        assert child.alive() and time.monotonic() - begin_s < 30
+        started.kill()
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])

@@ -173,7 +173,14 @@ def test_a_port_in_use_on_this_host_is_left_out(monkeypatch: pytest.MonkeyPatch)
         assert rank_environment.choose_likely_free_ports(["far", "far"], "a run") == [port, port + 1]
 
 
-@pytest.mark.parametrize(("hosts", "expected"), [(["far", "far"], ["127.0.0.1"] * 2), (["a", "b"], ["a", "b"])])
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        (["far", "far"], ["127.0.0.1"] * 2),
+        (["localhost", os.uname().nodename], ["127.0.0.1"] * 2),
+        (["a", "b"], ["a", "b"]),
+    ],
+)
 def test_ranks_of_one_host_use_its_loopback(hosts: list[str], expected: list[str]) -> None:
     addresses = rank_environment.assign_rank_addresses(hosts, "")
     assert [address.rpartition(":")[0] for address in addresses] == expected

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from scalebench.core.run_folder import rank_log_name
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers import supervise
 from tests.builders.launching import FOREVER, launch_run
-from tests.builders.runs import find_running, simulated_spec
+from tests.builders.runs import find_running, simulated_spec, wait_until
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the callback failed"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
@@ -101,6 +104,26 @@ def test_a_second_ctrl_c_kills_at_once(
         launch_run(simulated_spec(), tmp_path, module=module, on_progress=on_progress)
     assert time.monotonic() - begin_s < 30
     assert not find_running([int((tmp_path / "ready").read_text())])
+
+
+def test_states_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A debugger stops a process in another state than SIGSTOP; one that is gone has none."""
+    states = {1: b"S", 2: b"T", 3: b"t", 4: b"Z"}
+    monkeypatch.setattr(supervise, "_read_state", states.get)
+    pids = [1, 2, 3, 4, 5, None]
+    assert [supervise.is_stopped(pid) for pid in pids] == [False, True, True, True, True, True]
+    assert supervise.find_stopped([SimpleNamespace(pid=pid) for pid in pids]) == [1, 2]  # type: ignore[arg-type]
+
+
+def test_the_state_of_a_process_that_is_stopped_and_ends() -> None:
+    with subprocess.Popen(["sleep", "60"]) as started:
+        assert not supervise.is_stopped(started.pid)
+        started.send_signal(signal.SIGSTOP)
+        assert wait_until(lambda: supervise.is_stopped(started.pid))
+        assert supervise.find_stopped([started]) == [0]  # type: ignore[list-item]
+        started.kill()
+        assert wait_until(lambda: not supervise.find_stopped([started]))  # type: ignore[list-item]
+    assert supervise.is_stopped(started.pid)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
@@ -16,7 +17,9 @@ from scalebench.runner.launchers.rank_environment import find_free_port
 from scalebench.strategies import refusals
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.horovod import group
+from scalebench.strategies.horovod import tensorflow as horovod_tensorflow
 from scalebench.strategies.horovod.group import HorovodOptions
+from scalebench.strategies.horovod.lightning import LightningHorovod
 from tests.builders.runs import simulated_config, simulated_spec
 
 
@@ -85,6 +88,26 @@ def test_compatible_options_are_supported(run: RunSpec) -> None:
     refusals.refuse(
         refusals.horovod_rule(spec("horovod_nccl", "mpi", "nccl"), HorovodOptions(hierarchical_allreduce=True))
     )
+
+
+def test_isolated_synchronization_sends_the_same_buffers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making them takes longer than sending them within a host, and is no part of it."""
+    sent: list[Any] = []
+    monkeypatch.setattr(horovod_tensorflow.hvd, "allreduce", lambda tensor, **keywords: sent.append(tensor))
+    one = horovod_tensorflow.HorovodTensorFlow(GLOO, 0)
+    one.devices = ["/CPU:0"]
+    for _ in range(2):
+        one.run_isolated_sync([400, 8])
+    assert [len(each) for each in sent] == [100, 2, 100, 2]
+    assert sent[0] is sent[2] and sent[1] is sent[3]
+
+
+@pytest.mark.gpu
+def test_lightning_trains_on_the_gpu_by_its_number_in_this_process() -> None:
+    """Where SLURM shows each rank its own GPU, that is 0, whatever its number on the node."""
+    one = LightningHorovod(GLOO, 0)
+    one.place, one.device = dataclasses.replace(one.place, devices=[1]), torch.device("cuda", 0)
+    assert one.trainer_arguments()["devices"] == [0]
 
 
 def test_waiting_for_a_late_rank_0() -> None:

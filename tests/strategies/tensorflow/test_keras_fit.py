@@ -20,6 +20,7 @@ from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_pha
 from scalebench.strategies.base import LossPart, Unsupported
 from scalebench.strategies.tensorflow.keras_fit import BatchPipeline, FitModel, StepReport
 from scalebench.workloads.source import Batch, Source
+from tests.builders.runs import StepLosses
 from tests.strategies.tensorflow.builders import BARE, FIT, MIRRORED
 
 SPECS = (tf.TensorSpec((None, 2), tf.float32), tf.TensorSpec((None,), tf.float32))
@@ -43,9 +44,10 @@ def batch(number: int, samples: int = 3) -> Batch:
 
 def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, list[float]]:
     """(batches drawn, losses) of a training of so many blocks."""
-    batches, stage = Counted(strategy.feed(source)), fixed_length_phase("some", blocks, steps)
-    strategy.train(TimedLoop(strategy, batches, [stage], keep_step_losses=True))
-    return batches.drawn, stage.series.step_losses
+    batches, losses = Counted(strategy.feed(source)), StepLosses()
+    stage = fixed_length_phase("some", blocks, steps)
+    strategy.train(TimedLoop(strategy, batches, [stage], observer=losses))
+    return batches.drawn, losses.values
 
 
 def test_the_pipeline_yields_each_batch_once() -> None:

@@ -27,13 +27,13 @@ from tests.builders.runs import simulated_spec
 @pytest.fixture
 def three(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     addresses = ["10.0.0.1:5000", "10.0.0.1:5001", "10.0.0.2:5000"]
-    monkeypatch.setenv(multiworker.ADDRESSES, ",".join(addresses))
+    monkeypatch.setenv("SCALEBENCH_ADDRESSES", ",".join(addresses))
     return addresses
 
 
 def test_addresses_come_from_the_launcher(three: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert multiworker.rank_addresses() == three
-    monkeypatch.delenv(multiworker.ADDRESSES)
+    monkeypatch.delenv("SCALEBENCH_ADDRESSES")
     with pytest.raises(RuntimeError, match="SCALEBENCH_ADDRESSES is not set"):
         multiworker.rank_addresses()
 

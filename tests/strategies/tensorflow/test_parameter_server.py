@@ -19,7 +19,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.measure.progress import RankProgress
 from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import NotMeasured, Unsupported
-from scalebench.strategies.tensorflow import multiworker, parameter_server
+from scalebench.strategies.tensorflow import parameter_server
 from scalebench.strategies.tensorflow.parameter_server import EventRecorder, ParameterServer, RowReader
 from scalebench.testing.launch import UNEVEN_WORKLOAD
 from scalebench.workloads import datasets
@@ -151,5 +151,5 @@ def test_addresses_by_role(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = simulated_spec(gpus=4)
     for place, role in zip(spec.places, ("chief", "ps", "worker", "worker"), strict=True):
         place.role = role
-    monkeypatch.setenv(multiworker.ADDRESSES, "a:1,b:2,c:3,d:4")
+    monkeypatch.setenv("SCALEBENCH_ADDRESSES", "a:1,b:2,c:3,d:4")
     assert parameter_server.addresses_by_job(spec) == {"chief": ["a:1"], "ps": ["b:2"], "worker": ["c:3", "d:4"]}

@@ -19,6 +19,7 @@ from scalebench.core.spec import RankPlacement
 from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
 from scalebench.strategies.base import BatchReplay, Unsupported
 from scalebench.workloads.source import Source
+from tests.builders.runs import StepLosses
 from tests.strategies.torch.conftest import spec_of
 
 
@@ -34,26 +35,27 @@ class CountedBatches:
             yield batch
 
 
-def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, LoopPhase]:
-    """Train some blocks and return (fetched batches, stage)."""
-    batches, stage = CountedBatches(strategy.feed(source)), fixed_length_phase("some", blocks, steps)
-    strategy.train(TimedLoop(strategy, batches, [stage], keep_step_losses=True))
-    return batches.drawn, stage
+def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, list[float]]:
+    """Train some blocks and return (fetched batches, mean loss of each step)."""
+    batches, losses = CountedBatches(strategy.feed(source)), StepLosses()
+    stage = fixed_length_phase("some", blocks, steps)
+    strategy.train(TimedLoop(strategy, batches, [stage], observer=losses))
+    return batches.drawn, losses.values
 
 
 @pytest.mark.slow
 def test_no_batch_is_fetched_ahead(strategy: Any, source: Callable[..., Source]) -> None:
     lightning = strategy("lightning_ddp_gloo")
     for blocks in (3, 1):  # a second training in the same process, as probes want it
-        drawn, stage = train(lightning, source(), blocks, 4)
-        assert drawn == len(stage.series.step_losses) == 4 * blocks
+        drawn, losses = train(lightning, source(), blocks, 4)
+        assert drawn == len(losses) == 4 * blocks
 
 
 def test_losses_are_those_of_bare(strategy: Any, source: Callable[..., Source]) -> None:
     """This includes the end of an epoch and the end of a training."""
     lightning, bare = strategy("lightning_ddp_gloo"), strategy("bare_torch")
     for _ in range(2):
-        losses = [train(adapter, source(), 2, 4)[1].series.step_losses for adapter in (lightning, bare)]
+        losses = [train(adapter, source(), 2, 4)[1] for adapter in (lightning, bare)]
         np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
 
 

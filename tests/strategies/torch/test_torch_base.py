@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from torch.profiler import ProfilerActivity
 from scalebench.core.errors import InputError
 from scalebench.core.machine import gpus
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, NotMeasured, Unsupported
+from scalebench.strategies.deepspeed import choose_engine_arguments
 from scalebench.strategies.torch import batches
 from scalebench.strategies.torch.base import choose_backend, choose_device
+from scalebench.strategies.torch.data_parallel import SingleProcessDataParallel
 from scalebench.strategies.torch.ddp import choose_device_ids
 from scalebench.strategies.torch.group import choose_bound_device
 from scalebench.strategies.torch.lightning.trainer import choose_trainer_devices
@@ -24,6 +27,7 @@ from scalebench.strategies.torch.observed import choose_activities
 from scalebench.workloads import networks
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
+from tests.strategies.torch.conftest import spec_of
 
 
 def test_weights_start_from_the_seed(strategy: Any) -> None:
@@ -45,6 +49,16 @@ def test_memory_that_the_allocator_reserved(strategy: Any, monkeypatch: pytest.M
     assert (bare.reserved_memory_bytes(), bare.allocator_retries()) == ([7 * 10**9], 3)
 
 
+@pytest.mark.gpu
+def test_data_parallel_on_one_gpu_sends_nothing() -> None:
+    """Also where the process calls its only GPU by another number than the node; copies within its memory are none."""
+    one = SingleProcessDataParallel(spec_of("data_parallel"), 0)
+    one.place.devices, one.device = [3], torch.device("cuda", 0)
+    assert (one.backend_used(), one._devices()) == (None, [one.device])
+    one.place.devices = [3, 1]
+    assert one._devices() == [torch.device("cuda", 3), torch.device("cuda", 1)]
+
+
 GPU, CPU = torch.device("cuda", 3), torch.device("cpu")
 
 
@@ -64,6 +78,8 @@ GPU, CPU = torch.device("cuda", 3), torch.device("cpu")
         ((choose_bound_device, "gloo", CPU), None),
         ((choose_trainer_devices, "cuda", [3, 1]), {"accelerator": "gpu", "devices": [3, 1]}),
         ((choose_trainer_devices, "cpu", [3, 1]), {"accelerator": "cpu", "devices": 2}),
+        ((choose_engine_arguments, GPU), SimpleNamespace(device_rank=3)),
+        ((choose_engine_arguments, CPU), None),
         ((choose_activities, True), [ProfilerActivity.CPU, ProfilerActivity.CUDA]),
         ((choose_activities, False), [ProfilerActivity.CPU]),
     ],

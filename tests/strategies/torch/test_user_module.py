@@ -299,7 +299,7 @@ MISFITS = {
     "wrong input": ("Series", {"model__input_shape": [200, 4]}, r"fails: RuntimeError: .*channels"),
     "a table": ("table", {}, r"fails: TypeError: it should give one tensor, and gives a dict"),
     "numbers": ("numbers", {}, r"gives outputs of int64"),
-    "detached": ("detached", {}, r"gives outputs that do not hang on its parameters"),
+    "detached": ("detached", {}, r"gives outputs that do not depend on its parameters"),
 }
 
 

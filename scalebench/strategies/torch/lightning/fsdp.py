@@ -56,7 +56,7 @@ class _AccumulatingFsdp(ModelParallelStrategy):
         self._adapter = adapter
 
     def model_to_device(self) -> None:
-        """Leave the weights where sharding put them: once a pass was recorded, they cannot be exchanged by others."""
+        """Leave the weights where sharding put them: autograd refuses to replace them after a recorded pass."""
 
     def block_backward_sync(self) -> AbstractContextManager[Any]:
         return self._adapter.without_sync()

@@ -72,8 +72,8 @@ class TrainerStrategy(TorchStrategy):
             trainer, module = self._build_trainer(_LoopReporter(self, loop)), self._choose_module()
             trainer.fit(module, train_dataloaders=_LoopParts(self, loop))
             module.trainer = None  # a user's module is evaluated afterwards, where self.log finds no loop
-        # Most of Lightning's strategies leave the model on the CPU, and the optimizer's state. Weights that are in
-        # place stay as they are: those of FSDP cannot be exchanged once a pass was recorded on them.
+        # Most of Lightning's strategies leave the model and the optimizer's state on the CPU. Weights that are on the
+        # device are left alone: those of FSDP cannot be replaced after a recorded pass.
         if next(self.model.parameters()).device != self.device:
             self.model.to(self.device)
         move_optimizer_state(self.optimizer, self.device)
@@ -97,7 +97,7 @@ class TrainerStrategy(TorchStrategy):
         """Prepare the fit; called between Lightning's set-up and its first step."""
 
     def on_step_end(self) -> None:
-        """Finish a step; called after the optimizer and before the loop hears of it."""
+        """Finish a step; called after the optimizer's step and before the loop counts it."""
 
     def on_fit_end(self) -> None:
         """Finish the fit; called after the last step, before Lightning removes its wrapper."""
