@@ -15,16 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalebench.analysis.prediction.extrapolation import MeasuredStep
-from scalebench.analysis.prediction.published_series import (
-    PROTOCOLS,
-    SERIES_FILE,
-    PublishedSeries,
-    Trial,
-    list_trials,
-    load_limits,
-    load_series,
-)
+from benchmarks.published_series import PROTOCOLS, SERIES_FILE, PublishedSeries, Trial, list_trials, load_series
+from scalebench.analysis.prediction.extrapolation import ErrorLimits, MeasuredStep, load_limits
 
 HALF_BATCHES = np.arange(0.0, 41.0, 2.5)
 QUANTILES = (0.025, 0.975)
@@ -120,7 +112,7 @@ def cover_by_source(residuals: Sequence[Residual]) -> list[bool]:
     return [limits[each.source][0] <= each.log / each.scale <= limits[each.source][1] for each in residuals]
 
 
-def cover_with(residuals: Sequence[Residual], limits: dict[str, tuple[float, float]]) -> list[bool]:
+def cover_with(residuals: Sequence[Residual], limits: ErrorLimits) -> list[bool]:
     kinds = {"P1": "one_point", "P2": "one_node", "P2b": "several_nodes", "P3": "one_node"}
     return [limits[kinds[each.protocol]][0] <= each.log / each.scale <= limits[kinds[each.protocol]][1]
             for each in residuals]  # fmt: skip

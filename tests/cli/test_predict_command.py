@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from scalebench.__main__ import main
 from tests.builders import sweeps
+from tests.builders.runs import MACHINE
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +20,7 @@ def folder() -> Path:
     sweeps.sweep(Path("a"), repeats=3)
     sweeps.sweep(Path("one"), ("bare_torch", "ddp_gloo"), (1,))
     sweeps.sweep(Path("bare"), ("bare_torch",), (1,))
+    sweeps.write_results(Path("failed"), [sweeps.failed_run()])
     return Path("a")
 
 
@@ -28,6 +31,22 @@ def test_tables_and_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Predicted: materials_cnn" in text and "ddp_gloo keeps 80 %" in text and "64 devices: " in text
     assert "nothing between nodes was measured" in text and "To know more, measure" in text
     assert "no measurement backs" not in text
+
+
+def test_runs_of_several_machines_and_models_are_predicted_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    other = dataclasses.replace(MACHINE, cpu_model="another")
+    runs = [sweeps.run("ddp_gloo", count, machine=other, run_id=f"other-{count}") for count in (1, 2)]
+    sweeps.write_results(Path("b"), runs)
+    assert main(["predict", "a", "b", "--gpus", "8", "--strategy", "ddp_gloo"]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("Predicted: ") == 2 and len(err.splitlines()) == 1
+    assert "runs differ (machine (cpu " in err and "and are predicted apart: name the folders of one" in err
+    run = sweeps.run("ddp_gloo", 1, run_id="other")
+    run.workload.model, run.spec["model"] = "other", {**run.spec["model"], "name": "other"}
+    sweeps.write_results(Path("c"), [run])
+    assert main(["predict", "one", "c"]) == 2
+    _, err = capsys.readouterr()
+    assert "measure gpus=2" in err and "runs differ (model other, materials_cnn)" in err and len(err.splitlines()) == 1
 
 
 def test_every_number_up_to_a_most(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +85,8 @@ def test_csv_has_a_row_for_each_strategy_and_number(capsys: pytest.CaptureFixtur
         (["a", "--hardware", "alfa"], "no hardware 'alfa'"),
         (["a", "--hardware", "cpu"], "hardware cpu has no links: set links.inter_node_bytes_per_s"),
         (["a", "--strategy", "ddp_glo"], "no measured strategy 'ddp_glo'; did you mean 'ddp_gloo'?"),
-        (["bare"], "no strategy has an ok run"),
+        (["bare"], "no strategy has an ok run; scalebench show says why"),
+        (["failed"], "no strategy has an ok run; scalebench show says why"),
         (["one"], "has no links, and none was measured: measure gpus=2, or --hardware NAME"),
         (["one", "--check"], "nothing to check"),
         (["none"], "no result.json at or below none"),

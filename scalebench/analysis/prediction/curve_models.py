@@ -10,52 +10,29 @@ import numpy as np
 
 from scalebench.analysis.batch_size import fit_step_time
 from scalebench.analysis.columns import RATE
+from scalebench.analysis.prediction import link_rates, step_model
 from scalebench.analysis.prediction.extrapolation import MeasuredStep
-from scalebench.analysis.prediction.link_rates import (
-    ReadRecord,
-    Row,
-    SyncsByLink,
-    fit_link_rate,
-    link_key,
-    message_bytes,
-)
+from scalebench.analysis.prediction.link_rates import ReadRecord, Row, SyncsByLink
 from scalebench.analysis.prediction.model_stages import find_micro_batches, find_stages
-from scalebench.analysis.prediction.step_model import (
-    ALL_REDUCE,
-    BACKWARD_SHARE,
-    GROWTH,
-    HSDP,
-    HYBRID,
-    IN_GRAPH,
-    LINK_EFFICIENCIES,
-    NO_SYNC,
-    ONE_COPY,
-    SHARDED,
-    STAGES,
-    TENSOR,
-    ZERO1,
-    Links,
-    StepModel,
-    expected_maximum,
-    make_links,
-)
+from scalebench.analysis.prediction.step_model import Links, StepModel
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
 
 # The first word that is part of a strategy's name decides; all others add up gradients of replicas.
-SYNC_OF_NAMES = (
-    ("hsdp", HSDP), ("fsdp", SHARDED), ("zero3", SHARDED), ("zero", ZERO1), ("tensor_parallel", TENSOR),
-    ("model_parallel", STAGES), ("pipeline", STAGES), ("hybrid", HYBRID), ("central_storage", ONE_COPY),
-    ("parameter_server", ONE_COPY), ("multi_gpu_model", IN_GRAPH), ("_ps_", IN_GRAPH), ("data_parallel", IN_GRAPH),
-    ("independent", NO_SYNC),
-)  # fmt: skip
+SYNC_OF_NAMES = {
+    "hsdp": step_model.HSDP, "fsdp": step_model.SHARDED, "zero3": step_model.SHARDED, "zero": step_model.ZERO1,
+    "tensor_parallel": step_model.TENSOR, "model_parallel": step_model.STAGES, "pipeline": step_model.STAGES,
+    "hybrid": step_model.HYBRID, "central_storage": step_model.ONE_COPY, "parameter_server": step_model.ONE_COPY,
+    "multi_gpu_model": step_model.IN_GRAPH, "_ps_": step_model.IN_GRAPH, "data_parallel": step_model.IN_GRAPH,
+    "independent": step_model.NO_SYNC,
+}  # fmt: skip
 MAX_GROWTH = 0.2  # more is no property of the devices
 MIN_SYNC_SHARE = 0.01  # of a step; what hides less says nothing about overlap
 Hardware = Mapping[str, Any]  # as in a YAML of conf/hardware
 
 
 def sync_kind(strategy: str) -> str:
-    return next((kind for word, kind in SYNC_OF_NAMES if word in strategy), ALL_REDUCE)
+    return next((kind for word, kind in SYNC_OF_NAMES.items() if word in strategy), step_model.ALL_REDUCE)
 
 
 def list_points(curve: Curve) -> list[MeasuredStep]:
@@ -75,10 +52,10 @@ def find_links(hardware: Hardware, rows: Sequence[Row], syncs: SyncsByLink | Non
     ran = max(-(-row["gpus"] // row["nodes"]) for row in rows)
     per_node = hardware.get("gpus_per_node") or ran
     kind = links.get("kind") or ("nvlink" if "nvlink" in str(links.get("intra_node")).lower() else "peer")
-    if kind not in LINK_EFFICIENCIES:
-        raise InputError(f"hardware.links.kind={kind} should be one of {', '.join(LINK_EFFICIENCIES)}")
+    if kind not in step_model.LINK_EFFICIENCIES:
+        raise InputError(f"hardware.links.kind={kind} should be one of {', '.join(step_model.LINK_EFFICIENCIES)}")
     nominal = (float(links.get(name) or 0) or None for name in ("intra_node_bytes_per_s", "inter_node_bytes_per_s"))
-    made = make_links(int(per_node if syncs is None else max(per_node, ran)), kind, *nominal)
+    made = step_model.make_links(int(per_node if syncs is None else max(per_node, ran)), kind, *nominal)
     made = replace(
         made,
         latency_s=float(links.get("intra_node_latency_s") or made.latency_s),
@@ -86,16 +63,13 @@ def find_links(hardware: Hardware, rows: Sequence[Row], syncs: SyncsByLink | Non
         oversubscription=float(links.get("oversubscription") or 1.0),
     )
     for row in rows:
-        rate = fit_link_rate((syncs or {}).get(link_key(row), ()))
-        if rate is None:
-            continue
-        if row["nodes"] == 1:
-            latency_s = made.latency_s if rate.latency_s is None else rate.latency_s
-            made = replace(made, bytes_per_s=rate.bytes_per_s, latency_s=latency_s)
-        else:
-            latency_s = made.network_latency_s if rate.latency_s is None else rate.latency_s
-            network = rate.bytes_per_s * made.oversubscription
-            made = replace(made, network_bytes_per_s=network, network_latency_s=latency_s)
+        rate = link_rates.fit_link_rate((syncs or {}).get(link_rates.link_key(row), ()))
+        if rate is not None:
+            prefix, shared_by = ("", 1.0) if row["nodes"] == 1 else ("network_", made.oversubscription)
+            measured: dict[str, Any] = {f"{prefix}bytes_per_s": rate.bytes_per_s * shared_by}
+            if rate.latency_s is not None:
+                measured[f"{prefix}latency_s"] = rate.latency_s
+            made = replace(made, **measured)
     return made
 
 
@@ -106,35 +80,33 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
     names what was not measured.
     """
     last = rows[-1]
-    kind, sizes = sync_kind(last["strategy"]), message_bytes(last, read)
+    kind, sizes = sync_kind(last["strategy"]), link_rates.message_bytes(last, read)
     size = last["gradient_bytes"] or sum(sizes) or rows[0]["gradient_bytes"] or 0
-    model = StepModel(
-        1.0, links, kind, float(size), max(1, len(sizes)),
-        pass_s=_half_batch(batch_rows), optimizer_s=max(0.0, _first(rows, "optimizer_s") or 0.0),
-        backward_share=_backward_share(rows), host_sample_s=_host_sample_s(last, read),
-    )  # fmt: skip
-    if len(rows) == 1 and last["gpus"] == 1 and kind == TENSOR:
+    if len(rows) == 1 and last["gpus"] == 1 and kind == step_model.TENSOR:
         raise InputError("one device sends nothing, and no formula says what split layers send: measure gpus=2")
-    if kind == TENSOR:
+    if len(rows) == 1 and not size and kind not in (step_model.NO_SYNC, step_model.STAGES):
+        raise InputError(f"how many bytes it sends is not known: measure gpus={2 * last['gpus']}")
+    model = StepModel(
+        1.0, links, kind, float(size), max(1, len(sizes)), pass_s=_half_batch(batch_rows),
+        optimizer_s=_first(rows, "optimizer_s"), backward_share=_backward_share(rows),
+        host_sample_s=_host_sample_s(last, read),
+    )  # fmt: skip
+    options = read(last).spec.get("strategy", {}).get("options") or {}
+    if kind == step_model.TENSOR:
         model = replace(model, sync_bytes=sum(sizes) / last["global_batch"])
-    elif kind == HSDP:
-        options = read(last).spec.get("strategy", {}).get("options") or {}
+    elif kind == step_model.HSDP:
         model = replace(model, stages=int(options.get("shards") or 0))
-    elif kind in (STAGES, HYBRID):
+    elif kind == step_model.HYBRID:
+        model = replace(model, stages=int(options.get("stages") or 2))
+    if kind in (step_model.STAGES, step_model.HYBRID) and last["gpus"] > 1:
         model = _add_stages(model, last, read)
-    elif kind == ALL_REDUCE and not model.sync_bytes and len(rows) == 1:
-        raise InputError("how many bytes it sends is not known: measure gpus=2")
-    if model.sync == IN_GRAPH or read(last).scale.device == "cpu":  # where it takes the cores that compute
+    if read(last).scale.device == "cpu":  # where it takes the cores that compute
         model = replace(model, overlap=0.0)
     return _add_measured_overlap(model, rows)
 
 
 def _add_stages(model: StepModel, row: Row, read: ReadRecord) -> StepModel:
     result = read(row)
-    options = result.spec.get("strategy", {}).get("options") or {}
-    model = replace(model, stages=int(options.get("stages") or 2) if model.sync == HYBRID else 0)
-    if row["gpus"] == 1:
-        return model
     parts = find_stages(result)
     work, state = (_imbalance([getattr(part, name) for part in parts]) for name in ("flops", "parameter_bytes"))
     return replace(model, cut_bytes=max(part.sent_bytes for part in parts), micro_batches=find_micro_batches(result),
@@ -148,38 +120,37 @@ def _imbalance(parts: Sequence[float]) -> float:
 
 def _add_measured_overlap(model: StepModel, rows: Sequence[Row]) -> StepModel:
     """Return the model with overlap and growth as the probes measured them on the most devices."""
-    overlap, growth = model.overlap, GROWTH
     for row in rows:
         if row["gpus"] == 1 or not row["step_s"]:
             continue
         isolated, exposed, backward = (row[name] for name in ("sync_isolated_s", "sync_exposed_s", "backward_s"))
         if row["imbalance_s"] is not None:
-            wait = row["imbalance_s"] / row["step_s"] / float(expected_maximum(np.array(float(row["gpus"]))))
-            growth = min(MAX_GROWTH, max(GROWTH, wait))  # there are other losses than waiting
+            wait = row["imbalance_s"] / row["step_s"] / float(step_model.expected_maximum(np.array(float(row["gpus"]))))
+            growth = min(MAX_GROWTH, max(step_model.GROWTH, wait))  # there are other losses than waiting
+            model = replace(model, growth=growth)
         is_long = isolated is not None and isolated > MIN_SYNC_SHARE * row["step_s"]
         if is_long and exposed is not None and backward and backward > 0 and model.messages > 1:
             hidden = (isolated - exposed) / (backward * (1 - 1 / model.messages))
-            overlap = min(1.0, max(0.0, hidden))
-    return replace(model, overlap=overlap, growth=growth)
+            model = replace(model, overlap=min(1.0, max(0.0, hidden)))
+    return model
 
 
-def _first(rows: Sequence[Row], name: str) -> float | None:
-    return next((float(row[name]) for row in rows if row[name] is not None), None)
+def _first(rows: Sequence[Row], name: str) -> float:
+    """Return the first measured value, 0 at least; 0 where there is none."""
+    return max(0.0, next((float(row[name]) for row in rows if row[name] is not None), 0.0))
 
 
 def _backward_share(rows: Sequence[Row]) -> float:
     forward, backward = _first(rows, "forward_s"), _first(rows, "backward_s")
-    if forward is None or backward is None or forward <= 0 or backward <= 0:
-        return BACKWARD_SHARE
-    return backward / (forward + backward)
+    return backward / (forward + backward) if forward and backward else step_model.BACKWARD_SHARE
 
 
 def _half_batch(rows: Sequence[Row]) -> float:
     """Return the samples that take as long as the fixed part of a pass; 0 where batches were not varied."""
-    optimizer_s = max(0.0, _first(rows, "optimizer_s") or 0.0)
+    optimizer_s = _first(rows, "optimizer_s")
     points = [(row["global_batch"], row["global_batch"] / row[RATE] - optimizer_s) for row in rows]
     fit = fit_step_time([point for point in points if point[1] > 0])
-    return 0.0 if fit is None or fit.half_batch is None else fit.half_batch
+    return 0.0 if fit is None else fit.half_batch or 0.0
 
 
 def _host_sample_s(row: Row, read: ReadRecord) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ ERROR_FLOOR, ERROR_PER_DOUBLING, ERROR_PER_LOSS = 0.012, 0.015, 0.6
 MAX_ERROR_SCALE = 0.3
 UNMEASURED_NETWORK_FACTOR = 1.5  # of the scale, on several nodes where nothing between nodes was measured
 ONE_POINT, ONE_NODE, SEVERAL_NODES = "one_point", "one_node", "several_nodes"
+LIMITS_FILE = Path(__file__).with_name("published_series.yaml")
 ErrorLimits = Mapping[str, tuple[float, float]]  # by what is measured of a curve, in error scales
 
 
@@ -77,6 +80,15 @@ class Extrapolation:
             scale = scale * np.where(self.count_nodes(devices) > 1, UNMEASURED_NETWORK_FACTOR, 1.0)
         scale = np.minimum(scale, MAX_ERROR_SCALE)
         return np.where((devices == self.last.devices) & (batch == self.last.batch), 0.0, scale)
+
+
+@cache
+def load_limits() -> ErrorLimits:
+    """Return the limits of residuals on published curves."""
+    from scalebench.core.config_files import read_yaml
+
+    limits = read_yaml(LIMITS_FILE)["limits"]
+    return {name: (float(low), float(high)) for name, (low, high) in limits.items()}
 
 
 def work_s(model: StepModel, batch: Any) -> Any:

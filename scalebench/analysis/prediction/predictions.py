@@ -20,13 +20,14 @@ from scalebench.analysis.prediction.extrapolation import (
     Extrapolation,
     MeasuredStep,
     extrapolate,
+    load_limits,
 )
-from scalebench.analysis.prediction.link_rates import ReadRecord, Row, group_syncs_by_link
-from scalebench.analysis.prediction.published_series import load_limits
+from scalebench.analysis.prediction.link_rates import ReadRecord, Row, SyncsByLink, group_syncs_by_link
 from scalebench.analysis.prediction.step_model import HSDP, SHARDED, STAGES, ZERO1, FloatArray, Links, count_shards
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
 from scalebench.core.machine.peak_flops import find_peak_flops
+from scalebench.core.stats.estimates import Estimate
 
 MAX_MEASURED_DEVICES = 4320  # of the published curves
 MIN_OWN_RESIDUALS = 20  # from these on, the errors of one's own sweeps are the limits
@@ -55,17 +56,19 @@ class Forecast:
     fits: FloatArray  # 1, 0, nan: unknown
     device_hours_per_epoch: FloatArray
 
+    def rate(self, index: int) -> Estimate:
+        """Return the throughput with its limits; ValueError where it is nan."""
+        return Estimate(*(float(values[index]) for values in (self.throughput, self.low, self.high)))
+
     def limited_by(self, index: int) -> str:
         """Return what limits throughput: the largest loss, or computation where there is hardly any."""
         return "memory" if self.fits[index] == 0 else LIMITS[int(np.argmax(np.nan_to_num(self.losses[:, index])))]
 
 
-@dataclass(frozen=True)
-class Reach:
+class Reach(NamedTuple):
     """The devices up to which efficiency keeps a share, with confidence and by the figures (None: none), and the
-    fewest whose doubling brings less than MIN_DOUBLING_GAIN (None: none up to `most`)."""
+    fewest whose doubling brings less than MIN_DOUBLING_GAIN (None: none)."""
 
-    most: int
     surely: int | None
     by_figures: int | None
     poor_doubling: int | None
@@ -156,20 +159,18 @@ class CurvePrediction:
     def _memory(self, devices: FloatArray, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return whether a device's memory is enough, and its bytes: its state, and the rest, which the batch has."""
         row, last, unknown = self.curve.rows[-1], self.points[-1], np.full_like(devices, math.nan)
-        peak, state = row["peak_memory_bytes"], row["state_bytes"] or 0
+        peak, state, model = row["peak_memory_bytes"], row["state_bytes"] or 0, self.extrapolation.model
         limit = self.hardware.get("gpu_memory_bytes") or row["memory_limit_bytes"]
         if peak is None:
             return unknown, unknown
-        kept = np.full_like(devices, state)
-        model = self.extrapolation.model
-        if model.sync in (SHARDED, HSDP, STAGES):
-            kept = state * count_shards(model, last.devices) / count_shards(model, devices)
-        elif model.sync == ZERO1:
-            share = (1 - OPTIMIZER_STATE_SHARE) + OPTIMIZER_STATE_SHARE / np.stack(
-                [devices, devices * 0 + last.devices]
-            )
-            kept = state * share[0] / share[1]
-        memory = kept + (peak - state) * batch / last.batch
+
+        def share(count: Any) -> Any:
+            """Return the share of the state that each of so many devices has."""
+            if model.sync in (SHARDED, HSDP, STAGES):
+                return 1 / count_shards(model, count)
+            return 1 - OPTIMIZER_STATE_SHARE + OPTIMIZER_STATE_SHARE / count if model.sync == ZERO1 else 1
+
+        memory = state * share(devices) / share(last.devices) + (peak - state) * batch / last.batch
         return (memory <= limit) * 1.0 if limit else unknown, memory
 
     def find_reach(self, share: float, most: int) -> Reach:
@@ -180,7 +181,7 @@ class CurvePrediction:
         by_figures = _count_kept(forecast.devices, forecast.efficiency >= share - 1e-9)
         doubled = rates[first::2]  # at twice the devices
         poor = doubled < MIN_DOUBLING_GAIN * rates[: len(doubled)]
-        return Reach(most, surely, by_figures, int(forecast.devices[np.argmax(poor)]) if poor.any() else None)
+        return Reach(surely, by_figures, int(forecast.devices[np.argmax(poor)]) if poor.any() else None)
 
 
 def _count_kept(devices: FloatArray, kept: Any) -> int | None:
@@ -200,8 +201,7 @@ class PredictedGroup:
 def predict_curves(
     curves: Sequence[Curve], read: ReadRecord, hardware: Hardware | None = None, batch: float | None = None
 ) -> list[PredictedGroup]:
-    """Predict all curves that are no bare baselines, by workload; with `hardware`, on its nodes and links."""
-    curves = [curve for curve in curves if not curve.tags["strategy"].startswith("bare_")]
+    """Predict curves of strategies, not of bare baselines, by workload; with `hardware`, on its nodes and links."""
     syncs = group_syncs_by_link((row for curve in curves for row in curve.rows), read)
     limits = measure_own_limits(check_curves(curves, read)) or load_limits()
     groups: dict[tuple[tuple[str, str], ...], PredictedGroup] = {}
@@ -217,7 +217,7 @@ def predict_curves(
 
 
 def _predict_curve(
-    curve: Curve, curves: Sequence[Curve], read: ReadRecord, syncs: Any, limits: ErrorLimits,
+    curve: Curve, curves: Sequence[Curve], read: ReadRecord, syncs: SyncsByLink, limits: ErrorLimits,
     hardware: Hardware | None, batch: float | None,
 ) -> CurvePrediction:  # fmt: skip
     own: Hardware = read(curve.rows[-1]).spec.get("hardware") or {}
@@ -238,8 +238,7 @@ def _predict_curve(
     if hardware is not None:
         speed = _compare_devices(curve.rows[-1], hardware, read)
         own_s = {name: getattr(drawn.model, name) / (speed or 1) for name in ("sample_s", "pass_s", "optimizer_s")}
-        moved = replace(drawn.model, links=target, **own_s)
-        drawn = replace(drawn, model=moved, slope=None)
+        drawn = replace(drawn, model=replace(drawn.model, links=target, **own_s), slope=None)
         devices = f"{speed:.3g} times as fast, by their peak FLOP/s," if speed else "as fast"
         devices = f"devices {devices} as those measured"
         if own.get("devices") == "cpu" != hardware.get("devices"):
@@ -257,29 +256,6 @@ def _compare_devices(row: Row, hardware: Hardware, read: ReadRecord) -> float | 
     return None if measured is None or peak is None else peak / measured
 
 
-def measure_siblings(curve: Curve, curves: Iterable[Curve], read: ReadRecord) -> dict[int, float]:
-    """Return, by number of devices, the log of what to multiply seconds with: k / (k + 1) of the median by which other
-    models with this strategy on this hardware were off there, predicted from as many devices as this curve has."""
-
-    def kind(each: Curve) -> Any:
-        return each.name, each.group["hardware"], each.group["scaling"]
-
-    errors: dict[int, list[float]] = {}
-    for other in curves:
-        seen = replace(other, rows=[row for row in other.rows if row["gpus"] in curve.gpus])
-        if kind(other) != kind(curve) or other.group["model"] == curve.group["model"] or seen.gpus != curve.gpus:
-            continue
-        try:
-            made = _predict_curve(seen, [seen], read, group_syncs_by_link(seen.rows, read), load_limits(), None, None)
-        except InputError:
-            continue
-        for row in other.rows[len(seen.rows) :]:
-            rate = float(made.forecast([row["gpus"]]).throughput[0])
-            errors.setdefault(row["gpus"], []).append(math.log(rate / row[RATE]))
-    return {count: float(np.median(each)) * len(each) / (len(each) + 1) for count, each in errors.items()
-            if count > curve.gpus[-1]}  # fmt: skip
-
-
 def _require_links(links: Links, points: int, hardware: Hardware | None, own_name: str) -> None:
     if links.bytes_per_s is not None or links.network_bytes_per_s is not None:
         return
@@ -293,17 +269,42 @@ def find_batch_rows(curve: Curve, curves: Iterable[Curve]) -> list[Row]:
     """Return rows of this strategy and workload on the fewest devices, one for each batch."""
 
     def key(each: Curve) -> Any:
-        return (
-            each.name,
-            each.tags,
-            {name: text for name, text in each.group.items() if name not in ("batch", "scaling")},
-        )
+        return each.name, each.tags, {**each.group, "batch": None, "scaling": None}
 
     first, rows = curve.rows[0], dict[int, Row]()
     for row in (row for each in curves if key(each) == key(curve) for row in each.rows):
         if row["gpus"] == first["gpus"]:
             rows.setdefault(row["global_batch"], row)
     return list(rows.values()) if first["gpus"] == 1 else []
+
+
+def _predict_alone(curve: Curve, read: ReadRecord, batch: float | None = None) -> CurvePrediction | None:
+    """Predict a curve from its own rows; None where they say too little."""
+    try:
+        return _predict_curve(curve, [curve], read, group_syncs_by_link(curve.rows, read), load_limits(), None, batch)
+    except InputError:
+        return None
+
+
+def measure_siblings(curve: Curve, curves: Iterable[Curve], read: ReadRecord) -> dict[int, float]:
+    """Return, by number of devices, the log of what to multiply seconds with: k / (k + 1) of the median by which other
+    models with this strategy on this machine were off there, predicted from as many devices as this curve has."""
+
+    def kind(each: Curve) -> Any:
+        return each.name, each.group["hardware"], each.group["scaling"], each.rows[0]["machine"]
+
+    errors: dict[int, list[float]] = {}
+    for other in curves:
+        seen = replace(other, rows=[row for row in other.rows if row["gpus"] in curve.gpus])
+        if kind(other) != kind(curve) or other.group["model"] == curve.group["model"] or seen.gpus != curve.gpus:
+            continue
+        if (made := _predict_alone(seen, read)) is None:
+            continue
+        for row in other.rows[len(seen.rows) :]:
+            rate = float(made.forecast([row["gpus"]]).throughput[0])
+            errors.setdefault(row["gpus"], []).append(math.log(rate / row[RATE]))
+    return {count: float(np.median(each)) * len(each) / (len(each) + 1) for count, each in errors.items()
+            if count > curve.gpus[-1]}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -313,39 +314,34 @@ class Check:
     curve: Curve
     seen: tuple[MeasuredStep, ...]
     row: Row
-    throughput: float
-    low: float
-    high: float
-    residual: float  # log of measured over predicted seconds, in error scales
+    predicted: Estimate  # samples/s
+    error_scale: float
 
     @property
     def error(self) -> float:
         """Predicted over measured throughput, less one."""
-        return self.throughput / float(self.row[RATE]) - 1
+        return self.predicted.value / float(self.row[RATE]) - 1
+
+    @property
+    def residual(self) -> float:
+        """The logarithm of measured over predicted seconds, in error scales."""
+        return math.log1p(self.error) / self.error_scale
 
     @property
     def holds(self) -> bool:
-        return self.low <= float(self.row[RATE]) <= self.high
+        return self.predicted.low <= float(self.row[RATE]) <= self.predicted.high
 
 
 def check_curves(curves: Iterable[Curve], read: ReadRecord) -> list[Check]:
     """Predict each measured row from the smaller ones of its curve; rows of which nothing is known are left out."""
-    curves = [curve for curve in curves if not curve.tags["strategy"].startswith("bare_") and len(curve.rows) > 1]
     checks = []
     for curve in curves:
-        for count in range(1, len(curve.rows)):
-            seen, row = replace(curve, rows=curve.rows[:count]), curve.rows[count]
-            syncs = group_syncs_by_link(seen.rows, read)
-            try:
-                made = _predict_curve(seen, [seen], read, syncs, load_limits(), None, row["global_batch"] / row["gpus"])
-            except InputError:
-                continue
-            forecast = made.forecast([row["gpus"]])
+        for count, row in enumerate(curve.rows[1:], 1):
             batch = row["global_batch"] / row["gpus"]
-            scale = float(made.extrapolation.error_scale(row["gpus"], batch, made.knows_network))
-            predicted = float(forecast.throughput[0])
-            checks.append(Check(curve, made.points, row, predicted, float(forecast.low[0]), float(forecast.high[0]),
-                                math.log(predicted / row[RATE]) / scale))  # fmt: skip
+            made = _predict_alone(replace(curve, rows=curve.rows[:count]), read, batch)
+            if made is not None:
+                scale = float(made.extrapolation.error_scale(row["gpus"], batch, made.knows_network))
+                checks.append(Check(curve, made.points, row, made.forecast([row["gpus"]]).rate(0), scale))
     return checks
 
 
@@ -357,25 +353,15 @@ def measure_own_limits(checks: Sequence[Check]) -> ErrorLimits | None:
     return dict.fromkeys(load_limits(), (min(float(low), -1.0), max(float(high), 1.0)))
 
 
-class Ranked(NamedTuple):
-    """A strategy with its predicted samples/s and their limits."""
-
-    name: str
-    throughput: float
-    low: float
-    high: float
-
-
-def rank_predictions(predictions: Sequence[CurvePrediction], devices: int) -> list[Ranked]:
-    """Return the strategies that fit and are measured on several numbers of devices, the fastest first."""
+def rank_predictions(predictions: Sequence[CurvePrediction], devices: int) -> list[tuple[str, Estimate]]:
+    """Return the strategies that fit and are measured on several numbers of devices with their samples/s, the fastest
+    first."""
     ranked = []
     for prediction in predictions:
         forecast = prediction.forecast([devices])
-        figures = (float(values[0]) for values in (forecast.throughput, forecast.low, forecast.high))
-        each = Ranked(prediction.name, *figures)
-        if prediction.is_rankable and forecast.fits[0] != 0 and math.isfinite(each.throughput):
-            ranked.append(each)
-    return sorted(ranked, key=lambda each: -each.throughput)
+        if prediction.is_rankable and forecast.fits[0] != 0 and math.isfinite(forecast.throughput[0]):
+            ranked.append((prediction.name, forecast.rate(0)))
+    return sorted(ranked, key=lambda each: -each[1].value)
 
 
 class Suggestion(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from scalebench.cli.commands.arguments import (
 from scalebench.core.errors import InputError, unknown_name_message
 
 if TYPE_CHECKING:
-    from scalebench.analysis.prediction.predictions import PredictedGroup
+    from scalebench.analysis.prediction.predictions import Check, PredictedGroup
     from scalebench.analysis.scaling_curves import Curve
     from scalebench.core.result import Result
 
@@ -54,6 +55,7 @@ def main(options: argparse.Namespace) -> int:
     from scalebench.analysis import load, scaling_curves
     from scalebench.analysis.prediction import predictions
     from scalebench.report.sections import prediction as section
+    from scalebench.sweeps.console import Console
 
     curves = _choose(scaling_curves.make_curves(load.survey(folders).pooled), options.strategy, folders)
     read = _make_reader()
@@ -64,7 +66,10 @@ def main(options: argparse.Namespace) -> int:
     counts = sorted(set(counts)) or section.choose_counts(curves)
     groups = predictions.predict_curves(curves, read, hardware, batch)
     if not any(group.predictions for group in groups):
-        raise InputError("; ".join(f"{name}: {reason}" for group in groups for name, reason in group.reasons.items()))
+        reasons = dict.fromkeys(f"{name}: {reason}" for group in groups for name, reason in group.reasons.items())
+        raise InputError("; ".join(filter(None, [*reasons, _describe_mixture(curves)])))
+    if mixture := _describe_mixture(curves):
+        Console.print_error(mixture)
     if options.csv:
         _print_csv(groups, counts)
         return 0
@@ -105,6 +110,15 @@ def _choose(curves: Sequence[Curve], names: str | None, folders: Sequence[str]) 
     return [curve for curve in kept if not chosen or curve.tags["strategy"] in chosen]
 
 
+def _describe_mixture(curves: Iterable[Curve]) -> str:
+    """Say which workloads and machines are mixed; empty for one of them."""
+    values: dict[str, dict[str, None]] = {}
+    for name, text in (item for curve in curves for item in curve.group.items()):
+        values.setdefault(name, {})[text] = None
+    mixed = [f"{name} {', '.join(texts)}" for name, texts in values.items() if len(texts) > 1]
+    return f"runs differ ({'; '.join(mixed)}) and are predicted apart: name the folders of one" if mixed else ""
+
+
 def _make_reader() -> Callable[[Any], Result]:
     from functools import cache
 
@@ -115,14 +129,15 @@ def _make_reader() -> Callable[[Any], Result]:
     return lambda row: read_path(str(row["path"]))
 
 
-def _check(checks: Sequence[Any]) -> int:
+def _check(checks: Sequence[Check]) -> int:
     from scalebench.report.sections.prediction import make_check_table
 
     if not checks:
         raise InputError("nothing to check: no row can be predicted from smaller ones of its curve; measure gpus=1,2,4")
-    table = make_check_table(checks)
-    _print(table)
-    _print(table.caption)
+    for _, members in itertools.groupby(checks, lambda check: check.curve.group):
+        table = make_check_table(list(members))
+        _print(table)
+        _print(table.caption)
     return 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -132,25 +132,22 @@ def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str =
 
 
 def _forecast_cells(forecast: Forecast, i: int, has_memory: bool, has_epochs: bool) -> list[Cell]:
+    fits = forecast.fits[i] != 0
     cells = [make_cell(f"{forecast.devices[i]:,.0f}", float(forecast.devices[i]))]
-    rate = float(forecast.throughput[i])
-    if math.isnan(rate):
+    if math.isnan(forecast.throughput[i]):
         cells += [Cell("fewer samples than devices"), Cell(""), Cell("")]
-    elif forecast.fits[i] == 0:
+    elif not fits:
         cells += [Cell("does not fit"), Cell(""), Cell("memory")]
     else:
-        low, high = float(forecast.low[i]), float(forecast.high[i])
-        shares = (float(values[i]) for values in (
-            forecast.efficiency, forecast.efficiency_low, forecast.efficiency_high))  # fmt: skip
-        share, share_low, share_high = shares
-        cells += [make_cell(_format_rate(Estimate(rate, low, high)), rate),
-                  make_cell(f"{100 * share:.0f} % [{100 * share_low:.0f}, {100 * share_high:.0f}]", share),
+        rate, share = forecast.rate(i), float(forecast.efficiency[i])
+        limits = f"[{100 * forecast.efficiency_low[i]:.0f}, {100 * forecast.efficiency_high[i]:.0f}]"
+        cells += [make_cell(_format_rate(rate), rate.value), make_cell(f"{100 * share:.0f} % {limits}", share),
                   make_cell(forecast.limited_by(i))]  # fmt: skip
     if has_memory:
-        cells.append(format_cell(_finite(forecast.memory_bytes[i]), units.format_bytes))
+        cells.append(_format_finite(forecast.memory_bytes[i], units.format_bytes))
     if has_epochs:
-        hours = None if forecast.fits[i] == 0 else _finite(forecast.device_hours_per_epoch[i])
-        cells.append(format_cell(hours, units.format_device_hours))
+        hours = forecast.device_hours_per_epoch[i] if fits else math.nan
+        cells.append(_format_finite(hours, units.format_device_hours))
     return cells
 
 
@@ -158,8 +155,8 @@ def _format_rate(rate: Estimate) -> str:
     return units.format_rate(rate, "").replace("  ", " ").strip()
 
 
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def _format_finite(value: float, show: Callable[[float], str]) -> Cell:
+    return format_cell(float(value) if math.isfinite(value) else None, show)
 
 
 def list_sentences(predicted: PredictedGroup, counts: Sequence[int], share: float, most: int) -> Iterator[str]:
@@ -206,20 +203,16 @@ def _describe_ranking(predictions: Sequence[CurvePrediction], devices: int) -> I
     ranked = rank_predictions(predictions, devices)
     if len(ranked) < 2:
         return
-    best, tied = ranked[0], [each.name for each in ranked if each.high >= ranked[0].low]
-    slower = [f"{each.name} slower by {100 * (1 - each.high / best.low):.0f}-{100 * (1 - each.low / best.high):.0f} %"
-              for each in ranked if each.high < best.low]  # fmt: skip
-    first = f"{join_with_and(tied)} tied" if len(tied) > 1 else f"{best.name} fastest"
+    (fastest, best), tied = ranked[0], [name for name, rate in ranked if rate.high >= ranked[0][1].low]
+    slower = [f"{name} slower by {100 * (1 - rate.high / best.low):.0f}-{100 * (1 - rate.low / best.high):.0f} %"
+              for name, rate in ranked if rate.high < best.low]  # fmt: skip
+    first = f"{join_with_and(tied)} tied" if len(tied) > 1 else f"{fastest} fastest"
     yield f"{devices:,} devices: {'; '.join([first, *slower])}."
 
 
 def _describe_next(predictions: Sequence[CurvePrediction], devices: int) -> Iterator[str]:
     """Name the one measurement that would narrow an interval most."""
-    options = [
-        (prediction, suggestion)
-        for prediction in predictions
-        if (suggestion := suggest_measurement(prediction, devices)) is not None
-    ]
+    options = [(each, best) for each in predictions if (best := suggest_measurement(each, devices)) is not None]
     if options:
         prediction, best = max(options, key=lambda option: option[1].before - option[1].after)
         spans = f"{math.exp(best.after):.2f} instead of {math.exp(best.before):.2f}"
@@ -230,16 +223,16 @@ def _describe_next(predictions: Sequence[CurvePrediction], devices: int) -> Iter
 
 
 def make_check_table(checks: Sequence[Check], table_id: str = f"{SECTION_ID}-check") -> Table:
+    """Make a row for each check; all are of one workload."""
     columns = ["strategy", "from", DEVICES, "predicted (95 %)", "measured", "error", "holds"]
     rows = []
     for check in checks:
-        figures = Estimate(check.throughput, min(check.low, check.throughput), max(check.high, check.throughput))
         measured = float(check.row[RATE])
         cells = [
             make_cell(check.curve.name),
             make_cell(", ".join(str(point.devices) for point in check.seen)),
             make_cell(str(check.row["gpus"]), check.row["gpus"]),
-            make_cell(_format_rate(figures), check.throughput),
+            make_cell(_format_rate(check.predicted), check.predicted.value),
             make_cell(f"{measured:,.0f}", measured),
             make_cell(f"{100 * check.error:+.1f} %", check.error),
             make_cell("yes" if check.holds else "no"),
@@ -249,4 +242,5 @@ def make_check_table(checks: Sequence[Check], table_id: str = f"{SECTION_ID}-che
     mean = sum(abs(check.error) for check in checks) / len(checks)
     caption = join_sentences(CHECK_CAPTION, f"mean error {100 * mean:.1f} %, {held} of {len(checks)} in their interval")
     numeric = frozenset(columns) - {"strategy", "holds"}
-    return Table(table_id, "Predictions of what was measured", columns, rows, numeric, caption)
+    title = f"Predictions of what was measured: {format_group_title(checks[0].curve.group)}"
+    return Table(table_id, title, columns, rows, numeric, caption)

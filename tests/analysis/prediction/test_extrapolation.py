@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.analysis.prediction.extrapolation import MeasuredStep, extrapolate
-from scalebench.analysis.prediction.published_series import SERIES_FILE, list_trials, load_limits, load_series
+from benchmarks.published_series import SERIES_FILE, list_trials, load_series
+from scalebench.analysis.prediction.extrapolation import MeasuredStep, extrapolate, load_limits
 from scalebench.analysis.prediction.step_model import ALL_REDUCE, Links, StepModel, predict_parts
 from scalebench.core.errors import InputError
 

@@ -11,8 +11,8 @@ import pytest
 
 from scalebench.analysis.prediction import predictions
 from scalebench.analysis.prediction.curve_models import sync_kind
+from scalebench.analysis.prediction.extrapolation import load_limits
 from scalebench.analysis.prediction.predictions import CurvePrediction, PredictedGroup
-from scalebench.analysis.prediction.published_series import load_limits
 from scalebench.analysis.scaling_curves import Curve, make_curves
 from scalebench.core.result import Result
 from tests.builders import sweeps
@@ -71,9 +71,30 @@ def test_one_device_is_predicted_with_links_alone_and_never_ranked() -> None:
     alpha = predict(make_runs(("ddp_gloo", "horovod_gloo"), (1,)), hardware=ALPHA)
     assert len(alpha.predictions) == 2 and predictions.rank_predictions(alpha.predictions, 8) == []
     two = predict(make_runs(("ddp_gloo", "horovod_gloo"))).predictions
-    assert [each.name for each in predictions.rank_predictions(two, 8)] == ["ddp_gloo", "horovod_gloo"]
+    assert [name for name, _ in predictions.rank_predictions(two, 8)] == ["ddp_gloo", "horovod_gloo"]
     suggestion = predictions.suggest_measurement(alpha.predictions[0], 64)
     assert suggestion is not None and suggestion.devices == 16 and suggestion.after < suggestion.before
+
+
+@pytest.mark.parametrize("strategy", ["ddp_gloo", "fsdp_gloo", "central_storage_cpu"])
+def test_one_device_whose_bytes_nobody_counted_is_not_predicted(strategy: str) -> None:
+    runs = make_runs((strategy,), (1,))
+    for run in runs:
+        run.workload.gradient_bytes = None
+    assert predict(runs, hardware=ALPHA).reasons == {strategy: "how many bytes it sends is not known: measure gpus=2"}
+    split = predict(make_runs(("tensor_parallel",), (1,)), hardware=ALPHA).reasons
+    assert split["tensor_parallel"].endswith("no formula says what split layers send: measure gpus=2")
+
+
+def test_runs_without_probes_take_the_rate_of_the_hardware() -> None:
+    runs = make_runs()
+    for run in runs:
+        for rank in run.ranks:
+            rank.probes = None
+        run.spec["hardware"]["links"] = {"intra_node_bytes_per_s": 1e9}
+    (prediction,) = predict(runs).predictions
+    assert prediction.extrapolation.model.links.bytes_per_s == pytest.approx(0.7e9)
+    assert math.isfinite(prediction.forecast([8]).throughput[0])
 
 
 def test_hardware_without_links_is_a_reason_in_one_line() -> None:
@@ -138,6 +159,8 @@ def test_siblings_correct_what_all_models_share() -> None:
     corrections = predictions.measure_siblings(sibling, curves, read)
     (check,) = predictions.check_curves([curve for curve in curves if curve is not sibling], read)
     assert list(corrections) == [4] and corrections[4] == pytest.approx(math.log1p(check.error) / 2, rel=1e-6)
+    sibling.rows[0]["machine"] = "another"
+    assert predictions.measure_siblings(sibling, curves, read) == {}
 
 
 @pytest.mark.parametrize(

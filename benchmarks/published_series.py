@@ -1,6 +1,7 @@
 """Published scaling curves, whose errors of prediction calibrate the intervals of ours.
 
-published_series.yaml has their sources. A file of the same columns with other curves is read, too.
+The package ships them, and their sources in published_series.yaml. A file of the same columns with other curves is
+read, too.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalebench.analysis.prediction.extrapolation import Extrapolation, MeasuredStep, extrapolate
+from scalebench.analysis.prediction.extrapolation import LIMITS_FILE, Extrapolation, MeasuredStep, extrapolate
 from scalebench.analysis.prediction.step_model import LINK_EFFICIENCIES, SYNC_KINDS, Links, StepModel, make_links
 from scalebench.core.errors import InputError
 
-SERIES_FILE = Path(__file__).with_suffix(".csv")
+SERIES_FILE = LIMITS_FILE.with_suffix(".csv")
 # Messages are not published: buckets as in PyTorch's DistributedDataParallel, or as many as a network has layers.
 BUCKET_BYTES, MAX_MESSAGES = 25e6, 50
 PROTOCOLS = ("P1", "P2", "P2b", "P3")
@@ -113,12 +114,3 @@ def _parse_row(row: dict[str, Any]) -> PublishedSeries:
     return PublishedSeries(
         row["source"], name, row["gpu"], row["sync"], float(row["gradient_bytes"] or 0), links, tuple(points)
     )
-
-
-@cache
-def load_limits() -> dict[str, tuple[float, float]]:
-    """Return the limits of residuals by what is measured of a curve, in error scales."""
-    from scalebench.core.config_files import read_yaml
-
-    limits = read_yaml(Path(__file__).with_suffix(".yaml"))["limits"]
-    return {name: (float(low), float(high)) for name, (low, high) in limits.items()}
