@@ -143,7 +143,7 @@ def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> 
             path.name for path in running.folder.iterdir() if TRANSIENT_FILES.fullmatch(path.name) and path.is_file()
         ]
         problems += [f"files left: {left}"] if left else []
-    if row.phase == PARKED and row.fault.victim in ("rank", "decoder") and running.other_statuses() != {"ok"}:
+    if row.takes_turns and row.fault.victim in ("rank", "decoder") and running.other_statuses() != {"ok"}:
         problems.append(f"the other run of the cohort is {running.other_statuses()}")
     if problems:
         problems.append(f"it printed: {printed[-6000:]}")
@@ -173,7 +173,7 @@ class RunningProgram:
         self.row, self._scratch, self._cache, self._id = row, scratch, cache, uuid.uuid4().hex
         self._disk = scratch / "disk"
         self._sweep = self._disk / "sweep"
-        self.folder = self._sweep / "1" if row.phase == PARKED else self._disk / "run"
+        self.folder = self._sweep / "1" if row.takes_turns else self._disk / "run"
         self.fault = RankFault(
             row.fault.name if row.fault.inside and row.phase != PARKED else None,
             PHASE_NAMES.get(row.phase, ""), row.rank, self.folder.name, str(scratch),
@@ -197,7 +197,7 @@ class RunningProgram:
             words.append("hardware.hosts=[localhost:1,127.0.0.1:1]")
         elif not row.family.is_real:
             words.append(f"strategy.launcher={row.launcher}")
-        if row.phase != PARKED:
+        if not row.takes_turns:
             return [f"strategy={strategy}", "gpus=2", *words, f"hydra.run.dir={self.folder}"]
         both = ["strategy=simulated", "gpus=1,2"]
         if row.family.is_real:

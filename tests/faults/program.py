@@ -27,8 +27,8 @@ MODULE = "tests.faults.program"
 FAULT_VARIABLE = "SCALEBENCH_TEST_FAULT"
 UPDATES_BEFORE_FAULT = 3  # blocks of the phase that are done before the fault
 PHASE_NAMES = {
-    "setup": "setup", "warm-up": "warmup", "measuring": "measure", "evaluating": "evaluate", "probes": "probes",
-    "end": "close",
+    "setup": "setup", "warm-up": "warmup", "measuring": "measure", "awake": "measure", "evaluating": "evaluate",
+    "probes": "probes", "end": "close",
 }  # fmt: skip
 HOLD_LIMIT_S = 300.0
 
@@ -72,7 +72,9 @@ class FaultInjector:
 
     def on_update(self) -> None:
         self._count += 1
-        if self._phase == self._fault.phase in ("warmup", "measure") and self._count == 1 + UPDATES_BEFORE_FAULT:
+        # A turn, too, begins with a report of its phase, so that no update need be the one with this very number.
+        is_late = self._count > UPDATES_BEFORE_FAULT and not self._fault.reached.exists()
+        if is_late and self._phase == self._fault.phase in ("warmup", "measure"):
             self._act()
 
     def _act(self) -> None:

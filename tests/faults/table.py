@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-LAUNCH, SETUP, WARMUP, MEASURING, PARKED = "launch", "setup", "warm-up", "measuring", "parked"
+LAUNCH, SETUP, WARMUP, MEASURING = "launch", "setup", "warm-up", "measuring"
+AWAKE, PARKED = "awake", "parked"  # of two runs that take turns, the first while it has its turn
 EVALUATING, PROBES, END = "evaluating", "probes", "end"
 IN_A_RANK = (SETUP, WARMUP, MEASURING, EVALUATING, PROBES, END)  # phases in which a rank does something
-PHASES = (LAUNCH, SETUP, WARMUP, MEASURING, PARKED, EVALUATING, PROBES, END)
-AFTER_LAUNCH = PHASES[1:]
+PHASES = (LAUNCH, SETUP, WARMUP, MEASURING, AWAKE, PARKED, EVALUATING, PROBES, END)
+AFTER_LAUNCH = (SETUP, WARMUP, MEASURING, PARKED, EVALUATING, PROBES, END)  # awake is as measuring to surroundings
 RANK_HANG_S = 6.0  # measure.hang_s of rows whose rank hangs; longer than any pause of the simulated strategy
 REAL_HANG_S = 45.0  # the same for frameworks, which start slowly
 
@@ -54,17 +55,20 @@ def _rank_fault(name: str, text: str, expected: Expected, phases: tuple[str, ...
     return Fault(name, "rank", text, expected, phases, inside=True, **changes)
 
 
+IN_TURNS = (*IN_A_RANK, AWAKE)
 _HANGS = Expected("timeout", 1, "no rank made progress for")
 FAULTS = (
-    _rank_fault("raise", "a rank raises an exception", _failed("{where}RuntimeError: failed as configured")),
-    _rank_fault("exit", "a rank exits with status 7", _failed("rank {rank} ended with exit status 7")),
+    _rank_fault("raise", "a rank raises an exception", _failed("{where}RuntimeError: failed as configured"), IN_TURNS),
+    _rank_fault("exit", "a rank exits with status 7", _failed("rank {rank} ended with exit status 7"), IN_TURNS),
     _rank_fault(
         "kill", "SIGKILL of a rank", _failed("rank {rank} was killed by SIGKILL"),
-        phases=(*IN_A_RANK, PARKED),
+        phases=(*IN_TURNS, PARKED),
     ),
-    _rank_fault("stop", "SIGSTOP of a rank", _HANGS, bound_s=60.0),
+    _rank_fault("stop", "SIGSTOP of a rank", _HANGS, IN_TURNS, bound_s=60.0),
     _rank_fault("hang", "a rank waits for ever", _HANGS, bound_s=60.0),
-    _rank_fault("oom", "a rank runs out of memory", Expected("oom", 1, "{where}out of memory")),
+    _rank_fault(  # beside another run it is measured again by itself, where this fault does not come a second time
+        "oom", "a rank runs out of memory", Expected("oom", 1, "{where}out of memory"), IN_TURNS, elsewhere={AWAKE: OK}
+    ),
     _rank_fault(
         "unsupported", "a rank finds that it cannot run here", Expected("unsupported", 1, "unsupported as configured"),
         phases=(SETUP,),
@@ -175,6 +179,10 @@ class Row:
         return 0 if self.fault.name == "port" else self.family.rank
 
     @property
+    def takes_turns(self) -> bool:
+        return self.phase in (AWAKE, PARKED)
+
+    @property
     def expected(self) -> Expected:
         if self.phase in (PROBES, END) and self.fault.name in AFTER_THE_FIGURES:
             return OK
@@ -183,8 +191,9 @@ class Row:
     @property
     def bound_s(self) -> float:
         """Return the limit in seconds from the fault to the end of the last process."""
-        is_slow = self.family.is_real or self.launcher == "by_hand" or self.phase == PARKED
-        return self.fault.bound_s + (30.0 if is_slow else 0.0)
+        is_slow = self.family.is_real or self.launcher == "by_hand"
+        # The other run goes on for a while, and one that was out of memory starts anew.
+        return self.fault.bound_s + (30.0 if is_slow else 0.0) + (30.0 if self.takes_turns else 0.0)
 
     @property
     def hang_s(self) -> float:
@@ -196,7 +205,7 @@ class Row:
     def cost(self) -> float:
         """Return about the processor seconds that it takes, with its waits."""
         base = {"local": 4.0, "mpi": 6.0, "by_hand": 16.0}[self.launcher] + (12.0 if self.family.is_real else 0.0)
-        base *= 2 if self.phase == PARKED else 1  # a second run, and rounds of both
+        base *= 2 if self.takes_turns else 1  # a second run, and rounds of both
         return base + (self.hang_s if self.fault.name in ("stop", "hang") else 0.0)
 
 
@@ -217,7 +226,7 @@ def planned_rows() -> list[Row]:
     rows += _rows(("raise", "kill", "SIGINT", "end launcher"), (MEASURING,), SIMULATED, "by_hand")
     rows += _rows(("SIGINT",), (LAUNCH,), SIMULATED, "by_hand")
     for family in FAMILIES[1:]:
-        rows += _rows((*of_ranks, "SIGINT", "SIGKILL"), (MEASURING,), family, family.launcher)
+        rows += _rows((*of_ranks, "SIGINT", "SIGKILL"), (MEASURING, AWAKE), family, family.launcher)
         rows += _rows(("kill",), (SETUP, WARMUP, PARKED, PROBES, END), family, family.launcher)
         rows += _rows(("SIGINT", "SIGKILL"), (PARKED,), family, family.launcher)
         if family.strategy in DECODING:
