@@ -32,8 +32,11 @@ class DivergenceCheck:
 
     def __init__(self, model: ModelSpec) -> None:
         self.steps = 0  # in blocks that have ended
-        function = model.torch if model.loss == user_code.MODULE_LOSS else model.loss
-        self._computed_by = f", computed by {function}" if user_code.has_user_loss(model) else ""
+        function = model.loss if ":" in model.loss else model.name
+        # A network of the user's may come with an optimizer, whose rate no key sets.
+        is_users = user_code.is_user_model(model)
+        self._whose = f" with {function}" if is_users else ""
+        self._advice = "lower the learning rate" if is_users else "lower train.learning_rate"
 
     def steps_left(self) -> int | None:
         return None
@@ -45,10 +48,10 @@ class DivergenceCheck:
         """Raise Diverged where a loss of the block is not finite."""
         for step, (loss_sum, _) in enumerate(block.parts, self.steps + 1):
             if not math.isfinite(loss_sum):
-                advice = "lower train.learning_rate"
+                advice = self._advice
                 if step == 1:  # which no update came before
                     advice = "check the samples, the initial weights and the loss function"
-                raise Diverged(f"the loss of step {step}{self._computed_by} is {loss_sum:g}; {advice}")
+                raise Diverged(f"the loss of step {step}{self._whose} is {loss_sum:g}; {advice}")
         self.steps += block.steps
 
 
@@ -198,7 +201,7 @@ class TrainingRun(DivergenceCheck):
         self.report(self)
         for name, value in metrics.items():
             if not math.isfinite(value):
-                raise Diverged(f"{name} is {value:g} after step {self.steps}; lower train.learning_rate")
+                raise Diverged(f"{name} is {value:g} after step {self.steps}; {self._advice}")
         return metrics
 
     def _is_at_target(self) -> bool:

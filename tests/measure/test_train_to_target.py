@@ -474,12 +474,19 @@ def test_as_many_samples_trained_on_as_there_are_to_validate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "named"), [("mse", ""), ("module", ", computed by mine:build"), ("mine:loss", ", computed by mine:loss")]
+    ("loss", "named"), [("mse", "mine:build"), ("module", "mine:build"), ("mine:loss", "mine:loss")]
 )
 def test_a_loss_that_is_not_finite_names_the_function_that_gave_it(loss: str, named: str) -> None:
-    check = DivergenceCheck(ModelSpec("custom", torch="mine:build", loss=loss))
-    with pytest.raises(Diverged, match=rf"^the loss of step 1{named} is nan; check the samples, "):
+    check = DivergenceCheck(ModelSpec("mine:build", torch="mine:build", loss=loss))
+    with pytest.raises(Diverged, match=rf"^the loss of step 1 with {named} is nan; check the samples, "):
         check.on_block(StepBlock(2, 1.0, [(math.nan, 2), (math.nan, 2)]))
     check.on_block(StepBlock(2, 1.0, [(3.0, 2), (4.0, 2)]))
-    with pytest.raises(Diverged, match=rf"^the loss of step 4{named} is nan; lower train.learning_rate$"):
+    with pytest.raises(Diverged, match=rf"^the loss of step 4 with {named} is nan; lower the learning rate$"):
         check.on_block(StepBlock(2, 1.0, [(3.0, 2), (math.nan, 2)]))
+
+
+def test_a_loss_of_a_network_of_scalebench_names_the_key_of_its_rate() -> None:
+    check = DivergenceCheck(ModelSpec("materials_cnn", loss="mse"))
+    check.on_block(StepBlock(1, 1.0, [(3.0, 2)]))
+    with pytest.raises(Diverged, match=r"^the loss of step 2 is nan; lower train.learning_rate$"):
+        check.on_block(StepBlock(1, 1.0, [(math.nan, 2)]))

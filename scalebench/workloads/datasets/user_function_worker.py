@@ -212,7 +212,7 @@ def _check_lengths(inputs: Any, targets: Any) -> None:
     shapes = " and ".join(f"{name} of shape {array.shape}" for name, array in arrays.items())
     lengths = {array.shape[:1] for array in arrays.values()}
     if len(lengths) > 1 or () in lengths:
-        raise UnusableSamples(f"returns {shapes}: they should have one target per sample")
+        raise UnusableSamples(f"returns {shapes}: they should have the same number of samples")
     if any(0 in array.shape for array in arrays.values()):
         raise UnusableSamples(f"returns no samples: {shapes}")
 

@@ -460,7 +460,7 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "strings in a dict": ({"ids": FLOATS, "text": np.array(["a"] * 6)}, r"^returns 'text' of <U1 in inputs: cast it"),
     "lengths in a dict": (
         {"ids": FLOATS, "mask": FLOATS[1:]},
-        r"^returns 'ids' of shape \(6, 4\) and 'mask' of shape \(5, 4\): they should have one target per sample$",
+        r"^returns 'ids' of shape \(6, 4\) and 'mask' of shape \(5, 4\): they should have the same number of samples$",
     ),
     "NaN in a dict": ({"ids": np.where(FLOATS > 0.9, np.nan, FLOATS)}, r"^returns NaN .* in 'ids', first at sample 5"),
     "no targets of an array": ((FLOATS, None), r"^returns None as targets: it should be a numpy array$"),
