@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import MEMORY_COLUMNS, Key
+from scalebench.analysis.ranking import is_control
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import format_batch, plain_rows
 from scalebench.analysis.verdicts import decide_ratio
@@ -84,8 +85,10 @@ class ModelMemory:
         return list(by_key.values())
 
     def sharding_cost(self, competing: Iterable[Row], estimate_ratio: EstimateRatio) -> ShardingCost | None:
-        """Compare the fastest rows that keep less and that keep all; None unless there are both."""
-        measured = [row for row in competing if row["status"] == "ok" and row[RATE] and self.share(row) is not None]
+        """Compare the fastest rows that keep less and that keep all; None unless there are both. Controls, whose
+        replicas train no common model, are no alternative to either."""
+        training = [row for row in competing if row["status"] == "ok" and not is_control(row["strategy"])]
+        measured = [row for row in training if row[RATE] and self.share(row) is not None]
         sharding = [row for row in measured if self.keeps_less(row)]
         replicating = [row for row in measured if not self.keeps_less(row)]
         if not sharding or not replicating:

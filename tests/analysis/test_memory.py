@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.analysis.columns import RATE
 from scalebench.analysis.memory import MIN_FULL_SHARE as ALL
 from scalebench.analysis.memory import ModelMemory, bytes_per_parameter, format_strategy, group_by_model
 from scalebench.core.result import Result
@@ -107,6 +108,15 @@ def test_the_sharding_cost_compares_the_fastest_of_both_kinds() -> None:
     (model,) = group_by_model(configurations.make_frame())
     ratio = model.sharding_cost(model.competing_rows()[1], configurations.estimate_ratio).ratio
     assert ratio.low < 0.7 / 0.9 < ratio.high < 1
+
+
+def test_a_control_is_no_alternative_to_sharding() -> None:
+    (model,) = of(
+        run_with_memory("bare_torch", 1, FULL_STATE_BYTES),
+        run_with_memory("independent_torch", 2, FULL_STATE_BYTES),
+        run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2),
+    )
+    assert model.rows[1][RATE] and model.sharding_cost(model.competing_rows()[1], ratio_of_rows) is None
 
 
 def test_searches_for_the_largest_batch_do_not_compete() -> None:
