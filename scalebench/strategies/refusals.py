@@ -110,7 +110,7 @@ def equal_slices_rule(spec: RunSpec, options: Any, samples: int, batch: str) -> 
 
 
 def central_storage_rule(spec: RunSpec, options: Any) -> Reasons:
-    """Whether a user's model has state is known only once it is built: setup then applies `accumulated_state_rule`."""
+    """Refuse what central storage cannot do; setup applies `accumulated_state_rule` once a user's model is built."""
     model = spec.config.model
     yield from one_array_rule(spec.config)
     yield from single_program_rule(spec, options)

@@ -1,4 +1,4 @@
-"""What the commands share: a parser with errors of one line, values of options, and the console of their tables."""
+"""The parser, the option values and the console that commands share; an error is one line."""
 
 from __future__ import annotations
 
