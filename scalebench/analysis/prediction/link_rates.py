@@ -46,8 +46,8 @@ def ring_bytes(size: float, devices: int) -> float:
 def fit_link_rate(syncs: Sequence[MeasuredSync]) -> LinkRate | None:
     """Fit seconds = rounds * latency_s + sent / bytes_per_s with the least squares of relative deviations.
 
-    Bytes and rounds are those of a ring. None if there are no measurements, or bytes make no difference. A negative
-    latency counts as 0. The rate is an effective one: it includes the summation.
+    Bytes and rounds are those of a ring. None if there are no measurements. Where more bytes took less time, the rate
+    is that without a latency; a negative latency counts as 0. The rate is an effective one: it includes the summation.
     Source: Hockney 1994, "The communication challenge for MPP: Intel Paragon and Meiko CS-2".
     """
     rows = [_regression_row(sync) for sync in syncs if sync.devices > 1 and sync.size_bytes > 0 and sync.seconds > 0]
@@ -58,8 +58,8 @@ def fit_link_rate(syncs: Sequence[MeasuredSync]) -> LinkRate | None:
     if fit is None:
         return LinkRate(by_bytes_alone, None)
     latency_s, byte_s = map(float, fit.coefficients)
-    if byte_s <= 0:
-        return None
+    if byte_s <= 0:  # noise, or messages too small for their bytes to count
+        return LinkRate(by_bytes_alone, None)
     return LinkRate(1 / byte_s, latency_s) if latency_s > 0 else LinkRate(by_bytes_alone, 0.0)
 
 

@@ -107,6 +107,10 @@ def test_nothing_exchanged_is_no_link() -> None:
         fit_link_rate([MeasuredSync(1, 1, 1e6, 1e-3), MeasuredSync(2, 1, 0.0, 1e-3), MeasuredSync(2, 1, 1e6, 0.0)])
         is None
     )
-    assert (
-        fit_link_rate([MeasuredSync(2, 1, 1e6, 1e-3), MeasuredSync(2, 1, 1e3, 2e-3)]) is None
-    )  # more bytes, less time
+
+
+def test_more_bytes_in_less_time_leave_the_rate_of_all() -> None:
+    """As where the processors are busy."""
+    actual = fit_link_rate([MeasuredSync(2, 1, 1e6, 1e-3), MeasuredSync(2, 1, 1e3, 2e-3)])
+    assert actual is not None and actual.latency_s is None
+    assert actual.bytes_per_s == pytest.approx(1e9, rel=1e-3)
