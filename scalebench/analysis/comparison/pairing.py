@@ -70,7 +70,7 @@ class ComparisonRow:
 
     @property
     def is_disturbed(self) -> bool:
-        """Return whether other programs disturbed more than half of its repeats; the interval includes the effect of fewer."""
+        """Return whether other programs disturbed more than half of its repeats; its interval covers fewer."""
         disturbed = [run for run in self.measured if not DISTURBED_FLAGS.isdisjoint(run.record.flags)]
         return 2 * len(disturbed) > len(self.measured)
 
