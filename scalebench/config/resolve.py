@@ -19,6 +19,7 @@ from scalebench.core.spec import (
     ALL_DEVICES,
     CHIEF,
     Config,
+    DatasetSpec,
     HardwareSpec,
     ModelSpec,
     RunSpec,
@@ -246,9 +247,17 @@ def _compute_batches(config: Config, gpus: int, has_samples: bool) -> tuple[int,
     if has_samples and config.dataset.path is None and samples < global_batch:
         raise InputError(
             f"{samples} training samples are fewer than one global batch of {global_batch}: "
-            f"raise dataset.size or lower train.batch_per_device"
+            f"{_advise_more_samples(config.dataset)} or lower train.batch_per_device"
         )
     return per_device, global_batch
+
+
+def _advise_more_samples(dataset: DatasetSpec) -> str:
+    """Return the way to more samples, which is a user's function where that made fewer than it was asked for."""
+    if dataset.requested_size is None or dataset.requested_size <= dataset.size:
+        return "raise dataset.size"
+    made_by = f"dataset.builder={dataset.builder}" if dataset.builder else f"dataset={dataset.name}"
+    return f"{made_by} gave {dataset.size} where dataset.size={dataset.requested_size} were asked for; have it give more"
 
 
 def place_processes(draft: Draft) -> Draft:

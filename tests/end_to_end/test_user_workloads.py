@@ -89,6 +89,17 @@ def test_a_fault_of_the_samples_fails_their_runs_only() -> None:
     assert row.workload.flops_per_sample is None
 
 
+def test_fewer_samples_than_a_batch_name_the_function_that_gave_them(tmp_path: Path) -> None:
+    code = "import numpy as np\ndef build(size, seed):\n    return np.zeros((20, 3)), np.zeros((20, 2))\n"
+    (tmp_path / "mydata.py").write_text(code)
+    line = (
+        r"^15 training samples are fewer than one global batch of 64: dataset.builder=mydata:build gave 20 where "
+        r"dataset.size=400 were asked for; have it give more or lower train.batch_per_device$"
+    )
+    with pytest.raises(InputError, match=line):
+        of(*OWN, *DATA, "train.batch_per_device=64")
+
+
 def test_flops_of_a_network_of_ones_own_are_the_workers_count() -> None:
     def flops(*arguments: str) -> float | None:
         row = assembled(of(*arguments), RunOutcome("ok"))

@@ -100,7 +100,7 @@ def _check_module(module: Any, model: ModelSpec) -> None:
     problem = None
     if not isinstance(module, nn.Module):
         returned = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
-        problem = f"gives {returned}, and no torch.nn.Module"
+        problem = f"gives {'None' if module is None else returned}, and no torch.nn.Module"
     elif isinstance(module, (DistributedDataParallel, DataParallel)):
         problem = f"gives a {type(module).__name__}: leave wrapping to the strategy, and give the module within"
     else:
@@ -163,8 +163,8 @@ def check_user_module(
         problem = _loss_problem(outputs) if has_loss else _output_problem(outputs, config)
         if problem is None and not config.train.dropout and _draws_random_numbers(model, samples, precision.autocast()):
             problem = (
-                "draws numbers in training although train.dropout=false, which turns off layers of torch.nn alone: "
-                "make an nn.Dropout of it, or take train.dropout=true"
+                "draws random numbers in training although train.dropout=false, which turns off layers of torch.nn "
+                "alone: make an nn.Dropout of it, or take train.dropout=true"
             )
     if problem is None and ranks is not None and _weights_differ(model, ranks):
         problem = "gives other weights on every rank: draw them from torch, numpy.random or random, which are seeded"
@@ -248,7 +248,8 @@ def _find_unused_parameters(model: UserModule, outputs: Tensor) -> list[str]:
 
 
 def _draws_random_numbers(model: UserModule, samples: tuple[Any, ...], autocast: AbstractContextManager[None]) -> bool:
-    """Return True if a forward pass in training mode takes numbers from a generator. Buffers are restored."""
+    """Return True if a forward pass in training mode takes numbers from a generator of PyTorch, numpy or Python.
+    Buffers are restored."""
     saved = [buffer.clone() for buffer in model.buffers()]
     device = next(model.parameters()).device
     before = _generator_states(device)
@@ -256,12 +257,14 @@ def _draws_random_numbers(model: UserModule, samples: tuple[Any, ...], autocast:
         model(*samples)
         for buffer, value in zip(model.buffers(), saved, strict=True):
             buffer.copy_(value)
-    return any(not torch.equal(a, b) for a, b in zip(before, _generator_states(device), strict=True))
+    return before != _generator_states(device)
 
 
-def _generator_states(device: torch.device) -> list[Tensor]:
-    on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return [torch.get_rng_state(), *on_gpu]
+def _generator_states(device: torch.device) -> tuple[object, ...]:
+    """Return the states of the generators that _seed_generators seeds, in a form that can be compared."""
+    tensors = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    _, keys, *position = np.random.get_state()
+    return *(tensor.numpy().tobytes() for tensor in tensors), random.getstate(), keys.tobytes(), position
 
 
 def _weights_differ(model: UserModule, ranks: RankMessages) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from scalebench.core.errors import InputError, PluginError, describe_exception
 from scalebench.core.spec import ModelSpec
 from scalebench.strategies.base import Unsupported
+from scalebench.workloads import user_code
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 
 if TYPE_CHECKING:
@@ -128,8 +129,8 @@ def attribute_errors_to_user(
 
 
 def function_label(model: ModelSpec) -> str:
-    """Return the beginning of every reason: the key and the function that it names."""
-    return f"model.torch={model.torch}"
+    """Return the beginning of every reason: the key and the function that it names, or a library's network."""
+    return f"model={model.name}" if model.torch in user_code.LIBRARIES else f"model.torch={model.torch}"
 
 
 def _unused_parameters_reason(model: ModelSpec, names: Sequence[str]) -> str:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from scalebench.core.spec import ModelSpec
 from scalebench.strategies.torch import libraries
-from scalebench.strategies.torch.user_module import UserProblem
+from scalebench.strategies.torch.user_module import UserProblem, function_label
 
 
 @pytest.fixture
@@ -57,12 +58,17 @@ def test_transformers_are_built_from_a_configuration(calls: list[dict[str, Any]]
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
 def test_unknown_names_have_a_neighbour(calls: list[dict[str, Any]], library: str) -> None:
     build = getattr(libraries, f"build_{library}")
-    with pytest.raises(UserProblem, match=r"^has no model 'resnet19'; did you mean resnet18\?$"):
+    with pytest.raises(UserProblem, match=rf"^is no model of {library}; did you mean resnet18\?$"):
         build("resnet19", 10)
-    with pytest.raises(UserProblem, match=r"^has no model type 'gpt3'; did you mean gpt2\?$"):
+    with pytest.raises(UserProblem, match=r"^is no model type of transformers; did you mean gpt2\?$"):
         libraries.build_transformers("gpt3")
     with pytest.raises(UserProblem, match=r"^has no task 'translation': set model.options.task to causal_lm, "):
         libraries.build_transformers("gpt2", task="translation")
+
+
+def test_a_network_of_a_library_is_named_as_it_was_asked_for() -> None:
+    model = ModelSpec("timm/resnet19", torch="scalebench.strategies.torch.libraries:build_timm")
+    assert function_label(model) == "model=timm/resnet19"
 
 
 def test_the_real_transformers() -> None:

@@ -204,6 +204,7 @@ ERRORS = {
     "fails": r"fails: KeyError: 'weights of last year'",
     "leaves": r"fails: SystemExit: nothing to do",
     "loader": r"gives a DataLoader, and no torch\.nn\.Module",
+    "nothing_returned": r"gives None, and no torch\.nn\.Module",
     "the_class": r"gives the class Plain, and no torch\.nn\.Module",
     "instance": r"is a Plain: name a function",
     "NUMBER": r"is a int: name a function",
@@ -335,10 +336,11 @@ def test_the_check_leaves_the_module_as_it_was(strategy: Any) -> None:
     assert all(parameter.grad is None for parameter in adapter.model.parameters())
 
 
-def test_dropout_that_cannot_be_switched_off_is_refused(strategy: Any) -> None:
-    strategy("bare_torch", **user_fault("functional_dropout")[1])
-    with pytest.raises(PluginError, match=r"draws numbers in training although train\.dropout=false.*an nn\.Dropout"):
-        strategy("bare_torch", **user_fault("functional_dropout")[1], train__dropout=False)
+@pytest.mark.parametrize("kind", ["functional_dropout", "numpy_noise", "python_noise"])
+def test_random_numbers_that_cannot_be_switched_off_are_refused(strategy: Any, kind: str) -> None:
+    strategy("bare_torch", **user_fault(kind)[1])
+    with pytest.raises(PluginError, match=r"draws random numbers in training although train\.dropout=false.*nn\.Drop"):
+        strategy("bare_torch", **user_fault(kind)[1], train__dropout=False)
 
 
 class OtherRank:

@@ -179,6 +179,8 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "double": lambda: Plain().double(),
     "frozen": lambda: Plain().requires_grad_(False),
     "on_meta": on_meta,
+    "numpy_noise": lambda: Changed(lambda module, x: x * np.random.uniform()),
+    "python_noise": lambda: Changed(lambda module, x: x * random.random()),
     "functional_dropout": lambda: Changed(lambda module, x: functional.dropout(x, 0.5, module.training)),
     "two_outputs_in_training": lambda: Changed(lambda module, x: (x, x) if module.training else x),
     "only_two_samples": lambda: Changed(lambda module, x: x + torch.zeros(2, 2)),  # it fails in training only
@@ -186,6 +188,10 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "numbers": lambda: Changed(lambda module, x: x.argmax(1, keepdim=True).expand(-1, 2)),
     "table": lambda: Changed(lambda module, x: {"logits": x}),
 }
+
+
+def nothing_returned() -> None:
+    """Return nothing, as a function does that forgets to."""
 
 
 def fault(kind: str) -> Any:
