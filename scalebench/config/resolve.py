@@ -257,7 +257,9 @@ def _advise_more_samples(dataset: DatasetSpec) -> str:
     if dataset.requested_size is None or dataset.requested_size <= dataset.size:
         return "raise dataset.size"
     made_by = f"dataset.builder={dataset.builder}" if dataset.builder else f"dataset={dataset.name}"
-    return f"{made_by} gave {dataset.size} where dataset.size={dataset.requested_size} were asked for; have it give more"
+    return (
+        f"{made_by} gave {dataset.size} where dataset.size={dataset.requested_size} were asked for; have it give more"
+    )
 
 
 def place_processes(draft: Draft) -> Draft:
