@@ -231,8 +231,8 @@ def find_earlier_results(sweep_dir: Path) -> dict[tuple[str, int], Path]:
             continue
         if result.status == "ok":
             key = (result.fingerprint, result.scale.repeat)
-            found = (sweep_dir in path.parents, result.started_at, path.parent)
-            latest[key] = max(latest.get(key, found), found)
+            candidate = (sweep_dir in path.parents, result.started_at, path.parent)
+            latest[key] = max(latest.get(key, candidate), candidate)
     return {key: folder for key, (_, _, folder) in latest.items()}
 
 
