@@ -59,7 +59,7 @@ class SweepLauncher(Launcher):
         sweep_dir = Path(str(self._config.hydra.sweep.dir))
         self._check_folders(planned, initial_job_idx, sweep_dir)
         if self._config.resume:
-            earlier = plan.find_earlier_results(sweep_dir.absolute().parent)
+            earlier = plan.find_earlier_results(sweep_dir.absolute())
             for run in planned:
                 run.earlier = earlier.get(run.key)
         jobs = [n for n, run in enumerate(planned) if run.earlier is None and cluster_runs.is_submitted(run.spec)]

@@ -217,11 +217,12 @@ def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> li
     return [baseline for baseline in runs if baseline.spec.can_start]
 
 
-def find_earlier_results(root: Path) -> dict[tuple[str, int], Path]:
-    """Map (fingerprint, repeat) to the folder of the latest successful run below `root`. Unreadable files are skipped,
-    and results of other users, who may write what they like into a shared folder."""
-    latest: dict[tuple[str, int], tuple[str, Path]] = {}
-    for path in sorted(root.rglob(RESULT_FILE)):
+def find_earlier_results(sweep_dir: Path) -> dict[tuple[str, int], Path]:
+    """Map (fingerprint, repeat) to the folder of a successful run: the sweep's own, which nothing may replace, else
+    the latest of the sweeps beside it. Unreadable files are skipped, and results of other users, who may write what
+    they like into a shared folder."""
+    latest: dict[tuple[str, int], tuple[bool, str, Path]] = {}
+    for path in sorted(sweep_dir.parent.rglob(RESULT_FILE)):
         if not (is_owned(path) and is_owned(path.parent)):
             continue
         try:
@@ -230,8 +231,9 @@ def find_earlier_results(root: Path) -> dict[tuple[str, int], Path]:
             continue
         if result.status == "ok":
             key = (result.fingerprint, result.scale.repeat)
-            latest[key] = max(latest.get(key, ("", path.parent)), (result.started_at, path.parent))
-    return {key: folder for key, (_, folder) in latest.items()}
+            candidate = (sweep_dir in path.parents, result.started_at, path.parent)
+            latest[key] = max(latest.get(key, candidate), candidate)
+    return {key: folder for key, (_, _, folder) in latest.items()}
 
 
 def find_swept_keys(planned: Sequence[SweepRun]) -> set[str]:

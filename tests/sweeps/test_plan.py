@@ -219,7 +219,14 @@ def test_earlier_results_are_the_latest_good_ones(tmp_path: Path) -> None:
     leave(tmp_path / "c" / "0", "2026-01-01T00:00:00.000+00:00", fingerprint="f" * 16)
     leave(tmp_path / "d" / "0", "2026-01-04T00:00:00.000+00:00", fingerprint="f" * 16, status="failed")
     other = leave(tmp_path / "d" / "1", "2026-01-01T00:00:00.000+00:00", fingerprint="0" * 16)
-    assert plan_module.find_earlier_results(tmp_path) == {("f" * 16, 0): latest, ("0" * 16, 0): other}
+    earlier = plan_module.find_earlier_results(tmp_path / "new")
+    assert earlier == {("f" * 16, 0): latest, ("0" * 16, 0): other}
+
+
+def test_a_run_of_the_sweep_itself_is_kept_and_not_replaced_by_a_later_one_beside_it(tmp_path: Path) -> None:
+    own = leave(tmp_path / "a" / "0", "2026-01-02T00:00:00.000+00:00", fingerprint="f" * 16)
+    leave(tmp_path / "b" / "0", "2026-01-03T00:00:00.000+00:00", fingerprint="f" * 16)
+    assert plan_module.find_earlier_results(tmp_path / "a") == {("f" * 16, 0): own}
 
 
 def test_earlier_results_skip_unreadable_files(tmp_path: Path) -> None:
@@ -228,8 +235,8 @@ def test_earlier_results_skip_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "cut" / "result.json").write_text((good / "result.json").read_text()[:500])
     (tmp_path / "later").mkdir()
     write_json(tmp_path / "later" / "result.json", dataclasses.asdict(record()) | {"schema_version": 99})
-    assert plan_module.find_earlier_results(tmp_path) == {("f" * 16, 0): good}
-    assert plan_module.find_earlier_results(tmp_path / "not_there") == {}
+    assert plan_module.find_earlier_results(tmp_path / "new") == {("f" * 16, 0): good}
+    assert plan_module.find_earlier_results(tmp_path / "not_there" / "new") == {}
 
 
 @pytest.mark.parametrize(
