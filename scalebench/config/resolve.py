@@ -253,13 +253,11 @@ def _compute_batches(config: Config, gpus: int, has_samples: bool) -> tuple[int,
 
 
 def _advise_more_samples(dataset: DatasetSpec) -> str:
-    """Return the way to more samples, which is a user's function where that made fewer than it was asked for."""
+    """Return the way to more samples: a user's function, if it made fewer than requested, else dataset.size."""
     if dataset.requested_size is None or dataset.requested_size <= dataset.size:
         return "raise dataset.size"
     made_by = f"dataset.builder={dataset.builder}" if dataset.builder else f"dataset={dataset.name}"
-    return (
-        f"{made_by} gave {dataset.size} where dataset.size={dataset.requested_size} were asked for; have it give more"
-    )
+    return f"{made_by} gave {dataset.size} of dataset.size={dataset.requested_size}; have it give more"
 
 
 def place_processes(draft: Draft) -> Draft:

@@ -93,8 +93,8 @@ def test_fewer_samples_than_a_batch_name_the_function_that_gave_them(tmp_path: P
     code = "import numpy as np\ndef build(size, seed):\n    return np.zeros((20, 3)), np.zeros((20, 2))\n"
     (tmp_path / "mydata.py").write_text(code)
     line = (
-        r"^15 training samples are fewer than one global batch of 64: dataset.builder=mydata:build gave 20 where "
-        r"dataset.size=400 were asked for; have it give more or lower train.batch_per_device$"
+        r"^15 training samples are fewer than one global batch of 64: dataset.builder=mydata:build gave 20 of "
+        r"dataset.size=400; have it give more or lower train.batch_per_device$"
     )
     with pytest.raises(InputError, match=line):
         of(*OWN, *DATA, "train.batch_per_device=64")
