@@ -185,13 +185,14 @@ class Cohort:
             limit_s = most_s if self._needs_more_rounds(members, number) else share_s
             if number and elapsed_s + elapsed_s / number > limit_s:
                 return
+            left_s = (share_s if elapsed_s < share_s else limit_s) - elapsed_s
             if number == look:
                 look *= 2
                 if self._are_ratios_precise(members):
                     return
             number += 1
             for member in self._random.sample(members, len(members)):
-                self._show(round=number, label=member.spec.label, seconds_left=max(0.0, limit_s - elapsed_s))
+                self._show(round=number, label=member.spec.label, seconds_left=max(left_s, 0.0))
                 member.turns.grant(member.spec.config.measure.slot_s, number)
                 reports = member.turns.await_gate()
                 after = read_cpu_times()
