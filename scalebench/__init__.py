@@ -10,8 +10,8 @@ _PLACES = {  # of the public functions and classes, which are imported on first 
     "Run": "cli.api:Run",
     "Sweep": "cli.api:Sweep",
     "attribution": "analysis.attribution:attribution",
-    "bandwidth": "analysis.collectives:load_bandwidth",
-    "collectives": "analysis.collectives:load_collectives",
+    "bandwidth": "analysis.load:load_bandwidth",
+    "collectives": "analysis.load:load_collectives",
     "load": "analysis.load:load",
     "load_rounds": "analysis.load:load_rounds",
     "pooled": "analysis.repeats:pooled",
@@ -35,9 +35,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from scalebench.analysis.attribution import attribution
-    from scalebench.analysis.collectives import load_bandwidth as bandwidth
-    from scalebench.analysis.collectives import load_collectives as collectives
     from scalebench.analysis.load import load, load_rounds
+    from scalebench.analysis.load import load_bandwidth as bandwidth
+    from scalebench.analysis.load import load_collectives as collectives
     from scalebench.analysis.repeats import pooled
     from scalebench.cli.api import Run, Sweep, run, sweep
     from scalebench.core.errors import InputError

@@ -16,8 +16,7 @@ import numpy as np
 
 from scalebench.analysis.columns import make_typed_frame
 from scalebench.analysis.identity import OPERATION_COLUMNS
-from scalebench.analysis.read_runs import PathLike, find_results, list_paths
-from scalebench.core.result import COLLECTIVES, CollectiveRecord, Result, TransferRecord, read_result
+from scalebench.core.result import COLLECTIVES, CollectiveRecord, Result, TransferRecord
 from scalebench.core.stats import estimates
 from scalebench.core.stats.estimate_arithmetic import combine, fit_least_squares
 from scalebench.core.stats.log_means import mean_over_repeats
@@ -32,11 +31,6 @@ COLLECTIVE_COLUMNS = (
 ).split()
 COLLECTIVE_TEXTS = ("run_id", "strategy", "framework", "backend_used", "hardware", "name")
 COLLECTIVE_COUNTS = ("gpus", "nodes", "repeat", "size_bytes")
-
-
-def load_collectives(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
-    """Return make_collective_table for all runs at or below `path`; raises InputError as scalebench.load does."""
-    return make_collective_table([read_result(file) for file in find_results(list_paths(path))])
 
 
 def make_collective_table(results: Iterable[Result]) -> pd.DataFrame:
@@ -220,11 +214,6 @@ BANDWIDTH_COLUMNS = (
 ).split()
 BANDWIDTH_TEXTS = ("run_id", "strategy", "backend_used", "hardware", "kind")
 BANDWIDTH_COUNTS = ("gpus", "nodes", "repeat", "source", "target", "size_bytes", "moved_bytes")
-
-
-def load_bandwidth(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
-    """Return make_bandwidth_table for all runs at or below `path`; raises InputError as scalebench.load does."""
-    return make_bandwidth_table([read_result(file) for file in find_results(list_paths(path))])
 
 
 def make_bandwidth_table(results: Iterable[Result]) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalebench.analysis.collectives import make_bandwidth_table, make_collective_table
 from scalebench.analysis.columns import FRAME_COLUMNS, convert_types, make_frame
 from scalebench.analysis.history import history_file, read_history
 from scalebench.analysis.named_baseline import resolve_named_baseline
@@ -74,6 +75,16 @@ def load_rounds(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
     files = find_results(list_paths(path))
     rows = [row for file in files for row in make_round_rows(read_result(file), str(file.parent))]
     return pd.DataFrame(rows, columns=list(ROUND_COLUMNS))
+
+
+def load_collectives(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
+    """Return make_collective_table for all runs at or below `path`; raises InputError as scalebench.load does."""
+    return make_collective_table([read_result(file) for file in find_results(list_paths(path))])
+
+
+def load_bandwidth(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
+    """Return make_bandwidth_table for all runs at or below `path`; raises InputError as scalebench.load does."""
+    return make_bandwidth_table([read_result(file) for file in find_results(list_paths(path))])
 
 
 @pause_garbage_collection()

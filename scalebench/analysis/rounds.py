@@ -29,13 +29,9 @@ def rounds_left_out(result: Result) -> set[int]:
 
 def counting_flags(result: Result) -> list[str]:
     """Return the flags of a record, without `busy_machine` if the rounds in which other programs took the cores are
-    left out, and with it if there are no other rounds: in less than a second the monitor cannot tell."""
+    left out."""
     left_out = rounds_left_out(result)
-    flags = [flag for flag in result.flags if not (left_out and flag == "busy_machine")]
-    rounds = set(result.ranks[0].block_rounds) if result.ranks else set()
-    if rounds and rounds <= set(result.disturbed_rounds) and "busy_machine" not in flags:
-        flags.append("busy_machine")
-    return flags
+    return [flag for flag in result.flags if not (left_out and flag == "busy_machine")]
 
 
 def round_rates(result: Result) -> dict[int, float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis import identity, pipeline_stages, step_breakdown, throughput, training_columns
+from scalebench.analysis import collectives, identity, pipeline_stages, step_breakdown, throughput, training_columns
 from scalebench.analysis.baselines import Baselines
 from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, TEXT_COLUMNS
 from scalebench.analysis.rounds import round_rates
@@ -95,8 +95,6 @@ def _check(result: Result, cells: Cells) -> None:
 
 def _check_requested_probes(result: Result) -> None:
     """Raise an error for operations or transfers that give no figures, which would otherwise fail among other runs."""
-    from scalebench.analysis import collectives  # which itself reads runs
-
     collectives.list_collectives(result)
     collectives.list_transfers(result)
 

@@ -92,7 +92,7 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
         if rank.rank in parts.merged_traces and rank.probes is not None:
             rank.probes.trace = None
     _mark_probe_failure(ranks, outcome)
-    training = _training_flags(outcome, first)
+    flags = [*spec.flags, *_training_flags(outcome, first), *_rank_flags(ranks), *parts.machines.flags]
     return Result(
         schema_version=SCHEMA_VERSION,
         run_id=run.id,
@@ -110,7 +110,7 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
         monitor=parts.monitor.monitor,
         quality=_quality(spec, ranks, parts.max_batch),
         machine=parts.machines.machine,
-        flags=[*spec.flags, *training, *_rank_flags(ranks), *parts.machines.flags, *parts.monitor.flags],
+        flags=[*flags, *_monitor_flags(parts, ranks)],
         scheduler=parts.scheduler,
         other_machines=parts.machines.others,
         cohort=spec.cohort,
@@ -246,6 +246,14 @@ def _rank_flags(ranks: Sequence[RankRecord]) -> list[str]:
         "memory_full": any(rank.allocator_retries for rank in ranks),
     }
     return [name for name, is_set in flags.items() if is_set]
+
+
+def _monitor_flags(parts: ResultParts, ranks: Sequence[RankRecord]) -> list[str]:
+    """Return the monitor's flags, with `busy_machine` where other programs took the cores in all rounds, which can be
+    shorter than a second, and so than what the monitor sees."""
+    rounds, flags = set(ranks[0].block_rounds) if ranks else set(), parts.monitor.flags
+    is_busy = bool(rounds) and rounds <= set(parts.disturbed_rounds) and "busy_machine" not in flags
+    return [*flags, "busy_machine"] if is_busy else flags
 
 
 def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:

@@ -73,16 +73,6 @@ def test_rounds_in_which_other_programs_took_the_cores_do_not_count(tmp_path: Pa
     assert scalebench.load_rounds(tmp_path).disturbed.tolist() == [number < 5 for number in range(12)]
 
 
-def test_a_run_whose_rounds_were_all_disturbed_had_a_busy_machine() -> None:
-    """The monitor sets no flag where the measured phase was shorter than a second, as with a single slow step."""
-    ddp = slots("ddp", {1: [0.5]}, disturbed_rounds=[1])
-    assert "busy_machine" in summarize_run(ddp, Path("x")).cells["flags"]
-    ddp.flags = ["busy_machine"]
-    assert summarize_run(ddp, Path("x")).cells["flags"].count("busy_machine") == 1
-    ddp.flags, ddp.disturbed_rounds = [], []
-    assert "busy_machine" not in (summarize_run(ddp, Path("x")).cells["flags"] or "")
-
-
 def test_rounds_are_a_tidy_frame(tmp_path: Path) -> None:
     for name, result in {"a": slots("ddp", {1: [0.1, 0.1], 3: [0.2]}), "b": record("alone")}.items():
         (tmp_path / name).mkdir()

@@ -16,7 +16,15 @@ from scalebench.core.machine import machine
 from scalebench.core.result import CurvePoint, RankRecord, Result
 from scalebench.core.run_folder import rank_record_path
 from scalebench.core.spec import DatasetSpec, RunSpec, StopSpec, TrainSpec
-from scalebench.runner.collect import ResultParts, RunId, RunOutcome, assemble_result, classify_exit, read_ranks
+from scalebench.runner.collect import (
+    MonitorPart,
+    ResultParts,
+    RunId,
+    RunOutcome,
+    assemble_result,
+    classify_exit,
+    read_ranks,
+)
 from scalebench.runner.launchers.supervise import GroupExit
 from tests.builders.runs import MACHINE, rank, simulated_spec
 
@@ -312,3 +320,17 @@ def test_launch_time_needs_one_clock(
     host = socket.gethostname() if local else "node"
     first = rank(0, hostname=host, marks_s=dict(zip(("launch", "setup"), marks_s, strict=True)))
     assert assemble(spec, [first], RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == launch_s
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "seen", "flags"),
+    [([1, 2], [], ["busy_machine"]), ([1, 2], ["busy_machine"], ["busy_machine"]), ([1], [], []), ([], [], [])],
+)
+def test_a_run_whose_rounds_were_all_disturbed_had_a_busy_machine(
+    disturbed: list[int], seen: list[str], flags: list[str]
+) -> None:
+    """The monitor sees nothing where the measured phase was shorter than a second, as with a single slow step."""
+    monitor = MonitorPart(flags=seen)
+    ranks = [rank(0, block_rounds=[1, 2])]
+    result = assemble(simulated_spec(1), ranks, RunOutcome("ok"), monitor=monitor, disturbed_rounds=disturbed)
+    assert result.flags == flags
