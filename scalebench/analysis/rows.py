@@ -149,6 +149,7 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
         "measured_steps": _count_steps(first.block_s, first.block_steps) if first else None,
         **{name: getattr(m, name) for name in MONITOR_COLUMNS}, **link_cells(m, step_s),
         "throttle_reasons": join_words(m.throttle_reasons), **_cost_cells(result, epoch_s),
+        "rss_anon_bytes_max": _resident_bytes(result),
         "peak_memory_bytes": _largest(b for r in result.ranks for b in r.peak_memory_bytes),
         "rss_peak_bytes": _largest(r.rss_peak_bytes for r in result.ranks),
         "final_loss": q.final_loss, "metric_name": q.metric_name, "metric": q.metric,
@@ -240,6 +241,15 @@ def _count_steps(block_s: list[float], block_steps: int | None) -> int | None:
 def _energy_per_sample(result: Result) -> float | None:
     samples = training_columns.count_measured_samples(result) or sum(sum(rank.block_samples) for rank in result.ranks)
     return result.monitor.energy_j / samples if result.monitor.energy_j is not None and samples else None
+
+
+def _resident_bytes(result: Result) -> int | None:
+    """Return the most memory that all ranks held at once as the monitor saw it, or the sum of the ranks' own peaks
+    where it saw none: the slots of runs in turns are shorter than its interval. None unless all ranks know theirs."""
+    if result.monitor.rss_anon_bytes_max is not None:
+        return result.monitor.rss_anon_bytes_max
+    peaks = [rank.rss_anon_peak_bytes for rank in result.ranks]
+    return sum(peak for peak in peaks if peak is not None) if peaks and None not in peaks else None
 
 
 def _largest(values: Iterable[int | None]) -> int | None:

@@ -11,7 +11,7 @@ import pytest
 from scalebench.analysis import throughput
 from scalebench.analysis.load import frame_of_results
 from scalebench.core.result import MonitorRecord, Quality, Result
-from tests.builders.runs import record
+from tests.builders.runs import rank, record
 
 OVERHEAD_COLUMNS = ("overhead_share_low", "overhead_share", "overhead_share_high")
 
@@ -96,3 +96,15 @@ def test_costs_of_an_epoch_and_to_the_target() -> None:
 def test_unmeasured_figures_are_null(changes: dict[str, Any], measured: set[str]) -> None:
     (row,) = costs_of(record(**changes))
     assert {name for name in COST_COLUMNS if row[name] is not None} == measured
+
+
+@pytest.mark.parametrize(
+    ("seen", "peaks", "expected"), [(900, [400, 300], 900), (None, [400, 300], 700), (None, [400, None], None)]
+)
+def test_resident_memory_is_the_sum_of_the_peaks_where_the_monitor_saw_none(
+    seen: int | None, peaks: list[int | None], expected: int | None
+) -> None:
+    ranks = [rank(number, [0.1], rss_anon_peak_bytes=peak) for number, peak in enumerate(peaks)]
+    run = record(gpus=2, ranks=ranks, monitor=MonitorRecord(rss_anon_bytes_max=seen))
+    (value,) = frame_of_results([run], [Path("x")]).rss_anon_bytes_max
+    assert (None if pd.isna(value) else value) == expected

@@ -236,6 +236,5 @@ COLUMNS: dict[str, CellMaker] = {
     "largest batch": _count_column("max_batch_per_device"),
     "status": _text_column("status"),
 }
-ALWAYS_SHOWN = ("strategy", "gpus", "batch per device", "samples/s (95 %)", "state of a device", "peak of a device",
-                "status")  # fmt: skip
+ALWAYS_SHOWN = ("strategy", "gpus", "batch per device", "samples/s (95 %)", "state of a device", "status")
 TEXT_COLUMNS = frozenset((*SETTING_COLUMNS, "strategy", "status"))
