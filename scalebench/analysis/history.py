@@ -44,6 +44,8 @@ class HistoryEntry(msgspec.Struct, frozen=True):
     throughput_samples_per_s: float  # the geometric mean
     session: str  # folder of the sweep
     ended_at: str  # ISO 8601, UTC
+    variance_in_turns: float | None = None  # beside what is common to all runs that took turns; None without turns
+    degrees_of_freedom_in_turns: float = 0.0
 
 
 class History:
@@ -51,24 +53,38 @@ class History:
 
     def __init__(self, entries: Sequence[HistoryEntry] = ()) -> None:
         self._entries = entries
-        self._priors: dict[str, Prior | None] = {}
+        self._priors: dict[tuple[str, bool], Prior | None] = {}
 
-    def prior(self, machine: str) -> Prior | None:
-        """Return what is known of the variance between repeats on machines of this type; None with fewer than
-        MIN_DEGREES_OF_FREEDOM."""
-        if machine not in self._priors:
-            self._priors[machine] = self._fit(machine)
-        return self._priors[machine]
+    def prior(self, machine: str, in_turns: bool = False) -> Prior | None:
+        """Return what is known of the variance between repeats on machines of this type, or of that which is left
+        between runs that took turns with each other; None with fewer than MIN_DEGREES_OF_FREEDOM."""
+        key = machine, in_turns
+        if key not in self._priors:
+            entries = [entry for entry in self._entries if entry.machine == machine and entry.repeats > 1]
+            self._priors[key] = _fit_in_turns(entries) if in_turns else _fit(entries)
+        return self._priors[key]
 
-    def _fit(self, machine: str) -> Prior | None:
-        import numpy as np
 
-        entries = [entry for entry in self._entries if entry.machine == machine and entry.repeats > 1]
-        total = math.fsum(entry.degrees_of_freedom for entry in entries)
-        if total < MIN_DEGREES_OF_FREEDOM:
-            return None
-        variances = np.array([entry.variance for entry in entries])
-        return fit_prior(variances, np.array([entry.repeats - 1.0 for entry in entries]), total)
+def _fit(entries: Sequence[HistoryEntry]) -> Prior | None:
+    freedoms = [entry.repeats - 1.0 for entry in entries]
+    return _fit_variances([entry.variance for entry in entries], freedoms, [e.degrees_of_freedom for e in entries])
+
+
+def _fit_in_turns(entries: Sequence[HistoryEntry]) -> Prior | None:
+    known = [(e.variance_in_turns, e.degrees_of_freedom_in_turns) for e in entries]
+    variances = [variance for variance, freedom in known if variance is not None and freedom > 0]
+    freedoms = [freedom for variance, freedom in known if variance is not None and freedom > 0]
+    return _fit_variances(variances, freedoms, freedoms)
+
+
+def _fit_variances(variances: Sequence[float], freedoms: Sequence[float], shares: Sequence[float]) -> Prior | None:
+    """Fit a prior to variances with their degrees of freedom, worth no more than their `shares` together."""
+    import numpy as np
+
+    total = math.fsum(shares)
+    if total < MIN_DEGREES_OF_FREEDOM:
+        return None
+    return fit_prior(np.array(variances), np.array(freedoms), total)
 
 
 def history_file() -> Path | None:
@@ -123,6 +139,7 @@ def read_lines(path: Path, kind: type[Line]) -> list[Line]:
 
 def _read_entries(path: Path) -> list[HistoryEntry]:
     entries = read_lines(path, HistoryEntry)
-    if not all(math.isfinite(entry.variance) and entry.variance >= 0 for entry in entries):
+    figures = [(e.variance, e.variance_in_turns or 0.0, e.degrees_of_freedom_in_turns) for e in entries]
+    if not all(math.isfinite(figure) and figure >= 0 for entry in figures for figure in entry):
         raise ValueError("a variance is no figure")
     return entries

@@ -97,6 +97,11 @@ class Configuration:
         cells = self.rows[0]
         return os.path.dirname(cells["path"]), str(cells["machine"]), str(cells["model"])
 
+    @property
+    def took_turns(self) -> bool:
+        """Whether all repeats took turns with other runs."""
+        return all(run.cohort is not None for run in self.repeats)
+
     def levels(self) -> dict[Any, float]:
         """Return log throughputs by what runs measured at the same time share: their cohort, else their repeat."""
         levels: dict[Any, float] = {}
@@ -155,10 +160,12 @@ class Configurations:
             members = sum(other.sweep == each.sweep for other in several)
             freedom = self._tables[each.sweep].degrees_of_freedom / members or own.degrees_of_freedom
             variance, rate = own.variance * len(each.rates), math.exp(own.mean)
+            in_turns = self._tables[each.sweep].variances_beside_the_common() if each.took_turns else {}
+            rest, rest_freedom = in_turns.get(id(each), (None, 0.0))
             entries.append(
                 HistoryEntry(
                     cells["machine"], cells["model"], scale.strategy, scale.gpus, scale.global_batch, len(each.rates),
-                    variance, freedom, rate, session, ended_at,
+                    variance, freedom, rate, session, ended_at, rest, rest_freedom,
                 )
             )  # fmt: skip
         return entries
@@ -170,15 +177,26 @@ class Configurations:
         table = self._tables.get(configuration.sweep)
         return mean_of_logs(logs) if table is None else table.mean(id(configuration), logs)
 
-    def _mean_of_single(self, run: RunSummary) -> LogMean:
+    def _mean_of_single(self, run: RunSummary, in_turns: bool = False) -> LogMean:
         """Return the log throughput of a single start, with the variance over its blocks and that between starts in the
-        history; of unknown variance without a history."""
+        history, or what of that is left beside runs that took turns; of unknown variance without a history."""
         rate, over_blocks = run.throughput
-        prior = self._history.prior(run.cells["machine"])
+        prior = self._history.prior(run.cells["machine"], in_turns)
         if prior is None or over_blocks is None:
             return LogMean(math.log(rate or math.nan))
         blocks = mean_of_blocks(over_blocks, run.batches)
         return LogMean(blocks.mean, blocks.variance + prior.variance, prior.degrees_of_freedom)
+
+    def _ratio_of_singles(self, run: RunSummary, base: RunSummary) -> LogMean:
+        """Return the log ratio of two single starts. Where these took turns with each other, what the machine did in
+        between is common to both."""
+        ratio = math.log(throughput.divide_throughputs(run, base) or math.nan)
+        in_turns = run.cohort is not None and run.cohort == base.cohort
+        for cancels in (True, False) if in_turns else (False,):
+            means = self._mean_of_single(run, cancels).minus(self._mean_of_single(base, cancels))
+            if math.isfinite(means.variance):
+                break
+        return LogMean(ratio, means.variance, means.degrees_of_freedom)
 
     def _ratio(self, configuration: Configuration, base: Configuration) -> LogMean:
         """Return the mean of the ratios within repeats, where these were interleaved or took turns, else the ratio of
@@ -188,10 +206,9 @@ class Configurations:
         pairs = pair_interleaved(configuration.repeats, base.repeats)
         if not pairs or (len(pairs) < 2 and not len(configuration.repeats) == len(base.repeats) == 1):
             return self._mean(configuration).minus(self._mean(base))
+        if len(pairs) == 1:
+            return self._ratio_of_singles(*pairs[0])
         logs = [math.log(throughput.divide_throughputs(a, b) or math.nan) for a, b in pairs]
-        if len(logs) == 1:  # of a single start each, which took turns or not
-            means = self._mean(configuration).minus(self._mean(base))
-            return LogMean(logs[0], means.variance, means.degrees_of_freedom)
         if configuration.sweep != base.sweep:
             return mean_of_logs(logs)
         return self._tables[base.sweep].difference(id(configuration), id(base), logs)

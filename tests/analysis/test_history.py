@@ -37,15 +37,16 @@ def write(folder: Path, *results: Result) -> Path:
     return folder
 
 
-def make_sweep(folder: Path, seed: int, repeats: int = 3, **changes: Any) -> Path:
-    """A sweep of three configurations whose starts differ by START_SD."""
-    levels = World("", START_SD).draw(np.random.default_rng(seed), 3, repeats)
+def make_sweep(folder: Path, seed: int, repeats: int = 3, drift: float = 0.0, **changes: Any) -> Path:
+    """A sweep of three configurations whose starts differ by START_SD, and whose repeats differ by `drift`, for all of
+    a cohort alike."""
+    levels = World("", START_SD, drift).draw(np.random.default_rng(seed), 3, repeats)
     return write(
         folder,
         *(
             record(
                 strategy, block_s=0.1 * math.exp(-levels[k, r]), repeat=r, run_id=f"{folder.name}-{strategy}-{r}",
-                started_at=f"2026-01-01T{r:02}:{k:02}:00+00:00", **changes,
+                started_at=f"2026-01-01T{r:02}:{k:02}:00+00:00", cohort=f"c{r}" if drift else None, **changes,
             )
             for r in range(repeats)
             for k, strategy in enumerate(("bare_torch", "ddp", "horovod"))
@@ -102,6 +103,28 @@ def test_ratios_of_single_repeats_have_limits_by_the_history(tmp_path: Path) -> 
     assert row["speedup_bare"] == pytest.approx(2)
     half_width = math.log(row["speedup_bare_high"] / row["speedup_bare_low"]) / 2
     assert half_width == pytest.approx(2.03 * 2**0.5 * START_SD, rel=0.4)
+
+
+@pytest.mark.parametrize(("cohort", "sd"), [("one", START_SD), ("another", math.hypot(0.3, START_SD))])
+def test_what_changes_for_all_runs_of_a_cohort_is_not_in_their_ratios(cohort: str, sd: float, tmp_path: Path) -> None:
+    bare, ddp = record("bare_torch", run_id="bare", cohort="one"), record("ddp", gpus=2, run_id="ddp", cohort=cohort)
+    pair = write(tmp_path / "pair", bare, ddp)
+    for seed in range(8):
+        remember(make_sweep(tmp_path / f"sweep{seed}", seed, drift=0.3))
+    row = scalebench.pooled(pair).to_dict("records")[1]
+    half_width = math.log(row["speedup_bare_high"] / row["speedup_bare_low"]) / 2
+    assert half_width == pytest.approx(2.06 * 2**0.5 * sd, rel=0.4)
+    width = math.log(row["throughput_high"] / row["throughput_low"]) / 2
+    assert width > 0.3, "the throughput of another day differs by the drift"
+
+
+def test_a_history_without_turns_serves_runs_in_turns_too(tmp_path: Path) -> None:
+    """Files of earlier versions have no such variances."""
+    runs = record("bare_torch", run_id="bare", cohort="one"), record("ddp", gpus=2, run_id="ddp", cohort="one")
+    pair = write(tmp_path / "pair", *runs)
+    for seed in range(8):
+        remember(make_sweep(tmp_path / f"sweep{seed}", seed))
+    assert not scalebench.pooled(pair)["speedup_bare_low"].isna()[1]
 
 
 def test_other_machines_say_nothing(tmp_path: Path) -> None:

@@ -68,6 +68,14 @@ class RepeatTable:
         prior = self._prior()
         return 0.0 if prior is None else prior.degrees_of_freedom
 
+    def variances_beside_the_common(self) -> dict[Hashable, Prior]:
+        """Return, of each configuration with several repeats, the variance between these without what changes for all
+        configurations from one repeat to the next."""
+        layout = Layout(self._levels)
+        several = [name for name, row in self._rows.items() if (~np.isnan(self._levels[row])).sum() > 1]
+        found = zip(several, *layout.rest_of_each(), strict=True)
+        return {name: Prior(float(variance), float(freedom)) for name, variance, freedom in found if freedom > 0}
+
     @cached_property
     def _max_freedom(self) -> float:
         """The degrees of freedom of all configurations for the variance between repeats: with what is common to them
@@ -131,11 +139,16 @@ class Layout:
             own = mean_of_logs(beside[~np.isnan(beside)].tolist() or [0.0])
             count = own.degrees_of_freedom + 1
             return Prior(max(own.variance * count / 1.5, MIN_VARIANCE), own.degrees_of_freedom) if count > 1 else None
-        # The mean of a repeat takes its share of the degrees of freedom of each configuration in it.
-        kept = self.freedoms * ((self.present * (1 - 1 / self.members)).sum(axis=1) / self.counts)
+        variances, kept = self.rest_of_each()
         some = kept > 0
-        variances = (self.residuals**2).sum(axis=1)[some] / kept[some]
-        return fit_prior(variances, self.freedoms[some], self.freedom_of_rest)
+        return fit_prior(variances[some], self.freedoms[some], self.freedom_of_rest)
+
+    def rest_of_each(self) -> tuple[FloatArray, FloatArray]:
+        """Return the variance of each configuration beside what is common to a repeat, and its degrees of freedom, of
+        which the mean of a repeat takes its share; nan and 0 of a configuration that is alone in its repeats."""
+        kept = self.freedoms * ((self.present * (1 - 1 / self.members)).sum(axis=1) / self.counts)
+        squares = (self.residuals**2).sum(axis=1)
+        return np.divide(squares, kept, out=np.full_like(squares, np.nan), where=kept > 0), kept
 
 
 def moderate(logs: Sequence[float], prior: Prior | None, max_freedom: float = math.inf) -> LogMean:
