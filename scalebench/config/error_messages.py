@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import traceback
 from collections.abc import Iterator, Sequence
@@ -200,6 +201,9 @@ def explain_unknown_choice(group: str, name: str, names: Sequence[str]) -> str:
         hint = aliases.FILE_HINTS.get(group)
     if hint is not None and name not in names:
         return f"no {group} '{name}'; {hint.format(name=name)}"
+    for folder in (".", "conf"):  # where `scalebench new` writes, and where people put files of their own
+        if name not in names and os.path.isfile(os.path.join(folder, group, f"{name}.yaml")):
+            return f"no {group} '{name}'; for {folder}/{group}/{name}.yaml add: --config-dir {folder}"
     kind = next((kind for kind, listed in config_files.LIST_KINDS.items() if listed == group), None)
     is_long = kind is not None and len(names) > MAX_LISTED_NAMES
     way_out = f"scalebench list {kind} shows all {len(names)}" if is_long else None

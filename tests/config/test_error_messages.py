@@ -12,7 +12,13 @@ from yaml import YAMLError
 
 from scalebench.analysis.comparison.run_facts import flatten
 from scalebench.config.compose import compose, compose_config
-from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error, explain_unknown_key, list_config_keys
+from scalebench.config.error_messages import (
+    EXPECTED_ERRORS,
+    explain_error,
+    explain_unknown_choice,
+    explain_unknown_key,
+    list_config_keys,
+)
 from scalebench.core import plugins
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, TrainSpec
@@ -136,3 +142,16 @@ def test_files_of_the_search_plugin_are_explained(
 ) -> None:
     monkeypatch.setattr(plugins, "disabled_plugins", lambda: left_out)
     assert message(word) == f"{word} {line}"
+
+
+@pytest.mark.parametrize("folder", [".", "conf"])
+def test_an_own_file_in_the_working_folder_needs_its_folder_named(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "--config-dir" not in explain_unknown_choice("hardware", "mine", ["local"])
+    own = tmp_path / folder / "hardware" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    line = f"no hardware 'mine'; for {folder}/hardware/mine.yaml add: --config-dir {folder}"
+    assert explain_unknown_choice("hardware", "mine", ["local"]) == line
