@@ -71,9 +71,9 @@ def _fit(entries: Sequence[HistoryEntry]) -> Prior | None:
 
 
 def _fit_in_turns(entries: Sequence[HistoryEntry]) -> Prior | None:
-    known = [(e.variance_in_turns, e.degrees_of_freedom_in_turns) for e in entries]
-    variances = [variance for variance, freedom in known if variance is not None and freedom > 0]
-    freedoms = [freedom for variance, freedom in known if variance is not None and freedom > 0]
+    measured = [entry for entry in entries if entry.degrees_of_freedom_in_turns > 0]
+    variances = [entry.variance_in_turns or 0.0 for entry in measured]
+    freedoms = [entry.degrees_of_freedom_in_turns for entry in measured]
     return _fit_variances(variances, freedoms, freedoms)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException

@@ -73,8 +73,9 @@ class RepeatTable:
         configurations from one repeat to the next."""
         layout = Layout(self._levels)
         several = [name for name, row in self._rows.items() if (~np.isnan(self._levels[row])).sum() > 1]
-        found = zip(several, *layout.rest_of_each(), strict=True)
-        return {name: Prior(float(variance), float(freedom)) for name, variance, freedom in found if freedom > 0}
+        variances, freedoms = layout.rest_of_each()
+        priors = map(Prior, variances.tolist(), freedoms.tolist())
+        return {name: prior for name, prior in zip(several, priors, strict=True) if prior.degrees_of_freedom > 0}
 
     @cached_property
     def _max_freedom(self) -> float:
