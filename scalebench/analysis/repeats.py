@@ -99,7 +99,7 @@ class Configuration:
 
     @property
     def took_turns(self) -> bool:
-        """Whether all repeats took turns with other runs."""
+        """Return whether all repeats took turns with other runs."""
         return all(run.cohort is not None for run in self.repeats)
 
     def levels(self) -> dict[Any, float]:
