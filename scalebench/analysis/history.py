@@ -56,12 +56,12 @@ class History:
         self._priors: dict[tuple[str, bool], Prior | None] = {}
 
     def prior(self, machine: str, in_turns: bool = False) -> Prior | None:
-        """Return what is known of the variance between repeats on machines of this type, or of that which is left
-        between runs that took turns with each other; None with fewer than MIN_DEGREES_OF_FREEDOM."""
+        """Return what is known of the variance between repeats on machines of this type, or, if that is known, of what
+        is left of it between runs that took turns with each other; None with fewer than MIN_DEGREES_OF_FREEDOM."""
         key = machine, in_turns
         if key not in self._priors:
             entries = [entry for entry in self._entries if entry.machine == machine and entry.repeats > 1]
-            self._priors[key] = _fit_in_turns(entries) if in_turns else _fit(entries)
+            self._priors[key] = (_fit_in_turns(entries) if in_turns else None) or _fit(entries)
         return self._priors[key]
 
 

@@ -160,7 +160,7 @@ class Configurations:
             members = sum(other.sweep == each.sweep for other in several)
             freedom = self._tables[each.sweep].degrees_of_freedom / members or own.degrees_of_freedom
             variance, rate = own.variance * len(each.rates), math.exp(own.mean)
-            in_turns = self._tables[each.sweep].variances_beside_the_common() if each.took_turns else {}
+            in_turns = self._tables[each.sweep].variances_beside_the_common if each.took_turns else {}
             rest, rest_freedom = in_turns.get(id(each), (None, 0.0))
             entries.append(
                 HistoryEntry(
@@ -188,14 +188,10 @@ class Configurations:
         return LogMean(blocks.mean, blocks.variance + prior.variance, prior.degrees_of_freedom)
 
     def _ratio_of_singles(self, run: RunSummary, base: RunSummary) -> LogMean:
-        """Return the log ratio of two single starts. Where these took turns with each other, what the machine did in
-        between is common to both."""
-        ratio = math.log(throughput.divide_throughputs(run, base) or math.nan)
+        """Return the log ratio of two single starts. What the machine did meanwhile cancels if these took turns."""
         in_turns = run.cohort is not None and run.cohort == base.cohort
-        for cancels in (True, False) if in_turns else (False,):
-            means = self._mean_of_single(run, cancels).minus(self._mean_of_single(base, cancels))
-            if math.isfinite(means.variance):
-                break
+        means = self._mean_of_single(run, in_turns).minus(self._mean_of_single(base, in_turns))
+        ratio = math.log(throughput.divide_throughputs(run, base) or math.nan)
         return LogMean(ratio, means.variance, means.degrees_of_freedom)
 
     def _ratio(self, configuration: Configuration, base: Configuration) -> LogMean:

@@ -68,6 +68,7 @@ class RepeatTable:
         prior = self._prior()
         return 0.0 if prior is None else prior.degrees_of_freedom
 
+    @cached_property
     def variances_beside_the_common(self) -> dict[Hashable, Prior]:
         """Return, of each configuration with several repeats, the variance between these without what changes for all
         configurations from one repeat to the next."""
