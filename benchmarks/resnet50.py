@@ -1,11 +1,12 @@
 """resnet50 at 224 pixels, batch 4, two threads: scalebench in both frameworks, against keras.applications in a plain
-loop.
+loop and the graph of tf_cnn_benchmarks in a session of TensorFlow 1.
 
-Target: both at least as fast. Each in a process of its own, alternating, so that thread pools do not interfere.
+Target: at least as fast as either. Each in a process of its own, alternating, so that thread pools do not interfere.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -19,13 +20,13 @@ from scalebench.core.spec import write_spec
 from scalebench.workloads import datasets
 
 ROUNDS = int(os.environ.get("BENCHMARK_LAUNCHES", "5"))
-PLAIN = "keras.applications"
+OTHERS = ("keras.applications", "TensorFlow 1 graph")
 OURS = ("bare_torch", "bare_tensorflow")
 SETTINGS = "gpus=1 model=resnet50 train.batch_per_device=4 dataset.size=64 dataset.dtype=float32 dataset.feed=fixed"
 
 
 def main() -> None:
-    rates: dict[str, list[float]] = {name: [] for name in (*OURS, PLAIN)}
+    rates: dict[str, list[float]] = {name: [] for name in (*OURS, *OTHERS)}
     with tempfile.TemporaryDirectory() as name:
         folders = {strategy: _prepare(Path(name), strategy) for strategy in OURS}
         for number in range(ROUNDS):
@@ -33,8 +34,8 @@ def main() -> None:
                 rates[kind].append(images_per_s(kind, folders.get(kind, folders[OURS[0]])))
     for kind, measured in rates.items():
         print(f"{kind}: {', '.join(f'{rate:.2f}' for rate in measured)} images/s", flush=True)
-    for kind in OURS:
-        print(f"{kind} / {PLAIN}: {format_ratios(rates[kind], rates[PLAIN])}", flush=True)
+    for kind, other in itertools.product(OURS, OTHERS):
+        print(f"{kind} / {other}: {format_ratios(rates[kind], rates[other])}", flush=True)
 
 
 def _prepare(root: Path, strategy: str) -> Path:

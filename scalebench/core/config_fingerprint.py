@@ -20,6 +20,7 @@ LATER_KEYS: tuple[tuple[str, str, Any], ...] = (
     ("dataset", "augment", True),
     ("dataset", "options", {}),
     ("hardware", "layout", "sequence"),
+    ("hardware", "nodes_share_cores", False),
     *(("hardware", key, None) for key in ("interface", "node_copy")),
 )
 # The same for options of strategies.

@@ -156,6 +156,7 @@ class HardwareSpec:
     cpus_per_node: int | None = number_field(None, at_least=1)
     cpus_per_device: int | None = number_field(None, at_least=1)  # null: floor(cpus_per_node / gpus_per_node)
     max_nodes: int = number_field(1, at_least=1)
+    nodes_share_cores: bool = False  # as containers or virtual machines of one computer do
     memory_bytes: int | None = None
     gpu_model: str | None = None
     gpu_memory_bytes: int | None = None

@@ -81,6 +81,8 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
     """
     last = rows[-1]
     kind, sizes = sync_kind(last["strategy"]), link_rates.message_bytes(last, read)
+    spec = read(last).spec
+    hardware = spec.get("hardware") or {}
     size = last["gradient_bytes"] or sum(sizes) or rows[0]["gradient_bytes"] or 0
     if len(rows) == 1 and last["gpus"] == 1 and kind == step_model.TENSOR:
         raise InputError("one device sends nothing, and no formula says what split layers send: measure gpus=2")
@@ -89,9 +91,9 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
     model = StepModel(
         1.0, links, kind, float(size), max(1, len(sizes)), pass_s=_half_batch(batch_rows),
         optimizer_s=_first(rows, "optimizer_s"), backward_share=_backward_share(rows),
-        host_sample_s=_host_sample_s(last, read),
+        host_sample_s=_host_sample_s(last, read), nodes_share_cores=bool(hardware.get("nodes_share_cores")),
     )  # fmt: skip
-    options = read(last).spec.get("strategy", {}).get("options") or {}
+    options = spec.get("strategy", {}).get("options") or {}
     if kind == step_model.TENSOR:
         model = replace(model, sync_bytes=sum(sizes) / last["global_batch"])
     elif kind == step_model.HSDP:
@@ -154,9 +156,17 @@ def _half_batch(rows: Sequence[Row]) -> float:
 
 
 def _host_sample_s(row: Row, read: ReadRecord) -> float:
-    """Return the seconds of all processors of a node for a sample; 0 where the processors are the devices."""
-    hardware = read(row).spec.get("hardware") or {}
-    cores, used = hardware.get("cpus_per_node"), row["cpu_util_ours_mean"]
-    if read(row).scale.device != "cuda" or not cores or used is None or not row["step_s"]:
+    """Return the seconds of all processors of a node for a sample; 0 if not measured.
+
+    Processors that are devices themselves are taken also while their workers wait, since all wait for one
+    synchronization: more workers than cores cannot use that time.
+    """
+    result = read(row)
+    hardware, cores_used = result.spec.get("hardware") or {}, row["cpu_util_ours_mean"]
+    beside = row["gpus"] / (1 if hardware.get("nodes_share_cores") else row["nodes"])
+    if result.scale.device == "cpu":
+        cores = hardware.get("cpus_per_node")
+        cores_used = min(1.0, beside * (hardware.get("cpus_per_device") or 1) / cores) if cores else None
+    if cores_used is None or not row["step_s"]:
         return 0.0
-    return float(used * row["step_s"] * row["nodes"] / row["global_batch"])
+    return float(cores_used * row["step_s"] / (beside * row["global_batch"] / row["gpus"]))

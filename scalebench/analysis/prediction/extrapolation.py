@@ -51,13 +51,15 @@ class Extrapolation:
     def step_s(self, devices: Any, batch: Any) -> FloatArray:
         """Return the predicted seconds of a step; arrays of device counts and of samples per device."""
         devices, batch = np.broadcast_arrays(np.asarray(devices, float), np.asarray(batch, float))
-        predicted = self.scale * self.parts(devices, batch).step_s
+        parts = self.parts(devices, batch)
+        predicted = self.scale * parts.step_s
         if self.slope is None:
             return predicted
         compute = work_s(self.model, batch) / work_s(self.model, self.last.batch)
         power = self.last.step_s * compute * (devices / self.last.devices) ** self.slope
         beyond = (devices > self.last.devices) & (self.count_nodes(devices) > 1)
-        return np.where(beyond, np.sqrt(predicted * power), predicted)
+        mean = np.maximum(np.sqrt(predicted * power), self.scale * parts.host_s)  # no power law knows the host's limit
+        return np.where(beyond, mean, predicted)
 
     def count_nodes(self, devices: Any) -> FloatArray:
         return self.model.links.count_nodes(np.asarray(devices, float))

@@ -134,9 +134,12 @@ class CurvePrediction:
         last = self.curve.rows[-1]
         epoch = math.nan if last["epoch_s"] is None else last["epoch_s"] * last[RATE]
         efficiency = rate / devices / per_device
+        measured = self.points[-1]
+        seen = max(1.0, measured.batch / measured.step_s / per_device)  # nothing superlinear is predicted
+        most = np.where(devices > measured.devices, np.maximum(seen, efficiency), math.inf)
         hours = devices * epoch / rate / 3600
         return Forecast(devices, batch, rate, rate / slow, rate / fast, efficiency, efficiency / slow,
-                        efficiency / fast, losses, memory, fits, hours)  # fmt: skip
+                        np.minimum(efficiency / fast, most), losses, memory, fits, hours)  # fmt: skip
 
     def _limits(self, devices: FloatArray, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the 95 % limits of a step over the predicted one: of the prediction, and of the last measured point,
@@ -208,7 +211,7 @@ def predict_curves(
     for curve in curves:
         group = groups.setdefault(tuple(curve.group.items()), PredictedGroup(curve.group, [], {}))
         try:
-            made = _predict_curve(curve, curves, read, syncs, limits, hardware, batch)
+            made = _predict_curve(curve, curves, read, syncs, limits, hardware, batch, curve.rows)
             siblings = {} if hardware is not None else measure_siblings(curve, curves, read)
             group.predictions.append(replace(made, siblings=siblings))
         except InputError as error:
@@ -218,10 +221,10 @@ def predict_curves(
 
 def _predict_curve(
     curve: Curve, curves: Sequence[Curve], read: ReadRecord, syncs: SyncsByLink, limits: ErrorLimits,
-    hardware: Hardware | None, batch: float | None,
+    hardware: Hardware | None, batch: float | None, ran: Sequence[Row],
 ) -> CurvePrediction:  # fmt: skip
     own: Hardware = read(curve.rows[-1]).spec.get("hardware") or {}
-    links = find_links(own, curve.rows, syncs)
+    links = find_links(own, ran, syncs)
     points, remarks = list_points(curve), []
     batches = find_batch_rows(curve, curves)
     model = make_step_model(curve.rows, links, read, batches)
@@ -238,7 +241,9 @@ def _predict_curve(
     if hardware is not None:
         speed = _compare_devices(curve.rows[-1], hardware, read)
         own_s = {name: getattr(drawn.model, name) / (speed or 1) for name in ("sample_s", "pass_s", "optimizer_s")}
-        drawn = replace(drawn, model=replace(drawn.model, links=target, **own_s), slope=None)
+        own_s["host_sample_s"] = drawn.model.host_sample_s * _compare_cores(own, hardware)
+        shared = bool(hardware.get("nodes_share_cores"))
+        drawn = replace(drawn, model=replace(drawn.model, links=target, nodes_share_cores=shared, **own_s), slope=None)
         devices = f"{speed:.3g} times as fast, by their peak FLOP/s," if speed else "as fast"
         devices = f"devices {devices} as those measured"
         if own.get("devices") == "cpu" != hardware.get("devices"):
@@ -254,6 +259,15 @@ def _compare_devices(row: Row, hardware: Hardware, read: ReadRecord) -> float | 
     measured = find_peak_flops(gpus[0].name, precision) if gpus else None
     peak = find_peak_flops(str(hardware.get("gpu_model")).replace(" ", "-"), precision)
     return None if measured is None or peak is None else peak / measured
+
+
+def _compare_cores(measured: Hardware, other: Hardware) -> float:
+    """Return the cores of a measured node over those of another one; 0 where that is unknown, or only one of them
+    computes on its cores."""
+    if (measured.get("devices") == "cpu") != (other.get("devices") == "cpu"):
+        return 0.0
+    cores = other.get("cpus_per_node")
+    return float((measured.get("cpus_per_node") or 0) / cores) if cores else 0.0
 
 
 def _require_links(links: Links, points: int, hardware: Hardware | None, own_name: str) -> None:
@@ -278,10 +292,13 @@ def find_batch_rows(curve: Curve, curves: Iterable[Curve]) -> list[Row]:
     return list(rows.values()) if first["gpus"] == 1 else []
 
 
-def _predict_alone(curve: Curve, read: ReadRecord, batch: float | None = None) -> CurvePrediction | None:
-    """Predict a curve from its own rows; None where they say too little."""
+def _predict_alone(
+    curve: Curve, ran: Sequence[Row], read: ReadRecord, batch: float | None = None
+) -> CurvePrediction | None:
+    """Predict a curve from its own rows, on nodes with as many devices as `ran` had; None where they say too little."""
+    syncs = group_syncs_by_link(curve.rows, read)
     try:
-        return _predict_curve(curve, [curve], read, group_syncs_by_link(curve.rows, read), load_limits(), None, batch)
+        return _predict_curve(curve, [curve], read, syncs, load_limits(), None, batch, ran)
     except InputError:
         return None
 
@@ -298,7 +315,7 @@ def measure_siblings(curve: Curve, curves: Iterable[Curve], read: ReadRecord) ->
         seen = replace(other, rows=[row for row in other.rows if row["gpus"] in curve.gpus])
         if kind(other) != kind(curve) or other.group["model"] == curve.group["model"] or seen.gpus != curve.gpus:
             continue
-        if (made := _predict_alone(seen, read)) is None:
+        if (made := _predict_alone(seen, other.rows, read)) is None:
             continue
         for row in other.rows[len(seen.rows) :]:
             rate = float(made.forecast([row["gpus"]]).throughput[0])
@@ -338,7 +355,7 @@ def check_curves(curves: Iterable[Curve], read: ReadRecord) -> list[Check]:
     for curve in curves:
         for count, row in enumerate(curve.rows[1:], 1):
             batch = row["global_batch"] / row["gpus"]
-            made = _predict_alone(replace(curve, rows=curve.rows[:count]), read, batch)
+            made = _predict_alone(replace(curve, rows=curve.rows[:count]), curve.rows, read, batch)
             if made is not None:
                 scale = float(made.extrapolation.error_scale(row["gpus"], batch, made.knows_network))
                 checks.append(Check(curve, made.points, row, made.forecast([row["gpus"]]).rate(0), scale))

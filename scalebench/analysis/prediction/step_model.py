@@ -85,6 +85,7 @@ class StepModel:
     overlap: float = OVERLAP
     growth: float = GROWTH
     host_sample_s: float = 0.0  # seconds of a node's processors for a sample
+    nodes_share_cores: bool = False  # as namespaces, containers or virtual machines of one computer
     cut_bytes: float = 0.0  # activations of a sample between two stages
     stages: int = 0  # of one replica, or shards of one copy; 0: one on each device, or on each of a node
     micro_batches: int = 0  # 0: two for each stage
@@ -120,8 +121,8 @@ def predict_parts(model: StepModel, devices: Any, batch: Any) -> StepParts:
     optimizer = model.optimizer_s * _state_share(model, devices)
     growth = model.growth * compute * expected_maximum(devices) * model.overhead_factor
     sync = exposed_sync_s(model, devices, batch, compute) * model.overhead_factor
-    inside = np.minimum(devices, model.links.devices_per_node)
-    return StepParts(compute, optimizer, sync, growth, inside * batch * model.host_sample_s)
+    beside = devices if model.nodes_share_cores else np.minimum(devices, model.links.devices_per_node)
+    return StepParts(compute, optimizer, sync, growth, beside * batch * model.host_sample_s)
 
 
 def _state_share(model: StepModel, devices: FloatArray) -> FloatArray:

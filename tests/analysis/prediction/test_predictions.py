@@ -148,6 +148,47 @@ def test_checks_predict_each_row_from_the_smaller_ones() -> None:
     assert own is not None and own.keys() == load_limits().keys()
 
 
+def on_two_cores(runs: list[Result], **hardware: Any) -> list[Result]:
+    for run in runs:
+        cores = {"cpus_per_node": 2, "cpus_per_device": 1}
+        run.spec["hardware"] = {"devices": "cpu", "gpus_per_node": 2, **cores, **hardware}
+    return runs
+
+
+def test_workers_that_share_cores_take_turns_on_them() -> None:
+    curves, read = make_read(on_two_cores(make_runs(gpus=(1, 2, 4))))
+    (check,) = predictions.check_curves(curves, read)
+    two_workers = curves[0].rows[1]["throughput_samples_per_s"]
+    assert check.predicted.value == pytest.approx(two_workers, rel=0.01)  # four on two cores
+    seen = predict_one(on_two_cores(make_runs()))
+    apart = seen.forecast([2, 4, 8])
+    assert (np.diff(apart.throughput) > 0).all()  # two on each node
+    shared = predict_one(on_two_cores(make_runs(), nodes_share_cores=True)).forecast([2, 4, 8])
+    assert (
+        shared.throughput == pytest.approx(apart.throughput[:1].repeat(3), rel=0.01) and shared.limited_by(2) == "host"
+    )
+    four = predict_one(on_two_cores(make_runs(), gpus_per_node=4, cpus_per_node=4))
+    assert four.forecast([4]).throughput == pytest.approx(apart.throughput[1:2], rel=0.1)
+
+
+def test_cores_of_other_hardware() -> None:
+    runs = on_two_cores(make_runs())
+    target = {**ALPHA, "devices": "cpu", "cpus_per_node": 4}
+    four, eight = (predict_one(runs, hardware={**target, "cpus_per_node": cores}).forecast([8]) for cores in (4, 8))
+    assert four.throughput[0] == pytest.approx(eight.throughput[0] / 2, rel=0.2) and four.limited_by(0) == "host"
+    unknown = predict_one(runs, hardware={**target, "cpus_per_node": None}).forecast([8])
+    assert unknown.limited_by(0) != "host"
+    assert predict_one(runs, hardware={**ALPHA, "cpus_per_node": 1}).forecast([8]).limited_by(0) != "host"  # GPUs
+
+
+def test_nothing_superlinear_is_predicted() -> None:
+    prediction = predict_one(make_runs())
+    wide = {**prediction.curve.rows[-1], "throughput_high": 2 * prediction.curve.rows[-1]["throughput_samples_per_s"]}
+    curve = replace(prediction.curve, rows=[*prediction.curve.rows[:-1], wide])
+    forecast = replace(prediction, curve=curve).forecast([2, 4, 8])
+    assert forecast.efficiency_high[0] > 1.5 and forecast.efficiency_high[1:].tolist() == [1, 1]
+
+
 def test_siblings_correct_what_all_models_share() -> None:
     runs = make_runs(gpus=(1, 2, 4))
     other = make_runs(gpus=(1, 2))
