@@ -103,7 +103,7 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
     if kind in (step_model.STAGES, step_model.HYBRID) and last["gpus"] > 1:
         model = _add_stages(model, last, read)
     if read(last).scale.device == "cpu":  # where it takes the cores that compute
-        model = replace(model, overlap=0.0)
+        model = replace(model, overlap=0.0, computes_on_host=True)
     return _add_measured_overlap(model, rows)
 
 

@@ -85,6 +85,7 @@ class StepModel:
     overlap: float = OVERLAP
     growth: float = GROWTH
     host_sample_s: float = 0.0  # seconds of a node's processors for a sample
+    computes_on_host: bool = False  # the devices are processors, which wait for the network
     nodes_share_cores: bool = False  # as namespaces, containers or virtual machines of one computer
     cut_bytes: float = 0.0  # activations of a sample between two stages
     stages: int = 0  # of one replica, or shards of one copy; 0: one on each device, or on each of a node
@@ -120,9 +121,12 @@ def predict_parts(model: StepModel, devices: Any, batch: Any) -> StepParts:
     compute = model.pass_s + batch * model.sample_s
     optimizer = model.optimizer_s * _state_share(model, devices)
     growth = model.growth * compute * expected_maximum(devices) * model.overhead_factor
-    sync = exposed_sync_s(model, devices, batch, compute) * model.overhead_factor
+    sync = exposed_sync_s(model, devices, batch, compute)
     beside = devices if model.nodes_share_cores else np.minimum(devices, model.links.devices_per_node)
-    return StepParts(compute, optimizer, sync, growth, beside * batch * model.host_sample_s)
+    host = beside * batch * model.host_sample_s
+    if model.computes_on_host:
+        host = np.where((host > 0) & (model.links.count_nodes(devices) > 1), host + sync, host)
+    return StepParts(compute, optimizer, sync * model.overhead_factor, growth, host)
 
 
 def _state_share(model: StepModel, devices: FloatArray) -> FloatArray:

@@ -164,9 +164,9 @@ def test_workers_that_share_cores_take_turns_on_them() -> None:
     apart = seen.forecast([2, 4, 8])
     assert (np.diff(apart.throughput) > 0).all()  # two on each node
     shared = predict_one(on_two_cores(make_runs(), nodes_share_cores=True)).forecast([2, 4, 8])
-    assert (
-        shared.throughput == pytest.approx(apart.throughput[:1].repeat(3), rel=0.01) and shared.limited_by(2) == "host"
-    )
+    assert (shared.throughput[1:] < shared.throughput[0]).all()  # which now wait for a network
+    assert shared.throughput == pytest.approx(apart.throughput[:1].repeat(3), rel=0.1)
+    assert shared.limited_by(2) == "host"
     four = predict_one(on_two_cores(make_runs(), gpus_per_node=4, cpus_per_node=4))
     assert four.forecast([4]).throughput == pytest.approx(apart.throughput[1:2], rel=0.1)
 

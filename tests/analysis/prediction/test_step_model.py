@@ -147,6 +147,15 @@ def test_copies_of_shards_cross_nodes_once_for_each_node() -> None:
     assert step_s(replace(model, stages=8), 8) == pytest.approx(step_s(sharded, 8), rel=1e-6)
 
 
+def test_devices_that_are_processors_wait_for_the_network() -> None:
+    model = replace(MODEL, host_sample_s=0.01)
+    nodes = [1.0, model.links.devices_per_node, 2 * model.links.devices_per_node]
+    alone, waiting = (predict_parts(each, nodes, 8) for each in (model, replace(model, computes_on_host=True)))
+    assert (waiting.host_s - alone.host_s).tolist() == pytest.approx([0, 0, alone.sync_s[2]])
+    unknown = replace(MODEL, computes_on_host=True)
+    assert predict_parts(unknown, nodes, 8).host_s.tolist() == [0, 0, 0]
+
+
 def test_the_host_limits_and_is_not_added() -> None:
     model = replace(MODEL, host_sample_s=0.01)
     assert step_s(model, 4) == pytest.approx(4 * 32 * 0.01)
