@@ -40,7 +40,7 @@ FRAME_COLUMNS = (
     "optimizer learning_rate learning_rate_rule base_batch weight_decay accumulate stopped_by target trained_s "
     "trained_steps trained_epochs train_metric generalisation_gap best_metric first_step_s evaluate_s points "
     "speedup_target_self speedup_target_bare max_batch_per_device memory_limit_bytes "
-    "training_id train_options "
+    "training_id train_options model_options "
     "stages micro_batches stage_balance bubble_share bubble_share_expected state_bytes "
     "step_s_median step_s_p95 step_cv "
     "sync_negotiate_s sync_queue_s sync_memcpy_s sync_allreduce_s "
@@ -54,7 +54,7 @@ TEXT_COLUMNS = (
     "backend_used hardware scaling precision data_format feed interval_over flags baseline_self_id "
     "baseline_bare_id throttle_reasons metric_name precision_used data_format_used compiler_used prefetch options "
     "device_ids bind environment transports energy_from baseline_given_id machine job_id layout "
-    "optimizer learning_rate_rule stopped_by training_id train_options"
+    "optimizer learning_rate_rule stopped_by training_id train_options model_options"
 ).split()
 COUNT_COLUMNS = (
     "repeat seed gpus nodes processes batch_per_device global_batch model_params gradient_bytes "
@@ -203,6 +203,7 @@ COLUMN_DESCRIPTIONS = {
     "compiler_used": "observed: inductor, xla or none",
     "prefetch": "",
     "options": "of the strategy",
+    "model_options": "of the model",
     "device_ids": "chosen devices",
     "bind": "which cores processes got",
     "environment": "variables that the hardware's YAML set",

@@ -153,7 +153,7 @@ def training_key(result: Result) -> str:
 
 
 # Columns of the frame. Texts of the form key=value need no name before them in the name of a curve.
-KEY_VALUE_COLUMNS = ("options", "environment", "train_options")
+KEY_VALUE_COLUMNS = ("model_options", "options", "environment", "train_options")
 INPUT_COLUMNS = ("precision", "feed")
 OPTIMIZER_COLUMNS = ("optimizer", "learning_rate_rule", "weight_decay", "accumulate")
 SETTING_COLUMNS = (

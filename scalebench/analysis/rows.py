@@ -137,7 +137,7 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
         "scaling": s.scaling, "batch_per_device": s.batch_per_device, "global_batch": s.global_batch,
         "precision": w.precision, "data_format": w.data_format, "feed": w.feed,
         "mfu": measurement.mfu,
-        "model_params": w.model_params, "gradient_bytes": w.gradient_bytes,
+        "model_params": w.model_params, "gradient_bytes": w.gradient_bytes, "model_options": _model_options(result),
         "flops_per_sample": w.flops_per_sample,
         **interval_cells("throughput_samples_per_s", "throughput", value, interval),
         "interval_over": "blocks" if interval else None,
@@ -208,6 +208,11 @@ def _changed_options(result: Result) -> str | None:
     defaults = strategy_option_defaults(result.scale.strategy)
     options = result.spec.get("strategy", {}).get("options") or {}
     return join_words([f"{key}={value}" for key, value in options.items() if value != defaults.get(key, value)])
+
+
+def _model_options(result: Result) -> str | None:
+    options = result.spec.get("model", {}).get("options") or {}
+    return join_words([f"{key}={value}" for key, value in options.items()])
 
 
 def _placement_cells(result: Result) -> dict[str, str | None]:

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 GROUP_COLUMNS = ("model", "dataset", "hardware", "scaling", "batch")
 MAX_CORRELATION = 0.5  # of the errors of speedups that share a baseline
-MODEL_SIZES = {"model_params": "parameters", "flops_per_sample": "flops_per_sample"}  # of models of one name
+# What tells models of one name apart: their options, else what was counted.
+MODEL_SIZES = {"model_params": "parameters", "flops_per_sample": "flops_per_sample"}
+MODEL_COLUMNS = {"model_options": "options", **MODEL_SIZES}
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Curve:
     throughput, one for each number of devices, in ascending order."""
 
     name: str  # the shortest that is unique in its group
-    group: dict[str, str]  # GROUP_COLUMNS, and MODEL_SIZES or the machine where these differ under one name
+    group: dict[str, str]  # GROUP_COLUMNS, and MODEL_COLUMNS or the machine where these differ under one name
     tags: dict[str, str]  # model, strategy, hardware
     rows: list[dict[str, Any]]
 
@@ -54,8 +56,9 @@ def make_curves(pooled: pd.DataFrame) -> list[Curve]:
     """Return all curves of the pooled frame, in its order."""
     measured = pooled[(pooled["status"] == "ok") & (pooled["throughput_samples_per_s"] > 0).fillna(False)]
     rows = plain_rows(measured)
-    distinguishing = [column for column in MODEL_SIZES if _is_ambiguous(rows, "model", column)]
-    distinguishing += ["machine"] if _is_ambiguous(rows, "hardware", "machine") else []
+    distinguishing = ["model_options"] if _is_ambiguous(rows, ["model"], "model_options") else []
+    distinguishing += [column for column in MODEL_SIZES if _is_ambiguous(rows, ["model", "model_options"], column)]
+    distinguishing += ["machine"] if _is_ambiguous(rows, ["hardware"], "machine") else []
     by_group: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         by_group.setdefault(tuple(_group_of(row, distinguishing).values()), []).append(row)
@@ -96,8 +99,8 @@ def format_batch(row: Mapping[str, Any]) -> str:
 def _group_of(row: Mapping[str, Any], distinguishing: Sequence[str]) -> dict[str, str]:
     group = {name: str(row[name]) for name in GROUP_COLUMNS if name != "batch"}
     sizes = {
-        MODEL_SIZES[name]: f"{row[name]:,.0f}"
-        for name in MODEL_SIZES
+        MODEL_COLUMNS[name]: row[name] if name == "model_options" else f"{row[name]:,.0f}"
+        for name in MODEL_COLUMNS
         if name in distinguishing and row[name] is not None
     }
     if "machine" in distinguishing:
@@ -105,11 +108,13 @@ def _group_of(row: Mapping[str, Any], distinguishing: Sequence[str]) -> dict[str
     return {**group, "batch": format_batch(row), **sizes}
 
 
-def _is_ambiguous(rows: Iterable[Mapping[str, Any]], name_column: str, column: str) -> bool:
-    """Return whether models, or kinds of hardware, with one name differ in this column."""
-    first: dict[str, Any] = {}
+def _is_ambiguous(rows: Iterable[Mapping[str, Any]], names: Sequence[str], column: str) -> bool:
+    """Return whether rows that agree in the columns `names` differ in this column."""
+    first: dict[Any, Any] = {}
     return any(
-        first.setdefault(row[name_column], row[column]) != row[column] for row in rows if row[column] is not None
+        first.setdefault(tuple(row[name] for name in names), row[column]) != row[column]
+        for row in rows
+        if row[column] is not None
     )
 
 

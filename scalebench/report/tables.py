@@ -37,7 +37,12 @@ DIFFERING_COLUMNS = (
     *("bind", "layout", "transports", "optimizer", "learning_rate_rule", "base_batch", "learning_rate"),
     *("weight_decay", "accumulate", "target", "seed"),
 )
-CHOICE_COLUMNS = ("device_ids", "environment", "train_options")  # likewise; null, which is no choice, counts as a value
+CHOICE_COLUMNS = (
+    "model_options",
+    "device_ids",
+    "environment",
+    "train_options",
+)  # likewise; null, which is no choice, counts as a value
 
 THROUGHPUT_HEAD = "samples/s (95 %)"
 STATUS_CHIPS: dict[str, Literal["good", "off"]] = {"ok": "good", "unsupported": "off"}  # others are bad
@@ -202,8 +207,8 @@ def split_shared_columns(frame: pd.DataFrame) -> tuple[str, list[str]]:
 def _find_differing_columns(frame: pd.DataFrame) -> list[str]:
     """List the columns in which rows of one model, scaling and device count differ, as a sweep over them does."""
     same = ["model", "hardware", "scaling", "gpus"]
-    names = [name for name in DIFFERING_COLUMNS if (frame.groupby(same, dropna=False)[name].nunique() > 1).any()]
-    by_size = frame.groupby(same, dropna=False)
+    by_size, by_model = (frame.groupby([*same, *more], dropna=False) for more in ((), ("model_options",)))
+    names = [name for name in DIFFERING_COLUMNS if (by_model[name].nunique() > 1).any()]
     names += [name for name in CHOICE_COLUMNS if (by_size[name].nunique(dropna=False) > 1).any()]
     # Each strategy has its own options, which say nothing beside another strategy's; null means default options.
     options = frame.groupby([*same, "strategy"], dropna=False)["options"].nunique(dropna=False)

@@ -138,6 +138,19 @@ def test_models_of_one_name_but_several_sizes_are_separate_groups() -> None:
     assert [list(named(members)) for _, members in parts] == [["ddp_gloo"], ["ddp_gloo"]]
 
 
+def test_options_tell_models_of_one_name_apart_before_their_sizes() -> None:
+    frame = pooled(*several(["ddp_gloo"], (1, 2)))
+    options = [f"flops=1000 sample_bytes={size}" for size in (12_288, 602_112)]
+    both = pd.concat(
+        [frame.assign(model_options=text, model_params=count) for text, count in zip(options, (10, 20), strict=True)]
+    )
+    parts = group_curves(make_curves(both))
+    assert [group["options"] for group, _ in parts] == options and "parameters" not in parts[0][0]
+    assert [named(members) for _, members in parts] == [{"ddp_gloo": [1, 2]}] * 2
+    edited = pd.concat([both, both.assign(model_params=30)])  # the file of a network, not its options
+    assert [group.get("parameters") for group, _ in group_curves(make_curves(edited))] == ["10", "20", "30", "30"]
+
+
 def test_rows_with_equal_columns_are_split_by_baseline_or_in_order() -> None:
     frame = pooled(*several(["ddp_gloo"], (1, 2)))
     other = frame.assign(baseline_self_id="other", throughput_samples_per_s=7.0)

@@ -166,6 +166,12 @@ def test_what_a_sweep_varies_follows_the_name_and_brackets_are_no_markup() -> No
     shown = table_text(plain, other, larger)
     assert "ddp data_format=nchw" in shown and "batch_per_device" not in shown
     assert "data_format" not in table_text(plain, larger)
+    for run, size in ((plain, 1), (other, 2), (larger, 1)):
+        run.spec["model"]["options"] = {"flops": 9, "sample_bytes": size}
+        run.workload.model_params, run.workload.data_format = 100 * size, "nhwc"
+    shown = table_text(plain, other, larger)
+    assert shown.count("ddp sample_bytes=1 ") == 2 and "ddp sample_bytes=2 " in shown
+    assert "model_params" not in shown and "flops" not in shown
     shown = table_text(plain, record(hardware=HardwareSpec("box [b]1[/b]")))
     assert "materials_cnn on materials, hardware box [b]1[/b], weak scaling" in shown.splitlines()[2]
 

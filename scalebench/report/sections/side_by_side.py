@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scalebench.analysis.identity import CURVE_COLUMNS, curve_key
-from scalebench.analysis.scaling_curves import MODEL_SIZES, name_curves
+from scalebench.analysis.scaling_curves import MODEL_COLUMNS, name_curves
 from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.units import format_count
 from scalebench.report.document import (
@@ -37,7 +37,7 @@ from scalebench.report.tables import format_throughput, make_ratio_cell
 
 MAX_COUNTS = 3  # numbers of devices in a chart by strategy: the largest ones
 MAX_SERIES = 8  # strategies in a chart by model
-OF_MODEL = ("model", "dataset", "batch", *MODEL_SIZES.values())  # what groups of unlike models cannot share
+OF_MODEL = ("model", "dataset", "batch", *MODEL_COLUMNS.values())  # what groups of unlike models cannot share
 SPEEDUP, EFFICIENCY = "speedup_bare", "efficiency_bare"
 FIGURES = {
     THROUGHPUT: ("Throughput", Axis("samples/s"), "samples/s over all devices in steady state"),
