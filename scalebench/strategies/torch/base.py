@@ -31,7 +31,7 @@ from scalebench.workloads.source import Batch, Source
 
 
 class PeakMemory:
-    """The peak memory of a device by torch's allocator, without the time within `paused`."""
+    """The peak memory of a device by torch's allocator, without setup and the time within `paused`."""
 
     def __init__(self) -> None:
         self._before_pause = 0
@@ -47,8 +47,13 @@ class PeakMemory:
         try:
             yield
         finally:
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
+            reset_peak(device)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Let a device's peak begin anew at the memory that is now in use; on a CPU there is none."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 class TorchStrategy(Strategy, Probes):
@@ -107,6 +112,8 @@ class TorchStrategy(Strategy, Probes):
         self.optimizer = self.build_optimizer()
         self.compiled = CompiledModel(self.model, self.place.threads) if train.compile else self.model
         self.net = self.wrap(self.compiled)
+        for device in self._devices():  # setup may have had more than a step has: all weights before they were sharded
+            reset_peak(device)
 
     def feed(self, source: Source) -> Iterable[TorchBatch]:
         dataset = self.spec.config.dataset

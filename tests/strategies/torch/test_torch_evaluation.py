@@ -3,6 +3,7 @@ strategy keeps from step to step."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from scalebench.strategies.torch import base
 from scalebench.strategies.torch.base import PeakMemory, count_state_bytes
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.workloads.source import Source
@@ -90,6 +92,23 @@ def test_evaluations_pause_the_peak(
     monkeypatch.setattr(PeakMemory, "paused", lambda peak, device: within.append(device) or torch.no_grad())
     bare.evaluate(source())
     assert within == [torch.device("cpu")]
+
+
+@pytest.mark.parametrize(("name", "optimizers"), [("bare_torch", 1), ("fsdp_gloo", 2), ("zero1", 2)])
+def test_the_peak_begins_after_setup(
+    strategy: Any, name: str, optimizers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins once the optimizer of the complete weights is gone, which would hold them."""
+    built, alive, build = [], [], base.optimizer.build_optimizer
+
+    def remember(*arguments: Any) -> Any:
+        built.append(weakref.ref(made := build(*arguments)))
+        return made
+
+    monkeypatch.setattr(base.optimizer, "build_optimizer", remember)
+    monkeypatch.setattr(base, "reset_peak", lambda device: alive.append([each() is not None for each in built]))
+    adapter = strategy(name)
+    assert alive == [[False] * (optimizers - 1) + [True]] and adapter.net is not None
 
 
 PARAMETERS = 153441  # of materials_cnn, in 8 tensors
