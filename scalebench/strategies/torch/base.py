@@ -172,15 +172,23 @@ class TorchStrategy(Strategy, Probes):
         return optimizer.sum_loss_parts(loss_parts)
 
     def split_batch(self, batch: TorchBatch) -> list[TorchBatch]:
-        """Split a batch into the parts that a step computes one by one, and keep it for probes that train on it."""
+        """Split a batch into the parts that a step computes one by one."""
         parts = batch.split(self.count_parts(batch))
         if self.last_batch is None and isinstance(self.compiled, CompiledModel):
             self.compiled.shapes = {input_shapes(part.inputs) for part in parts}
+        self.begin_batch(batch)
+        return parts
+
+    def begin_batch(self, batch: TorchBatch) -> None:
+        """Prepare for the passes of a batch, and keep a full one for probes that train on it."""
         is_full = self.last_batch is None or batch.samples >= self.last_batch.samples
         if is_full:
             self.last_batch = batch  # an epoch's last, smaller batch may run through other code
+        self.tune_convolutions(is_full)
+
+    def tune_convolutions(self, is_full: bool) -> None:
+        """Switch cuDNN's tuning as `tunes_convolutions` says."""
         torch.backends.cudnn.benchmark = tunes_convolutions(self.device.type, is_full)
-        return parts
 
     def count_parts(self, batch: TorchBatch) -> int:
         """Return the number of parts to split a batch into, some of which may be empty."""
