@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +26,7 @@ from scalebench.strategies.torch.observed import observe_backend, observe_settin
 from scalebench.strategies.torch.precision import CompiledModel, Precision, input_shapes
 from scalebench.strategies.torch.user_step import UserOptimizer
 from scalebench.workloads import datasets, networks, records, user_code
-from scalebench.workloads.source import Batch, Source
+from scalebench.workloads.source import Source
 
 
 class PeakMemory:
@@ -339,8 +338,7 @@ class TorchStrategy(Strategy, Probes):
 
     def _read_check_samples(self) -> tuple[Any, ...]:
         """Return the first samples as arguments of the user's module: only real ones fit any loss and any embedding."""
-        inputs, targets = (array[: user_checks.CHECK_SAMPLES] for array in datasets.open_dataset(self.spec))
-        batch = to_tensors(Batch(np.array(inputs), np.array(targets), len(inputs))).to(self.device)
+        batch = to_tensors(datasets.read_first_samples(self.spec, user_checks.CHECK_SAMPLES)).to(self.device)
         return (batch.inputs, batch.targets) if self._has_user_loss else (batch.inputs,)
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from scalebench.core.errors import PluginError
 from scalebench.workloads import datasets, records
 from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training
 from tests.strategies.torch import user_steps
+from tests.strategies.torch.conftest import USER_MODULES
 from tests.strategies.torch.user_steps import LENGTH, TOKENS
 
 STEPS = "tests.strategies.torch.user_steps"
@@ -129,6 +132,29 @@ def test_every_feed_gives_the_fields(own_step: Any, feed: str) -> None:
     }
     assert torch.equal(batch.inputs["ids"], torch.from_numpy(IDS[rows]))
     assert all(part.is_contiguous() for part in batch.tensors())
+
+
+def test_pictures_are_decoded_for_the_check_and_in_training(strategy: Any, tmp_path: Path) -> None:
+    for number in range(2 * BATCH):
+        path = tmp_path / "pictures" / f"n{number % 2}" / f"{number}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (9 * number, 0, 255 * (number % 2))).save(path)
+    adapter = strategy(
+        "bare_torch",
+        model="custom",
+        model__torch=f"{USER_MODULES}:Images",
+        model__loss="torch.nn.functional:cross_entropy",
+        model__metric="loss",
+        model__input_shape=[32, 32, 3],
+        model__outputs=10,
+        dataset={"name": "imagenet_jpeg", "path": str(tmp_path / "pictures"), "classes": 10, "dtype": "uint8"},
+        dataset__cache=str(tmp_path / "cache"),
+        dataset__validation_share=0.0,
+        dataset__workers=0,
+        train__learning_rate=0.01,
+    )
+    losses = run_training(adapter, datasets.open_sources(adapter.spec, 0, 1)[0], 4).losses
+    assert losses[-1] < losses[0] and adapter.flops_per_sample() > 0
 
 
 @pytest.mark.parametrize("kind", ["TokenSums", "LossAmongOutputs"])
