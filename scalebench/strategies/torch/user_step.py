@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -54,9 +55,15 @@ class UserStep(UserModule):
             return check_loss(self._loss(self.call_module(inputs), inputs if targets is None else targets))
         if self.training_step is None:
             return check_loss(self.call_module(inputs) if targets is None else self.module(inputs, targets))
-        self._steps += 1
         batch = inputs if targets is None else (inputs, targets)
-        return check_loss(self.training_step(batch, *([self._steps - 1] if self._takes_number else [])))
+        return check_loss(self.training_step(batch, *([self._count_batch()] if self._takes_number else [])))
+
+    def _count_batch(self) -> int:
+        """Return the number of the batch; 0 in compiled code, which would be compiled again for each number."""
+        if torch.compiler.is_compiling():
+            return 0
+        self._steps += 1
+        return self._steps - 1
 
 
 def find_training_step(module: Any) -> Callable[..., Any] | None:

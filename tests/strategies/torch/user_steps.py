@@ -53,6 +53,17 @@ def token_loss(scores: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
 
 
+class Numbered(nn.Module):
+    """A plain module with a training_step, (n, 5) -> (n, 2), whose loss grows with the number of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(5, 2)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return functional.mse_loss(self.last(batch[0]), batch[1]) + batch_idx
+
+
 class Regression(pl.LightningModule):
     """A LightningModule that takes (inputs, targets); `fault` is one word for what is wrong with it."""
 
