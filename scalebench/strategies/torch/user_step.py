@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from scalebench.core.spec import ModelSpec
 from scalebench.strategies.torch.user_module import UserModule, UserProblem, summarize_names
@@ -102,7 +103,11 @@ class UserOptimizer:
         UserProblem unless it is one optimizer of all parameters that are trained."""
         self.result = result
         self.optimizer, configs = read_optimizers(result)
-        self.schedulers = [each["scheduler"] for each in configs if each.get("interval") == ADVANCES_BY_STEP]
+        self._steps = 0
+        self.schedulers = []  # (scheduler, the number of steps between its advances)
+        for config in configs:
+            if config.get("interval") == ADVANCES_BY_STEP:
+                self.schedulers.append((check_scheduler(config["scheduler"]), config.get("frequency", 1)))
         if self.schedulers:
             warnings.filterwarnings("ignore", message=SCHEDULER_FIRST)
         check_parameters(self.optimizer, module)
@@ -132,8 +137,10 @@ class UserOptimizer:
 
     def advance_schedulers(self) -> None:
         """Advance the schedulers by one step."""
-        for scheduler in self.schedulers:
-            scheduler.step()
+        self._steps += 1
+        for scheduler, frequency in self.schedulers:
+            if self._steps % frequency == 0:
+                scheduler.step()
 
 
 def read_optimizers(result: Any) -> tuple[Optimizer, list[dict[str, Any]]]:
@@ -158,6 +165,16 @@ def read_optimizers(result: Any) -> tuple[Optimizer, list[dict[str, Any]]]:
         raise UserProblem(f"gives {kind} as its optimizer, and no torch.optim.Optimizer")
     configs = [each if isinstance(each, Mapping) else {"scheduler": each} for each in schedulers]
     return optimizer, [dict(config) for config in configs]
+
+
+def check_scheduler(scheduler: Any) -> Any:
+    """Return a scheduler that advances by step. Raises UserProblem for one that waits for a metric."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise UserProblem(
+            "has a ReduceLROnPlateau with the interval 'step', and no metric is computed in a step: leave it out, or "
+            "take a scheduler that counts steps"
+        )
+    return scheduler
 
 
 def check_parameters(optimizer: Optimizer, module: nn.Module) -> None:

@@ -176,11 +176,12 @@ def test_probes_work(own_step: Any, name: str) -> None:
     assert adapter.backend_used() == "gloo" and adapter.profile(1, None).steps == 1
 
 
+@pytest.mark.parametrize(("frequency", "advances"), [(1, 3), (2, 1)])
 @pytest.mark.parametrize("name", NAMES)
-def test_schedulers_go_on_with_each_step(own_step: Any, name: str) -> None:
-    adapter, source = own_step(name, "Regression", model__options={"scheduler": True})
+def test_schedulers_go_on_with_the_steps(own_step: Any, name: str, frequency: int, advances: int) -> None:
+    adapter, source = own_step(name, "Regression", model__options={"frequency": frequency})
     run_training(adapter, source, 3)
-    assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 2**3)
+    assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 2**advances)
 
 
 def test_a_schedule_of_scalebench_scales_the_users_rates(own_step: Any) -> None:
@@ -221,6 +222,11 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "Regression",
         {"model__options": {"fault": "foreign"}},
         r"has an optimizer of 1 parameters that are not",
+    ),
+    "plateau": (
+        "Regression",
+        {"model__options": {"frequency": 1, "fault": "plateau"}},
+        r"has a ReduceLROnPlateau with the interval 'step', and no metric is computed in a step: leave it out, or",
     ),
     "mse": (
         "Regression",

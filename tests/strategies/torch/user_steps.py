@@ -65,11 +65,12 @@ class Numbered(nn.Module):
 
 
 class Regression(pl.LightningModule):
-    """A LightningModule that takes (inputs, targets); `fault` is one word for what is wrong with it."""
+    """A LightningModule that takes (inputs, targets); `fault` is one word for what is wrong with it, and `frequency`
+    the number of steps between the advances of its scheduler, if it has one."""
 
-    def __init__(self, fault: str = "", scheduler: bool = False) -> None:
+    def __init__(self, fault: str = "", frequency: int = 0) -> None:
         super().__init__()
-        self.fault, self.scheduler = fault, scheduler
+        self.fault, self.frequency = fault, frequency
         self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 2)
         self.seen: list[int] = []
         if fault == "manual":
@@ -93,8 +94,12 @@ class Regression(pl.LightningModule):
         if self.fault == "foreign":
             parameters = [*parameters, nn.Parameter(torch.zeros(2))]
         optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-        schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)] if self.scheduler else []
-        return [optimizer], [{"scheduler": each, "interval": "step"} for each in schedulers]
+        if not self.frequency:
+            return [optimizer], []
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        if self.fault == "plateau":
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": self.frequency}]
 
 
 def with_optimizer(rate: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
