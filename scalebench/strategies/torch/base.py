@@ -197,7 +197,7 @@ class TorchStrategy(Strategy, Probes):
         """Return a context for the passes of a part whose gradients are not synchronized yet."""
         return nullcontext()
 
-    def forward(self, net: nn.Module, batch: TorchBatch) -> tuple[Tensor, LossPart]:
+    def forward(self, net: Callable[..., Any], batch: TorchBatch) -> tuple[Tensor, LossPart]:
         """Return (loss to differentiate, loss to report) of a batch or a part, without waiting for the device."""
         with self.precision.autocast():
             outputs = net(batch.inputs, batch.targets) if self._loss is None else net(batch.inputs)

@@ -50,14 +50,21 @@ class UserStep(UserModule):
             self._takes_number = _takes_second_argument(self.training_step)
             warnings.filterwarnings("ignore", message=LOG_WITHOUT_TRAINER)
 
-    def forward(self, inputs: Any, targets: Any = None) -> Tensor:
-        inputs = self.prepare(inputs)
+    def forward(self, inputs: Any, targets: Any = None, batch: Any = None) -> Tensor:
+        """Return the loss. `batch`: what form_batch made of inputs and targets, as hooks of the user's have left it."""
+        if batch is None:
+            batch = self.form_batch(inputs, targets)
+        if self._loss is None and self.training_step is not None:
+            return check_loss(self.training_step(batch, *([self._count_batch()] if self._takes_number else [])))
+        inputs, targets = (batch, None) if targets is None else batch
         if self._loss is not None:
             return check_loss(self._loss(self.call_module(inputs), inputs if targets is None else targets))
-        if self.training_step is None:
-            return check_loss(self.call_module(inputs) if targets is None else self.module(inputs, targets))
-        batch = inputs if targets is None else (inputs, targets)
-        return check_loss(self.training_step(batch, *([self._count_batch()] if self._takes_number else [])))
+        return check_loss(self.call_module(inputs) if targets is None else self.module(inputs, targets))
+
+    def form_batch(self, inputs: Any, targets: Any) -> Any:
+        """Return a batch as a training_step of the user's takes it: the inputs, or (inputs, targets)."""
+        inputs = self.prepare(inputs)
+        return inputs if targets is None else (inputs, targets)
 
     def _count_batch(self) -> int:
         """Return the number of the batch; 0 in compiled code, which would be compiled again for each number."""

@@ -184,6 +184,15 @@ def test_schedulers_go_on_with_the_steps(own_step: Any, name: str, frequency: in
     assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 2**advances)
 
 
+@pytest.mark.parametrize("name", ["lightning_ddp_gloo", pytest.param("lightning_fsdp_gloo", marks=pytest.mark.slow)])
+def test_hooks_of_a_lightning_module_get_its_own_batches(own_step: Any, name: str) -> None:
+    adapter, source = own_step(name, "Regression", model__torch=f"{STEPS}:Hooked")
+    losses = run_training(adapter, source, 3).losses
+    expected = [float(2 * (FLOATS[1][source.batch_indices(0, step)] + 1).sum()) for step in range(3)]
+    assert adapter.model.module.sums == pytest.approx(np.repeat(expected, 3), rel=1e-5)
+    assert losses[-1] < losses[0]
+
+
 def test_a_schedule_of_scalebench_scales_the_users_rates(own_step: Any) -> None:
     adapter, _ = own_step("bare_torch", "with_optimizer", train__learning_rate=0.01)
     adapter.set_learning_rate(0.005)

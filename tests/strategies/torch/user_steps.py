@@ -102,6 +102,38 @@ class Regression(pl.LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": self.frequency}]
 
 
+class Hooked(Regression):
+    """A Regression whose hooks change its batches: twice the targets and 2, in a dict. `sums` has the sum of the
+    targets before, in and after each training_step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: list[float] = []
+
+    def on_before_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = batch
+        return inputs, targets + 1
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        inputs, targets = batch
+        return inputs.to(device), 2 * targets.to(device)
+
+    def on_after_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
+        return dict(zip(("inputs", "targets"), batch, strict=True))
+
+    def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.sums.append(float(batch["targets"].sum()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if isinstance(batch, dict):  # and not the check before training
+            self.sums.append(float(batch["targets"].sum()))
+            batch = tuple(batch.values())
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, outputs: Any, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.sums.append(float(batch["targets"].sum()))
+
+
 def with_optimizer(rate: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a module with an optimizer of two groups."""
     module = TokenSums()
