@@ -54,7 +54,7 @@ class Variant:
 
     name: str
     sync: bool = True
-    new_batches: bool = True  # each batch from the feed; else one batch over and over
+    new_batches: bool = True  # each batch from the feed; else its first one, which is full, over and over
     without: tuple[str, ...] = ()  # with sync: parts of it that are left out
 
 
@@ -81,18 +81,19 @@ class InterleavedLoop:
         orders = [variants, variants[::-1]]
         self._blocks = [variant for number in range(rounds) for variant in orders[number % 2]]
         self.seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
-        self.last_batch: Any = None
+        self.first_batch: Any = None
         self._steps_done, self._start_s = 0, 0.0
 
     def __iter__(self) -> Iterator[Any]:
         self._begin_block(0)
-        for drawn in itertools.count():  # a count of its own: trainers may draw batches ahead of their steps
-            block = drawn // (self._steps + 1)
-            if self.last_batch is None or (block < len(self._blocks) and self._blocks[block].new_batches):
-                self.last_batch = next(self._batches)
-            yield self.last_batch
+        self.first_batch = batch = next(self._batches)
+        for drawn in itertools.count(1):  # a count of its own: trainers may draw batches ahead of their steps
+            yield batch
             if self._is_over:
                 return
+            block = drawn // (self._steps + 1)
+            is_new = block < len(self._blocks) and self._blocks[block].new_batches
+            batch = next(self._batches) if is_new else self.first_batch
 
     def done(self, part: LossPart | None) -> bool:
         """Count one step that was issued. True when the loop is over."""
@@ -237,7 +238,7 @@ class ProbeRunner:
         try:
             self.strategy.train(loop)
         finally:
-            self.batch = loop.last_batch
+            self.batch = loop.first_batch
             if can_switch:
                 self.probes.set_gradient_sync(True)
         self.record.steps = steps

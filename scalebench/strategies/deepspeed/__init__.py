@@ -97,7 +97,7 @@ class DeepSpeedZero(TorchStrategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         deepspeed = import_deepspeed(self.device)
         self._parameter_count = super().num_params()
-        self._empty_model = copy.deepcopy(self.model).to("meta") if self.stage == 3 else None
+        self._empty_model = copy_without_values(self.model, torch.device("meta")) if self.stage == 3 else None
         for parameter in self.model.parameters():
             parameter.data = parameter.data.contiguous()  # as it will be as a slice of the engine's flat buffer
         assert self.group is not None
@@ -186,7 +186,7 @@ class DeepSpeedZero(TorchStrategy):
             return super().evaluate(source)
         assert self.group is not None, "setup comes first"
         with self._peak.paused(self.device), self.precision.autocast():
-            model = copy.deepcopy(self._empty_model).to_empty(device=self.device)
+            model = copy_without_values(self._empty_model, self.device)
             with torch.no_grad(), self._gathered_weights():
                 pairs = ((model.parameters(), self.model.parameters()), (model.buffers(), self.model.buffers()))
                 for target, value in chain.from_iterable(zip(*pair, strict=True) for pair in pairs):
@@ -273,6 +273,19 @@ def import_deepspeed(device: torch.device) -> Any:
     # and is of no use to training.
     deepspeed.ops.__compatible_ops__ = {}
     return deepspeed
+
+
+def copy_without_values(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy of a module with uninitialized parameters and buffers on a device, without a copy of the values.
+
+    Layers that share a parameter share it in the copy, which they would not after Module.to or Module.to_empty.
+    """
+    copies: dict[int, Any] = {
+        id(each): nn.Parameter(torch.empty_like(each, device=device), each.requires_grad)
+        for each in module.parameters()
+    }
+    copies |= {id(each): torch.empty_like(each, device=device) for each in module.buffers()}
+    return copy.deepcopy(module, copies)
 
 
 def choose_engine_arguments(device: torch.device) -> SimpleNamespace | None:

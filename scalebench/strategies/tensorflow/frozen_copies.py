@@ -74,7 +74,7 @@ class FrozenSlices:
     """The slices of one global batch, each on its device, for graphs that slice a batch themselves."""
 
     def __init__(self, devices: Sequence[str], batch: TfBatch, global_batch: int) -> None:
-        """Freeze a full global batch: `batch` may be the smaller last one of an epoch, whose samples are repeated."""
+        """Freeze a full global batch: `batch` may be smaller, and its samples are repeated."""
         ((inputs, targets),) = batches.copy_to_host(batch)
         rows, share = np.arange(global_batch) % batch.samples, global_batch // len(devices)
         parts = [*np.split(rows, [share * number for number in range(1, len(devices))])]

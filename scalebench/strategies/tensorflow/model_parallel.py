@@ -309,7 +309,7 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         return observe_transfer_backend(self.train, self._traced(), self.last_batch)
 
     def stages(self) -> list[StageRecord]:
-        """Return the stages, with seconds measured on the last batch of the training, which may be a smaller one."""
+        """Return the stages, with seconds measured on a batch of the training."""
         if len(self.network_stages) == 1:
             return []
         work_s: list[float] | list[None] = [None] * len(self.network_stages)

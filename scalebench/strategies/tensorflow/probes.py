@@ -103,7 +103,7 @@ class TensorFlowProbes(Strategy, Probes):
     """A strategy whose step is a compiled function of the batch parts of all devices of its process."""
 
     devices: list[str]
-    last_batch: Any = None  # of the training, as `feed` yielded it
+    last_batch: Any = None  # of the training, a full one, as `feed` yielded it
     sync_parts_off: tuple[str, ...] = ()  # of SYNC_PARTS: left out of the steps
     _host: tuple[Any, list[batches.HostArrays]] | None = None  # a batch, and its parts in host memory
 
@@ -137,6 +137,11 @@ class TensorFlowProbes(Strategy, Probes):
     @syncs_gradients.setter
     def syncs_gradients(self, on: bool) -> None:
         self.sync_parts_off = () if on else SYNC_PARTS
+
+    def keep_batch(self, batch: Any) -> None:
+        """Keep a batch of the training for probes that train on it, unless it is an epoch's smaller last one."""
+        if self.last_batch is None or batch.samples >= self.last_batch.samples:
+            self.last_batch = batch
 
     @cached_property
     def _per_device_step(self) -> PerDeviceStep:

@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,11 +26,11 @@ from scalebench.strategies.torch.observed import observe_backend, observe_settin
 from scalebench.strategies.torch.precision import CompiledModel, Precision, input_shapes
 from scalebench.strategies.torch.user_step import UserOptimizer
 from scalebench.workloads import datasets, networks, records, user_code
-from scalebench.workloads.source import Batch, Source
+from scalebench.workloads.source import Source
 
 
 class PeakMemory:
-    """The peak memory of a device by torch's allocator, without the time within `paused`."""
+    """The peak memory of a device by torch's allocator, without setup and the time within `paused`."""
 
     def __init__(self) -> None:
         self._before_pause = 0
@@ -47,8 +46,13 @@ class PeakMemory:
         try:
             yield
         finally:
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
+            reset_peak(device)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Let a device's peak begin anew at the memory that is now in use; on a CPU there is none."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 class TorchStrategy(Strategy, Probes):
@@ -107,6 +111,8 @@ class TorchStrategy(Strategy, Probes):
         self.optimizer = self.build_optimizer()
         self.compiled = CompiledModel(self.model, self.place.threads) if train.compile else self.model
         self.net = self.wrap(self.compiled)
+        for device in self._devices():  # setup may have had more than a step has: all weights before they were sharded
+            reset_peak(device)
 
     def feed(self, source: Source) -> Iterable[TorchBatch]:
         dataset = self.spec.config.dataset
@@ -165,15 +171,23 @@ class TorchStrategy(Strategy, Probes):
         return optimizer.sum_loss_parts(loss_parts)
 
     def split_batch(self, batch: TorchBatch) -> list[TorchBatch]:
-        """Split a batch into the parts that a step computes one by one, and keep it for probes that train on it."""
+        """Split a batch into the parts that a step computes one by one."""
         parts = batch.split(self.count_parts(batch))
         if self.last_batch is None and isinstance(self.compiled, CompiledModel):
             self.compiled.shapes = {input_shapes(part.inputs) for part in parts}
+        self.begin_batch(batch)
+        return parts
+
+    def begin_batch(self, batch: TorchBatch) -> None:
+        """Prepare for the passes of a batch, and keep a full one for probes that train on it."""
         is_full = self.last_batch is None or batch.samples >= self.last_batch.samples
         if is_full:
             self.last_batch = batch  # an epoch's last, smaller batch may run through other code
+        self.tune_convolutions(is_full)
+
+    def tune_convolutions(self, is_full: bool) -> None:
+        """Switch cuDNN's tuning as `tunes_convolutions` says."""
         torch.backends.cudnn.benchmark = tunes_convolutions(self.device.type, is_full)
-        return parts
 
     def count_parts(self, batch: TorchBatch) -> int:
         """Return the number of parts to split a batch into, some of which may be empty."""
@@ -183,7 +197,7 @@ class TorchStrategy(Strategy, Probes):
         """Return a context for the passes of a part whose gradients are not synchronized yet."""
         return nullcontext()
 
-    def forward(self, net: nn.Module, batch: TorchBatch) -> tuple[Tensor, LossPart]:
+    def forward(self, net: Callable[..., Any], batch: TorchBatch) -> tuple[Tensor, LossPart]:
         """Return (loss to differentiate, loss to report) of a batch or a part, without waiting for the device."""
         with self.precision.autocast():
             outputs = net(batch.inputs, batch.targets) if self._loss is None else net(batch.inputs)
@@ -324,8 +338,7 @@ class TorchStrategy(Strategy, Probes):
 
     def _read_check_samples(self) -> tuple[Any, ...]:
         """Return the first samples as arguments of the user's module: only real ones fit any loss and any embedding."""
-        inputs, targets = (array[: user_checks.CHECK_SAMPLES] for array in datasets.open_dataset(self.spec))
-        batch = to_tensors(Batch(np.array(inputs), np.array(targets), len(inputs))).to(self.device)
+        batch = to_tensors(datasets.read_first_samples(self.spec, user_checks.CHECK_SAMPLES)).to(self.device)
         return (batch.inputs, batch.targets) if self._has_user_loss else (batch.inputs,)
 
 

@@ -12,8 +12,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from scalebench.core.spec import ModelSpec
 from scalebench.strategies.torch.user_module import UserModule, UserProblem, summarize_names
@@ -48,15 +50,28 @@ class UserStep(UserModule):
             self._takes_number = _takes_second_argument(self.training_step)
             warnings.filterwarnings("ignore", message=LOG_WITHOUT_TRAINER)
 
-    def forward(self, inputs: Any, targets: Any = None) -> Tensor:
-        inputs = self.prepare(inputs)
+    def forward(self, inputs: Any, targets: Any = None, batch: Any = None) -> Tensor:
+        """Return the loss. `batch`: what form_batch made of inputs and targets, as hooks of the user's have left it."""
+        if batch is None:
+            batch = self.form_batch(inputs, targets)
+        if self._loss is None and self.training_step is not None:
+            return check_loss(self.training_step(batch, *([self._count_batch()] if self._takes_number else [])))
+        inputs, targets = (batch, None) if targets is None else batch
         if self._loss is not None:
             return check_loss(self._loss(self.call_module(inputs), inputs if targets is None else targets))
-        if self.training_step is None:
-            return check_loss(self.call_module(inputs) if targets is None else self.module(inputs, targets))
+        return check_loss(self.call_module(inputs) if targets is None else self.module(inputs, targets))
+
+    def form_batch(self, inputs: Any, targets: Any) -> Any:
+        """Return a batch as a training_step of the user's takes it: the inputs, or (inputs, targets)."""
+        inputs = self.prepare(inputs)
+        return inputs if targets is None else (inputs, targets)
+
+    def _count_batch(self) -> int:
+        """Return the number of the batch; 0 in compiled code, which would be compiled again for each number."""
+        if torch.compiler.is_compiling():
+            return 0
         self._steps += 1
-        batch = inputs if targets is None else (inputs, targets)
-        return check_loss(self.training_step(batch, *([self._steps - 1] if self._takes_number else [])))
+        return self._steps - 1
 
 
 def find_training_step(module: Any) -> Callable[..., Any] | None:
@@ -95,7 +110,11 @@ class UserOptimizer:
         UserProblem unless it is one optimizer of all parameters that are trained."""
         self.result = result
         self.optimizer, configs = read_optimizers(result)
-        self.schedulers = [each["scheduler"] for each in configs if each.get("interval") == ADVANCES_BY_STEP]
+        self._steps = 0
+        self.schedulers = []  # (scheduler, the number of steps between its advances)
+        for config in configs:
+            if config.get("interval") == ADVANCES_BY_STEP:
+                self.schedulers.append((check_scheduler(config["scheduler"]), config.get("frequency", 1)))
         if self.schedulers:
             warnings.filterwarnings("ignore", message=SCHEDULER_FIRST)
         check_parameters(self.optimizer, module)
@@ -125,8 +144,10 @@ class UserOptimizer:
 
     def advance_schedulers(self) -> None:
         """Advance the schedulers by one step."""
-        for scheduler in self.schedulers:
-            scheduler.step()
+        self._steps += 1
+        for scheduler, frequency in self.schedulers:
+            if self._steps % frequency == 0:
+                scheduler.step()
 
 
 def read_optimizers(result: Any) -> tuple[Optimizer, list[dict[str, Any]]]:
@@ -151,6 +172,16 @@ def read_optimizers(result: Any) -> tuple[Optimizer, list[dict[str, Any]]]:
         raise UserProblem(f"gives {kind} as its optimizer, and no torch.optim.Optimizer")
     configs = [each if isinstance(each, Mapping) else {"scheduler": each} for each in schedulers]
     return optimizer, [dict(config) for config in configs]
+
+
+def check_scheduler(scheduler: Any) -> Any:
+    """Return a scheduler that advances by step. Raises UserProblem for one that waits for a metric."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise UserProblem(
+            "has a ReduceLROnPlateau with the interval 'step', and no metric is computed in a step: leave it out, or "
+            "take a scheduler that counts steps"
+        )
+    return scheduler
 
 
 def check_parameters(optimizer: Optimizer, module: nn.Module) -> None:

@@ -29,7 +29,7 @@ from scalebench.workloads.datasets import (
 )
 from scalebench.workloads.datasets.cache import ChunkedDataset
 from scalebench.workloads.datasets.picture_reader import PictureReader, Pictures
-from scalebench.workloads.source import SampleShape, Source
+from scalebench.workloads.source import Batch, SampleShape, Source
 from scalebench.workloads.user_code import CUSTOM
 
 EVALUATION_BATCH_FACTOR = 4  # evaluation batches in training micro-batches: fewer calls cost less
@@ -343,8 +343,18 @@ def open_training_subset(spec: RunSpec, replica: int, replicas: int) -> Source |
     return Source(inputs, targets, last=count, **arguments)
 
 
-def _reading_arguments(spec: RunSpec, inputs: NDArray[Any], targets: NDArray[Any]) -> dict[str, Any]:
-    """Return the arguments of a source that say how its samples are read, where `inputs` only names their files."""
+def read_first_samples(spec: RunSpec, count: int) -> Batch:
+    """Return the first samples as they are trained; pictures in files are decoded here, without augmentation."""
+    inputs, targets = open_dataset(spec)
+    reading = _reading_arguments(spec, inputs, targets, in_workers=False)
+    return next(Source(inputs, targets, global_batch=count, seed=0, replica=0, replicas=1, **reading).in_order())
+
+
+def _reading_arguments(
+    spec: RunSpec, inputs: NDArray[Any], targets: NDArray[Any], in_workers: bool = True
+) -> dict[str, Any]:
+    """Return the arguments of a source that say how its samples are read, where `inputs` only names their files: in
+    worker processes, or in this one."""
     config, dataset = spec.config, spec.config.dataset
     if not decodes_in_training(dataset.name):
         return {}
@@ -358,7 +368,7 @@ def _reading_arguments(spec: RunSpec, inputs: NDArray[Any], targets: NDArray[Any
         dtype=dataset.dtype,
         seed=config.seed,
         augment=dataset.augment,
-        workers=cores if dataset.workers is None else dataset.workers,
+        workers=(cores if dataset.workers is None else dataset.workers) if in_workers else 0,
         classes=dataset.classes or 0,
         records=kind.records,
     )

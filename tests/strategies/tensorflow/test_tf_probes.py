@@ -15,6 +15,7 @@ import tensorflow as tf
 from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import batches, profiling
 from scalebench.workloads.source import Batch, Source
+from tests.strategies.builders import run_training
 from tests.strategies.tensorflow.builders import apart, replica_weights
 from tests.strategies.tensorflow.conftest import DEVICES
 
@@ -126,6 +127,14 @@ def before(operation: tf.Operation) -> set[tf.Operation]:
         found |= new
         left += new
     return found
+
+
+@pytest.mark.parametrize("words", [(), ("strategy.options.loop=fit",)])
+def test_probes_replay_a_full_batch(strategy: Any, source: Callable[..., Source], words: tuple[str, ...]) -> None:
+    """The last batch of an epoch has one sample here."""
+    one = made(strategy, "bare_tensorflow", *words)
+    run_training(one, source(), 6)
+    assert one.last_batch.samples == 20
 
 
 def test_one_device_needs_no_local_step(strategy: Any) -> None:

@@ -3,18 +3,23 @@ strategy keeps from step to step."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from scalebench.strategies.deepspeed import DeepSpeedZero3, copy_without_values
+from scalebench.strategies.torch import base
 from scalebench.strategies.torch.base import PeakMemory, count_state_bytes
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.workloads.source import Source
 from tests.strategies.builders import make_images, run_training
+from tests.strategies.torch.conftest import user_model
 
 IMAGES = make_images(70)
 EVALUATED_STEPS = (1, 3, 4)  # after the last step of an epoch, and after consecutive steps
@@ -90,6 +95,34 @@ def test_evaluations_pause_the_peak(
     monkeypatch.setattr(PeakMemory, "paused", lambda peak, device: within.append(device) or torch.no_grad())
     bare.evaluate(source())
     assert within == [torch.device("cpu")]
+
+
+def test_zero3_evaluates_a_copy_that_shares_what_the_model_shares(strategy: Any, source: Callable[..., Source]) -> None:
+    """Without DeepSpeed, whose engine leaves the module as it is; two layers of it have the same weights."""
+    bare = strategy("bare_torch", **user_model("Series"))
+    zero3, empty = DeepSpeedZero3(bare.spec, 0), copy_without_values(bare.model, torch.device("meta"))
+    assert {each.device.type for each in (*empty.parameters(), *empty.buffers())} == {"meta"}
+    assert empty.module.again.weight is empty.module.square.weight
+    zero3.__dict__.update({name: value for name, value in bare.__dict__.items() if name != "net"})
+    zero3._empty_model, zero3.group = empty, SimpleNamespace(sum=lambda values: values)
+    assert zero3.evaluate(source()) == bare.evaluate(source())
+
+
+@pytest.mark.parametrize(("name", "optimizers"), [("bare_torch", 1), ("fsdp_gloo", 2), ("zero1", 2)])
+def test_the_peak_begins_after_setup(
+    strategy: Any, name: str, optimizers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins once the optimizer of the complete weights is gone, which would hold them."""
+    built, alive, build = [], [], base.optimizer.build_optimizer
+
+    def remember(*arguments: Any) -> Any:
+        built.append(weakref.ref(made := build(*arguments)))
+        return made
+
+    monkeypatch.setattr(base.optimizer, "build_optimizer", remember)
+    monkeypatch.setattr(base, "reset_peak", lambda device: alive.append([each() is not None for each in built]))
+    adapter = strategy(name)
+    assert alive == [[False] * (optimizers - 1) + [True]] and adapter.net is not None
 
 
 PARAMETERS = 153441  # of materials_cnn, in 8 tensors

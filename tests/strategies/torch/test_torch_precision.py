@@ -13,17 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from scalebench.core.spec import TrainSpec
+from scalebench.core.spec import ModelSpec, TrainSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch import optimizer as training
 from scalebench.strategies.torch import precision
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.precision import check_compiler
+from scalebench.strategies.torch.user_step import UserStep
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training
 from tests.strategies.torch.conftest import user_model
+from tests.strategies.torch.user_steps import Numbered
 
 CPU = torch.device("cpu")
 IMAGES = {"model": "resnet20_cifar10"}
@@ -195,6 +197,17 @@ def test_compilation_keeps_the_losses(
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert adapter.settings_used() == {"precision": "float32", "compiler": "inductor"}
     assert adapter.evaluate(source()).keys() == bare.evaluate(source()).keys()
+
+
+@pytest.mark.usefixtures("inductor")
+def test_a_step_of_ones_own_is_compiled_once() -> None:
+    """Although its training_step takes the number of the batch, which is 0 then."""
+    torch._dynamo.utils.counters.clear()
+    step = UserStep(Numbered(), "default", ModelSpec("custom", loss="module"), as_is=False)
+    compiled = torch.compile(step.forward, backend="eager", dynamic=False)
+    batch = torch.randn(4, 5), torch.randn(4, 2)
+    assert len({float(compiled(*batch).detach()) for _ in range(4)}) == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.usefixtures("inductor")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from scalebench.core.errors import PluginError
 from scalebench.workloads import datasets, records
 from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training
 from tests.strategies.torch import user_steps
+from tests.strategies.torch.conftest import USER_MODULES
 from tests.strategies.torch.user_steps import LENGTH, TOKENS
 
 STEPS = "tests.strategies.torch.user_steps"
@@ -131,6 +134,29 @@ def test_every_feed_gives_the_fields(own_step: Any, feed: str) -> None:
     assert all(part.is_contiguous() for part in batch.tensors())
 
 
+def test_pictures_are_decoded_for_the_check_and_in_training(strategy: Any, tmp_path: Path) -> None:
+    for number in range(2 * BATCH):
+        path = tmp_path / "pictures" / f"n{number % 2}" / f"{number}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (9 * number, 0, 255 * (number % 2))).save(path)
+    adapter = strategy(
+        "bare_torch",
+        model="custom",
+        model__torch=f"{USER_MODULES}:Images",
+        model__loss="torch.nn.functional:cross_entropy",
+        model__metric="loss",
+        model__input_shape=[32, 32, 3],
+        model__outputs=10,
+        dataset={"name": "imagenet_jpeg", "path": str(tmp_path / "pictures"), "classes": 10, "dtype": "uint8"},
+        dataset__cache=str(tmp_path / "cache"),
+        dataset__validation_share=0.0,
+        dataset__workers=0,
+        train__learning_rate=0.01,
+    )
+    losses = run_training(adapter, datasets.open_sources(adapter.spec, 0, 1)[0], 4).losses
+    assert losses[-1] < losses[0] and adapter.flops_per_sample() > 0
+
+
 @pytest.mark.parametrize("kind", ["TokenSums", "LossAmongOutputs"])
 def test_parts_of_a_step_add_up_to_it(own_step: Any, kind: str) -> None:
     adapter, source = own_step("bare_torch", kind, train__accumulate=5)  # parts of 2 and of 3
@@ -150,11 +176,21 @@ def test_probes_work(own_step: Any, name: str) -> None:
     assert adapter.backend_used() == "gloo" and adapter.profile(1, None).steps == 1
 
 
+@pytest.mark.parametrize(("frequency", "advances"), [(1, 3), (2, 1)])
 @pytest.mark.parametrize("name", NAMES)
-def test_schedulers_go_on_with_each_step(own_step: Any, name: str) -> None:
-    adapter, source = own_step(name, "Regression", model__options={"scheduler": True})
+def test_schedulers_go_on_with_the_steps(own_step: Any, name: str, frequency: int, advances: int) -> None:
+    adapter, source = own_step(name, "Regression", model__options={"frequency": frequency})
     run_training(adapter, source, 3)
-    assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 2**3)
+    assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 2**advances)
+
+
+@pytest.mark.parametrize("name", ["lightning_ddp_gloo", pytest.param("lightning_fsdp_gloo", marks=pytest.mark.slow)])
+def test_hooks_of_a_lightning_module_get_its_own_batches(own_step: Any, name: str) -> None:
+    adapter, source = own_step(name, "Regression", model__torch=f"{STEPS}:Hooked")
+    losses = run_training(adapter, source, 3).losses
+    expected = [float(2 * (FLOATS[1][source.batch_indices(0, step)] + 1).sum()) for step in range(3)]
+    assert adapter.model.module.sums == pytest.approx(np.repeat(expected, 3), rel=1e-5)
+    assert losses[-1] < losses[0]
 
 
 def test_a_schedule_of_scalebench_scales_the_users_rates(own_step: Any) -> None:
@@ -195,6 +231,11 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "Regression",
         {"model__options": {"fault": "foreign"}},
         r"has an optimizer of 1 parameters that are not",
+    ),
+    "plateau": (
+        "Regression",
+        {"model__options": {"frequency": 1, "fault": "plateau"}},
+        r"has a ReduceLROnPlateau with the interval 'step', and no metric is computed in a step: leave it out, or",
     ),
     "mse": (
         "Regression",

@@ -53,12 +53,24 @@ def token_loss(scores: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
 
 
-class Regression(pl.LightningModule):
-    """A LightningModule that takes (inputs, targets); `fault` is one word for what is wrong with it."""
+class Numbered(nn.Module):
+    """A plain module with a training_step, (n, 5) -> (n, 2), whose loss grows with the number of the batch."""
 
-    def __init__(self, fault: str = "", scheduler: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.fault, self.scheduler = fault, scheduler
+        self.last = nn.Linear(5, 2)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return functional.mse_loss(self.last(batch[0]), batch[1]) + batch_idx
+
+
+class Regression(pl.LightningModule):
+    """A LightningModule that takes (inputs, targets); `fault` is one word for what is wrong with it, and `frequency`
+    the number of steps between the advances of its scheduler, if it has one."""
+
+    def __init__(self, fault: str = "", frequency: int = 0) -> None:
+        super().__init__()
+        self.fault, self.frequency = fault, frequency
         self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 2)
         self.seen: list[int] = []
         if fault == "manual":
@@ -82,8 +94,44 @@ class Regression(pl.LightningModule):
         if self.fault == "foreign":
             parameters = [*parameters, nn.Parameter(torch.zeros(2))]
         optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-        schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)] if self.scheduler else []
-        return [optimizer], [{"scheduler": each, "interval": "step"} for each in schedulers]
+        if not self.frequency:
+            return [optimizer], []
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        if self.fault == "plateau":
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": self.frequency}]
+
+
+class Hooked(Regression):
+    """A Regression whose hooks change its batches: twice the targets and 2, in a dict. `sums` has the sum of the
+    targets before, in and after each training_step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: list[float] = []
+
+    def on_before_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = batch
+        return inputs, targets + 1
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        inputs, targets = batch
+        return inputs.to(device), 2 * targets.to(device)
+
+    def on_after_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
+        return dict(zip(("inputs", "targets"), batch, strict=True))
+
+    def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.sums.append(float(batch["targets"].sum()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if isinstance(batch, dict):  # and not the check before training
+            self.sums.append(float(batch["targets"].sum()))
+            batch = tuple(batch.values())
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, outputs: Any, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.sums.append(float(batch["targets"].sum()))
 
 
 def with_optimizer(rate: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:

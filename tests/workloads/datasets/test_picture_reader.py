@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from scalebench.core.errors import InputError
-from scalebench.core.spec import ModelSpec
+from scalebench.core.spec import ModelSpec, RunSpec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import images, picture_reader
 from scalebench.workloads.datasets.picture_reader import PictureReader, Pictures
@@ -34,15 +34,18 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-def open_sources(folder: Path, tmp_path: Path, replica: int = 0, replicas: int = 1, batch: int = 4, **keys):
+def pictures_spec(folder: Path, tmp_path: Path, replicas: int = 1, batch: int = 4, **keys) -> RunSpec:
     changes = {
         "model": MODEL, "dataset__name": "imagenet_jpeg",
         "dataset__path": str(folder), "dataset__classes": 10, "dataset__dtype": "uint8", "dataset__size": 1000,
         "dataset__validation_share": 0.2, "dataset__cache": str(tmp_path / "cache"), "dataset__workers": 0,
         "gpus": replicas, "train__batch_per_device": batch,
     }  # fmt: skip
-    spec = make_spec(**{**changes, **keys})
-    return datasets.open_sources(spec, replica, replicas)
+    return make_spec(**{**changes, **keys})
+
+
+def open_sources(folder: Path, tmp_path: Path, replica: int = 0, replicas: int = 1, batch: int = 4, **keys):
+    return datasets.open_sources(pictures_spec(folder, tmp_path, replicas, batch, **keys), replica, replicas)
 
 
 def take(source: Source, count: int) -> list[Batch]:
@@ -97,6 +100,14 @@ def test_crops_differ_between_epochs_and_seeds_but_not_in_validation(folder, tmp
     assert not first & second and not first & sums(other)[0]
     assert len(set(map(frozenset, sums(central)))) == 1
     assert equal(list(validation.in_order()), list(same.in_order()))
+
+
+def test_the_first_samples_are_decoded_without_workers(folder, tmp_path, monkeypatch):
+    central, _ = open_sources(folder, tmp_path, batch=3, dataset__augment=False)
+    first = next(central.in_order())
+    monkeypatch.delattr(picture_reader, "DecoderPool")
+    samples = datasets.read_first_samples(pictures_spec(folder, tmp_path, dataset__workers=2), 3)
+    assert equal([samples], [first]) and samples.inputs.shape == (3, SIDE, SIDE, 3)
 
 
 def test_a_crop_is_a_part_of_the_picture():

@@ -9,7 +9,7 @@ import signal
 import threading
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -70,7 +70,7 @@ class TrainerStrategy(TorchStrategy):
     def train(self, loop: Loop) -> None:
         with self.attribute_errors_to_user():
             trainer, module = self._build_trainer(_LoopReporter(self, loop)), self._choose_module()
-            trainer.fit(module, train_dataloaders=_LoopParts(self, loop))
+            trainer.fit(module, train_dataloaders=_LoopParts(self, loop, module.form_batch))
             module.trainer = None  # a user's module is evaluated afterwards, where self.log finds no loop
         # Most of Lightning's strategies leave the model and the optimizer's state on the CPU. Weights that are on the
         # device are left alone: those of FSDP cannot be replaced after a recorded pass.
@@ -222,11 +222,19 @@ class _TrainerModule(pl.LightningModule):
         self._loss_parts: list[LossPart] = []  # of the current step
         self.is_last_part = True
 
+    def form_batch(self, part: TorchBatch) -> Any:
+        """Return a part of a step as Lightning passes it to hooks and to training_step."""
+        return part
+
     def training_step(self, batch: TorchBatch, batch_idx: int) -> Tensor:
-        self.is_last_part = batch.last
-        if not batch.samples:  # Lightning counts parts, and this step has fewer samples than parts
+        return self.compute_loss(batch, self.model)
+
+    def compute_loss(self, part: TorchBatch, net: Callable[..., Tensor]) -> Tensor:
+        """Return the loss to differentiate, and keep the one to report."""
+        self.is_last_part = part.last
+        if not part.samples:  # Lightning counts parts, and this step has fewer samples than parts
             return self._strategy.empty_loss()
-        loss, loss_part = self._strategy.forward(self.model, batch)
+        loss, loss_part = self._strategy.forward(net, part)
         self._loss_parts.append(loss_part)
         # The losses of parts add up, whereas Lightning averages them.
         return loss if self._strategy.accumulate == 1 else loss * self._strategy.accumulate
@@ -250,17 +258,23 @@ def read_optimizers(strategy: TrainerStrategy) -> Any:
 
 
 def borrow_user_module(strategy: TrainerStrategy) -> pl.LightningModule:
-    """Return the user's LightningModule for a fit. Its training_step is called with its own batches and its loss is
-    reported and weighted; its optimizer is that of all fits."""
-    module, steps = strategy.model.module, _TrainerModule(strategy)
+    """Return the user's LightningModule for a fit. Its hooks and its training_step are called with its own batches and
+    its loss is reported and weighted; its optimizer is that of all fits."""
+    model, steps = strategy.model, _TrainerModule(strategy)
+    module = model.module
 
-    @functools.wraps(strategy.model.training_step)
-    def training_step(batch: TorchBatch, batch_idx: int) -> Tensor:
-        loss = steps.training_step(batch, batch_idx)
+    def form_batch(part: TorchBatch) -> Any:
+        steps.part = part
+        return model.form_batch(part.inputs, part.targets)
+
+    @functools.wraps(model.training_step)
+    def training_step(batch: Any, batch_idx: int) -> Tensor:
+        loss = steps.compute_loss(steps.part, functools.partial(model, batch=batch))
         module.is_last_part = steps.is_last_part
         return loss
 
-    module.training_step, module.take_loss = training_step, steps.take_loss
+    module.form_batch, module.training_step = form_batch, training_step
+    module.take_loss = steps.take_loss
     module.configure_optimizers = functools.partial(read_optimizers, strategy)
     module.configure_model = steps.configure_model
     return module
@@ -293,15 +307,15 @@ class _LoopReporter(pl.Callback):
 
 
 class _LoopParts:
-    """The parts of the loop's batches, with a length: otherwise Lightning fetches one batch ahead, to detect the
-    last."""
+    """The parts of the loop's batches in the form of the module, with a length: otherwise Lightning fetches one batch
+    ahead, to detect the last."""
 
-    def __init__(self, strategy: TrainerStrategy, loop: Loop) -> None:
-        self._strategy, self._loop = strategy, loop
+    def __init__(self, strategy: TrainerStrategy, loop: Loop, form_batch: Callable[[TorchBatch], Any]) -> None:
+        self._strategy, self._loop, self._form_batch = strategy, loop, form_batch
 
     def __len__(self) -> int:
         return MAX_PARTS
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._loop:  # a generator, so that the loop begins with the first batch and not before
-            yield from self._strategy.split_batch(batch)
+            yield from map(self._form_batch, self._strategy.split_batch(batch))

@@ -132,8 +132,7 @@ class ModelParallel(TorchStrategy):
         return module
 
     def step(self, batch: TorchBatch) -> LossPart | None:
-        if self.last_batch is None or batch.samples >= self.last_batch.samples:
-            self.last_batch = batch
+        self.begin_batch(batch)
         self.optimizer.zero_grad()
         part = self._micro_batch_schedule(batch, self.spec.config, self._loss)
         if self.replicas > 1:
@@ -189,6 +188,7 @@ class ModelParallel(TorchStrategy):
         """Measure the stages of a replica one after the other, on a batch of the training."""
         if self.stage_count == 1 or self.last_batch is None:
             return []
+        self.begin_batch(self.last_batch)
         group, work_s = self.stage_group, None
         for index in range(self.stage_count):
             if index == group.index:
@@ -225,6 +225,7 @@ class ModelParallel(TorchStrategy):
         costs = [0.0] * len(network.nodes)
         if self.place.rank == 0:
             samples = self._micro_batch_samples(0)
+            self.tune_convolutions(is_full=True)  # as the stages will run
             costs = measure_node_costs(
                 network, self.spec.config, samples, self.device, self.precision, self.synchronize
             )

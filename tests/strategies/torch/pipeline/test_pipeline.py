@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from scalebench.core.errors import InputError
 from scalebench.strategies import registry
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.torch import pipeline
+from scalebench.strategies.torch import base, pipeline
+from scalebench.strategies.torch.base import tunes_convolutions
 from tests.strategies.torch.conftest import run_ranks, spec_of, user_model
 from tests.strategies.torch.pipeline import pipeline_rank
 
@@ -105,14 +107,30 @@ def test_costs_are_measured_on_the_samples_of_a_micro_batch(strategy: Any, monke
 
     def measured(network: Any, config: Any, samples: int, *others: Any) -> list[float]:
         measured_samples.append(samples)
+        assert torch.backends.cudnn.benchmark, "with the convolutions that the stages will have"
         return [0.0] * len(network.nodes)
 
     monkeypatch.setattr(pipeline, "measure_node_costs", measured)
+    as_on_gpus(monkeypatch)
     staged = strategy("pipeline_gpipe", **SMALL, strategy__options__micro_batches=4)
     assert measured_samples == []  # one stage has nothing to balance
     staged.stage_count = 2
     staged._node_costs(staged.model.network)
     assert measured_samples == [5]
+
+
+def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # and after the test
+    monkeypatch.setattr(base, "tunes_convolutions", lambda device, is_full: tunes_convolutions("cuda", is_full))
+
+
+def test_cudnn_tunes_for_full_batches_as_in_other_strategies(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_on_gpus(monkeypatch)
+    staged, tuned = strategy("model_parallel", **SMALL), []
+    for batch in pipeline_rank.batches(staged.spec.config.model):
+        staged.step(batch)
+        tuned.append(torch.backends.cudnn.benchmark)
+    assert tuned == [size == 12 for size in pipeline_rank.BATCH_SIZES]
 
 
 REFUSED = [
