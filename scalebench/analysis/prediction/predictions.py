@@ -31,6 +31,7 @@ from scalebench.core.stats.estimates import Estimate
 
 MAX_MEASURED_DEVICES = 4320  # of the published curves
 MIN_OWN_RESIDUALS = 20  # from these on, the errors of one's own sweeps are the limits
+MAX_CHECKED = 200  # curves whose errors give them: more take seconds, and move no quantile
 MIN_DOUBLING_GAIN = 1.5
 OTHER_DEVICE_SCALE = 0.1  # of the error, where the devices are others than those measured
 SMALL_LOSS = 0.05  # of a step; below it, computation is what limits
@@ -202,17 +203,23 @@ class PredictedGroup:
 
 
 def predict_curves(
-    curves: Sequence[Curve], read: ReadRecord, hardware: Hardware | None = None, batch: float | None = None
-) -> list[PredictedGroup]:
-    """Predict curves of strategies, not of bare baselines, by workload; with `hardware`, on its nodes and links."""
-    syncs = group_syncs_by_link((row for curve in curves for row in curve.rows), read)
-    limits = measure_own_limits(check_curves(curves, read)) or load_limits()
+    curves: Sequence[Curve], read: ReadRecord, hardware: Hardware | None = None, batch: float | None = None,
+    among: Sequence[Curve] | None = None,
+) -> list[PredictedGroup]:  # fmt: skip
+    """Predict curves of strategies, not of bare baselines, by workload; with `hardware`, on its nodes and links.
+
+    Links, other batches, other models and the limits of errors are those of `among`, by default of the same curves.
+    """
+    among = curves if among is None else among
+    syncs = group_syncs_by_link((row for curve in among for row in curve.rows), read)
+    checked = among[:: 1 + len(among) // MAX_CHECKED]
+    limits = measure_own_limits(check_curves(checked, read)) or load_limits()
     groups: dict[tuple[tuple[str, str], ...], PredictedGroup] = {}
     for curve in curves:
         group = groups.setdefault(tuple(curve.group.items()), PredictedGroup(curve.group, [], {}))
         try:
-            made = _predict_curve(curve, curves, read, syncs, limits, hardware, batch, curve.rows)
-            siblings = {} if hardware is not None else measure_siblings(curve, curves, read)
+            made = _predict_curve(curve, among, read, syncs, limits, hardware, batch, curve.rows)
+            siblings = {} if hardware is not None else measure_siblings(curve, among, read)
             group.predictions.append(replace(made, siblings=siblings))
         except InputError as error:
             group.reasons[curve.name] = str(error)

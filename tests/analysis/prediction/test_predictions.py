@@ -189,13 +189,17 @@ def test_nothing_superlinear_is_predicted() -> None:
     assert forecast.efficiency_high[0] > 1.5 and forecast.efficiency_high[1:].tolist() == [1, 1]
 
 
-def test_siblings_correct_what_all_models_share() -> None:
-    runs = make_runs(gpus=(1, 2, 4))
+def make_two_models() -> list[Result]:
+    """Make runs of a model on up to four devices, and of another one on up to two."""
     other = make_runs(gpus=(1, 2))
     for run in other:
         run.run_id, run.workload.model = f"other-{run.run_id}", "other"
         run.spec["model"] = {**run.spec["model"], "name": "other"}
-    curves, read = make_read([*runs, *other])
+    return [*make_runs(gpus=(1, 2, 4)), *other]
+
+
+def test_siblings_correct_what_all_models_share() -> None:
+    curves, read = make_read(make_two_models())
     (sibling,) = (curve for curve in curves if curve.group["model"] == "other")
     corrections = predictions.measure_siblings(sibling, curves, read)
     (check,) = predictions.check_curves([curve for curve in curves if curve is not sibling], read)
