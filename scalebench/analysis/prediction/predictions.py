@@ -126,8 +126,8 @@ class CurvePrediction:
         if self.siblings:
             seconds = seconds * np.exp([self.siblings.get(int(count), 0.0) for count in devices])
         fast, slow = self._limits(devices, batch)
-        rate, first = devices * batch / seconds, self.points[0]
-        per_device = first.batch / first.step_s
+        rate = devices * batch / seconds
+        per_device, seen = (point.batch / self._step_s(point) for point in (self.points[0], self.points[-1]))
         fits, memory = self._memory(devices, batch)
         total_s = parts.step_s
         losses = np.stack([np.full_like(devices, SMALL_LOSS), parts.sync_s / total_s, parts.growth_s / total_s,
@@ -135,12 +135,15 @@ class CurvePrediction:
         last = self.curve.rows[-1]
         epoch = math.nan if last["epoch_s"] is None else last["epoch_s"] * last[RATE]
         efficiency = rate / devices / per_device
-        measured = self.points[-1]
-        seen = max(1.0, measured.batch / measured.step_s / per_device)  # nothing superlinear is predicted
-        most = np.where(devices > measured.devices, np.maximum(seen, efficiency), math.inf)
+        seen = max(1.0, seen / per_device)  # nothing superlinear is predicted
+        most = np.where(devices > self.points[-1].devices, np.maximum(seen, efficiency), math.inf)
         hours = devices * epoch / rate / 3600
         return Forecast(devices, batch, rate, rate / slow, rate / fast, efficiency, efficiency / slow,
                         np.minimum(efficiency / fast, most), losses, memory, fits, hours)  # fmt: skip
+
+    def _step_s(self, point: MeasuredStep) -> float:
+        """Return the seconds of a measured step, predicted where the devices are others."""
+        return float(self.extrapolation.step_s(point.devices, point.batch)) if self.other_device else point.step_s
 
     def _limits(self, devices: FloatArray, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the 95 % limits of a step over the predicted one: of the prediction, and of the last measured point,
@@ -150,7 +153,7 @@ class CurvePrediction:
         low, high = self.limits[self.extrapolation.measured]
         # Per device, hardly more is possible than at the last measured point.
         last, growth = self.points[-1], np.log2(np.maximum(devices / self.points[-1].devices, 1))
-        perfect = last.step_s * batch / last.batch / self.extrapolation.step_s(devices, batch)
+        perfect = self._step_s(last) * batch / last.batch / self.extrapolation.step_s(devices, batch)
         fast = np.maximum(np.exp(low * scale), np.minimum(1, perfect) * np.exp(low * ERROR_FLOOR * (1 + growth)))
         fast = np.where(scale > 0, np.minimum(fast, 1), 1)
         row = self.curve.rows[-1]
@@ -261,10 +264,11 @@ def _predict_curve(
 
 
 def _compare_devices(row: Row, hardware: Hardware, read: ReadRecord) -> float | None:
-    """Return the peak FLOP/s of the hardware's devices over those of the measured ones; None where one is unknown."""
-    gpus, precision = read(row).machine.gpus, row["precision_used"] or row["precision"]
+    """Return the peak FLOP/s of the hardware's GPUs over those of the measured ones; None where one is unknown."""
+    result, precision = read(row), row["precision_used"] or row["precision"]
+    gpus, model = result.machine.gpus if result.scale.device == "cuda" else [], str(hardware.get("gpu_model"))
     measured = find_peak_flops(gpus[0].name, precision) if gpus else None
-    peak = find_peak_flops(str(hardware.get("gpu_model")).replace(" ", "-"), precision)
+    peak = find_peak_flops(model, precision) or find_peak_flops(model.replace(" ", "-"), precision)  # A100 SXM4 40GB
     return None if measured is None or peak is None else peak / measured
 
 
