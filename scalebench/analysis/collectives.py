@@ -19,7 +19,7 @@ from scalebench.analysis.identity import OPERATION_COLUMNS
 from scalebench.core.result import COLLECTIVES, CollectiveRecord, Result, TransferRecord
 from scalebench.core.stats import estimates
 from scalebench.core.stats.estimate_arithmetic import combine, fit_least_squares
-from scalebench.core.stats.log_means import mean_over_repeats
+from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS, mean_over_repeats
 from scalebench.core.units import format_binary_bytes
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ class OperationComparison:
     crossovers: list[Crossover] = field(default_factory=list)
     resolved: int = 0  # sizes at which the limits of the difference exclude 0
     sizes: list[int] = field(default_factory=list)  # measured with both
+    has_limits: bool = False  # both strategies started often enough for limits of their times
 
     def sentence(self) -> str:
         """Return `all_reduce on 2 devices: horovod_mpi is faster below 64 KiB, ddp_gloo above`."""
@@ -118,7 +119,9 @@ class OperationComparison:
         head = f"{self.name} on {self.gpus} devices{of}{over}"
         within = f"{format_binary_bytes(self.sizes[0])} to {format_binary_bytes(self.sizes[-1])}"
         if not self.fastest:
-            return f"{head}: no difference between {' and '.join(self.strategies)} is resolved from {within}"
+            few = f": fewer than {MIN_REPEATS_FOR_LIMITS} repeats, measure.repeats={MIN_REPEATS_FOR_LIMITS} decides"
+            text = f"{head}: no difference between {' and '.join(self.strategies)} is resolved from {within}"
+            return text if self.has_limits else text + few
         if not self.crossovers:
             (first,) = self.fastest
             other = self.strategies[self.strategies[0] == first]
@@ -144,7 +147,7 @@ def compare_operations(frame: pd.DataFrame) -> list[OperationComparison]:
     """Compare each two strategies of one framework that ran the same operation on as many devices of the same hardware.
 
     Sizes at which the limits of the difference include 0 are unresolved. These limits are over the repeats of three
-    runs or more; two have none; those of a single run, over its blocks, say nothing about its next start.
+    runs or more; fewer have none, since the blocks of a run say nothing about its next start.
     """
     comparisons, has_several = [], frame["hardware"].nunique() > 1
     for key, rows in group_operations(frame):
@@ -166,13 +169,10 @@ def group_operations(frame: pd.DataFrame) -> list[tuple[dict[str, Any], pd.DataF
 
 def _times_by_size(rows: pd.DataFrame) -> dict[int, estimates.Estimate]:
     """Return the times of a strategy by size, over its runs."""
-    of_size: dict[int, list[estimates.Estimate]] = {}
-    for size, *time in rows[["size_bytes", "time_s", "time_low", "time_high"]].itertuples(index=False):
-        of_size.setdefault(int(size), []).append(estimates.Estimate(*map(float, time)))
-    return {
-        size: times[0] if len(times) == 1 else mean_over_repeats([time.value for time in times])
-        for size, times in of_size.items()
-    }
+    of_size: dict[int, list[float]] = {}
+    for size, time_s in rows[["size_bytes", "time_s"]].itertuples(index=False):
+        of_size.setdefault(int(size), []).append(float(time_s))
+    return {size: mean_over_repeats(times_s) for size, times_s in of_size.items()}
 
 
 def find_crossovers(
@@ -180,6 +180,7 @@ def find_crossovers(
 ) -> None:
     """Fill in which strategy is faster at which sizes; `first` and `second` are seconds by size, of into.strategies."""
     into.sizes = sorted(first.keys() & second.keys())
+    into.has_limits = all(times[size].has_limits for times in (first, second) for size in into.sizes)
     last_resolved = 0  # place of the last size so far whose difference is resolved
     for number, size in enumerate(into.sizes):
         a, b = first[size], second[size]

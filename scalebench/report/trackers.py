@@ -30,6 +30,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.report.tables import write_spreadsheet
+from scalebench.report.training_tables import compute_losses
 
 DEFAULT_PROJECT = "scalebench"
 RUN_ID_TAG = "scalebench.run_id"
@@ -106,22 +107,25 @@ def make_tracked_run(result: Result, row: Mapping[str, Any]) -> TrackedRun:
 
 
 def _make_series(result: Result) -> dict[str, list[Point]]:
-    """Return throughput and loss of each measured block, and the points of a training's curve, by name."""
+    """Return throughput and loss of each measured block, and the points of a training's curve, by name.
+
+    Steps count from the start of the run, warm-up included, in blocks as in the curve.
+    """
     start_s = start_time(result).timestamp()
     series: dict[str, list[Point]] = {}
-    first = next((rank for rank in result.ranks if rank.block_s and rank.block_steps), None)
-    if first is not None and first.block_steps is not None:
+    losses = compute_losses(result)
+    if losses.measured:
+        first = result.ranks[0]
         begins = first.block_started_at_s or [start_s] * len(first.block_s)
         ends = [begin + seconds for begin, seconds in zip(begins, first.block_s, strict=False)]
-        steps = [first.block_steps * (number + 1) for number in range(len(ends))]
+        steps = [losses.steps[place] for place in losses.measured]
         if not result.scale.independent:  # replicas that never meet have no common blocks
             seconds, samples = merge_rank_blocks(result.ranks)
-            rates = (samples / seconds).tolist()
-            series["throughput_samples_per_s"] = list(map(Point, steps, ends, rates))
-        series["loss"] = [
+            series["block/throughput_samples_per_s"] = list(map(Point, steps, ends, (samples / seconds).tolist()))
+        series["block/loss"] = [
             Point(step, end, loss)
-            for step, end, loss in zip(steps, ends, first.block_losses, strict=False)
-            if loss is not None
+            for step, end, place in zip(steps, ends, losses.measured, strict=False)
+            if (loss := losses.losses[place]) is not None
         ]
     for point in result.quality.curve:
         at_s = point.at_s or start_s

@@ -297,6 +297,7 @@ class LossSeries:
     samples: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # of blocks: what lies between them is no training
     losses: list[float | None] = field(default_factory=list)  # None: unknown
+    measured: list[int] = field(default_factory=list)  # places of the blocks after warm-up
     curve: list[CurvePoint] = field(default_factory=list)  # of a training that goes to a stop
     _passed: int = 0  # points of the curve before the next block
 
@@ -353,6 +354,7 @@ def compute_losses(result: Result) -> LossSeries:
     samples_of = zip(*(rank.block_samples for rank in ranks), strict=False)
     for (seconds, losses), samples in zip(measured, samples_of, strict=False):
         series.add_block(steps, sum(samples), seconds, _compute_mean(losses, samples))
+        series.measured.append(len(series.steps) - 1)
     series.pass_points(math.inf)
     return series
 

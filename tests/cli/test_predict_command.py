@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.__main__ import main
+from scalebench.analysis.prediction import predictions
 from tests.builders import sweeps
 from tests.builders.runs import MACHINE
 
@@ -71,6 +72,17 @@ def test_csv_has_a_row_for_each_strategy_and_number(capsys: pytest.CaptureFixtur
     ]
     assert all(float(row["throughput_low"]) < float(row["throughput_samples_per_s"]) for row in rows)
     assert {row["batch_per_device"] for row in rows} == {"20.0"} and {row["memory_bytes"] for row in rows} == {""}
+
+
+def test_to_choose_a_strategy_changes_no_figure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictions, "MIN_OWN_RESIDUALS", 2)  # the errors of both strategies give the limits
+    lines = []
+    for words in ([], ["--strategy", "ddp_gloo"]):
+        assert main(["predict", "a", "--csv", *words]) == 0
+        lines.append([line for line in capsys.readouterr().out.splitlines() if "horovod" not in line])
+    assert lines[0] == lines[1] and len(lines[0]) > 1
 
 
 @pytest.mark.parametrize(

@@ -139,16 +139,16 @@ NODES: dict[str, tuple[int, int | None, float | None, int]] = {
     "ec2_k80": (8, None, None, 8),  # benchmarks.md: 64 GPUs on 8 instances
     "dgx_h100": (32, 112, 2000, 8),  # user guide: 2 x 56 cores, 2 TB; 32 nodes in a scalable unit
 }
-# GB of one GPU, by the name in gpu_specs.csv (node_specs.csv has no other)
+# GB of one GPU, by the name in gpu_specs.csv (node_specs.csv has no other), or by the one that NVML reports
 GPU_GB = {
     "A100 SXM4 40GB": 40, "Tesla K80": 12, "Tesla M60": 8, "GTX 1080 Ti": 11, "GTX 1070": 8, "RTX 2080 Ti": 11,
-    "Tesla P100 SXM2": 16, "H100 SXM5 80GB": 80,
+    "Tesla P100-SXM2-16GB": 16, "H100 80GB HBM3": 80,
 }  # fmt: skip
 MODELS = {
     "alpha": "A100 SXM4 40GB", "gpu2": "Tesla K80", "hpdlf": "GTX 1080 Ti", "az_2x_m60": "Tesla M60",
     "az_4x_m60": "Tesla M60", "7gforce": "GTX 1070", "rtx2080ti_4": "RTX 2080 Ti", "rtx2080ti_8": "RTX 2080 Ti",
-    "dgx1_p100": "Tesla P100 SXM2", "gce_k80": "Tesla K80", "ec2_k80": "Tesla K80",
-    "dgx_h100": "H100 SXM5 80GB",
+    "dgx1_p100": "Tesla P100-SXM2-16GB", "gce_k80": "Tesla K80", "ec2_k80": "Tesla K80",
+    "dgx_h100": "H100 80GB HBM3",
 }  # fmt: skip
 GB_PER_S_WITHIN = {  # comm_parameters.csv; null for the others
     "alpha": 300,  # NVLink 3 unidirectional total

@@ -23,6 +23,7 @@ from tests.builders.runs import rank, record
 from tests.builders.sweeps import write_results
 
 RATE = 200.0  # samples/s of blocks of 20 samples in 0.1 s
+STEPS = [5, 7, 9, 12]  # at the ends of the blocks: a point of the curve after step 10 cut one short
 needs = {name: pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is not installed")
          for name in ("mlflow", "tensorboard", "wandb")}  # fmt: skip
 
@@ -37,7 +38,7 @@ content = events.PluginTagToContent("hparams")[metadata.SESSION_START_INFO_TAG]
 settings = metadata.parse_session_start_info_plugin_data(content).hparams
 (rate,) = events.Scalars("run/throughput_samples_per_s")
 print(json.dumps({
-    "loss": [(event.step, event.value) for event in events.Scalars("loss")],
+    "loss": [(event.step, event.value) for event in events.Scalars("block/loss")],
     "rate": rate.value,
     "settings": [settings["strategy.name"].string_value, settings["gpus"].number_value],
 }))
@@ -45,9 +46,10 @@ print(json.dumps({
 
 
 def make_results() -> list[Result]:
-    """Make a run of four blocks with a curve, and one that failed."""
+    """Make a run with a point of its curve before the last of its four blocks, and one that failed."""
     curve = [CurvePoint(10, 0.1, 200, 1.0, 0.01, 0.7, 200, {"mse": 0.5}), CurvePoint(20, 0.2, 400, 2.0, 0.01, 0.6, 200)]
-    good = record(ranks=[rank(0, [0.1] * 4)], run_id="good", quality=Quality(final_loss=0.5, curve=curve))
+    first = rank(0, [0.1] * 4, warmup_block_steps=1, warmup_block_s=[0.1] * 3)
+    good = record(ranks=[first], run_id="good", quality=Quality(final_loss=0.5, curve=curve))
     return [good, record(gpus=2, status="failed", block_s=None, run_id="bad")]
 
 
@@ -69,8 +71,10 @@ def test_a_run_as_trackers_hold_it(sweep: Path) -> None:
     )
     assert good.settings["strategy.name"] == "ddp" and good.figures["throughput_samples_per_s"] == pytest.approx(RATE)
     assert "mfu" not in good.figures and bad.series == {} and bad.texts["reason"] == "failed as configured"
-    assert [point.step for point in good.series["loss"]] == [2, 4, 6, 8]
-    assert [point.value for point in good.series["throughput_samples_per_s"]] == pytest.approx([RATE] * 4)
+    assert not good.figures.keys() & good.series.keys(), "the last point would stand for the figure"
+    assert [point.step for point in good.series["block/loss"]] == STEPS
+    rates = good.series["block/throughput_samples_per_s"]
+    assert [point.step for point in rates] == STEPS and [point.value for point in rates] == pytest.approx([RATE] * 4)
     assert [point[::2] for point in good.series["curve/train/loss"]] == [(10, 0.7), (20, 0.6)]
     assert [point[::2] for point in good.series["curve/validation/mse"]] == [(10, 0.5)]
 
@@ -81,8 +85,8 @@ def test_csv_files_hold_the_frame_and_the_series(sweep: Path, capsys: pytest.Cap
     with open(sweep / "csv/runs.csv", newline="") as file:
         assert [row["run_id"] for row in csv.DictReader(file)] == ["good", "bad"]
     with open(sweep / "csv/series.csv", newline="") as file:
-        row = next(row for row in csv.DictReader(file) if row["series"] == "loss")
-    assert (row["run_id"], row["step"], row["value"]) == ("good", "2", "0.5")
+        row = next(row for row in csv.DictReader(file) if row["series"] == "block/loss")
+    assert (row["run_id"], row["step"], row["value"]) == ("good", "5", "0.5")
     assert len(scalebench.load(sweep)) == 2, "an export is no run"
 
 
@@ -104,7 +108,7 @@ def test_tensorboard_reads_what_was_written(sweep: Path) -> None:
     assert folders == ["ddp-1-good", "ddp-2-bad"]
     program = [sys.executable, "-c", READ_EVENTS, str(sweep / "events/ddp-1-good")]  # it imports TensorFlow
     read = json.loads(subprocess.check_output(program, timeout=300).splitlines()[-1])
-    assert read["loss"] == [[step, 0.5] for step in (2, 4, 6, 8)]
+    assert read["loss"] == [[step, 0.5] for step in STEPS]
     assert read["rate"] == pytest.approx(RATE) and read["settings"] == ["ddp", 1]
 
 
@@ -132,6 +136,7 @@ def test_mlflow_reads_what_was_written(sweep: Path, monkeypatch: pytest.MonkeyPa
     good = runs["good"]
     assert good.data.params["strategy.name"] == "ddp" and good.data.tags["group"] == "s"
     assert good.data.metrics["throughput_samples_per_s"] == pytest.approx(RATE)
+    assert len(client.get_metric_history(good.info.run_id, "throughput_samples_per_s")) == 1
     assert [point.step for point in client.get_metric_history(good.info.run_id, "curve/train/loss")] == [10, 20]
 
 
@@ -173,7 +178,7 @@ def test_wandb_reads_what_was_written(sweep: Path, monkeypatch: pytest.MonkeyPat
         found[run_id] = records
     assert sorted(found) == ["bad", "good"]
     history = [item for each in found["good"] for item in each.history.item]
-    losses = [float(item.value_json) for item in history if "loss" in (item.key, *item.nested_key)]
+    losses = [float(item.value_json) for item in history if "block/loss" in (item.key, *item.nested_key)]
     assert losses == [0.5] * 4
     summary = {
         item.key or item.nested_key[0]: item.value_json for each in found["good"] for item in each.summary.update

@@ -163,10 +163,12 @@ def _host_sample_s(row: Row, read: ReadRecord) -> float:
     """
     result = read(row)
     hardware, cores_used = result.spec.get("hardware") or {}, row["cpu_util_ours_mean"]
+    cores = hardware.get("cpus_per_node")
     beside = row["gpus"] / (1 if hardware.get("nodes_share_cores") else row["nodes"])
     if result.scale.device == "cpu":
-        cores = hardware.get("cpus_per_node")
         cores_used = min(1.0, beside * (hardware.get("cpus_per_device") or 1) / cores) if cores else None
+    elif cores_used is not None and cores:  # a share of the cores that the run had of a node
+        cores_used *= min(1.0, result.machine.cpus / cores)
     if cores_used is None or not row["step_s"]:
         return 0.0
     return float(cores_used * row["step_s"] / (beside * row["global_batch"] / row["gpus"]))

@@ -31,6 +31,7 @@ from scalebench.core.stats.estimates import Estimate
 
 MAX_MEASURED_DEVICES = 4320  # of the published curves
 MIN_OWN_RESIDUALS = 20  # from these on, the errors of one's own sweeps are the limits
+MAX_CHECKED = 200  # curves whose errors give them: more take seconds, and move no quantile
 MIN_DOUBLING_GAIN = 1.5
 OTHER_DEVICE_SCALE = 0.1  # of the error, where the devices are others than those measured
 SMALL_LOSS = 0.05  # of a step; below it, computation is what limits
@@ -125,8 +126,8 @@ class CurvePrediction:
         if self.siblings:
             seconds = seconds * np.exp([self.siblings.get(int(count), 0.0) for count in devices])
         fast, slow = self._limits(devices, batch)
-        rate, first = devices * batch / seconds, self.points[0]
-        per_device = first.batch / first.step_s
+        rate = devices * batch / seconds
+        per_device, seen = (point.batch / self._step_s(point) for point in (self.points[0], self.points[-1]))
         fits, memory = self._memory(devices, batch)
         total_s = parts.step_s
         losses = np.stack([np.full_like(devices, SMALL_LOSS), parts.sync_s / total_s, parts.growth_s / total_s,
@@ -134,12 +135,15 @@ class CurvePrediction:
         last = self.curve.rows[-1]
         epoch = math.nan if last["epoch_s"] is None else last["epoch_s"] * last[RATE]
         efficiency = rate / devices / per_device
-        measured = self.points[-1]
-        seen = max(1.0, measured.batch / measured.step_s / per_device)  # nothing superlinear is predicted
-        most = np.where(devices > measured.devices, np.maximum(seen, efficiency), math.inf)
+        seen = max(1.0, seen / per_device)  # nothing superlinear is predicted
+        most = np.where(devices > self.points[-1].devices, np.maximum(seen, efficiency), math.inf)
         hours = devices * epoch / rate / 3600
         return Forecast(devices, batch, rate, rate / slow, rate / fast, efficiency, efficiency / slow,
                         np.minimum(efficiency / fast, most), losses, memory, fits, hours)  # fmt: skip
+
+    def _step_s(self, point: MeasuredStep) -> float:
+        """Return the seconds of a measured step, predicted where the devices are others."""
+        return float(self.extrapolation.step_s(point.devices, point.batch)) if self.other_device else point.step_s
 
     def _limits(self, devices: FloatArray, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return the 95 % limits of a step over the predicted one: of the prediction, and of the last measured point,
@@ -149,7 +153,7 @@ class CurvePrediction:
         low, high = self.limits[self.extrapolation.measured]
         # Per device, hardly more is possible than at the last measured point.
         last, growth = self.points[-1], np.log2(np.maximum(devices / self.points[-1].devices, 1))
-        perfect = last.step_s * batch / last.batch / self.extrapolation.step_s(devices, batch)
+        perfect = self._step_s(last) * batch / last.batch / self.extrapolation.step_s(devices, batch)
         fast = np.maximum(np.exp(low * scale), np.minimum(1, perfect) * np.exp(low * ERROR_FLOOR * (1 + growth)))
         fast = np.where(scale > 0, np.minimum(fast, 1), 1)
         row = self.curve.rows[-1]
@@ -202,17 +206,23 @@ class PredictedGroup:
 
 
 def predict_curves(
-    curves: Sequence[Curve], read: ReadRecord, hardware: Hardware | None = None, batch: float | None = None
-) -> list[PredictedGroup]:
-    """Predict curves of strategies, not of bare baselines, by workload; with `hardware`, on its nodes and links."""
-    syncs = group_syncs_by_link((row for curve in curves for row in curve.rows), read)
-    limits = measure_own_limits(check_curves(curves, read)) or load_limits()
+    curves: Sequence[Curve], read: ReadRecord, hardware: Hardware | None = None, batch: float | None = None,
+    among: Sequence[Curve] | None = None,
+) -> list[PredictedGroup]:  # fmt: skip
+    """Predict curves of strategies, not of bare baselines, by workload; with `hardware`, on its nodes and links.
+
+    Links, other batches, other models and the limits of errors are those of `among`, by default of the same curves.
+    """
+    among = curves if among is None else among
+    syncs = group_syncs_by_link((row for curve in among for row in curve.rows), read)
+    checked = among[:: 1 + len(among) // MAX_CHECKED]
+    limits = measure_own_limits(check_curves(checked, read)) or load_limits()
     groups: dict[tuple[tuple[str, str], ...], PredictedGroup] = {}
     for curve in curves:
         group = groups.setdefault(tuple(curve.group.items()), PredictedGroup(curve.group, [], {}))
         try:
-            made = _predict_curve(curve, curves, read, syncs, limits, hardware, batch, curve.rows)
-            siblings = {} if hardware is not None else measure_siblings(curve, curves, read)
+            made = _predict_curve(curve, among, read, syncs, limits, hardware, batch, curve.rows)
+            siblings = {} if hardware is not None else measure_siblings(curve, among, read)
             group.predictions.append(replace(made, siblings=siblings))
         except InputError as error:
             group.reasons[curve.name] = str(error)
@@ -254,10 +264,11 @@ def _predict_curve(
 
 
 def _compare_devices(row: Row, hardware: Hardware, read: ReadRecord) -> float | None:
-    """Return the peak FLOP/s of the hardware's devices over those of the measured ones; None where one is unknown."""
-    gpus, precision = read(row).machine.gpus, row["precision_used"] or row["precision"]
+    """Return the peak FLOP/s of the hardware's GPUs over those of the measured ones; None where one is unknown."""
+    result, precision = read(row), row["precision_used"] or row["precision"]
+    gpus, model = result.machine.gpus if result.scale.device == "cuda" else [], str(hardware.get("gpu_model"))
     measured = find_peak_flops(gpus[0].name, precision) if gpus else None
-    peak = find_peak_flops(str(hardware.get("gpu_model")).replace(" ", "-"), precision)
+    peak = find_peak_flops(model, precision) or find_peak_flops(model.replace(" ", "-"), precision)  # A100 SXM4 40GB
     return None if measured is None or peak is None else peak / measured
 
 

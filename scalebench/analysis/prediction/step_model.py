@@ -186,6 +186,16 @@ def one_copy_s(links: Links, devices: FloatArray, size: float) -> FloatArray:
     return np.where(devices > 1, seconds, 0.0)
 
 
+def sum_copies_s(links: Links, devices: FloatArray, parts: FloatArray, size: float) -> FloatArray:
+    """Return the seconds in which the copies of each of so many parts of `size` bytes in all are summed, in rings.
+
+    Neighbours hold different parts: the rings of all parts cross all nodes, and those of a node share its network.
+    """
+    copies, nodes = devices / parts, links.count_nodes(devices)
+    rings = np.where(nodes > 1, np.minimum(parts, links.devices_per_node), 1)  # that share a link
+    return 2 * (copies - 1) / copies * size / parts * rings / links.rate(nodes)
+
+
 def exposed_sync_s(model: StepModel, devices: FloatArray, batch: FloatArray, compute_s: FloatArray) -> FloatArray:
     """Return the seconds of synchronization that computation does not hide, and those in which stages wait."""
     links, size, backward = model.links, model.sync_bytes, model.backward_share
@@ -197,17 +207,14 @@ def exposed_sync_s(model: StepModel, devices: FloatArray, batch: FloatArray, com
     if model.sync == STAGES:
         return _stage_wait_s(model, devices, batch, compute_s)
     if model.sync == HYBRID:  # each stage sums its gradients over the replicas
-        stages = _count_stages(model, devices)
-        replicas = all_reduce_s(links, devices / stages, 1.0, 0) * size / stages
+        replicas = sum_copies_s(links, devices, _count_stages(model, devices), size)
         return _stage_wait_s(model, devices, batch, compute_s) + replicas
     if model.sync == TENSOR:  # activations of all samples, for which each layer waits
         sent = all_reduce_s(links, devices, 1.0, 0) * size * batch * devices
         return sent + all_reduce_s(links, devices, 0.0, model.messages)
     if model.sync == HSDP:  # shards are gathered in a group, and each one's gradients summed over the groups
         shards = count_shards(model, devices)
-        groups = devices / shards
-        across = 2 * size * (groups - 1) / groups / links.rate(links.count_nodes(devices))
-        seconds = all_reduce_s(links, shards, size, model.messages, 3.0) + across
+        seconds = all_reduce_s(links, shards, size, model.messages, 3.0) + sum_copies_s(links, devices, shards, size)
         return hide_sync(seconds, model, compute_s, 1.0)
     seconds = all_reduce_s(links, devices, size, model.messages, 3.0 if model.sync == SHARDED else 2.0)
     if model.sync == ZERO1:  # gathers the updated weights after the backward pass
@@ -238,7 +245,7 @@ def _stage_wait_s(model: StepModel, devices: FloatArray, batch: FloatArray, comp
     samples = batch * stages / micro_batches
     largest = np.minimum(1.0, model.work_imbalance / stages)
     worked = (model.pass_s + samples * model.sample_s) * (1 + (micro_batches - 1) * largest)
-    nodes = model.links.count_nodes(devices)
+    nodes = model.links.count_nodes(stages)
     latency = np.where(nodes > 1, model.links.network_latency_s, model.links.latency_s)
     transfer = latency + samples * model.cut_bytes / model.links.rate(nodes)
     return worked - compute_s + np.where(stages > 1, 2 * (stages + micro_batches - 2) * transfer, 0.0)

@@ -57,14 +57,15 @@ def main(options: argparse.Namespace) -> int:
     from scalebench.report.sections import prediction as section
     from scalebench.sweeps.console import Console
 
-    curves = _choose(scaling_curves.make_curves(load.survey(folders).pooled), options.strategy, folders)
+    measured = _list_measured(scaling_curves.make_curves(load.survey(folders).pooled), folders)
+    curves = _choose(measured, options.strategy)
     read = _make_reader()
     if options.check:
         return _check(predictions.check_curves(curves, read))
     if most is not None:
         counts = [count for count in (2**k for k in range(most.bit_length())) if count < most] + [most]
     counts = sorted(set(counts)) or section.choose_counts(curves)
-    groups = predictions.predict_curves(curves, read, hardware, batch)
+    groups = predictions.predict_curves(curves, read, hardware, batch, measured)
     if not any(group.predictions for group in groups):
         reasons = dict.fromkeys(f"{name}: {reason}" for group in groups for name, reason in group.reasons.items())
         raise InputError("; ".join(filter(None, [*reasons, _describe_mixture(curves)])))
@@ -99,15 +100,19 @@ def _read_hardware(name: str) -> dict[str, Any]:
     return {"name": name, **read_yaml(files[name])}
 
 
-def _choose(curves: Sequence[Curve], names: str | None, folders: Sequence[str]) -> list[Curve]:
+def _list_measured(curves: Sequence[Curve], folders: Sequence[str]) -> list[Curve]:
     kept = [curve for curve in curves if not curve.tags["strategy"].startswith("bare_")]
     if not kept:
         raise InputError(f"{', '.join(folders)}: no strategy has an ok run; scalebench show says why")
-    strategies = {curve.tags["strategy"] for curve in kept}
+    return kept
+
+
+def _choose(curves: Sequence[Curve], names: str | None) -> list[Curve]:
+    strategies = {curve.tags["strategy"] for curve in curves}
     for name in (chosen := split_names(names or "")):
         if name not in strategies:
             raise InputError(f"{unknown_name_message('measured strategy', name, strategies)} (--strategy)")
-    return [curve for curve in kept if not chosen or curve.tags["strategy"] in chosen]
+    return [curve for curve in curves if not chosen or curve.tags["strategy"] in chosen]
 
 
 def _describe_mixture(curves: Iterable[Curve]) -> str:

@@ -144,21 +144,27 @@ def make_answers(compared: Sequence[ParallelismComparison]) -> Iterator[tuple[st
     several = len({framework for *_, framework in groups}) > 1
     for (model, gpus, framework), members in groups.items():
         by = f" with {framework}" if several else ""
-        parts = [_join_batches("should win", [(each.predicted, each) for each in members]),
-                 _join_batches("won", [(each.measured, each) for each in members]),
+        parts = [_join_batches([(each.predicted and f"{each.predicted} should win", each) for each in members]),
+                 _join_batches([(_describe_winner(each), each) for each in members]),
                  *(_describe_crossover(members[-1], kind) for kind in (MODEL, PIPELINE)),
                  _describe_uncertainty(members)]  # fmt: skip
         text = "; ".join(part for part in parts if part) or "neither predicted nor measured both ways"
         yield f"{model} on {gpus} devices{by}: {text}", members[0]
 
 
-def _join_batches(verb: str, winners: Sequence[tuple[str | None, ParallelismComparison]]) -> str:
-    """Return `data should win at 64 and 256, model at 8`."""
+def _join_batches(phrases: Sequence[tuple[str | None, ParallelismComparison]]) -> str:
+    """Return `data should win at 64 and 256, model should win at 8`."""
     batches: dict[str, list[str]] = {}
-    for kind, comparison in winners:
-        if kind is not None:
-            batches.setdefault(kind, []).append(f"{comparison.row['global_batch']:,}")
-    return ", ".join(f"{kind} {verb} at {join_with_and(several)}" for kind, several in batches.items())
+    for phrase, comparison in phrases:
+        if phrase is not None:
+            batches.setdefault(phrase, []).append(f"{comparison.row['global_batch']:,}")
+    return ", ".join(f"{phrase} at {join_with_and(several)}" for phrase, several in batches.items())
+
+
+def _describe_winner(comparison: ParallelismComparison) -> str | None:
+    """Return `data won`, or `data and model tied`; None unless at least two kinds were measured."""
+    first = [kind for kind in comparison.results if kind in (comparison.measured, *comparison.tied)]
+    return f"{join_with_and(first)} {'won' if len(first) == 1 else 'tied'}" if first else None
 
 
 def _describe_crossover(comparison: ParallelismComparison, kind: str) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from scalebench.analysis.prediction.predictions import (
 from scalebench.analysis.ranking import join_with_and
 from scalebench.analysis.scaling_curves import Curve, format_group_title
 from scalebench.core import units
+from scalebench.core.result import Result
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate
 from scalebench.report.document import (
     DEVICES,
@@ -64,25 +66,35 @@ CHECK_CAPTION = "Each measured number of devices, predicted from the smaller one
 
 def section(report_data: ReportData) -> Section | None:
     """Return None if no strategy was measured on two numbers of devices."""
+    measured = [curve for curve in report_data.curves if not _is_bare(curve)]
     groups, left_out = group_curves(report_data.curves, lambda members: any(map(_is_predictable, members)))
+    kept = [curve for group in groups for curve in group.curves if _is_predictable(curve)][:MAX_PREDICTED]
+    if not kept:
+        return None
     blocks: list[Block] = [*left_out]
-    read, count = (lambda row: report_data.result(str(row["run_id"]))), 0
-    for group in groups:
-        curves = [curve for curve in group.curves if _is_predictable(curve)][: MAX_PREDICTED - count]
-        count += len(curves)
-        for predicted in predict_curves(curves, read) if curves else ():
-            counts = choose_counts(curves)
-            blocks += [*group.paragraphs, *_list_answers(predicted, counts, report_data.min_efficiency)]
-            blocks.append(_make_chart(group.make_id(SECTION_ID, "throughput"), curves, predicted, counts))
-            blocks.append(make_table(predicted, counts, group.make_id(SECTION_ID, "table")))
+
+    def read(row: Mapping[str, Any]) -> Result:
+        return report_data.result(str(row["run_id"]))
+
+    for predicted in predict_curves(kept, read, among=measured):
+        (group,) = (group for group in groups if group.shared == predicted.group)
+        curves = [curve for curve in kept if curve.group == predicted.group]
+        counts = choose_counts(curves)
+        blocks += [*group.paragraphs, *_list_answers(predicted, counts, report_data.min_efficiency)]
+        blocks.append(_make_chart(group.make_id(SECTION_ID, "throughput"), curves, predicted, counts))
+        blocks.append(make_table(predicted, counts, group.make_id(SECTION_ID, "table")))
         checks = check_curves(curves, read)
         if checks:
             blocks.append(make_check_table(checks, group.make_id(SECTION_ID, "check")))
-    return Section(SECTION_ID, "What more devices would give", blocks) if count else None
+    return Section(SECTION_ID, "What more devices would give", blocks)
+
+
+def _is_bare(curve: Curve) -> bool:
+    return curve.tags["strategy"].startswith("bare_")
 
 
 def _is_predictable(curve: Curve) -> bool:
-    return len(curve.rows) > 1 and not curve.tags["strategy"].startswith("bare_")
+    return len(curve.rows) > 1 and not _is_bare(curve)
 
 
 def choose_counts(curves: Sequence[Curve]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from scalebench.analysis.prediction.curve_models import sync_kind
 from scalebench.analysis.prediction.extrapolation import load_limits
 from scalebench.analysis.prediction.predictions import CurvePrediction, PredictedGroup
 from scalebench.analysis.scaling_curves import Curve, make_curves
+from scalebench.core.config_files import read_yaml
+from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import Result
 from tests.builders import sweeps
 
@@ -21,6 +24,7 @@ ALPHA: dict[str, Any] = {
     "name": "alpha", "gpus_per_node": 8, "gpu_memory_bytes": 40e9,
     "links": {"intra_node_bytes_per_s": 300e9, "inter_node_bytes_per_s": 50e9, "intra_node": "NVLink 3"},
 }  # fmt: skip
+HARDWARE_FILES = sorted((Path(__file__).parents[3] / "conf" / "hardware").glob("*.yaml"))
 
 
 def make_runs(
@@ -181,6 +185,45 @@ def test_cores_of_other_hardware() -> None:
     assert predict_one(runs, hardware={**ALPHA, "cpus_per_node": 1}).forecast([8]).limited_by(0) != "host"  # GPUs
 
 
+def on_gpus(runs: list[Result], model: str = "NVIDIA A100-SXM4-40GB", device: str = "cuda") -> list[Result]:
+    """Return the runs as of a machine with such GPUs, made on them or on its cores."""
+    for run in runs:
+        run.scale.device = run.spec["hardware"]["devices"] = device
+        run.machine = replace(run.machine, gpus=[Gpu(0, model, None, None, None, None, None, None, None)])
+    return runs
+
+
+@pytest.mark.parametrize("path", HARDWARE_FILES, ids=lambda path: path.stem)
+def test_gpus_of_other_hardware_are_compared_by_their_peaks(path: Path) -> None:
+    hardware = {**read_yaml(path), "links": ALPHA["links"]}
+    faster = "times as fast, by their peak FLOP/s, as those measured"
+    (remark,) = predict_one(on_gpus(make_runs()), hardware=hardware).remarks
+    assert remark.endswith(faster if hardware["gpu_model"] else "devices as fast as those measured")
+    (remark,) = predict_one(on_gpus(make_runs(), device="cpu"), hardware=hardware).remarks
+    assert "times as fast" not in remark
+    cores, gpus = (predict_one(on_gpus(make_runs(), device="cpu"), hardware=each) for each in (ALPHA, hardware))
+    assert cores.extrapolation.model.sample_s == gpus.extrapolation.model.sample_s
+
+
+@pytest.mark.parametrize(("model", "speed"), [("Tesla K80", 4.37 / 19.5), ("H100 80GB HBM3", 67 / 19.5)])
+def test_efficiency_on_other_devices_is_over_one_of_them(model: str, speed: float) -> None:
+    one = predict_one(on_gpus(make_runs()), hardware=ALPHA).forecast([1, 64])
+    other = predict_one(on_gpus(make_runs()), hardware={**ALPHA, "gpu_model": model}).forecast([1, 64])
+    assert other.throughput[0] == pytest.approx(one.throughput[0] * speed, rel=0.01)
+    assert other.efficiency[0] == pytest.approx(1) and other.efficiency[1] < other.efficiency_high[1] <= 1
+    assert (other.efficiency[1] > one.efficiency[1]) == (speed < 1)  # slower devices wait less for the links
+
+
+@pytest.mark.parametrize("cores", [12, 48])
+def test_cores_that_a_job_lacked_are_there_on_a_full_node(cores: int) -> None:
+    """Two of eight GPUs use all of the cores that the job has: a quarter of the node's, or all of them."""
+    runs = on_gpus(make_runs())
+    for run in runs:
+        run.monitor.cpu_util_ours_mean, run.machine = 0.9, replace(run.machine, cpus=cores)
+        run.spec["hardware"] |= {"gpus_per_node": 8, "cpus_per_node": 48}
+    assert (predict_one(runs).forecast([8]).limited_by(0) == "host") == (cores == 48)
+
+
 def test_nothing_superlinear_is_predicted() -> None:
     prediction = predict_one(make_runs())
     wide = {**prediction.curve.rows[-1], "throughput_high": 2 * prediction.curve.rows[-1]["throughput_samples_per_s"]}
@@ -189,13 +232,17 @@ def test_nothing_superlinear_is_predicted() -> None:
     assert forecast.efficiency_high[0] > 1.5 and forecast.efficiency_high[1:].tolist() == [1, 1]
 
 
-def test_siblings_correct_what_all_models_share() -> None:
-    runs = make_runs(gpus=(1, 2, 4))
+def make_two_models() -> list[Result]:
+    """Make runs of a model on up to four devices, and of another one on up to two."""
     other = make_runs(gpus=(1, 2))
     for run in other:
         run.run_id, run.workload.model = f"other-{run.run_id}", "other"
         run.spec["model"] = {**run.spec["model"], "name": "other"}
-    curves, read = make_read([*runs, *other])
+    return [*make_runs(gpus=(1, 2, 4)), *other]
+
+
+def test_siblings_correct_what_all_models_share() -> None:
+    curves, read = make_read(make_two_models())
     (sibling,) = (curve for curve in curves if curve.group["model"] == "other")
     corrections = predictions.measure_siblings(sibling, curves, read)
     (check,) = predictions.check_curves([curve for curve in curves if curve is not sibling], read)

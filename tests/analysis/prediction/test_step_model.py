@@ -18,7 +18,7 @@ MODEL = StepModel(1e-3, LINKS, step_model.ALL_REDUCE, 1e7, messages=4)
 FREE = Links(4, math.inf, math.inf, latency_s=0.0, network_latency_s=0.0, launch_s=0.0)
 COUNTS = np.array([1.0, 2, 4, 8, 64, 4096])
 seconds = st.floats(1e-4, 10.0)
-kinds = st.sampled_from([kind for kind in step_model.SYNC_KINDS if kind not in ("stages", "hybrid")])
+kinds = st.sampled_from([kind for kind in step_model.SYNC_KINDS if kind != "stages"])
 
 
 def step_s(model: StepModel, devices: float, batch: float = 32.0) -> float:
@@ -60,7 +60,7 @@ def test_one_device_has_no_synchronization_and_no_growth() -> None:
 @settings(max_examples=60, deadline=None)
 @given(kinds, st.floats(1e6, 1e12), st.floats(1.0, 100.0), st.integers(2, 10_000))
 def test_more_bandwidth_never_makes_a_step_longer(kind: str, rate: float, times: float, devices: int) -> None:
-    slow = replace(MODEL, sync=kind, links=Links(4, rate, rate / 2))
+    slow = replace(MODEL, sync=kind, stages=2, links=Links(4, rate, rate / 2))
     fast = replace(slow, links=Links(4, rate * times, rate * times / 2))
     assert step_s(fast, devices) <= step_s(slow, devices) * (1 + 1e-12)
 
@@ -68,7 +68,7 @@ def test_more_bandwidth_never_makes_a_step_longer(kind: str, rate: float, times:
 @settings(max_examples=60, deadline=None)
 @given(kinds, st.integers(1, 5000), st.floats(1.0, 512.0))
 def test_a_step_is_no_shorter_than_its_computation(kind: str, devices: int, batch: float) -> None:
-    parts = predict_parts(replace(MODEL, sync=kind), devices, batch)
+    parts = predict_parts(replace(MODEL, sync=kind, stages=2), devices, batch)
     assert float(parts.step_s) >= 1e-3 * batch * (1 - 1e-12) and 0 <= float(parts.loss) < 1
 
 
@@ -154,6 +154,17 @@ def test_devices_that_are_processors_wait_for_the_network() -> None:
     assert (waiting.host_s - alone.host_s).tolist() == pytest.approx([0, 0, alone.sync_s[2]])
     unknown = replace(MODEL, computes_on_host=True)
     assert predict_parts(unknown, nodes, 8).host_s.tolist() == [0, 0, 0]
+
+
+def test_replicas_of_pipelines_meet_on_the_network_from_the_second_node_on() -> None:
+    """Pipelines of two stages: both stages' sums share a node's network, and no cut between stages crosses it."""
+    links = Links(4, 1e12, 1e9, latency_s=0.0, network_latency_s=1.0, launch_s=0.0)
+    model = StepModel(1e-9, links, step_model.HYBRID, 1e9, growth=0.0, stages=2, cut_bytes=1e3)
+    inside, *across = (step_s(model, count) for count in (4, 8, 16))
+    assert inside < 0.01 and across == pytest.approx([2 * 3 / 4, 2 * 7 / 8], rel=0.01)
+    near = replace(model, links=Links(4, 1e9, 1e12, latency_s=0.0, launch_s=0.0))
+    assert step_s(near, 4) == pytest.approx(2 * 1 / 2 / 2, rel=0.01)  # each stage has links of its own
+    assert step_s(replace(model, stages=8), 8) > 1  # one pipeline over two nodes
 
 
 def test_the_host_limits_and_is_not_added() -> None:

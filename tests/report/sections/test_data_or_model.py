@@ -80,5 +80,7 @@ def tied_runs(repeat: int) -> list[Result]:
 
 def test_a_tie_is_shown() -> None:
     runs = [bare_run(8), *(run for repeat in range(3) for run in tied_runs(repeat))]
-    places = [row.cells[-1].text for row in data_or_model.make_table(compare(*runs)).rows]
+    comparisons = compare(*runs)
+    places = [row.cells[-1].text for row in data_or_model.make_table(comparisons).rows]
     assert sorted(places) in (["measured", "predicted, tied"], ["predicted, measured", "tied"])
+    assert "data and model tied at 8" in list_answers(comparisons)[0] and "won" not in list_answers(comparisons)[0]

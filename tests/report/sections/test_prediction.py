@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.analysis.prediction import predictions
+from scalebench.analysis.prediction.extrapolation import load_limits
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.sections import prediction
-from tests.analysis.prediction.test_predictions import make_runs, predict
+from tests.analysis.prediction.test_predictions import make_runs, make_two_models, predict
 from tests.builders import sweeps
 from tests.report.section_blocks import build_section, get_block, get_series, select_blocks, write_report_data
 
@@ -33,6 +35,25 @@ def test_answers_and_checks_stand_beside_the_band(tmp_path: Path) -> None:
     assert any(text.startswith("ddp_gloo keeps 80 %") for text in answers)
     checks = get_block(section, Table, "prediction-check")
     assert {row.cells[2].text for row in checks.rows} == {"4"}
+
+
+def test_the_page_predicts_what_the_command_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The errors of one model give the limits of another one, and correct it on as many devices."""
+    monkeypatch.setattr(predictions, "MIN_OWN_RESIDUALS", 1)
+    report_data = write_report_data(tmp_path, make_two_models())
+    groups = predictions.predict_curves(report_data.curves, lambda row: report_data.result(row["run_id"]))
+    tables = select_blocks(prediction.section(report_data), Table, "prediction-table")
+    assert len(tables) == len(groups) == 2 and all(group.predictions[0].limits != load_limits() for group in groups)
+    assert groups[1].predictions[0].siblings
+    for table, group in zip(tables, groups, strict=True):
+        forecast = group.predictions[0].forecast([row.cells[1].value for row in table.rows])
+        assert [row.cells[2].value for row in table.rows] == forecast.throughput.tolist()
+        assert [row.cells[3].text for row in table.rows] == [
+            f"{100 * share:.0f} % [{100 * low:.0f}, {100 * high:.0f}]"
+            for share, low, high in zip(
+                forecast.efficiency, forecast.efficiency_low, forecast.efficiency_high, strict=True
+            )
+        ]
 
 
 def test_strategies_that_scale_alike_share_a_sentence() -> None:
