@@ -32,6 +32,8 @@ OPEN_GROUPS = ("model.options.", "dataset.options.", "hardware.environment.")  #
 PLAIN_TEXT = re.compile(r"[\w./:@%+-]+", re.ASCII)  # needs no quotes in an override
 FUNCTION_GROUPS = {"model": ("torch", "keras"), "dataset": ("builder",)}  # and the keys that name functions
 MODEL_KEYS = {"torch": "torch", "tensorflow": "keras"}  # by framework
+# Our defaults for them, which are for the command line, disable the loggers of a caller and close its handlers.
+LOGGING_GROUPS = ("hydra/hydra_logging", "hydra/job_logging")
 NO_RESULT = "dry_run=true starts nothing, so there is no result to return; in a shell: {}"
 NOTEBOOK_FUNCTION = (
     "{key}: {name} is defined in a notebook or at a prompt, where no worker can import it; write it to a file (begin "
@@ -208,18 +210,24 @@ def _execute(
     if both:
         raise InputError(f"{both[0]} is both a part of the sweep and set beside it: leave one out")
     functions: list[Callable[..., Any]] = []
-    values = {key: list(each) if _is_several(each) else [each] for key, each in space.items()}
-    values |= {key: [value] for key, value in overrides.items()}
+    swept = {key: _to_plain(each) for key, each in space.items()}
+    values = {key: list(each) if _is_several(each) else [each] for key, each in swept.items()}
+    values |= {key: [_to_plain(value)] for key, value in overrides.items()}
     arguments = [*first, *make_words(values, functions), *words]
     arguments += [] if folder is None else [f"{folder_key}={_format_value(folder)}"]
     if values.get("dry_run") == [True] or "dry_run=true" in words:
         raise InputError(NO_RESULT.format(shlex.join(["scalebench", *arguments])))
     session = SweepSession(arguments, Console(shows_tables=False), is_single=not first)
     with _importable(functions):
-        run_session(session)
+        run_session(session, [f"{group}=none" for group in LOGGING_GROUPS if group not in " ".join(arguments)])
     if session.folder is None:
         raise InputError(f"nothing was run: {shlex.join(arguments)} is for the command line")
     return session.folder
+
+
+def _to_plain(value: Any) -> Any:
+    """Return an array of numpy as a list, and its scalars as numbers."""
+    return value.tolist() if type(value).__module__ == "numpy" and hasattr(value, "tolist") else value
 
 
 def _is_several(value: Any) -> bool:
@@ -285,7 +293,7 @@ def _choose_model_key(flat: Mapping[str, Sequence[Any]]) -> str:
 
 def _format_value(value: Any, key: str = "") -> str:
     """Return a value in Hydra's syntax."""
-    value = value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
+    value = _to_plain(value)
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, (int, float)):

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import NoReturn
 
 import hydra
@@ -38,15 +39,16 @@ def main(arguments: list[str]) -> int:
         return 1
 
 
-def run_session(session: SweepSession) -> int:
-    """Run what the arguments of a session describe, and return the status of its runs.
+def run_session(session: SweepSession, more: Sequence[str] = ()) -> int:
+    """Run what the arguments of a session describe, with `more` that are for Hydra alone, and return the status of its
+    runs.
 
     Raises InputError where nothing was started, and KeyboardInterrupt when the finished runs of a cancelled sweep have
     been reported.
     """
     with process.interrupt_at_signals():
         try:
-            return _run_or_sweep(session)
+            return _run_or_sweep(session, more)
         except NothingStarted as refused:
             raise InputError(refused.line) from refused.__cause__
         except (*EXPECTED_ERRORS, OSError) as error:
@@ -67,9 +69,9 @@ def run_session(session: SweepSession) -> int:
             session.release()
 
 
-def _run_or_sweep(session: SweepSession) -> int:
+def _run_or_sweep(session: SweepSession, more: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch, compose.raise_hydra_errors():
-        switches, overrides = split_arguments(session.arguments)
+        switches, overrides = split_arguments([*session.arguments, *more])
         if _is_dry_run(overrides):  # Hydra makes its folders before it calls us
             overrides += [f"hydra.run.dir={scratch}", f"hydra.sweep.dir={scratch}"]
         _register_and_warn()

@@ -26,7 +26,7 @@ MAX_LISTED_NAMES = 12  # of a group, in an error; `scalebench list` shows more
 SEARCH_PACKAGE = "scalebench-search"
 SEARCH_PACKAGE_FILES = {("sweep", "lr_search"), ("hydra/sweeper", "search")}
 SEARCH_HINT = "add --multirun hydra/sweeper=search, which looks for the best value"
-EXPECTED_ERRORS = (InputError, HydraException, OmegaConfBaseException)
+EXPECTED_ERRORS = (InputError, HydraException, OmegaConfBaseException, MarkedYAMLError)
 
 
 def explain_error(error: BaseException, arguments: list[str]) -> str:

@@ -84,6 +84,11 @@ def _check_launcher(config: Config, gpus: int, nodes: int) -> list[str]:
         return [f"hardware.hosts is for mpirun, and {strategy.name} is not; set strategy.launcher=mpi"]
     if strategy.launcher == "by_hand" and hardware.scheduler != "none":
         return [f"strategy.launcher=by_hand is for hosts without a scheduler, and there is {hardware.scheduler}"]
+    by_mpirun = strategy.launcher == "mpi" and hardware.slurm.mpi == "mpirun" and hardware.scheduler == "slurm"
+    if by_mpirun and hardware.slurm.container and not hardware.this_machine:
+        return [
+            f"mpirun starts the ranks of {strategy.name} outside hardware.slurm.container; set hardware.slurm.mpi=pmix"
+        ]
     several = nodes > 1 and strategy.processes != "one_for_all"
     if hardware.this_machine and not hardware.hosts and hardware.devices == "cpu" and several:
         return [f"gpus={gpus} need {nodes} nodes and only this machine is here; name them in hardware.hosts"]

@@ -71,6 +71,7 @@ OUTPUT_FILES = _match_any(
 RECORD_FILES = _match_any(SPEC_FILE, TRY_SPEC_FILE, RESULT_FILE, UNREADABLE_RESULT_FILE, JOB_FILE, JOB_LOG)
 
 Record = TypeVar("Record")
+RunKey = tuple[str, int]  # fingerprint and repeat, by which resume=true knows a run
 
 
 @dataclass
@@ -89,6 +90,7 @@ class _ResultMarker:
     run_id: str
     fingerprint: str
     spec: dict[str, Any]
+    status: str = ""
 
 
 MARKERS = {SPEC_FILE: _SpecMarker, TRY_SPEC_FILE: _SpecMarker, RESULT_FILE: _ResultMarker}
@@ -254,6 +256,22 @@ def has_marker(path: Path, record_type: type) -> bool:
 def is_run_folder(folder: Path) -> bool:
     """Return whether scalebench made a run in this folder, also one that did not come to its end."""
     return any(has_marker(folder / name, record_type) for name, record_type in MARKERS.items())
+
+
+def read_run_key(folder: Path) -> RunKey | None:
+    """Return the key of the run in `folder`, also of one that did not come to its end; None where there is none."""
+    for name, config in ((RESULT_FILE, "spec"), (SPEC_FILE, "config")):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            marker: Any = read_record(folder / name, MARKERS[name], ignore_unknown=True)
+            return marker.fingerprint, int(getattr(marker, config).get("repeat") or 0)
+    return None
+
+
+def has_successful_run(folder: Path) -> bool:
+    """Return whether `folder` holds the result of a successful run, of whichever version of scalebench."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_record(folder / RESULT_FILE, _ResultMarker, ignore_unknown=True).status == "ok"
+    return False
 
 
 def refuse_foreign_folder(folder: Path) -> None:

@@ -23,8 +23,10 @@ from scalebench.core.result import RankRecord, Result, SchedulerRecord, read_res
 from scalebench.core.run_folder import (
     PLUGIN_LOG,
     RESULT_FILE,
+    has_successful_run,
     launcher_log_name,
     rank_log_name,
+    read_run_key,
     refuse_foreign_folder,
     remove_leftovers,
     remove_run,
@@ -83,9 +85,10 @@ def claim_run_folder(spec: RunSpec, folder: Path) -> FolderLock:
 
 
 def clear_run_folder(folder: Path, of_ended_job: bool = False) -> None:
-    """Remove a run that is to be done again. Raise InputError, with nothing touched, where the folder is not a run's or
-    another program uses it; `of_ended_job` as for FolderLock."""
+    """Remove a run that is to be done again. Raise InputError, with nothing touched, where the folder is not a run's,
+    holds a successful one, or another program uses it; `of_ended_job` as for FolderLock."""
     if folder.exists():
+        refuse_successful_run(folder)
         refuse_foreign_folder(folder)
         with FolderLock(folder, of_ended_job):
             remove_run(folder)
@@ -243,6 +246,20 @@ def refuse_folder_with_result(folder: Path) -> None:
     """Raise InputError when the folder already holds a result: no figure is ever overwritten."""
     if (folder / RESULT_FILE).exists():
         raise InputError(f"{folder} already holds a result.json; choose another folder or remove it")
+
+
+def refuse_successful_run(folder: Path) -> None:
+    """Raise InputError when the folder holds a successful run: a resumed sweep replaces the others only."""
+    if has_successful_run(folder):
+        raise InputError(f"{folder} holds another successful run; choose another folder")
+
+
+def is_done_before(spec: RunSpec, folder: Path) -> bool:
+    """Return whether `folder` holds this run, and it was successful. Raise InputError where its result is another
+    run's."""
+    if (folder / RESULT_FILE).exists() and read_run_key(folder) != (spec.fingerprint, spec.config.repeat):
+        raise InputError(f"{folder} holds the result of another run; choose another folder")
+    return has_successful_run(folder)
 
 
 def _write_plugin_log(spec: RunSpec, folder: Path) -> str | None:

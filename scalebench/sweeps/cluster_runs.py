@@ -13,7 +13,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock
 from scalebench.core.result import Result
 from scalebench.core.run_folder import JOB_FILE
-from scalebench.core.spec import HardwareSpec, RunSpec
+from scalebench.core.spec import HardwareSpec, RunSpec, write_spec
 from scalebench.runner.parent import clear_run_folder
 from scalebench.slurm.commands import Slurm, SlurmError, in_allocation
 from scalebench.slurm.job_states import JobStatePoller
@@ -108,6 +108,11 @@ def follow_sweep(
     if submission is not None and not resume:
         raise InputError(_describe_running_job(submission.job_id, folder))
     if submission is None:
+        of_ended_job = (folder / JOB_FILE).exists()
+        for request in requests if resume else ():
+            clear_run_folder(request.folder, of_ended_job)  # else its result would be taken for the new one
+            request.folder.mkdir(parents=True, exist_ok=True)
+            write_spec(request.spec, request.folder)  # by which the job gives it the same number
         mark_folder()
         try:
             submission = submit_sweep([r.spec for r in requests if r.spec.can_start], folder, arguments)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from scalebench.runner.jobs import QueueState
     from scalebench.sweeps.cohort import CohortProgress
     from scalebench.sweeps.pace import StepEstimate
+    from scalebench.sweeps.plan import SweepRun
 
 MAX_BASELINE_COMMANDS = 3  # below a table
 MAX_UNREADABLE_LINES = 10  # files named one by one
@@ -306,19 +307,19 @@ class Console:
             is_text = hasattr(part, "plain")
             self.rich.print(part, crop=False, soft_wrap=is_text and not self.rich.is_terminal)
 
-    def print_plan(self, runs: Sequence[tuple[RunSpec, bool]], settings: Sequence[Sequence[str]] = ()) -> None:
-        """Print the runs of a dry run, and how long all of them may take. `settings` tell each from the others."""
+    def print_plan(self, runs: Sequence[SweepRun], settings: Sequence[Sequence[str]] = ()) -> None:
+        """Print the runs of a dry run, and how long all that are to be done may take. `settings` tell each from the
+        others."""
         low_s = high_s = pause_s = 0.0
         estimate = TimeEstimate(read_pace())
         is_warm = False
-        for number, ((spec, added), own) in enumerate(zip(runs, settings or [()] * len(runs), strict=True), 1):
+        for number, (run, own) in enumerate(zip(runs, settings or [()] * len(runs), strict=True), 1):
+            spec = run.spec
             note = " ".join([format_repeat(spec), *own])
-            note += " (baseline, added)" if added else ""
+            note += " (baseline, added)" if run.added else ""
             note += " [oversubscribed]" if "oversubscribed" in spec.flags else ""
-            if not spec.can_start:
-                error = spec.plugin_error
-                reason = f"unsupported: {spec.unsupported}" if error is None else f"will fail: {error}"
-                self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {reason}")
+            if not run.starts:
+                self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {run.explain_no_start()}")
                 continue
             low, high = estimate.range_s(spec)
             low_s, high_s = low_s + low, high_s + high
@@ -330,7 +331,7 @@ class Console:
             self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {slow}{format_range(low, high)}")
         count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
         pauses = f", {pause_s:.0f} s of them cooling down" if pause_s else ""
-        steps = (estimate.step(spec) for spec, _ in runs if spec.can_start)
+        steps = (estimate.step(run.spec) for run in runs if run.starts)
         guess = GUESSED_STEPS if any(step is not None and step.is_slow and step.is_guess for step in steps) else ""
         total = f", about {format_range(low_s + pause_s, high_s + pause_s)}{pauses}{guess}" if is_warm else ""
         self.print_line(f"{count}{total}; nothing was started")

@@ -39,7 +39,7 @@ class RunningSweep:
         self._clock, self._started_s = clock, clock()
         self._limit_s = math.inf if max_minutes is None else 60 * max_minutes
         self._estimate = TimeEstimate(read_pace())
-        self._first = 0  # number of the first planned run
+        self._unused: Iterator[int] = iter(())  # numbers that no run has
         self._by_itself: set[int] = set()  # positions of runs that could not take turns
         self._remaining: list[SweepRun] = []  # runs after the current one that fit into the time
         self._current: tuple[float, float] | None = None  # (start, expected seconds) of the current run
@@ -49,22 +49,23 @@ class RunningSweep:
     def iterate(
         self,
         planned: list[SweepRun],
-        first: int,
+        unused: Iterator[int],
         jobs: Sequence[int] = (),
         follow: Callable[[Sequence[int]], Iterator[int]] = iter,
         take_turns: Callable[[Sequence[int]], Iterator[int]] = iter,
-    ) -> Iterator[tuple[int, SweepRun]]:
-        """Yield (number, run) for each run to be done, in order, numbered from `first`. Runs that do not fit into the
-        time wait for the end and are then left out. A run that has begun is finished.
+    ) -> Iterator[SweepRun]:
+        """Yield each run to be done, in order. Runs that do not fit into the time wait for the end and are then left
+        out. A run that has begun is finished. Baselines that are repeated get numbers that are `unused`.
 
         `jobs` are the positions in `planned` of runs that a scheduler does: `follow` yields each as it ends, and the
         others begin when all of them have ended. Runs with the same cohort_key are given to `take_turns`, which yields
         those that have ended; the others get another chance, and are then done by themselves.
         """
         begin = len(self.record.runs)
-        self.add_planned(planned, first)
+        self._unused = unused
+        self.add_planned(planned)
         for position in follow(jobs):
-            yield first + position, planned[position]
+            yield planned[position]
         rest = [position for position in range(len(planned)) if position not in set(jobs)]
         while rest:
             left_s = self._limit_s - (self._clock() - self._started_s)
@@ -82,20 +83,18 @@ class RunningSweep:
                 rest = [position for position in rest if position not in done]
                 for position in set(unit) - set(done) - set(rest):  # a baseline that was to be repeated
                     self.record.runs[begin + position].left_out = True
-                yield from ((first + position, planned[position]) for position in done)
+                yield from (planned[position] for position in done)
                 continue
             rest.remove(unit[0])
             with self._record_duration([planned[unit[0]]]):
-                yield first + unit[0], planned[unit[0]]
+                yield planned[unit[0]]
         for position in rest:
             self.record.runs[begin + position].left_out = True
         self._write()
 
-    def add_planned(self, planned: Sequence[SweepRun], first: int) -> None:
-        """Write the runs that are to be done, numbered from `first`, into sweep.json, which marks the folder as a
-        sweep's."""
-        self._first = first
-        self.record.runs += [self._plan_record(number, run) for number, run in enumerate(planned, first)]
+    def add_planned(self, planned: Sequence[SweepRun]) -> None:
+        """Write the runs that are to be done into sweep.json, which marks the folder as a sweep's."""
+        self.record.runs += map(self._plan_record, planned)
         self._write()
 
     def _next_unit(self, affordable: Sequence[int], planned: list[SweepRun]) -> list[int]:
@@ -119,13 +118,13 @@ class RunningSweep:
             same = (run for run in planned if run.spec.fingerprint == bare and cohort_key(run.spec) == key)
             if bare not in present and (run := next(same, None)) is not None:
                 added.append(len(planned))
-                planned.append(dataclasses.replace(run, added=True, earlier=None))
-                self.record.runs.append(self._plan_record(self._first + added[-1], planned[-1]))
+                planned.append(dataclasses.replace(run, added=True, earlier=None, number=next(self._unused)))
+                self.record.runs.append(self._plan_record(planned[-1]))
         return added
 
     @staticmethod
-    def _plan_record(number: int, run: SweepRun) -> PlannedRun:
-        return PlannedRun(number, run.spec.label + format_repeat(run.spec), *run.key)
+    def _plan_record(run: SweepRun) -> PlannedRun:
+        return PlannedRun(run.number, run.spec.label + format_repeat(run.spec), *run.key)
 
     def _cohort_key(self, position: int, planned: Sequence[SweepRun]) -> object:
         run = planned[position]
@@ -165,7 +164,7 @@ class RunningSweep:
         yield
         self._current = None
         for run in runs:
-            if run.earlier is None and run.spec.can_start:
+            if run.starts:
                 self._estimate.record_duration(run.spec, (self._clock() - started_s) / len(runs))
 
     def _cost_s(self, run: SweepRun) -> float:

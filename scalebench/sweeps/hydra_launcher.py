@@ -19,7 +19,12 @@ from scalebench.core.errors import InputError
 from scalebench.core.run_folder import copy_run, refuse_foreign_folder
 from scalebench.core.spec import RunSpec
 from scalebench.report.trackers import check_installed
-from scalebench.runner.parent import claim_run_folder, clear_run_folder, refuse_folder_with_result
+from scalebench.runner.parent import (
+    claim_run_folder,
+    clear_run_folder,
+    refuse_folder_with_result,
+    refuse_successful_run,
+)
 from scalebench.sweeps import cluster_runs, plan
 from scalebench.sweeps.cohort import CohortRun
 from scalebench.sweeps.execute import RunningSweep
@@ -31,6 +36,9 @@ NO_MAX_MINUTES = (
     "sweep.max_minutes is for runs on this machine, and how long jobs wait in a queue is unknown; leave it out: "
     "hardware.slurm.time_minutes limits each job"
 )
+NO_BATCHES = (
+    "hydra.sweeper.max_batch_size divides a sweep, which scalebench plans and measures as a whole; leave it out"
+)
 
 
 class SweepLauncher(Launcher):
@@ -41,9 +49,12 @@ class SweepLauncher(Launcher):
         self._context, self._task, self._config = hydra_context, task_function, config
         self.session = get_session(task_function)
         self.session.expect_folder(Path(str(config.hydra.sweep.dir)))
+        self.session.strict = bool(config.strict)
         sweeper = config.hydra.sweeper
         self._is_listed = sweeper._target_ == BASIC_SWEEPER
         if self._is_listed:
+            if sweeper.get("max_batch_size") is not None:
+                raise InputError(NO_BATCHES)
             words = [f"{key}={value}" for key, value in (sweeper.params or {}).items()] + config.hydra.overrides.task
             plan.check_size(OverridesParser.create(hydra_context.config_loader).parse_overrides(words))
         self._is_warm = False  # a run of this sweep has heated the machine
@@ -51,30 +62,38 @@ class SweepLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         setup_globals()
         planned = plan.plan_sweep(job_overrides, self._compose)
-        if self._config.dry_run:
+        is_dry, sweep_dir = self._config.dry_run, Path(str(self._config.hydra.sweep.dir))
+        if is_dry:  # for which Hydra has another folder
+            sweep_dir = self.session.planned_folder("hydra.sweep.dir")
+        unused = self._number_runs(planned, initial_job_idx, sweep_dir.absolute())
+        jobs = [n for n, run in enumerate(planned) if run.earlier is None and cluster_runs.is_submitted(run.spec)]
+        settings = self._config.sweep
+        if settings.export != "none":
+            check_installed(settings.export)
+        if jobs and settings.max_minutes is not None:
+            raise InputError(NO_MAX_MINUTES)
+        if is_dry:
             self.session.show_plan(planned, several=True)
             return []
-        if self._config.sweep.export != "none":
-            check_installed(self._config.sweep.export)
-        sweep_dir = Path(str(self._config.hydra.sweep.dir))
-        self._check_folders(planned, initial_job_idx, sweep_dir)
-        if self._config.resume:
-            earlier = plan.find_earlier_results(sweep_dir.absolute())
-            for run in planned:
-                run.earlier = earlier.get(run.key)
-        jobs = [n for n, run in enumerate(planned) if run.earlier is None and cluster_runs.is_submitted(run.spec)]
-        if jobs and self._config.sweep.max_minutes is not None:
-            raise InputError(NO_MAX_MINUTES)
+        self._check_folders(planned, sweep_dir)
         prepare_datasets([run.spec for run in planned if run.earlier is None], self.session.console)
         if cluster_runs.is_one_job([run.spec for run in planned if run.earlier is None]):
-            self._follow_sweep(planned, initial_job_idx, sweep_dir.absolute())
+            self._follow_sweep(planned, sweep_dir.absolute())
             return []
-        settings = self._config.sweep
         sweep = self.session.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report, settings.export)
-        follow = partial(self._follow_jobs, planned, initial_job_idx, sweep_dir)
-        take_turns = partial(self._take_turns, planned, initial_job_idx, sweep_dir)
-        runs = sweep.iterate(planned, initial_job_idx, jobs, follow, take_turns)
-        return [self._run(run, number, sweep_dir) for number, run in runs]
+        follow = partial(self._follow_jobs, planned, sweep_dir)
+        take_turns = partial(self._take_turns, planned, sweep_dir)
+        return [self._run(run, sweep_dir) for run in sweep.iterate(planned, unused, jobs, follow, take_turns)]
+
+    def _number_runs(self, planned: Sequence[plan.SweepRun], first: int, sweep_dir: Path) -> Iterator[int]:
+        """Find what a resumed sweep keeps, and number the runs as `plan.number_runs` does."""
+        if not self._config.resume:
+            return plan.number_runs(planned, first)
+        earlier = plan.find_earlier_results(sweep_dir)
+        for run in planned:
+            run.earlier = earlier.get(run.key)
+        # A search numbers its trials itself.
+        return plan.number_runs(planned, first, plan.find_numbers(sweep_dir, earlier) if self._is_listed else None)
 
     def resolve_run(self, overrides: Sequence[str]) -> RunSpec:
         """Compose and check one run of this sweep. Raise InputError or a composition error where it is invalid."""
@@ -85,14 +104,14 @@ class SweepLauncher(Launcher):
         return (spec.config.hardware.max_jobs or 1) if cluster_runs.is_submitted(spec) else 1
 
     def _follow_jobs(
-        self, planned: Sequence[plan.SweepRun], first: int, sweep_dir: Path, positions: Sequence[int]
+        self, planned: Sequence[plan.SweepRun], sweep_dir: Path, positions: Sequence[int]
     ) -> Iterator[int]:
         """Submit these runs all at once. Yield the position of each when its result is in its folder."""
         if not positions:
             return
         from scalebench.runner.jobs import JobRequest
 
-        folders = {n: self._configure(planned[n], first + n, sweep_dir)[1] for n in positions}
+        folders = {n: self._configure(planned[n], sweep_dir)[1] for n in positions}
         requests = [JobRequest(n, planned[n].spec, folder) for n, folder in folders.items()]
         root = sweep_dir.absolute().parent if self._config.resume else None
         for run, result in cluster_runs.follow_jobs(requests, self.session.console, root):
@@ -101,20 +120,18 @@ class SweepLauncher(Launcher):
                 self.session.collected[folders[run.number]] = result
             yield run.number
 
-    def _follow_sweep(self, planned: Sequence[plan.SweepRun], first: int, sweep_dir: Path) -> None:
+    def _follow_sweep(self, planned: Sequence[plan.SweepRun], sweep_dir: Path) -> None:
         """Have one job do this sweep, by the same command."""
         from scalebench.runner.jobs import JobRequest
 
-        if self._config.hydra.sweeper.max_batch_size is not None:
-            raise InputError("hardware.slurm.one_job=true does a sweep at once: leave out hydra.sweeper.max_batch_size")
         requests = [
-            JobRequest(n, run.spec, self._configure(run, n, sweep_dir)[1])
-            for n, run in enumerate(planned, first)
+            JobRequest(run.number, run.spec, self._configure(run, sweep_dir)[1])
+            for run in planned
             if run.earlier is None
         ]
         arguments = [*self.session.arguments, f"hydra.sweep.dir={sweep_dir}"]
         console, resume = self.session.console, self._config.resume
-        mark_folder = partial(RunningSweep(sweep_dir, self.session.arguments, None).add_planned, planned, first)
+        mark_folder = partial(RunningSweep(sweep_dir, self.session.arguments, None).add_planned, planned)
         try:
             for run, result in cluster_runs.follow_sweep(requests, sweep_dir, arguments, console, resume, mark_folder):
                 console.print_outcome(result, run.folder, (len(self.session.done) + 1, len(planned)))
@@ -125,11 +142,9 @@ class SweepLauncher(Launcher):
             if (page := sweep_dir / "report.html").exists():
                 console.print_line(f"report: {page}")
 
-    def _take_turns(
-        self, planned: Sequence[plan.SweepRun], first: int, sweep_dir: Path, positions: Sequence[int]
-    ) -> Iterator[int]:
+    def _take_turns(self, planned: Sequence[plan.SweepRun], sweep_dir: Path, positions: Sequence[int]) -> Iterator[int]:
         """Do these runs side by side. Yield the position of each that has ended; the others have left nothing."""
-        folders = {n: self._configure(planned[n], first + n, sweep_dir)[1] for n in positions}
+        folders = {n: self._configure(planned[n], sweep_dir)[1] for n in positions}
         self.session.not_in_turns.update(folders.values())  # until each has
         if self._config.resume:
             for folder in folders.values():
@@ -147,31 +162,33 @@ class SweepLauncher(Launcher):
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
         return self._context.config_loader.load_sweep_config(self._config, list(overrides))
 
-    def _configure(self, run: plan.SweepRun, number: int, sweep_dir: Path) -> tuple[DictConfig, Path]:
-        """Return the config of run `number` of the sweep, and its folder."""
+    def _configure(self, run: plan.SweepRun, sweep_dir: Path) -> tuple[DictConfig, Path]:
+        """Return the config of a run of the sweep, and its folder."""
         config = self._compose(run.overrides)
         with open_dict(config):
-            config.hydra.job.id = str(number)
-            config.hydra.job.num = number
+            config.hydra.job.id = str(run.number)
+            config.hydra.job.num = run.number
         return config, (sweep_dir / str(config.hydra.sweep.subdir)).absolute()
 
-    def _check_folders(self, planned: Sequence[plan.SweepRun], first: int, sweep_dir: Path) -> None:
+    def _check_folders(self, planned: Sequence[plan.SweepRun], sweep_dir: Path) -> None:
         """Raise InputError for the folder of a run that is not below the sweep's own, or is neither empty nor a run's,
-        or holds a result unless the sweep is resumed. Nothing has been touched then."""
+        or holds a result, of a resumed sweep another successful one. Nothing has been touched then."""
         settings = OmegaConf.to_container(self._config.hydra.sweep, resolve=False)
         by_number = isinstance(settings, dict) and settings["subdir"] == SUBDIR_BY_NUMBER
-        for number, run in enumerate(planned, first):  # to compose each once more would take as long as planning
-            folder = sweep_dir / str(number) if by_number else self._configure(run, number, sweep_dir)[1]
+        for run in planned:  # to compose each once more would take as long as planning
+            folder = sweep_dir / str(run.number) if by_number else self._configure(run, sweep_dir)[1]
             if sweep_dir.resolve() not in folder.resolve().parents:
                 raise InputError(
                     f"hydra.sweep.subdir: {folder} is not below {sweep_dir}, where all its runs are; leave it out"
                 )
             if not self._config.resume:
                 refuse_folder_with_result(folder)
+            elif run.earlier != folder.absolute():
+                refuse_successful_run(folder)
             refuse_foreign_folder(folder)
 
-    def _run(self, run: plan.SweepRun, number: int, sweep_dir: Path) -> JobReturn:
-        config, folder = self._configure(run, number, sweep_dir)
+    def _run(self, run: plan.SweepRun, sweep_dir: Path) -> JobReturn:
+        config, folder = self._configure(run, sweep_dir)
         is_collected = folder in self.session.collected
         if run.earlier is not None:
             _copy_earlier_run(run.earlier, folder)
@@ -180,7 +197,7 @@ class SweepLauncher(Launcher):
                 clear_run_folder(folder)  # of a run that was not successful
             with suppress(InputError):  # which the run itself will report
                 claim_run_folder(run.spec, folder).release()  # before Hydra writes there
-        if run.earlier is None and run.spec.can_start and not is_collected:
+        if run.starts and not is_collected:
             if self._is_warm:
                 self.session.cool_down(run.spec.config.measure.cool_down_s)
             self._is_warm = True

@@ -11,28 +11,31 @@ from typing import TYPE_CHECKING
 from scalebench.config.support import is_reachable
 from scalebench.core.spec import RunSpec
 from scalebench.core.untrusted import clean_text
+from scalebench.sweeps.console import format_repeat
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from scalebench.slurm.resources import JobGeometry
     from scalebench.sweeps.console import Console
+    from scalebench.sweeps.plan import SweepRun
 
-COLUMNS = ("run", "jobs", "nodes", "tasks per node", "cores per task", "GPUs per node", "minutes each")
+COLUMNS = ("nodes", "tasks per node", "cores per task", "GPUs per node", "minutes each")
 
 
-def print_jobs(console: Console, runs: Sequence[tuple[RunSpec, bool]]) -> None:
-    """Print a row for each configuration of these runs, each with whether it is an added baseline; then why some have
-    no job, and what all jobs may take at most."""
-    from scalebench.slurm.resources import job_geometry, time_limit_minutes
+def print_jobs(console: Console, runs: Sequence[SweepRun], one_job: bool = False) -> None:
+    """Print a row for each configuration of these runs; then why some have no job, and what all jobs, or the one that
+    does all runs, may take at most."""
+    from scalebench.slurm.resources import sweep_geometry, time_limit_minutes
 
-    jobs = [spec for spec, _ in runs if spec.can_start]
-    if jobs:
-        console.rich.print(make_job_table([run for run in runs if run[0].can_start]))
-    for text in dict.fromkeys(_format_reason(spec) for spec, _ in runs if not spec.can_start):
+    startable = [run for run in runs if run.starts]
+    if startable:
+        console.rich.print(make_job_table(startable, "runs" if one_job else "jobs"))
+    for text in dict.fromkeys(_format_reason(run) for run in runs if not run.starts):
         console.print_line(text)
-    limits = [time_limit_minutes(spec) for spec in jobs]
-    node_hours = sum(job_geometry(spec).nodes * minutes for spec, minutes in zip(jobs, limits, strict=True)) / 60
+    specs = [run.spec for run in startable]
+    jobs = [specs] if one_job else [[spec] for spec in specs]
+    node_hours = sum(sweep_geometry(job).nodes * sum(map(time_limit_minutes, job)) for job in jobs) / 60
     count = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
     total = f", {node_hours:,.1f} node-hours if each takes all of its minutes" if jobs else ""
     console.print_line(f"{count}{total}; nothing was submitted")
@@ -48,22 +51,23 @@ def print_remote_note(console: Console, specs: Sequence[RunSpec]) -> None:
             )
 
 
-def make_job_table(runs: Sequence[tuple[RunSpec, bool]]) -> Table:
-    """Return the table of the jobs of these runs, in which the repeats of a configuration are one row, and the
-    baselines that a sweep adds are marked."""
+def make_job_table(runs: Sequence[SweepRun], counted: str) -> Table:
+    """Return the table of these runs, in which the repeats of a configuration are one row, and the baselines that a
+    sweep adds are marked. `counted` says what each repeat is: one of the runs of a job, or a job."""
     from rich import box
     from rich.table import Table
 
     from scalebench.slurm.resources import job_geometry, time_limit_minutes
 
-    repeats = Counter(spec.fingerprint for spec, _ in runs)
-    differing = [key for key in ("model", "hardware") if len({getattr(s.config, key).name for s, _ in runs}) > 1]
+    repeats = Counter(run.spec.fingerprint for run in runs)
+    differing = [key for key in ("model", "hardware") if len({getattr(run.spec.config, key).name for run in runs}) > 1]
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
-    for column in COLUMNS:
+    for column in ("run", counted, *COLUMNS):
         table.add_column(column, justify="left" if column == "run" else "right", no_wrap=column == "run")
-    for spec, added in {spec.fingerprint: (spec, added) for spec, added in runs}.values():
+    for run in {run.spec.fingerprint: run for run in runs}.values():
+        spec = run.spec
         label = " ".join([spec.label, *(f"{key}={getattr(spec.config, key).name}" for key in differing)])
-        label += " (added)" if added else ""
+        label += " (added)" if run.added else ""
         counts = (repeats[spec.fingerprint], *_geometry_cells(job_geometry(spec)), time_limit_minutes(spec))
         table.add_row(clean_text(label), *map(str, counts))
     return table
@@ -104,6 +108,6 @@ def _geometry_cells(geometry: JobGeometry) -> tuple[int | str, ...]:
     return geometry.nodes, tasks, geometry.cpus_per_task, gpus
 
 
-def _format_reason(spec: RunSpec) -> str:
-    error = spec.plugin_error
-    return f"{spec.label}: unsupported: {spec.unsupported}" if error is None else f"{spec.label}: will fail: {error}"
+def _format_reason(run: SweepRun) -> str:
+    repeat = "" if run.earlier is None else format_repeat(run.spec)
+    return f"{run.spec.label}{repeat}: {run.explain_no_start()}"

@@ -7,7 +7,8 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,13 +21,14 @@ from scalebench.core import result as results
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
-from scalebench.core.run_folder import RESULT_FILE, is_owned
+from scalebench.core.run_folder import RESULT_FILE, RunKey, is_owned, read_run_key
 from scalebench.core.spec import SWEEP_REPEATS, RunSpec, has_stop
 from scalebench.slurm.commands import in_allocation
 
 TURN_LAUNCHERS = ("local", "mpi")
 MAX_RUNS = 10_000  # all are composed and checked before the first, which takes 30 ms each
 OWN_JOBS = "each run is a job of its own"
+KEPT = "done before, kept"  # of a run that resume=true does not repeat
 
 
 @dataclass
@@ -38,10 +40,23 @@ class SweepRun:
     added: bool = False  # a baseline that the user has not named
     earlier: Path | None = None  # folder of an equal run that was successful (resume)
     bare: str | None = None  # fingerprint of its baseline without a wrapper
-    key: tuple[str, int] = field(init=False)
+    number: int = 0  # in its sweep, and by default the name of its folder
+    key: RunKey = field(init=False)
 
     def __post_init__(self) -> None:
         self.key = (self.spec.fingerprint, self.spec.config.repeat)
+
+    @property
+    def starts(self) -> bool:
+        """Return whether processes are to be started for it."""
+        return self.earlier is None and self.spec.can_start
+
+    def explain_no_start(self) -> str:
+        """Return why none are."""
+        if self.earlier is not None:
+            return KEPT
+        error = self.spec.plugin_error
+        return f"unsupported: {self.spec.unsupported}" if error is None else f"will fail: {error}"
 
     def with_repeat(self, repeat: int) -> SweepRun:
         """Return the same run as another repeat. Nothing else differs, so that it need not be composed again."""
@@ -97,7 +112,7 @@ def plan_sweep(overrides: Sequence[Sequence[str]], compose: Compose) -> list[Swe
     _refuse_too_many(sum(run.spec.repeats for run in requested))
     groups = [(*_make_baselines(run, resolve_cached), run) for run in requested]
     requested_keys = {run.with_repeat(repeat).key for run in requested for repeat in range(run.spec.repeats)}
-    planned: dict[tuple[str, int], SweepRun] = {}
+    planned: dict[RunKey, SweepRun] = {}
     for repeat in range(max((run.spec.repeats for run in requested), default=1)):
         for *baselines, run in groups:
             if repeat >= run.spec.repeats:
@@ -217,12 +232,37 @@ def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> li
     return [baseline for baseline in runs if baseline.spec.can_start]
 
 
-def find_earlier_results(sweep_dir: Path) -> dict[tuple[str, int], Path]:
+def number_runs(
+    planned: Sequence[SweepRun], first: int = 0, present: Mapping[int, RunKey] | None = None
+) -> Iterator[int]:
+    """Number these runs: one that is `present` in the folder of a resumed sweep keeps its number, and the others get
+    those from `first` on that no run has. Return the numbers after these, for baselines that are repeated."""
+    taken = present or {}
+    own = {key: number for number, key in taken.items()}
+    unused = (number for number in itertools.count(first) if number not in taken)
+    for run in planned:
+        run.number = own[run.key] if run.key in own else next(unused)
+    return unused
+
+
+def find_numbers(sweep_dir: Path, earlier: Mapping[RunKey, Path]) -> dict[int, RunKey]:
+    """Map the number of each run in the folder of a sweep, whatever became of it, to its key. Of equal runs the last is
+    that of `earlier`, or the first one."""
+    keys: dict[int, RunKey] = {}
+    for folder in sweep_dir.glob("[0-9]*"):
+        if re.fullmatch(r"0|[1-9]\d*", folder.name, re.ASCII) and (key := read_run_key(folder)) is not None:
+            keys[int(folder.name)] = key
+    last_is_own = sorted(keys, key=lambda number: (earlier.get(keys[number]) == sweep_dir / str(number), -number))
+    return {number: keys[number] for number in last_is_own}
+
+
+def find_earlier_results(sweep_dir: Path) -> dict[RunKey, Path]:
     """Map (fingerprint, repeat) to the folder of a successful run: the sweep's own, which nothing may replace, else
     the latest of the sweeps beside it. Unreadable files are skipped, and results of other users, who may write what
     they like into a shared folder."""
-    latest: dict[tuple[str, int], tuple[bool, str, Path]] = {}
-    for path in sorted(sweep_dir.parent.rglob(RESULT_FILE)):
+    latest: dict[RunKey, tuple[bool, str, Path]] = {}
+    paths = {*sweep_dir.parent.rglob(RESULT_FILE), *sweep_dir.rglob(RESULT_FILE)}  # the latter may be a link
+    for path in sorted(paths):
         if not (is_owned(path) and is_owned(path.parent)):
             continue
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -24,18 +25,25 @@ from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock
 from scalebench.core.machine import private_network
 from scalebench.core.result import Result, read_result
-from scalebench.core.run_folder import RESULT_FILE, refuse_foreign_folder
+from scalebench.core.run_folder import JOB_FILE, RESULT_FILE, refuse_foreign_folder
 from scalebench.core.spec import RunSpec
 from scalebench.core.sweep_file import MULTIRUN_FILE, refuse_foreign_sweep_folder
 from scalebench.measure.progress import RankProgress
 from scalebench.report.tables import write_tables
-from scalebench.runner.parent import UnwrittenResult, claim_run_folder, refuse_folder_with_result, run_spec
+from scalebench.runner.parent import (
+    UnwrittenResult,
+    claim_run_folder,
+    clear_run_folder,
+    is_done_before,
+    refuse_folder_with_result,
+    run_spec,
+)
 from scalebench.sweeps import cluster_runs, job_plan
 from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.execute import RunningSweep
 from scalebench.sweeps.pace import record_pace
-from scalebench.sweeps.plan import SweepRun, compute_exit_status, find_swept_keys, name_settings
+from scalebench.sweeps.plan import KEPT, SweepRun, compute_exit_status, find_swept_keys, name_settings
 from scalebench.sweeps.time_estimate import estimate_left_s
 from scalebench.workloads import datasets
 
@@ -74,7 +82,7 @@ class SweepSession:
         self.collected: dict[Path, Result] = {}  # by folder: results of runs that a scheduler has done
         self.not_in_turns: set[Path] = set()  # folders of runs that could not take turns with the others
         self.at_end: list[Callable[[], None]] = []  # called below the table of the sweep
-        self._strict = False
+        self.strict = False  # as in the config
         self._refused_status = 0  # exit status of runs that left no result
         self._lock: FolderLock | None = None  # on the folder of the sweep, or of a single run
         self._new_folders: list[Path] = []  # folders that Hydra makes for the sweep, innermost first
@@ -82,7 +90,6 @@ class SweepSession:
     def run_one(self, composed: DictConfig) -> None:
         """Run one config in the output folder that Hydra made. No run of a sweep raises here, since Hydra would end the
         sweep. Raise NothingStarted for a single run that is refused."""
-        self._strict = bool(composed.strict)
         try:
             self._run_one(composed)
         except InputError as error:
@@ -112,13 +119,15 @@ class SweepSession:
             record_pace(result)
         elif (folder / RESULT_FILE).exists() and composed.resume:
             result = read_result(folder / RESULT_FILE)
-            self._print_outcome(result, folder, "done before, kept")
+            self._print_outcome(result, folder, KEPT)
         else:
             spec = resolve(to_config(composed))
             if folder.absolute() in self.not_in_turns:
                 spec.flags.append("not_in_turns")
             if single and spec.config.dry_run:
-                self.show_plan([SweepRun([], spec)], several=False)
+                planned = self.planned_folder("hydra.run.dir")
+                kept = planned if composed.resume and is_done_before(spec, planned) else None
+                self.show_plan([SweepRun([], spec, earlier=kept)], several=False)
                 return
             result = self._measure(spec, folder, composed.resume)
             self._print_outcome(result, folder)
@@ -183,32 +192,35 @@ class SweepSession:
 
     def show_plan(self, planned: Sequence[SweepRun], several: bool) -> None:
         """Print what would be run, in a sweep (`several`) or as a single run."""
-        on_cluster = [n for n, run in enumerate(planned) if cluster_runs.is_for_cluster(run.spec)]
-        local = [run for n, run in enumerate(planned) if n not in on_cluster or not several]
+        one_job = several and cluster_runs.is_one_job([run.spec for run in planned if run.earlier is None])
+        on_cluster = [run for run in planned if cluster_runs.is_for_cluster(run.spec)]
+        jobs = [run for run in on_cluster if run.starts]
+        local = [run for run in planned if not (several and cluster_runs.is_for_cluster(run.spec))]
         if local:
             keys = find_swept_keys(planned)
-            settings = [name_settings(run.overrides, keys) for run in local]
-            self.console.print_plan([(run.spec, run.added) for run in local], settings)
-        if on_cluster and (several or planned[0].spec.can_start):
-            job_plan.print_jobs(self.console, [(planned[n].spec, planned[n].added) for n in on_cluster])
-        jobs = [n for n in on_cluster if planned[n].spec.can_start]
-        specs = [planned[n].spec for n in jobs]
-        if not specs:
+            self.console.print_plan(local, [name_settings(run.overrides, keys) for run in local])
+        if jobs or (several and on_cluster):
+            job_plan.print_jobs(self.console, on_cluster, one_job)
+        if not jobs:
             return
+        specs = [run.spec for run in jobs]
         job_plan.print_remote_note(self.console, specs)
-        if several and cluster_runs.is_one_job([run.spec for run in planned]):
-            job_plan.print_sweep_script(self.console, specs, self._planned_folder("0").parent)
+        folder = self.planned_folder("hydra.sweep.dir" if several else "hydra.run.dir")
+        if one_job:
+            job_plan.print_sweep_script(self.console, specs, folder)
         else:
-            folders = [self._planned_folder(str(n) if several else None) for n in jobs]
+            folders = [folder / str(run.number) if several else folder for run in jobs]
             job_plan.print_largest_script(self.console, specs, folders)
 
-    def _planned_folder(self, number: str | None) -> Path:
-        """Return the folder that a planned run would get; in a dry run Hydra itself gets a temporary one."""
-        key = "hydra.run.dir" if number is None else "hydra.sweep.dir"
-        overrides = [word.partition("=")[2] for word in self.arguments if word.lstrip("+").startswith(f"{key}=")]
-        pattern = overrides[-1] if overrides else OmegaConf.select(OmegaConf.load(conf_dir() / "config.yaml"), key)
-        folder = Path(str(OmegaConf.create({"folder": pattern}).folder)).absolute()
-        return folder if number is None else folder / number
+    def planned_folder(self, key: str) -> Path:
+        """Return the folder that a planned run or sweep would get, by its key; in a dry run Hydra itself gets a
+        temporary one. A run that is a sweep, since it has repeats, may name that of the run."""
+        words = {word.lstrip("+").partition("=")[0]: word for word in self.arguments}
+        if (word := words.get(key, words.get("hydra.run.dir"))) is None:
+            pattern = OmegaConf.select(OmegaConf.load(conf_dir() / "config.yaml"), key)
+        else:
+            pattern = OverridesParser.create().parse_override(word).value()
+        return Path(str(OmegaConf.create({"folder": pattern}).folder)).absolute()
 
     def cool_down(self, seconds: float) -> None:
         """Pause before the next run of a sweep. Ctrl-C and SIGTERM raise KeyboardInterrupt, as in a run."""
@@ -243,8 +255,7 @@ class SweepSession:
         report: bool,
         export: str = "none",
     ) -> RunningSweep:
-        """Begin a sweep, or its next batch where hydra.sweeper.max_batch_size divides it. Raise InputError while
-        another program uses this folder."""
+        """Begin a sweep, or the next batch of a search. Raise InputError while another program uses this folder."""
         if self.sweep is None:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(folder)
@@ -330,7 +341,7 @@ class SweepSession:
 
     def exit_status(self) -> int:
         """Return 2 where nothing was started, else the status of the runs (`compute_exit_status`)."""
-        return self._refused_status or compute_exit_status(self.done, self._strict)
+        return self._refused_status or compute_exit_status(self.done, self.strict)
 
 
 def get_session(task_function: TaskFunction) -> SweepSession:
@@ -373,12 +384,15 @@ class CheckFolders(Callback):
             get_session(task_function).hold(self._lock)
 
     def _claim(self, spec: RunSpec, folder: Path, resume: bool, console: Console) -> None:
+        if resume and is_done_before(spec, folder):
+            return
         if not resume:
             refuse_folder_with_result(folder)
         refuse_foreign_folder(folder)
         prepare_datasets([spec], console)
-        locked_by_job, resumed = cluster_runs.is_submitted(spec), (folder / RESULT_FILE).exists()
-        if not (locked_by_job or resumed):
+        if (folder / RESULT_FILE).exists():  # of a run that was not successful
+            clear_run_folder(folder, of_ended_job=(folder / JOB_FILE).exists())
+        if not cluster_runs.is_submitted(spec):  # else its job locks the folder
             self._lock = claim_run_folder(spec, folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -47,6 +48,7 @@ def build() -> None:
             ["train.stop.steps=3", "train.learning_rate=0.5"],
         ),
         ({"hardware.device_ids": [[0], [1, 2]]}, ["hardware.device_ids=[0],[1,2]"]),
+        ({"hardware.device_ids": [np.arange(2)]}, ["hardware.device_ids=[0,1]"]),
         (
             {"dataset": [{"path": Path("/a b"), "options": {"x": "it's"}}]},
             ["dataset.path='/a b'", "++dataset.options.x='it\\'s'"],
@@ -93,6 +95,8 @@ def test_bad_input_is_an_exception_and_starts_nothing(settings: dict[str, Any], 
 def test_a_sweep_is_checked_before_its_first_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'zero1'"):
         scalebench.sweep({"strategy": ["simulated", "zero_1"]}, **QUICK)
+    with pytest.raises(InputError, match="gpus=0 should be at least 1"):
+        scalebench.sweep({"gpus": np.arange(2)}, strategy="simulated", **QUICK)
     with pytest.raises(InputError, match="gpus is both a part of the sweep and set beside it"):
         scalebench.sweep({"gpus": [1, 2]}, gpus=3)
     with pytest.raises(InputError, match="one function cannot build the network of both frameworks"):
@@ -131,6 +135,21 @@ def test_runs_and_sweeps_return_their_results(capsys: pytest.CaptureFixture[str]
     assert sweep.frame["gpus"].tolist() == [1, 2] and sweep.folder == Path("several").absolute()
     with pytest.raises(InputError, match="already holds"):
         scalebench.run(strategy="simulated", gpus=1, folder="one", **QUICK)
+
+
+def test_the_loggers_of_the_caller_stay_as_they_are() -> None:
+    root, own = logging.getLogger(), logging.getLogger("of.the.caller")
+    handler = logging.FileHandler("caller.log", mode="w")
+    root.addHandler(handler)
+    before = (list(root.handlers), root.level)
+    try:
+        scalebench.run(strategy="simulated", gpus=1, folder="one", **QUICK)
+        assert (list(root.handlers), root.level) == before
+        own.error("heard")
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+    assert Path("caller.log").read_text() == "heard\n"
 
 
 @pytest.fixture

@@ -172,6 +172,8 @@ def test_a_run_leaves_its_files_and_a_second_one_is_refused(call: Call, tmp_path
     line = f"scalebench: {folder} already holds a result.json; choose another folder or remove it"
     assert (status, out, err) == (2, [], [line])
     assert (folder / "result.json").read_bytes() == before
+    _, out, _ = call(*words, "resume=true", "dry_run=true")
+    assert out == ["[1/1] simulated gpus=2: done before, kept", "1 run; nothing was started"]
     assert call(*words, "resume=true")[0] == 0
     assert (folder / "result.json").read_bytes() == before
 

@@ -11,7 +11,7 @@ import pytest
 
 from scalebench.config import horovod_build
 from scalebench.core.machine import cuda_builds
-from scalebench.core.spec import HardwareSpec, StrategySpec
+from scalebench.core.spec import HardwareSpec, SlurmSpec, StrategySpec
 from scalebench.strategies import registry
 from tests.builders.configs import ALPHA, GPUS_HERE, fake_machine, make_spec
 
@@ -221,3 +221,15 @@ def test_an_allocation_with_too_few_nodes(machine_with: Any, monkeypatch: pytest
     assert make_spec(gpus=8, hardware=ALPHA).unsupported is None
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     assert make_spec(gpus=16, hardware=ALPHA).unsupported is None
+
+
+def test_mpirun_starts_no_containers(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(0)
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    hardware = dataclasses.replace(ALPHA, slurm=SlurmSpec(container="/images/torch.sif"))
+    reason = make_spec(gpus=8, hardware=hardware, strategy__launcher="mpi").unsupported
+    assert (
+        reason == "mpirun starts the ranks of simulated outside hardware.slurm.container; set hardware.slurm.mpi=pmix"
+    )
+    by_srun = dataclasses.replace(hardware, slurm=dataclasses.replace(hardware.slurm, mpi="pmix"))
+    assert make_spec(gpus=8, hardware=by_srun, strategy__launcher="mpi").unsupported is None

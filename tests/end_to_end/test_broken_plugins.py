@@ -257,7 +257,7 @@ def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch
 
 
 def test_a_dry_run_says_what_will_fail(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().print_plan([(broken(), False), (simulated_spec(), False)])
+    Console().print_plan([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"[1/2] simulated gpus=1: will fail: {LINE}"
     assert lines[1].startswith("[2/2] simulated gpus=1: batch ")
@@ -266,7 +266,7 @@ def test_a_dry_run_says_what_will_fail(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_sweep_does_not_judge_the_others_by_it(tmp_path: Path) -> None:
     now_s = [0.0]
     sweep = RunningSweep(tmp_path, [], None, clock=lambda: now_s[0])
-    for _ in sweep.iterate([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())], 0):
+    for _ in sweep.iterate([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())], iter(())):
         now_s[0] += 7.0
     assert [(spec.plugin_error, took_s) for spec, took_s in sweep._estimate._durations_s] == [(None, 7.0)]
 

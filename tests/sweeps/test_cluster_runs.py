@@ -160,18 +160,50 @@ def test_a_sweep_that_is_one_job_is_submitted_once_and_followed(call: Call, monk
     assert len(jobs) == 1
 
 
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, list[str]]]:
+    """Have jobs that do a sweep submitted; return the files of each run of the sweep at that time."""
+    seen: list[dict[str, list[str]]] = []
+
+    def submit(specs: list[RunSpec], folder: Path, arguments: list[str]) -> Submission:
+        seen.append({path.name: sorted(os.listdir(path)) for path in folder.glob("[0-9]*")})
+        return Submission("7", 0.0)
+
+    monkeypatch.setattr(cluster_runs, "submit_sweep", submit)
+    monkeypatch.setattr(cluster_runs, "_await_report", lambda folder, slurm: None)
+    return seen
+
+
+def test_the_job_of_a_resumed_sweep_finds_no_result_that_would_be_taken_for_its_own(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It numbers its runs as the program does that follows it, also where the arguments are others."""
+    seen = at_once(monkeypatch)
+    assert call(*ONE_JOB, "strategy.options.fault=raise")[0] == 1
+    assert call(*ONE_JOB, "strategy.options.fault=raise", "gpus=2,1,4", "resume=true")[0] == 1
+    assert seen == [{}, {name: ["spec.json"] for name in ("0", "1", "2")}]
+    assert [(run.spec.gpus, run.folder.name) for run in LocalCluster.seen[2:]] == [(2, "2"), (1, "0"), (4, "1")]
+
+
+@pytest.mark.parametrize(("strict", "expected"), [("false", 0), ("true", 1)])
+def test_one_job_is_strict_too(call: Call, monkeypatch: pytest.MonkeyPatch, strict: str, expected: int) -> None:
+    at_once(monkeypatch)
+    words = ("gpus=1,64", "train.batch_per_device=4", f"strict={strict}")
+    status, out, _ = call(*ONE_JOB, *words)
+    assert status == expected and "gpus=64 asks for 32 nodes" in out
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ((*ONE_JOB, "hydra.sweeper.max_batch_size=1"), "leave out hydra.sweeper.max_batch_size"),
         ((*ONE_JOB, "sweep.max_minutes=5"), "sweep.max_minutes is for runs on this machine"),
         ((*ONE_JOB, "hardware.slurm.constraint=a,b"), "hardware.slurm differs between the runs of this sweep"),
         ((*ONE_JOB[:-1], "measure.order=rounds"), "each run is a job of its own; set hardware.slurm.one_job=true"),
     ],
 )
 def test_what_one_job_cannot_do(words: tuple[str, ...], reason: str, call: Call) -> None:
-    status, _, err = call(*words)
-    assert status == 2 and reason in err and err.count("\n") == 1
+    for more in ([], ["dry_run=true"]):
+        status, _, err = call(*words, *more)
+        assert status == 2 and reason in err and err.count("\n") == 1
     assert not LocalCluster.seen
 
 
@@ -303,8 +335,9 @@ def test_clusters_are_not_mixed(tmp_path: Path) -> None:
         list(cluster_runs.follow_jobs(requests, Console(), None))
 
 
-def test_jobs_have_no_time_limit_of_the_sweep(call: Call) -> None:
-    status, _, err = call("--multirun", "gpus=1", "hydra.sweep.dir=s", "sweep.max_minutes=5")
+@pytest.mark.parametrize("dry", ["true", "false"])
+def test_jobs_have_no_time_limit_of_the_sweep(call: Call, dry: str) -> None:
+    status, _, err = call("--multirun", "gpus=1", "hydra.sweep.dir=s", "sweep.max_minutes=5", f"dry_run={dry}")
     assert (status, LocalCluster.seen) == (2, []) and "hardware.slurm.time_minutes limits each job" in err
 
 
@@ -339,6 +372,9 @@ def test_the_plan_of_a_sweep_is_one_table_and_the_script_of_the_largest_job(call
     assert "6 jobs, 1.3 node-hours if each takes all of its minutes; nothing was submitted" in out
     assert [line.rpartition("/s/")[2] for line in out.splitlines() if "--output=" in line] == ["1/job.log"]
     assert "#SBATCH --nodes=2" in out.splitlines() and "The largest job; the others differ" in out
+    _, of_one_job, _ = call("--multirun", *words, "hardware.slurm.one_job=true", "dry_run=true")
+    assert table_rows(of_one_job) == table_rows(out)
+    assert "1 job, 2.0 node-hours if each takes all of its minutes; nothing was submitted" in of_one_job
 
 
 @pytest.mark.parametrize(("words", "marks"), [([], ["0"]), (["hardware.slurm.one_job=true"], ["s"])])
@@ -378,3 +414,12 @@ def test_a_running_job_keeps_its_folder(tmp_path: Path) -> None:
         cluster_runs._adopt_running_jobs([first, second], {key_first: second.folder, key_second: first.folder})
     elsewhere = tmp_path / "other"
     assert cluster_runs._adopt_running_jobs([first], {key_first: elsewhere})[0].folder == elsewhere
+
+
+def test_the_plan_of_a_resumed_sweep_has_jobs_for_the_other_runs(call: Call) -> None:
+    words = ("--multirun", "hydra.sweep.dir=s", "baseline=none")
+    assert call(*words, "gpus=1")[0] == 0
+    status, out, _ = call(*words, "gpus=1,4", "resume=true", "dry_run=true")
+    assert status == 0 and list(table_rows(out)) == ["simulated gpus=4"]
+    assert "simulated gpus=1: done before, kept" in out and "1 job, " in out
+    assert [line.rpartition("/s/")[2] for line in out.splitlines() if "--output=" in line] == ["1/job.log"]

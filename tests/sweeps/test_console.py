@@ -19,6 +19,7 @@ from scalebench.runner.jobs import JobRequest, QueueState
 from scalebench.sweeps import time_estimate
 from scalebench.sweeps.console import GUESSED_STEPS, Console, describe_progress, describe_queue, describe_queue_counts
 from scalebench.sweeps.pace import StepEstimate
+from scalebench.sweeps.plan import SweepRun
 from scalebench.sweeps.time_estimate import estimate_s
 from tests.builders import sweeps
 from tests.builders.runs import rank, record, simulated_spec
@@ -157,24 +158,24 @@ def test_the_plan_lists_each_run_and_the_time_of_all(
     small, large = simulated_spec(measure=measure), simulated_spec(gpus=64, size=2000, measure=measure)
     cannot = simulated_spec()
     cannot.unsupported = "not here"
-    Console().print_plan([(small, True), (large, False), (cannot, False)])
+    Console().print_plan([SweepRun([], small, added=True), SweepRun([], large), SweepRun([], cannot)])
     first, second, third, last = capsys.readouterr().out.splitlines()
     assert first == "[1/3] simulated gpus=1 (baseline, added): batch 10 per device, 10 global, 10 to 20 s"
     assert second.startswith("[2/3] simulated gpus=64 [oversubscribed]: batch 10 per device, 640 global")
     assert third == "[3/3] simulated gpus=1: unsupported: not here"
     assert last == "3 runs, about 21 to 41 s; nothing was started"
-    Console().print_plan([(cannot, False)])
+    Console().print_plan([SweepRun([], cannot)])
     assert capsys.readouterr().out.splitlines()[-1] == "1 run; nothing was started"
     slow = simulated_spec(measure={**measure, "warmup_max_s": 20.0, "evaluate": False})
     for start_s, guess in ((None, GUESSED_STEPS), (5.0, "")):
         step = StepEstimate(3.0, 20.0, 123.0, start_s=start_s)
         monkeypatch.setattr(time_estimate, "estimate_step", lambda spec, pace, step=step: step)
-        Console().print_plan([(slow, False)])
+        Console().print_plan([SweepRun([], slow)])
         line, last = capsys.readouterr().out.splitlines()
         assert line.startswith("[1/1] simulated gpus=1: batch 10 per device, 10 global, a step takes 3 to 123 s, ")
         assert last.endswith(f" min{guess}; nothing was started")
     monkeypatch.undo()
-    Console().print_plan([(simulated_spec(gpus=2, measure={"search": "max_batch"}), False)])
+    Console().print_plan([SweepRun([], simulated_spec(gpus=2, measure={"search": "max_batch"}))])
     line = "[1/1] simulated gpus=2: the largest batch that fits, from 10 per device on"
     assert capsys.readouterr().out.startswith(line)
 
@@ -184,7 +185,7 @@ def test_the_plan_numbers_repeats_and_counts_pauses(capsys: pytest.CaptureFixtur
     measure = {"min_s": 10.0, "max_s": 20.0, "repeats": 2, "cool_down_s": 30.0}
     cannot, *runs = simulated_spec(), *(simulated_spec(measure=measure, repeat=repeat) for repeat in (0, 1, 0, 1))
     cannot.unsupported = "not here"
-    Console().print_plan([(spec, False) for spec in (cannot, *runs)])
+    Console().print_plan([SweepRun([], spec) for spec in (cannot, *runs)])
     _, *lines, last = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines[:2]] == [
         f"[{k + 2}/5] simulated gpus=1 repeat={k}" for k in (0, 1)

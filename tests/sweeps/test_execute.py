@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from scalebench.core.sweep_file import read_sweep
 from scalebench.sweeps.execute import RunningSweep
-from scalebench.sweeps.plan import SweepRun
+from scalebench.sweeps.plan import SweepRun, number_runs
 from tests.builders.runs import simulated_spec
 
 MEASURE = {"min_s": 10.0, "max_s": 20.0, "warmup_max_s": 0.0, "order": "given"}  # 15.3 s in the middle of the estimate
@@ -20,10 +21,14 @@ def planned(*counts: int) -> list[SweepRun]:
     return [SweepRun([], simulated_spec(gpus=gpus, measure=MEASURE, size=1000)) for gpus in counts]
 
 
+def iterate(sweep: RunningSweep, runs: list[SweepRun], first: int = 0, **how: Any) -> Iterator[SweepRun]:
+    return sweep.iterate(runs, number_runs(runs, first), **how)
+
+
 def test_runs_come_in_order_and_the_record_has_them_all(tmp_path: Path) -> None:
     sweep = RunningSweep(tmp_path / "s", ["sweep=demo"], None)
     jobs = planned(1, 2)
-    assert list(sweep.iterate(jobs, 3)) == [(3, jobs[0]), (4, jobs[1])]
+    assert list(iterate(sweep, jobs, 3)) == jobs
     record = read_sweep(tmp_path / "s")
     assert record is not None and not record.ended and record.arguments == ["sweep=demo"]
     assert [(run.number, run.label) for run in record.runs] == [(3, "simulated gpus=1"), (4, "simulated gpus=2")]
@@ -35,8 +40,8 @@ def test_runs_come_in_order_and_the_record_has_them_all(tmp_path: Path) -> None:
 def test_runs_without_time_wait_and_are_left_out(tmp_path: Path) -> None:
     clock = SimpleNamespace(now_s=0.0)
     sweep, done = RunningSweep(tmp_path, [], 1.0, clock=lambda: clock.now_s), []
-    for number, job in sweep.iterate(planned(1, 2, 4, 8), 0):  # each takes 25 s instead of 15
-        done.append((number, job.spec.gpus))
+    for job in iterate(sweep, planned(1, 2, 4, 8)):  # each takes 25 s instead of 15
+        done.append((job.number, job.spec.gpus))
         clock.now_s += 25.0
     assert done == [(0, 1), (3, 8)], "once it is known that two fit, those are the ends of the curve"
     assert [run.label for run in sweep.record.left_out] == ["simulated gpus=2", "simulated gpus=4"]
@@ -45,7 +50,7 @@ def test_runs_without_time_wait_and_are_left_out(tmp_path: Path) -> None:
 def test_fast_runs_leave_time_for_waiting_runs(tmp_path: Path) -> None:
     clock = SimpleNamespace(now_s=0.0)
     sweep, done = RunningSweep(tmp_path, [], 0.6, clock=lambda: clock.now_s), []  # 36 s: for two
-    for _, job in sweep.iterate(planned(1, 2, 4), 0):
+    for job in iterate(sweep, planned(1, 2, 4)):
         done.append(job.spec.gpus)
         clock.now_s += 1.0
     assert done == [1, 2, 4] and not sweep.record.left_out
@@ -64,7 +69,7 @@ def test_runs_that_take_turns_are_done_together_the_baseline_first(tmp_path: Pat
         yield from positions
 
     jobs = [*in_turns(2, 4, bare=in_turns(1)[0].bare), *in_turns(1), *planned(3)]
-    assert [number for number, _ in sweep.iterate(jobs, 0, take_turns=take_turns)] == [2, 0, 1, 3]
+    assert [run.number for run in iterate(sweep, jobs, take_turns=take_turns)] == [2, 0, 1, 3]
     assert units == [[2, 0, 1]]
 
 
@@ -76,7 +81,7 @@ def test_a_second_cohort_has_the_baseline_again_and_what_fits_nowhere_is_done_by
         yield from (position for position in positions[:2] if jobs[position].spec.gpus != 3)
 
     jobs = in_turns(1, 2, 4, 3)
-    assert [number for number, _ in sweep.iterate(jobs, 0, take_turns=take_turns)] == [0, 1, 4, 2, 5, 3]
+    assert [run.number for run in iterate(sweep, jobs, take_turns=take_turns)] == [0, 1, 4, 2, 5, 3]
     assert units == [[0, 1, 2, 3], [4, 2, 3], [5, 3]]
     assert [(run.number, run.label, run.left_out) for run in read_sweep(tmp_path).runs[4:]] == [  # type: ignore[union-attr]
         (4, "simulated gpus=1", False), (5, "simulated gpus=1", False)
@@ -86,23 +91,23 @@ def test_a_second_cohort_has_the_baseline_again_and_what_fits_nowhere_is_done_by
 def test_a_later_batch_has_the_time_that_the_first_one_left(tmp_path: Path) -> None:
     clock = SimpleNamespace(now_s=0.0)
     sweep = RunningSweep(tmp_path, [], 0.5, clock=lambda: clock.now_s)
-    for _ in sweep.iterate(planned(1), 0):
+    for _ in iterate(sweep, planned(1)):
         clock.now_s += 29.0
-    assert list(sweep.iterate(planned(2), 1)) == []
+    assert list(iterate(sweep, planned(2), 1)) == []
     assert [run.left_out for run in sweep.record.runs] == [False, True]
 
 
 def test_a_run_with_an_earlier_result_needs_no_time(tmp_path: Path) -> None:
     jobs = planned(1, 2)
     jobs[1].earlier = tmp_path / "earlier"
-    assert [job for _, job in RunningSweep(tmp_path, [], 1e-6).iterate(jobs, 0)] == [jobs[1]]
+    assert list(iterate(RunningSweep(tmp_path, [], 1e-6), jobs)) == [jobs[1]]
 
 
 def test_the_time_left_follows_measured_durations(tmp_path: Path) -> None:
     clock = SimpleNamespace(now_s=0.0)
     sweep, message = RunningSweep(tmp_path, [], None, clock=lambda: clock.now_s), []
     assert sweep.format_time_left() == ""
-    for _ in sweep.iterate(planned(1, 1, 1), 0):
+    for _ in iterate(sweep, planned(1, 1, 1)):
         message.append(sweep.format_time_left())
         clock.now_s += 5.0
         message.append(sweep.format_time_left())
@@ -118,7 +123,7 @@ def test_the_time_left_follows_the_steps_of_the_current_run(tmp_path: Path) -> N
     clock = SimpleNamespace(now_s=0.0)
     sweep, message = RunningSweep(tmp_path, [], None, clock=lambda: clock.now_s), []
     sweep.update_time_left(50.0)  # before a run
-    for _ in sweep.iterate(planned(1, 1), 0):
+    for _ in iterate(sweep, planned(1, 1)):
         clock.now_s += 5.0
         sweep.update_time_left(None)
         message.append(sweep.format_time_left())
@@ -133,7 +138,7 @@ def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path: Path) -> Non
     jobs = planned(1, 1, 1)
     for job in jobs:
         job.spec.config.train.stop.epochs = 2.0
-    for _ in sweep.iterate(jobs, 0):
+    for _ in iterate(sweep, jobs):
         message.append(sweep.format_time_left())
         clock.now_s += 5.0
     assert message[0].startswith("at least about ") and message[1] == "about 10 s of the sweep left"
@@ -141,7 +146,7 @@ def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path: Path) -> Non
 
 def test_an_interrupted_sweep_lists_the_missing_runs(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        for _ in RunningSweep(tmp_path, [], None).iterate(planned(1, 2), 0):
+        for _ in iterate(RunningSweep(tmp_path, [], None), planned(1, 2)):
             assert len(read_sweep(tmp_path).runs) == 2, "before the first run"  # type: ignore[union-attr]
             raise KeyboardInterrupt
     record = read_sweep(tmp_path)

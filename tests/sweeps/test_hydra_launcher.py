@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -14,8 +15,11 @@ from hydra.core.hydra_config import HydraConfig
 
 import scalebench
 from scalebench import __main__ as program
+from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock
 from scalebench.core.result import read_result
+from scalebench.core.sweep_file import read_sweep
+from scalebench.sweeps import hydra_launcher
 
 SHORT = (
     "hardware=cpu strategy=simulated dataset.size=1000 measure=quick measure.min_s=0 measure.max_s=0.1 "
@@ -85,6 +89,25 @@ def test_resume_keeps_successful_runs_and_repeats_others(sweep: Sweep) -> None:
     assert status == 0 and out.count("done before, kept") == 1
     assert beside.run_id.iloc[0] == again.run_id.iloc[2] and beside.repeat.tolist() == [0, 1]
 
+    assert sweep("gpus=2", *options, "resume=true")[0] == 1
+    last = rows()
+    assert last.gpus.tolist() == [1, 2, 1, 1] and last.run_id.tolist()[::2] == again.run_id.tolist()[::2]
+
+
+def test_resumed_with_other_arguments_a_sweep_keeps_its_runs_under_their_numbers(sweep: Sweep) -> None:
+    """The table has them all, those of new arguments after the others, and their plan says so too."""
+    words = ["measure.repeats=2", "measure.order=given", "baseline=none"]
+    assert sweep("gpus=1", *words)[0] == 0
+    first = rows()
+    words += ["gpus=2,1", "resume=true"]
+    status, out, _ = sweep(*words, "dry_run=true")
+    assert status == 0 and re.findall(r"gpus=1 (.*)\n", out) == [f"repeat={k}: done before, kept" for k in (0, 1)]
+    status, out, _ = sweep(*words)
+    assert status == 0 and out.count("done before, kept") == 2
+    assert rows().gpus.tolist() == [1, 1, 2, 2] and rows().run_id.tolist()[:2] == first.run_id.tolist()
+    record = read_sweep(Path("s"))
+    assert record is not None and [run.number for run in record.runs] == [2, 0, 3, 1] and not record.missing(Path("s"))
+
 
 @pytest.mark.slow
 def test_a_folder_in_use_or_of_a_finished_sweep_is_refused(sweep: Sweep) -> None:
@@ -110,13 +133,21 @@ def test_a_folder_in_use_or_of_a_finished_sweep_is_refused(sweep: Sweep) -> None
         (["strategy.options.step=0.1,0.2"], "strategy simulated has no option 'step'; did you mean 'step_s'?"),
         (["gpus=1,2", "dataset.size=100"], "75 training samples are fewer than one global batch of 150: "),
         (["gpus=interval(1,2)"], "an interval is for a search, not for a sweep: add --multirun hydra/sweeper=search"),
+        (["gpus=1,2", "hydra.sweeper.max_batch_size=1"], "hydra.sweeper.max_batch_size divides a sweep, "),
+        (["gpus=1,2", "sweep.export=wandb"], "wandb is not installed; "),
     ],
 )
-def test_one_bad_member_starts_nothing_and_leaves_no_folder(sweep: Sweep, words: list[str], line: str) -> None:
-    status, out, err = sweep(*words)
-    assert (status, out) == (2, "")
-    assert err.startswith(f"scalebench: {line}") and err.count("\n") == 1
-    assert os.listdir() == []
+def test_one_bad_member_starts_nothing_and_leaves_no_folder(
+    sweep: Sweep, words: list[str], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a dry run plan it."""
+    missing = InputError("wandb is not installed; pip install it")
+    monkeypatch.setattr(hydra_launcher, "check_installed", Mock(side_effect=missing))
+    for more in ([], ["dry_run=true"]):
+        status, out, err = sweep(*words, *more)
+        assert (status, out) == (2, "")
+        assert err.startswith(f"scalebench: {line}") and err.count("\n") == 1
+        assert os.listdir() == []
 
 
 def test_a_bad_sweep_leaves_a_folder_of_somebody_else_alone(sweep: Sweep) -> None:

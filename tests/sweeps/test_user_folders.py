@@ -197,3 +197,26 @@ def test_a_folder_that_could_not_be_shown_later_is_refused(call: Call, words: li
     status, err = call(*words, "hydra.run.dir='r\udcff'", "hydra.sweep.dir='s\udcff'")
     assert status == 2 and err.count("\n") == 1 and "is no UTF-8: rename it, or choose another folder" in err
     assert files() == {}
+
+
+def test_a_resumed_sweep_replaces_no_successful_run(call: Call) -> None:
+    """Where the folders of its runs have no numbers, two of them may have the same."""
+    words = [*SWEEP, "hydra.sweep.dir=s", "hydra.sweep.subdir=a", "resume=true"]
+    assert call(*words)[0] == 0
+    before = files()
+    line = f"scalebench: {Path('s/a').absolute()} holds another successful run; choose another folder\n"
+    assert call(*words, "seed=1") == (2, line) and files() == before
+    assert call(*words)[0] == 0 and files()["s/a/result.json"] == before["s/a/result.json"]
+
+
+def test_a_single_run_is_resumed_by_itself_only(call: Call) -> None:
+    words = [*SHORT, "hydra.run.dir=r", "resume=true"]
+    assert call(*words, "strategy.options.fault=raise")[0] == 1
+    failed = read_result(Path("r/result.json"))
+    assert call(*words, "strategy.options.fault=raise")[0] == 1
+    assert read_result(Path("r/result.json")).run_id != failed.run_id, "it is run again"
+    before = files()
+    line = "scalebench: r holds the result of another run; choose another folder\n"
+    for other in ([], ["seed=1"], ["strategy.options.fault=raise", "repeat=1"]):
+        assert call(*words, *other) == (2, line) and files() == before
+    assert call(*words, "dry_run=true") == (2, line.replace(" r ", f" {Path('r').absolute()} "))

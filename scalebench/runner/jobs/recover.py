@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalebench.core.errors import InputError
-from scalebench.core.run_folder import JOB_FILE, RESULT_FILE, is_owned
+from scalebench.core.run_folder import JOB_FILE, RESULT_FILE, RunKey, is_owned
 from scalebench.core.spec import read_spec
 from scalebench.runner.jobs import outcome
 from scalebench.runner.jobs.follow import POLL_INTERVAL_S, RESULT_LIMIT_S, JobWatcher, sleep_until_cancelled
@@ -16,7 +16,6 @@ from scalebench.slurm.job_states import JobState, JobStatePoller, is_over
 from scalebench.slurm.submit import Submission, read_submission
 
 MAX_CLOCK_OFFSET_S = 600.0  # between hosts of one cluster; job ids are reused, and other clusters have the same
-RunKey = tuple[str, int]  # fingerprint, repeat
 
 
 def find_running_jobs(

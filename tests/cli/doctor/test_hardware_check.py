@@ -271,13 +271,19 @@ def test_a_machine_without_a_scheduler_is_this_host(run_command: Tell) -> None:
     assert run_command("hardware=local")[0] == 0  # has no values to compare
 
 
-def test_a_folder_with_yaml_files_of_the_user(run_command: Tell, tmp_path: Path) -> None:
+def test_a_folder_with_yaml_files_of_the_user(
+    run_command: Tell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = tmp_path / "conf" / "hardware"
     own.mkdir(parents=True)
     (own / "mine.yaml").write_text("defaults:\n  - alpha\n  - _self_\nname: mine\ngpus_per_node: 4\n")
     for switch in (f"--config-dir {own.parent}", f"--config-dir={own.parent}", f"-cd {own.parent}"):
         _, lines, _ = run_command(f"{switch} hardware=mine", dataclasses.replace(NODE, gpus=GPUS[:4]))
         assert lines["gpus_per_node"] == ["4", "4", "ok"]
+    (own / "mine.yaml").write_text("name: [\n")
+    assert main(["doctor", "--config-dir", str(own.parent), "hardware=mine"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"scalebench: {own}/mine.yaml, line 2: ") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
