@@ -83,7 +83,7 @@ class TensorFlowStrategy(TensorFlowProbes):
         return batches.feed_batches(source, self.input_devices(), settings.feed, settings.prefetch)
 
     def step(self, batch: TfBatch) -> LossPart | None:
-        self.last_batch = batch
+        self.keep_batch(batch)
         return LossPart(self.step_function()(batch.parts, batch.global_samples), batch.samples)
 
     def step_function(self) -> Callable[..., tf.Tensor]:

@@ -134,7 +134,7 @@ class SingleCopyStrategy(TensorFlowStrategy):
         return results
 
     def step(self, batch: TfBatch) -> LossPart | None:
-        self.last_batch = batch
+        self.keep_batch(batch)
         loss_sum, *_ = self.step_function()(batch.parts, batch.global_samples)
         return LossPart(loss_sum, batch.samples)
 

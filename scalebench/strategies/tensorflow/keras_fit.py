@@ -174,7 +174,7 @@ class FitStrategy(TensorFlowStrategy):
         replicas = self.model.distribute_strategy.num_replicas_in_sync
         with self.scope():  # fit inspects a batch only under a strategy, and wants one that divides by the replicas
             probe_samples = replicas if tf.distribute.has_strategy() else 0
-        pipeline = BatchPipeline(loop, self._set_last_batch, probe_samples)
+        pipeline = BatchPipeline(loop, self.keep_batch, probe_samples)
         prefetched = PREFETCHED_BATCHES if self.spec.config.dataset.prefetch == "queue" else 0
         dataset = pipeline.dataset(self._part_spec(), prefetched)
         self._report = StepReport(self.model, loop, pipeline.batch_sizes())
@@ -182,9 +182,6 @@ class FitStrategy(TensorFlowStrategy):
             self.model.fit(dataset, epochs=1, shuffle=False, verbose=0)
         finally:
             pipeline.stop()
-
-    def _set_last_batch(self, batch: Batch) -> None:
-        self.last_batch = batch
 
     def to_step_batch(self, batch: Any) -> TfBatch:
         """Return the batch as in the plain loop: under fit it is in host memory, and is copied to the devices once."""

@@ -201,7 +201,7 @@ class ParameterServer(TensorFlowStrategy):
             epoch += 1
 
     def step(self, batch: RowParts) -> LossPart | None:
-        self.last_batch = batch
+        self.keep_batch(batch)
         function = self.step_function()
         losses = [self.coordinator.schedule(function, args=(part, self._rate)) for part in batch.parts]
         return LossPart(PendingLoss(losses), batch.samples)
@@ -302,7 +302,7 @@ class SynchronousParameterServer(ParameterServer):
             return tf.Variable(tf.zeros(variable.shape), trainable=False)
 
     def step(self, batch: RowParts) -> LossPart | None:
-        self.last_batch = batch
+        self.keep_batch(batch)
         self.coordinator.join()  # the weights of the previous step are there
         function, samples = self.step_function(), tf.constant(batch.samples, tf.float32)
         losses = [self.coordinator.schedule(function, args=(part, samples)) for part in batch.parts]

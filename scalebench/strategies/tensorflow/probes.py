@@ -103,7 +103,7 @@ class TensorFlowProbes(Strategy, Probes):
     """A strategy whose step is a compiled function of the batch parts of all devices of its process."""
 
     devices: list[str]
-    last_batch: Any = None  # of the training, as `feed` yielded it
+    last_batch: Any = None  # the last full one of the training, as `feed` yielded it
     sync_parts_off: tuple[str, ...] = ()  # of SYNC_PARTS: left out of the steps
     _host: tuple[Any, list[batches.HostArrays]] | None = None  # a batch, and its parts in host memory
 
@@ -124,6 +124,11 @@ class TensorFlowProbes(Strategy, Probes):
         self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
     ) -> list[DeviceResult]:
         """Compute the loss, and with `backward` the gradients, on every device, without synchronization."""
+
+    def keep_batch(self, batch: Any) -> None:
+        """Keep a batch of the training for the probes, unless it is smaller than before, as an epoch's last one is."""
+        if self.last_batch is None or batch.samples >= self.last_batch.samples:
+            self.last_batch = batch
 
     def to_step_batch(self, batch: Any) -> TfBatch:
         """Return a batch of `feed` in the form that the step takes."""
