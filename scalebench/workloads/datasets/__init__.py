@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError, unknown_name_message
-from scalebench.core.machine.machine import cache_folder, usable_cpus
+from scalebench.core.machine.machine import cache_folder
 from scalebench.core.spec import Config, DatasetSpec, RunSpec, has_stop
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets import (
@@ -350,7 +350,8 @@ def _reading_arguments(spec: RunSpec, inputs: NDArray[Any], targets: NDArray[Any
         return {}
     kind = DATASETS[dataset.name]
     assert kind.root is not None and dataset.path is not None and isinstance(inputs, np.memmap)
-    cores = len(spec.places[0].cpus) or max(1, len(usable_cpus()) // len(spec.places))
+    place = spec.places[0]  # ranks have equally many cores
+    cores = len(place.cpus) or place.threads * max(1, len(place.devices))
     pictures = Pictures(
         names=str(inputs.filename),
         root=str(kind.root(_expand_path(dataset.path))),
