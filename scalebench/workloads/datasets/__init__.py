@@ -378,7 +378,8 @@ def _common_arguments(spec: RunSpec, replica: int, replicas: int) -> dict[str, A
 
 def _evaluation_arguments(spec: RunSpec, replica: int, replicas: int) -> dict[str, Any]:
     """Return the arguments of a source for evaluation, whose batches hold several training micro-batches if these are
-    small, since nothing is kept for a backward pass, but never more than one if these are large."""
+    small, since nothing is kept for a backward pass, but never more than one if these are large. A process evaluates on
+    one device, however many it trains on."""
     micro_batch = -(-spec.batch_per_device // spec.config.train.accumulate)
     per_device = max(micro_batch, min(EVALUATION_BATCH_FACTOR * micro_batch, MAX_EVALUATION_BATCH))
-    return _common_arguments(spec, replica, replicas) | {"global_batch": per_device * spec.gpus}
+    return _common_arguments(spec, replica, replicas) | {"global_batch": per_device * replicas}
