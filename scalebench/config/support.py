@@ -11,7 +11,7 @@ from scalebench.core.machine import cuda_builds, machine, private_network
 from scalebench.core.spec import Config, HardwareSpec, StrategySpec, has_stop
 from scalebench.slurm.commands import Slurm, in_allocation
 from scalebench.strategies import registry
-from scalebench.workloads import user_code
+from scalebench.workloads import datasets, user_code
 
 
 def find_unsupported_reasons(config: Config, gpus: int, placement: Placement) -> list[str]:
@@ -39,7 +39,7 @@ def find_unsupported_reasons(config: Config, gpus: int, placement: Placement) ->
     if placement.shortage is not None and (hardware.hosts or not hardware.this_machine):
         reasons.append(placement.shortage)
     reasons += _check_launcher(config, gpus, nodes)
-    reasons += _check_user_model(config)
+    reasons += [*_check_user_model(config), *_check_dataset(config)]
     if not reasons and (refusal := private_network.explain_refusal(config)) is not None:
         reasons.append(refusal)
     if config.dataset.prefetch == "device" and hardware.devices == "cpu":
@@ -116,6 +116,18 @@ def _check_user_model(config: Config) -> list[str]:
             f"model.loss={model.loss} is a loss in PyTorch, and {strategy.name} trains with Keras: leave it at auto"
         ]
     return []
+
+
+def _check_dataset(config: Config) -> list[str]:
+    """List why the framework of the strategy cannot read the samples."""
+    dataset, strategy = config.dataset, config.strategy
+    kind = datasets.DATASETS.get(dataset.name)
+    if kind is None or not kind.records or strategy.framework in ("tensorflow", "none"):
+        return []
+    return [
+        f"dataset={dataset.name} is read by TensorFlow, and {strategy.name} trains with {strategy.framework}; "
+        "use dataset=imagenet_jpeg, or a strategy of TensorFlow"
+    ]
 
 
 def _check_strategy(config: Config, gpus: int, nodes: int) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from scalebench.config import horovod_build
 from scalebench.core.machine import cuda_builds
-from scalebench.core.spec import HardwareSpec, SlurmSpec, StrategySpec
+from scalebench.core.spec import HardwareSpec, ModelSpec, SlurmSpec, StrategySpec
 from scalebench.strategies import registry
 from tests.builders.configs import ALPHA, GPUS_HERE, fake_machine, make_spec
 
@@ -39,6 +39,9 @@ NO_GPU = "copies to a GPU ahead of time and there is none"
 FEW = "hardware.hosts has 1 slots for 2 processes; give the hosts more slots or lower gpus"
 FOR_MPIRUN = "hardware.hosts is for mpirun, and simulated is not; set strategy.launcher=mpi"
 NO_PACKAGE = "simulated needs no_such_package_x, which is not installed: pip install no_such_package_x"
+IMAGES = ModelSpec("resnet20_cifar10", input_shape=[32, 32, 3], outputs=10, loss="cross_entropy", metric="accuracy")
+RECORDS = {"model": IMAGES, "dataset__name": "imagenet_tfrecord", "dataset__path": "/nowhere", "dataset__classes": 10}
+READ_BY_TENSORFLOW = "dataset=imagenet_tfrecord is read by TensorFlow, and simulated trains with torch; use "
 
 
 @pytest.mark.parametrize(
@@ -59,6 +62,12 @@ NO_PACKAGE = "simulated needs no_such_package_x, which is not installed: pip ins
         (0, {"hardware__unsupported": {"ddp": "it sleeps"}}, None),
         (0, {"hardware__hosts": ["a:1"], "strategy__launcher": "mpi", "gpus": 2}, FEW),
         (0, {"hardware__hosts": ["a:2"], "gpus": 2}, FOR_MPIRUN),
+        (0, {**RECORDS, "strategy__framework": "tensorflow"}, None),
+        (
+            0,
+            {**RECORDS, "strategy__framework": "torch"},
+            f"{READ_BY_TENSORFLOW}dataset=imagenet_jpeg, or a strategy of TensorFlow",
+        ),
     ],
 )
 def test_what_is_impossible_here_says_why(

@@ -13,6 +13,7 @@ from scalebench.core.machine.cuda_builds import TENSORFLOW_APART
 from scalebench.core.machine.gpus import choose_visible_gpus
 from scalebench.core.spec import RankPlacement
 from scalebench.strategies.base import Unsupported
+from scalebench.strategies.tensorflow.optimizer import SummingLossScaleOptimizer
 
 
 def configure_devices(kind: str, place: RankPlacement) -> list[str]:
@@ -99,7 +100,7 @@ def configure_precision(precision: str, device: str) -> str:
 
 def with_loss_scale(optimizer: keras.optimizers.Optimizer, precision: str) -> keras.optimizers.Optimizer:
     """Return the optimizer, for float16 with dynamic loss scaling, which keeps small gradients from underflowing."""
-    return keras.optimizers.LossScaleOptimizer(optimizer) if precision == "float16" else optimizer
+    return SummingLossScaleOptimizer(optimizer) if precision == "float16" else optimizer
 
 
 def check_channels_first(device: str, compute_dtype: str) -> None:

@@ -154,10 +154,26 @@ def loss_function(name: str) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
 
 def set_gradient_reduction(optimizer: keras.optimizers.Optimizer, on: bool) -> None:
     """Set whether steps traced from now on sum the gradients over the replicas; otherwise each replica uses its own."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)  # within a LossScaleOptimizer
-    vars(inner).pop("_all_reduce_sum_gradients", None)
+    vars(optimizer).pop("_all_reduce_sum_gradients", None)
     if not on:
-        inner._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
+        optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
+
+
+class SummingLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
+    """Dynamic loss scaling that looks for an overflow in gradients that are already summed over the replicas.
+
+    Keras' looks at each replica's own gradients, and its inner optimizer sums them: one replica's overflow reaches the
+    weights of all, and replicas in several processes that disagree about a step wait for each other's gradients.
+    """
+
+    def __init__(self, inner_optimizer: keras.optimizers.Optimizer) -> None:
+        super().__init__(inner_optimizer)
+        set_gradient_reduction(inner_optimizer, on=False)
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        variables = self._trainable_variables if trainable_variables is None else trainable_variables
+        pairs = list(zip(dense_gradients(grads, variables), variables, strict=True))
+        super().apply([gradient for gradient, _ in self._all_reduce_sum_gradients(pairs)], trainable_variables)
 
 
 PartFunction = Callable[[tf.Tensor, tf.Tensor], list[tf.Tensor]]

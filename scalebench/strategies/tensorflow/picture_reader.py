@@ -43,6 +43,7 @@ class TfPictureReader:
         self.pictures: Pictures = reader.pictures
         self._targets = reader.targets
         self._names = self.pictures.load_names()
+        self._damage: InputError | None = None  # in files of records
 
     def read(self, batches: Iterable[BatchRows]) -> Generator[Batch, None, None]:
         """Yield the batches in order. Raises InputError, with the file, for a damaged one."""
@@ -60,6 +61,8 @@ class TfPictureReader:
                 except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError, tf.errors.DataLossError) as error:
                     raise InputError(self._find_damage(sent) or _first_line(error)) from None
                 if element is None:
+                    if self._damage is not None:
+                        raise self._damage
                     return
                 inputs, labels = (tensor.numpy() for tensor in element)
                 self._check_labels(labels)
@@ -109,7 +112,11 @@ class TfPictureReader:
             crops = self.pictures.draw_crops(batch.rows, batch.epoch)
             if crops is None:
                 crops = np.zeros((len(batch.rows), CROP_NUMBERS))
-            files = self._paths(batch.rows) if records is None else records.take(batch.rows)
+            try:
+                files = self._paths(batch.rows) if records is None else records.take(batch.rows)
+            except InputError as error:  # which the pipeline would wrap in an error of its own
+                self._damage = error
+                return
             yield files, np.take(self._targets, batch.rows), crops.astype(np.float32)
 
     def _paths(self, rows: NDArray[np.int64]) -> list[str]:
@@ -146,20 +153,28 @@ class RecordStream:
     def __init__(self, root: str, names: NDArray[np.bytes_]) -> None:
         self._names = names
         unique, self._first_rows = np.unique(names, return_index=True)
-        self._files = [f"{root}/{name.decode()}" for name in unique]
+        self._root, self._files = root, [f"{root}/{name.decode()}" for name in unique]
         self._records: Iterator[bytes] = iter(())
         self._next_row = len(names)
 
     def take(self, rows: NDArray[np.int64]) -> list[bytes]:
         """Return the records of consecutive rows. Since the files have no index, rows behind the last taken ones are
-        reached by reading all records between, and rows before them from the beginning of their file."""
+        reached by reading all records between, and rows before them from the beginning of their file. Raises
+        InputError, with the file, for a damaged record."""
         first = int(rows[0])
         if first < self._next_row:
             file = int(np.searchsorted(self._first_rows, first, "right")) - 1
             self._next_row = int(self._first_rows[file])
             self._records = tf.data.TFRecordDataset(self._files[file:]).as_numpy_iterator()
-        taken = list(islice(self._records, first - self._next_row, first - self._next_row + len(rows)))
-        self._next_row = first + len(rows)
+        taken: list[bytes] = []
+        try:
+            for record in islice(self._records, first + len(rows) - self._next_row):
+                if self._next_row >= first:
+                    taken.append(record)
+                self._next_row += 1
+        except tf.errors.OpError as error:
+            path = f"{self._root}/{self._names[self._next_row].decode()}"
+            raise InputError(f"{path} has a damaged record ({_first_line(error)}): copy or make it again") from None
         return taken
 
 
@@ -193,8 +208,11 @@ def compute_window(crop: tf.Tensor | None, height: tf.Tensor, width: tf.Tensor) 
         tf.maximum(1, tf.minimum(size, tf.cast(share * root, tf.int32)))
         for share, size in zip(tf.unstack(crop)[:2], (width, height), strict=True)
     )
-    left = tf.cast(crop[2] * tf.cast(width - crop_width + 1, tf.float32), tf.int32)
-    top = tf.cast(crop[3] * tf.cast(height - crop_height + 1, tf.float32), tf.int32)
+    left, top = (
+        # In float32 a share just below 1 becomes 1.
+        tf.minimum(rest, tf.cast(share * tf.cast(rest + 1, tf.float32), tf.int32))
+        for share, rest in zip(tf.unstack(crop)[2:4], (width - crop_width, height - crop_height), strict=True)
+    )
     return tf.stack([top, left, crop_height, crop_width])
 
 

@@ -125,6 +125,11 @@ class TensorFlowProbes(Strategy, Probes):
     ) -> list[DeviceResult]:
         """Compute the loss, and with `backward` the gradients, on every device, without synchronization."""
 
+    def keep_batch(self, batch: Any) -> None:
+        """Keep a batch of the training for the probes, unless it is smaller than before, as an epoch's last one is."""
+        if self.last_batch is None or batch.samples >= self.last_batch.samples:
+            self.last_batch = batch
+
     def to_step_batch(self, batch: Any) -> TfBatch:
         """Return a batch of `feed` in the form that the step takes."""
         placed: TfBatch = batch
@@ -137,11 +142,6 @@ class TensorFlowProbes(Strategy, Probes):
     @syncs_gradients.setter
     def syncs_gradients(self, on: bool) -> None:
         self.sync_parts_off = () if on else SYNC_PARTS
-
-    def keep_batch(self, batch: Any) -> None:
-        """Keep a batch of the training for probes that train on it, unless it is an epoch's smaller last one."""
-        if self.last_batch is None or batch.samples >= self.last_batch.samples:
-            self.last_batch = batch
 
     @cached_property
     def _per_device_step(self) -> PerDeviceStep:

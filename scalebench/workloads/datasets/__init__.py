@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError, unknown_name_message
-from scalebench.core.machine.machine import cache_folder, usable_cpus
+from scalebench.core.machine.machine import cache_folder
 from scalebench.core.spec import Config, DatasetSpec, RunSpec, has_stop
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets import (
@@ -360,7 +360,8 @@ def _reading_arguments(
         return {}
     kind = DATASETS[dataset.name]
     assert kind.root is not None and dataset.path is not None and isinstance(inputs, np.memmap)
-    cores = len(spec.places[0].cpus) or max(1, len(usable_cpus()) // len(spec.places))
+    place = spec.places[0]  # ranks have equally many cores
+    cores = len(place.cpus) or place.threads * max(1, len(place.devices))
     pictures = Pictures(
         names=str(inputs.filename),
         root=str(kind.root(_expand_path(dataset.path))),
@@ -387,7 +388,8 @@ def _common_arguments(spec: RunSpec, replica: int, replicas: int) -> dict[str, A
 
 def _evaluation_arguments(spec: RunSpec, replica: int, replicas: int) -> dict[str, Any]:
     """Return the arguments of a source for evaluation, whose batches hold several training micro-batches if these are
-    small, since nothing is kept for a backward pass, but never more than one if these are large."""
+    small, since nothing is kept for a backward pass, but never more than one if these are large. A process evaluates on
+    one device, however many it trains on."""
     micro_batch = -(-spec.batch_per_device // spec.config.train.accumulate)
     per_device = max(micro_batch, min(EVALUATION_BATCH_FACTOR * micro_batch, MAX_EVALUATION_BATCH))
-    return _common_arguments(spec, replica, replicas) | {"global_batch": per_device * spec.gpus}
+    return _common_arguments(spec, replica, replicas) | {"global_batch": per_device * replicas}

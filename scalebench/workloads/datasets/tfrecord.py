@@ -29,11 +29,6 @@ def index_files(config: Config, cache_dir: Path, path: Path) -> Path:
     """Return the folder under `cache_dir` with the file name of each record, in the order of names and records, at most
     `dataset.size` of them. The classes are in the records, and 0 in the cache. Raises InputError, in one line, for
     anything that is wrong."""
-    if config.strategy.framework not in ("tensorflow", "none"):
-        raise InputError(
-            f"dataset={config.dataset.name} is read by TensorFlow, and strategy={config.strategy.name} trains with "
-            f"{config.strategy.framework}: use dataset=imagenet_jpeg, or a strategy of TensorFlow"
-        )
     images.check_model_takes_square_rgb(config)
     files = _list_files(path)
     stats = [file.stat() for file in files]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from scalebench.strategies.tensorflow import observed
 from scalebench.strategies.tensorflow.mirrored import MirroredOptions, ReductionInTurns, create_cross_device_ops
 from scalebench.strategies.tensorflow.model import read_weights
 from scalebench.workloads import datasets
-from scalebench.workloads.source import Source
+from scalebench.workloads.source import Batch, Source
 from tests.strategies.builders import run_training
-from tests.strategies.tensorflow.builders import BYTES, IMAGES, MIRRORED, apart
+from tests.strategies.tensorflow.builders import BYTES, FIT, IMAGES, MIRRORED, apart, replica_weights
 from tests.strategies.tensorflow.conftest import DEVICES
 
 
@@ -33,6 +33,29 @@ def test_replicas_diverge_without_synchronization(strategy: Any, source: Callabl
     assert one.message_sizes() == [] and one.backend_used() is None
     one.set_gradient_sync(True)
     assert sum(one.message_sizes()) == BYTES
+
+
+@pytest.mark.parametrize("words", [MIRRORED, (*MIRRORED, FIT)])
+def test_an_overflow_on_one_replica_skips_the_step_of_all(
+    strategy: Any, samples: tuple[np.ndarray, np.ndarray], words: tuple[str, ...]
+) -> None:
+    """Replica 1's gradients are infinite, and those of replica 0 are not."""
+    one = strategy(*words, "train.precision=float16")
+    local, inputs, targets = one.strategy.experimental_local_results, samples[0][:20], samples[1][:20]
+
+    def train(targets: np.ndarray) -> list[float]:
+        """Train a step, and return the scale of each replica before and after it."""
+        scales = local(one.optimizer.dynamic_scale.value)
+        before = [copy.numpy() for copy in scales]
+        run_training(one, repeat(Batch(inputs, targets, 20)), 1)
+        return [float(number) for number in (*before, *(copy.numpy() for copy in scales))]
+
+    weights = replica_weights(one)
+    assert train(np.concatenate([targets[:10], targets[10:] + 1e4])) == [32768, 32768, 16384, 16384]
+    assert all(np.array_equal(now, then) for now, then in zip(replica_weights(one), weights, strict=True))
+    assert train(targets) == [16384] * 4
+    assert all(np.abs(now - then).max() > 0 for now, then in zip(replica_weights(one), weights, strict=True))
+    assert apart(one) == 0
 
 
 def test_replicas_are_on_their_devices(strategy: Any) -> None:

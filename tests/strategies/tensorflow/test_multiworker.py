@@ -22,6 +22,7 @@ from scalebench.strategies.tensorflow.bare import IndependentTensorFlow
 from scalebench.strategies.tensorflow.multiworker import WorkerGroup
 from scalebench.workloads.source import Batch
 from tests.builders.runs import simulated_spec
+from tests.strategies.builders import make_features
 
 
 @pytest.fixture
@@ -81,6 +82,20 @@ def test_validation_with_moving_statistics_and_uneven_parts(tmp_path: Path) -> N
     assert first == second and 0 <= first["accuracy"] <= 1
     assert result.scale.backend_used == "ring" and len(result.sync.message_bytes) > 2
     assert sum(result.sync.message_bytes) == result.workload.gradient_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_an_overflow_on_one_rank_skips_the_step_of_all(tmp_path: Path) -> None:
+    """Only the rank that has this sample sees it, and the other must not wait for it."""
+    inputs, targets = make_features(80)
+    targets[0] = 1e4
+    np.savez(tmp_path / "samples.npz", inputs=inputs, targets=targets)
+    words = (f"dataset.path={tmp_path}/samples.npz", f"dataset.cache={tmp_path}/cache", "train.batch_per_device=10")
+    result = run_spec(spec_of(*words, "train.precision=float16"), tmp_path / "run")
+    assert (result.status, result.reason) == ("ok", None)
+    first, second = (rank.metrics for rank in result.ranks)
+    assert first == second and np.isfinite(first["mse"])
 
 
 @pytest.mark.real

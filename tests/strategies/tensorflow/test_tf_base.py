@@ -34,6 +34,15 @@ def test_loss_is_reported_as_a_lazy_sum(strategy: Any, source: Callable[..., Sou
     assert bare.last_batch is batch
 
 
+@pytest.mark.parametrize("words", [BARE, ("strategy=central_storage_cpu", "gpus=2")])
+def test_the_smaller_last_batch_of_an_epoch_is_not_kept(
+    strategy: Any, source: Callable[..., Source], words: tuple[str, ...]
+) -> None:
+    one = strategy(*words)
+    sizes = [one.step(batch).samples for batch in islice(one.feed(source(global_batch=45)), 3)]
+    assert sizes == [45, 45, 11] and one.last_batch.samples == 45
+
+
 def test_batches_of_all_sizes_share_one_trace(strategy: Any, source: Callable[..., Source]) -> None:
     bare = strategy(*BARE)
     sizes = {bare.step(batch).samples for batch in islice(bare.feed(source()), 7)}

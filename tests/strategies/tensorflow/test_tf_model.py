@@ -201,7 +201,7 @@ def test_all_optimizers_of_the_config_exist() -> None:
 
 
 def test_the_learning_rate_of_an_optimizer_with_loss_scaling() -> None:
-    optimizer = keras.optimizers.LossScaleOptimizer(training.create_optimizer(train_spec("sgd"), RATE))
+    optimizer = training.SummingLossScaleOptimizer(training.create_optimizer(train_spec("sgd"), RATE))
     optimizer.build([keras.Variable(np.zeros(2, np.float32))])
     training.set_learning_rate(optimizer, 0.25)
     assert float(optimizer.learning_rate) == 0.25
@@ -229,13 +229,15 @@ def test_unknown_names_show_the_nearest() -> None:
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_gradient_reduction_can_be_switched(scaled: bool) -> None:
-    """Off, gradients go through untouched, also within an optimizer that scales the loss; on again, as it was."""
+    """Off, gradients go through untouched; on again, as it was. An optimizer that scales the loss sums before the one
+    within it."""
     inner = training.create_optimizer(train_spec("sgd"), RATE)
-    optimizer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
-    pairs, own = [("gradient", "variable")], inner._all_reduce_sum_gradients.__func__
+    optimizer = training.SummingLossScaleOptimizer(inner) if scaled else inner
+    pairs, own = [("gradient", "variable")], optimizer._all_reduce_sum_gradients.__func__
     for _ in range(2):
         training.set_gradient_reduction(optimizer, False)
-        assert inner._all_reduce_sum_gradients(pairs) == pairs
-        assert not hasattr(inner._all_reduce_sum_gradients, "__func__")  # Keras', which does so too outside of replicas
+        assert optimizer._all_reduce_sum_gradients(pairs) == pairs
+        assert not hasattr(optimizer._all_reduce_sum_gradients, "__func__")  # Keras' has
         training.set_gradient_reduction(optimizer, True)
-        assert inner._all_reduce_sum_gradients.__func__ is own
+        assert optimizer._all_reduce_sum_gradients.__func__ is own
+    assert hasattr(inner._all_reduce_sum_gradients, "__func__") != scaled

@@ -9,8 +9,8 @@ from PIL import Image
 
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config
-from scalebench.strategies.tensorflow.picture_reader import read_with_tensorflow
-from scalebench.workloads.datasets import cache, tfrecord
+from scalebench.strategies.tensorflow.picture_reader import compute_window, read_with_tensorflow
+from scalebench.workloads.datasets import cache, images, tfrecord
 from scalebench.workloads.datasets.picture_reader import PictureReader, Pictures
 from scalebench.workloads.source import Batch, Source
 from tests.builders.configs import image_config
@@ -124,8 +124,25 @@ def test_mistakes_in_records_are_one_line(folder: Path, tmp_path: Path) -> None:
     cut.write_bytes(cut.read_bytes()[:-7])
     with pytest.raises(InputError, match=rf"^{cut} is not a complete TFRecord file"):
         index_names(config, folders[3])
-    config.strategy.framework = "torch"
-    with pytest.raises(InputError, match=r"is read by TensorFlow, and strategy=.* trains with torch"):
-        index_names(config, folders[3])
     with pytest.raises(InputError, match=r"has no files train-\*-of-\*"):
         tfrecord.index_files(image_config("imagenet_tfrecord", tmp_path, SIDE), tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(("workers", "replica"), [(0, 0), (2, 0), (2, 1)])
+def test_the_file_of_a_damaged_record_is_named(folder: Path, tmp_path: Path, workers: int, replica: int) -> None:
+    """Also by a rank that only reads past it, which replica 0 does."""
+    names = index_names(write_records(folder, tmp_path), tmp_path)
+    damaged = tmp_path / "train-00001-of-00003"
+    data = bytearray(damaged.read_bytes())
+    data[100] ^= 1
+    damaged.write_bytes(data)
+    source = open_source(tmp_path, workers, replica, names=names, records=True, classes=CLASSES)
+    with pytest.raises(InputError, match=rf"^{damaged} has a damaged record \(.+\): copy or make it again$"):
+        take(read_with_tensorflow(source), 3)
+
+
+def test_a_crop_ends_within_the_picture() -> None:
+    """In float32 these shares of what the crop leaves over are 1."""
+    crop = np.array([0.5, 0.5, 1 - 1e-12, 1 - 1e-12, 0])
+    top, left, height, width = compute_window(tf.constant(crop, tf.float32), tf.constant(40), tf.constant(60)).numpy()
+    assert (left, top, left + width, top + height) == images.compute_box(crop, 60, 40)

@@ -160,18 +160,29 @@ def test_bytes_and_class_numbers_reach_the_ranks_by_every_feed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("batch", "accumulate", "gpus", "per_call"),
-    [(10, 1, 1, 40), (10, 1, 2, 80), (300, 1, 1, 1024), (2000, 1, 1, 2000), (300, 6, 1, 200), (7, 2, 1, 16)],
+    ("batch", "accumulate", "gpus", "replicas", "per_call"),
+    [
+        (10, 1, 1, 1, 40),
+        (10, 1, 2, 2, 80),
+        (10, 1, 2, 1, 40),
+        (300, 1, 1, 1, 1024),
+        (2000, 1, 1, 1, 2000),
+        (300, 6, 1, 1, 200),
+        (7, 2, 1, 1, 16),
+    ],
 )
-def test_evaluation_batches_hold_several_micro_batches(batch: int, accumulate: int, gpus: int, per_call: int) -> None:
+def test_evaluation_batches_hold_several_micro_batches(
+    batch: int, accumulate: int, gpus: int, replicas: int, per_call: int
+) -> None:
+    """A process with several devices evaluates on one of them."""
     train = TrainSpec(batch, accumulate=accumulate)
     spec = simulated_spec(gpus, train=train, dataset=DatasetSpec("materials", size=4000))
-    trains, validation = datasets.open_sources(spec, 0, gpus)
-    subset = datasets.open_training_subset(spec, 0, gpus)
+    trains, validation = datasets.open_sources(spec, 0, replicas)
+    subset = datasets.open_training_subset(spec, 0, replicas)
     assert validation is not None and subset is not None
     assert (trains.global_batch, validation.global_batch, subset.global_batch) == (batch * gpus, per_call, per_call)
     seen = [batch.samples for batch in validation.in_order()]
-    assert sum(seen) == validation.samples // gpus and max(seen) <= per_call // gpus
+    assert sum(seen) == validation.samples // replicas and max(seen) <= per_call // replicas
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,20 @@ def test_samples_do_not_depend_on_the_workers(folder, tmp_path, workers, monkeyp
     assert not workers_alive()
 
 
+@pytest.mark.parametrize(
+    ("changes", "workers"),
+    [
+        ({"hardware__bind": "none"}, 3),
+        ({"hardware__bind": "none", "strategy__processes": "one_for_all"}, 6),
+        ({"hardware__this_machine": False, "hardware__hosts": ["a:1", "b:1"]}, 3),
+    ],
+)
+def test_a_rank_has_a_worker_for_each_of_its_cores(folder, tmp_path, changes, workers):
+    """Also where its place does not name them: ranks of other nodes take none of them."""
+    source, _ = open_sources(folder, tmp_path, 0, 2, dataset__workers=None, hardware__cpus_per_device=3, **changes)
+    assert source.reader.pictures.workers == workers
+
+
 def test_replicas_share_the_batches_of_one(folder, tmp_path):
     single, _ = open_sources(folder, tmp_path)
     shares = [open_sources(folder, tmp_path, replica, 2, batch=2)[0] for replica in range(2)]
