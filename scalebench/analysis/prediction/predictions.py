@@ -131,7 +131,7 @@ class CurvePrediction:
         fits, memory = self._memory(devices, batch)
         total_s = parts.step_s
         losses = np.stack([np.full_like(devices, SMALL_LOSS), parts.sync_s / total_s, parts.growth_s / total_s,
-                           (parts.host_s >= total_s) * 1.0])  # fmt: skip
+                           parts.host_share(self.extrapolation.model.computes_on_host)])  # fmt: skip
         last = self.curve.rows[-1]
         epoch = math.nan if last["epoch_s"] is None else last["epoch_s"] * last[RATE]
         efficiency = rate / devices / per_device

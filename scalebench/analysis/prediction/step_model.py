@@ -107,7 +107,16 @@ class StepParts:
 
     @property
     def step_s(self) -> FloatArray:
-        return np.maximum(self.host_s, self.compute_s + self.optimizer_s + self.sync_s + self.growth_s)
+        return np.maximum(self.host_s, self.sum_s)
+
+    @property
+    def sum_s(self) -> FloatArray:
+        """The step without the limit of the host."""
+        return self.compute_s + self.optimizer_s + self.sync_s + self.growth_s
+
+    def host_share(self, computes_on_host: bool) -> FloatArray:
+        """The share of a step in which the host limits it: all of it, or where devices are processors what it adds."""
+        return np.where(self.host_s < self.sum_s, 0.0, 1 - self.sum_s / self.step_s if computes_on_host else 1.0)
 
     @property
     def loss(self) -> FloatArray:
