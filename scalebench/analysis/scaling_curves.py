@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 GROUP_COLUMNS = ("model", "dataset", "hardware", "scaling", "batch")
 MAX_CORRELATION = 0.5  # of the errors of speedups that share a baseline
-# What tells models of one name apart: their options, else what was counted.
+# By these, models of one name differ: their options, else what was counted.
 MODEL_SIZES = {"model_params": "parameters", "flops_per_sample": "flops_per_sample"}
 MODEL_COLUMNS = {"model_options": "options", **MODEL_SIZES}
 
