@@ -156,7 +156,6 @@ class HardwareSpec:
     cpus_per_node: int | None = number_field(None, at_least=1)
     cpus_per_device: int | None = number_field(None, at_least=1)  # null: floor(cpus_per_node / gpus_per_node)
     max_nodes: int = number_field(1, at_least=1)
-    nodes_share_cores: bool = False  # as containers or virtual machines of one computer do
     memory_bytes: int | None = None
     gpu_model: str | None = None
     gpu_memory_bytes: int | None = None
@@ -164,6 +163,7 @@ class HardwareSpec:
     bind: str = choice_field("numa", "none", "far")  # which cores a process gets: near its device, any, or far from it
     environment: dict[str, str] = field(default_factory=dict)  # variables of the processes
     this_machine: bool = True
+    nodes_share_cores: bool = False  # as containers or virtual machines of one computer do
     hosts: list[str] = field(default_factory=list)  # name:slots of each, in order; empty: this machine
     layout: str = choice_field("sequence", "spread")  # fill one node after the other, or spread devices evenly
     interface: str | None = None  # network interface between nodes; null: the one that routes there

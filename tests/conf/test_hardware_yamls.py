@@ -19,11 +19,10 @@ KEYS: dict[str, tuple[type, ...]] = {
     "name": (str,), "description": (str,), "devices": (str,), "gpus_per_node": OPTIONAL_INT,
     "cpus_per_node": OPTIONAL_INT, "cpus_per_device": OPTIONAL_INT, "max_nodes": (int,), "memory_bytes": OPTIONAL_INT,
     "gpu_model": OPTIONAL_STR, "gpu_memory_bytes": OPTIONAL_INT, "device_ids": (list,), "bind": (str,),
-    "environment": (dict,), "this_machine": (bool,), "hosts": (list,), "layout": (str,), "interface": OPTIONAL_STR,
-    "node_copy": OPTIONAL_STR, "scheduler": (str,), "max_jobs": OPTIONAL_INT, "slurm": (dict,), "links": (dict,),
+    "environment": (dict,), "this_machine": (bool,), "nodes_share_cores": (bool,), "hosts": (list,), "layout": (str,),
+    "interface": OPTIONAL_STR, "node_copy": OPTIONAL_STR, "scheduler": (str,), "max_jobs": OPTIONAL_INT, "slurm": (dict,), "links": (dict,),
     "unsupported": (dict,), "sources": (list,),
 }  # fmt: skip
-OPTIONAL_KEYS: dict[str, tuple[type, ...]] = {"nodes_share_cores": (bool,)}
 LINKS: dict[str, tuple[type, ...]] = {
     "intra_node_bytes_per_s": (float, type(None)),
     "inter_node_bytes_per_s": (float, type(None)),
@@ -54,11 +53,10 @@ def stem(path: Path) -> str:
 @pytest.mark.parametrize("path", FILES, ids=stem)
 def test_keys_order_and_types(path: Path) -> None:
     results = load(path)
-    further = {key: OPTIONAL_KEYS[key] for key in OPTIONAL_KEYS if key in results}
-    assert [key for key in results if key not in further] == list(KEYS)
+    assert list(results) == list(KEYS)
     optional = [key for key in OPTIONAL_LINKS if key in results["links"]]
     assert list(results["links"]) == [*LINKS, *optional]
-    for key, types in (KEYS | further).items():
+    for key, types in KEYS.items():
         assert type(results[key]) in types, key
     for key, types in (LINKS | {key: OPTIONAL_LINKS[key] for key in optional}).items():
         assert type(results["links"][key]) in types, key
