@@ -256,7 +256,7 @@ def test_collectives_and_bandwidths_are_below_the_table(tmp_path: Path, capsys: 
     Console().print_table([tmp_path])
     out = capsys.readouterr().out
     assert "all_reduce on 2 devices (torch, cpu)" in out
-    assert "all_reduce on 2 devices: horovod_mpi is faster below 2 KiB, ddp_gloo above" in out
+    assert "is faster" not in out and "measure.repeats=3" in out  # one start of each
     assert "bandwidth" in out and "memcpy" in out
 
 
