@@ -1,9 +1,13 @@
 # Each target sets up .venv itself; nothing is done twice.
-.PHONY: install horovod demo docs test test-all lint bench cluster-up cluster-down clean
+.PHONY: install extras horovod demo docs test test-all lint bench cluster-up cluster-down clean
 PY := .venv/bin/python
 
 install:
 	@scripts/install.sh
+
+# Libraries that a few strategies, the exports and the notebook need; without them their tests are skipped.
+extras: install
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[accelerate,hf,notebook,trackers]'
 
 # Builds Horovod anew where it was built for other versions than are installed.
 horovod:
@@ -26,7 +30,7 @@ test: install lint
 	$(PY) -m pytest -m "not slow and real"
 	$(PY) -m pytest -m "not slow" plugins/scalebench-search
 
-test-all: install lint
+test-all: extras lint
 	@scripts/install_browser.sh
 	@scripts/install_slurm.sh
 	$(PY) -m pytest

@@ -74,7 +74,7 @@ def throughput(run: Run) -> Figure:
     """Return (samples/s over all devices, its 95 % interval over blocks); None where not measured.
 
     Too few blocks for an interval still give the figure. Replicas that are not synchronous run to a common deadline:
-    their throughputs add up, each without its last block, which reaches past it.
+    their throughputs add up, each without its last block, which reaches past it, unless it is the only one.
     """
     if isinstance(run, RunSummary):
         return run.throughput
@@ -178,7 +178,9 @@ def _throughput(result: Result, groups: Sequence[CountedBlocks]) -> Figure:
         return None, None
     if not result.scale.independent:
         return _throughput_of_blocks(groups[0].seconds, groups[0].samples)
-    figures = [_throughput_of_blocks(group.seconds[:-1], group.samples[:-1]) for group in groups]
+    ends = [max(1, len(group.seconds) - 1) for group in groups]
+    pairs = zip(groups, ends, strict=True)
+    figures = [_throughput_of_blocks(group.seconds[:end], group.samples[:end]) for group, end in pairs]
     values, intervals = zip(*figures, strict=True)
     if any(value is None for value in values):
         return None, None
@@ -291,14 +293,16 @@ def divide_throughputs(run: Run, baseline: Run | None) -> float | None:
     """
     if baseline is None:
         return None
+    value, base = throughput(run)[0], throughput(baseline)[0]
+    if value is None or base is None:
+        return None
     if baseline.run_id == run.run_id:
         return 1.0
     if isinstance(run, RunSummary) and isinstance(baseline, RunSummary):
         within_rounds = ratio_in_rounds(run, baseline)
         if within_rounds is not None:
             return within_rounds
-    value, base = throughput(run)[0], throughput(baseline)[0]
-    return None if value is None or base is None else value / base
+    return value / base
 
 
 def overhead(self_baseline: Run | None, bare: Run | None) -> float | None:

@@ -40,6 +40,11 @@ def test_throughput_of_replicas_adds_up_without_their_last_blocks() -> None:
     assert interval is None
 
 
+def test_the_only_block_of_a_replica_counts() -> None:
+    ranks = [rank(0, [2.0], [10]), rank(1, [4.0], [10])]
+    assert throughput.throughput(record(gpus=2, ranks=ranks, independent=True)) == (10 / 2.0 + 10 / 4.0, None)
+
+
 def test_the_interval_is_of_batch_means() -> None:
     result = record(gpus=2, block_s=0.1)
     seconds = result.ranks[0].block_s
@@ -93,7 +98,8 @@ def test_a_ratio_of_throughputs_needs_both() -> None:
     two, one = pair()
     assert throughput.divide_throughputs(two, one) == pytest.approx(1.6)
     assert throughput.divide_throughputs(two, two) == 1.0
-    assert throughput.divide_throughputs(two, record(block_s=None)) is None
+    unmeasured = record(block_s=None)
+    assert throughput.divide_throughputs(two, unmeasured) is throughput.divide_throughputs(unmeasured, unmeasured) is None
     assert throughput.divide_throughputs(two, None) is None
 
 

@@ -21,7 +21,7 @@ import scalebench.runner.jobs
 from scalebench import __main__ as program
 from scalebench.core import process
 from scalebench.core.errors import InputError
-from scalebench.core.spec import RunSpec
+from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import JobRequest, QueueState, outcome
 from scalebench.runner.parent import run_spec
@@ -232,6 +232,7 @@ def test_resume_keeps_successful_runs_and_adopts_running_jobs(call: Call, monkey
     call("--multirun", "gpus=2", "baseline=none", "hydra.sweep.dir=n")
     of_two = LocalCluster.seen[-1].spec.fingerprint
     running.mkdir(parents=True)
+    write_spec(LocalCluster.seen[-1].spec, running)
     write_submission(Submission("7", 0.0, None), running)
     LocalCluster.seen.clear()
     status, out, err = call("--multirun", "gpus=1,2,4", "resume=true", "hydra.sweep.dir=m/two")
