@@ -68,7 +68,8 @@ class Session:
         self.record.params, self.record.flops_per_sample = self.probes.num_params(), self.probes.flops_per_sample()
         self.record.clock_offset_s = measure_clock_offset_s(self.spec, self.record.rank, self.strategy.broadcast)
         training = self._create_training(train, validation) if has_stop(self.spec.config.train.stop) else None
-        self._measure(train, training)
+        observer = training or DivergenceCheck(self.spec.config.model)
+        self._measure(train, training, observer)
         self.record.peak_memory_bytes = self.strategy.peak_memory_bytes()
         self.record.reserved_memory_bytes = self.strategy.reserved_memory_bytes()
         self.record.allocator_retries = self.strategy.allocator_retries()
@@ -78,7 +79,9 @@ class Session:
             self.record.metrics = training.curve[-1].metrics
         elif settings.evaluate and validation is not None:
             self._enter("evaluate")
-            self.record.metrics = self.strategy.evaluate(validation)
+            metrics = self.strategy.evaluate(validation)
+            observer.check_metrics(metrics)
+            self.record.metrics = metrics
         save_headline(self.record, self.progress)
         self._enter("probes")
         self._run_probes(train)
@@ -90,7 +93,7 @@ class Session:
         subset = datasets.open_training_subset(self.spec, *self.strategy.shard()) if validation is not None else None
         return TrainingRun(self.spec, self.strategy, train, (validation, subset), self._report_training)
 
-    def _measure(self, train: Source, training: TrainingRun | None) -> None:
+    def _measure(self, train: Source, training: TrainingRun | None, observer: DivergenceCheck) -> None:
         settings = self.spec.repeat_settings
         synchronous = not self.spec.config.strategy.independent
         # A warm-up that is not over distorts every repeat in the same direction. More repeats do not average that out,
@@ -104,7 +107,7 @@ class Session:
             measure = create_training_phase(
                 self.strategy, settings, training.steps_between_points, training.stop.seconds
             )
-        phases, observer = [warmup.phase, measure], training or DivergenceCheck(self.spec.config.model)
+        phases = [warmup.phase, measure]
         try:
             with closing(closable_iterator(self.strategy.feed(train))) as batches:
                 self.strategy.train(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from scalebench.core.result import CurvePoint, reaches_target
 from scalebench.core.spec import ModelSpec, RunSpec
@@ -53,6 +53,12 @@ class DivergenceCheck:
                     advice = "check the samples, the initial weights and the loss function"
                 raise Diverged(f"the loss of step {step}{self._whose} is {loss_sum:g}; {advice}")
         self.steps += block.steps
+
+    def check_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Raise Diverged where a metric of an evaluation is not finite: the last update may have spoilt the weights."""
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                raise Diverged(f"{name} is {value:g} after step {self.steps}; {self._advice}")
 
 
 class TrainingRun(DivergenceCheck):
@@ -199,9 +205,7 @@ class TrainingRun(DivergenceCheck):
             return {}
         metrics = self.strategy.evaluate(source)
         self.report(self)
-        for name, value in metrics.items():
-            if not math.isfinite(value):
-                raise Diverged(f"{name} is {value:g} after step {self.steps}; {self._advice}")
+        self.check_metrics(metrics)
         return metrics
 
     def _is_at_target(self) -> bool:

@@ -99,7 +99,8 @@ def test_a_ratio_of_throughputs_needs_both() -> None:
     assert throughput.divide_throughputs(two, one) == pytest.approx(1.6)
     assert throughput.divide_throughputs(two, two) == 1.0
     unmeasured = record(block_s=None)
-    assert throughput.divide_throughputs(two, unmeasured) is throughput.divide_throughputs(unmeasured, unmeasured) is None
+    assert throughput.divide_throughputs(two, unmeasured) is None
+    assert throughput.divide_throughputs(unmeasured, unmeasured) is None
     assert throughput.divide_throughputs(two, None) is None
 
 

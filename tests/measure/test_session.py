@@ -9,6 +9,7 @@ progress<k>.json: written at once on a new phase, rarely within one, and always 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import statistics
 import time
@@ -25,6 +26,7 @@ from scalebench.core.spec import DatasetSpec, RunSpec, StrategySpec
 from scalebench.measure import progress
 from scalebench.measure.progress import ProgressFile, RankProgress, read_progress, rss_peak_bytes
 from scalebench.measure.session import NO_TIMELINE_FILE, Session, WrongBackend, complete_record
+from scalebench.measure.train_to_target import Diverged
 from scalebench.runner.collect import read_ranks
 from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy
@@ -425,6 +427,17 @@ def test_each_write_updates_the_peak_of_memory(tmp_path: Path) -> None:
     del held
     file.enter_phase("close")
     assert file.rss_anon_peak_bytes == during, "it is a peak"
+
+
+def test_a_metric_that_is_not_finite_fails_the_run(tmp_path: Path) -> None:
+    """Where the last update spoils the weights, no loss shows it, and JSON has no such number."""
+
+    class Spoilt(Simulated):
+        def evaluate(self, source: Any) -> dict[str, float]:
+            return {"mse": math.nan}
+
+    with pytest.raises(Diverged, match=r"^mse is nan after step \d+; lower train.learning_rate$"):
+        run_session(tmp_path, simulated_spec(), Spoilt)
 
 
 def test_a_session_reports_how_long_its_last_steps_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
