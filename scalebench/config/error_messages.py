@@ -48,6 +48,10 @@ def explain_error(error: BaseException, arguments: list[str]) -> str:
     unknown = re.search(r"Could not (?:override|delete from config\.|find) '([^']+)'", text)
     if unknown:
         return explain_unknown_key(unknown[1], arguments)
+    if added := re.search(r"already at '([^']+)'|(\S+) appears more than once in the final defaults list", text):
+        return f"{added[1] or added[2]} exists already; leave out the + before it"
+    if added := re.match(r"(\S+) has an unknown field '([^']+)'$", text):
+        return explain_unknown_key(f"{added[1]}.{added[2]}", arguments)
     full_key = re.search(r"full_key: (\S+)", text)
     if full_key and re.match(r"Key '[^']*' (is )?not in", text):
         return explain_unknown_key(full_key[1], arguments)
