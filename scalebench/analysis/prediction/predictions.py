@@ -6,7 +6,7 @@ Nothing is ranked that is known from one device only: strategies that are alike 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -54,8 +54,9 @@ class Forecast:
     efficiency_high: FloatArray
     losses: FloatArray  # shares of a step, a row for each of LIMITS
     memory_bytes: FloatArray  # of a device; nan: not measured
-    fits: FloatArray  # 1, 0, nan: unknown
+    fits: FloatArray  # 1, 0: too little memory, or too many devices for one process; nan: memory is unknown
     device_hours_per_epoch: FloatArray
+    max_devices: float  # that the strategy takes
 
     def rate(self, index: int) -> Estimate:
         """Return the throughput with its limits; ValueError where it is nan."""
@@ -63,6 +64,8 @@ class Forecast:
 
     def limited_by(self, index: int) -> str:
         """Return what limits throughput: the largest loss, or computation where there is hardly any."""
+        if self.devices[index] > self.max_devices:
+            return "one node"
         return "memory" if self.fits[index] == 0 else LIMITS[int(np.argmax(np.nan_to_num(self.losses[:, index])))]
 
 
@@ -82,6 +85,7 @@ class CurvePrediction:
     curve: Curve
     extrapolation: Extrapolation
     hardware: Hardware
+    strategy: Mapping[str, Any]  # as the last row's spec has it
     limits: ErrorLimits
     knows_network: bool = False
     other_device: bool = False  # than those measured
@@ -98,16 +102,26 @@ class CurvePrediction:
         return self.extrapolation.points
 
     @property
+    def max_devices(self) -> float:
+        """Return the devices of a node where one process has them all, else infinity."""
+        is_one = self.strategy.get("processes") == "one_for_all"
+        return self.extrapolation.model.links.devices_per_node if is_one else math.inf
+
+    @property
     def is_rankable(self) -> bool:
         """True if several numbers of devices are measured."""
         return len(self.points) > 1
 
     def list_remarks(self, devices: int) -> list[str]:
         """Return what to know of a prediction for this number of devices."""
-        crosses = float(self.extrapolation.count_nodes(devices)) > 1 >= float(
-            self.extrapolation.count_nodes(self.points[-1].devices))  # fmt: skip
-        unmeasured = ["nothing between nodes was measured, so that the interval is wider"] if crosses else []
-        return [*self.remarks, *unmeasured]
+        measured, nodes = (float(self.extrapolation.count_nodes(count)) for count in (self.points[-1].devices, devices))
+        if devices > self.max_devices:
+            return [*self.remarks, f"one process has all devices, so that those of a node are the most: "
+                                   f"{self.max_devices:,.0f}"]  # fmt: skip
+        if not nodes > 1 >= measured:
+            return [*self.remarks]
+        where = f"{devices:,} devices on {nodes:,.0f} nodes"
+        return [*self.remarks, f"nothing between nodes was measured, so that the interval is wider: {where}"]
 
     def batch_of(self, devices: FloatArray) -> FloatArray:
         """Return the samples of a device; nan where a device would have none."""
@@ -138,8 +152,9 @@ class CurvePrediction:
         seen = max(1.0, seen / per_device)  # nothing superlinear is predicted
         most = np.where(devices > self.points[-1].devices, np.maximum(seen, efficiency), math.inf)
         hours = devices * epoch / rate / 3600
+        fits = np.where(devices > self.max_devices, 0.0, fits)
         return Forecast(devices, batch, rate, rate / slow, rate / fast, efficiency, efficiency / slow,
-                        np.minimum(efficiency / fast, most), losses, memory, fits, hours)  # fmt: skip
+                        np.minimum(efficiency / fast, most), losses, memory, fits, hours, self.max_devices)  # fmt: skip
 
     def _step_s(self, point: MeasuredStep) -> float:
         """Return the seconds of a measured step, predicted where the devices are others."""
@@ -182,6 +197,7 @@ class CurvePrediction:
 
     def find_reach(self, share: float, most: int) -> Reach:
         """Return how far scaling goes, looking at each number of devices up to `most`."""
+        most = max(self.points[0].devices, int(min(most, self.max_devices)))
         forecast = self.forecast(np.arange(self.points[0].devices, most + 1))
         first, rates = self.points[0].devices, forecast.throughput
         surely = _count_kept(forecast.devices, forecast.efficiency_low >= share - 1e-9)
@@ -259,7 +275,8 @@ def _predict_curve(
         if own.get("devices") == "cpu" != hardware.get("devices"):
             devices = "but computation at the pace of the CPU workers measured: on its GPUs synchronization weighs more"
         remarks.append(f"nodes, links and memory of {hardware.get('name')}; {devices}")
-    return CurvePrediction(curve, drawn, hardware or own, limits, network_known, hardware is not None, batch,
+    strategy = read(curve.rows[-1]).spec.get("strategy") or {}
+    return CurvePrediction(curve, drawn, hardware or own, strategy, limits, network_known, hardware is not None, batch,
                            tuple(remarks))  # fmt: skip
 
 
@@ -407,7 +424,7 @@ def suggest_measurement(prediction: CurvePrediction, devices: int) -> Suggestion
     best = Suggestion(last, before := _width(prediction, devices), 0.9 * before)
     for count in sorted({2 * last, 4 * last, 2 * per_node}):
         batch = float(prediction.batch_of(np.array([float(count)]))[0])
-        if not last < count < devices or math.isnan(batch):
+        if not last < count < devices <= prediction.max_devices or math.isnan(batch):
             continue
         point = MeasuredStep(count, batch, float(prediction.extrapolation.step_s(count, batch)))
         drawn = replace(prediction.extrapolation, points=(*prediction.points, point))

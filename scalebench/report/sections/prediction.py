@@ -58,7 +58,7 @@ CAPTION = (
     "a step model drawn through the measured points, with 95 % limits from the errors of published scaling curves, or "
     "of 20 of these measurements (docs/guides/predicting.md)",
     "efficiency: throughput per device over that of the fewest measured devices",
-    "hours per epoch: of all devices together",
+    "device time per epoch: of all devices together",
     "limited by: the largest predicted loss of a step; growth stands for all losses that grow slowly with the devices",
 )
 CHECK_CAPTION = "Each measured number of devices, predicted from the smaller ones of its curve alone"
@@ -131,7 +131,7 @@ def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str =
     forecasts = [(prediction, prediction.forecast(counts)) for prediction in predicted.predictions]
     has_memory = any(np.isfinite(forecast.memory_bytes).any() for _, forecast in forecasts)
     has_epochs = any(np.isfinite(forecast.device_hours_per_epoch).any() for _, forecast in forecasts)
-    extra = [*(["memory"] if has_memory else []), *(["hours per epoch"] if has_epochs else [])]
+    extra = [*(["memory"] if has_memory else []), *(["device time per epoch"] if has_epochs else [])]
     columns = ["strategy", DEVICES, "samples/s (95 %)", "efficiency", "limited by", *extra]
     rows = [
         Row([make_cell(prediction.name), *_forecast_cells(forecast, i, has_memory, has_epochs)], prediction.curve.tags)
@@ -149,7 +149,7 @@ def _forecast_cells(forecast: Forecast, i: int, has_memory: bool, has_epochs: bo
     if math.isnan(forecast.throughput[i]):
         cells += [Cell("fewer samples than devices"), Cell(""), Cell("")]
     elif not fits:
-        cells += [Cell("does not fit"), Cell(""), Cell("memory")]
+        cells += [Cell("does not fit"), Cell(""), make_cell(forecast.limited_by(i))]
     else:
         rate, share = forecast.rate(i), float(forecast.efficiency[i])
         limits = f"[{100 * forecast.efficiency_low[i]:.0f}, {100 * forecast.efficiency_high[i]:.0f}]"
@@ -197,7 +197,10 @@ def _describe_reach(prediction: CurvePrediction, share: float, most: int) -> str
     reach = prediction.find_reach(share, most)
 
     def describe(count: int | None) -> str:
-        return "at no number of devices" if count is None else f"up to {count:,}{'' if count < most else ' or more'}"
+        if count is None:
+            return "at no number of devices"
+        end = ", all of a node" if count == prediction.max_devices else " or more" if count >= most else ""
+        return f"up to {count:,}{end}"
 
     doubling = ""
     if reach.poor_doubling is not None:

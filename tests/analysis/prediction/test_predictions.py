@@ -123,6 +123,19 @@ def test_what_does_not_fit_is_no_number_to_rely_on() -> None:
     assert np.isnan(prediction.forecast([4]).memory_bytes).all()
 
 
+def test_one_process_has_no_more_devices_than_a_node() -> None:
+    runs = make_runs(("mirrored",))
+    for run in runs:
+        run.spec["strategy"]["processes"] = "one_for_all"
+    prediction = predict_one(runs, hardware=ALPHA)
+    forecast = prediction.forecast([4, 8, 16])
+    assert (forecast.fits != 0).tolist() == [True, True, False] and forecast.limited_by(2) == "one node"
+    assert prediction.list_remarks(16)[-1].endswith("those of a node are the most: 8")
+    assert "nothing between nodes" not in " ".join(prediction.list_remarks(16))
+    assert predictions.rank_predictions([prediction], 16) == [] and prediction.find_reach(0.01, 64).by_figures == 8
+    assert predictions.suggest_measurement(prediction, 16) is None
+
+
 def test_strong_scaling_ends_where_the_samples_do() -> None:
     prediction = predict_one(make_runs())
     rows = [{**row, "scaling": "strong", "global_batch": 20} for row in prediction.curve.rows]
