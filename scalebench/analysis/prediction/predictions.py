@@ -114,10 +114,10 @@ class CurvePrediction:
 
     def list_remarks(self, devices: int) -> list[str]:
         """Return what to know of a prediction for this number of devices."""
-        measured, nodes = (float(self.extrapolation.count_nodes(count)) for count in (self.points[-1].devices, devices))
         if devices > self.max_devices:
-            return [*self.remarks, f"one process has all devices, so that those of a node are the most: "
-                                   f"{self.max_devices:,.0f}"]  # fmt: skip
+            return [*self.remarks, f"one process has all devices, at most the {self.max_devices:,.0f} of a node"]
+        last = self.points[-1].devices
+        measured, nodes = (float(self.extrapolation.count_nodes(count)) for count in (last, devices))
         if not nodes > 1 >= measured:
             return [*self.remarks]
         where = f"{devices:,} devices on {nodes:,.0f} nodes"

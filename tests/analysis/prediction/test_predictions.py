@@ -130,7 +130,7 @@ def test_one_process_has_no_more_devices_than_a_node() -> None:
     prediction = predict_one(runs, hardware=ALPHA)
     forecast = prediction.forecast([4, 8, 16])
     assert (forecast.fits != 0).tolist() == [True, True, False] and forecast.limited_by(2) == "one node"
-    assert prediction.list_remarks(16)[-1].endswith("those of a node are the most: 8")
+    assert prediction.list_remarks(16)[-1].endswith("at most the 8 of a node")
     assert "nothing between nodes" not in " ".join(prediction.list_remarks(16))
     assert predictions.rank_predictions([prediction], 16) == [] and prediction.find_reach(0.01, 64).by_figures == 8
     assert predictions.suggest_measurement(prediction, 16) is None

@@ -42,7 +42,7 @@ def flags(result: Result) -> set[str]:
 
 @pytest.mark.slow
 def test_a_run_on_cores(tmp_path: Path) -> None:
-    spec = simulated_spec(options={"step_s": 0.002}, measure={"monitor": True, "min_s": 1.0, "max_s": 1.0})
+    spec = simulated_spec(options={"step_s": 0.002}, measure={"monitor": True, "min_s": 2.0, "max_s": 2.0})
     result = run_spec(spec, tmp_path / "run")
     m = result.monitor
     assert (result.status, m.file, m.reason) == ("ok", MONITOR_FILE, None)
