@@ -42,7 +42,8 @@ def no_child_left() -> Iterator[None]:
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
     left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
-    names = [" ".join(process.cmdline()[:4]) for process in left if process.is_running()]
+    commands = [process.as_dict(["cmdline"])["cmdline"] or ["?"] for process in left if process.is_running()]
+    names = [" ".join(command[:4]) for command in commands]
     for process in left:
         process.kill()
     assert not names, f"the test left processes: {names}"

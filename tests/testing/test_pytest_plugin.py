@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from scalebench.testing.fault_contract import list_own_children
+
 AUTHORS = """
 import pytest
 from scalebench.testing import FaultContract, StrategyContract
@@ -47,3 +51,13 @@ def test_it_costs_other_projects_nothing() -> None:
     code += "('hydra', 'numpy', 'omegaconf', 'pandas', 'psutil') or m.startswith('scalebench')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert sorted(done.stdout.split()) == ["scalebench", "scalebench.testing", "scalebench.testing.pytest_plugin"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "counts"), [("/home/me/scalebench/.venv", False), ("scalebench.runner.worker", True)]
+)
+def test_a_process_that_is_left_runs_a_module_of_ours(argument: str, counts: bool) -> None:
+    """A clone is called scalebench, and Python's own helpers have its path in their commands."""
+    with subprocess.Popen([sys.executable, "-c", "input()", argument], stdin=subprocess.PIPE) as child:
+        assert [process.pid for process in list_own_children()] == [child.pid] * counts
+        child.communicate(b"\n", timeout=LIMIT_S)
