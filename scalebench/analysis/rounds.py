@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from scalebench.core.result import RankRecord, Result
 
 if TYPE_CHECKING:
-    from scalebench.analysis.run_summary import RunSummary
+    from scalebench.analysis.run_summary import Run
 
 ROUND_COLUMNS = (
     "cohort", "round", "repeat", "run_id", "path", "strategy", "gpus", "global_batch", "started_at_s", "step_s",
@@ -68,7 +68,7 @@ def _rates(ranks: Sequence[RankRecord]) -> dict[int, float]:
     return rates
 
 
-def ratio_in_rounds(run: RunSummary, base: RunSummary) -> float | None:
+def ratio_in_rounds(run: Run, base: Run) -> float | None:
     """Return the throughput of a run over that of another of its cohort, the geometric mean of the ratios within
     rounds; None unless they shared two rounds.
 
@@ -77,10 +77,11 @@ def ratio_in_rounds(run: RunSummary, base: RunSummary) -> float | None:
     """
     if run.cohort is None or run.cohort != base.cohort:
         return None
-    shared = [number for number in run.round_rates if number in base.round_rates]
+    of_run, of_base = (round_rates(each) if isinstance(each, Result) else each.round_rates for each in (run, base))
+    shared = [number for number in of_run if number in of_base]
     if len(shared) < 2:
         return None
-    logs = [math.log(run.round_rates[number] / base.round_rates[number]) for number in shared]
+    logs = [math.log(of_run[number] / of_base[number]) for number in shared]
     return math.exp(math.fsum(logs) / len(logs))
 
 

@@ -298,11 +298,8 @@ def divide_throughputs(run: Run, baseline: Run | None) -> float | None:
         return None
     if baseline.run_id == run.run_id:
         return 1.0
-    if isinstance(run, RunSummary) and isinstance(baseline, RunSummary):
-        within_rounds = ratio_in_rounds(run, baseline)
-        if within_rounds is not None:
-            return within_rounds
-    return value / base
+    within_rounds = ratio_in_rounds(run, baseline)
+    return value / base if within_rounds is None else within_rounds
 
 
 def overhead(self_baseline: Run | None, bare: Run | None) -> float | None:

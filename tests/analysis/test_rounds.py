@@ -10,6 +10,8 @@ import pytest
 
 import scalebench
 from scalebench.analysis import throughput
+from scalebench.analysis.attribution.lost_efficiency import attribute_run
+from scalebench.analysis.attribution.reference_runs import ReferenceRuns
 from scalebench.analysis.comparison.pairing import make_compared_run
 from scalebench.analysis.rounds import ROUND_COLUMNS, round_rates
 from scalebench.analysis.rows import compare_runs, summarize_run
@@ -46,6 +48,14 @@ def test_the_changes_of_the_machine_cancel_within_rounds() -> None:
     row = compare_runs(runs).rows[1]
     assert row["speedup_bare"] == pytest.approx(2.0)
     assert row["speedup_bare_low"] is None, "another start may have another ratio"
+
+
+def test_the_attributed_loss_is_that_of_the_efficiency() -> None:
+    bare = slots("bare_torch", {1: [0.1], 2: [0.3]}, run_id="bare")
+    other = slots("ddp", {1: [0.05], 2: [0.3]}, run_id="other")
+    attribution = attribute_run(other, ReferenceRuns(bare, bare, None))
+    assert attribution is not None and attribution.lost.value == pytest.approx(1 - math.sqrt(2))
+    assert sum(part.share.value for part in attribution.parts) == pytest.approx(1 - math.sqrt(2))
 
 
 @pytest.mark.parametrize("change", [{"cohort": "other"}, {"cohort": None}])

@@ -21,6 +21,7 @@ from scalebench.analysis.attribution.components import (
     split_lost_time,
 )
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns, samples_per_device
+from scalebench.analysis.throughput import divide_throughputs
 from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import Coefficients, combine, divide_by_total
 from scalebench.core.stats.estimates import Estimate
@@ -168,13 +169,22 @@ def _move(estimate: Estimate, value: float) -> Estimate:
     return Estimate(value, value - (estimate.value - estimate.low), value + (estimate.high - estimate.value))
 
 
+def _estimate_level(run: Result | None, samples: float, result: Result, step: Estimate | None) -> Estimate | None:
+    """Return the seconds of `samples` in a one-device run, by the ratio of `result` to it, formed within rounds
+    where the two took turns: so the loss is that of the frame's efficiency."""
+    time, ratio = None if run is None else estimate_step_s(run, samples), divide_throughputs(result, run)
+    if time is None or ratio is None or step is None:
+        return time
+    return _move(time, step.value * ratio / result.scale.gpus)
+
+
 def _collect_estimates(result: Result, references: ReferenceRuns) -> Estimates:
     """Return all that was measured, in seconds of one device's share of a step."""
     samples = samples_per_device(result)
     levels = {"ideal": references.bare_full, "bare": references.bare_local, "self": references.self_local}
     estimates = estimate_from_probes(result) if result.scale.gpus > 1 else {}
-    times = {name: estimate_step_s(run, samples) for name, run in levels.items() if run is not None}
-    times["step"] = estimate_step_s(result, samples * result.scale.gpus)
+    step = estimate_step_s(result, samples * result.scale.gpus)
+    times = {name: _estimate_level(run, samples, result, step) for name, run in levels.items()} | {"step": step}
     estimates |= {name: time for name, time in times.items() if time is not None}
     # Loading that a single device needs as well is no contention. The last of these runs that was measured shows it.
     last = next((run for name, run in reversed(levels.items()) if run is not None and name in estimates), None)
