@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from scalebench.core.result import RankRecord, Result
 
@@ -56,16 +57,14 @@ def _all_rates(result: Result) -> dict[int, float]:
 
 def _rates(ranks: Sequence[RankRecord]) -> dict[int, float]:
     rounds = ranks[0].block_rounds
-    if any(rank.block_rounds != rounds for rank in ranks):
+    lengths = {len(blocks) for rank in ranks for blocks in (rank.block_s, rank.block_samples)}
+    if any(rank.block_rounds != rounds for rank in ranks) or lengths != {len(rounds)}:
         return {}
-    slowest_s = list(map(max, zip(*(rank.block_s for rank in ranks), strict=True)))
-    samples = list(map(sum, zip(*(rank.block_samples for rank in ranks), strict=True)))
-    rates = {}
-    for number, blocks in itertools.groupby(zip(rounds, slowest_s, samples, strict=True), key=lambda block: block[0]):
-        _, seconds, counts = zip(*blocks, strict=True)
-        if sum(seconds) > 0 and sum(counts) > 0:
-            rates[number] = sum(counts) / sum(seconds)
-    return rates
+    slowest_s = np.array([rank.block_s for rank in ranks], np.float64).max(axis=0)
+    samples = np.array([rank.block_samples for rank in ranks], np.float64).sum(axis=0)
+    begins = np.flatnonzero(np.diff(rounds, prepend=rounds[0] - 1))
+    sums = zip(begins.tolist(), *(np.add.reduceat(each, begins).tolist() for each in (slowest_s, samples)), strict=True)
+    return {rounds[begin]: count / seconds for begin, seconds, count in sums if seconds > 0 and count > 0}
 
 
 def ratio_in_rounds(run: Run, base: Run) -> float | None:

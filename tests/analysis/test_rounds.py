@@ -39,6 +39,12 @@ def test_a_round_has_the_throughput_of_its_blocks() -> None:
     assert round_rates(two) == pytest.approx({1: 20 / 0.1 + 20 / 0.4}), "a round in which one replica has no block"
 
 
+def test_a_record_whose_blocks_and_rounds_differ_in_number_has_no_rounds() -> None:
+    damaged = slots("ddp", {1: [0.1], 2: [0.2]})
+    damaged.ranks[0].block_rounds.append(3)
+    assert round_rates(damaged) == {}
+
+
 def test_the_changes_of_the_machine_cancel_within_rounds() -> None:
     level = {1: 1.0, 2: 1.5, 3: 0.7, 4: 1.3}
     bare = slots("bare_torch", {number: [0.1 * factor] for number, factor in level.items()}, run_id="bare")

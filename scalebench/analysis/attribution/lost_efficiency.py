@@ -21,7 +21,7 @@ from scalebench.analysis.attribution.components import (
     split_lost_time,
 )
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns, samples_per_device
-from scalebench.analysis.throughput import divide_throughputs
+from scalebench.analysis.rounds import ratio_in_rounds
 from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import Coefficients, combine, divide_by_total
 from scalebench.core.stats.estimates import Estimate
@@ -172,8 +172,8 @@ def _move(estimate: Estimate, value: float) -> Estimate:
 def _estimate_level(run: Result | None, samples: float, result: Result, step: Estimate | None) -> Estimate | None:
     """Return the seconds of `samples` in a one-device run, by the ratio of `result` to it, formed within rounds
     where the two took turns: so the loss is that of the frame's efficiency."""
-    time, ratio = None if run is None else estimate_step_s(run, samples), divide_throughputs(result, run)
-    if time is None or ratio is None or step is None:
+    time = None if run is None else estimate_step_s(run, samples)
+    if run is None or time is None or step is None or (ratio := ratio_in_rounds(result, run)) is None:
         return time
     return _move(time, step.value * ratio / result.scale.gpus)
 
