@@ -98,7 +98,7 @@ OF_METADATA = {
     "no_yaml": Fault(
         {"yaml": None},
         "strategy 'no_yaml': no-yaml-dist registers it and brings no strategy/no_yaml.yaml: "
-        "it needs that file, in a package that its entry point scalebench.core.config_files names",
+        "it needs that file, in a package that its entry point scalebench.configs names",
     ),
     "twice": Fault(
         {},
