@@ -36,7 +36,7 @@ class Turn(NamedTuple):
     cpu_s: float  # of this process and its workers
 
 
-class DecodedPictures(torch.utils.data.Dataset):
+class DecodedPictures(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
     """The same pictures and crops for a DataLoader; an item is (epoch, row)."""
 
     def __init__(self, pictures: Pictures) -> None:
@@ -52,7 +52,7 @@ class DecodedPictures(torch.utils.data.Dataset):
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         pictures = make_pictures(Path(folder))
-        turns = {"DataLoader": [], "scalebench": []}
+        turns: dict[str, list[tuple[float, float]]] = {"DataLoader": [], "scalebench": []}
         for _ in range(TURNS):
             turns["DataLoader"].append(measure(lambda: load_with_torch(pictures)))
             turns["scalebench"].append(measure(lambda: read_ahead(pictures)))

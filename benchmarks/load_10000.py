@@ -72,7 +72,7 @@ def make(folder: Path, count: int) -> int:
     are copies with ids of their own, in sweeps over the batch."""
     chance = random.Random(0)
     strategies = [("bare_torch", 1), *((s, n) for s in sweeps.EFFICIENCY for n in (1, 2, 4))]
-    texts = []
+    texts: list[str] = []
     for repeat in range(REPEATS):
         for strategy, gpus in strategies:
             blocks, noise = chance.choice((64, 128, 256, 256)), chance.choice((0.01, 0.05, 0.2))

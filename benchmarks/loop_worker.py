@@ -64,7 +64,7 @@ def _scalebench_turn(strategy: Strategy, batches: Any, progress: ProgressFile, s
 
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
-    return run_rank(folder, lambda *parts: body(*parts, folder))
+    return run_rank(folder, lambda spec, strategy, record, progress: body(spec, strategy, record, progress, folder))
 
 
 if __name__ == "__main__":

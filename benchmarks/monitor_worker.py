@@ -26,7 +26,8 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Progre
     begin_s = time.time()
 
     def start(warmup: BlockSeries | None) -> int:
-        return int(strategy.broadcast(float(stopping_rule.choose_steps_per_block(warmup, spec.config.measure.block_s))))
+        steps = stopping_rule.choose_steps_per_block(warmup, spec.config.measure.block_s, spec.device)
+        return int(strategy.broadcast(float(steps)))
 
     def decide(series: BlockSeries) -> bool:
         ends_s.append(time.time())
@@ -42,7 +43,7 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Progre
 
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
-    return run_rank(folder, lambda *parts: body(*parts, folder))
+    return run_rank(folder, lambda spec, strategy, record, progress: body(spec, strategy, record, progress, folder))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class ByHand:
 
     def __init__(self, spec: RunSpec, rank: int, strategy: Strategy) -> None:
         inputs, targets = cache.open_arrays(datasets.prepare(spec.config))
-        self.inputs = {name: torch.from_numpy(inputs[name].copy()) for name in inputs.dtype.names}
+        self.inputs = {name: torch.from_numpy(inputs[name].copy()) for name in inputs.dtype.names or ()}
         self.labels = torch.from_numpy(targets["next"].copy())
         self.batch = spec.batch_per_device
         module, self.optimizer = token_transformer.build(**spec.config.model.options)

@@ -50,7 +50,7 @@ def measure(strategy: str, micro_batches: int) -> dict[str, float]:
     spec = resolve(compose_config([*overrides, "strategy.options.split=time", "measure=quick"]))
     with tempfile.TemporaryDirectory() as name:
         run_spec(spec, Path(name) / "run")
-        result: dict[str, float] = scalebench.load(name).iloc[0].to_dict()
+        result = scalebench.load(name).iloc[0]
     if result["status"] != "ok":
         raise SystemExit(result["reason"])
-    return result
+    return {str(name): value for name, value in result.items()}

@@ -35,7 +35,8 @@ def main() -> None:
         print(f"not measured: {spec.unsupported} (make cluster-up)")
         return
     slurm = Slurm(spec.config.hardware.slurm.bin)
-    scalebench_s, by_hand_s = [], []
+    scalebench_s: list[float] = []
+    by_hand_s: list[float] = []
     for _ in range(LAUNCHES):  # alternating, so that both have the same conditions
         for times_s, submit in ((by_hand_s, by_hand), (scalebench_s, by_scalebench)):
             with tempfile.TemporaryDirectory(prefix="scalebench-") as name:

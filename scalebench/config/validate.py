@@ -28,7 +28,8 @@ CONFIG_KEYS_OF_VARIABLES = {
 
 
 def limit_training_time(train: TrainSpec, timeout_s: float) -> TrainSpec:
-    """Limit a training that ends only at a target, which it may never reach: to GIVE_UP_S, or half of the timeout."""
+    """Limit a training that ends only at a target, which it may never reach: to MAX_TARGET_SEARCH_S, or half of the
+    timeout."""
     stop = train.stop
     if stop.target is None or (stop.epochs, stop.steps, stop.seconds) != (None, None, None):
         return train

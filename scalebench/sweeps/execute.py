@@ -161,8 +161,10 @@ class RunningSweep:
     def _record_duration(self, runs: Sequence[SweepRun]) -> Iterator[None]:
         started_s = self._clock()
         self._current = (started_s, sum(map(self._cost_s, runs)))
-        yield
-        self._current = None
+        try:
+            yield
+        finally:
+            self._current = None
         for run in runs:
             if run.starts:
                 self._estimate.record_duration(run.spec, (self._clock() - started_s) / len(runs))

@@ -17,7 +17,7 @@ from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_record_path, read_rank_file
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner import worker
-from scalebench.runner.launchers.rank_environment import build_environment, find_free_port
+from scalebench.runner.launchers.rank_environment import build_environment, find_free_ports
 from scalebench.runner.worker import run_rank
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.simulated import Simulated
@@ -169,7 +169,7 @@ def test_a_worker_is_pinned_to_its_cores(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def environment(spec: RunSpec) -> dict[str, str]:
-    return build_environment(spec, "an id", 0, [f"127.0.0.1:{find_free_port()}"])
+    return build_environment(spec, "an id", 0, [f"127.0.0.1:{find_free_ports(1)[0]}"])
 
 
 @pytest.mark.parametrize(

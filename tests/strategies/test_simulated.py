@@ -16,7 +16,7 @@ import pytest
 
 from scalebench.core.errors import InputError
 from scalebench.core.spec import StrategySpec, TrainSpec
-from scalebench.runner.launchers.rank_environment import find_free_port
+from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.strategies import simulated
 from scalebench.strategies.base import LossPart, Unsupported
 from scalebench.strategies.simulated import Simulated, raise_fault
@@ -39,7 +39,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """Run `work` on every rank of a group at once; what each gives."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(find_free_port()))
+    monkeypatch.setenv("MASTER_PORT", str(find_free_ports(1)[0]))
     monkeypatch.setenv("SCALEBENCH_RUN_ID", "an id")
 
     def together(work: Callable[[Simulated], T], gpus: int, **changes: Any) -> list[T]:

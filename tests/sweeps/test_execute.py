@@ -151,3 +151,19 @@ def test_an_interrupted_sweep_lists_the_missing_runs(tmp_path: Path) -> None:
             raise KeyboardInterrupt
     record = read_sweep(tmp_path)
     assert record is not None and not record.ended and len(record.missing(tmp_path)) == 2
+
+
+def test_the_time_left_holds_no_run_that_an_error_has_ended(tmp_path: Path) -> None:
+    def interrupt(positions: Sequence[int]) -> Iterator[int]:
+        raise KeyboardInterrupt
+
+    sweep = RunningSweep(tmp_path, [], None, clock=lambda: 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        list(iterate(sweep, [*in_turns(1, 2), *planned(4)], take_turns=interrupt))
+    alone = RunningSweep(tmp_path, [], None, clock=lambda: 0.0)
+    message = alone.format_time_left()
+    for run in iterate(alone, planned(1, 4)):
+        if run.spec.gpus == 1:
+            alone.update_time_left(0.0)
+            message = alone.format_time_left()
+    assert sweep.format_time_left() == message != ""

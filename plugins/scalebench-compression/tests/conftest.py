@@ -9,7 +9,7 @@ import pytest
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.runner.launchers.rank_environment import find_free_port
+from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 
@@ -20,7 +20,7 @@ Make = Callable[..., Any]
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """made(name, *words) -> rank 0 of that strategy, not set up yet; closed after the test."""
     variables = {"RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0", "WORLD_SIZE": "1"}
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_ports(1)[0]), "GLOO_SOCKET_IFNAME": "lo"}
     for name, value in (variables | where).items():
         monkeypatch.setenv(name, value)
     strategies: list[Strategy] = []

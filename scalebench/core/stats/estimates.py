@@ -85,17 +85,12 @@ def student_t(degrees_of_freedom: float, confidence: float) -> float:
     return float(stdtrit(degrees_of_freedom, (1 + confidence) / 2))
 
 
-def lag1_autocorrelation(values: npt.ArrayLike) -> float | None:
+def correlate_neighbours(series: FloatArray) -> float | None:
     """Return the correlation of a series with itself one position later, in [-1, 1]; None for fewer than 3 values.
 
     A constant series counts as uncorrelated (0.0): its mean is known exactly, there is nothing to wait for.
     Source: Box and Jenkins 1970, "Time Series Analysis: Forecasting and Control" (r_1 = c_1 / c_0).
     """
-    return correlate_neighbours(as_series(values))
-
-
-def correlate_neighbours(series: FloatArray) -> float | None:
-    """Return the lag-1 autocorrelation of what `as_series` returned."""
     if len(series) < 3:
         return None
     # Differences to the first value are exact where values are close; differences to a rounded mean are not,
@@ -188,8 +183,9 @@ def estimate_mean(values: npt.ArrayLike, batches: int = BATCHES, confidence: flo
     freedom less. The fewer values a batch holds the more batches still resemble their neighbours, so their variance is
     that of independent ones times `autocorrelation_inflation`. Values and limits may be negative, as for differences.
 
-    Source: as batch_means_interval; Tafazzoli, Steiger and Wilson 2011, "N-Skart: a nonsequential skewness- and
-    autoregression-adjusted batch-means procedure for simulation analysis" (the autoregression adjustment).
+    Sources: Law and Kelton 1991, "Simulation Modeling and Analysis" (batch means); Tafazzoli, Steiger and Wilson 2011,
+    "N-Skart: a nonsequential skewness- and autoregression-adjusted batch-means procedure for simulation analysis" (the
+    autoregression adjustment).
     """
     series = as_series(values)
     count = count_batches(len(series), batches)

@@ -86,10 +86,10 @@ def _move_cut_back(series: FloatArray, smooth: FloatArray, cut: int) -> int:
     return cut - int(np.argmax(differs)) if differs.any() else 0
 
 
-def estimate_drift(block_s: npt.ArrayLike) -> Estimate | None:
+def estimate_drift(series: FloatArray, independent: bool = False) -> Estimate | None:
     """Estimate how much the level changes from the start of the series to its end, over its mean.
 
-    Return None with fewer than 16 blocks.
+    Return None with fewer than 16 blocks. `independent`: as if batch means did not resemble their neighbours.
 
     The slope of the least-squares line through 16 batch means times the length of the series; Student's t with 14
     degrees of freedom. Means of short batches still resemble their neighbours, which makes a wandering level look like
@@ -98,11 +98,6 @@ def estimate_drift(block_s: npt.ArrayLike) -> Estimate | None:
     Sources: Draper and Smith 1998, "Applied Regression Analysis", chapter 1 (interval of a slope); Law and Kelton 1991,
     "Simulation Modeling and Analysis" (batch means).
     """
-    return _estimate_drift(as_series(block_s))
-
-
-def _estimate_drift(series: FloatArray, independent: bool = False) -> Estimate | None:
-    """Return the drift, with `independent` as if batch means did not resemble their neighbours."""
     if len(series) < BATCHES:
         return None
     mean = float(np.add.reduce(series)) / len(series)
@@ -140,7 +135,7 @@ def find_unsteadiness(block_s: npt.ArrayLike, tolerance: float) -> list[str] | N
 
 
 def _find_unsteadiness(series: FloatArray, tolerance: float, independent: bool = False) -> list[str] | None:
-    drift = _estimate_drift(series, independent=True)  # which takes half the time, and is enough for most series
+    drift = estimate_drift(series, independent=True)  # which takes half the time, and is enough for most series
     if drift is None:
         return None
     flags = []
@@ -148,7 +143,7 @@ def _find_unsteadiness(series: FloatArray, tolerance: float, independent: bool =
     rest = float(series[length:].mean()) if length else 0.0
     if rest > 0 and abs(float(series.mean()) / rest - 1) > tolerance:
         flags.append("warmup_left")
-    if _is_drift(drift, tolerance) and (independent or _is_drift(_estimate_drift(series), tolerance)):
+    if _is_drift(drift, tolerance) and (independent or _is_drift(estimate_drift(series), tolerance)):
         flags.append("drifts")
     return flags
 

@@ -151,11 +151,6 @@ def find_free_ports(count: int) -> list[int]:
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
-def find_free_port() -> int:
-    """Return a port of the loopback interface that is free now."""
-    return find_free_ports(1)[0]
-
-
 def choose_likely_free_ports(hosts: Sequence[str], seed: str, taken: Collection[int] = ()) -> list[int]:
     """Return a port for each rank, different for the ranks of one host, and none of `taken`.
 

@@ -146,10 +146,10 @@ def test_the_interval_of_a_mean_has_its_coverage_despite_autocorrelation(count: 
 
 
 def test_autocorrelation_is_the_textbook_one() -> None:
-    assert estimates.lag1_autocorrelation([1.0, 2.0, 3.0, 4.0]) == pytest.approx(0.25)
-    assert estimates.lag1_autocorrelation([1.0, 2.0]) is None
+    assert estimates.correlate_neighbours(np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx(0.25)
+    assert estimates.correlate_neighbours(np.array([1.0, 2.0])) is None
     almost_constant = [0.1] * 999 + [math.nextafter(0.1, 1)]
-    assert abs(estimates.lag1_autocorrelation(almost_constant) or 0.0) < 0.01
+    assert abs(estimates.correlate_neighbours(np.array(almost_constant)) or 0.0) < 0.01
 
 
 def test_blocks_are_merged_until_uncorrelated_or_too_few() -> None:
@@ -197,9 +197,9 @@ def test_missing_limits_are_infinite_not_negative() -> None:
         ("not an estimate", lambda: Estimate(1.0, 1.1, 1.2)),
         ("not an estimate", lambda: Estimate(1.0, math.nan, 1.2)),
         ("not an estimate", lambda: Estimate(math.inf, 1.0, math.inf)),
-        ("finite numbers", lambda: estimates.lag1_autocorrelation([1.0, math.nan, 2.0])),
+        ("finite numbers", lambda: estimates.merge_blocks([1.0, math.nan, 2.0], 1)),
         ("finite numbers", lambda: estimates.merge_blocks([1e301], 1)),
-        ("one dimension", lambda: estimates.lag1_autocorrelation([[1.0, 2.0, 3.0]])),
+        ("one dimension", lambda: estimates.merge_blocks([[1.0, 2.0, 3.0]], 1)),
         ("factor of 1 or more", lambda: estimates.merge_blocks([1.0], 0)),
         ("at least 3 blocks", lambda: estimates.uncorrelated_factor([1.0] * 64, min_blocks=2)),
         ("16 block times, but 15", lambda: estimate_throughput([1.0] * 16, [1] * 15)),
@@ -229,7 +229,7 @@ intervals = st.tuples(ordinary, ordinary, ordinary).map(sorted).map(lambda x: Es
 @given(st.lists(st.tuples(positive, counts), min_size=1, max_size=130))
 def test_no_positive_finite_input_gives_nan(blocks: list[tuple[float, int]]) -> None:
     seconds, samples = (np.array(column, dtype=float) for column in zip(*blocks, strict=True))
-    correlation = estimates.lag1_autocorrelation(seconds)
+    correlation = estimates.correlate_neighbours(np.array(seconds))
     assert correlation is None or -1 <= correlation <= 1
     assert isinstance(precise_enough(seconds, samples, 0.01), bool)
     assume(seconds.sum() > 1e-290)  # below, the throughput itself is too large for a float: an error, not nan
@@ -240,7 +240,7 @@ def test_no_positive_finite_input_gives_nan(blocks: list[tuple[float, int]]) -> 
 
 @given(positive, st.integers(min_value=3, max_value=200))
 def test_a_constant_series_counts_as_uncorrelated(seconds: float, blocks: int) -> None:
-    assert estimates.lag1_autocorrelation([seconds] * blocks) == 0
+    assert estimates.correlate_neighbours(np.array([seconds] * blocks)) == 0
 
 
 @given(series, ordinary, st.integers(min_value=1, max_value=1000))

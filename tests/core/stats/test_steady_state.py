@@ -65,14 +65,14 @@ def test_a_series_that_still_changes_has_no_end_of_warm_up(kind: str) -> None:
 def test_too_few_blocks_give_no_answer(blocks: int) -> None:
     series = [0.1] * blocks
     assert steady_state.find_warmup_length(series) is None
-    assert steady_state.estimate_drift(series) is None
+    assert steady_state.estimate_drift(np.array(series)) is None
     assert steady_state.find_unsteadiness(series, 0.01) is None
 
 
 def test_a_constant_series() -> None:
     series = [0.1] * 64
     assert steady_state.find_warmup_length(series) == 0
-    drift = steady_state.estimate_drift(series)
+    drift = steady_state.estimate_drift(np.array(series))
     assert drift is not None and drift.value == pytest.approx(0, abs=1e-12)
     assert steady_state.find_unsteadiness(series, 0.0) == []
 
@@ -92,7 +92,7 @@ def test_the_interval_of_a_drift_has_its_coverage(noise: object, change: float) 
 
 @given(st.lists(st.floats(0.001, 1000.0), min_size=16, max_size=80), st.floats(0.001, 1000.0))
 def test_units_do_not_matter(series: list[float], factor: float) -> None:
-    once, again = steady_state.estimate_drift(series), steady_state.estimate_drift([factor * value for value in series])
+    once, again = (steady_state.estimate_drift(by * np.array(series)) for by in (1.0, factor))
     assert once is not None and again is not None
     assert again.value == pytest.approx(once.value, rel=1e-6, abs=1e-9)
     length = steady_state.find_warmup_length(series)
@@ -163,7 +163,7 @@ def test_medians_are_those_of_numpy(values: list[float]) -> None:
 def test_the_drift_is_the_slope_through_the_means_of_sixteen_batches(values: list[float]) -> None:
     starts = np.arange(17) * len(values) // 16
     means = [np.mean(part) for part in np.split(np.array(values), starts[1:-1])]
-    drift = steady_state.estimate_drift(values)
+    drift = steady_state.estimate_drift(np.array(values))
     slope = np.polyfit((starts[:-1] + starts[1:]) / 2 / len(values), np.array(means) / np.mean(values), 1)[0]
     assert drift is not None and drift.value == pytest.approx(slope, rel=1e-6, abs=1e-9)
 

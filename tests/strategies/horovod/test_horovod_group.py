@@ -13,7 +13,7 @@ import torch
 
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
-from scalebench.runner.launchers.rank_environment import find_free_port
+from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.strategies import refusals
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.horovod import group
@@ -111,7 +111,7 @@ def test_lightning_trains_on_the_gpu_by_its_number_in_this_process() -> None:
 
 
 def test_waiting_for_a_late_rank_0() -> None:
-    port, arrived = find_free_port(), []
+    port, arrived = find_free_ports(1)[0], []
 
     def wait() -> None:
         group._wait_for_server("127.0.0.1", port, 30.0)
@@ -129,7 +129,7 @@ def test_waiting_for_a_late_rank_0() -> None:
 
 
 def test_waiting_for_a_missing_rank_0() -> None:
-    port = find_free_port()
+    port = find_free_ports(1)[0]
     with pytest.raises(
         RuntimeError, match=f"^rank 0 did not open its rendezvous at 127.0.0.1:{port}: Connection refused"
     ):

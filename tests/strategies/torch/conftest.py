@@ -18,7 +18,7 @@ from scalebench.core.json_files import read_json
 from scalebench.core.run_folder import rank_log_name
 from scalebench.core.spec import Config, ModelSpec, RankPlacement, RunSpec, write_spec
 from scalebench.runner import launchers
-from scalebench.runner.launchers.rank_environment import find_free_port
+from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 
@@ -71,7 +71,7 @@ def user_model(name: str, **changes: Any) -> dict[str, Any]:
 def strategy(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return strategy(name, processes=1, **changes) -> rank 0 of that strategy, set up; it is closed after the test."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(find_free_port()))
+    monkeypatch.setenv("MASTER_PORT", str(find_free_ports(1)[0]))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0", "WORLD_SIZE": "1"}.items():
