@@ -54,7 +54,7 @@ def build_user_module(config: Config, device: torch.device) -> UserModule:
         if optimizer is None and callable(make) and isinstance(user_module, UserStep):
             optimizer = make()
         if optimizer is not None:
-            user_module.user_optimizer = UserOptimizer(optimizer, module)
+            user_module.user_optimizer = UserOptimizer(optimizer, module, config.train)
         return user_module
 
 

@@ -10,6 +10,7 @@ import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from types import MethodType
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from scalebench.core.spec import ModelSpec
+from scalebench.core.spec import ModelSpec, TrainSpec
 from scalebench.strategies.torch.user_module import UserModule, UserProblem, summarize_names
 from scalebench.workloads import user_code
 
@@ -105,16 +106,22 @@ def check_loss(result: Any) -> Tensor:
 class UserOptimizer:
     """An optimizer of the user's, with the schedulers that go on with each step."""
 
-    def __init__(self, result: Any, module: nn.Module) -> None:
+    def __init__(self, result: Any, module: nn.Module, train: TrainSpec) -> None:
         """`result` is what configure_optimizers returned, or the optimizer that came with the module; raises
-        UserProblem unless it is one optimizer of all parameters that are trained."""
+        UserProblem unless it is one optimizer of all parameters that are trained, with one schedule at most."""
         self.result = result
         self.optimizer, configs = read_optimizers(result)
+        if configs and (train.schedule != "constant" or train.warmup_epochs > 0):
+            raise UserProblem(
+                f"has the scheduler {type(configs[0]['scheduler']).__name__}, and train.schedule and train.warmup_epochs set the "
+                "same learning rate: leave out one of them"
+            )
         self._steps = 0
         self.schedulers = []  # (scheduler, the number of steps between its advances)
         for config in configs:
             if config.get("interval") == ADVANCES_BY_STEP:
                 self.schedulers.append((check_scheduler(config["scheduler"]), config.get("frequency", 1)))
+            hold_last_rate(config["scheduler"])
         if self.schedulers:
             warnings.filterwarnings("ignore", message=SCHEDULER_FIRST)
         check_parameters(self.optimizer, module)
@@ -182,6 +189,20 @@ def check_scheduler(scheduler: Any) -> Any:
             "take a scheduler that counts steps"
         )
     return scheduler
+
+
+def hold_last_rate(scheduler: Any) -> None:
+    """Let a schedule with a number of steps (OneCycleLR) end there, and keep its last rate: a training for a figure
+    takes as many steps as the figure needs. Lightning's loop calls the scheduler itself, so it is its `step` that
+    changes."""
+    for part in (scheduler, *getattr(scheduler, "_schedulers", ())):  # of a SequentialLR or a ChainedScheduler
+        if isinstance(getattr(part, "total_steps", None), int):
+            part.step = MethodType(_step_until_end, part)  # a method, which a deep copy binds to the copy
+
+
+def _step_until_end(scheduler: Any, *epoch: int) -> None:
+    if scheduler.last_epoch + 1 < scheduler.total_steps:
+        type(scheduler).step(scheduler, *epoch)
 
 
 def check_parameters(optimizer: Optimizer, module: nn.Module) -> None:

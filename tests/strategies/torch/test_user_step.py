@@ -184,6 +184,14 @@ def test_schedulers_go_on_with_the_steps(own_step: Any, name: str, frequency: in
     assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 2**advances)
 
 
+@pytest.mark.parametrize("ends", ["once", "second"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_rate_stays_where_a_schedule_with_a_number_of_steps_ended(own_step: Any, name: str, ends: str) -> None:
+    adapter, source = own_step(name, "Regression", model__options={"frequency": 1, "schedule_ends": ends})
+    run_training(adapter, source, 6)
+    assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 1000)
+
+
 @pytest.mark.parametrize("name", ["lightning_ddp_gloo", pytest.param("lightning_fsdp_gloo", marks=pytest.mark.slow)])
 def test_hooks_of_a_lightning_module_get_its_own_batches(own_step: Any, name: str) -> None:
     adapter, source = own_step(name, "Regression", model__torch=f"{STEPS}:Hooked")
@@ -236,6 +244,11 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "Regression",
         {"model__options": {"frequency": 1, "fault": "plateau"}},
         r"has a ReduceLROnPlateau with the interval 'step', and no metric is computed in a step: leave it out, or",
+    ),
+    "two schedules": (
+        "Regression",
+        {"model__options": {"frequency": 1}, "train__schedule": "linear", "train__stop": {"epochs": 2.0}},
+        r"has the scheduler ExponentialLR, and train.schedule and train.warmup_epochs set the same learning rate: leave",
     ),
     "mse": (
         "Regression",

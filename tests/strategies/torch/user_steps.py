@@ -68,9 +68,9 @@ class Regression(pl.LightningModule):
     """A LightningModule that takes (inputs, targets); `fault` is one word for what is wrong with it, and `frequency`
     the number of steps between the advances of its scheduler, if it has one."""
 
-    def __init__(self, fault: str = "", frequency: int = 0) -> None:
+    def __init__(self, fault: str = "", frequency: int = 0, schedule_ends: str = "") -> None:
         super().__init__()
-        self.fault, self.frequency = fault, frequency
+        self.fault, self.frequency, self.schedule_ends = fault, frequency, schedule_ends
         self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 2)
         self.seen: list[int] = []
         if fault == "manual":
@@ -99,6 +99,11 @@ class Regression(pl.LightningModule):
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         if self.fault == "plateau":
             scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        if self.schedule_ends == "once":
+            scheduler = one_cycle(optimizer)
+        elif self.schedule_ends == "second":
+            schedulers = [torch.optim.lr_scheduler.ConstantLR(optimizer), one_cycle(optimizer)]
+            scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, schedulers, milestones=[1])
         return [optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": self.frequency}]
 
 
@@ -132,6 +137,12 @@ class Hooked(Regression):
 
     def on_train_batch_end(self, outputs: Any, batch: dict[str, Tensor], batch_idx: int) -> None:
         self.sums.append(float(batch["targets"].sum()))
+
+
+def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """Return a schedule of three rates, the last of which is 0.1 / 1000."""
+    limits = {"max_lr": 0.2, "div_factor": 2, "final_div_factor": 1000}
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, total_steps=3, **limits)
 
 
 def with_optimizer(rate: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
