@@ -112,9 +112,10 @@ class UserOptimizer:
         self.result = result
         self.optimizer, configs = read_optimizers(result)
         if configs and (train.schedule != "constant" or train.warmup_epochs > 0):
+            name = type(configs[0]["scheduler"]).__name__
             raise UserProblem(
-                f"has the scheduler {type(configs[0]['scheduler']).__name__}, and train.schedule and train.warmup_epochs set the "
-                "same learning rate: leave out one of them"
+                f"has the scheduler {name}, and train.schedule and train.warmup_epochs set the same learning rate: "
+                "leave out one of them"
             )
         self._steps = 0
         self.schedulers = []  # (scheduler, the number of steps between its advances)

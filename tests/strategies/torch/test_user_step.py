@@ -248,7 +248,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "two schedules": (
         "Regression",
         {"model__options": {"frequency": 1}, "train__schedule": "linear", "train__stop": {"epochs": 2.0}},
-        r"has the scheduler ExponentialLR, and train.schedule and train.warmup_epochs set the same learning rate: leave",
+        r"has the scheduler ExponentialLR, and train.schedule and train.warmup_epochs set the same learning rate:",
     ),
     "mse": (
         "Regression",
