@@ -78,9 +78,10 @@ class Source:
 
     Each epoch uses a new permutation of the samples, drawn from (seed, epoch) and equal on all replicas. Consecutive
     slices of `global_batch` samples are the global batches, and each replica takes a contiguous part of a slice; parts
-    differ by at most one sample. The last batch of an epoch may be smaller; if it has fewer samples than `devices`, it
-    is joined to the batch before it. So every sample is seen exactly once per epoch, and no part is empty. `devices`
-    counts the devices of all replicas; it exceeds `replicas` where a replica splits its part over several devices.
+    differ by at most one sample. The last batch of an epoch may be smaller; if it has fewer than `fewest` samples for
+    each of `devices`, it is joined to the batch before it. So every sample is seen exactly once per epoch, and no part
+    is empty. `devices` counts the devices of all replicas; it exceeds `replicas` where a replica splits its part over
+    several devices.
 
     `first` and `last` (exclusive) select a range of samples, so that two sources can share one file. `feed` is "host"
     (gather rows from the arrays, memory-mapped or not), "fixed" (yield the first batch again and again, the same
@@ -102,6 +103,7 @@ class Source:
         replica: int,
         replicas: int,
         devices: int | None = None,
+        fewest: int = 1,
         feed: str = "host",
         first: int = 0,
         last: int | None = None,
@@ -116,6 +118,7 @@ class Source:
         self.samples = last - first
         self.devices = replicas if devices is None else devices
         _check_sample_count(self.samples, global_batch, self.devices)
+        self._fewest_samples = self.devices * fewest
         if feed not in FEEDS:
             raise InputError(f"dataset.feed={feed} is unknown: use one of {', '.join(FEEDS)}")
         self.global_batch, self.seed, self.feed = global_batch, seed, feed
@@ -131,7 +134,7 @@ class Source:
     def steps_per_epoch(self) -> int:
         """The number of global batches, and so of training steps, in one epoch."""
         full, rest = divmod(self.samples, self.global_batch)
-        return full if rest < self.devices else full + 1
+        return full if full and rest < self._fewest_samples else full + 1
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches without end, epoch after epoch, starting with epoch 0."""

@@ -95,6 +95,14 @@ def test_batch_sizes(samples, global_batch, replicas, expected):
     assert [batch.global_samples for batch in one.epoch(0)] == expected
 
 
+@pytest.mark.parametrize(
+    ("samples", "expected"), [(24, [8, 8, 8]), (20, [8, 8, 4]), (19, [8, 11]), (17, [8, 9]), (7, [7]), (3, [3])]
+)
+def test_a_last_batch_with_fewer_samples_per_device_than_wanted_is_joined(samples, expected):
+    one = source(samples, 8, replicas=2, fewest=2)
+    assert [batch.global_samples for batch in one.epoch(0)] == expected
+
+
 def test_epochs_and_seeds_shuffle_anew():
     one = source(100, 100)
     orders = [one.batch_indices(epoch, 0).tolist() for epoch in (0, 1, 0)]

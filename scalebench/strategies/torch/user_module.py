@@ -30,6 +30,8 @@ MAX_NAMES = 4  # parameter names in one line
 MAX_ERROR_CHARACTERS = 300  # the log has the complete error
 # The beginnings of PyTorch's messages where a function moves a module or a tensor to a GPU that is not there.
 NO_GPU = re.compile("Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available")
+# The beginning of BatchNorm's message about a batch of one sample.
+ONE_SAMPLE = re.compile("Expected more than 1 value per channel")
 
 
 class UserProblem(Exception):
@@ -123,6 +125,11 @@ def attribute_errors_to_user(
             reason = f"{function_label(model)} fails: {describe_exception(error)[:MAX_ERROR_CHARACTERS]}"
             if NO_GPU.search(str(error)):
                 reason += "; this run has no GPU, so leave moving the module and its samples to scalebench"
+            if ONE_SAMPLE.search(str(error)):
+                reason += (
+                    "; a device has one sample of a step, or of a part of one, which BatchNorm cannot normalize: raise "
+                    "train.batch_per_device or dataset.size, or lower train.accumulate"
+                )
         else:
             raise
         raise PluginError(reason, traceback.format_exc()) from error

@@ -322,7 +322,9 @@ def open_sources(
             f"dataset.path={config.dataset.path} has {border} pictures for training, fewer than one global batch of "
             f"{spec.global_batch}: lower train.batch_per_device, or add pictures"
         )
-    train = kind(inputs, targets, feed=feed, last=border, devices=spec.gpus, **common)
+    # Modules of users may normalize over a batch (BatchNorm), which one sample of a device, or of a part, has not.
+    fewest = 2 * config.train.accumulate if user_code.is_user_model(config.model) else 1
+    train = kind(inputs, targets, feed=feed, last=border, devices=spec.gpus, fewest=fewest, **common)
     count = _evaluation_samples(spec, len(inputs) - border)
     if count < replicas:
         return train, None
