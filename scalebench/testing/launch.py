@@ -57,6 +57,14 @@ class ContractRanks:
         totals = [sum(r.loss_sums[i] or 0.0 for r in self.ranks) for i in steps]
         return [total / sum(r.samples[i] for r in self.ranks) for i, total in enumerate(totals)]
 
+    def parts(self) -> list[list[int]]:
+        """Return for each step the samples of each replica."""
+        replicas = sorted({tuple(rank.shard) for rank in self.ranks})
+        steps = zip(*(rank.samples for rank in self.ranks), strict=True)
+        owners = [replicas.index(tuple(rank.shard)) for rank in self.ranks]
+        return [[sum(n for n, of in zip(step, owners, strict=True) if of == k) for k in range(len(replicas))]
+                for step in steps]  # fmt: skip
+
     @property
     def params(self) -> int | None:
         """Trainable parameters by the description of the network, else as the ranks count them."""

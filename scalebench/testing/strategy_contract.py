@@ -164,23 +164,35 @@ class StrategyContract(YamlContract):
             assert np.abs(array - group.start[0][name]).max() > 0, f"{name} was not trained"
 
     def test_uneven_parts(self, group: ContractRanks) -> None:
-        """A global batch, and the last of an epoch, need not divide by the devices."""
+        """A global batch, and the last of an epoch, need not divide by the devices: the strategy trained such ones."""
         if group.refused is not None:
             pytest.skip(group.refused)
+        if any(override.startswith(("dataset.size=", "train.global_batch=")) for override in self.overrides):
+            pytest.skip("the contract chooses its batches")
+        parts = group.parts()
+        assert len({sum(step) for step in parts}) > 1, "the last batch of an epoch should be smaller than the others"
+        if len(parts[0]) > 1:
+            assert any(min(step) < max(step) for step in parts), "each replica had as many samples as the others"
 
     def test_parameter_count(self, group: ContractRanks, bare: ContractRanks) -> None:
         """It equals that of the network's description and of the baseline."""
-        counted = {rank.params for rank in group.ranks} - {None}
-        assert counted <= {group.params}
         assert group.params == bare.params
+        counted = {rank.params for rank in group.ranks} - {None}
+        if not counted:
+            pytest.skip("its ranks do not count the parameters")
+        assert counted == {group.params}
 
     def test_all_ranks_start_with_the_same_weights(self, group: ContractRanks) -> None:
+        if len(group.start) < 2:
+            pytest.skip(f"{len(group.start)} processes have weights")
         for other in group.start[1:]:
             for name, array in group.start[0].items():
                 np.testing.assert_array_equal(other[name], array, err_msg=name)
 
     def test_weights_are_the_same_on_all_ranks(self, group: ContractRanks) -> None:
         """They are equal after synchronized steps, and differ for independent replicas."""
+        if len(group.weights) < 2:
+            pytest.skip(f"{len(group.weights)} processes have weights")
         for other in group.weights[1:]:
             if self.has_independent_replicas(group):
                 assert _differ(other, group.weights[0])
@@ -197,11 +209,9 @@ class StrategyContract(YamlContract):
 
     def test_samples_of_each_step(self, group: ContractRanks) -> None:
         """No sample is lost or counted twice, and the parts of replicas differ by at most one."""
-        replicas = [tuple(r.shard) for r in group.ranks]
-        for step in zip(*(r.samples for r in group.ranks), strict=True):
-            parts = [sum(n for n, of in zip(step, replicas, strict=True) if of == replica) for replica in set(replicas)]
-            assert max(parts) - min(parts) <= 1
-        assert sum(map(sum, (r.samples for r in group.ranks))) == EPOCHS * group.ranks[0].train_samples
+        parts = group.parts()
+        assert all(max(step) - min(step) <= 1 for step in parts)
+        assert sum(map(sum, parts)) == EPOCHS * group.ranks[0].train_samples
 
     def test_broadcast(self, group: ContractRanks) -> None:
         assert {r.broadcast for r in group.ranks} == {BROADCAST_VALUE}

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import psutil
 
-from scalebench.core.machine import machine
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, TRANSIENT_FILES
 from tests.builders.configs import write_pictures
@@ -421,8 +420,3 @@ class RunningProgram:
         pipe = self._scratch / "pipe"
         os.mkfifo(pipe)
         os.replace(pipe, self.folder / f"progress{self.row.rank}.json")
-
-
-def describe_machine() -> str:
-    """Return the machine in a few words for the page."""
-    return f"{len(machine.usable_cpus())} cores, Linux, Python {sys.version_info.major}.{sys.version_info.minor}"

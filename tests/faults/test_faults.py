@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.faults.__main__ import PAGE, read_results, replace_table
+from tests.faults.__main__ import PAGE, replace_table
 from tests.faults.harness import Outcome, missing_requirement, run_row
 from tests.faults.table import FAMILIES, FAULTS, LAUNCHERS, PHASES, Row, covering_sample, planned_rows
 
@@ -74,7 +74,6 @@ def test_the_sample_has_everything_once() -> None:
     assert len(set(ROWS)) == len(ROWS) and len(SAMPLE) < len(FAULTS) + len(FAMILIES)
 
 
-def test_the_page_has_the_results_of_the_last_run() -> None:
+def test_the_page_says_what_the_rows_expect() -> None:
     """`python -m tests.faults --page` writes it."""
-    assert set(read_results()) <= {str(row) for row in ROWS}, "results of rows that are not in the table any more"
     assert replace_table(PAGE.read_text(encoding="utf-8")) == PAGE.read_text(encoding="utf-8")

@@ -36,7 +36,7 @@ from tests.builders.runs import in_parallel, rank, simulated_spec
 from tests.builders.sweeps import make_curve
 
 PHASES = ["setup", "warmup", "measure", "evaluate", "probes", "close"]
-ABOVE = 1.08  # the most that the shortest block may take, relative to its sleep
+ABOVE = 1.15  # the most that the shortest block may take, relative to its sleep: a part counted twice would add 20 %
 STRAGGLER = {"straggler_rank": 1, "straggler_s": 0.02}
 LONG = {"block_s": 0.05, "min_s": 1.0, "max_s": 1.0}
 

@@ -164,7 +164,7 @@ def test_ranks_wait_for_each_other_in_each_step_unless_asynchronous(meet: Callab
     assert min(meet(steps, 2, options=options)) > 0.55
     replicas = StrategySpec("simulated", baseline="simulated", options=options, independent=True)
     fast, slow = meet(steps, 2, strategy=replicas)
-    assert fast < 0.3 and slow > 0.55
+    assert slow > 0.55 and fast < slow / 2
 
 
 def test_a_lost_rank_is_detected(meet: Callable[..., list[Any]]) -> None:

@@ -32,6 +32,7 @@ FAULTS = {
     "samples of each step": "def step(self, batch): return LossPart(1.0, 3)",
     "losses equal the baselines": "def step(self, batch): return LossPart(2.0 * batch.samples, batch.samples)",
     "every sample once per epoch": "def shard(self): return 0, 2",
+    "uneven parts": "def step(self, batch): return LossPart(1.0, 3)",
     "broadcast": "def broadcast(self, value): return super().broadcast(value) + self.place.rank",
     "evaluation": "def evaluate(self, source): return {'mse': float(self.place.rank)}",
     "backend is the requested one": "def backend_used(self): return 'pigeons'",

@@ -9,7 +9,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -26,18 +25,12 @@ from tests.nvml_stand_in import put_in
 A100 = "NVIDIA A100-SXM4-40GB"
 
 
-def test_this_machine_is_detected_fast_and_as_json() -> None:
-    found = machine.detect_machine()  # the first call imports
+def test_this_machine_is_detected_and_written_as_json() -> None:
+    found = machine.detect_machine()
     assert json.loads(json.dumps(dataclasses.asdict(found))) == dataclasses.asdict(found)
     assert found.cpus == len(os.sched_getaffinity(0))
     assert found.memory_bytes is not None and found.memory_bytes > 2**28
     assert {"numpy", "hydra-core"} <= found.versions.keys()
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        machine.detect_machine()
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.25  # 0.15 for all but git, 0.1 for git
 
 
 def test_the_import_loads_no_heavy_library() -> None:

@@ -167,7 +167,7 @@ def test_settings_used(strategy: Any, pictures: Callable[..., Source], name: str
     except Unsupported as error:
         # Which processors have oneDNN's kernels for numbers of 16 bits depends on their vector instructions.
         assert name != "float32" and layout == "nchw" and f"no kernels for {name}" in str(error)
-        return
+        pytest.skip(str(error))
     assert one.settings_used() == {
         "precision": name,
         "data_format": "nchw" if layout == "nchw" else "nhwc",
@@ -274,8 +274,16 @@ def test_channels_first_needs_kernels(onednn: str) -> None:
     assert said == "fine" if onednn == "1" else "TF_ENABLE_ONEDNN_OPTS=1" in said and said.endswith("use nhwc")
 
 
-def test_gpus_have_channels_first() -> None:
+def test_gpus_have_channels_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are tried on the CPU only."""
+
+    def refuse(*_: object) -> None:
+        raise tf.errors.UnimplementedError(None, None, "no kernel")
+
+    monkeypatch.setattr(devices, "_channels_first_gradient", refuse)
     devices.check_channels_first(GPU, "float16")
+    with pytest.raises(Unsupported, match="no kernels for float16"):
+        devices.check_channels_first("/CPU:0", "float16")
 
 
 def test_the_layout_optimizer_is_disabled() -> None:

@@ -115,7 +115,11 @@ def test_gradients_of_repeated_passes_are_those_of_the_whole_batch() -> None:
 
 
 def test_layers_without_weights_that_read_samples_have_no_backward_pass() -> None:
-    StagePasses(nn.ReLU(), [torch.randn(2, 3)], 1)()
+    module, passes = nn.ReLU(), []
+    module.register_forward_hook(lambda *_: passes.append("F"))
+    module.register_full_backward_hook(lambda *_: passes.append("B"))
+    StagePasses(module, [torch.randn(2, 3), torch.randn(2, 3)], 1)()
+    assert passes == ["F", "F"]
 
 
 def test_the_median_leaves_out_the_first_call() -> None:
