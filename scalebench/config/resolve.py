@@ -60,6 +60,7 @@ def resolve(config: Config) -> RunSpec:
     flags = {
         "oversubscribed": placement.oversubscribed,
         "approximate": config.strategy.approximate is not None,
+        "one_unit": config.strategy.options.get("units") == "layers" and user_code.is_user_model(config.model),
         "open_port": unsupported is None and private_network.opens_ports(config),
     }
     spec = RunSpec(

@@ -1,7 +1,7 @@
 """The phases of one rank: setup, warm-up, measure, evaluate, probes, close.
 
-Probes spoil weights and memory peaks, so they come last and leave no loss. The record is on disk before the first of
-them: whatever fails in a probe, also the process itself, takes no measured throughput away.
+Probes spoil weights and memory peaks, so they come last and leave no loss. The record is on disk before evaluation and
+before the first probe: whatever fails there, also the process itself, takes no measured throughput away.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class Session:
             self.record.peak_memory_bytes = training.peak_memory_bytes or self.record.peak_memory_bytes
             self.record.metrics = training.curve[-1].metrics
         elif settings.evaluate and validation is not None:
+            save_headline(self.record, self.progress)  # evaluation may need more memory than training
             self._enter("evaluate")
             metrics = self.strategy.evaluate(validation)
             observer.check_metrics(metrics)

@@ -39,6 +39,10 @@ ADVICE = {
         "Its steps are not those of the baseline on the same samples, as the strategy's YAML declares (approximate), "
         "so its speed is that of a different training. Compare what it reaches, too: train.stop.target."
     ),
+    "one_unit": (
+        "The strategy gathers all weights of a module of yours at once, as one unit: units, unit_mb and "
+        "reshard_after_forward have no effect, nothing overlaps, and its memory is not that of sharded layers."
+    ),
     "open_port": (
         "Its processes listened on all interfaces of the machine while it ran, so that others could reach them: "
         "TensorFlow's servers read and write files for everybody. docs/guides/cluster.md says where that is not needed."
@@ -138,6 +142,7 @@ RAISED_WHEN = {
     "shared_gpu": "two processes drove the same GPU, by the UUIDs that they recorded",
     "probe_failed": "something failed after the measurement: throughput stands, what is empty was not measured",
     "approximate": "the strategy's YAML says that its steps are not the baseline's on the same samples",
+    "one_unit": "a module of the user's is one unit of FSDP, whatever the options units and unit_mb say",
     "open_port": "its processes listened on all interfaces: TensorFlow's servers, or MPI",
     "not_in_turns": "the other runs of its sweep took turns; it did not fit beside them, or could not be stopped",
     "foreign_process": "another program computed on one of its GPUs, before or while it was measured",

@@ -27,6 +27,7 @@ from scalebench.core.run_folder import rank_record_path, reserved_room_path, wri
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session, WrongBackend, complete_record
+from scalebench.measure.train_to_target import Diverged
 from scalebench.runner import memory_limit
 from scalebench.runner.launchers import rank_agent
 from scalebench.strategies import registry
@@ -73,7 +74,8 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
         strategy.close()
     except BaseException as error:
         if is_headline_safe(error, record):
-            record.probe_failures.setdefault("probes", describe_exception(error))
+            phase = "probes" if "probes" in record.marks_s else "evaluate"
+            record.probe_failures.setdefault(phase, describe_exception(error))
         else:
             classify_error(error, record)
         with contextlib.suppress(OSError):  # the log of this rank is on the same full disk
@@ -104,7 +106,8 @@ def write_record(record: RankRecord, progress: ProgressFile, folder: Path, room:
 
 def is_headline_safe(error: BaseException, record: RankRecord) -> bool:
     """Return whether a failure came after the figures of the run, and says nothing about them."""
-    return "probes" in record.marks_s and isinstance(error, Exception) and not isinstance(error, WrongBackend)
+    is_measured = not record.marks_s.keys().isdisjoint(("evaluate", "probes"))
+    return is_measured and isinstance(error, Exception) and not isinstance(error, (WrongBackend, Diverged))
 
 
 def classify_error(error: BaseException, record: RankRecord) -> None:

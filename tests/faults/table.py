@@ -184,7 +184,7 @@ class Row:
 
     @property
     def expected(self) -> Expected:
-        if self.phase in (PROBES, END) and self.fault.name in AFTER_THE_FIGURES:
+        if self.phase in (EVALUATING, PROBES, END) and self.fault.name in AFTER_THE_FIGURES:
             return OK
         return self.fault.elsewhere.get(self.phase) or self.fault.elsewhere.get(self.launcher, self.fault.expected)
 

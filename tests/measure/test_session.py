@@ -239,6 +239,26 @@ def test_a_failure_leaves_the_marks_so_far(tmp_path: Path) -> None:
     assert record.block_s and record.backend_used is None
 
 
+def test_the_headline_is_on_disk_before_evaluation(tmp_path: Path) -> None:
+    """Evaluation may need more memory than training: where it fails, the throughput stands."""
+    saved: list[RankRecord | None] = []
+
+    class Gathering(Simulated):
+        def evaluate(self, source: Any) -> dict[str, float]:
+            saved.extend(read_ranks(tmp_path, 1))
+            return super().evaluate(source)
+
+    record, _ = run_session(tmp_path, simulated_spec(), Gathering)
+    (headline,) = saved
+    assert (
+        headline is not None
+        and headline.status == "ok"
+        and headline.block_s == record.block_s
+        and not headline.metrics
+        and record.metrics
+    )
+
+
 def test_the_feed_is_closed_after_training(tmp_path: Path) -> None:
     closed = []
 

@@ -7,6 +7,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_record_path, read_rank_file
 from scalebench.core.spec import RunSpec, write_spec
+from scalebench.measure.train_to_target import Diverged
 from scalebench.runner import worker
 from scalebench.runner.launchers.rank_environment import build_environment, find_free_ports
 from scalebench.runner.worker import run_rank
@@ -110,6 +112,23 @@ def test_a_failure_is_classified_and_recorded(
     assert record.block_s == [0.5], "what was measured before it stays"
     err = capsys.readouterr().err
     assert "Traceback" in err and type(error).__name__ in err
+
+
+@pytest.mark.parametrize("phase", ["evaluate", "probes"])
+@pytest.mark.parametrize(
+    ("error", "is_ok"), [(RuntimeError("CUDA out of memory. Tried to"), True), (Diverged("mse is nan"), False)]
+)
+def test_figures_outlive_a_failure_after_them(phase: str, error: Exception, is_ok: bool, folder: Path) -> None:
+    """A model that trains sharded may not fit whole; a metric that is no number says that training went wrong."""
+
+    def fail_in_phase(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
+        record.marks_s[phase] = time.time()
+        raise error
+
+    assert run_rank(folder, fail_in_phase) == 1
+    record = record_in(folder)
+    assert record.status == ("ok" if is_ok else "failed")
+    assert record.probe_failures == ({phase: "RuntimeError: CUDA out of memory. Tried to"} if is_ok else {})
 
 
 def test_a_strategy_that_cannot_be_created_fails_the_rank(folder: Path) -> None:

@@ -65,6 +65,9 @@ class TensorFlowStrategy(TensorFlowProbes):
             self._compute_part_loss = tf.function(self.compute_part_loss, jit_compile=True, autograph=False)
             self._compute_part_gradients = tf.function(self.compute_part_gradients, jit_compile=True, autograph=False)
         self._forward = tf.function(self.forward, input_signature=[self._part_spec()[0]], autograph=False)
+        for device, peak in zip(self.devices, self.peak_memory_bytes(), strict=False):
+            if peak is not None:  # setup may have had more than a step has, such as initial weights beside their copies
+                tf.config.experimental.reset_memory_stats(device.removeprefix("/"))
 
     def create_base_optimizer(self) -> Any:
         """Create the optimizer without loss scaling; it is not built yet."""

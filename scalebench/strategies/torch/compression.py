@@ -45,6 +45,7 @@ class CompressedDdp(Ddp):
         self._send: SendBucket | None = self._choose_sender()
         self._step_bytes: list[int] = []  # of the last complete step
         self._current_bytes: list[int] = []
+        self._bytes_of_buckets: dict[tuple[int, int, bool], list[int]] = {}  # counted once: steps are timed
         self._buffers: dict[tuple[int, ...], list[Tensor]] = {}
         super().setup()
 
@@ -63,7 +64,11 @@ class CompressedDdp(Ddp):
     def send_bucket(self, bucket: dist.GradBucket) -> Future[Tensor]:
         if self._send is None:
             return super().send_bucket(bucket)
-        self._current_bytes += filter(None, self._message_bytes(bucket))
+        has_started = self.options.comm_hook == "powersgd" and self._state.iter >= POWERSGD_START_STEP
+        key = bucket.index(), bucket.buffer().numel(), has_started
+        if key not in self._bytes_of_buckets:
+            self._bytes_of_buckets[key] = [size for size in self._message_bytes(bucket) if size]
+        self._current_bytes += self._bytes_of_buckets[key]
         if bucket.is_last():
             self._step_bytes, self._current_bytes = self._current_bytes, []
         return self._send(bucket)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,11 +55,15 @@ class CausalAttention(nn.Module):
         return functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
 
 
+CUDNN_LSTM = 2  # of cudnnRNNMode_t
+
+
 class Lstm(nn.Module):
     """PyTorch's LSTM kernel over (samples, positions, channels), from a state of zeros.
 
     nn.LSTM has two biases per gate, of which the kernel gets zeros for the second here. It also keeps a list of its
-    weights, which would still hold the old tensors after FSDP has replaced the parameters.
+    weights, which would still hold the old tensors after FSDP has replaced the parameters. As nn.LSTM does, it lays its
+    weights out in one chunk of a GPU's memory: of separate ones cuDNN would make that chunk anew in each call.
     """
 
     def __init__(self, inputs: int, units: int) -> None:
@@ -66,11 +71,22 @@ class Lstm(nn.Module):
         self.weight = nn.Parameter(torch.empty(4 * units, inputs))
         self.recurrent_weight = nn.Parameter(torch.empty(4 * units, units))
         self.bias = nn.Parameter(torch.empty(4 * units))
+        self.register_buffer("second_bias", torch.zeros(4 * units), persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Lstm:
+        super()._apply(fn, recurse)  # .to() and .cuda() end here
+        if torch.backends.cudnn.is_acceptable(self.weight):
+            inputs, units = self.weight.shape[1], self.recurrent_weight.shape[1]
+            with torch.no_grad():
+                torch._cudnn_rnn_flatten_weight(self._weights(), 4, inputs, CUDNN_LSTM, units, 0, 1, True, False)
+        return self
+
+    def _weights(self) -> list[Tensor]:
+        return [self.weight, self.recurrent_weight, self.bias, self.second_bias]
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = [self.weight, self.recurrent_weight, self.bias, torch.zeros_like(self.bias)]
         state = x.new_zeros(1, x.shape[0], self.recurrent_weight.shape[1])
-        return torch.lstm(x, (state, state), weights, True, 1, 0.0, self.training, False, True)[0]
+        return torch.lstm(x, (state, state), self._weights(), True, 1, 0.0, self.training, False, True)[0]
 
 
 CONV_FUNCTIONS = {1: functional.conv1d, 2: functional.conv2d}
@@ -199,12 +215,6 @@ class Concat(nn.Module):
         return torch.cat(xs, 1)
 
 
-def build_modules(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
-    """Build the modules that compute a node, in order; `spatial` is its first input's shape without channels."""
-    modules = MODULE_BUILDERS[node.op](node, spatial)
-    return modules if isinstance(modules, list) else [modules]
-
-
 def _conv(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
     *window, inputs, outputs = node.arrays[0].shape
     pads, strides = node.settings["pads"], node.settings["strides"]
@@ -213,14 +223,6 @@ def _conv(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
     kind = CONV_MODULES[len(window)]
     conv = skip_init(kind, inputs, outputs, tuple(window), strides, padding, bias=len(node.arrays) > 1)
     return [conv] if symmetric else [Pad(pads), conv]
-
-
-def _dense(node: Node, spatial: tuple[int, ...]) -> nn.Module:
-    return skip_init(nn.Linear, *node.arrays[0].shape, bias=len(node.arrays) > 1)
-
-
-def _batch_norm(node: Node, spatial: tuple[int, ...]) -> nn.Module:
-    return BatchNorm(node.shape[-1], node.settings["epsilon"], node.settings["momentum"], node.settings["scale"])
 
 
 def _max_pool(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
@@ -243,8 +245,10 @@ CONV_MODULES = {1: nn.Conv1d, 2: nn.Conv2d}
 # `input` has no module: NetworkModule itself converts the batch.
 MODULE_BUILDERS: dict[str, Callable[[Node, tuple[int, ...]], nn.Module | list[nn.Module]]] = {
     "conv": _conv,
-    "dense": _dense,
-    "batch_norm": _batch_norm,
+    "dense": lambda node, spatial: skip_init(nn.Linear, *node.arrays[0].shape, bias=len(node.arrays) > 1),
+    "batch_norm": lambda node, spatial: BatchNorm(
+        node.shape[-1], node.settings["epsilon"], node.settings["momentum"], node.settings["scale"]
+    ),
     "relu": lambda node, spatial: nn.ReLU(inplace="overwrites" in node.settings),
     "dropout": lambda node, spatial: nn.Dropout(node.settings["rate"]),
     "lrn": LocalResponseNorm,
@@ -358,7 +362,8 @@ class NetworkModule(nn.Module):
         read, steps = self._order_channels(node.inputs, to_last)
         if to_last and len(node.shape) > 1:
             self._channels_last.add(node.name)
-        modules = build_modules(node, self._shapes[node.inputs[0]][:-1])
+        built = MODULE_BUILDERS[node.op](node, self._shapes[node.inputs[0]][:-1])
+        modules = built if isinstance(built, list) else [built]
         names = [f"{node.name}/{i}" for i in range(len(modules) - 1)] + [node.name]
         for name, module in zip(names, modules, strict=True):
             self.add_module(name, module)

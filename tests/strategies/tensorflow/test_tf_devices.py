@@ -109,6 +109,15 @@ def test_peak_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.peak_memory_bytes("/GPU:1") == 7
 
 
+def test_the_peak_of_a_gpu_begins_after_setup(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyTorch's does: all initial weights at once are no memory that a step needs."""
+    reset = []
+    monkeypatch.setattr(devices, "peak_memory_bytes", {DEVICES[0]: 7}.get)
+    monkeypatch.setattr(tf.config.experimental, "reset_memory_stats", reset.append)
+    assert strategy(*BARE).peak_memory_bytes() == [7]
+    assert reset == ["CPU:0"]
+
+
 def test_variable_bytes_by_device() -> None:
     made = []
     for device, size in (("/CPU:0", 3), ("/CPU:1", 5), ("/CPU:1", 1)):

@@ -56,6 +56,18 @@ def test_messages_are_those_that_are_sent(strategy: Any, hook: str, changes: dic
     assert sent_elements(lambda: adapter.step(CURVES)) == []
 
 
+@pytest.mark.parametrize("hook", HOOKS)
+def test_sizes_of_messages_are_not_counted_in_each_step(
+    strategy: Any, hook: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are timed: what is known of a bucket is not worked out again."""
+    adapter = train(strategy, hook, **SEVERAL)
+    sizes = adapter.message_sizes()
+    monkeypatch.setattr(adapter, "_message_bytes", lambda bucket: pytest.fail("counted in a step"))
+    adapter.step(CURVES)
+    assert sizes and adapter.message_sizes() == sizes
+
+
 class Odd(nn.Module):
     """A module with a parameter that is a single number, and with a layer whose gradients are 0."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch.nn import functional
 
 from scalebench.strategies.torch import evaluation, optimizer
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.model import NetworkModule, load_weights
+from scalebench.strategies.torch.model import Lstm, NetworkModule, load_weights
 from scalebench.strategies.torch.profiling import count_flops
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
@@ -24,6 +26,20 @@ Arrays = dict[str, np.ndarray]
 def gpt() -> Network:
     options = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "sequence_length": LENGTH}
     return networks.build_by_name("gpt_small", (LENGTH,), VOCABULARY, options)
+
+
+def test_an_lstm_on_a_gpu_has_its_weights_in_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each move, by the call with which nn.LSTM does it; on a CPU there is no need to."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", lambda *arguments: calls.append(arguments))
+    lstm = Lstm(3, 5).to("cpu")
+    assert calls == []
+    monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda tensor: True)
+    lstm.to("cpu")
+    ((weights, *settings),) = calls
+    assert [tuple(each.shape) for each in weights] == [(20, 3), (20, 5), (20,), (20,)]
+    assert not weights[3].any() and [*lstm.parameters()] == weights[:3]
+    assert settings == [4, 3, 2, 5, 0, 1, True, False]  # weights, inputs, CUDNN_LSTM, units, ..., batch first
 
 
 def module(net: Network) -> tuple[NetworkModule, Arrays]:
