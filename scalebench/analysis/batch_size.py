@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.identity import Key, curve_key
+from scalebench.analysis.identity import Key, curve_key, name_curves
 from scalebench.analysis.repeats import EstimateRatio
-from scalebench.analysis.scaling_curves import Curve, name_curves
+from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.stats.estimate_arithmetic import LeastSquares, fit_least_squares
 from scalebench.core.stats.estimates import CONFIDENCE, student_t

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalebench.analysis.columns import make_typed_frame
-from scalebench.analysis.identity import OPERATION_COLUMNS
+from scalebench.analysis.identity import OPERATION_COLUMNS, VARIANT_COLUMNS, name_curves
+from scalebench.analysis.run_summary import settings_cells
 from scalebench.core.result import COLLECTIVES, CollectiveRecord, Result, TransferRecord
 from scalebench.core.stats import estimates
 from scalebench.core.stats.estimate_arithmetic import combine, fit_least_squares
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLLECTIVE_COLUMNS = (
-    "run_id strategy framework backend_used hardware gpus nodes repeat name size_bytes time_s time_low time_high "
+    "run_id strategy options environment bind layout device_ids framework backend_used hardware gpus nodes repeat name "
+    "size_bytes time_s time_low time_high "
     "algbw_bytes_per_s busbw_bytes_per_s"
 ).split()
-COLLECTIVE_TEXTS = ("run_id", "strategy", "framework", "backend_used", "hardware", "name")
+COLLECTIVE_TEXTS = ("run_id", *VARIANT_COLUMNS, "framework", "backend_used", "hardware", "name")
 COLLECTIVE_COUNTS = ("gpus", "nodes", "repeat", "size_bytes")
 
 
@@ -48,13 +50,13 @@ def list_collectives(result: Result) -> list[dict[str, Any]]:
     of_ranks = [rank.probes.collectives for rank in result.ranks if rank.probes is not None]
     if not of_ranks or not all(of_ranks):
         return []
-    scale, rows = result.scale, []
+    scale, settings, rows = result.scale, settings_cells(result), []
     for same in zip(*of_ranks, strict=True):
         time_s = operation_s([operation.block_s for operation in same], same[0].repeats)
         algbw, busbw = bandwidths(same[0], scale.gpus, time_s.value)
         rows.append(
             {
-                "run_id": result.run_id, "strategy": scale.strategy, "framework": scale.framework,
+                "run_id": result.run_id, "strategy": scale.strategy, **settings, "framework": scale.framework,
                 "backend_used": scale.backend_used, "hardware": scale.hardware, "gpus": scale.gpus,
                 "nodes": scale.nodes, "repeat": scale.repeat, "name": same[0].name, "size_bytes": same[0].size_bytes,
                 "time_s": time_s.value, "time_low": time_s.low, "time_high": time_s.high,
@@ -144,7 +146,8 @@ class OperationComparison:
 
 
 def compare_operations(frame: pd.DataFrame) -> list[OperationComparison]:
-    """Compare each two strategies of one framework that ran the same operation on as many devices of the same hardware.
+    """Compare each two strategies (or settings of one) of one framework that ran the same operation on as many devices
+    of the same hardware.
 
     Sizes at which the limits of the difference include 0 are unresolved. These limits are over the repeats of three
     runs or more; fewer have none, since the blocks of a run say nothing about its next start.
@@ -152,7 +155,7 @@ def compare_operations(frame: pd.DataFrame) -> list[OperationComparison]:
     comparisons, has_several = [], frame["hardware"].nunique() > 1
     for key, rows in group_operations(frame):
         hardware = str(key["hardware"]) if has_several else ""
-        times = {str(strategy): _times_by_size(own_rows) for strategy, own_rows in rows.groupby("strategy")}
+        times = {line: times_by_size(own_rows) for line, own_rows in split_lines(rows).items()}
         for pair in itertools.combinations(sorted(times), 2):
             comparison = OperationComparison(str(key["name"]), int(key["gpus"]), int(key["nodes"]), hardware, pair)
             find_crossovers(comparison, times[pair[0]], times[pair[1]])
@@ -167,12 +170,32 @@ def group_operations(frame: pd.DataFrame) -> list[tuple[dict[str, Any], pd.DataF
     return [(dict(zip(OPERATION_COLUMNS, key, strict=True)), rows) for key, rows in groups]
 
 
-def _times_by_size(rows: pd.DataFrame) -> dict[int, estimates.Estimate]:
-    """Return the times of a strategy by size, over its runs."""
-    of_size: dict[int, list[float]] = {}
-    for size, time_s in rows[["size_bytes", "time_s"]].itertuples(index=False):
-        of_size.setdefault(int(size), []).append(float(time_s))
-    return {size: mean_over_repeats(times_s) for size, times_s in of_size.items()}
+def split_lines(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the rows by the name of their line, names in order."""
+    return {str(name): own for name, own in rows.groupby(name_lines(rows))}
+
+
+def name_lines(rows: pd.DataFrame) -> pd.Series[Any]:
+    """Name each row by its strategy, and by the settings in which runs of it differ: `ddp NCCL_P2P_DISABLE=1`."""
+    import pandas as pd
+
+    settings = rows[list(VARIANT_COLUMNS)].astype(object)
+    keys = list(settings.where(settings.notna(), None).itertuples(index=False, name=None))
+    names = name_curves(list(dict.fromkeys(keys)), VARIANT_COLUMNS)
+    return pd.Series([names[key] for key in keys], index=rows.index)
+
+
+def times_by_size(rows: pd.DataFrame, of_blocks: bool = False) -> dict[int, estimates.Estimate]:
+    """Return the times of a line by size, over its runs; with `of_blocks` a single run has the limits of its blocks,
+    which hold within this run only."""
+    times: dict[int, estimates.Estimate] = {}
+    for size, same_size in rows.groupby("size_bytes"):
+        if of_blocks and len(same_size) == 1:
+            (limits,) = same_size[["time_s", "time_low", "time_high"]].itertuples(index=False)
+            times[int(size)] = estimates.Estimate(*map(float, limits))
+        else:
+            times[int(size)] = mean_over_repeats([float(time_s) for time_s in same_size["time_s"]])
+    return times
 
 
 def find_crossovers(
@@ -210,10 +233,11 @@ def interpolate_crossover_bytes(sizes: Sequence[int], ratios: Sequence[float]) -
 
 LATENCY_KIND = "_latency"  # end of the kinds whose transfers are so small that their time is latency
 BANDWIDTH_COLUMNS = (
-    "run_id strategy backend_used hardware gpus nodes repeat kind source target size_bytes moved_bytes time_s "
+    "run_id strategy options environment bind layout device_ids backend_used hardware gpus nodes repeat kind source "
+    "target size_bytes moved_bytes time_s "
     "bytes_per_s bytes_per_s_low bytes_per_s_high"
 ).split()
-BANDWIDTH_TEXTS = ("run_id", "strategy", "backend_used", "hardware", "kind")
+BANDWIDTH_TEXTS = ("run_id", *VARIANT_COLUMNS, "backend_used", "hardware", "kind")
 BANDWIDTH_COUNTS = ("gpus", "nodes", "repeat", "source", "target", "size_bytes", "moved_bytes")
 
 
@@ -232,14 +256,14 @@ def list_transfers(result: Result) -> list[dict[str, Any]]:
     of_ranks = [rank.probes.bandwidth for rank in result.ranks if rank.probes is not None]
     if not of_ranks or not all(of_ranks):
         return []
-    scale, rows = result.scale, []
+    scale, settings, rows = result.scale, settings_cells(result), []
     for same in zip(*of_ranks, strict=True):
         first = same[0]
         time_s = operation_s([transfer.block_s for transfer in same], first.repeats)
         moved = count_moved_bytes(first, scale.processes)
         rows.append(
             {
-                "run_id": result.run_id, "strategy": scale.strategy, "backend_used": scale.backend_used,
+                "run_id": result.run_id, "strategy": scale.strategy, **settings, "backend_used": scale.backend_used,
                 "hardware": scale.hardware, "gpus": scale.gpus, "nodes": scale.nodes, "repeat": scale.repeat,
                 "kind": first.kind, "source": first.source, "target": first.target, "size_bytes": first.size_bytes,
                 "moved_bytes": moved, "time_s": time_s.value, "bytes_per_s": moved / time_s.value,

@@ -21,11 +21,10 @@ from scalebench.analysis.identity import (
 )
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
-from scalebench.analysis.time_to_target import TrainingOutcome
+from scalebench.analysis.time_to_target import TrainingOutcome, mean_of_factors
 from scalebench.analysis.verdicts import decide_ratio, estimate_of, explain_no_verdict
 from scalebench.core.stats.estimate_arithmetic import combine, estimate_around, rate_to_seconds
 from scalebench.core.stats.estimates import Estimate
-from scalebench.core.stats.log_means import mean_of_repeats
 
 Row = Mapping[str, Any]
 
@@ -37,7 +36,8 @@ class DevicesOrBatch:
 
     `throughput` is that of N devices over that of one. `trainings` are both over their seeds, None if they had no
     target, or different ones. `time_ratio` is the one device's seconds to the target over those of N devices, None
-    unless every seed of both reached it. Limits are 95 %, over repeats and over seeds.
+    unless every seed of both reached it, and they share one; seeds are paired. Limits are 95 %, over repeats and over
+    seeds, of which it takes three.
     """
 
     many_devices: Row
@@ -116,9 +116,10 @@ def _find_trainings(
 
 
 def _time_ratio(many: TrainingOutcome, single: TrainingOutcome) -> Estimate | None:
-    if any(outcome.reached < outcome.seeds or not all(outcome.target_s) for outcome in (many, single)):
+    if any(outcome.reached < outcome.seeds or not all(outcome.target_s.values()) for outcome in (many, single)):
         return None  # after 0 s: the first step, whose seconds do not count, was enough
-    return mean_of_repeats(single.target_s).minus(mean_of_repeats(many.target_s)).to_estimate()
+    ratios = [single.target_s[seed] / many.target_s[seed] for seed in single.target_s if seed in many.target_s]
+    return mean_of_factors(ratios) if ratios else None
 
 
 def list_batch_gains(curve: Curve) -> Iterator[BatchGain]:

@@ -8,7 +8,8 @@ What is hashed before a run starts, so that `resume` recognizes it, is core.conf
 - `configuration_key`: repeats of one configuration; `pooling_key` also covers runs without a throughput.
 - `training_key`: the same training, except for its seed.
 - `curve_key` of rows: one scaling curve; DEVICES_OR_BATCH_COLUMNS and BARE_BASELINE_COLUMNS match N devices with one.
-- MEMORY_COLUMNS, OPERATION_COLUMNS: memory, or times of collective operations, that share a table.
+- MEMORY_COLUMNS, OPERATION_COLUMNS: memory, or times of collective operations, that share a table; VARIANT_COLUMNS:
+  repeats of one line of such a table.
 - `parallelism_key`: the same network, trained by data or by model parallelism.
 - `facts_key`: a pair of `scalebench compare`, by the dotted keys that are not in IGNORED_FACTS.
 - `planned_curve_key`, `duration_key` of specs: one curve of a sweep with a time limit; runs that should take equally
@@ -178,6 +179,7 @@ BARE_BASELINE_COLUMNS = tuple(
     name for name in DEVICES_OR_BATCH_COLUMNS if name not in ("strategy", "options", "framework_version")
 )
 MEMORY_COLUMNS = ("model", "dataset", "hardware", "optimizer")
+VARIANT_COLUMNS = ("strategy", "options", "environment", "bind", "layout", "device_ids")  # of operations in one table
 OPERATION_COLUMNS = ["framework", "hardware", "gpus", "nodes", "name"]
 
 
@@ -189,6 +191,26 @@ def column_key(row: Mapping[str, Any], columns: Sequence[str]) -> Key:
 def curve_key(row: Mapping[str, Any]) -> Key:
     """Return what the rows of one scaling curve share within its group."""
     return column_key(row, CURVE_COLUMNS)
+
+
+def name_curves(keys: Sequence[Key], columns: Sequence[str] = CURVE_COLUMNS) -> dict[Key, str]:
+    """Return names for keys of these columns: the strategy, and each setting of which one strategy comes with several
+    values; INPUT_COLUMNS if any two keys differ in them, since such strategies are not compared like for like."""
+    settings = {key: dict(zip(columns, key, strict=True)) for key in keys}
+    everywhere = [name for name in INPUT_COLUMNS if len({curve.get(name) for curve in settings.values()}) > 1]
+    return {key: _name_curve(curve, list(settings.values()), everywhere) for key, curve in settings.items()}
+
+
+def _name_curve(curve: dict[str, Any], group: list[dict[str, Any]], everywhere: Sequence[str]) -> str:
+    same_strategy = [other for other in group if other["strategy"] == curve["strategy"]]
+    parts = [str(curve["strategy"])]
+    for name in KEY_VALUE_COLUMNS:
+        common = set.intersection(*(set((other.get(name) or "").split()) for other in same_strategy))
+        parts += [text for text in (curve.get(name) or "").split() if text not in common]
+    for name in (*INPUT_COLUMNS, *SETTING_COLUMNS):
+        if name in everywhere or len({other.get(name) for other in same_strategy}) > 1:
+            parts += [] if curve[name] is None else [f"{name}={str(curve[name]).replace(' ', ',')}"]
+    return " ".join(parts)
 
 
 def global_batch_key(row: Mapping[str, Any], group: Mapping[str, str]) -> Key:

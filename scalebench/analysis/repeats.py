@@ -37,11 +37,10 @@ from scalebench.analysis.rows import (
     ComparedRuns,
     compare_runs,
     interval_cells,
-    join_words,
     speedup_cells,
     summarize_run,
 )
-from scalebench.analysis.run_summary import Run, RunSummary, start_time
+from scalebench.analysis.run_summary import Run, RunSummary, join_words, start_time
 from scalebench.core.result import Result
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 from scalebench.core.stats.log_means import LogMean, mean_of_blocks, mean_of_logs, mean_of_repeats, mean_over_repeats

@@ -13,8 +13,7 @@ from scalebench.analysis import collectives, identity, pipeline_stages, step_bre
 from scalebench.analysis.baselines import Baselines
 from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, TEXT_COLUMNS
 from scalebench.analysis.rounds import round_rates
-from scalebench.analysis.run_summary import RunSummary, start_time, uses_default_options
-from scalebench.core.config_files import strategy_option_defaults
+from scalebench.analysis.run_summary import RunSummary, join_words, settings_cells, start_time, uses_default_options
 from scalebench.core.errors import InputError
 from scalebench.core.machine import nccl_log
 from scalebench.core.machine.machine import classify_machine
@@ -155,8 +154,9 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
         "final_loss": q.final_loss, "metric_name": q.metric_name, "metric": q.metric,
         "time_to_target_s": q.time_to_target_s,
         "precision_used": w.precision_used, "data_format_used": w.data_format_used,
-        "compiler_used": w.compiler_used, "prefetch": w.prefetch, "options": _changed_options(result),
-        **_placement_cells(result), **training_columns.training_cells(result),
+        "compiler_used": w.compiler_used, "prefetch": w.prefetch,
+        **settings_cells(result), "transports": nccl_log.summarize_transports(result.sync.transports),
+        **training_columns.training_cells(result),
         **pipeline_stages.stage_cells(result, step_s),
         "steady": measurement.steady, "flags": join_words(measurement.flags),
     }  # fmt: skip
@@ -203,29 +203,9 @@ def speedup_cells(
     }
 
 
-def _changed_options(result: Result) -> str | None:
-    """Return the strategy's options that differ from its YAML: `loop=fit`."""
-    defaults = strategy_option_defaults(result.scale.strategy)
-    options = result.spec.get("strategy", {}).get("options") or {}
-    return join_words([f"{key}={value}" for key, value in options.items() if value != defaults.get(key, value)])
-
-
 def _model_options(result: Result) -> str | None:
     options = result.spec.get("model", {}).get("options") or {}
     return join_words([f"{key}={value}" for key, value in options.items()])
-
-
-def _placement_cells(result: Result) -> dict[str, str | None]:
-    """Return the configured devices and environment variables, and the transports that NCCL chose with them."""
-    hardware = result.spec.get("hardware", {})
-    variables = hardware.get("environment") or {}
-    return {
-        "device_ids": join_words([str(number) for number in hardware.get("device_ids") or []]),
-        "bind": hardware.get("bind"),
-        "layout": hardware.get("layout"),
-        "environment": join_words([f"{name}={value}" for name, value in variables.items()]),
-        "transports": nccl_log.summarize_transports(result.sync.transports),
-    }
 
 
 def interval_cells(name: str, stem: str, value: float | None, interval: Estimate | None) -> dict[str, float | None]:
@@ -259,7 +239,3 @@ def _resident_bytes(result: Result) -> int | None:
 
 def _largest(values: Iterable[int | None]) -> int | None:
     return max((v for v in values if v is not None), default=None)
-
-
-def join_words(words: list[str] | None) -> str | None:
-    return " ".join(words) if words else None

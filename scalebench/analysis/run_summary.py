@@ -49,8 +49,23 @@ def start_time(run: Run) -> datetime:
 
 def uses_default_options(run: Run) -> bool:
     """Return whether all options of the run's strategy have their default values."""
-    if isinstance(run, RunSummary):
-        return run.uses_default_options
-    strategy = run.spec.get("strategy", {})
-    defaults = strategy_option_defaults(run.scale.strategy)
-    return all(value == defaults.get(key, value) for key, value in (strategy.get("options") or {}).items())
+    return run.uses_default_options if isinstance(run, RunSummary) else settings_cells(run)["options"] is None
+
+
+def settings_cells(result: Result) -> dict[str, str | None]:
+    """Return the options of the strategy that differ from its YAML (`loop=fit`), and the configured devices, binding,
+    layout and environment variables."""
+    hardware, defaults = result.spec.get("hardware", {}), strategy_option_defaults(result.scale.strategy)
+    options = (result.spec.get("strategy", {}).get("options") or {}).items()
+    variables = (hardware.get("environment") or {}).items()
+    return {
+        "options": join_words([f"{key}={value}" for key, value in options if value != defaults.get(key, value)]),
+        "environment": join_words([f"{name}={value}" for name, value in variables]),
+        "bind": hardware.get("bind"),
+        "layout": hardware.get("layout"),
+        "device_ids": join_words([str(number) for number in hardware.get("device_ids") or []]),
+    }
+
+
+def join_words(words: list[str] | None) -> str | None:
+    return " ".join(words) if words else None

@@ -15,13 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.columns import list_cells
-from scalebench.analysis.identity import (
-    CURVE_COLUMNS,
-    INPUT_COLUMNS,
-    KEY_VALUE_COLUMNS,
-    SETTING_COLUMNS,
-    curve_key,
-)
+from scalebench.analysis.identity import curve_key, name_curves
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.verdicts import decide_ratio, estimate_of, explain_no_verdict
 from scalebench.core.stats.estimate_arithmetic import fit_least_squares
@@ -155,26 +149,6 @@ def _split_in_order(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
             parts.append([])
         parts[number].append(row)
     return parts
-
-
-def name_curves(keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
-    """Return names for the curve keys of a group. A setting is named if one strategy comes with several values of it;
-    INPUT_COLUMNS if any two curves differ in them, since such strategies are not compared like for like."""
-    settings = {key: dict(zip(CURVE_COLUMNS, key, strict=True)) for key in keys}
-    everywhere = [name for name in INPUT_COLUMNS if len({curve[name] for curve in settings.values()}) > 1]
-    return {key: _name_curve(curve, list(settings.values()), everywhere) for key, curve in settings.items()}
-
-
-def _name_curve(curve: dict[str, Any], group: list[dict[str, Any]], everywhere: Sequence[str]) -> str:
-    same_strategy = [other for other in group if other["strategy"] == curve["strategy"]]
-    parts = [str(curve["strategy"])]
-    for name in KEY_VALUE_COLUMNS:
-        common = set.intersection(*(set((other[name] or "").split()) for other in same_strategy))
-        parts += [text for text in (curve[name] or "").split() if text not in common]
-    for name in (*INPUT_COLUMNS, *SETTING_COLUMNS):
-        if name in everywhere or len({other[name] for other in same_strategy}) > 1:
-            parts += [] if curve[name] is None else [f"{name}={str(curve[name]).replace(' ', ',')}"]
-    return " ".join(parts)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ A seed is one observation, however many runs it has: runs of a seed follow the s
 alone. Seconds, epochs and speedups differ by factors, so their means are geometric and their intervals Student's t on
 logarithms (core.stats.log_means); metrics and gaps have the arithmetic mean and Student's t.
 
-There is an interval only if at least three seeds have the figure and none lacks it: seconds to a target that some seeds
+A seed has a figure if each of its runs does, and there is an interval only if at least three seeds have it and none
+lacks it: seconds to a target that some seeds
 never reached are those of the lucky ones.
 """
 
@@ -50,7 +51,7 @@ class TrainingOutcome:
     reached: int  # seeds of which every run reached the target
     failed: int  # seeds without a run that is ok
     figures: dict[str, Figure]
-    target_s: list[float]  # seconds to the target of each seed that reached it
+    target_s: dict[Any, float]  # seconds to the target, by seed, of those that reached it
 
     @property
     def target(self) -> float | None:
@@ -113,24 +114,25 @@ def _summarize_training(rows: list[Row]) -> TrainingOutcome:
         mean = _over_seeds(name, seeds, seed_count, mean_of_factors)
         figures[name] = Estimate(mean.value) if mean is not None and is_own else mean  # 1 exactly, without limits
     target_s = _means_of_seeds("time_to_target_s", seeds, mean_of_factors)
-    reached = sum(all(row["time_to_target_s"] is not None for row in runs) for runs in seeds)
-    return TrainingOutcome((ended or rows)[0], ended, seed_count, reached, seed_count - len(seeds), figures, target_s)
+    failed = seed_count - len(seeds)
+    return TrainingOutcome((ended or rows)[0], ended, seed_count, len(target_s), failed, figures, target_s)
 
 
 def _over_seeds(
     name: str, seeds: list[list[Row]], seed_count: int, mean: Callable[[Sequence[float]], Estimate]
 ) -> Figure:
     """Return the mean over the seeds that have this figure; without limits unless all have it."""
-    means = _means_of_seeds(name, seeds, mean)
+    means = [*_means_of_seeds(name, seeds, mean).values()]
     if not means:
         return None
     return mean(means) if len(means) == seed_count else Estimate(mean(means).value)
 
 
-def _means_of_seeds(name: str, seeds: list[list[Row]], mean: Callable[[Sequence[float]], Estimate]) -> list[float]:
-    """Return the mean of the runs of each seed that has this figure."""
-    values_of_seeds = ([row[name] for row in runs if row[name] is not None] for runs in seeds)
-    return [mean(values).value for values in values_of_seeds if values]
+def _means_of_seeds(name: str, seeds: list[list[Row]], mean: Callable[[Sequence[float]], Estimate]) -> dict[Any, float]:
+    """Return the mean of the runs of each seed, by seed, where all of them have this figure: without the run that never
+    reached the target, the seconds to it would be those of the lucky ones."""
+    values_of_seeds = {runs[0]["seed"]: [row[name] for row in runs] for runs in seeds}
+    return {seed: mean(values).value for seed, values in values_of_seeds.items() if None not in values}
 
 
 def mean_of_factors(values: Sequence[float]) -> Estimate:

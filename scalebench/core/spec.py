@@ -26,7 +26,7 @@ SWEEP_REPEATS = 3  # the fewest that give an interval; of a configuration where 
 TRACKERS = ("csv", "mlflow", "tensorboard", "wandb")  # to which finished runs can be exported
 ALL_DEVICES = "all"  # a value of the key gpus
 CHIEF = "chief"  # the role of the only process that measures, where processes have roles
-FIRST_REPEAT_ONLY = ("evaluate", "probes", "trace", "collectives", "bandwidth", "timeline")  # keys of MeasureSpec
+FIRST_REPEAT_ONLY = ("evaluate", "probes", "trace", "bandwidth", "timeline")  # keys of MeasureSpec
 
 
 def choice_field(*values: str) -> Any:
@@ -204,7 +204,7 @@ class MeasureSpec:
     probes: bool = True  # after measuring throughput: where the time of a step goes
     probe_s: float = number_field(3.0, positive=True)  # about, for each probe
     trace: bool = False  # keep a trace of some steps of all ranks
-    collectives: bool = False  # measure the strategy's collective operations from 4 B to 256 MB
+    collectives: bool = False  # measure the strategy's collective operations from 4 B to 256 MB, in each repeat
     bandwidth: bool = False  # measure transfers between devices, and to and from host memory
     search: str = choice_field("none", "max_batch")  # max_batch: search for the largest batch per device that fits
     memory_limit_bytes: int | None = number_field(

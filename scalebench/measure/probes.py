@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -169,13 +169,14 @@ class ProbeRunner:
 
     def run_requested_probes(self) -> None:
         """Run the probes that are off unless the settings request them."""
-        if self.settings.collectives:
+        if self.spec.repeat_settings.collectives:
             self._try("collectives", self._measure_collectives)
-        if self.settings.bandwidth:
+        if self.spec.repeat_settings.bandwidth:
             self._try("bandwidth", self._measure_bandwidth)
 
     def _measure_collectives(self) -> None:
-        self.record.collectives, reasons = measure_collectives(self.strategy, self.settings, self.clock, self.report)
+        share = replace(self.settings, probe_s=self.settings.probe_s / self.spec.repeats)  # measured in every repeat
+        self.record.collectives, reasons = measure_collectives(self.strategy, share, self.clock, self.report)
         self.record.reasons |= reasons
 
     def _measure_bandwidth(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from scalebench.analysis.collectives import (
     count_moved_bytes,
     make_bandwidth_table,
     make_collective_table,
+    split_lines,
+    times_by_size,
 )
 from scalebench.core.result import COLLECTIVES, CollectiveRecord, ProbeRecord, Result, TransferRecord, write_result
 from scalebench.core.units import format_binary_bytes
@@ -199,6 +202,21 @@ def test_few_starts_have_no_winner(starts: int) -> None:
         f"all_reduce on 2 devices: no difference between a and b is resolved from {WITHIN}: "
         "fewer than 3 repeats, measure.repeats=3 decides"
     )
+
+
+def test_transports_of_one_strategy_are_lines_and_no_repeats() -> None:
+    """Runs that differ in their environment or options were never started again: each has one start."""
+    results = [run("ddp_nccl", series(1e-4, rate)) for rate in (1e10, 3e9, 1e9)]
+    for result, variables in zip(results, ({}, {"NCCL_P2P_DISABLE": 1}, {"NCCL_SHM_DISABLE": 1}), strict=True):
+        result.spec["hardware"] = {"environment": variables}
+    frame = make_collective_table(results)
+    assert list(dict.fromkeys(frame["environment"].fillna(""))) == ["", "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"]
+    names = ["ddp_nccl", "ddp_nccl NCCL_P2P_DISABLE=1", "ddp_nccl NCCL_SHM_DISABLE=1"]
+    assert list(split_lines(frame)) == names
+    times = [times_by_size(own)[2**28] for own in split_lines(frame).values()]
+    assert [each.value for each in times] == pytest.approx([1e-4 + 2**28 / rate for rate in (1e10, 3e9, 1e9)])
+    assert not any(each.has_limits for each in times)
+    assert [each.strategies for each in compare_operations(frame)] == list(itertools.combinations(names, 2))
 
 
 @settings(max_examples=25, deadline=None)  # two tables each

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +90,17 @@ def aimed(gpus: int, batch: int, seed: int, seconds: float, reached: bool = True
 
 def test_the_time_ratio_is_that_of_all_seeds() -> None:
     one = [aimed(1, 20, seed, seconds) for seed, seconds in enumerate((6.0, 6.6, 5.4))]
-    two = [aimed(2, 10, seed, seconds) for seed, seconds in enumerate((3.0, 3.3, 2.7))]
+    two = [aimed(2, 10, seed, seconds) for seed, seconds in enumerate((3.03, 3.3, 2.673))]
     (comparisons,) = chosen(*one, *two)  # of three seeds: one pair, and not three
     assert comparisons.trainings is not None and [part.seeds for part in comparisons.trainings] == [3, 3]
-    assert comparisons.time_ratio.value == pytest.approx(2.0)
-    # The logarithms of either scatter alike, so that their difference has twice the degrees of freedom.
-    logs = [math.log(seconds) for seconds in (3.0, 3.3, 2.7)]
-    mean = math.fsum(logs) / 3
-    reach = student_t(4, 0.95) * math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / 2 / 3)
-    assert comparisons.time_ratio.low == pytest.approx(2 * math.exp(-math.sqrt(2) * reach))
-    assert comparisons.time_ratio.high == pytest.approx(2 * math.exp(math.sqrt(2) * reach))
+    assert comparisons.time_ratio.value == pytest.approx(2.0, rel=1e-4)
+    # Paired by seed: 2 / 1.01, 2 and 2 / 0.99, of which what both have in common has cancelled.
+    reach = student_t(2, 0.95) * statistics.stdev(math.log(ratio) for ratio in (1.01, 1.0, 0.99)) / math.sqrt(3)
+    assert comparisons.time_ratio.low == pytest.approx(2 * math.exp(-reach), rel=1e-4)
+    assert comparisons.time_ratio.high == pytest.approx(2 * math.exp(reach), rel=1e-4)
+    (two_seeds,) = chosen(*one[:2], *two[:2])
+    assert two_seeds.time_ratio is not None and not two_seeds.time_ratio.has_limits
+    assert chosen(one[0], two[1])[0].time_ratio is None  # no seed of both
 
 
 def test_there_is_no_time_ratio_if_a_seed_missed_the_target() -> None:

@@ -90,7 +90,12 @@ def test_seeds_that_miss_the_target_leave_no_interval() -> None:
 
 def test_a_seed_with_a_run_that_misses_the_target_has_not_reached_it() -> None:
     (outcome,) = of(training_run(repeat=0), training_run(repeat=1, values=[0.9]))
-    assert (outcome.seeds, outcome.reached) == (1, 0)
+    assert (outcome.seeds, outcome.reached, outcome.figures["time_to_target_s"]) == (1, 0, None)
+    others = [training_run(seed=seed, epoch_s=2 + seed) for seed in (0, 1, 2)]
+    (outcome,) = of(*others, training_run(seed=0, repeat=1, values=[0.9]))
+    assert (outcome.seeds, outcome.reached) == (3, 2)
+    seconds = outcome.figures["time_to_target_s"]
+    assert seconds.value == pytest.approx((9 * 12) ** 0.5) and not seconds.has_limits
 
 
 def test_speedups_to_the_target_are_of_pairs_of_seeds() -> None:

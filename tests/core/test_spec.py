@@ -156,13 +156,22 @@ def test_the_launcher_detects_a_hang_before_the_ranks_fail() -> None:
 
 
 def test_a_repeat_has_its_share_of_the_time_and_only_the_first_has_probes() -> None:
-    measure = {"min_s": 3.0, "max_s": 30.0, "target": 0.01, "repeats": 4, "probes": True, "trace": True}
+    measure = {
+        "min_s": 3.0,
+        "max_s": 30.0,
+        "target": 0.01,
+        "repeats": 4,
+        "probes": True,
+        "trace": True,
+        "collectives": True,
+    }
     first, second = (simulated_spec(measure=measure, repeat=repeat) for repeat in (0, 1))
     assert first.fingerprint == second.fingerprint == simulated_spec(measure={**measure, "repeats": None}).fingerprint
     for settings in (first.repeat_settings, second.repeat_settings):
         assert (settings.min_s, settings.max_s, settings.target) == (0.75, 7.5, pytest.approx(0.02))
     assert first.repeat_settings.probes and first.repeat_settings.trace and first.repeat_settings.evaluate
     assert not any(getattr(second.repeat_settings, name) for name in FIRST_REPEAT_ONLY)
+    assert second.repeat_settings.collectives  # crossovers compare strategies, and need repeats
     assert second.repeat_settings.monitor == second.config.measure.monitor
 
 

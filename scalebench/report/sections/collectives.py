@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import collectives
+from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
 from scalebench.core.units import format_binary_bytes
 from scalebench.report.document import (
     MAX_ROWS,
@@ -31,14 +33,17 @@ if TYPE_CHECKING:
 GIGA = 1e9
 MAX_GROUPS = 16  # operations by framework, hardware and devices, each with two charts and a table
 MAX_MATRICES = 12
-# Column of the frame, its stem of limits, title, axis.
+# Column of the frame, title, axis.
 CURVES = (
-    ("time_s", "time", "time", Axis("time of an operation", log=True, unit="s")),
-    ("busbw_bytes_per_s", "", "bus bandwidth", Axis("bus bandwidth", log=True, unit="bytes/s")),
+    ("time_s", "time", Axis("time of an operation", log=True, unit="s")),
+    ("busbw_bytes_per_s", "bus bandwidth", Axis("bus bandwidth", log=True, unit="bytes/s")),
+)
+LIMITS = (
+    f"Intervals: 95 %, from {MIN_REPEATS_FOR_LIMITS} repeats on over these; that of a single run is over its blocks "
+    "and says nothing about its next start."
 )
 CURVE_CAPTIONS = {
-    "time_s": "The slowest rank's; small messages show the latency. Less is better. Intervals: 95 %, over blocks, from "
-    "the lowest to the highest of several runs.",
+    "time_s": f"The slowest rank's; small messages show the latency. Less is better. {LIMITS}",
     "busbw_bytes_per_s": "Bytes that a link carries per second, for any number of ranks. More is better.",
 }
 
@@ -59,9 +64,9 @@ def _make_operation_blocks(frame: pd.DataFrame) -> Iterator[Block]:
     groups = collectives.group_operations(frame)
     for number, (key, rows) in enumerate(groups[:MAX_GROUPS]):
         tags = {"hardware": key["hardware"]}
-        lines = [(str(strategy), _mean_of_runs(own)) for strategy, own in rows.groupby("strategy")]
-        for column, stem, name, axis in CURVES:
-            series = [_make_line(strategy, means, column, stem, tags) for strategy, means in lines]
+        lines = collectives.split_lines(rows)
+        for column, name, axis in CURVES:
+            series = [_make_line(line, own, column, tags) for line, own in lines.items()]
             title, x = f"{_name_operation(key)}: {name}", Axis("message size (bytes)", log=True)
             block_id = f"collectives-{number}-{column.partition('_')[0]}"
             yield Chart(block_id, title, x, axis, series, caption=CURVE_CAPTIONS[column])
@@ -71,16 +76,15 @@ def _make_operation_blocks(frame: pd.DataFrame) -> Iterator[Block]:
         yield Paragraph(f"{MAX_GROUPS} of {len(groups)} operations are shown; report --csv has all.")
 
 
-def _mean_of_runs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each size, with limits from the lowest to the highest of the runs."""
-    reducers = {"time_s": "mean", "time_low": "min", "time_high": "max", "busbw_bytes_per_s": "mean"}
-    return rows.groupby("size_bytes").agg(reducers).reset_index()
-
-
-def _make_line(strategy: str, rows: pd.DataFrame, column: str, stem: str, tags: Tags) -> Series:
-    low, high = ([*map(float, rows[f"{stem}_{end}"])] if stem else [] for end in ("low", "high"))
-    x, y = [*map(float, rows["size_bytes"])], [*map(float, rows[column])]
-    return Series(strategy, x, y, low, high, {**tags, "strategy": strategy})
+def _make_line(name: str, rows: pd.DataFrame, column: str, tags: Tags) -> Series:
+    tags = {**tags, "strategy": str(rows["strategy"].iloc[0])}
+    if column != "time_s":
+        means = rows.groupby("size_bytes")[column].mean()
+        return Series(name, [*map(float, means.index)], [*map(float, means)], tags=tags)
+    times = collectives.times_by_size(rows, of_blocks=True)
+    has_limits = all(time_s.has_limits for time_s in times.values())
+    low, high = ([limits[end] for limits in (t.limits for t in times.values())] if has_limits else [] for end in (0, 1))
+    return Series(name, [*map(float, times)], [time_s.value for time_s in times.values()], low, high, tags)
 
 
 def _make_matrices(frame: pd.DataFrame) -> Iterator[Table | Paragraph]:
@@ -88,6 +92,7 @@ def _make_matrices(frame: pd.DataFrame) -> Iterator[Table | Paragraph]:
     bandwidth, or latency."""
     one_way = frame[frame["kind"].str.endswith(("_one_way", collectives.LATENCY_KIND))]
     groups = list(one_way.groupby(["run_id", "kind"], sort=False))
+    lines = collectives.name_lines(frame)
     for number, ((_, kind), rows) in enumerate(groups[:MAX_MATRICES]):
         first, is_latency = rows.iloc[0], str(kind).endswith(collectives.LATENCY_KIND)
         column, factor, unit = ("time_s", 1e6, "us") if is_latency else ("bytes_per_s", 1 / GIGA, "GB/s")
@@ -98,7 +103,7 @@ def _make_matrices(frame: pd.DataFrame) -> Iterator[Table | Paragraph]:
             Row([make_cell(str(source)), *(_make_figure(cells.get((source, target))) for target in ranks)], tags)
             for source in ranks
         ]
-        title = f"{kind} ({unit}): {first['strategy']} on {first['gpus']} devices"
+        title = f"{kind} ({unit}): {lines[first.name]} on {first['gpus']} devices"
         heads = ["from rank", *(f"to {target}" for target in ranks)]
         caption = f"Transfers of {format_binary_bytes(int(first['size_bytes']))}, one at a time."
         yield Table(f"bandwidth-matrix-{number}", title, heads, made, frozenset(heads[1:]), caption)
@@ -122,37 +127,37 @@ def _name_operation(key: dict[str, Any]) -> str:
 
 
 def _make_collective_table(number: int, key: dict[str, Any], rows: pd.DataFrame) -> Table:
-    strategies = sorted(rows["strategy"].unique())
-    columns = ["size", *(name for strategy in strategies for name in (f"{strategy} (95 %)", "busbw"))]
+    lines = collectives.split_lines(rows)
+    columns = ["size", *(name for line in lines for name in (f"{line} (95 %)", "busbw"))]
+    times = [collectives.times_by_size(own, of_blocks=True) for own in lines.values()]
+    rates = [own.groupby("size_bytes")["busbw_bytes_per_s"].mean() for own in lines.values()]
     made = []
-    for size, same_size in rows.groupby("size_bytes"):
+    for size in sorted(rows["size_bytes"].unique()):
         cells = [format_binary_bytes(size)]
-        for strategy in strategies:
-            cells += _format_operation(same_size[same_size["strategy"] == strategy])
+        for times_s, rate in zip(times, rates, strict=True):
+            cells += [_format_time(times_s[size]), format_rate(rate[size])] if size in times_s else ["", ""]
         made.append(Row([Cell(text) for text in cells]))
-    return Table(f"collectives-{number}", _name_operation(key), columns, made, frozenset(columns))
+    return Table(f"collectives-{number}", _name_operation(key), columns, made, frozenset(columns), LIMITS)
 
 
-def _format_operation(rows: pd.DataFrame) -> list[str]:
-    """Format time and bus bandwidth, means over the runs, with limits from the lowest to the highest of theirs."""
-    if rows.empty:
-        return ["", ""]
-    time_s, low_s, high_s = rows["time_s"].mean(), rows["time_low"].min(), rows["time_high"].max()
-    busbw = format_rate(rows["busbw_bytes_per_s"].mean())
-    return [f"{format_time(time_s)} ± {100 * (high_s - low_s) / 2 / time_s:.0f} %", busbw]
+def _format_time(time_s: Estimate) -> str:
+    """Return `1 ms ± 2 %`, and the time alone where it has no limits."""
+    text = format_time(time_s.value)
+    return f"{text} ± {50 * (time_s.high - time_s.low) / time_s.value:.0f} %" if time_s.has_limits else text
 
 
 def make_bandwidth_table(frame: pd.DataFrame) -> Table:
     """Make the table of scalebench.bandwidth, with a row for each transfer."""
     columns = ("strategy", "gpus", "transfer", "ranks", "size", "time", "GB/s (95 %)")
     rows = []
-    for row in frame.head(MAX_ROWS).to_dict("records"):
+    lines = collectives.name_lines(frame)
+    for index, row in frame.head(MAX_ROWS).iterrows():
         rate, low, high = (row[f"bytes_per_s{end}"] for end in ("", "_low", "_high"))
         limits = "" if not to_text(high) else f" [{low / GIGA:.3g}, {high / GIGA:.3g}]"
         size = format_binary_bytes(row["size_bytes"])
         is_latency = row["kind"].endswith(collectives.LATENCY_KIND)
         figure = "" if is_latency else f"{rate / GIGA:.3g}{limits}"
-        texts = (row["strategy"], str(row["gpus"]), row["kind"], _format_ranks(row), size)
+        texts = (lines[index], str(row["gpus"]), row["kind"], _format_ranks(row), size)
         rows.append(Row([Cell(text) for text in (*texts, format_time(row["time_s"]), figure)]))
     more = f"{MAX_ROWS} of {len(frame)} rows." if len(frame) > MAX_ROWS else ""
     return Table("bandwidth", "bandwidth", columns, rows, frozenset(columns) - {"strategy", "transfer", "ranks"}, more)

@@ -11,6 +11,7 @@ from scalebench.analysis.time_to_target import TrainingOutcome, summarize_traini
 from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
 from scalebench.report.document import (
     MAX_ROWS,
     THROUGHPUT,
@@ -40,7 +41,8 @@ SECTION_ID = "devices-or-batch"
 CHOICES_CAPTION = (
     "N devices of b samples beside one device of N * b: as many samples in a step, and as many steps per epoch",
     "ratio: throughput of N devices over that of one; time ratio: seconds of training that one device takes to the "
-    "target over those of N devices; above 1 the devices win. Both with 95 % limits",
+    "target over those of N devices, by seed; above 1 the devices win. Both with 95 % limits, over three repeats "
+    "or seeds at least",
     "to target: seconds of training, of several seeds their geometric mean; empty if one of them never reached it",
 )
 GAINS_CAPTION = (
@@ -93,7 +95,9 @@ def _describe_choice(choice: DevicesOrBatch) -> str:
     else:
         text = f"{devices} have {ratio.value:.2f} times the throughput of {one_device}"
         text += "" if ratio.has_limits else f", which is not sure: {explain_no_verdict(many, single)}"
-    if choice.time_ratio is not None and not _is_unresolved(choice.time_ratio):
+    if choice.time_ratio is not None and not choice.time_ratio.has_limits:
+        text += f". To the target it takes {MIN_REPEATS_FOR_LIMITS} seeds of both to tell: seed=0,1,2 decides"
+    elif choice.time_ratio is not None and not _is_unresolved(choice.time_ratio):
         text += f", and reach the target in {1 / choice.time_ratio.value:.2f} times its time"
     return f"{text}."
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from scalebench.analysis.identity import CURVE_COLUMNS, curve_key
-from scalebench.analysis.scaling_curves import MODEL_COLUMNS, name_curves
+from scalebench.analysis.identity import CURVE_COLUMNS, curve_key, name_curves
+from scalebench.analysis.scaling_curves import MODEL_COLUMNS
 from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.units import format_count
 from scalebench.report.document import (

@@ -41,6 +41,15 @@ def test_tables() -> None:
     ]
 
 
+def test_limits_of_several_runs_are_over_repeats() -> None:
+    """Three starts of 1, 1.1 and 1.2 ms: Student's t with 2 degrees of freedom, 4.303 * 0.1 / sqrt(3) = 0.248 ms."""
+    starts = [collective_run("ddp_gloo", all_reduce={KIBIBYTE: taken_s}) for taken_s in (1e-3, 1.1e-3, 1.2e-3)]
+    (table,) = make_collective_tables(collectives.make_collective_table(starts))
+    assert cell_texts(table)[0][1] == "1.1 ms ± 23 %" and "over its blocks" in table.caption
+    (table,) = make_collective_tables(collectives.make_collective_table(starts[:2]))
+    assert cell_texts(table)[0][1] == "1.05 ms"  # two starts have no limits
+
+
 def test_bandwidth() -> None:
     measured = [
         TransferRecord("send_both_ways", 0, 1, 10**9, 1, [1.0, 1.0]),

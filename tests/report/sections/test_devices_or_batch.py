@@ -34,3 +34,11 @@ def test_times_to_the_target_have_columns_where_there_is_one(tmp_path: Path) -> 
     missed = [aimed(1, 20, 0, 6.0, reached=False), aimed(2, 10, 0, 3.0)]
     (row,) = get_block(build_section(devices_or_batch, tmp_path / "b", missed), Table, "devices-or-batch-choices").rows
     assert [cell.text for cell in row.cells[-3:]] == ["3 s", "never", ""]
+
+
+def test_one_seed_says_nothing_about_the_time_to_the_target(tmp_path: Path) -> None:
+    """As with throughput, it takes three; a sentence about it would be one about luck."""
+    for seeds, words in ((1, "it takes 3 seeds of both to tell: seed=0,1,2 decides."), (3, "in 0.50 times its time.")):
+        pair = [aimed(*each, seed, 6.0 / each[0] + seed / 100) for seed in range(seeds) for each in ((1, 20), (2, 10))]
+        made = build_section(devices_or_batch, tmp_path / str(seeds), pair)
+        assert select_blocks(made, Paragraph)[0].text.endswith(words)
