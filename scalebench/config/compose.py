@@ -78,7 +78,7 @@ def _make_typed_config() -> DictConfig:
     """Return the typed config that every YAML file is merged into. Hydra copies it when it loads it."""
     typed: DictConfig = OmegaConf.structured(Config)
     # These take keys that nobody can list in advance: Hydra would ask for a + before them.
-    for keys in (typed.hardware.environment, typed.model.options, typed.dataset.options):
+    for keys in (typed.hardware.environment, typed.model.options, typed.dataset.options, typed.strategy.options):
         OmegaConf.set_struct(keys, False)
     return typed
 

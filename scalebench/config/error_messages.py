@@ -16,7 +16,7 @@ from yaml import MarkedYAMLError
 
 from scalebench.config import aliases
 from scalebench.core import config_files, plugins
-from scalebench.core.errors import InputError, nearest_name, suggest_names, unknown_name_message
+from scalebench.core.errors import InputError, nearest_name, unknown_name_message
 from scalebench.core.spec import Config
 
 VALUE_TYPES = {"integer": "a whole number", "float": "a number", "bool": "true or false", "boolean": "true or false"}
@@ -76,12 +76,8 @@ def explain_unknown_key(key: str, arguments: list[str]) -> str:
     keys = [*list_config_keys(Config), *config_files.list_groups()]
     if key.startswith("hydra.sweeper."):
         return unknown_name_message("key", key, _sweeper_keys())
-    if key.startswith("strategy.options."):
-        names = [name.strip("'\" \n") for name in _find_choice("strategy", arguments).split(",")]
-        defaults = {name: config_files.strategy_option_defaults(name) for name in names}
-        name = next((n for n, options in defaults.items() if key.split(".")[2] not in options), names[0])
-        option = key.split(".", 2)[2]
-        return f"strategy {name} has no option '{option}'; {suggest_names(option, defaults[name])}"
+    if key.startswith("strategy.options."):  # of ~KEY alone: each run checks those that are set, by its own strategy
+        return f"{key} cannot be removed, since it is not there; leave out ~{key}"
     if key in keys:
         return f"{key} cannot be removed; set it instead: {key}=VALUE"
     if hint := aliases.KEY_HINTS.get(_last_part(key)):

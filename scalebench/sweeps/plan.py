@@ -63,12 +63,17 @@ class SweepRun:
         if self.spec.repeats == 1:
             return self
         config = dataclasses.replace(self.spec.config, repeat=repeat)
-        others = [override for override in self.overrides if not override.startswith("repeat=")]
+        others = [override for override in self.overrides if not _sets(override, "repeat=")]
         spec = dataclasses.replace(self.spec, config=config)
         return SweepRun([*others, f"repeat={repeat}"], spec, self.added, bare=self.bare)
 
 
 Compose = Callable[[Sequence[str]], DictConfig]
+
+
+def _sets(override: str, *beginnings: str) -> bool:
+    """Return whether the override, also one with a +, ++ or ~ before its key, begins with one of these."""
+    return override.lstrip("+~").startswith(beginnings)
 
 
 def check_size(overrides: Sequence[Override]) -> None:
@@ -208,7 +213,7 @@ def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> li
     spec = run.spec
     if spec.config.baseline == "none" or not spec.can_start:
         return []
-    others = [override for override in run.overrides if not override.startswith("gpus=")]
+    others = [override for override in run.overrides if not _sets(override, "gpus=")]
     baselines = []
     strategy = spec.config.strategy
     name = strategy.baseline
@@ -216,7 +221,7 @@ def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> li
     # plain one.
     has_changed_options = strategy.framework != "none" and strategy.options != strategy_option_defaults(strategy.name)
     if name is not None and (name != strategy.name or has_changed_options):
-        neutral = [override for override in others if not override.startswith(("strategy=", "strategy."))]
+        neutral = [override for override in others if not _sets(override, "strategy=", "strategy.")]
         baselines.append([*neutral, f"strategy={name}", "gpus=1"])
     if spec.gpus > 1 and spec.config.baseline != "bare":
         baselines.append([*others, "gpus=1"])
@@ -224,7 +229,7 @@ def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> li
     if spec.config.baseline == "attribution" and spec.config.scaling == "strong" and spec.gpus > 1 and not remainder:
         batch = ["scaling=weak", "train.global_batch=null", f"train.batch_per_device={batch_per_device}"]
         batch_keys = tuple(override.partition("=")[0] + "=" for override in batch)
-        baselines += [[word for word in baseline if not word.startswith(batch_keys)] + batch for baseline in baselines]
+        baselines += [[word for word in baseline if not _sets(word, *batch_keys)] + batch for baseline in baselines]
     runs = [SweepRun(baseline, resolve_cached(*baseline), added=True) for baseline in baselines]
     bare = next((baseline.spec.fingerprint for baseline in runs if baseline.spec.config.strategy.name == name), None)
     for each in (run, *runs):

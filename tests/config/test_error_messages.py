@@ -17,7 +17,6 @@ from scalebench.config.error_messages import (
     EXPECTED_ERRORS,
     explain_error,
     explain_unknown_choice,
-    explain_unknown_key,
     list_config_keys,
 )
 from scalebench.core import plugins
@@ -49,6 +48,10 @@ def message(*words: str) -> str:
         (["train.zzzzzz=1"], f"no key 'train.zzzzzz'; known: {TRAIN}"),
         (["~train.optimiser"], "no key 'train.optimiser'; did you mean 'train.optimizer'?"),
         (["~train.global_batch"], "train.global_batch cannot be removed; set it instead: train.global_batch=VALUE"),
+        (
+            ["~strategy.options.x"],
+            "strategy.options.x cannot be removed, since it is not there; leave out ~strategy.options.x",
+        ),
         (["+train.optimiser=sgd"], "no key 'train.optimiser'; did you mean 'train.optimizer'?"),
         (["+strategy=ddp"], "strategy exists already; leave out the + before it"),
         (["+train.optimizer=sgd"], "train.optimizer exists already; leave out the + before it"),
@@ -67,23 +70,6 @@ def message(*words: str) -> str:
 def test_each_kind_of_error(words: list[str], line: str) -> None:
     assert message(*words).startswith(line)
     assert message(*words) == line or line.endswith(": ")
-
-
-@pytest.mark.parametrize(
-    ("words", "key", "line"),
-    [
-        ([], "bucket_cap", "strategy ddp has no option 'bucket_cap'; did you mean 'bucket_cap_mb'?"),
-        (["strategy=simulated"], "step", "strategy simulated has no option 'step'; did you mean 'step_s'?"),
-        (["strategy=ddp", "strategy=simulated"], "step", "strategy simulated has no option 'step'; did you mean "),
-        (["sweep=thesis_scaling"], "bucket", "strategy horovod_nccl has no option 'bucket'; known: autotune, "),
-        (["sweep=gpus"], "bucket_cap", "strategy ddp has no option 'bucket_cap'; did you mean 'bucket_cap_mb'?"),
-        (["strategy=bare_torch"], "step", "strategy bare_torch has no option 'step'; known: none"),
-        # of a sweep's strategies, the first that has no such option
-        (["strategy=simulated,ddp"], "step_s", "strategy ddp has no option 'step_s'; known: broadcast_buffers, "),
-    ],
-)
-def test_an_option_is_looked_up_in_the_chosen_strategys_yaml(words: list[str], key: str, line: str) -> None:
-    assert explain_unknown_key(f"strategy.options.{key}", words).startswith(line)
 
 
 BEGIN, END = "the overrides cannot be composed: ", " (SCALEBENCH_TRACEBACK=1 shows where)"

@@ -193,6 +193,45 @@ def test_a_dry_run_with_repeats_lists_them_all(capsys: pytest.CaptureFixture[str
     assert os.listdir() == []
 
 
+@pytest.mark.parametrize(
+    ("subdir", "line"),
+    [
+        (
+            "${strategy.name}_${gpus}",
+            "gives several runs the same folder, {s}/simulated_1 (simulated gpus=1 repeat=0 and ",
+        ),
+        ("${hydra.job.override_dirname}", "gives simulated gpus=1 repeat=0 a folder whose name has "),
+    ],
+)
+@pytest.mark.parametrize("words", [["dry_run=true"], []])
+def test_each_run_of_a_sweep_needs_a_folder_of_its_own(sweep: Sweep, subdir: str, line: str, words: list[str]) -> None:
+    status, out, err = sweep(
+        "gpus=1,2", "measure.repeats=2", f"hydra.sweep.subdir={subdir}", f"model.description='{'x' * 250}'", *words
+    )
+    assert (status, out, err.count("\n")) == (2, "", 1) and os.listdir() == []
+    assert f"hydra.sweep.subdir={subdir} {line.format(s=Path('s').absolute())}" in err
+    assert "${hydra.job.num}\n" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["strategy=fsdp,hsdp", "strategy.options.unit_mb=0"],
+        ["strategy=choice(fsdp,hsdp)", "++strategy.options.unit_mb=0"],
+        ["strategy=fsdp,hsdp", "strategy.options={unit_mb:0}"],
+    ],
+)
+def test_options_of_swept_strategies_are_those_of_each_and_not_of_the_default(sweep: Sweep, words: list[str]) -> None:
+    """The default, ddp, has no such option."""
+    status, out, err = sweep("gpus=2", "baseline=bare", "dry_run=true", *words)
+    assert (status, err) == (0, "") and "/3] fsdp gpus=2" in out and "/3] hsdp gpus=2" in out
+
+
+def test_an_option_that_one_of_the_swept_strategies_lacks_is_refused_with_its_name(sweep: Sweep) -> None:
+    status, _, err = sweep("gpus=2", "strategy=fsdp,ddp", "strategy.options.unit_mb=0", "dry_run=true")
+    assert status == 2 and err.startswith("scalebench: strategy ddp has no option 'unit_mb'; known: ")
+
+
 @pytest.mark.slow
 def test_an_unsupported_run_of_a_sweep_gets_its_result(sweep: Sweep) -> None:
     """And no pause before it, which heats nothing."""
