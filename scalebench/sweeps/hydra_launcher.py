@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -32,6 +33,7 @@ from scalebench.sweeps.task import get_session, prepare_datasets
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # lists all runs at once
 SUBDIR_BY_NUMBER = "${hydra.job.num}"  # hydra.sweep.subdir in conf/config.yaml
+MAX_NAME_BYTES = 255  # of a file's or a folder's name, on all usual file systems
 NO_MAX_MINUTES = (
     "sweep.max_minutes is for runs on this machine, and how long jobs wait in a queue is unknown; leave it out: "
     "hardware.slurm.time_minutes limits each job"
@@ -72,10 +74,11 @@ class SweepLauncher(Launcher):
             check_installed(settings.export)
         if jobs and settings.max_minutes is not None:
             raise InputError(NO_MAX_MINUTES)
+        folders = self.list_folders(planned, sweep_dir)
         if is_dry:
             self.session.show_plan(planned, several=True)
             return []
-        self._check_folders(planned, sweep_dir)
+        self._check_folders(planned, folders, sweep_dir)
         prepare_datasets([run.spec for run in planned if run.earlier is None], self.session.console)
         if cluster_runs.is_one_job([run.spec for run in planned if run.earlier is None]):
             self._follow_sweep(planned, sweep_dir.absolute())
@@ -170,13 +173,34 @@ class SweepLauncher(Launcher):
             config.hydra.job.num = run.number
         return config, (sweep_dir / str(config.hydra.sweep.subdir)).absolute()
 
-    def _check_folders(self, planned: Sequence[plan.SweepRun], sweep_dir: Path) -> None:
+    def list_folders(self, planned: Sequence[plan.SweepRun], sweep_dir: Path) -> list[Path]:
+        """Return the folder of each run. Raise InputError where two runs would get the same one, or where a name is too
+        long for a folder."""
+        settings = OmegaConf.to_container(self._config.hydra.sweep, resolve=False)
+        assert isinstance(settings, dict)
+        if settings["subdir"] == SUBDIR_BY_NUMBER:  # to compose each run once more would take as long as planning
+            return [sweep_dir / str(run.number) for run in planned]
+        key = f"hydra.sweep.subdir={settings['subdir']}"
+        runs: dict[Path, plan.SweepRun] = {}
+        for run in planned:
+            folder = self._configure(run, sweep_dir)[1]
+            label = f"{run.spec.label} repeat={run.spec.config.repeat}"
+            if (other := runs.setdefault(folder, run)) is not run:
+                raise InputError(
+                    f"{key} gives several runs the same folder, {folder} ({other.spec.label} "
+                    f"repeat={other.spec.config.repeat} and {label}): add {SUBDIR_BY_NUMBER}"
+                )
+            if (longest := max(len(os.fsencode(part)) for part in folder.parts)) > MAX_NAME_BYTES:
+                raise InputError(
+                    f"{key} gives {label} a folder whose name has {longest} bytes, and at most {MAX_NAME_BYTES} are "
+                    f"possible: use {SUBDIR_BY_NUMBER}"
+                )
+        return list(runs)
+
+    def _check_folders(self, planned: Sequence[plan.SweepRun], folders: Sequence[Path], sweep_dir: Path) -> None:
         """Raise InputError for the folder of a run that is not below the sweep's own, or is neither empty nor a run's,
         or holds a result, of a resumed sweep another successful one. Nothing has been touched then."""
-        settings = OmegaConf.to_container(self._config.hydra.sweep, resolve=False)
-        by_number = isinstance(settings, dict) and settings["subdir"] == SUBDIR_BY_NUMBER
-        for run in planned:  # to compose each once more would take as long as planning
-            folder = sweep_dir / str(run.number) if by_number else self._configure(run, sweep_dir)[1]
+        for run, folder in zip(planned, folders, strict=True):
             if sweep_dir.resolve() not in folder.resolve().parents:
                 raise InputError(
                     f"hydra.sweep.subdir: {folder} is not below {sweep_dir}, where all its runs are; leave it out"

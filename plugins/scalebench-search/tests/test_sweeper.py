@@ -240,3 +240,9 @@ def test_a_folder_keeps_to_one_search(search: Search) -> None:
         assert status == 2 and what in err and "choose another hydra.sweep.dir" in err
     Path("s/search.journal").write_text("nonsense\n{}\n")
     assert "s/search.journal is no record of a search" in search(RATE, "resume=true")[2]
+
+
+def test_trials_that_would_share_a_folder_are_refused_before_the_first(search: Search) -> None:
+    status, out, err = search(RATE, "hydra.sweep.subdir=a")
+    assert (status, out) == (2, "") and "gives several runs the same folder" in err
+    assert not Path("s").exists()

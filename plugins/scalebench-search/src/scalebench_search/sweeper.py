@@ -20,6 +20,7 @@ import scalebench
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec
+from scalebench.sweeps.plan import SweepRun
 from scalebench_search import objective, summary
 from scalebench_search.search_space import SearchSpace, parse_space
 from scalebench_search.study import JOURNAL, Proposal, Study, TrialOutcome, classify_outcome, import_optuna
@@ -56,6 +57,7 @@ class TrialRunner:
         folder = Path(str(self._config.hydra.sweep.dir))
         if (folder / JOURNAL).exists() and not self._config.resume:
             raise InputError(f"{folder} has a search already; resume=true goes on with it, or choose another folder")
+        self._refuse_shared_folder(space, first, folder)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._config, folder / "multirun.yaml")
         limits = self._config.sweep
@@ -91,6 +93,12 @@ class TrialRunner:
             if self._more_is_better(spec) != self._more_is_better(corners[0]):
                 raise InputError("models of different metrics are no choices of one search")
         return corners[0]
+
+    def _refuse_shared_folder(self, space: SearchSpace, first: RunSpec, folder: Path) -> None:
+        """Raise InputError where two trials of the same values, which differ in their numbers, would share a folder."""
+        words = [*space.fixed, *space.overrides(next(space.corners()))]
+        count = min(2, self._settings.n_trials)
+        self._launcher.list_folders([SweepRun(words, first, number=number) for number in range(count)], folder)
 
     def _more_is_better(self, spec: RunSpec) -> bool:
         return objective.more_is_better(self._settings.objective, spec.config.model.metric)
