@@ -50,7 +50,7 @@ def run_session(session: SweepSession, more: Sequence[str] = ()) -> int:
         try:
             return _run_or_sweep(session, more)
         except NothingStarted as refused:
-            raise InputError(refused.line) from refused.__cause__
+            raise InputError(refused.line) from None  # Hydra's frames help nobody
         except (*EXPECTED_ERRORS, OSError) as error:
             return _end_early(session, error)
         except Exception as error:
@@ -151,7 +151,7 @@ def _end_early(session: SweepSession, error: Exception) -> int:
     line = explain_error(error, session.arguments)
     if not session.has_started():
         session.drop_unused_folder()
-        raise InputError(line) from error
+        raise InputError(line) from None
     line = process.describe_error(error) if isinstance(error, OSError) else line
     way_out = "" if session.sweep is None else "; the sweep ends here, and resume=true does the rest"
     _stop_sweep(session, f"{line}{way_out}")

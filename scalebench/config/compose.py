@@ -6,11 +6,13 @@ file once, merges the files once for each choice of them, and sets the other ove
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import copy
 import dataclasses
 import functools
 import importlib
+import io
 import os
 import pickle
 import sys
@@ -21,17 +23,21 @@ from typing import Any, NamedTuple
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime, setup_globals
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
+from yaml import MarkedYAMLError, YAMLError
 
 from scalebench.config.aliases import accept_aliases
 from scalebench.config.resolve import DEFAULT_CPU_WORKERS, count_all_devices, detect_hardware
@@ -70,6 +76,8 @@ def register_with_hydra() -> list[str]:
     if namespace not in sys.path:
         sys.path.append(namespace)
     importlib.import_module("hydra_plugins.scalebench")  # puts its launcher into the store
+    Plugins.instance()  # registers Hydra's own source of files
+    SourcesRegistry.instance().types[YamlSource.scheme()] = YamlSource
     return config_files.find_config_files().warnings
 
 
@@ -162,6 +170,18 @@ def list_pair_of_each_link() -> str:
     return ",".join(f"[{a},{b}]" for a, b in machine.pair_of_each_link() or [(0, 1)])
 
 
+def read_text(path: Path) -> str:
+    """Read a YAML file without a byte-order mark. Raise InputError, with its encoding, for one that is not UTF-8."""
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        encoding = "in UTF-16" if is_utf16 else f"not in UTF-8 (line {line}; perhaps in cp1252, as of Windows)"
+        raise InputError(f"{path} is {encoding}: save it in UTF-8") from None
+
+
 class PluginSearchPath(SearchPathPlugin):
     """Adds the YAML folders of plugins (entry points `scalebench.configs`) to Hydra's search path, after ours."""
 
@@ -170,6 +190,29 @@ class PluginSearchPath(SearchPathPlugin):
             search_path.append(provider=origin, path=f"file://{folder}")
         if config_files.find_config_files().unusable:  # then the stand-ins of `register_with_hydra` come first
             search_path.prepend(provider="schema", path="structured://")  # Hydra's name for its store
+
+
+class YamlSource(FileConfigSource):
+    """Reads YAML files also with a byte-order mark, as editors on Windows write it, and names a file that is none.
+
+    Hydra does not recognize the header of a file with such a mark.
+    """
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path)).resolve()
+        if not path.exists():
+            return super().load_config(config_path)
+        text = read_text(path)
+        stream = io.StringIO(text)
+        stream.name = str(path)  # type: ignore[misc]  # for messages of the parser
+        try:
+            config = OmegaConf.load(stream)
+            header = self._get_header_dict(text)
+        except MarkedYAMLError:
+            raise
+        except (OSError, ValueError, YAMLError) as error:  # a single word, a wrong header, a zero byte
+            raise InputError(f"{path} is no YAML file of keys and values: {' '.join(str(error).split())}") from error
+        return ConfigResult(config=config, path=f"file://{self.path}", provider=self.provider, header=header)
 
 
 class _ParsedLine(NamedTuple):

@@ -25,6 +25,7 @@ FILE_SUFFIXES = {".py", ".yaml", ".npz", ".npy", ".csv", ".pt"}
 MAX_LISTED_NAMES = 12  # of a group, in an error; `scalebench list` shows more
 SEARCH_PACKAGE = "scalebench-search"
 SEARCH_PACKAGE_FILES = {("sweep", "lr_search"), ("hydra/sweeper", "search")}
+GLOBAL_HEADER = "# @package _global_"
 SEARCH_HINT = "add --multirun hydra/sweeper=search, which looks for the best value"
 EXPECTED_ERRORS = (InputError, HydraException, OmegaConfBaseException, MarkedYAMLError)
 
@@ -33,6 +34,11 @@ def explain_error(error: BaseException, arguments: list[str]) -> str:
     """Return one line for an error that composing and checking the config of these arguments raised."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
+    if in_file := re.match(r"(?:In|Invalid defaults list in) '?([^':]+)'?[:,] (.*)", str(error), re.DOTALL):
+        if isinstance(error, MissingConfigException):
+            line = _explain_missing_file(error)
+            return line if in_file[1] in ("config", "hydra/config") else f"{in_file[1]}.yaml: {line}"
+        return f"{in_file[1]}.yaml: {_explain_fault_of_file(in_file[1], in_file[2], error, arguments)}"
     if isinstance(error, OSError) and not isinstance(error, HydraException):  # some of Hydra's are both
         where = error.filename or "output folder"
         return f"{where}: {error.strerror or error}; choose another hydra.run.dir or hydra.sweep.dir"
@@ -67,8 +73,31 @@ def explain_error(error: BaseException, arguments: list[str]) -> str:
         return f"{ambiguous[1]} names several values: add --multirun for a sweep over them, or quote the value"
     merging = re.search(r"Error merging override (.*)", text)
     if merging:
-        return _explain_value(merging[1], error.__cause__ or error)
-    return _first_line(error)
+        return _explain_value(merging[1], _first_line(error.__cause__ or error))
+    return f"{full_key[1]}: {_first_line(error)}" if full_key else _first_line(error)
+
+
+def _explain_fault_of_file(file: str, text: str, error: BaseException, arguments: list[str]) -> str:
+    """Explain what Hydra says about one of the files that it composes: a default that is not there, or the text of
+    OmegaConf on a key or a value."""
+    group = file.rpartition("/")[0]
+    _, composing, inner = text.partition("raised while composing config:\n")
+    if not composing:
+        return " ".join(text.split())
+    text, line = inner, inner.partition("\n")[0].strip()
+    if not_keys := re.match(r"Merge error: \w+ is not a subclass of (\w+)Spec. value: (.*)", line):
+        return f"{not_keys[1].lower()} should hold keys with values, not {not_keys[2]}"
+    full_key = re.search(r"full_key: (\S+)", text)
+    if full_key is None:
+        return line
+    key, last = full_key[1], full_key[1].rpartition(".")[2]
+    if re.match(r"Key '[^']*' (is )?not in", text):
+        top_keys = {f.name for f in dataclasses.fields(Config)} | {"hydra"}
+        if key == group or (key == f"{group}.{last}" and last in top_keys):
+            return f"no key '{key}'; if its keys are those of the whole config, begin it with {GLOBAL_HEADER}"
+        return explain_unknown_key(key, arguments)
+    value = re.match(r"Value '(.*?)'", line)
+    return _explain_value(f"{key}={'' if value is None else value[1]}", line)
 
 
 def explain_unknown_key(key: str, arguments: list[str]) -> str:
@@ -119,11 +148,13 @@ def _last_part(key: str) -> str:
     return aliases.normalize_name(key.rpartition(".")[2])
 
 
-def _explain_value(override: str, error: BaseException) -> str:
-    """Return a line for a value of the wrong type."""
-    text, key = _first_line(error), override.partition("=")[0]
+def _explain_value(override: str, text: str) -> str:
+    """Return a line for a value of the wrong type, which OmegaConf describes in `text`."""
+    key = override.partition("=")[0]
     typed = re.search(r"Value '(.*)' of type '(\w+)' (?:could not be converted to|is not a valid) (\w+)", text)
     typed = typed or re.search(r"Value '(.*)' (is not a valid) (bool)", text)
+    if "is not a ListConfig" in text:
+        return f"{key} should be a list, such as [1,2]"
     if typed is None:
         return f"{override}: {text}"
     units = next((text for end, text in UNITS.items() if key.endswith(end)), "")
@@ -189,7 +220,11 @@ def _explain_missing_file(error: MissingConfigException) -> str:
         if SEARCH_PACKAGE in plugins.disabled_plugins():
             return f"{group}={name} is in {SEARCH_PACKAGE}, which {plugins.PLUGINS_VARIABLE} leaves out"
         return f"{group}={name} needs {SEARCH_PACKAGE}: pip install ./plugins/{SEARCH_PACKAGE} in a checkout"
-    return explain_unknown_choice(group, name, error.options or [])
+    groups = [*config_files.list_groups(), "hydra/launcher", "hydra/sweeper"]
+    names = list(config_files.list_options(group)) if error.options is None else error.options
+    if not names and group not in groups:
+        return unknown_name_message("config group", group, groups)
+    return explain_unknown_choice(group, name, names)
 
 
 def explain_unknown_choice(group: str, name: str, names: Sequence[str]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,7 +65,7 @@ def message(*words: str) -> str:
         (["seed=x"], "seed=x should be a whole number"),
         (["~strategy"], "strategy.name has no value; choose strategy=NAME"),
         (["model.name=???"], "model.name has no value; choose model=NAME"),
-        (["gpus=${oc.env:NO_SUCH}"], "KeyError raised while resolving interpolation: "),
+        (["gpus=${oc.env:NO_SUCH}"], "gpus: KeyError raised while resolving interpolation: "),
         (["gpus=(1"], "cannot read the override 'gpus=(1': "),
     ],
 )
@@ -145,3 +147,64 @@ def test_an_own_file_in_the_working_folder_needs_its_folder_named(
     own.touch()
     line = f"no hardware 'mine'; for {folder}/hardware/mine.yaml add: --config-dir {folder}"
     assert explain_unknown_choice("hardware", "mine", ["local"]) == line
+
+
+OWN_FILES = {  # the content of a file of the user's, and the line
+    ("train/a", "momentum: high"): "train/a.yaml: train.momentum=high should be a number",
+    ("train/a", "lerning_rate: 1"): "train/a.yaml: no key 'train.lerning_rate'; did you mean 'train.learning_rate'?",
+    ("train/a", "decay_epochs: 3"): "train/a.yaml: train.decay_epochs should be a list, such as [1,2]",
+    ("train/a", "train: {seed: 1}"): "train/a.yaml: no key 'train.train'; if its keys are those of the whole config, "
+    "begin it with # @package _global_",
+    ("sweep/a", "hydra: {mode: MULTIRUN}"): "sweep/a.yaml: no key 'sweep.hydra'; if its keys are those of the whole ",
+    ("sweep/a", "# @package _global_\ntrian: {seed: 1}"): "sweep/a.yaml: no key 'trian'; did you mean 'train'?",
+    ("sweep/a", "# @package _global_\ntrain: 3"): "sweep/a.yaml: train should hold keys with values, not 3",
+    ("hardware/a", "defaults: [slurn]"): "hardware/a.yaml: no hardware 'slurn'; did you mean 'slurm'?",
+    ("hardware/a", "defaults: [/foo: x]"): "hardware/a.yaml: no config group 'foo'; known: dataset, hardware, ",
+    ("hardware/a", "defaults: slurm"): "hardware/a.yaml: defaults must be a list (got str)",
+    ("hardware/a", "slurm: {partitio: x}"): "hardware/a.yaml: no key 'hardware.slurm.partitio'; did you mean ",
+    ("hardware/a", "name: a\0b"): "{file} is no YAML file of keys and values: unacceptable character",
+}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Callable[[str, bytes], tuple[list[str], Path]]:
+    """Write a YAML file into a folder of the user's: the words that choose it, and its path."""
+
+    def write(name: str, content: bytes) -> tuple[list[str], Path]:
+        path = tmp_path / f"{name}.yaml"
+        path.parent.mkdir()
+        path.write_bytes(content)
+        return [f"hydra.searchpath=[file://{tmp_path}]", name.replace("/", "=")], path
+
+    return write
+
+
+@pytest.mark.parametrize(("name", "content"), OWN_FILES)
+def test_a_fault_in_a_file_is_named_with_the_file_and_the_key(
+    own: Callable[[str, bytes], tuple[list[str], Path]], name: str, content: str
+) -> None:
+    words, path = own(name, content.encode())
+    with pytest.raises(Exception) as caught:
+        compose(words)
+    assert explain_error(caught.value, words).startswith(OWN_FILES[name, content].replace("{file}", str(path)))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_byte_order_mark_is_read_as_if_it_were_not_there(
+    own: Callable[[str, bytes], tuple[list[str], Path]], end: str
+) -> None:
+    text = "# @package _global_\n# Zeitschritt für Läufe\ntrain:\n  momentum: 0.5\n".replace("\n", end)
+    words, _ = own("sweep/a", text.encode("utf-8-sig"))
+    assert compose(words).train.momentum == 0.5
+
+
+@pytest.mark.parametrize(
+    ("encoding", "line"),
+    [("utf-16", "in UTF-16"), ("cp1252", "not in UTF-8 (line 2; perhaps in cp1252, as of Windows)")],
+)
+def test_a_file_of_another_encoding_is_named(
+    own: Callable[[str, bytes], tuple[list[str], Path]], encoding: str, line: str
+) -> None:
+    words, path = own("sweep/a", "# @package _global_\n# Läufe\n".encode(encoding))
+    with pytest.raises(InputError, match=re.escape(f"{path} is {line}: save it in UTF-8")):
+        compose(words)
