@@ -29,7 +29,7 @@ SUMMARY_COLUMNS = (
     "strategy gpus settings repeats throughput_samples_per_s throughput_low throughput_high speedup efficiency status"
 ).split()
 OPEN_GROUPS = ("model.options.", "dataset.options.", "hardware.environment.")  # which take keys of the user
-PLAIN_TEXT = re.compile(r"[\w./:@%+-]+", re.ASCII)  # needs no quotes in an override
+KEY_NAME = re.compile(r"[\w./@-]+", re.ASCII)  # a part of a key, or several with dots between
 FUNCTION_GROUPS = {"model": ("torch", "keras"), "dataset": ("builder",)}  # and the keys that name functions
 MODEL_KEYS = {"torch": "torch", "tensorflow": "keras"}  # by framework
 # Our defaults for them, which are for the command line, disable the loggers of a caller and close its handlers.
@@ -272,7 +272,7 @@ def _flatten(key: str, values: Sequence[Any]) -> Iterator[tuple[str, Sequence[An
     """Yield dotted keys with their values; a dictionary holds the keys below its own."""
     if len(values) == 1 and isinstance(values[0], Mapping):
         for name, value in values[0].items():
-            yield from _flatten(f"{key}.{name}", [value])
+            yield from _flatten(f"{key}.{_check_name(name, key)}", [value])
     else:
         yield key, values
 
@@ -299,16 +299,25 @@ def _format_value(value: Any, key: str = "") -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, (str, os.PathLike)):
+        from scalebench.config.compose import is_plain_text, quote
+
         text = os.fspath(value)
-        # A quote is escaped, and so are the backslashes before one.
-        quoted = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text)
-        return text if PLAIN_TEXT.fullmatch(text) else f"'{quoted}'"
+        if key.startswith(OPEN_GROUPS):  # a text of the user's, in which ${x} means nothing
+            text = text.replace("${", "\\${")
+        return text if is_plain_text(text) else quote(text)
     if _is_several(value):
         return f"[{','.join(_format_value(each, key) for each in value)}]"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{name}:{_format_value(each, key)}' for name, each in value.items())}}}"
+        return f"{{{','.join(f'{_check_name(name, key)}:{_format_value(each, key)}' for name, each in value.items())}}}"
     way_out = "a name, or a function that makes it in each worker" if key in FUNCTION_GROUPS else "plain data"
     raise InputError(f"{key}={value!r:.60} cannot be passed to workers; pass {way_out}")
+
+
+def _check_name(name: Any, key: str) -> str:
+    """Return a name of a setting. Raise InputError for one that Hydra's grammar has no place for."""
+    if isinstance(name, str) and KEY_NAME.fullmatch(name):
+        return name
+    raise InputError(f"{key}: the name {name!r} should have letters without accents, digits, - and _ alone")
 
 
 def _name_function(function: Callable[..., Any], key: str) -> str:

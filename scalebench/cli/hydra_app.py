@@ -14,7 +14,6 @@ import hydra
 from hydra._internal.utils import get_args_parser
 
 from scalebench.config import compose
-from scalebench.config.aliases import accept_aliases
 from scalebench.config.error_messages import EXPECTED_ERRORS, explain_bare_word, explain_error, explain_switch
 from scalebench.core import process
 from scalebench.core.config_files import conf_dir
@@ -129,7 +128,7 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
         switches.remove(override)
         if "=" not in override and not override.startswith("~"):
             raise InputError(explain_bare_word(override, arguments))
-    return switches, accept_aliases(overrides)
+    return switches, compose.accept_words(overrides)
 
 
 def make_sweep_arguments(switches: list[str], overrides: list[str]) -> list[str]:

@@ -177,6 +177,12 @@ def _accept_alias(override: str) -> str:
     return override
 
 
+def split_override(override: str) -> tuple[str, str]:
+    """Return (key, value) of an override as it was typed; both empty where it is none."""
+    match = _OVERRIDE.fullmatch(override)
+    return ("", "") if match is None else (match[2], match[3])
+
+
 def rank_key(key: str) -> tuple[int, int]:
     """Return a sort key that puts settings of training first, and what describes a network or a machine last."""
     groups = ("train", "measure", "sweep", "dataset", "hardware", "strategy", "model")

@@ -13,10 +13,12 @@ import dataclasses
 import functools
 import importlib
 import io
+import math
 import os
 import pickle
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,13 +35,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime, setup_globals
+from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 from yaml import MarkedYAMLError, YAMLError
 
-from scalebench.config.aliases import accept_aliases
+from scalebench.config.aliases import accept_aliases, split_override
 from scalebench.config.resolve import DEFAULT_CPU_WORKERS, count_all_devices, detect_hardware
 from scalebench.core import config_files
 from scalebench.core.config_files import conf_dir
@@ -51,6 +54,7 @@ from scalebench.strategies import registry
 
 HYDRA_VERSION = "1.3"  # whose defaults and rules apply
 STAND_IN_VALUES = {"dataset": {"size": 10**9}}  # for YAML files that a broken plugin lacks; large enough for any batch
+PATH_KEYS = ("dataset.path", "dataset.cache", "hydra.run.dir", "hydra.sweep.dir", "hardware.node_copy")
 MAX_CACHED_CONFIGS = 512  # merged configs that a loader keeps; each takes 30 kB
 MAX_CACHED_LINES = 10_000  # overrides
 _stand_ins_in_store: set[tuple[str, str]] = set()  # (group, name) of those in Hydra's store
@@ -99,7 +103,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     JobRuntime.instance().set("name", "scalebench")
     with raise_hydra_errors():
         loader = _loader(_identify_files())
-        composed = loader.load_configuration("config", accept_aliases(overrides), RunMode.RUN, from_shell=False)
+        composed = loader.load_configuration("config", accept_words(overrides), RunMode.RUN, from_shell=False)
     with open_dict(composed):
         del composed["hydra"]
     return composed
@@ -108,6 +112,56 @@ def compose(overrides: Sequence[str]) -> DictConfig:
 def compose_config(overrides: Sequence[str]) -> Config:
     """Compose the typed config of one run. Raise InputError for an unknown key or a missing value."""
     return to_config(compose(overrides))
+
+
+def accept_words(overrides: Iterable[str]) -> list[str]:
+    """Return overrides with the accepted spellings of values as ours, and with quotes around the paths that Hydra's
+    grammar takes for something else, such as `epoch=3,fold=1.npz`."""
+    return accept_aliases(map(_quote_path, overrides))
+
+
+def _quote_path(override: str) -> str:
+    """Return the override of a path with quotes around it, where Hydra cannot read it, or would read several values. A
+    value is a path where its key is one's, or where such a file exists."""
+    key, value = split_override(override)
+    _refuse_huge_number(key, value)
+    if re.fullmatch(r"[\w./:@%+-]*|\[.*\]|'.*'|\".*\"", value, re.ASCII | re.DOTALL):
+        return override
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+        is_readable = not parsed.is_sweep_override()
+    except HydraException:
+        parsed, is_readable = None, False
+    is_file = os.path.exists(value)
+    if is_readable or not (is_file or (parsed is None and key in PATH_KEYS)):
+        return override
+    several = value.split(",")
+    paths = several if not is_file and all(map(os.path.exists, several)) else [value]
+    return f"{override.removesuffix(value)}{','.join(map(quote, paths))}"
+
+
+def _refuse_huge_number(key: str, value: str) -> None:
+    """Raise InputError for digits that Hydra reads as infinity, such as a commit's 12e4567."""
+    for word in () if "'" in value or '"' in value else re.split(r"[\s,:()\[\]{}]+", value):
+        if re.fullmatch(r"[+-]?\d[\d_.]*e[+-]?\d+", word, re.IGNORECASE | re.ASCII) and math.isinf(float(word)):
+            raise InputError(
+                f"{key}: {word} is too large for a number; where it is a text write it in quotes within those of the "
+                f"shell, \"{key}='{word}'\""
+            )
+
+
+def quote(text: str) -> str:
+    """Return a text in the quotes of Hydra's grammar."""
+    # A quote is escaped, and so are the backslashes before one.
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
+
+
+def is_plain_text(text: str) -> bool:
+    """Return whether Hydra reads a text without quotes as that text, and not as a number, as true, or as several."""
+    if not re.fullmatch(r"[\w./:@%+-]+", text, re.ASCII):
+        return False
+    value = OverridesParser.create().parse_rule(text, "primitive")
+    return isinstance(value, str) and value == text
 
 
 def to_config(composed: DictConfig) -> Config:

@@ -49,7 +49,10 @@ def explain_error(error: BaseException, arguments: list[str]) -> str:
     if isinstance(error, MissingConfigException):
         return _explain_missing_file(error)
     if isinstance(error, OverrideParseException):
-        return f"cannot read the override '{error.override}': {_first_line(error)}"
+        key, value = aliases.split_override(str(error.override))
+        way_out = f"; for a text write \"{key}='{value}'\" in a shell" if key and "'" not in value + key else ""
+        reason = "" if "Exception:" in _first_line(error) else f": {_first_line(error)}"  # of its parser's internals
+        return f"cannot read the override '{error.override}'{reason}{way_out}"
     text = str(error)
     unknown = re.search(r"Could not (?:override|delete from config\.|find) '([^']+)'", text)
     if unknown:

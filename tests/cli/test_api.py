@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 
 import scalebench
 from scalebench.cli import api
+from scalebench.config.compose import compose_config
 from scalebench.core.errors import InputError
 from scalebench.report.html.page import read_asset
 from tests.builders.runs import record
@@ -71,6 +73,44 @@ def test_a_quoted_text_is_read_as_it_was() -> None:
     (parsed,) = OverridesParser.create().parse_overrides(api.make_words({"key": texts}, []))
     value = parsed.value()
     assert [choice.text for choice in value.list] == texts
+
+
+def test_texts_reach_a_function_as_they_were_passed() -> None:
+    """Also those that Hydra and OmegaConf read as numbers, as true, as null or as the values of other keys."""
+    options = {
+        "a": "true",
+        "b": "null",
+        "c": "1_000",
+        "d": "1e3",
+        "e": "12e4567",
+        "f": "01",
+        "g": "${price}",
+        "h": "inf",
+        "list": ["1e3", "x"],
+        "nested": {"deep": ["off", {"x": "1.5"}], "plain": "2024-05-01"},
+        "number": np.float32(0.25),
+        "numbers": [np.int64(3)],
+        "switch": True,
+        "nothing": None,
+    }
+    words = api.make_words({"dataset": [{"options": options}]}, [])
+    assert compose_config([*words, "dataset=random"]).dataset.options == {
+        **options,
+        "number": 0.25,
+        "numbers": [3],
+    }
+
+
+@pytest.mark.parametrize("options", [{"größe": 1}, {"a": [{"b c": 1}]}])
+def test_a_name_that_no_override_can_hold_is_one_sentence(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="should have letters without accents, digits"):
+        api.make_words({"dataset": [{"options": options}]}, [])
+
+
+def test_an_error_comes_without_the_traceback_of_hydra() -> None:
+    with pytest.raises(InputError) as caught:
+        scalebench.run(strategy="dpd")
+    assert "hydra" not in "".join(line for line in traceback.format_exception(caught.value) if "site-packages" in line)
 
 
 @pytest.mark.parametrize(

@@ -212,3 +212,30 @@ def test_a_value_of_a_wrong_type_or_a_missing_value() -> None:
         to_config(OmegaConf.create({"seed": "two"}))
     with pytest.raises(OmegaConfBaseException, match="Missing mandatory value"):
         to_config(OmegaConf.create({"model": {"name": "???"}}))
+
+
+NAMES = ["epoch=3-fold=1.npz", "my data (v2).npz", "Kurven_Prüfung.npz", "it's.npz", "a,b.npz", "50%.npz", "[x].npz"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_of_a_file_may_hold_what_hydra_cannot_read(name: str) -> None:
+    Path(name).touch()
+    assert compose([f"dataset.path={name}"]).dataset.path == name
+    assert compose([f"model.description={name}"]).model.description == name  # any key, since there is such a file
+
+
+def test_two_files_in_a_sweep_are_two_values() -> None:
+    Path("a=1.npz").touch()
+    Path("b=2.npz").touch()
+    assert composing.accept_words(["dataset.path=a=1.npz,b=2.npz"]) == ["dataset.path='a=1.npz','b=2.npz'"]
+
+
+def test_a_path_need_not_exist_to_be_a_text() -> None:
+    assert compose(["dataset.cache=/scratch/größe=1"]).dataset.cache == "/scratch/größe=1"
+
+
+@pytest.mark.parametrize("value", ["12e4567", "1e999", "[1,-1e999]"])
+def test_a_number_that_would_be_infinite_is_refused_with_its_key(value: str) -> None:
+    with pytest.raises(InputError, match=r"dataset.options.commit: \S+ is too large for a number; where it is a text "):
+        compose([f"+dataset.options.commit={value}"])
+    assert compose(["dataset.options.commit='12e4567'"]).dataset.options.commit == "12e4567"
