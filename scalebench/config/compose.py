@@ -258,7 +258,7 @@ class YamlSource(FileConfigSource):
             return super().load_config(config_path)
         text = read_text(path)
         stream = io.StringIO(text)
-        stream.name = str(path)  # type: ignore[misc]  # for messages of the parser
+        stream.name = str(path)  # for messages of the parser
         try:
             config = OmegaConf.load(stream)
             header = self._get_header_dict(text)
