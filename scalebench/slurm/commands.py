@@ -26,18 +26,21 @@ UNREACHABLE_MESSAGE = re.compile(
     r"Transport endpoint|No route to host|Resource temporarily unavailable",
     re.IGNORECASE,
 )
-# Reasons that waiting does not change, unlike a limit on submitted jobs or what is "not available now".
+# Reasons that waiting does not change, unlike what is "not available now".
 REFUSED_MESSAGE = re.compile(
     r"Invalid (?:partition|account|qos|wckey|license|feature|preferred feature|node name|generic resource|gres|"
     r"burst buffer|Trackable|time|-|job array)|invalid (?:partition|option)|unrecognized option|ambiguous option|"
     r"requires an argument|[Nn]ode count specification|Requested reservation is invalid|"
     r"Access denied to requested reservation|Requested node configuration is not available|"
     r"Memory (?:required by task|specification)|More processors requested|Requested time limit is invalid|"
-    r"not permitted to use this (?:partition|reservation)|permission denied|violates accounting/QOS policy|"
+    r"not permitted to use this (?:partition|reservation)|permission denied|"
     r"Job size specification|[Rr]equested (?:GRES|topology)|exceeds? (?:partition|configured)|"
     r"(?:Assoc|QOS)(?:Max\w+Per(?:Job|Node)|Min)"
 )
-TEMPORARY_LIMIT = re.compile(r"(?:Assoc|QOS)\w*Submit")
+# Limits on the jobs that a user or a cluster may have at a time. Behind a text of REFUSED_MESSAGE the policy is that
+# one's; by itself it is such a limit.
+SUBMIT_LIMIT = re.compile(r"(?:Assoc|QOS)\w*Submit|temporarily unable to accept job")
+POLICY_MESSAGE = "violates accounting/QOS policy"
 
 
 class SlurmError(Exception):
@@ -46,6 +49,10 @@ class SlurmError(Exception):
 
 class SlurmUnreachable(SlurmError):
     """SLURM does not respond: the command is missing or does not end, or the controller does not answer."""
+
+
+class SubmitLimit(SlurmError):
+    """A limit on the number of jobs, which others that end make room under."""
 
 
 class JobRefused(SlurmError):
@@ -110,10 +117,14 @@ class Slurm:
 def classify_error(name: str, code: int, text: str) -> SlurmError:
     """Return the kind of error that the text of a failed command means."""
     line = shorten_message(text)
+    if SUBMIT_LIMIT.search(text):
+        return SubmitLimit(line)
     if UNREACHABLE_MESSAGE.search(text):
         return SlurmUnreachable(line)
-    if REFUSED_MESSAGE.search(text) and not TEMPORARY_LIMIT.search(text):
+    if REFUSED_MESSAGE.search(text):
         return JobRefused(line)
+    if POLICY_MESSAGE in text:
+        return SubmitLimit(line)
     return SlurmError(line or f"{name} ended with exit code {code} and printed nothing")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from scalebench.slurm.commands import Slurm, SlurmError
+from scalebench.slurm.commands import Slurm, SlurmError, SlurmUnreachable
 
 # The reason comes last: it is free text, which may contain the separator.
 SQUEUE_FORMAT = "%i|%T|%N|%S|%V|%l|%r"
@@ -264,7 +264,7 @@ class JobStatePoller:
 
     def _query_queue(self, open_ids: Sequence[str]) -> None:
         try:
-            states = self._run_squeue() if self._slurm.has("squeue") else self._run_scontrol()
+            states = self._run_squeue() if self._slurm.has("squeue") else self._run_scontrol(open_ids)
         except SlurmError:
             self._failures += 1
             raise
@@ -279,7 +279,7 @@ class JobStatePoller:
     def _query_lost(self, lost: Sequence[str]) -> None:
         """Query the jobs that have left the queue."""
         try:
-            states = self._run_sacct(lost) if self._accounting else self._run_scontrol()
+            states = self._run_sacct(lost) if self._accounting else self._run_scontrol(lost)
         except SlurmError as error:
             if self._accounting and NO_ACCOUNTING in str(error):
                 self._accounting = False  # this does not change while a sweep runs
@@ -306,8 +306,17 @@ class JobStatePoller:
         arguments = ["--allocations", "--noheader", "--parsable2", f"--format={SACCT_FORMAT}"]
         return parse_sacct(self._run("sacct", *arguments, f"--jobs={','.join(job_ids)}"))
 
-    def _run_scontrol(self) -> dict[str, JobState]:
-        return parse_scontrol(self._run("scontrol", "--oneliner", "show", "job"))
+    def _run_scontrol(self, job_ids: Sequence[str]) -> dict[str, JobState]:
+        """Query each job by itself: without a number scontrol lists the jobs of all users of the cluster."""
+        states: dict[str, JobState] = {}
+        for job_id in job_ids:
+            try:
+                states |= parse_scontrol(self._run("scontrol", "--oneliner", "show", "job", job_id))
+            except SlurmUnreachable:
+                raise
+            except SlurmError:  # the controller no longer knows it
+                continue
+        return states
 
     def _run(self, name: str, *arguments: str) -> str:
         self.queries += 1

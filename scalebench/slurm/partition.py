@@ -14,8 +14,9 @@ from scalebench.slurm.commands import Slurm, SlurmError
 # MiB, gres, time limit, features.
 SINFO_FORMAT = "%n|%P|%T|%c|%z|%m|%G|%l|%f"
 UNUSABLE_STATES = ("down", "drain", "fail", "unknown", "error", "future", "inval")
-# One kind of GPU in a gres text, with its type where the cluster names one: gpu:a100:8(S:0-1).
-GPU_PATTERN = re.compile(r"(?:^|,)gpu(?::([A-Za-z_][^:,()]*))?(?::(\d+))?(?=[(,]|$)")
+# One kind of GPU in a gres text, with its type where the cluster names one: gpu:a100:8, gpu:3090:4, gpu:1g.5gb:7.
+# A number alone is a count: gpu:8.
+GPU_PATTERN = re.compile(r"gpu(?::(?!\d+$)([^:]+))?(?::(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -124,10 +125,17 @@ def parse_limit_minutes(limit: str) -> float | None:
 
 
 def count_gpus_by_type(gres: str) -> Counter[str]:
-    """Count the GPUs of each type in a gres text, under "" those without one: 'gpu:a100:8(S:0-1),nvme:1' -> a100: 8."""
+    """Count the GPUs of each type in a gres text, under "" those without one: 'gpu:a100:8(S:0-1),nvme:1' -> a100: 8.
+
+    Raise InputError for GPUs in another form, which would else look like a node without any."""
     counts: Counter[str] = Counter()
-    for name, count in GPU_PATTERN.findall(gres):
-        counts[name] += int(count or 1)
+    for part in re.sub(r"\([^()]*\)", "", gres).split(","):
+        if not re.match(r"gpu(?![\w.-])", part):
+            continue
+        match = GPU_PATTERN.fullmatch(part)
+        if match is None:
+            raise InputError(f"gres '{gres}': '{part}' should be gpu[:TYPE][:COUNT]; write the hardware YAML by hand")
+        counts[match[1] or ""] += int(match[2] or 1)
     return counts
 
 

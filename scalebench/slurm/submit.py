@@ -157,6 +157,8 @@ def submission_environment(script: str) -> dict[str, str]:
     """Return this environment for sbatch, without variables that would override options of the script."""
     options = set(re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE))
     dropped = {f"SBATCH_{name}" for name, option in OVERRIDING_VARIABLES.items() if option in options}
+    # The job would get these of the shell beside its own SLURM_MEM_PER_NODE, and srun takes only one of them.
+    dropped |= {f"SLURM_{name}" for name, option in OVERRIDING_VARIABLES.items() if option == "mem" in options}
     return {name: value for name, value in os.environ.items() if name not in dropped and name not in PROCESS_VARIABLES}
 
 

@@ -465,7 +465,7 @@ def describe_queue_counts(queue: QueueState) -> str:
         f"{queue.over} of {runs} run{'' if runs == 1 else 's'} over",
         f"{queue.running} running" if queue.running else "",
         f"{queue.pending} pending{reason}" if queue.pending else "",
-        f"{queue.waiting} not submitted yet" if queue.waiting else "",
+        f"{queue.waiting} not submitted yet{f' ({queue.limit})' if queue.limit else ''}" if queue.waiting else "",
         f"no answer from SLURM: {queue.error}" if queue.error else "",
     ]
     return ", ".join(filter(None, parts))

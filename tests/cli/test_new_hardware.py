@@ -10,6 +10,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from scalebench.__main__ import run_command
+from scalebench.cli.commands.doctor.check_result import OK
+from scalebench.cli.commands.doctor.slurm_check import check_partition
 from scalebench.cli.commands.new_hardware import NodeShape, describe_nodes
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
@@ -88,6 +90,29 @@ def test_nodes_that_differ() -> None:
     assert describe_nodes(MIXED) == NodeShape(2, "cuda", 2, "a100", 4, GIB, notes)
     shape = describe_nodes(MIXED, cpu_only=True)
     assert (shape.nodes, shape.devices, shape.devices_per_node, shape.gpu_type, shape.cores) == (4, "cpu", 1, "", 2)
+
+
+@pytest.mark.parametrize(
+    ("sinfo", "gres", "gpus"),
+    [
+        ("a|p*|idle|8|1:8:1|9|gpu:3090:4,gpu:2080ti:2|1:00|x\n", "gpu:3090:{gpus}", 4),
+        ("a|p*|idle|8|1:8:1|9|gpu:1g.5gb:7|1:00|x\n", "gpu:1g.5gb:{gpus}", 7),
+        (
+            "a|p*|idle|8|1:8:1|9|gpu:a100:4(S:0-1)|1:00|x\nb|p*|idle|4|1:4:1|8|gpu:a100:2|1:00|x\n"
+            "v|p*|idle|2|1:2:1|7|gpu:v100:4|1:00|x\n",
+            "gpu:a100:{gpus}",
+            2,
+        ),
+    ],
+)
+def test_doctor_agrees_with_the_file_for_every_kind_of_gpu(cluster: Tools, sinfo: str, gres: str, gpus: int) -> None:
+    cluster.put("sinfo", sinfo)
+    cluster.put("scontrol", "PartitionName=p AllowAccounts=ALL AllowQos=ALL MaxNodes=UNLIMITED\n")
+    new_hardware(cluster, "mine")
+    config = composed("hardware=mine", "measure.timeout_s=10")
+    assert (config.hardware.slurm.gres, config.hardware.gpus_per_node) == (gres, gpus)
+    config.hardware.slurm.time_minutes = 1
+    assert {row.key for row in check_partition(config, parse_sinfo(sinfo)) if row.verdict != OK} == set()
 
 
 @pytest.mark.parametrize(

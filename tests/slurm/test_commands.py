@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from scalebench.slurm import commands
-from scalebench.slurm.commands import JobRefused, Slurm, SlurmError, SlurmUnreachable, classify_error
+from scalebench.slurm.commands import JobRefused, Slurm, SlurmError, SlurmUnreachable, SubmitLimit, classify_error
 from tests.slurm.builders import Tools
 
 
@@ -86,7 +86,13 @@ REFUSED = [
     f"{FAILED}User's group not permitted to use this partition",
 ]
 UNREACHABLE = [f"{FAILED}Socket timed out on send/recv operation"]
-OTHERS = [f"AssocMaxSubmitJobLimit; {FAILED}{POLICY}", f"{FAILED}Requested partition configuration not available now"]
+LIMITS = [
+    f"AssocMaxSubmitJobLimit; {FAILED}{POLICY}",
+    f"QOSMaxSubmitJobPerUserLimit; {FAILED}{POLICY}",
+    f"{FAILED}{POLICY}",
+    f"Slurm temporarily unable to accept job, sleeping and retrying; {FAILED}Resource temporarily unavailable",
+]
+OTHERS = [f"{FAILED}Requested partition configuration not available now"]
 # Of other commands, or other texts: what was printed, and the line.
 CONTACT = "Unable to contact slurm controller (connect failure)"
 PRINTED: list[tuple[type[SlurmError], str, str]] = [
@@ -116,7 +122,12 @@ PRINTED: list[tuple[type[SlurmError], str, str]] = [
 
 def test_errors_are_classified_and_in_one_line() -> None:
     cases = list(PRINTED)
-    for kind, lines in ((JobRefused, REFUSED), (SlurmUnreachable, UNREACHABLE), (SlurmError, OTHERS)):
+    for kind, lines in (
+        (JobRefused, REFUSED),
+        (SlurmUnreachable, UNREACHABLE),
+        (SubmitLimit, LIMITS),
+        (SlurmError, OTHERS),
+    ):
         for line in lines:
             printed = "".join(f"sbatch: error: {part}\n" for part in line.split("; "))
             cases.append((kind, printed, line.replace(FAILED, "")))

@@ -312,6 +312,7 @@ def test_a_single_poll_without_an_interval_uses_all_commands(make_poller: MakePo
     assert poll("1") == {"1": "FAILED"}
     poll, slurm = make_poller(scontrol="JobId=1 JobState=RUNNING NodeList=h1\n")  # in place of a missing squeue
     assert poll("1") == {"1": "RUNNING"} and slurm.commands == ["scontrol"]
+    assert slurm.calls[-1] == ("scontrol", "--oneliner", "show", "job", "1"), "not the jobs of all users"
 
 
 def test_the_arguments_of_the_queries(tools: Tools) -> None:

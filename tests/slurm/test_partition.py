@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from scalebench.core.errors import InputError
@@ -46,12 +48,22 @@ def test_time_limits(limit: str, expected: float | None) -> None:
         ("gpu:a100:4,gpu:v100:2", "v100", 2),
         ("gpu:2", "a100", 0),
         ("gpu", None, 1),
+        ("gpu:3090:4,gpu:2080ti:2(S:0,2)", "3090", 4),
+        ("gpu:1g.5gb:7,gpu:a100_3g.20gb:2", "1g.5gb", 7),
+        ("gpu:a100", "a100", 1),
+        ("gpumem:80G,gpu_slots:2", None, 0),
         ("(null)", None, 0),
         ("craynetwork:4,shard:gpu", None, 0),
     ],
 )
 def test_gpus_of_a_node(gres: str, kind: str | None, count: int) -> None:
     assert count_gpus(gres, kind) == count
+
+
+@pytest.mark.parametrize("gres", ["gpu:a100:b:4", "gpu=4", "gpu:a100:4:2(S:0)", "gpu:"])
+def test_gpus_in_another_form_are_an_error(gres: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"gres 'nvme:1,{gres}'") + r": .* should be gpu\[:TYPE\]"):
+        count_gpus_by_type(f"nvme:1,{gres}")
 
 
 def test_gpus_by_type() -> None:

@@ -207,6 +207,10 @@ def test_the_job_gets_this_environment_without_variables_of_this_process(
     assert environment.keys() - os.environ.keys() <= {"PWD", "OLDPWD", "SHLVL", "_"}, "nor SLURM_TIME_FORMAT"
     script = submit.render_script(run(2, partition="gpu"), tmp_path)
     assert "SBATCH_PARTITION" not in submit.submission_environment(script)
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "4000")
+    assert "SLURM_MEM_PER_CPU" in submit.submission_environment(script)
+    script = submit.render_script(run(2, memory="4G"), tmp_path)
+    assert "SLURM_MEM_PER_CPU" not in submit.submission_environment(script), "srun takes one of them"
 
 
 @pytest.mark.parametrize(

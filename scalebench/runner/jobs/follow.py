@@ -236,7 +236,7 @@ class JobFollower:
         self._ready.append((request, result))
 
     def _report(self) -> None:
-        now = summarize_queue(len(self._submitter.waiting), self._jobs, self._done, self._error)
+        now = summarize_queue(len(self._submitter.waiting), self._jobs, self._done, self._error, self._submitter.limit)
         if now.runs or now != self._reported:
             self._reported = now
             self._on_change(now)

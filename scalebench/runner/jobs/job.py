@@ -62,15 +62,19 @@ class QueueState:
     runs: tuple[JobRequest, ...]  # whose jobs run now
     over: int
     error: str | None = None  # why the scheduler does not answer
+    limit: str | None = None  # on submitted jobs, which the others wait for
 
     @property
     def running(self) -> int:
         return len(self.runs)
 
 
-def summarize_queue(waiting: int, jobs: Collection[SubmittedJob], over: int, error: str | None) -> QueueState:
+def summarize_queue(
+    waiting: int, jobs: Collection[SubmittedJob], over: int, error: str | None, limit: str | None = None
+) -> QueueState:
     """Count the runs by state; `waiting` are not submitted yet, `over` have a result."""
     pending = [job for job in jobs if job.pending]
     reasons = Counter(job.state.reason for job in pending if job.state is not None and job.state.reason)
     reason = reasons.most_common(1)[0][0] if reasons else None
-    return QueueState(waiting, len(pending), reason, tuple(job.request for job in jobs if not job.pending), over, error)
+    running = tuple(job.request for job in jobs if not job.pending)
+    return QueueState(waiting, len(pending), reason, running, over, error, limit if waiting else None)

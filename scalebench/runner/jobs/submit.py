@@ -1,4 +1,5 @@
-"""Submits runs to the scheduler, one after the other, and tries again for a while where it does not answer."""
+"""Submits runs to the scheduler, one after the other. It tries again for a while where the scheduler does not answer,
+and for as long as it takes where there are too many jobs already."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import outcome
 from scalebench.runner.jobs.job import JobRequest, SubmittedJob
 from scalebench.runner.parent import refuse_folder_with_result
-from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable
+from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable, SubmitLimit
 from scalebench.slurm.submit import Submission, read_submission
 
 RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before the next tries; the controller may just be restarting
+LIMIT_PAUSE_S = 30.0  # before the next try where the user or the cluster has too many jobs
 
 SubmitFunction = Callable[[RunSpec, Path], Submission]
 
@@ -29,6 +31,7 @@ class Submitter:
         self.waiting: deque[JobRequest] = deque()
         self._submit, self._clock = submit, clock
         self._tries, self._not_before_s = 0, clock()
+        self.limit: str | None = None  # on submitted jobs, because of which the first one waits
 
     def add(self, requests: Sequence[JobRequest]) -> None:
         """Add runs; raise InputError for a folder that holds a result."""
@@ -59,6 +62,9 @@ class Submitter:
             submission = self._submit(request.spec, request.folder)
         except JobRefused as error:
             result = outcome.write_result_for(request, RunOutcome("unsupported", str(error)))
+        except SubmitLimit as error:
+            self.limit, self._not_before_s = str(error), self._clock() + LIMIT_PAUSE_S
+            return None
         except SlurmUnreachable as error:
             if self._may_retry():
                 return None
@@ -68,7 +74,7 @@ class Submitter:
         except OSError as error:
             result = outcome.make_unwritten_result(request, RunOutcome("failed"), error)
         else:
-            self._tries = 0
+            self._tries, self.limit = 0, None
             return SubmittedJob(request, submission)
         return result
 

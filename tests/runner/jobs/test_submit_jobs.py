@@ -10,9 +10,10 @@ import pytest
 from scalebench.core.errors import InputError
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import JOB_FILE, JOB_LOG, RESULT_FILE
-from scalebench.runner.jobs.submit import RETRY_PAUSES_S
-from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable
+from scalebench.runner.jobs.submit import LIMIT_PAUSE_S, RETRY_PAUSES_S
+from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable, SubmitLimit
 from scalebench.slurm.submit import read_submission
+from scalebench.sweeps.console import describe_queue_counts
 from tests.runner.jobs.fake_scheduler import SUCCESSFUL, Scheduler, Sweep
 
 GONE = SlurmUnreachable("sbatch: Unable to contact slurm controller (connect failure)")
@@ -58,6 +59,16 @@ def test_without_a_controller_each_run_fails_after_one_try(tmp_path: Path) -> No
     assert [(number, result.status) for number, result in results[:3]] == [(0, "failed"), (1, "failed"), (2, "failed")]
     assert results[0][1].reason == f"it could not be submitted: {GONE}"
     assert [result.status for _, result in results[3:]] == ["ok", "ok"], "after an answer all pauses are taken again"
+
+
+def test_a_limit_on_submitted_jobs_is_waited_for(tmp_path: Path) -> None:
+    limit = SubmitLimit("AssocMaxSubmitJobLimit")
+    sweep = Sweep(tmp_path, Scheduler([SUCCESSFUL, *[limit] * 60, SUCCESSFUL]))
+    assert [result.status for _, result in sweep.ends(sweep.requests(2))] == ["ok", "ok"]
+    assert sweep.scheduler.now_s >= 60 * LIMIT_PAUSE_S, "longer than for a controller that restarts"
+    lines = [describe_queue_counts(queue) for queue in sweep.states_reported]
+    assert any("1 not submitted yet (AssocMaxSubmitJobLimit)" in line for line in lines)
+    assert "Limit" not in lines[-1]
 
 
 def test_results_come_in_while_a_submission_is_repeated(tmp_path: Path) -> None:

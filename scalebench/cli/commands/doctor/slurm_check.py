@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from scalebench.cli.commands.doctor.check_result import (
     DIFFERS,
@@ -17,11 +17,13 @@ from scalebench.cli.commands.doctor.check_result import (
     is_near,
     join_counted,
 )
+from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, HardwareSpec, SlurmSpec
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.partition import (
     PartitionNode,
     count_gpus,
+    count_gpus_by_type,
     describe_no_partition,
     describe_partition,
     parse_allowed_names,
@@ -114,7 +116,8 @@ def _run_or_empty(slurm: Slurm, name: str, *arguments: str) -> str:
 
 
 def check_partition(config: Config, nodes: Sequence[PartitionNode]) -> list[CheckResult]:
-    """Check the nodes of the YAML's partition. A job may get any of them, so each of them must match."""
+    """Check the nodes of the YAML's partition, of several kinds those with the GPUs of slurm.gres. A job may get any of
+    them, so the YAML has the figures of the smallest."""
     hardware, slurm = config.hardware, config.hardware.slurm
     nodes_used = select_nodes(nodes, slurm.partition)
     if not nodes_used:
@@ -123,57 +126,45 @@ def check_partition(config: Config, nodes: Sequence[PartitionNode]) -> list[Chec
                 "slurm.partition", slurm.partition or "null", describe_no_partition(slurm.partition, nodes), DIFFERS
             )
         ]
+    if hardware.devices == "cuda" and slurm.gres:
+        try:
+            kind = next(iter(count_gpus_by_type(slurm.gres.replace("{gpus}", "1"))), None) or None
+            nodes_used = [node for node in nodes_used if count_gpus(node.gres, kind)] or nodes_used
+        except InputError as error:
+            return [CheckResult("slurm.gres", slurm.gres, str(error), DIFFERS)]
     up = sum(node.usable for node in nodes_used)
     counts_cores = job_options(slurm).get("hint") == WHOLE_CORES_HINT  # else threads, as the user's own options say
     cores, name = hardware.cpus_per_node, slurm.partition or f"null: {nodes_used[0].partition}"
     rows = [
         check_value("slurm.partition", name, f"{up} of {len(nodes_used)} nodes up", up > 0),
         check_value("max_nodes", hardware.max_nodes, f"{len(nodes_used)} nodes", len(nodes_used) >= hardware.max_nodes),
-        _check_each_node(
-            "cpus_per_node",
+        check_value(
+            "cpus_per_node of the partition",
             cores,
-            nodes_used,
-            _format_cores,
-            lambda node: cores == node.cores or (not counts_cores and cores == node.cpus),
+            join_counted(list(map(_format_cores, nodes_used))),
+            cores == min(node.cores for node in nodes_used)
+            or (not counts_cores and cores == min(node.cpus for node in nodes_used)),
         ),
         _check_memory(hardware, nodes_used),
         _check_time_limit(config, nodes_used),
     ]
     if hardware.devices == "cuda" and slurm.gres:
-        rows.append(_check_gres(hardware, nodes_used))
+        expected = hardware.gpus_per_node
+        wanted = None if expected is None else slurm.gres.replace("{gpus}", str(expected))
+        same = min(count_gpus(node.gres, kind) for node in nodes_used) == expected
+        rows.append(check_value("slurm.gres", wanted, join_counted([node.gres for node in nodes_used]), same))
     return rows if slurm.constraint is None else [*rows, _check_constraint(slurm.constraint, nodes_used)]
-
-
-def _check_each_node(
-    key: str,
-    expected: object,
-    nodes: Sequence[PartitionNode],
-    describe: Callable[[PartitionNode], str],
-    same: Callable[[PartitionNode], bool],
-) -> CheckResult:
-    return check_value(
-        f"{key} of the partition", expected, join_counted([describe(node) for node in nodes]), all(map(same, nodes))
-    )
 
 
 def _check_memory(hardware: HardwareSpec, nodes: Sequence[PartitionNode]) -> CheckResult:
     expected = hardware.memory_bytes
     sizes = [str(format_size(node.memory_bytes)) for node in nodes]
-    same = all(is_near(expected, node.memory_bytes) for node in nodes)
+    same = is_near(expected, min(node.memory_bytes for node in nodes))
     return check_value("memory_bytes of the partition", format_size(expected), join_counted(sizes), same)
 
 
 def _format_cores(node: PartitionNode) -> str:
     return f"{node.cores} cores" if node.cores == node.cpus else f"{node.cores} cores ({node.cpus} CPUs)"
-
-
-def _check_gres(hardware: HardwareSpec, nodes: Sequence[PartitionNode]) -> CheckResult:
-    """Check that each node has as many GPUs as expected, of the kind in slurm.gres."""
-    kind = re.match(r"gpu:([A-Za-z_][^:]*):", hardware.slurm.gres)
-    expected = hardware.gpus_per_node
-    wanted = None if expected is None else hardware.slurm.gres.replace("{gpus}", str(expected))
-    same = [count_gpus(node.gres, kind[1] if kind else None) == expected for node in nodes]
-    return check_value("slurm.gres", wanted, join_counted([node.gres for node in nodes]), all(same))
 
 
 def _check_time_limit(config: Config, nodes: Sequence[PartitionNode]) -> CheckResult:
