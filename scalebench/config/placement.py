@@ -21,7 +21,10 @@ from scalebench.core.machine import machine
 from scalebench.core.spec import CHIEF, Config, HardwareSpec, RankPlacement, RunSpec
 
 CPUS_VARIABLE = "SCALEBENCH_CPUS"  # such as 0,1,2: for a worker whose place names no cores
-HOST_PATTERN = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::([1-9][0-9]{0,5}))?")
+# A name or an address, of IPv6 in brackets, and its slots.
+HOST_PATTERN = re.compile(
+    r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\])(?::([1-9][0-9]{0,5}))?"
+)
 MAX_PARAMETER_SERVERS = 65_536
 
 
@@ -45,6 +48,8 @@ def compute_placement(config: Config, gpus: int) -> Placement:
 
     Raise InputError where hardware.device_ids names too few devices, or something that is no device.
     """
+    if config.hardware.ports is not None:
+        parse_ports(config.hardware.ports)
     hardware, one_for_all = config.hardware, config.strategy.processes == "one_for_all"
     capacities = _list_capacities(hardware, gpus)
     in_sequence = _fill_in_sequence(capacities, gpus)
@@ -189,11 +194,20 @@ def parse_hosts(hosts: Sequence[str]) -> list[tuple[str, int]]:
     for host in hosts:
         match = HOST_PATTERN.fullmatch(host)
         if match is None:
-            raise InputError(f"hardware.hosts: '{host}' should be NAME:SLOTS, such as node1:8")
-        if match[1] in slots:
-            raise InputError(f"hardware.hosts names {match[1]} twice; add up its slots")
-        slots[match[1]] = int(match[2] or 1)
+            raise InputError(f"hardware.hosts: '{host}' should be NAME:SLOTS, such as node1:8 or [2001:db8::1]:8")
+        name = match[1].strip("[]")
+        if name in slots:
+            raise InputError(f"hardware.hosts names {name} twice; add up its slots")
+        slots[name] = int(match[2] or 1)
     return list(slots.items())
+
+
+def parse_ports(ports: str) -> range:
+    """Return the ports of LOW-HIGH; raise InputError for other text."""
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", ports)
+    if match is None or not 1024 <= int(match[1]) <= int(match[2]) < 65_536:
+        raise InputError(f"hardware.ports: '{ports}' should be LOW-HIGH within 1024-65535, such as 20000-20999")
+    return range(int(match[1]), int(match[2]) + 1)
 
 
 def find_slot_shortage(hosts: Sequence[str], ranks: int) -> str | None:

@@ -72,8 +72,9 @@ def compute_fingerprint(config: Config, gpus: int, device: str) -> str:
 
 
 def _drop_queue_settings(hardware: dict[str, Any]) -> None:
-    """Remove the settings that only decide how long a job queues and which account pays, and all defaults of SLURM."""
-    del hardware["max_jobs"]
+    """Remove the settings that only decide how long a job queues, which account pays and which ports are used, and all
+    defaults of SLURM."""
+    del hardware["max_jobs"], hardware["ports"]
     slurm, defaults = hardware["slurm"], dataclasses.asdict(SlurmSpec())
     queueing = ("account", "qos", "reservation", "time_minutes", "bin", "one_job")
     hardware["slurm"] = {key: slurm[key] for key in slurm if key not in queueing and slurm[key] != defaults[key]}

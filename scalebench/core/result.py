@@ -252,6 +252,7 @@ class RankRecord:
     steps_per_epoch: int | None = None
     threads: int | None = None
     affinity: list[int] = field(default_factory=list)
+    interface: str | None = None  # to the other ranks, of Gloo and TensorFlow; NCCL and MPI choose their own
     gpus: list[str | None] = field(default_factory=list)  # name and UUID by device; null: unknown, or a part of one
     peak_memory_bytes: list[int | None] = field(default_factory=list)
     reserved_memory_bytes: list[int | None] = field(default_factory=list)  # peak of what the allocator took, by device

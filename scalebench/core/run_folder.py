@@ -244,6 +244,16 @@ def read_rank_file(
         return None
 
 
+def query_file_server(folder: Path) -> None:
+    """List a folder that other hosts write to, so that its new files are seen.
+
+    An NFS client remembers for as long as the folder's attributes, 30 s and more, that a file was missing when it was
+    looked for; opening the folder has it query the server.
+    """
+    with contextlib.suppress(OSError):
+        os.listdir(folder)
+
+
 def has_marker(path: Path, record_type: type) -> bool:
     """Return whether `path` is a plain file that reads as such a record, which marks its folder as ours."""
     try:

@@ -167,6 +167,7 @@ class HardwareSpec:
     hosts: list[str] = field(default_factory=list)  # name:slots of each, in order; empty: this machine
     layout: str = choice_field("sequence", "spread")  # fill one node after the other, or spread devices evenly
     interface: str | None = None  # network interface between nodes; null: the one that routes there
+    ports: str | None = None  # LOW-HIGH, on which ranks on several nodes listen; null: outside the ephemeral ranges
     node_copy: str | None = None  # folder on each node's disk that the data set is copied to; null: no copy
     scheduler: str = choice_field("none", "slurm")
     max_jobs: int | None = number_field(None, at_least=1)  # jobs of a sweep in the queue at a time; null: all

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,9 +62,11 @@ def has_node_reports(spec: RunSpec) -> bool:
 
 
 @contextlib.contextmanager
-def record_node(spec: RunSpec, folder: Path, node: int, rank: int) -> Iterator[MonitorProcess | None]:
+def record_node(
+    spec: RunSpec, folder: Path, node: int, rank: int, variables: Mapping[str, str]
+) -> Iterator[MonitorProcess | None]:
     """Record the facts of `node` while the worker of `rank` runs, if `rank` is the first on its node; yields the
-    monitor of the node then.
+    monitor of the node then. `variables` are the worker's, which the record has.
 
     To be entered before the worker starts, in the thread that starts it. The worker never waits for it, and whatever
     goes wrong is a reason in the record and no failed run.
@@ -75,7 +77,9 @@ def record_node(spec: RunSpec, folder: Path, node: int, rank: int) -> Iterator[M
     kills_before = machine.oom_kills()
     with MonitorProcess(spec, folder, node=node) as monitor:
         path = node_report_path(folder, node)
-        writer = _ReportWriter(lambda: NodeReport(node, rank, machine.detect_machine(), gpus.visible_gpus()), path)
+        writer = _ReportWriter(
+            lambda: NodeReport(node, rank, machine.detect_machine(variables), gpus.visible_gpus()), path
+        )
         yield monitor
     kills = machine.oom_kills()
     oom_killed = None if kills is None or kills_before is None else kills > kills_before

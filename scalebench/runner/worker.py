@@ -30,6 +30,7 @@ from scalebench.measure.session import Session, WrongBackend, complete_record
 from scalebench.measure.train_to_target import Diverged
 from scalebench.runner import memory_limit
 from scalebench.runner.launchers import rank_agent
+from scalebench.runner.launchers.rank_environment import find_interface_in_use
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy, Unsupported
 
@@ -59,6 +60,7 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
     record.marks_s["launch"] = launched_s
     record.affinity = cpu_affinity()
+    record.interface = find_interface_in_use(spec, rank)
     if spec.device == "cuda":
         record.gpus = gpus.name_visible_gpus(spec.places[rank].devices)
     progress = ProgressFile(folder, rank, os.getpid())

@@ -316,7 +316,9 @@ def listen_for_ranks(port: int) -> socket.socket:
     A socket that a framework opens itself listens on all interfaces, and serves any host that reaches it.
     """
     try:
-        return socket.create_server((listen_address(), port), backlog=socket.SOMAXCONN)
+        address = listen_address()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise

@@ -196,5 +196,5 @@ def test_named_hosts_are_filled_in_their_order() -> None:
     spec = make_spec(gpus=5, hardware__hosts=["a:2", "b", "c:4"], strategy__launcher="mpi")
     places = [(p.node, p.local_rank, p.devices) for p in spec.places]
     assert places == [(0, 0, [0]), (0, 1, [1]), (1, 0, [0]), (2, 0, [0]), (2, 1, [1])] and spec.nodes == 3
-    message = "hardware.hosts: 'a:b:c' should be NAME:SLOTS, such as node1:8"
+    message = "hardware.hosts: 'a:b:c' should be NAME:SLOTS, such as node1:8 or [2001:db8::1]:8"
     assert resolve_error(make_config(hardware__hosts=["a:b:c"])) == message

@@ -49,11 +49,12 @@ def test_nodes_report_under_slurm_on_hosts_and_by_hand() -> None:
 
 def test_the_second_node_writes_its_report(tmp_path: Path) -> None:
     spec = on_nodes(tmp_path)
-    with record_node(spec, tmp_path, 1, 2):
+    with record_node(spec, tmp_path, 1, 2, {"GLOO_SOCKET_IFNAME": "ib0"}):
         pass
     assert nodes.read_reports(spec, tmp_path)[0] is None  # the other node wrote none
     report = nodes.read_reports(spec, tmp_path)[1]
     assert report is not None and (report.node, report.rank, report.over, report.monitor_reason) == (1, 2, True, None)
+    assert report.machine.environment == {"GLOO_SOCKET_IFNAME": "ib0"}, "the variables of the rank"
     assert report.machine.hostname == platform.node() and report.oom_killed in (False, None)
     assert read_series(monitor_path(tmp_path, 1)).values("memory", "available_bytes")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["machine1.json", "monitor1.parquet", "spec.json"]
@@ -61,7 +62,7 @@ def test_the_second_node_writes_its_report(tmp_path: Path) -> None:
 
 def test_without_a_monitor_the_machine_is_still_reported(tmp_path: Path) -> None:
     spec = on_nodes(tmp_path, monitor=False)
-    with record_node(spec, tmp_path, 0, 0):
+    with record_node(spec, tmp_path, 0, 0, {}):
         pass
     report = nodes.read_reports(spec, tmp_path)[0]
     assert report is not None and report.monitor_reason == "measure.monitor=false"
@@ -74,17 +75,17 @@ def test_without_a_monitor_the_machine_is_still_reported(tmp_path: Path) -> None
 def test_other_ranks_write_no_report(tmp_path: Path, hosts: list[str], number: int) -> None:
     spec = on_nodes(tmp_path)
     spec.config.hardware.hosts = hosts
-    with record_node(spec, tmp_path, 0, number):
+    with record_node(spec, tmp_path, 0, number, {}):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["spec.json"]
 
 
 def test_a_machine_that_cannot_be_detected_is_no_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
+    def broken(variables: object) -> None:
         raise RuntimeError("no such luck")
 
     monkeypatch.setattr(machine, "detect_machine", broken)
-    with record_node(on_nodes(tmp_path), tmp_path, 0, 0):
+    with record_node(on_nodes(tmp_path), tmp_path, 0, 0, {}):
         pass
     assert not node_report_path(tmp_path, 0).exists() and monitor_path(tmp_path).exists()
 
@@ -93,7 +94,7 @@ def test_an_out_of_memory_kill_on_the_node_is_reported(tmp_path: Path, monkeypat
     counts = iter([3, 4])
     monkeypatch.setattr(machine, "oom_kills", lambda: next(counts))
     spec = on_nodes(tmp_path, monitor=False)
-    with record_node(spec, tmp_path, 0, 0):
+    with record_node(spec, tmp_path, 0, 0, {}):
         pass
     assert nodes.any_oom_kill(nodes.read_reports(spec, tmp_path))
 

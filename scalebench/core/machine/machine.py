@@ -17,7 +17,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -84,8 +84,9 @@ class Machine:
         return list(dict.fromkeys(matrix[a][b] for a in devices for b in devices if a < b < len(matrix)))
 
 
-def detect_machine() -> Machine:
-    """Determine all facts once; tens of milliseconds, longer where the GPU driver has to wake up."""
+def detect_machine(variables: Mapping[str, str] = os.environ) -> Machine:
+    """Determine all facts once; tens of milliseconds, longer where the GPU driver has to wake up. `variables` are those
+    of the processes that are measured."""
     gpu_facts, cpus_allowed, nodes = detect_gpus(), usable_cpus(), numa_nodes()
     return Machine(
         hostname=platform.node(),
@@ -104,7 +105,7 @@ def detect_machine() -> Machine:
         os=platform.platform(),
         python=platform.python_version(),
         versions=_package_versions(),
-        environment=select_recorded(os.environ),
+        environment=select_recorded(variables),
         git_commit=git_commit(),
         container=_container_runtime(),
         cpu_sockets=cpus.count_sockets(),

@@ -58,7 +58,8 @@ def launch(request: LaunchRequest) -> GroupExit:
         if path is None:
             raise StartError(NO_MPIRUN)
         hosts = _hosts(spec)
-        addresses = ",".join(assign_rank_addresses(hosts or [LOOPBACK] * spec.processes, request.run_id))
+        ports = spec.config.hardware.ports
+        addresses = ",".join(assign_rank_addresses(hosts or [LOOPBACK] * spec.processes, request.run_id, ports))
         # On the nodes of a job mpirun starts its daemons by srun: one for each node, which needs all GPUs and cores.
         inherited = srun.step_environment() if on_nodes else dict(os.environ)
         variables = inherited | {RANK_ADDRESSES: addresses, RUN_ID_VARIABLE: request.run_id}

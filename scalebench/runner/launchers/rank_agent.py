@@ -51,7 +51,7 @@ from scalebench.core.run_folder import (
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.measure.nodes import record_node
-from scalebench.runner.launchers.rank_environment import build_environment
+from scalebench.runner.launchers.rank_environment import build_environment, split_address
 from scalebench.runner.launchers.supervise import FOLLOW_LIMIT_S, GRACE_PERIOD_S, TURN_SIGNAL, is_stopped
 
 # SLURM_PROCID last: it is also set for the process that runs mpirun in a job, and for all that follow from it.
@@ -100,7 +100,7 @@ class RankAgent:
         command = [sys.executable, "-m", module, str(self._folder)]
         if spec.cohort:  # a shared file system may show a new file far later than a changed one
             self._write_paused(NO_TURN)
-        with record_node(spec, self._folder, spec.places[self._rank].node, self._rank) as self._monitor:
+        with record_node(spec, self._folder, spec.places[self._rank].node, self._rank, variables) as self._monitor:
             code = self._run(command, variables, in_foreground=spec.config.debug and self._rank == 0)
             write_rank_file(worker_exit_path(self._folder, self._rank), WorkerExit(code, self._terminated))
         if code == 0:
@@ -194,7 +194,8 @@ class TorchrunAgent(RankAgent):
         return 1 if self._terminated else status
 
     def _end_with_run(self) -> None:
-        while not ((self._folder / STOP_FILE).exists() or (self._folder / RESULT_FILE).exists()):
+        # By a listing, which queries the file server: that a file is missing may be cached.
+        while {STOP_FILE, RESULT_FILE}.isdisjoint(os.listdir(self._folder)):
             time.sleep(STOP_INTERVAL_S)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGCONT)
@@ -287,7 +288,7 @@ def _run_under_mpi(folder: Path, module: str) -> int:
 def _misplaced(rank: int) -> str | None:
     """Return why a rank is not on the node of its placement, which would make its figures misleading; None where it is,
     and where SLURM does not name the node."""
-    hosts = [address.rpartition(":")[0] for address in os.environ[RANK_ADDRESSES].split(",")]
+    hosts = [split_address(address)[0] for address in os.environ[RANK_ADDRESSES].split(",")]
     node = os.environ.get(SLURM_NODE, hosts[rank])
     if len(set(hosts)) == 1 or node == hosts[rank] or SLURM_STEP not in os.environ:
         return None

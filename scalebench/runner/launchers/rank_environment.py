@@ -8,6 +8,7 @@ import random
 import socket
 from collections.abc import Collection, Sequence
 
+from scalebench.config.placement import parse_ports
 from scalebench.core.exit_with_parent import PARENT_VARIABLE
 from scalebench.core.machine import cpus
 from scalebench.core.process import LISTEN_ADDRESS, RANK_ADDRESSES
@@ -38,7 +39,7 @@ def build_environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence
     `addresses` are host:port of every rank: the first is the group's rendezvous, and a TensorFlow cluster needs all.
     """
     place = spec.places[rank]
-    host, _, port = addresses[0].rpartition(":")
+    host, port = split_address(addresses[0])
     ranks_on_node = sum(p.node == place.node for p in spec.places)
     variables = dict(os.environ)
     if not any(name.startswith("MALLOC_") for name in os.environ):
@@ -62,7 +63,7 @@ def build_environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence
             PARENT_VARIABLE: str(os.getpid()),
         }
     )
-    hosts = [address.rpartition(":")[0] for address in addresses]
+    hosts = [split_address(address)[0] for address in addresses]
     if rank == 0:
         variables[LISTEN_ADDRESS] = choose_listen_address(spec.config.hardware, host)
     if set(hosts) == {LOOPBACK}:  # for all libraries, which would listen on another interface otherwise
@@ -74,6 +75,34 @@ def build_environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence
         variables[NCCL_HEARTBEAT] = str(round(spec.group_timeout_s))
     variables.update(spec.config.hardware.environment)
     return variables
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Return host and port of HOST:PORT, where an IPv6 address stands in brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), port
+
+
+def is_this_host(name: str) -> bool:
+    """Return whether `name` is this host's, where one of both may have the domain and the other not."""
+    if name in ("localhost", LOOPBACK):
+        return True
+    own, other = socket.gethostname().lower(), name.lower()
+    if "." in own and "." in other:
+        return own == other
+    return own.partition(".")[0] == other.partition(".")[0]
+
+
+def find_interface_in_use(spec: RunSpec, rank: int) -> str | None:
+    """Return the interface over which Gloo and TensorFlow reach the other ranks from this one, whose environment this
+    is; None where there are none or it is unknown. NCCL chooses its own."""
+    hosts = [split_address(address)[0] for address in os.environ.get(RANK_ADDRESSES, "").split(",")]
+    if spec.processes == 1 or rank >= len(hosts):
+        return None
+    others = [host for host in hosts if host != hosts[rank]]
+    if others and spec.config.strategy.framework == "tensorflow":  # whose servers take the way to the host
+        return find_interface_to(others[0])
+    return os.environ.get(GLOO_INTERFACE)
 
 
 def interface_variables(hardware: HardwareSpec, hosts: Sequence[str], rank: int) -> dict[str, str]:
@@ -104,11 +133,18 @@ def choose_listen_address(hardware: HardwareSpec, host: str) -> str:
     if host == LOOPBACK:
         return LOOPBACK
     try:
-        resolved = {str(each[4][0]) for each in socket.getaddrinfo(host, None, socket.AF_INET)}
+        found = socket.getaddrinfo(host, None)
     except OSError:
         return ""
+    # An address of version 6 only where there is no other.
+    families = {each[0] for each in found}
+    family = socket.AF_INET6 if families == {socket.AF_INET6} else socket.AF_INET
+    resolved = {str(each[4][0]) for each in found if each[0] == family}
     local = {
-        a.address: name for name, each in psutil.net_if_addrs().items() for a in each if a.family == socket.AF_INET
+        a.address.partition("%")[0]: name
+        for name, each in psutil.net_if_addrs().items()
+        for a in each
+        if a.family == family
     }
     outer = [address for address in resolved if local.get(address, LOOPBACK_INTERFACE) != LOOPBACK_INTERFACE]
     chosen = [address for address in outer if local[address] == hardware.interface] or outer
@@ -130,16 +166,18 @@ def find_interface_to(host: str) -> str | None:
     return next((name for name, each in addresses if any(a.address.partition("%")[0] == local for a in each)), None)
 
 
-def assign_rank_addresses(hosts: Sequence[str], seed: str) -> list[str]:
+def assign_rank_addresses(hosts: Sequence[str], seed: str, ports: str | None = None) -> list[str]:
     """Return host:port of each rank, given their hosts. Ranks that are all on one host use its loopback, here with
-    ports that are free now, on another host with ports that are likely to be."""
-    if set(hosts) <= {socket.gethostname(), "localhost", LOOPBACK}:
+    ports that are free now, on another host with ports that are likely to be; those between hosts are within
+    hardware.ports."""
+    if all(map(is_this_host, hosts)):
         return [f"{LOOPBACK}:{port}" for port in find_free_ports(len(hosts))]
     if len(_assigned_ports) > MIN_PORTS // 2:  # those of runs long over
         _assigned_ports.clear()
-    ports = choose_likely_free_ports(hosts, seed, _assigned_ports)
-    _assigned_ports.update(ports)
-    return [f"{host if len(set(hosts)) > 1 else LOOPBACK}:{port}" for host, port in zip(hosts, ports, strict=True)]
+    chosen = choose_likely_free_ports(hosts, seed, _assigned_ports, ports)
+    _assigned_ports.update(chosen)
+    names = [(f"[{host}]" if ":" in host else host) if len(set(hosts)) > 1 else LOOPBACK for host in hosts]
+    return [f"{name}:{port}" for name, port in zip(names, chosen, strict=True)]
 
 
 def find_free_ports(count: int) -> list[int]:
@@ -151,17 +189,21 @@ def find_free_ports(count: int) -> list[int]:
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
-def choose_likely_free_ports(hosts: Sequence[str], seed: str, taken: Collection[int] = ()) -> list[int]:
-    """Return a port for each rank, different for the ranks of one host, and none of `taken`.
+def choose_likely_free_ports(
+    hosts: Sequence[str], seed: str, taken: Collection[int] = (), within: str | None = None
+) -> list[int]:
+    """Return a port for each rank, different for the ranks of one host, and none of `taken` as long as others are left.
 
-    The ports are outside this host's ephemeral range (and the others', which are assumed to be set up equally), so
-    that no connection happens to hold one. It is certain that ranks of this run do not collide, and that no program
-    on this host listens on a port of its ranks now. It is not certain that no program on another host listens on one,
-    such as another run, which chooses its ports at random out of thousands; a rank then fails with that reason.
+    The ports are `within` LOW-HIGH, by default outside the ephemeral ranges of this host and of Linux by default, so
+    that no connection happens to hold one; for hosts with another range hardware.ports can name what is free. It is
+    certain that ranks of this run do not collide where a host has no more of them than there are ports, and that no
+    program on this host listens on a port of its ranks now. It is not certain that no program on another host listens
+    on one, such as another run, which chooses its ports at random out of thousands; a rank then fails with that reason.
     """
-    candidates = [port for port in _port_range() if port not in taken]
+    ports_within = _port_range() if within is None else parse_ports(within)
+    candidates = [port for port in ports_within if port not in taken] or list(ports_within)
     random.Random(seed).shuffle(candidates)
-    local = {socket.gethostname(), "localhost"}
+    local = {host for host in set(hosts) if is_this_host(host)}
     used: dict[str, int] = {}  # candidates by host
     ports = []
     for host in hosts:
@@ -175,7 +217,9 @@ def choose_likely_free_ports(hosts: Sequence[str], seed: str, taken: Collection[
 
 def _port_range() -> range:
     words = cpus.read_system_file("", EPHEMERAL_PORTS).split()
-    low, high = (int(words[0]), int(words[1])) if len(words) == 2 else DEFAULT_EPHEMERAL
+    low, high = DEFAULT_EPHEMERAL
+    if len(words) == 2:
+        low, high = min(low, int(words[0])), max(high, int(words[1]))
     if low - MIN_PORT >= MIN_PORTS:
         return range(MIN_PORT, low)
     if MAX_PORT - high >= MIN_PORTS:

@@ -21,6 +21,7 @@ from scalebench.core.run_folder import (
     Turn,
     WorkerExit,
     paused_worker_path,
+    query_file_server,
     rank_processes_path,
     read_rank_file,
     turn_path,
@@ -145,6 +146,7 @@ class RemoteRanks(RankGroup[RemoteRank]):
         """`name` is the program's, `log` the file with its output, and `reason` reads from it why the program failed.
         With `on_nodes` the ranks are on nodes of a job, and their agents park them."""
         super().__init__()
+        self._folder = folder
         self._name, self._log, self._reason, self._on_nodes = name, folder / log, reason, on_nodes
         self.members = [RemoteRank(folder, rank, run_id) for rank in range(ranks)]
         self.starter: Child | None = None
@@ -162,7 +164,7 @@ class RemoteRanks(RankGroup[RemoteRank]):
         if code is None:
             return None
         if code >= 0:
-            wait_until(lambda: all(member.over for member in self.members), FS_DELAY_S)
+            wait_until(self._are_over, FS_DELAY_S)
         if any(member.poll() not in (None, 0) and not member.lost for member in self.members):
             return None  # it ended because of that rank
         if code < 0:
@@ -170,6 +172,10 @@ class RemoteRanks(RankGroup[RemoteRank]):
         if all(member.poll() is not None for member in self.members):
             return None
         return self._reason(self._log) or f"{self._name} ended with exit status {code} and without a reason"
+
+    def _are_over(self) -> bool:
+        query_file_server(self._folder)
+        return all(member.over for member in self.members)
 
     def pause(self) -> None:
         """Stop the workers, on nodes by their agents, which read that from turn.json and pause also the monitors."""
@@ -208,7 +214,7 @@ class RemoteRanks(RankGroup[RemoteRank]):
         if starter is None:
             return
         # By itself it ends with its ranks, at once if they exited in order and within seconds otherwise.
-        wait_s = grace_s if all(member.over for member in self.members) else 0.0
+        wait_s = grace_s if self._are_over() else 0.0
         for sign in (None, signal.SIGTERM, signal.SIGKILL):
             if sign is not None and starter.alive():
                 starter.signal(sign)

@@ -85,7 +85,7 @@ def launch(request: LaunchRequest) -> GroupExit:
         command = _with_job_threads(command, job_geometry(spec))
         with defer_signals(), as_start_errors():
             (folder / SRUN_HOSTS_FILE).write_text("".join(f"{host}\n" for host in hosts))
-            variables = _variables(hosts, request.run_id, folder) | overlap_variables(spec)
+            variables = _variables(hosts, request.run_id, folder, spec.config.hardware.ports) | overlap_variables(spec)
             command = exit_with_parent.tied_command(os.getpid(), command)
             group.starter = Child(start_program(command, variables, folder / SRUN_LOG, spec.config.debug))
 
@@ -113,9 +113,9 @@ def _with_job_threads(command: list[str], geometry: JobGeometry) -> list[str]:
     return [argument for argument in command if argument != WHOLE_CORES_OPTION]
 
 
-def _variables(hosts: list[str], run_id: str, folder: Path) -> dict[str, str]:
+def _variables(hosts: list[str], run_id: str, folder: Path, ports: str | None) -> dict[str, str]:
     return step_environment() | {
-        RANK_ADDRESSES: ",".join(assign_rank_addresses(hosts, run_id)),
+        RANK_ADDRESSES: ",".join(assign_rank_addresses(hosts, run_id, ports)),
         RUN_ID_VARIABLE: run_id,
         exit_with_parent.LAUNCHER_VARIABLE: exit_with_parent.REMOTE_LAUNCHER,  # the nodes' daemons start the ranks
         "SLURM_HOSTFILE": str((folder / SRUN_HOSTS_FILE).absolute()),  # read where the distribution is arbitrary

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from scalebench.core.process import POLL_INTERVAL_S, cancelled, read_anonymous_bytes, wait_until
+from scalebench.core.run_folder import query_file_server
 from scalebench.core.spec import RunSpec
 from scalebench.measure.progress import RankProgress, read_progress
 from scalebench.runner.turns import Turns
@@ -233,6 +234,7 @@ class _Limits:
         if now_s - self._read_s >= PROGRESS_INTERVAL_S:
             self._read_s = now_s
             request = self._request
+            query_file_server(request.folder)
             ranks = [read_progress(request.folder, rank, request.run_id) for rank in range(request.spec.processes)]
             progress = [p for p in ranks if p is not None]
             times = [(p.rank, p.at_s) for p in progress]

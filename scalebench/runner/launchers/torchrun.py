@@ -17,10 +17,10 @@ from pathlib import Path
 from scalebench.config import placement as host_lists
 from scalebench.core.json_files import write_json
 from scalebench.core.process import StartError, cancelled, wait_until
-from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE, rank_processes_path
+from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE, query_file_server, rank_processes_path
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers.rank_agent import STOP_INTERVAL_S, TorchrunGroup
-from scalebench.runner.launchers.rank_environment import assign_rank_addresses
+from scalebench.runner.launchers.rank_environment import assign_rank_addresses, split_address
 from scalebench.runner.launchers.remote_ranks import FS_DELAY_S, RemoteRank
 from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, WORKER, GroupExit, LaunchRequest, RankGroup, supervise
 
@@ -50,7 +50,7 @@ def launch(request: LaunchRequest) -> GroupExit:
 def choose_addresses(spec: RunSpec, run_id: str) -> list[str]:
     """Return host:port of every rank, and one more on the first host for torchrun's rendezvous."""
     names = host_lists.list_hostnames(spec.config.hardware.hosts, spec.places)
-    return assign_rank_addresses([*names, names[0]], run_id)
+    return assign_rank_addresses([*names, names[0]], run_id, spec.config.hardware.ports)
 
 
 def node_commands(spec: RunSpec, folder: Path, rendezvous: str) -> list[tuple[str, list[str]]]:
@@ -58,7 +58,7 @@ def node_commands(spec: RunSpec, folder: Path, rendezvous: str) -> list[tuple[st
     hosts = host_lists.list_hostnames(spec.config.hardware.hosts, spec.places)
     ranks = Counter(place.node for place in spec.places)
     host_of = {place.node: host for place, host in zip(spec.places, hosts, strict=True)}
-    address, _, port = rendezvous.rpartition(":")
+    address, port = split_address(rendezvous)
     head = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={spec.nodes}"]
     tail = [f"--master-addr={address}", f"--master-port={port}", "-m", WORKER, str(folder)]
     return [
@@ -81,6 +81,7 @@ def _wait_for_first_rank(spec: RunSpec, folder: Path, group: TorchrunRanks) -> f
     while not any(member.started for member in group.members):
         if cancelled.wait(STOP_INTERVAL_S / 2):
             raise KeyboardInterrupt
+        query_file_server(folder)
         if time.monotonic() > deadline_s and not spec.config.debug:
             raise StartError(f"nobody started one within {limit_s:g} s (measure.timeout_s)")
     paths = [rank_processes_path(folder, rank) for rank in range(spec.processes)]
@@ -119,4 +120,8 @@ class TorchrunRanks(RankGroup[RemoteRank]):
         super().end(grace_s)
         # An agent polls at intervals, and gives its worker time to end.
         limit_s = STOP_INTERVAL_S + GRACE_PERIOD_S + FS_DELAY_S if grace_s else 0.0
-        wait_until(lambda: all(member.over for member in self.members if member.started), limit_s)
+        wait_until(self._are_over, limit_s)
+
+    def _are_over(self) -> bool:
+        query_file_server(self._stop.parent)
+        return all(member.over for member in self.members if member.started)

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from scalebench.config import placement
+from scalebench.core.errors import InputError
 from scalebench.core.machine import cpus
 from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.core.spec import HardwareSpec
@@ -104,6 +106,9 @@ def test_the_interface_to_other_hosts(
         (None, ["10.0.0.7", "10.1.0.7"], ""),
         ("ib0", ["10.0.0.7", "10.1.0.7"], "10.1.0.7"),
         (None, [], ""),
+        (None, ["10.0.0.7", "2001:db8::7"], "10.0.0.7"),
+        (None, ["2001:db8::7"], "2001:db8::7"),
+        (None, ["2001:db8::99"], ""),
     ],
 )
 def test_rank_0_listens_where_its_name_leads(
@@ -112,10 +117,12 @@ def test_rank_0_listens_where_its_name_leads(
     def look_up(*words: object) -> list[tuple[object, ...]]:
         if not resolved:
             raise socket.gaierror
-        return [(0, 0, 0, "", (address, 0)) for address in resolved]
+        families = [socket.AF_INET6 if ":" in address else socket.AF_INET for address in resolved]
+        return [(family, 0, 0, "", (address, 0)) for family, address in zip(families, resolved, strict=True)]
 
     addresses = {"lo": "127.0.0.1", "eth0": "10.0.0.7", "ib0": "10.1.0.7"}
     nets = {name: [SimpleNamespace(address=each, family=socket.AF_INET)] for name, each in addresses.items()}
+    nets["eth0"].append(SimpleNamespace(address="2001:db8::7", family=socket.AF_INET6))
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: nets)
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     assert rank_environment.choose_listen_address(HardwareSpec("cluster", interface=interface), "node1") == expected
@@ -147,6 +154,7 @@ def test_ranks_of_one_host_have_different_ports() -> None:
         ("1024\t60999\n", 61_000, 65_535),
         ("1024\t65535\n", 20_000, 65_535),  # no port is outside
         ("", 20_000, 32_767),
+        ("40000\t50000\n", 20_000, 32_767),  # hosts that are set up otherwise have Linux's range
     ],
 )
 def test_ports_are_outside_the_ephemeral_range(
@@ -171,6 +179,61 @@ def test_a_port_in_use_on_this_host_is_left_out(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(random.Random, "shuffle", lambda self, ports: None)
         assert port not in rank_environment.choose_likely_free_ports([local, local], "a run")
         assert rank_environment.choose_likely_free_ports(["far", "far"], "a run") == [port, port + 1]
+
+
+def test_ports_of_a_firewall() -> None:
+    """More ranks than ports share them between hosts, and runs that are alive at once do as far as it goes."""
+    for seed in ("a", "b", "c"):
+        addresses = rank_environment.assign_rank_addresses(["a", "b", "b"], seed, "21000-21003")
+        assert {int(address.rpartition(":")[2]) for address in addresses} <= {21000, 21001, 21002, 21003}
+        assert addresses[1] != addresses[2]
+    for wrong in ("21000", "30000-20000", "80-90", "20000-70000", "a-b"):
+        with pytest.raises(InputError, match=f"hardware.ports: '{wrong}' should be LOW-HIGH within 1024-65535"):
+            placement.parse_ports(wrong)
+
+
+@pytest.mark.parametrize(
+    ("own", "name", "expected"),
+    [
+        ("n1.site.org", "n1", True),  # SLURM names nodes without the domain that many sites' hosts have
+        ("n1", "N1.site.org", True),
+        ("n1.site.org", "n1.other.org", False),
+        ("n1.site.org", "n2", False),
+        ("n1", "localhost", True),
+    ],
+)
+def test_hosts_are_compared_with_and_without_a_domain(
+    own: str, name: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: own)
+    assert rank_environment.is_this_host(name) is expected
+    if name == "n1":
+        ports = iter([False, True, True])
+        monkeypatch.setattr(rank_environment, "_is_free", lambda port: next(ports))
+        monkeypatch.setattr(rank_environment, "_port_range", lambda: range(7000, 7003))
+        monkeypatch.setattr(random.Random, "shuffle", lambda self, ports: None)
+        assert rank_environment.choose_likely_free_ports(["n1", "n2"], "")[0] == 7001
+
+
+def test_addresses_of_version_6_stand_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = [name for name, _ in placement.parse_hosts(["[2001:db8::1]:8", "[2001:db8::2]"])]
+    assert hosts == ["2001:db8::1", "2001:db8::2"]
+    addresses = rank_environment.assign_rank_addresses(hosts, "")
+    assert addresses[0].startswith("[2001:db8::1]:") and rank_environment.split_address(addresses[1])[0] == hosts[1]
+    variables = build_environment(simulated_spec(gpus=2), "id", 1, addresses)
+    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == (hosts[0], addresses[0].rpartition(":")[2])
+
+
+@pytest.mark.parametrize(("framework", "expected"), [("torch", "ib0"), ("none", "ib0"), ("tensorflow", "to n1")])
+def test_the_interface_in_use(framework: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow's servers know no variable."""
+    monkeypatch.setattr(rank_environment, "find_interface_to", lambda host: f"to {host}")
+    monkeypatch.setenv("SCALEBENCH_ADDRESSES", "n1:20000,n2:20001")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    spec = simulated_spec(gpus=2)
+    spec.config.strategy.framework = framework
+    assert rank_environment.find_interface_in_use(spec, 1) == expected
+    assert rank_environment.find_interface_in_use(simulated_spec(gpus=1), 0) is None
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from scalebench.core.json_files import write_json
-from scalebench.core.run_folder import RankProcesses, WorkerExit, rank_processes_path, worker_exit_path
-from scalebench.runner.launchers.remote_ranks import RemoteRank
+from scalebench.core.run_folder import RankProcesses, WorkerExit, rank_processes_path, read_rank_file, worker_exit_path
+from scalebench.runner.launchers import remote_ranks
+from scalebench.runner.launchers.remote_ranks import RemoteRank, RemoteRanks
 from tests.builders.runs import wait_until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -101,3 +103,25 @@ def test_a_rank_on_another_host_is_followed_only_by_its_files(
     assert [process.poll() for process in pair] == [None, None]
     write_json(worker_exit_path(tmp_path, 1), WorkerExit(3, False))
     assert rank.poll() == 3
+
+
+def test_files_that_an_nfs_client_remembers_as_missing_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was looked for before it was there is seen when its folder has been opened again."""
+    known: set[str] = set()
+
+    def read(path: Path, *rest: object) -> object:
+        return read_rank_file(path, *rest) if path.name in known else None  # type: ignore[arg-type]
+
+    def list_names(folder: Path) -> list[str]:
+        known.update(entry.name for entry in os.scandir(folder))
+        return sorted(known)
+
+    monkeypatch.setattr(remote_ranks, "read_rank_file", read)
+    monkeypatch.setattr(os, "listdir", list_names)
+    ranks = RemoteRanks(tmp_path, 1, "srun", "srun.log", lambda log: None)
+    ranks.starter = SimpleNamespace(poll=lambda: 0)  # type: ignore[assignment]
+    assert not ranks.members[0].over
+    write_json(worker_exit_path(tmp_path, 0), WorkerExit(0, False))
+    assert ranks.broken() is None and ranks.members[0].poll() == 0
