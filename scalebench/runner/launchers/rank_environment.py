@@ -133,13 +133,13 @@ def choose_listen_address(hardware: HardwareSpec, host: str) -> str:
     if host == LOOPBACK:
         return LOOPBACK
     try:
-        found = socket.getaddrinfo(host, None)
+        entries = socket.getaddrinfo(host, None)
     except OSError:
         return ""
     # An address of version 6 only where there is no other.
-    families = {each[0] for each in found}
+    families = {each[0] for each in entries}
     family = socket.AF_INET6 if families == {socket.AF_INET6} else socket.AF_INET
-    resolved = {str(each[4][0]) for each in found if each[0] == family}
+    resolved = {str(each[4][0]) for each in entries if each[0] == family}
     local = {
         a.address.partition("%")[0]: name
         for name, each in psutil.net_if_addrs().items()
