@@ -26,6 +26,7 @@ from scalebench.workloads.network import TRAINING_PASSES
 CHECK_SAMPLES = 2
 ADDED_LOSS = "adds a loss of its own (a regularizer or add_loss), which nobody would minimise: leave it out"
 POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+OWN_TRAINING = ("train_step", "test_step", "compute_loss", "make_train_function")
 MAX_MESSAGE_CHARS = 300  # messages of Keras can be pages long; the log has the full text
 ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 KERAS_CALL_PREFIX = re.compile(r"Exception encountered when calling [^\n]*\n")  # once per layer around the failing one
@@ -153,12 +154,25 @@ def check_inputs(inner: keras.Model, config: Config) -> None:
         )
 
 
-def check_model(inner: keras.Model, config: Config) -> tuple[list[keras.Variable], float | None]:
+def check_model(inner: keras.Model, config: Config, compute_dtype: str) -> tuple[list[keras.Variable], float | None]:
     """Check that a built model can be trained as `config.model` says, else raise ModelProblem.
 
     Returns the variables that a training pass changes (moving statistics and states of random layers), and the FLOPs of
     training on one sample: three times those of a forward pass as for scalebench's networks, or None.
     """
+    for method in OWN_TRAINING:
+        if getattr(type(inner), method) is not getattr(keras.Model, method):
+            raise ModelProblem(
+                f"overrides {method}, which only Keras' fit and evaluate call: a step here is the model's call with "
+                f"model.loss={config.model.loss} and train.optimizer; leave {method} out"
+            )
+    for layer in inner._flatten_layers():
+        if layer.compute_dtype in ("bfloat16", "float16") and layer.compute_dtype != compute_dtype:
+            raise ModelProblem(
+                f"computes in {layer.compute_dtype} in '{layer.path}', by a dtype policy of its own, where "
+                f"train.precision={config.train.precision} computes in {compute_dtype}: set train.precision="
+                f"{layer.compute_dtype} and no policy"
+            )
     if not inner.trainable_variables:
         raise ModelProblem("has no weights to train")
     for variable in inner.trainable_variables:
@@ -261,7 +275,7 @@ def build_user_model(config: Config, compute_dtype: str, rank: int, model_class:
             build_layers(inner, config)
             if not config.train.dropout:
                 disable_dropout(inner)
-            changed, flops_per_sample = check_model(inner, config)
+            changed, flops_per_sample = check_model(inner, config, compute_dtype)
     finally:
         keras.config.set_dtype_policy(policy)
     model = model_class(inner, changed, flops_per_sample)

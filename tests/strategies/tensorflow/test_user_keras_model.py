@@ -40,6 +40,10 @@ PICTURES = (
     *("model.loss=cross_entropy", "model.metric=accuracy", f"model.keras={HERE}:pictures"),
 )
 LINES = {
+    "own_step": r"overrides train_step, .*: a step here is .* model.loss=mse .*; leave train_step out$",
+    "own_loss": r"overrides compute_loss, .*; leave compute_loss out$",
+    "half": r"computes in float16 in '.*', .*: set train.precision=float16 and no policy$",
+    "half_layer": r"computes in bfloat16 in '.*dense.*', .* where train.precision=float32 computes in float32: ",
     "raises": r"fails: KeyError: 'width'$",
     "exits": r"fails: SystemExit: no data$",
     "nothing": r"gives a NoneType, and no keras.Model$",

@@ -106,7 +106,34 @@ def numpys() -> keras.Model:
     return made
 
 
+class OwnStep(keras.Sequential):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        raise AssertionError("nobody calls it")
+
+
+class OwnLoss(keras.Model):
+    """Functional, with a loss of its own."""
+
+    def compute_loss(self, **_: Any) -> Any:
+        raise AssertionError("nobody calls it")
+
+
+def own_loss() -> keras.Model:
+    curve = keras.Input(CURVE)
+    return OwnLoss(curve, layers.Dense(2)(layers.Flatten()(curve)))
+
+
+def half() -> keras.Model:
+    """As after keras.mixed_precision.set_global_policy at the top of the user's file."""
+    keras.config.set_dtype_policy("mixed_float16")
+    return plain()
+
+
 FAULTS: dict[str, Any] = {
+    "own_step": lambda: OwnStep([layers.Flatten(), layers.Dense(2)]),
+    "own_loss": own_loss,
+    "half": half,
+    "half_layer": lambda: of(layers.Dense(3, dtype="mixed_bfloat16")),
     "raises": lambda: {}["width"],
     "exits": lambda: sys.exit("no data"),
     "nothing": lambda: None,
