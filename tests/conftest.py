@@ -15,8 +15,8 @@ from tests.nvml_stand_in import nvml_library as nvml_library  # a fixture for ev
 
 ROOT = Path(__file__).resolve().parents[1]
 WATCHED = (ROOT, ROOT / "conf", ROOT / "multirun", ROOT / "scalebench", ROOT / "tests")
-# Before any fixture: no sweep of a test adds to the history of this machine, and no interval depends on it.
-os.environ["SCALEBENCH_HISTORY"] = "off"
+# Before any fixture: no run of a test adds to the pace of this machine, and no estimate depends on it.
+os.environ["SCALEBENCH_PACE"] = "off"
 # TensorFlow's kernels for images with channels first are oneDNN's, which it takes by itself on some processors only.
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
 IGNORED = {".pytest_cache", ".hypothesis", "__pycache__", ".ruff_cache", ".mypy_cache"}

@@ -99,7 +99,7 @@ COLUMN_DESCRIPTIONS = {
     "gradient_bytes": "of one step",
     "flops_per_sample": "of training, counted",
     "throughput_samples_per_s": "all devices, steady state",
-    "interval_over": "repeats, history or blocks: what the limits hold",
+    "interval_over": "repeats or blocks: what the limits are over",
     "step_s": "mean",
     "step_s_median": "over blocks",
     "step_s_p95": "over blocks",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from scalebench.analysis.collectives import make_bandwidth_table, make_collective_table
 from scalebench.analysis.columns import FRAME_COLUMNS, convert_types, make_frame
-from scalebench.analysis.history import history_file, read_history
 from scalebench.analysis.named_baseline import resolve_named_baseline
 from scalebench.analysis.read_runs import (
     PathLike,
@@ -105,10 +104,7 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     compared = compare_runs(runs, named_baseline)
     folders = [Path(run.cells["path"]) for run in runs if run.has_requested_probes]
     label = None if named_baseline is None else named_baseline.label
-    history, why_unreadable = read_history()
-    if why_unreadable is not None:
-        unreadable.append((history_file() or Path(), why_unreadable))
-    frame, configurations = make_frame(compared.rows, FRAME_COLUMNS), Configurations(compared, history)
+    frame, configurations = make_frame(compared.rows, FRAME_COLUMNS), Configurations(compared)
     return Survey(frame, configurations.make_frame(), unreadable, label, configurations, folders, files)
 
 

@@ -14,14 +14,12 @@ import math
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalebench.analysis import throughput
 from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, convert_types, make_frame
-from scalebench.analysis.history import History, HistoryEntry, read_history
 from scalebench.analysis.identity import comparison_key, pooling_key
 from scalebench.analysis.named_baseline import resolve_named_baseline
 from scalebench.analysis.read_runs import (
@@ -43,13 +41,12 @@ from scalebench.analysis.rows import (
 from scalebench.analysis.run_summary import Run, RunSummary, join_words, start_time
 from scalebench.core.result import Result
 from scalebench.core.stats.estimates import Estimate, scale_estimate
-from scalebench.core.stats.log_means import LogMean, mean_of_blocks, mean_of_logs, mean_of_repeats, mean_over_repeats
+from scalebench.core.stats.log_means import LogMean, mean_of_logs, mean_over_repeats
 from scalebench.core.stats.moderated_variance import RepeatTable
 
 if TYPE_CHECKING:
     import pandas as pd
 
-OVER_REPEATS = ("repeats", "history")  # intervals that include what differs between starts
 # Flags of single runs that are decided again for pooled figures.
 SINGLE_RUN_FLAGS = ("no_interval", "superlinear", "superlinear_on_cpu", "superlinear_within_noise")
 UNION_COLUMNS = ("flags", "throttle_reasons")
@@ -73,7 +70,7 @@ EstimateRatio = Callable[[Mapping[str, Any], Mapping[str, Any]], LogMean]  # as 
 def holds_over_repeats(row: Mapping[str, Any]) -> bool:
     """Return whether the throughput interval of a pooled row includes what differs between starts of its processes,
     which every verdict needs."""
-    return row["interval_over"] in OVER_REPEATS
+    return row["interval_over"] == "repeats"
 
 
 @dataclass(eq=False)
@@ -96,11 +93,6 @@ class Configuration:
         cells = self.rows[0]
         return os.path.dirname(cells["path"]), str(cells["machine"]), str(cells["model"])
 
-    @property
-    def took_turns(self) -> bool:
-        """Return whether all repeats took turns with other runs."""
-        return all(run.cohort is not None for run in self.repeats)
-
     def levels(self) -> dict[Any, float]:
         """Return log throughputs by what runs measured at the same time share: their cohort, else their repeat."""
         levels: dict[Any, float] = {}
@@ -114,9 +106,8 @@ class Configuration:
 class Configurations:
     """The configurations of runs that were loaded together, their rows, and ratios between any two of them."""
 
-    def __init__(self, compared: ComparedRuns | None = None, history: History | None = None) -> None:
-        """Single repeats have limits, too, where there is a `history` of this machine."""
-        self._compared, self._history = compared, history or History()
+    def __init__(self, compared: ComparedRuns | None = None) -> None:
+        self._compared = compared
         self._by_run: dict[str, Configuration] = {} if compared is None else _group_by_configuration(compared)
         self._ratios: dict[tuple[str, str], LogMean] = {}
         by_sweep: dict[tuple[str, ...], dict[Hashable, dict[Any, float]]] = {}
@@ -148,50 +139,10 @@ class Configurations:
         """Return the folders of all repeats of the row with this run_id, in the order of their start."""
         return [Path(cells["path"]) for cells in self._by_run[run_id].rows]
 
-    def list_history(self, session: str) -> list[HistoryEntry]:
-        """Return what these configurations, a sweep that has ended, add to the history of the machine."""
-        entries, ended_at = [], datetime.now(UTC).isoformat(timespec="seconds")
-        several = [each for each in dict.fromkeys(self._by_run.values()) if len(each.rates) > 1]
-        for each in several:
-            cells, scale, own = each.rows[0], each.repeats[0].scale, mean_of_repeats([*each.rates.values()])
-            if scale.framework == "none":  # sleeps, whose starts do not differ
-                continue
-            members = sum(other.sweep == each.sweep for other in several)
-            freedom = self._tables[each.sweep].degrees_of_freedom / members or own.degrees_of_freedom
-            variance, rate = own.variance * len(each.rates), math.exp(own.mean)
-            in_turns = self._tables[each.sweep].variances_beside_the_common if each.took_turns else {}
-            rest, rest_freedom = in_turns.get(id(each), (None, 0.0))
-            entries.append(
-                HistoryEntry(
-                    cells["machine"], cells["model"], scale.strategy, scale.gpus, scale.global_batch, len(each.rates),
-                    variance, freedom, rate, session, ended_at, rest, rest_freedom,
-                )
-            )  # fmt: skip
-        return entries
-
     def _mean(self, configuration: Configuration) -> LogMean:
-        if len(configuration.rates) == 1:
-            return self._mean_of_single(configuration.repeats[0])
         logs = [math.log(rate) for rate in configuration.rates.values()]
         table = self._tables.get(configuration.sweep)
         return mean_of_logs(logs) if table is None else table.mean(id(configuration), logs)
-
-    def _mean_of_single(self, run: RunSummary, in_turns: bool = False) -> LogMean:
-        """Return the log throughput of a single start, with the variance over its blocks and that between starts in the
-        history, or what of that is left beside runs that took turns; of unknown variance without a history."""
-        rate, over_blocks = run.throughput
-        prior = self._history.prior(run.cells["machine"], in_turns)
-        if prior is None or over_blocks is None:
-            return LogMean(math.log(rate or math.nan))
-        blocks = mean_of_blocks(over_blocks, run.batches)
-        return LogMean(blocks.mean, blocks.variance + prior.variance, prior.degrees_of_freedom)
-
-    def _ratio_of_singles(self, run: RunSummary, base: RunSummary) -> LogMean:
-        """Return the log ratio of two single starts. What the machine did meanwhile cancels if these took turns."""
-        in_turns = run.cohort is not None and run.cohort == base.cohort
-        means = self._mean_of_single(run, in_turns).minus(self._mean_of_single(base, in_turns))
-        ratio = math.log(throughput.divide_throughputs(run, base) or math.nan)
-        return LogMean(ratio, means.variance, means.degrees_of_freedom)
 
     def _ratio(self, configuration: Configuration, base: Configuration) -> LogMean:
         """Return the mean of the ratios within repeats, where these were interleaved or took turns, else the ratio of
@@ -201,8 +152,6 @@ class Configurations:
         pairs = pair_interleaved(configuration.repeats, base.repeats)
         if not pairs or (len(pairs) < 2 and not len(configuration.repeats) == len(base.repeats) == 1):
             return self._mean(configuration).minus(self._mean(base))
-        if len(pairs) == 1:
-            return self._ratio_of_singles(*pairs[0])
         logs = [math.log(throughput.divide_throughputs(a, b) or math.nan) for a, b in pairs]
         if configuration.sweep != base.sweep:
             return mean_of_logs(logs)
@@ -222,7 +171,7 @@ class Configurations:
             return cells
         rate = self._mean(configuration).to_estimate()
         others = [base for base in against.values() if base is not None and len(base.repeats) > 1]
-        if repeats == 1 and not others and not rate.has_limits:
+        if repeats == 1 and not others:
             return cells
         efficiencies: list[Estimate] = []
         for kind, base in against.items():
@@ -235,8 +184,6 @@ class Configurations:
         cells.update(interval_cells("overhead_share", "overhead_share", None if lost is None else lost.value, lost))
         if repeats > 1:
             cells.update(_headline_cells(configuration, rate))
-        elif rate.has_limits:
-            cells.update(throughput_low=rate.low, throughput_high=rate.high, interval_over="history")
         flags = [flag for flag in (cells["flags"] or "").split() if flag not in SINGLE_RUN_FLAGS]
         no_interval = ["no_interval"] if cells["throughput_high"] is None else []
         highest = max(efficiencies, key=lambda each: (each.low > 1, each.value), default=None)
@@ -274,12 +221,11 @@ def pooled(
     are a row for each status and reason. Copies of a run (resume=true makes some) count once, and a repeat that was
     measured twice counts twice.
 
-    One repeat: the row of `load`, with limits of the throughput that include what differs between starts where this
-    machine has a history of it (`interval_over` is `history`, else `blocks`). Several: `throughput_samples_per_s`,
-    `step_s` and `epoch_s` are geometric means, and `interval_over` is `repeats`. Speedups, efficiencies and overheads
-    are means of the ratios within repeats where those of both were interleaved or took turns, and ratios of independent
-    means (Welch) where they were not; they have limits where those of both throughputs include what differs between
-    starts. The variance between repeats is moderated by that of the other configurations of the same sweep
+    One repeat: the row of `load`, with limits over its blocks (`interval_over` is `blocks`). Several:
+    `throughput_samples_per_s`, `step_s` and `epoch_s` are geometric means, and `interval_over` is `repeats`. Speedups,
+    efficiencies and overheads are means of the ratios within repeats where those of both were interleaved or took
+    turns, and ratios of independent means (Welch) where they were not; they have limits where both have several
+    repeats. The variance between repeats is moderated by that of the other configurations of the same sweep
     (core.stats.moderated_variance); two repeats alone have limits that are 12.7 standard errors off. Other figures are
     means, with Student's t over three repeats or more for those that have an interval in `load`; `_min` is the least;
     memory peaks are the largest; steady if all are; flags of any. `run_id`, `started_at` and `path` are those of the
@@ -295,7 +241,7 @@ def load_configurations(path: PathLike | Sequence[PathLike], baseline: PathLike 
     """Return the configurations behind the frame of `pooled`, which knows the ratios between any two of its rows."""
     runs = summarize_files(find_results(list_paths(path)))
     compared = compare_runs(runs, None if baseline is None else resolve_named_baseline(baseline, runs))
-    return Configurations(compared, read_history()[0])
+    return Configurations(compared)
 
 
 def pool_results(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataFrame:

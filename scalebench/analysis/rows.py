@@ -68,7 +68,7 @@ def _summarize(result: Result, folder: Path) -> RunSummary:
     return RunSummary(
         result.run_id, result.started_at, result.status, result.reason, result.fingerprint, result.scale,
         start_time(result), identity.comparison_keys(result), identity.placement_of(result),
-        uses_default_options(result), measurement.throughput, measurement.batches, identity.sample_key(result), cells,
+        uses_default_options(result), measurement.throughput, identity.sample_key(result), cells,
         has_requested_probes, result.cohort, round_rates(result),
     )  # fmt: skip
 

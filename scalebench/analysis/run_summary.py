@@ -28,7 +28,6 @@ class RunSummary(msgspec.Struct, frozen=True):  # which pickle writes and reads 
     placement: Placement
     uses_default_options: bool
     throughput: tuple[float | None, Estimate | None]
-    batches: int  # that the interval of the throughput is over
     sample_key: str
     cells: dict[str, Any]  # of its row in the frame, without those that compare it with other runs
     has_requested_probes: bool  # collective operations or bandwidths, which are measured on request

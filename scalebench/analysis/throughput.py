@@ -19,7 +19,6 @@ from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import (
     Estimate,
     FloatArray,
-    count_batches,
     estimate_throughput,
 )
 from scalebench.core.stats.steady_state import MIN_BLOCKS, find_unsteadiness, find_warmup_length
@@ -47,7 +46,6 @@ class Measurement:
     """The figures of one run's measured blocks, computed from one pass over them."""
 
     throughput: Figure
-    batches: int  # that the interval of the throughput is over
     step_s: float | None
     step_spread: dict[str, float | None]  # columns of the frame
     steady: bool | None
@@ -66,8 +64,7 @@ def evaluate_blocks(result: Result) -> Measurement:
     mfu = flops_utilization(result, throughput_figure[0])
     flags += utilization_flags(result, mfu)
     blocks = _step_blocks(result, groups)
-    batches = min((count_batches(len(group.seconds)) for group in groups), default=0)
-    return Measurement(throughput_figure, batches, _step_s(blocks), describe_step_spread(blocks), steady, mfu, flags)
+    return Measurement(throughput_figure, _step_s(blocks), describe_step_spread(blocks), steady, mfu, flags)
 
 
 def throughput(run: Run) -> Figure:

@@ -226,8 +226,6 @@ def describe_intervals(frame: pd.DataFrame) -> str:
     if (over == "repeats").any():
         fewest, most = repeats[over == "repeats"].min(), repeats[over == "repeats"].max()
         parts.append(f"over {fewest} repeats" if fewest == most else f"over {fewest} to {most} repeats")
-    if (over == "history").any():
-        parts.append("over one repeat and what differs between starts by this machine's earlier sweeps")
     if (over == "blocks").any():
         parts.append("over blocks of one repeat: they miss what differs between repeats (measure.repeats=3 shows it)")
     return f"intervals: 95 %, {'; '.join(parts)}" if parts else ""

@@ -1,24 +1,33 @@
 """The pace of this machine: how long steps of earlier runs took here, from which those of planned runs are estimated.
 
-Each successful run appends a line to one file of this host under the cache folder, beside the history of repeats.
+Each successful run appends a line to one file of this host under the cache folder. SCALEBENCH_PACE names another file;
+`off` reads and writes none. No figure and no verdict depends on it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import filelock
 import msgspec
 
-from scalebench.analysis.history import UNREADABLE, append_lines, history_file, read_lines
+from scalebench.core.json_files import write_text
+from scalebench.core.machine.machine import cache_folder
 from scalebench.core.result import Phases, RankRecord, Result, Workload
 from scalebench.core.spec import RunSpec, TrainSpec
 from scalebench.runner.collect import count_training_flops
 
+MAX_ENTRIES = 1000  # about 400 kB; the newest are kept
+MAX_BYTES = 2_000_000  # of a file that is read
+LOCK_TIMEOUT_S = 10.0
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, ValueError)
 MAX_MATCHES = 5  # the newest runs of a kind that an estimate is from
 # An estimate's limits are those of the runs that it is from, divided and multiplied by:
 SAME_RUN_FACTOR = 1.25  # for an equal run
@@ -74,7 +83,7 @@ def read_pace() -> list[PaceEntry]:
     """Return the entries of this host, the oldest first; none where they cannot be read."""
     path = _pace_file()
     try:
-        return read_lines(path, PaceEntry) if path is not None and path.exists() else []
+        return _read_entries(path) if path is not None and path.exists() else []
     except (OSError, *UNREADABLE):
         return []
 
@@ -84,7 +93,7 @@ def record_pace(result: Result) -> None:
     entry = _make_entry(result)
     if entry is not None:
         with contextlib.suppress(OSError):
-            append_lines(_pace_file(), [entry], lambda earlier: True)
+            _append_entry(entry)
 
 
 def estimate_step(spec: RunSpec, entries: Sequence[PaceEntry]) -> StepEstimate | None:
@@ -203,5 +212,30 @@ def _describe_settings(train: TrainSpec | Workload) -> str:
 
 
 def _pace_file() -> Path | None:
-    path = history_file()
-    return None if path is None else path.with_name(f"{path.stem}.pace{path.suffix}")
+    """Return the file of this host; None where it is switched off."""
+    chosen = os.environ.get("SCALEBENCH_PACE")
+    if chosen is None:
+        return cache_folder() / "pace" / f"{platform.node() or 'unknown'}.jsonl"
+    return None if chosen in ("off", "") else Path(chosen).expanduser()
+
+
+def _append_entry(entry: PaceEntry) -> None:
+    """Add an entry, and drop the oldest beyond MAX_ENTRIES. A file that cannot be read stays as it is."""
+    path = _pace_file()
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S):
+        try:
+            earlier = _read_entries(path) if path.exists() else []
+        except UNREADABLE:
+            return
+        lines = [msgspec.json.encode(each).decode() for each in [*earlier, entry][-MAX_ENTRIES:]]
+        write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def _read_entries(path: Path) -> list[PaceEntry]:
+    """Raises OSError or one of UNREADABLE."""
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES} bytes")
+    return msgspec.json.Decoder(PaceEntry).decode_lines(path.read_bytes())

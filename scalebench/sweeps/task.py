@@ -14,7 +14,6 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from scalebench.analysis.history import append_history
 from scalebench.analysis.load import Survey
 from scalebench.config.compose import to_config
 from scalebench.config.error_messages import explain_error
@@ -304,10 +303,6 @@ class SweepSession:
             self.console.print_line("")
         survey = self.console.print_table([sweep.folder])
         write_tables(sweep.folder, survey)
-        try:
-            append_history(survey.configurations.list_history(f"{record.hostname}:{sweep.folder.absolute()}"))
-        except OSError as error:
-            self.console.print_error(f"nothing was added to the history of this machine: {error}")
         self.console.print_left_out(record)
         try:
             if sweep.report:

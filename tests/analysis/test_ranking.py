@@ -85,11 +85,6 @@ def test_a_row_that_does_not_hold_when_run_again_gives_no_verdict(change: dict[s
     assert best.certainty == "not sure" and best.explain_doubts() == f"{reason} (mirrored)"
 
 
-def test_the_history_of_the_machine_serves_as_well_as_repeats() -> None:
-    single = {"repeats": 1, "interval_over": "history"}
-    assert only(cells("ddp", 1000.0, **single), cells("mirrored", 3000.0)).certainty == "best"
-
-
 def test_a_single_strategy_and_none() -> None:
     ranking_found = only(cells("ddp", 12.34, gpus=1))
     assert (ranking_found.certainty, ranking_found.rivals, ranking_found.test) == ("alone", [], "")

@@ -12,7 +12,7 @@ from scipy.signal import lfilter
 from scalebench.analysis.ranking import Ranking, rank_rows
 from scalebench.core.stats.estimates import FloatArray
 from scalebench.core.stats.log_means import LogMean
-from scalebench.core.stats.moderated_variance import RepeatTable, fit_prior
+from scalebench.core.stats.moderated_variance import RepeatTable
 
 BLOCK_SD = 0.002  # of the log throughput of one repeat, by its blocks
 RATE = 100.0
@@ -96,23 +96,6 @@ def cover(world: World, trials: int, configurations: int = 5, repeats: int = 3) 
         held += [one.low <= truth <= one.high for one, truth in zip(estimates, truths, strict=True)]
         widths.append([one.relative_half_width() for one in estimates])
     return (*(held / trials), *np.median(widths, axis=0))
-
-
-def cover_single(world: World, trials: int, earlier: int = 6) -> tuple[float, float]:
-    """Return the share of intervals of a single repeat that hold the throughput, by a history of so many sweeps of
-    three configurations, and their median half-width (a share)."""
-    held, widths = 0, []
-    rng = np.random.default_rng(1)
-    for _ in range(trials):
-        history = [world.draw(rng, 3, 3) for _ in range(earlier)]
-        freedom = sum(make_table(levels).degrees_of_freedom for levels in history)
-        variances = np.concatenate([levels.var(axis=1, ddof=1) for levels in history])
-        prior = fit_prior(variances, np.full(len(variances), 2.0), freedom)
-        assert prior is not None
-        single = LogMean(float(world.draw(rng, 1, 1)[0, 0]), prior.variance, prior.degrees_of_freedom).to_estimate()
-        held += bool(single.low <= np.exp(world.mean) <= single.high)
-        widths.append(single.relative_half_width())
-    return held / trials, float(np.median(widths))
 
 
 def rank_levels(levels: FloatArray) -> Ranking:

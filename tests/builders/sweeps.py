@@ -36,8 +36,8 @@ from scalebench.core.result import (
     write_result,
 )
 from scalebench.core.spec import StopSpec
-from scalebench.core.stats.estimates import Estimate
-from scalebench.core.stats.log_means import LogMean, mean_of_blocks
+from scalebench.core.stats.estimates import CONFIDENCE, student_t
+from scalebench.core.stats.log_means import LogMean
 from scalebench.measure.monitor.time_series import SampleRows
 from tests.builders.runs import rank, record, simulated_config
 
@@ -145,7 +145,8 @@ def ratio_of_rows(row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
     means = []
     for each in (row, base):
         rate, low, high = (each[name] for name in ("throughput_samples_per_s", "throughput_low", "throughput_high"))
-        means.append(LogMean(math.log(rate)) if low is None else mean_of_blocks(Estimate(rate, low, high), 16))
+        error = None if low is None else math.log(high / low) / 2 / student_t(15, CONFIDENCE)
+        means.append(LogMean(math.log(rate)) if error is None else LogMean(math.log(rate), error**2, 15))
     return means[0].minus(means[1])
 
 

@@ -91,10 +91,6 @@ BLOCKS = "over blocks of one repeat: they miss what differs between repeats (mea
         ([("repeats", 3), ("repeats", 5), (None, 9)], "intervals: 95 %, over 3 to 5 repeats"),
         ([("repeats", 4), ("blocks", 1)], f"intervals: 95 %, over 4 repeats; {BLOCKS}"),
         ([("repeats", 2), ("repeats", 3)], "intervals: 95 %, over 2 to 3 repeats"),
-        (
-            [("history", 1)],
-            "intervals: 95 %, over one repeat and what differs between starts by this machine's earlier sweeps",
-        ),
         ([(None, 1)], ""),
     ],
 )

@@ -16,8 +16,8 @@ from tests.builders.runs import rank, record
 
 
 @pytest.fixture(autouse=True)
-def history(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SCALEBENCH_HISTORY", str(tmp_path / "cache" / "host.jsonl"))
+def pace_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SCALEBENCH_PACE", str(tmp_path / "cache" / "host.jsonl"))
 
 
 def planned(**changes: Any) -> RunSpec:
@@ -60,14 +60,14 @@ def test_a_run_is_recorded_and_read_again() -> None:
 
 def test_a_file_that_cannot_be_read_or_written_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     record_pace(record("ddp", 2, ranks=[rank(0, [0.2])]))
-    (file,) = (tmp_path / "cache").glob("*.pace.jsonl")
+    (file,) = (tmp_path / "cache").glob("*.jsonl")
     file.write_text("{no json\n")
     record_pace(record("ddp", 2, ranks=[rank(0, [0.2])]))
     assert read_pace() == [] and file.read_text() == "{no json\n"
     (tmp_path / "plain").touch()
-    monkeypatch.setenv("SCALEBENCH_HISTORY", str(tmp_path / "plain" / "host.jsonl"))
+    monkeypatch.setenv("SCALEBENCH_PACE", str(tmp_path / "plain" / "host.jsonl"))
     record_pace(record("ddp", 2, ranks=[rank(0, [0.2])]))
-    monkeypatch.setenv("SCALEBENCH_HISTORY", "off")
+    monkeypatch.setenv("SCALEBENCH_PACE", "off")
     record_pace(record("ddp", 2, ranks=[rank(0, [0.2])]))
     assert read_pace() == []
 

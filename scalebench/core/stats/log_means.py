@@ -88,13 +88,3 @@ def _mean_and_variance(values: Sequence[float]) -> tuple[float, float, int]:
     if count < 2:
         return mean, math.inf, 0
     return mean, math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count, count - 1
-
-
-def mean_of_blocks(throughput: Estimate, batches: int) -> LogMean:
-    """Return the log throughput of one repeat with the variance over its blocks, which holds within this repeat only;
-    `batches` is the number of batches that estimates.estimate_throughput made of them."""
-    mean = math.log(throughput.value)
-    if not (throughput.low > 0 and math.isfinite(throughput.high)):
-        return LogMean(mean)
-    error = math.log(throughput.high / throughput.low) / 2 / student_t(batches - 1, CONFIDENCE)
-    return LogMean(mean, error**2, batches - 1)

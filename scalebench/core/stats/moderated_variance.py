@@ -62,22 +62,6 @@ class RepeatTable:
         prior = self._prior(name, base)
         return moderate(differences, None if prior is None else Prior(2 * prior.variance, prior.degrees_of_freedom))
 
-    @property
-    def degrees_of_freedom(self) -> float:
-        """The degrees of freedom of all configurations together as a prior for another one; 0 if they have none."""
-        prior = self._prior()
-        return 0.0 if prior is None else prior.degrees_of_freedom
-
-    @cached_property
-    def variances_beside_the_common(self) -> dict[Hashable, Prior]:
-        """Return, of each configuration with several repeats, the variance between these without what changes for all
-        configurations from one repeat to the next."""
-        layout = Layout(self._levels)
-        several = [name for name, row in self._rows.items() if (~np.isnan(self._levels[row])).sum() > 1]
-        variances, freedoms = layout.rest_of_each()
-        priors = map(Prior, variances.tolist(), freedoms.tolist())
-        return {name: prior for name, prior in zip(several, priors, strict=True) if prior.degrees_of_freedom > 0}
-
     @cached_property
     def _max_freedom(self) -> float:
         """The degrees of freedom of all configurations for the variance between repeats: with what is common to them

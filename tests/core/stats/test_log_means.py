@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import t, ttest_1samp, ttest_ind
+from scipy.stats import ttest_1samp, ttest_ind
 
-from scalebench.core.stats.estimates import Estimate
-from scalebench.core.stats.log_means import LogMean, mean_of_blocks, mean_of_repeats
+from scalebench.core.stats.log_means import LogMean, mean_of_repeats
 
 RATES = st.lists(st.floats(1e-3, 1e6), min_size=3, max_size=8)
 ONE, OTHER = [100.0, 103.0, 98.0, 101.0], [90.0, 97.0, 93.0]
@@ -48,14 +47,6 @@ def test_equal_repeats_have_no_width() -> None:
     certain = LogMean(math.log(2), 0.0, 4)
     assert certain.minus(LogMean(0.0, 0.0, 3)) == LogMean(math.log(2), 0.0, 7)
     assert certain.to_estimate().low == certain.to_estimate().high == pytest.approx(2)
-
-
-@pytest.mark.parametrize("batches", [5, 16])
-def test_blocks_give_back_their_standard_error(batches: int) -> None:
-    actual = mean_of_blocks(Estimate(100.0, 100 / 1.05, 105.0), batches)
-    assert actual.mean == pytest.approx(math.log(100)) and actual.degrees_of_freedom == batches - 1
-    assert math.sqrt(actual.variance) == pytest.approx(math.log(1.05) / t.ppf(0.975, batches - 1))
-    assert mean_of_blocks(Estimate(100.0, 50.0), batches) == LogMean(math.log(100.0))
 
 
 @given(value=st.floats(1e-3, 1e6), repeats=st.integers(3, 8))
