@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalebench.analysis.blocks import ROUND_COLUMNS, make_round_rows
 from scalebench.analysis.collectives import make_bandwidth_table, make_collective_table
 from scalebench.analysis.columns import FRAME_COLUMNS, convert_types, make_frame
 from scalebench.analysis.named_baseline import resolve_named_baseline
@@ -22,7 +23,6 @@ from scalebench.analysis.read_runs import (
     summarize_readable,
 )
 from scalebench.analysis.repeats import Configurations
-from scalebench.analysis.rounds import ROUND_COLUMNS, make_round_rows
 from scalebench.analysis.rows import compare_runs, summarize_run
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result, read_result
@@ -66,7 +66,8 @@ def load_rounds(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
 
     `throughput_samples_per_s` is over all devices, `started_at_s` the start of the slot's first measured block in
     seconds since the epoch, `step_s` the mean seconds of a step of rank 0 in it, `disturbed` whether other programs
-    took the cores, so that the round does not count. Runs of one `cohort` were alive
+    took the cores, `counts` whether the figures of the run rest on the round: not on disturbed ones, if there are
+    enough others, and not on leftover warm-up. Runs of one `cohort` were alive
     at the same time; ratios between them belong within rounds. Raises InputError for a file that cannot be read.
     """
     import pandas as pd

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from scalebench.analysis import collectives, identity, pipeline_stages, step_breakdown, throughput, training_columns
 from scalebench.analysis.baselines import Baselines
 from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, TEXT_COLUMNS
-from scalebench.analysis.rounds import round_rates
 from scalebench.analysis.run_summary import RunSummary, join_words, settings_cells, start_time, uses_default_options
 from scalebench.core.errors import InputError
 from scalebench.core.machine import nccl_log
@@ -69,7 +68,7 @@ def _summarize(result: Result, folder: Path) -> RunSummary:
         result.run_id, result.started_at, result.status, result.reason, result.fingerprint, result.scale,
         start_time(result), identity.comparison_keys(result), identity.placement_of(result),
         uses_default_options(result), measurement.throughput, identity.sample_key(result), cells,
-        has_requested_probes, result.cohort, round_rates(result),
+        has_requested_probes, result.cohort, measurement.round_rates,
     )  # fmt: skip
 
 

@@ -4,41 +4,36 @@ them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from scalebench.analysis.blocks import (
+    CountedBlocks,
+    count_all_blocks,
+    count_blocks,
+    counting_flags,
+    ratio_in_rounds,
+    round_rates,
+    rounds_left_out,
+    wanted_half_width,
+)
 from scalebench.analysis.identity import comparison_key
-from scalebench.analysis.rounds import counting_flags, ratio_in_rounds, rounds_left_out
 from scalebench.analysis.run_summary import Run, RunSummary
 from scalebench.core.machine.peak_flops import find_peak_flops, has_fast_tensor_cores
-from scalebench.core.result import RankRecord, Result
+from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import (
     Estimate,
     FloatArray,
     estimate_throughput,
 )
-from scalebench.core.stats.steady_state import MIN_BLOCKS, find_unsteadiness, find_warmup_length
 
 MAX_REPEAT_RATIO = 1.1
-MAX_WARMUP_SHARE = 0.25  # of the measured blocks
 SPREAD_COLUMNS = ("step_s_median", "step_s_p95", "step_cv")
-Blocks = tuple[FloatArray, FloatArray]  # seconds and samples of each block
 Figure = tuple[float | None, Estimate | None]
-
-
-@dataclass(frozen=True)
-class CountedBlocks:
-    """The measured blocks of a group of ranks without leftover warm-up, and signs of unsteadiness (None: too few
-    blocks)."""
-
-    seconds: FloatArray
-    samples: FloatArray
-    warmup_blocks: int  # left out at the beginning
-    unsteadiness: list[str] | None
 
 
 @dataclass(frozen=True)
@@ -46,6 +41,7 @@ class Measurement:
     """The figures of one run's measured blocks, computed from one pass over them."""
 
     throughput: Figure
+    round_rates: dict[int, float]
     step_s: float | None
     step_spread: dict[str, float | None]  # columns of the frame
     steady: bool | None
@@ -56,15 +52,15 @@ class Measurement:
 def evaluate_blocks(result: Result) -> Measurement:
     """Return throughput, step_s, steady and flags of a run."""
     target = wanted_half_width(result)
-    groups = _count_all_blocks(result, target)
+    groups = count_all_blocks(result, target)
     throughput_figure = _throughput(result, groups)
     drift = _drift(groups)
     steady = None if drift is None else not drift
     flags = list_flags(result, throughput_figure[1], target, groups)
     mfu = flops_utilization(result, throughput_figure[0])
     flags += utilization_flags(result, mfu)
-    blocks = _step_blocks(result, groups)
-    return Measurement(throughput_figure, _step_s(blocks), describe_step_spread(blocks), steady, mfu, flags)
+    blocks, rates = _step_blocks(result, groups), round_rates(groups, result.scale.independent)
+    return Measurement(throughput_figure, rates, _step_s(blocks), describe_step_spread(blocks), steady, mfu, flags)
 
 
 def throughput(run: Run) -> Figure:
@@ -75,7 +71,7 @@ def throughput(run: Run) -> Figure:
     """
     if isinstance(run, RunSummary):
         return run.throughput
-    return _throughput(run, _count_all_blocks(run, wanted_half_width(run)))
+    return _throughput(run, count_all_blocks(run, wanted_half_width(run)))
 
 
 def flops_utilization(result: Result, rate: float | None) -> float | None:
@@ -111,63 +107,13 @@ def peak_flops(result: Result) -> float | None:
 
 def step_s(result: Result) -> float | None:
     """Return the mean seconds of one step of the group (of its slowest rank)."""
-    return _step_s(_step_blocks(result, _count_all_blocks(result, wanted_half_width(result))))
+    return _step_s(_step_blocks(result, count_all_blocks(result, wanted_half_width(result))))
 
 
 def find_drift(result: Result, target: Any) -> list[str] | None:
     """Return `drifts` if the blocks drift or change their level (steady_state.find_unsteadiness) after leftover
     warm-up; None if there are too few to say. Replicas that are not synchronous have a series each."""
-    return _drift(_count_all_blocks(result, target))
-
-
-def wanted_half_width(result: Result) -> Any:
-    """Return the configured relative half-width of the interval; None where an old or foreign spec has none."""
-    return result.spec.get("measure", {}).get("target")
-
-
-def merge_rank_blocks(ranks: Sequence[RankRecord], left_out: Collection[int] = ()) -> Blocks:
-    """Return the blocks of a synchronous group: the time of the slowest rank, the samples of all.
-
-    Blocks that not every rank finished are left out, and those of the rounds `left_out`.
-    """
-    count = min((min(len(r.block_s), len(r.block_samples)) for r in ranks), default=0)
-    seconds, samples = ([getattr(rank, name)[:count] for rank in ranks] for name in ("block_s", "block_samples"))
-    if not count:
-        return np.empty(0), np.empty(0)
-    blocks = np.maximum.reduce(np.array(seconds, np.float64)), np.add.reduce(np.array(samples, np.float64))
-    if not left_out:
-        return blocks
-    kept = ~np.isin(ranks[0].block_rounds[:count], list(left_out))
-    return blocks[0][kept], blocks[1][kept]
-
-
-def count_blocks(ranks: Sequence[RankRecord], target: Any, left_out: Collection[int] = ()) -> CountedBlocks:
-    """Merge the blocks of a group, and drop the first ones if they are still warm-up: the warm-up phase ended too soon,
-    and these blocks move the mean by more than `target` (a share).
-
-    A level that changes after the first quarter is no warm-up: its blocks stay, and count as a drift of the machine.
-    """
-    seconds, samples = merge_rank_blocks(ranks, left_out)
-    if not isinstance(target, (int, float)):
-        return CountedBlocks(seconds, samples, 0, None)
-    unsteadiness, warmup_blocks = find_unsteadiness(seconds, target), 0
-    if "warmup_left" in (unsteadiness or []):
-        length = find_warmup_length(seconds) or 0
-        can_be_cut = len(seconds) - length >= MIN_BLOCKS and length <= MAX_WARMUP_SHARE * len(seconds)
-        warmup_blocks = length if can_be_cut else 0
-    if warmup_blocks:
-        seconds, samples = seconds[warmup_blocks:], samples[warmup_blocks:]
-        unsteadiness = find_unsteadiness(seconds, target)
-    return CountedBlocks(seconds, samples, warmup_blocks, unsteadiness)
-
-
-def _count_all_blocks(result: Result, target: Any) -> list[CountedBlocks]:
-    """Count the blocks of a synchronous group, or of each rank by itself; none of a run that is not ok."""
-    if result.status != "ok" or not result.ranks:
-        return []
-    groups = [[rank] for rank in result.ranks] if result.scale.independent else [result.ranks]
-    left_out = rounds_left_out(result)
-    return [count_blocks(ranks, target, left_out) for ranks in groups]
+    return _drift(count_all_blocks(result, target))
 
 
 def _throughput(result: Result, groups: Sequence[CountedBlocks]) -> Figure:
@@ -175,9 +121,7 @@ def _throughput(result: Result, groups: Sequence[CountedBlocks]) -> Figure:
         return None, None
     if not result.scale.independent:
         return _throughput_of_blocks(groups[0].seconds, groups[0].samples)
-    ends = [max(1, len(group.seconds) - 1) for group in groups]
-    pairs = zip(groups, ends, strict=True)
-    figures = [_throughput_of_blocks(group.seconds[:end], group.samples[:end]) for group, end in pairs]
+    figures = [_throughput_of_blocks(*group.without_last()[:2]) for group in groups]
     values, intervals = zip(*figures, strict=True)
     if any(value is None for value in values):
         return None, None

@@ -17,6 +17,7 @@ from scalebench.analysis import collectives, step_breakdown, throughput
 from scalebench.analysis.advice import Advice, list_advice
 from scalebench.analysis.attribution.causes import find_causes
 from scalebench.analysis.attribution.causes.cause import AttributedRun
+from scalebench.analysis.blocks import wanted_half_width
 from scalebench.analysis.rows import interval_cells
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.training_columns import generalisation_gap
@@ -254,7 +255,7 @@ def _describe_warmup(result: Result) -> str:
 
 
 def _describe_steadiness(result: Result) -> str:
-    flags = throughput.find_drift(result, throughput.wanted_half_width(result))
+    flags = throughput.find_drift(result, wanted_half_width(result))
     if flags is None:
         return "unknown, too few blocks"
     return f"no: {', '.join(map(format_flag, flags))}" if flags else "yes, no drift detected"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from scalebench.analysis import throughput
 from scalebench.analysis.baselines import Baselines
+from scalebench.analysis.blocks import merge_rank_blocks
 from scalebench.core.result import Result
 from scalebench.core.spec import DatasetSpec, HardwareSpec, TrainSpec
 from scalebench.core.stats.estimate_arithmetic import combine
@@ -29,7 +30,7 @@ def two_ranks(independent: bool = False) -> Result:
 
 
 def test_a_group_is_as_slow_as_its_slowest_rank_in_each_block() -> None:
-    seconds, samples = throughput.merge_rank_blocks(two_ranks().ranks)
+    seconds, samples = merge_rank_blocks(two_ranks().ranks)
     assert (seconds.tolist(), samples.tolist()) == ([2.0, 2.0, 2.0], [19, 20, 21])
     assert throughput.throughput(two_ranks()) == (60 / 6.0, None)
 

@@ -21,7 +21,7 @@ from scalebench.analysis.attribution.components import (
     split_lost_time,
 )
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns, samples_per_device
-from scalebench.analysis.rounds import ratio_in_rounds
+from scalebench.analysis.blocks import ratio_in_rounds
 from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import Coefficients, combine, divide_by_total
 from scalebench.core.stats.estimates import Estimate

@@ -11,10 +11,10 @@ from datetime import datetime
 from pathlib import Path
 
 from scalebench.analysis import throughput
+from scalebench.analysis.blocks import counting_flags
 from scalebench.analysis.comparison.run_facts import NAMED_GROUPS, Facts, RunFacts, Value, collect_facts
 from scalebench.analysis.identity import facts_key, is_under
 from scalebench.analysis.read_runs import find_results
-from scalebench.analysis.rounds import counting_flags
 from scalebench.analysis.run_summary import start_time
 from scalebench.core.result import Result, read_result
 from scalebench.core.stats.log_means import mean_of_repeats

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.analysis import throughput
+from scalebench.analysis.blocks import count_blocks
 from scalebench.core.stats import steady_state
 from scalebench.core.stats.estimates import FloatArray
 from tests.builders.runs import rank, record
@@ -126,15 +127,15 @@ def test_a_warm_up_is_detected_despite_a_coarse_clock(noise_s: float) -> None:
 
 def test_blocks_that_are_still_warm_up_do_not_count() -> None:
     slow_first = record(ranks=[rank(0, [2.0] * 8 + [0.1] * 56), rank(1, [0.05] * 64)])
-    assert throughput.count_blocks(slow_first.ranks, 0.01).seconds.tolist() == [0.1] * 56
+    assert count_blocks(slow_first.ranks, 0.01).seconds.tolist() == [0.1] * 56
     assert throughput.step_s(slow_first) == pytest.approx(0.05)
     assert throughput.throughput(slow_first)[0] == pytest.approx(2 * 20 / 0.1)
-    assert len(throughput.count_blocks(slow_first.ranks, None).seconds) == 64
+    assert len(count_blocks(slow_first.ranks, None).seconds) == 64
     few = record(ranks=[rank(0, [0.2] * 6 + [0.1] * 14)])
-    assert len(throughput.count_blocks(few.ranks, 0.01).seconds) == 20, "too few blocks would be left"
+    assert len(count_blocks(few.ranks, 0.01).seconds) == 20, "too few blocks would be left"
     assert throughput.find_drift(few, 0.01) == ["drifts"]
     late = record(ranks=[rank(0, [0.2] * 20 + [0.1] * 44)])
-    assert len(throughput.count_blocks(late.ranks, 0.01).seconds) == 64, "that is no warm-up: the machine changed"
+    assert len(count_blocks(late.ranks, 0.01).seconds) == 64, "that is no warm-up: the machine changed"
     assert throughput.find_drift(late, 0.01) == ["drifts"]
     assert "warmup_left" not in throughput.evaluate_blocks(late).flags
 

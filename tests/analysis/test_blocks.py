@@ -1,4 +1,4 @@
-"""Runs that took turns: throughput in each round, and ratios within rounds on a machine that changes."""
+"""The blocks that count; throughput in each round, and ratios within rounds on a machine that changes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import scalebench
-from scalebench.analysis import throughput
+from scalebench.analysis import blocks, throughput
 from scalebench.analysis.attribution.lost_efficiency import attribute_run
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
 from scalebench.analysis.comparison.pairing import make_compared_run
-from scalebench.analysis.rounds import ROUND_COLUMNS, round_rates
+from scalebench.analysis.repeats import Configuration
 from scalebench.analysis.rows import compare_runs, summarize_run
 from scalebench.core.result import Result, write_result
+from scalebench.core.spec import MeasureSpec
 from scalebench.core.stats.estimates import estimate_ratio_over_rounds
 from tests.builders.runs import rank, record
 
@@ -28,6 +29,10 @@ def slots(strategy: str, seconds_by_round: dict[int, list[float]], gpus: int = 1
     starts = [100.0 * number for number in rounds]
     ranks = [rank(k, seconds, block_rounds=rounds, block_started_at_s=starts) for k in range(gpus)]
     return record(strategy, gpus, ranks=ranks, cohort="c", **changes)  # type: ignore[arg-type]
+
+
+def round_rates(result: Result) -> dict[int, float]:
+    return throughput.evaluate_blocks(result).round_rates
 
 
 def test_a_round_has_the_throughput_of_its_blocks() -> None:
@@ -73,6 +78,23 @@ def test_runs_of_different_cohorts_are_compared_by_their_means(change: dict[str,
     assert throughput.divide_throughputs(runs[1], runs[0]) == pytest.approx(1.0)
 
 
+def test_leftover_warmup_counts_neither_in_throughput_nor_in_ratios(tmp_path: Path) -> None:
+    """Of two runs that are equally fast one began to be measured in its warm-up: 12 of 60 rounds."""
+    config = {"measure": MeasureSpec(target=0.01)}
+    bare = slots("bare_torch", {number: [0.1] for number in range(60)}, run_id="bare", **config)
+    seconds = {number: [0.3 if number < 12 else 0.1] for number in range(60)}
+    ddp = slots("ddp", seconds, run_id="ddp", **config)
+    assert "warmup_left" in summarize_run(ddp, Path("ddp")).cells["flags"]
+    runs = [summarize_run(result, Path("s") / result.run_id) for result in (bare, ddp)]
+    assert runs[0].throughput[0] == pytest.approx(runs[1].throughput[0])
+    assert compare_runs(runs).rows[1]["speedup_bare"] == pytest.approx(1.0)
+    assert Configuration(runs[1:], [runs[1].cells]).levels().popitem()[1] == pytest.approx(math.log(200.0))
+    attribution = attribute_run(ddp, ReferenceRuns(bare, bare, None))
+    assert attribution is not None and attribution.lost.value == pytest.approx(0.0)
+    write_result(ddp, tmp_path)
+    assert scalebench.load_rounds(tmp_path).counts.tolist() == [number >= 12 for number in range(60)]
+
+
 def test_rounds_in_which_other_programs_took_the_cores_do_not_count(tmp_path: Path) -> None:
     bare = slots("bare_torch", {number: [0.1] for number in range(12)}, run_id="bare")
     seconds = {number: [0.2 if number < 3 else 0.05] for number in range(12)}
@@ -94,7 +116,7 @@ def test_rounds_are_a_tidy_frame(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         write_result(result, tmp_path / name)
     frame = scalebench.load_rounds(tmp_path)
-    assert tuple(frame.columns) == ROUND_COLUMNS
+    assert tuple(frame.columns) == blocks.ROUND_COLUMNS
     assert frame[["round", "started_at_s", "step_s", "throughput_samples_per_s"]].values.tolist() == [
         [1, 100.0, pytest.approx(0.05), pytest.approx(200.0)], [3, 300.0, pytest.approx(0.1), pytest.approx(100.0)]
     ]  # fmt: skip
