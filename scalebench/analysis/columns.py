@@ -18,7 +18,7 @@ FRAME_COLUMNS = (
     "run_id started_at status reason path fingerprint repeat seed model dataset strategy framework "
     "framework_version backend_used hardware gpus nodes processes scaling batch_per_device global_batch "
     "precision data_format feed model_params gradient_bytes flops_per_sample throughput_samples_per_s "
-    "throughput_low throughput_high interval_over step_s epoch_s steps_per_epoch launch_s setup_s warmup_s "
+    "throughput_low throughput_high interval_over in_turns step_s epoch_s steps_per_epoch launch_s setup_s warmup_s "
     "warmup_steps measured_s measured_steps wall_s steady flags baseline_self_id baseline_bare_id speedup_self "
     "speedup_self_low speedup_self_high speedup_bare speedup_bare_low speedup_bare_high efficiency_self "
     "efficiency_self_low efficiency_self_high efficiency_bare efficiency_bare_low efficiency_bare_high mfu "
@@ -67,6 +67,7 @@ COLUMN_KINDS = {
     **dict.fromkeys(TEXT_COLUMNS, "string"),
     **dict.fromkeys((*COUNT_COLUMNS, "repeats"), "Int64"),
     "steady": "boolean",
+    "in_turns": "boolean",
 }  # the others are Float64
 
 # The descriptions of columns in docs/reference/results.md; `_low` and `_high` of a figure are its 95 % interval.
@@ -100,6 +101,7 @@ COLUMN_DESCRIPTIONS = {
     "flops_per_sample": "of training, counted",
     "throughput_samples_per_s": "all devices, steady state",
     "interval_over": "repeats or blocks: what the limits are over",
+    "in_turns": "it took turns with other runs, so that ratios to them are formed within rounds",
     "step_s": "mean",
     "step_s_median": "over blocks",
     "step_s_p95": "over blocks",

@@ -83,9 +83,12 @@ class Ranking:
     def explain_doubts(self) -> str:
         """Return `one repeat (ddp, mirrored)`: why rows give no verdict; empty if all do."""
         names: dict[str, list[str]] = {}
-        for name, row in [(self.best, self.row), *((rival.name, rival.row) for rival in self.rivals)]:
-            if reason := explain_no_verdict(row):
-                names.setdefault(reason, []).append(name)
+        for in_rounds in (None, False):  # rows that took turns may have done so with others
+            for name, row in [(self.best, self.row), *((rival.name, rival.row) for rival in self.rivals)]:
+                if reason := explain_no_verdict(row, in_rounds=in_rounds):
+                    names.setdefault(reason, []).append(name)
+            if names or not self.undecided:
+                break
         return "; ".join(f"{reason} ({', '.join(members)})" for reason, members in names.items())
 
     def sentence(self) -> str:

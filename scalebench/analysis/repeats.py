@@ -12,13 +12,16 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from scalebench.analysis import throughput
+from scalebench.analysis.blocks import ratio_in_rounds
 from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, convert_types, make_frame
 from scalebench.analysis.identity import comparison_key, pooling_key
 from scalebench.analysis.named_baseline import resolve_named_baseline
@@ -70,7 +73,7 @@ EstimateRatio = Callable[[Mapping[str, Any], Mapping[str, Any]], LogMean]  # as 
 def holds_over_repeats(row: Mapping[str, Any]) -> bool:
     """Return whether the throughput interval of a pooled row includes what differs between starts of its processes,
     which every verdict needs."""
-    return row["interval_over"] == "repeats"
+    return bool(row["interval_over"] == "repeats")
 
 
 @dataclass(eq=False)
@@ -106,9 +109,10 @@ class Configuration:
 class Configurations:
     """The configurations of runs that were loaded together, their rows, and ratios between any two of them."""
 
-    def __init__(self, compared: ComparedRuns | None = None) -> None:
+    def __init__(self, compared: ComparedRuns | None = None, rows: Iterable[Collection[str]] | None = None) -> None:
+        """`rows`: the run_ids of each configuration; by default all repeats that `pooled` describes as one."""
         self._compared = compared
-        self._by_run: dict[str, Configuration] = {} if compared is None else _group_by_configuration(compared)
+        self._by_run: dict[str, Configuration] = {} if compared is None else _group_by_configuration(compared, rows)
         self._ratios: dict[tuple[str, str], LogMean] = {}
         by_sweep: dict[tuple[str, ...], dict[Hashable, dict[Any, float]]] = {}
         for configuration in dict.fromkeys(self._by_run.values()):
@@ -132,8 +136,16 @@ class Configurations:
         if pair in self._ratios:  # rankings, advice and saturation look at the same pairs
             return self._ratios[pair]
         if pair[0] in self._by_run and pair[1] in self._by_run:
-            return self._ratios.setdefault(pair, self._ratio(self._by_run[pair[0]], self._by_run[pair[1]]))
+            return self._ratios.setdefault(pair, self.divide(self._by_run[pair[0]], self._by_run[pair[1]]))
         return LogMean(math.log(row["throughput_samples_per_s"] / base["throughput_samples_per_s"]))
+
+    def select(self, run_ids: Collection[str]) -> Configuration:
+        """Return the configuration of these runs, or its part that has only these repeats."""
+        assert self._compared is not None
+        first = self._by_run.get(next(iter(run_ids)))
+        if first is not None and {run.run_id for run in first.repeats} == set(run_ids):
+            return first
+        return _make_configuration(run_ids, _list_first_copies(self._compared))
 
     def list_folders(self, run_id: str) -> list[Path]:
         """Return the folders of all repeats of the row with this run_id, in the order of their start."""
@@ -144,23 +156,45 @@ class Configurations:
         table = self._tables.get(configuration.sweep)
         return mean_of_logs(logs) if table is None else table.mean(id(configuration), logs)
 
-    def _ratio(self, configuration: Configuration, base: Configuration) -> LogMean:
-        """Return the mean of the ratios within repeats, where these were interleaved or took turns, else the ratio of
-        the means of independent repeats."""
+    def divide(self, configuration: Configuration, base: Configuration) -> LogMean:
+        """Return the log ratio of two configurations: the mean of the ratios within repeats, where these were
+        interleaved or took turns, else the ratio of the means of independent repeats. Between cohorts of one sweep it
+        is the quotient of both ratios to the bare baseline of each, so that what differs between cohorts cancels."""
         if configuration is base:
             return LogMean(0.0)
         pairs = pair_interleaved(configuration.repeats, base.repeats)
+        in_rounds = [ratio_in_rounds(*pair) for pair in pairs]
+        if None in (in_rounds or [None]) and (quotient := self._divide_by_baselines(configuration, base)) is not None:
+            return quotient
         if not pairs or (len(pairs) < 2 and not len(configuration.repeats) == len(base.repeats) == 1):
             return self._mean(configuration).minus(self._mean(base))
-        logs = [math.log(throughput.divide_throughputs(a, b) or math.nan) for a, b in pairs]
-        if configuration.sweep != base.sweep:
-            return mean_of_logs(logs)
-        return self._tables[base.sweep].difference(id(configuration), id(base), logs)
+        ratios = [ratio or throughput.divide_throughputs(*pair) for ratio, pair in zip(in_rounds, pairs, strict=True)]
+        logs = [math.log(ratio or math.nan) for ratio in ratios]
+        same_sweep = configuration.sweep == base.sweep and base.sweep in self._tables
+        mean = (
+            self._tables[base.sweep].difference(id(configuration), id(base), logs) if same_sweep else mean_of_logs(logs)
+        )
+        return msgspec.structs.replace(mean, in_rounds=None not in in_rounds)
+
+    def _divide_by_baselines(self, configuration: Configuration, base: Configuration) -> LogMean | None:
+        """Return the quotient of the ratios to the bare baseline, with their variances added; None unless both took
+        turns with it, in different cohorts of one sweep."""
+        cohorts = [{run.cohort for run in each.repeats} for each in (configuration, base)]
+        if None in cohorts[0] | cohorts[1] or cohorts[0] & cohorts[1] or configuration.sweep != base.sweep:
+            return None
+        bare, other = (self._find_baselines(each.repeats[0])["bare"] for each in (configuration, base))
+        if bare is None or bare is not other or bare in (configuration, base):
+            return None
+        own, others = (self.divide(each, bare) for each in (configuration, base))
+        return (
+            msgspec.structs.replace(own.minus(others), in_rounds=True) if own.in_rounds and others.in_rounds else None
+        )
 
     def _make_rows(self, configurations: Sequence[Configuration]) -> list[Cells]:
-        return [self._make_row(each) for each in configurations]
+        return [self.make_row(each) for each in configurations]
 
-    def _make_row(self, configuration: Configuration) -> Cells:
+    def make_row(self, configuration: Configuration) -> Cells:
+        """Return the cells of a row of `pooled`."""
         first, repeats = configuration.repeats[0], len(configuration.repeats)
         against = self._find_baselines(first)
         cells = dict(configuration.rows[0]) if repeats == 1 else _merge_rows(configuration.rows)
@@ -175,7 +209,7 @@ class Configurations:
             return cells
         efficiencies: list[Estimate] = []
         for kind, base in against.items():
-            ratio = self._ratio(configuration, base).to_estimate() if base is not None and base.rates else None
+            ratio = self.divide(configuration, base).to_estimate() if base is not None and base.rates else None
             devices = first.scale.gpus / (base.repeats[0].scale.gpus if base is not None else 1)
             cells.update(speedup_cells(kind, devices, None if ratio is None else ratio.value, ratio))
             if ratio is not None and (kind == "self" or (kind == "bare" and first.scale.gpus > 1)):
@@ -195,7 +229,7 @@ class Configurations:
         assert self._compared is not None
         baselines, named = self._compared.baselines, self._compared.named_baseline
         runs = {"self": baselines.find_self(run), "bare": baselines.find_bare(run)}
-        against = {kind: None if base is None else self._by_run[base.run_id] for kind, base in runs.items()}
+        against = {kind: None if base is None else self._by_run.get(base.run_id) for kind, base in runs.items()}
         base = None if named is None else named.for_run(run)
         if base is not None:
             against["given"] = self._by_run.get(base.run_id) or Configuration([base], [base.cells])
@@ -207,7 +241,7 @@ class Configurations:
             return None
         if comparison_key(own.repeats[0], True) == comparison_key(bare.repeats[0], True):
             return None  # with another placement
-        ratio = self._ratio(own, bare).to_estimate()
+        ratio = self.divide(own, bare).to_estimate()
         return Estimate(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
 
 
@@ -250,16 +284,31 @@ def pool_results(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataF
     return Configurations(compare_runs(runs)).make_frame()
 
 
-def _group_by_configuration(compared: ComparedRuns) -> dict[str, Configuration]:
+def _list_first_copies(compared: ComparedRuns) -> dict[str, tuple[RunSummary, Cells]]:
+    """Return each run once with its cells, by its run_id."""
+    return {run.run_id: (run, cells) for run, cells in reversed(list(zip(compared.runs, compared.rows, strict=True)))}
+
+
+def _make_configuration(run_ids: Iterable[str], copies: Mapping[str, tuple[RunSummary, Cells]]) -> Configuration:
+    pairs = sorted((copies[run_id] for run_id in run_ids), key=lambda pair: start_time(pair[0]))
+    return Configuration([run for run, _ in pairs], [cells for _, cells in pairs])
+
+
+def _group_by_configuration(
+    compared: ComparedRuns, rows: Iterable[Collection[str]] | None = None
+) -> dict[str, Configuration]:
     """Return the configuration of each run_id, its repeats in the order of time."""
-    pairs = list(zip(compared.runs, compared.rows, strict=True))
-    first_copies = {run.run_id: (run, cells) for run, cells in reversed(pairs)}
-    by_key: dict[tuple[str, ...], Configuration] = {}
-    for run, cells in sorted(first_copies.values(), key=lambda pair: start_time(pair[0])):
-        configuration = by_key.setdefault(pooling_key(run), Configuration([], []))
-        configuration.repeats.append(run)
-        configuration.rows.append(cells)
-    return {run.run_id: configuration for configuration in by_key.values() for run in configuration.repeats}
+    copies = _list_first_copies(compared)
+    if rows is None:
+        by_key: dict[tuple[str, ...], list[str]] = {}
+        for run, _ in sorted(copies.values(), key=lambda pair: start_time(pair[0])):
+            by_key.setdefault(pooling_key(run), []).append(run.run_id)
+        rows = by_key.values()
+    by_run: dict[str, Configuration] = {}
+    for run_ids in rows:
+        if by_run.keys().isdisjoint(run_ids):  # two sides of a comparison may hold the same run
+            by_run |= dict.fromkeys(run_ids, _make_configuration(run_ids, copies))
+    return by_run
 
 
 def pair_interleaved(runs: Sequence[R], base_runs: Sequence[R]) -> list[tuple[R, R]]:

@@ -138,7 +138,7 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
         "model_params": w.model_params, "gradient_bytes": w.gradient_bytes, "model_options": _model_options(result),
         "flops_per_sample": w.flops_per_sample,
         **interval_cells("throughput_samples_per_s", "throughput", value, interval),
-        "interval_over": "blocks" if interval else None,
+        "interval_over": "blocks" if interval else None, "in_turns": bool(measurement.round_rates),
         "step_s": step_s, **measurement.step_spread, **step_breakdown.breakdown_cells(result, step_s),
         "epoch_s": epoch_s,
         "steps_per_epoch": w.steps_per_epoch, "launch_s": p.launch_s, "setup_s": p.setup_s,

@@ -1,7 +1,9 @@
 """Verdicts on rows of the pooled frame: which rows may carry one, the ratio of two rows, and what is missing.
 
-A verdict (best, slower, pays, saturating, resolved) compares processes. Blocks of one process say nothing about its
-next start, so it needs limits that hold over repeats; and it needs rows that nothing else disturbed.
+A verdict (best, slower, pays, saturating, resolved, faster) compares processes. Blocks of one process say nothing about
+its next start, so one repeat carries none, and two do if their interval allows it. What other programs take of the
+machine cancels where ratios are formed within rounds, and forbids a verdict where they are not; missing cores or GPUs
+forbid it always. `show`, rankings, advice and `compare` have this one rule.
 """
 
 from __future__ import annotations
@@ -40,26 +42,41 @@ DOUBTS = {
     "mfu_above_1": "more FLOP/s than the peak of its devices, which needs an explanation",
     "superlinear": "an efficiency above 1, which needs an explanation",
 }
-# No verdict rests on rows with these flags: other programs, or missing cores or GPUs, are part of their figures.
-NO_VERDICT_FLAGS = ("busy_machine", "oversubscribed", "shared_gpu", "superlinear_on_cpu")
+# No verdict rests on rows with these flags: missing cores or GPUs are part of their figures.
+NO_VERDICT_FLAGS = ("oversubscribed", "shared_gpu", "superlinear_on_cpu")
+OTHER_PROGRAMS_FLAGS = ("busy_machine", "foreign_process")  # no verdict either, but on ratios within rounds
 
 
-def explain_no_verdict(*rows: Row) -> str:
-    """Return why no verdict rests on these rows, with the setting that helps; empty if one may."""
+def explain_no_verdict(*rows: Row, in_rounds: bool | None = None) -> str:
+    """Return why no verdict rests on these rows, with the setting that helps; empty if one may.
+
+    `in_rounds`: whether the ratio of the rows is formed within rounds; by default it is for rows that took turns.
+    """
     reasons: dict[str, None] = {}
     for row in rows:
-        flags, repeats = (row.get("flags") or "").split(), row.get("repeats") or 1
+        repeats = row.get("repeats") or 1
         if not holds_over_repeats(row):
             count = "one repeat" if repeats == 1 else f"{repeats} repeats without an interval"
             reasons[f"{count}, {MORE_REPEATS}"] = None
-        reasons |= {DOUBTS[flag]: None for flag in NO_VERDICT_FLAGS if flag in flags}
+    return "; ".join([*reasons, *filter(None, [explain_disturbance(*rows, in_rounds=in_rounds)])])
+
+
+def explain_disturbance(*rows: Row, in_rounds: bool | None = None) -> str:
+    """Return what forbids a verdict on these rows however many repeats they have; empty if nothing does."""
+    reasons: dict[str, None] = {}
+    for row in rows:
+        cancels = row.get("in_turns") if in_rounds is None else in_rounds
+        forbidding = NO_VERDICT_FLAGS if cancels else (*OTHER_PROGRAMS_FLAGS, *NO_VERDICT_FLAGS)
+        flags = (row.get("flags") or "").split()
+        reasons |= {DOUBTS[flag]: None for flag in forbidding if flag in flags}
     return "; ".join(reasons)
 
 
 def decide_ratio(row: Row, base: Row, estimate_ratio: EstimateRatio, confidence: float = CONFIDENCE) -> Estimate:
     """Return the throughput of a row over that of another, with limits if a verdict may rest on both."""
     ratio = estimate_ratio(row, base)
-    return (LogMean(ratio.mean) if explain_no_verdict(row, base) else ratio).to_estimate(confidence)
+    has_verdict = not explain_no_verdict(row, base, in_rounds=ratio.in_rounds)
+    return (ratio if has_verdict else LogMean(ratio.mean)).to_estimate(confidence)
 
 
 def estimate_of(row: Row, name: str, stem: str | None = None) -> Estimate | None:

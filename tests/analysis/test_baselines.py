@@ -182,10 +182,10 @@ def test_layouts_share_the_baseline_of_one_device() -> None:
 
 
 def test_layouts_are_compared_by_the_key_hardware_layout() -> None:
-    one, other = [[make_compared_run(with_layout(layout))] for layout in ("sequence", "spread")]
+    one, other = [[make_compared_run(with_layout(layout), Path(layout))] for layout in ("sequence", "spread")]
     refused = compare(one, other)
     assert refused.status == "not comparable" and "hardware.layout" in (refused.refusal or "")
     (pair,) = compare_by([*one, *other], "hardware.layout").pairs
     assert pair.ratio == 1.0 and "layout" not in str(pair.label)
-    scaled = [make_compared_run(with_layout("sequence", 1)), *other]
+    scaled = [make_compared_run(with_layout("sequence", 1), Path("one")), *other]
     assert len(compare_by(scaled, "gpus").pairs) == 1

@@ -103,7 +103,7 @@ def test_rounds_in_which_other_programs_took_the_cores_do_not_count(tmp_path: Pa
     assert throughput.divide_throughputs(runs[1], runs[0]) == pytest.approx(2.0)
     assert throughput.throughput(ddp)[0] == pytest.approx(20 / 0.05)
     assert "busy_machine" not in runs[1].cells["flags"] and "swapping" in runs[1].cells["flags"]
-    assert make_compared_run(ddp).record.flags == ["swapping"]
+    assert make_compared_run(ddp, Path("ddp")).record.flags == ["swapping"]
     ddp.disturbed_rounds = list(range(5))
     assert "busy_machine" in summarize_run(ddp, Path("x")).cells["flags"]
     assert throughput.throughput(ddp)[0] == pytest.approx(12 * 20 / (3 * 0.2 + 9 * 0.05)), "too few would be left"

@@ -38,6 +38,7 @@ def make_results(
     ]  # fmt: skip
     for result in results:
         result.spec["strategy"]["options"] = options or {}
+        result.scale.device = "cuda"  # whose speedups may be above their number; CPUs' are errors and carry no verdict
     return results
 
 
@@ -45,7 +46,8 @@ def make_runs(
     side: str, block_s: Sequence[float], strategy: str = "ddp", gpus: int = 1, **changes: Any
 ) -> list[ComparedRun]:
     """Make runs as a comparison takes them."""
-    return [make_compared_run(result) for result in make_results(side, block_s, strategy, gpus, **changes)]
+    results = make_results(side, block_s, strategy, gpus, **changes)
+    return [make_compared_run(result, Path(side, result.run_id)) for result in results]
 
 
 def write_folder(
@@ -61,9 +63,10 @@ def make_failed_run(
 ) -> ComparedRun:
     """Make a failed run as a comparison takes it."""
     run_id = f"{side}-{strategy}-{gpus}-{status}"
-    return make_compared_run(
-        record(strategy, gpus, None, status=status, **{"baseline": None, "run_id": run_id, **changes})
-    )
+    failed = record(strategy, gpus, None, status=status, **{"baseline": None, "run_id": run_id, **changes})
+    failed.scale.device = "cuda"
+    made = make_compared_run(dataclasses.replace(failed, reason="failed"), Path(side, run_id))
+    return dataclasses.replace(made, record=dataclasses.replace(made.record, reason=failed.reason))  # with any text
 
 
 def train_settings(**settings: Any) -> dict[str, Any]:

@@ -11,7 +11,12 @@ from scalebench.analysis.comparison.labels import (
     find_key_values,
     warn_about_samples,
 )
-from scalebench.analysis.comparison.pairing import ComparedRun, ComparisonRow, drop_shared_runs
+from scalebench.analysis.comparison.pairing import (
+    ComparedRun,
+    ComparisonRow,
+    configure_rows,
+    drop_shared_runs,
+)
 from scalebench.analysis.comparison.ratio_tests import (
     SIGNIFICANCE_LEVEL,
     RatioTest,
@@ -27,6 +32,7 @@ from scalebench.analysis.comparison.unmatched import (
     find_unmatched,
     make_side,
 )
+from scalebench.analysis.repeats import Configurations
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import Estimate
 
@@ -161,7 +167,8 @@ def _compare_sides(
 ) -> Comparison:
     labels = Labels([row for side in sides for row in side.rows.values()], without)
     base = sides[0]
-    tested = [[_test_ratio(base.rows[key], row) for key, row in side.rows.items() if key in base.rows
+    configurations = configure_rows(row for side in sides for row in side.rows.values())
+    tested = [[_test_ratio(base.rows[key], row, configurations) for key, row in side.rows.items() if key in base.rows
                and base.rows[key].measured and row.measured] for side in sides[1:]]  # fmt: skip
     adjusted = iter(adjust_by_holm([t.p for group in tested for *_, t in group if t.p is not None]))
     contrasts = []
@@ -175,10 +182,14 @@ def _compare_sides(
     return Comparison(by, ignored, threshold, contrasts, list(unmatched.values()), refusal, notes)
 
 
-def _test_ratio(a: ComparisonRow, b: ComparisonRow) -> tuple[ComparisonRow, ComparisonRow, RatioTest]:
+def _test_ratio(
+    a: ComparisonRow, b: ComparisonRow, configurations: Configurations
+) -> tuple[ComparisonRow, ComparisonRow, RatioTest]:
     """Return both rows without the runs that they share, and the test of their ratio."""
     different = drop_shared_runs(a, b)
-    return (a, b, RatioTest(1.0, test=SAME)) if different is None else (*different, compare_rows(*different))
+    if different is None:
+        return a, b, RatioTest(1.0, test=SAME)
+    return (*different, compare_rows(*different, configurations))
 
 
 def _make_pair(

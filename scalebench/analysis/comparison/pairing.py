@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from scalebench.analysis import throughput
 from scalebench.analysis.blocks import counting_flags
 from scalebench.analysis.comparison.run_facts import NAMED_GROUPS, Facts, RunFacts, Value, collect_facts
 from scalebench.analysis.identity import facts_key, is_under
 from scalebench.analysis.read_runs import find_results
-from scalebench.analysis.run_summary import start_time
+from scalebench.analysis.repeats import Configurations
+from scalebench.analysis.rows import compare_runs, summarize_run
+from scalebench.analysis.run_summary import RunSummary
 from scalebench.core.result import Result, read_result
 from scalebench.core.stats.log_means import mean_of_repeats
 
 FAILED_STATUSES = ("failed", "oom", "timeout", "cancelled")
-DISTURBED_FLAGS = frozenset({"busy_machine", "foreign_process"})  # other programs used the devices meanwhile
 CLOCK_FIELDS = ("sm_clock_mhz_mean", "mem_clock_mhz_mean")
 SEED_KEY = "seed"  # may differ between the repeats of a row if it is left out of the pairing
 MAX_CLOSEST_CANDIDATES = 2000  # rows that are searched for the one closest to another
@@ -31,15 +31,23 @@ class ComparedRun:
     """The part of one record that a comparison needs: with their blocks, thousands would not fit into memory."""
 
     record: Result  # without its ranks and its spec
-    started: datetime
-    rate: float | None  # samples/s
+    summary: RunSummary
     facts: RunFacts
     side: int = 0  # number of the folder on the command line
     session: int = 0  # as sessions.number_sessions numbers them; 0: all are one
 
     @property
     def run_id(self) -> str:
-        return self.record.run_id
+        return self.summary.run_id
+
+    @property
+    def started(self) -> datetime:
+        return self.summary.started
+
+    @property
+    def rate(self) -> float | None:
+        """Samples/s."""
+        return self.summary.throughput[0]
 
 
 @dataclass
@@ -61,24 +69,22 @@ class ComparisonRow:
         return math.exp(mean_of_repeats(self.rates).mean)
 
     @property
-    def sessions(self) -> dict[int, list[float]]:
-        """The samples/s of the repeats of each session, in the order of time."""
-        by_session: dict[int, list[float]] = {}
-        for run in self.measured:
-            by_session.setdefault(run.session, []).append(run.rate or 0.0)
-        return by_session
+    def run_ids(self) -> list[str]:
+        return [run.run_id for run in self.measured]
 
     @property
-    def is_disturbed(self) -> bool:
-        """Return whether other programs disturbed more than half of its repeats; its interval covers fewer."""
-        disturbed = [run for run in self.measured if not DISTURBED_FLAGS.isdisjoint(run.record.flags)]
-        return 2 * len(disturbed) > len(self.measured)
+    def sessions(self) -> dict[int, ComparisonRow]:
+        """The measured repeats of each session, in the order of time."""
+        by_session: dict[int, ComparisonRow] = {}
+        for run in self.measured:
+            by_session.setdefault(run.session, ComparisonRow(self.identity)).measured.append(run)
+        return by_session
 
 
 def load_compared_runs(paths: Sequence[str | os.PathLike[str]], side: int = 0) -> list[ComparedRun]:
     """Return each run at or below `paths` once, in the order of their start. InputError as `load` raises it."""
     files = find_results([Path(path) for path in paths])
-    return drop_copies(make_compared_run(read_result(file), side) for file in files)
+    return drop_copies(make_compared_run(read_result(file), file.parent, side) for file in files)
 
 
 def drop_copies(runs: Iterable[ComparedRun]) -> list[ComparedRun]:
@@ -89,10 +95,16 @@ def drop_copies(runs: Iterable[ComparedRun]) -> list[ComparedRun]:
     return sorted(by_id.values(), key=lambda run: run.started)
 
 
-def make_compared_run(result: Result, side: int = 0) -> ComparedRun:
-    rate, _ = throughput.throughput(result)
+def make_compared_run(result: Result, folder: Path, side: int = 0) -> ComparedRun:
     slim = dataclasses.replace(result, ranks=[], spec={}, flags=counting_flags(result))
-    return ComparedRun(slim, start_time(result), rate, collect_facts(result), side)
+    return ComparedRun(slim, summarize_run(result, folder), collect_facts(result), side)
+
+
+def configure_rows(rows: Iterable[ComparisonRow]) -> Configurations:
+    """Return the measured runs of rows as configurations that are loaded together, which know their ratios."""
+    rows = [row for row in rows if row.measured]
+    compared = compare_runs(list({run.run_id: run.summary for row in rows for run in row.measured}.values()))
+    return Configurations(compared, [row.run_ids for row in rows])
 
 
 def make_comparison_rows(runs: Iterable[ComparedRun]) -> list[ComparisonRow]:

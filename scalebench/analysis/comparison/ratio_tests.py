@@ -25,7 +25,9 @@ class RatioTest:
     note: str | None = None
 
 
-def compare_independent(a: Sequence[float], b: Sequence[float], units: str, note: str | None = None) -> RatioTest:
+def compare_independent(
+    a: Sequence[float], b: Sequence[float], units: str, confidence: float = CONFIDENCE
+) -> RatioTest:
     """Return the ratio b over a of independent `units`: positive samples/s of each, three at least on one side.
 
     On logarithms, where a ratio is a difference and units differ by factors. With three or more on both sides by
@@ -38,20 +40,13 @@ def compare_independent(a: Sequence[float], b: Sequence[float], units: str, note
     """
     log_a, log_b, counts = mean_of_repeats(a), mean_of_repeats(b), describe_counts(len(a), len(b), units)
     if min(len(a), len(b)) >= MIN_UNITS_FOR_TEST:
-        return _t_test(log_b.minus(log_a), f"Welch's t, {counts}", note)
+        return judge_ratio(log_b.minus(log_a), f"Welch's t, {counts}", confidence=confidence)
     freedom = log_a.degrees_of_freedom + log_b.degrees_of_freedom
     squares = [log.variance * len(of) * log.degrees_of_freedom for log, of in ((log_a, a), (log_b, b)) if len(of) > 1]
     variance = math.fsum(squares) / freedom * (1 / len(a) + 1 / len(b))
-    return _t_test(LogMean(log_b.mean - log_a.mean, variance, freedom), f"Student's t, {counts}", note)
-
-
-def compare_paired(pairs: Sequence[tuple[float, float]], units: str) -> RatioTest:
-    """Return the ratio b over a of at least three pairs (a, b) that ran side by side: what they share cancels.
-
-    Student's t on the logarithms of the pairs' ratios. Source: Box, Hunter and Hunter 1978, "Statistics for
-    Experimenters" (paired comparisons).
-    """
-    return _t_test(mean_of_repeats([b / a for a, b in pairs]), f"paired t, {len(pairs)} {units}")
+    return judge_ratio(
+        LogMean(log_b.mean - log_a.mean, variance, freedom), f"Student's t, {counts}", confidence=confidence
+    )
 
 
 def describe_counts(a: int, b: int, units: str) -> str:
@@ -86,10 +81,11 @@ def median_with_interval(values: Sequence[float]) -> tuple[float, Estimate | Non
     return median, Estimate(median, ordered[k - 1], ordered[-k]) if k else None
 
 
-def _t_test(log_ratio: LogMean, test: str, note: str | None = None) -> RatioTest:
+def judge_ratio(log_ratio: LogMean, test: str, note: str | None = None, confidence: float = CONFIDENCE) -> RatioTest:
+    """Return a ratio of known variance with its interval and Student's t; `test` names it."""
     from scipy.special import stdtr  # not scipy.stats, which takes 0.6 s to import
 
-    interval = log_ratio.to_estimate()
+    interval = log_ratio.to_estimate(confidence)
     if log_ratio.variance == 0:
         return RatioTest(interval.value, interval, 1.0 if log_ratio.mean == 0 else 0.0, test, note)
     t = abs(log_ratio.mean) / math.sqrt(log_ratio.variance)

@@ -16,18 +16,19 @@ from scalebench.analysis.comparison.ratio_tests import (
     MIN_UNITS_FOR_TEST,
     RatioTest,
     compare_independent,
-    compare_paired,
     describe_counts,
+    judge_ratio,
 )
-from scalebench.analysis.repeats import pair_interleaved
+from scalebench.analysis.repeats import Configuration, Configurations, pair_interleaved
 from scalebench.analysis.run_summary import start_time
+from scalebench.analysis.verdicts import explain_disturbance, explain_no_verdict
 from scalebench.core.result import Result
-from scalebench.core.stats.log_means import mean_of_repeats
+from scalebench.core.stats.log_means import mean_of_logs, mean_of_repeats
 
 MAX_PAUSE = timedelta(hours=1)  # from the end of a run to the start of the next of its session
 MAX_LENGTH = timedelta(hours=24)  # from the first start to the last: a runner that never rests has a session a day
 
-REPEATS_NOTE = "{} no verdict, three of each side in one session do (measure.repeats=3)"
+MIN_REPEATS = 2  # that carry a verdict, if their interval does
 SESSIONS_NOTE = (
     "{} no verdict, since nothing says how this machine changes from one session to the next: run both sides in one "
     "session, best in one sweep, or save at least three sessions of A (compare --save)"
@@ -35,9 +36,6 @@ SESSIONS_NOTE = (
 ONE_SESSION_NOTE = (
     "repeats of one session: if the machine changed between A and B, these intervals do not hold it; runs of one sweep "
     "take turns and are free of that, saved sessions (compare --save) hold it"
-)
-DISTURBED_NOTE = (
-    "other programs used the devices in most repeats of a side, which gives no verdict: run it again on a quiet machine"
 )
 
 
@@ -58,38 +56,74 @@ def number_sessions(runs: Iterable[Result]) -> dict[str, int]:
     return numbers
 
 
-def compare_rows(a: ComparisonRow, b: ComparisonRow) -> RatioTest:
+def compare_rows(a: ComparisonRow, b: ComparisonRow, configurations: Configurations) -> RatioTest:
     """Return the ratio b over a of two rows without shared runs, tested on the highest level that varies.
 
-    Paired over sessions that have both sides, from three on; else paired over interleaved repeats; else, within one
-    session, over its repeats; else over the means of sessions. Without three of these on either side there is only a
-    ratio.
+    Paired over sessions that have both sides, from three on. Else, within one session or where repeats were
+    interleaved, the ratio of `show`, by its rule for a verdict. Else over the means of sessions, of which three on a
+    side show how they vary. Sessions that something disturbed are left out. Otherwise there is only a ratio.
     """
-    ratio, repeats = b.rate / a.rate, (len(a.rates), len(b.rates))
-    if a.is_disturbed or b.is_disturbed:
-        return RatioTest(ratio, test="none, for a busy machine", note=DISTURBED_NOTE)
     sessions_a, sessions_b = a.sessions, b.sessions
     shared = [number for number in sessions_a if number in sessions_b]
+    of_a, of_b = (configurations.select(row.run_ids) for row in (a, b))
+    interleaved = len(pair_interleaved(of_a.repeats, of_b.repeats))
+    are_one_session = len(sessions_a) == len(sessions_b) == len(shared) == 1
+    if len(shared) < MIN_UNITS_FOR_TEST and (interleaved >= MIN_REPEATS or are_one_session):
+        return _compare_repeats(configurations, of_a, of_b, interleaved)
+    ratio, cells = b.rate / a.rate, (configurations.make_row(of_a), configurations.make_row(of_b))
+    if reason := explain_disturbance(*cells, in_rounds=True):  # what holds for all sessions
+        return _without_verdict(ratio, reason)
     if len(shared) >= MIN_UNITS_FOR_TEST:
-        pairs = [(_mean_rate(sessions_a[number]), _mean_rate(sessions_b[number])) for number in shared]
-        return compare_paired(pairs, "sessions")
-    rates = {run.run_id: run.rate or 0.0 for row in (a, b) for run in row.measured}
-    interleaved = pair_interleaved([run.record for run in a.measured], [run.record for run in b.measured])
-    if len(interleaved) >= MIN_UNITS_FOR_TEST:
-        return compare_paired([(rates[x.run_id], rates[y.run_id]) for x, y in interleaved], "interleaved repeats")
-    if max(repeats) < MIN_UNITS_FOR_TEST:
-        return _without_verdict(ratio, repeats, "repeat", REPEATS_NOTE)
-    if len(sessions_a) == len(sessions_b) == len(shared) == 1:
-        return compare_independent(a.rates, b.rates, "repeats", ONE_SESSION_NOTE)
-    sessions = len(sessions_a), len(sessions_b)
-    if max(sessions) < MIN_UNITS_FOR_TEST:
-        return _without_verdict(ratio, sessions, "session", SESSIONS_NOTE)
-    return compare_independent(*session_means([*sessions_a.values()], [*sessions_b.values()]), "sessions")
+        pairs = [(sessions_a[number], sessions_b[number]) for number in shared]
+        return _compare_within_sessions(ratio, pairs, configurations)
+    return _compare_session_means(ratio, list(sessions_a.values()), list(sessions_b.values()))
 
 
-def _without_verdict(ratio: float, counts: tuple[int, int], unit: str, note: str) -> RatioTest:
-    subject = f"one {unit} each gives" if counts == (1, 1) else f"{describe_counts(*counts, f'{unit}s')} give"
-    return RatioTest(ratio, test=f"none, for {describe_counts(*counts, f'{unit}s')}", note=note.format(subject))
+def _compare_repeats(configurations: Configurations, a: Configuration, b: Configuration, interleaved: int) -> RatioTest:
+    ratio = configurations.divide(b, a)
+    cells = (configurations.make_row(part) for part in (a, b))
+    if reason := explain_no_verdict(*cells, in_rounds=ratio.in_rounds):
+        return _without_verdict(math.exp(ratio.mean), reason)
+    if interleaved >= MIN_REPEATS:
+        kind = "repeats in turns" if ratio.in_rounds else "interleaved repeats"
+        return judge_ratio(ratio, f"paired t, {interleaved} {kind}")
+    counts = describe_counts(len(a.repeats), len(b.repeats), "repeats")
+    return judge_ratio(ratio, f"Welch's t, {counts}", ONE_SESSION_NOTE)
+
+
+def _compare_within_sessions(
+    ratio: float, pairs: Sequence[tuple[ComparisonRow, ComparisonRow]], configurations: Configurations
+) -> RatioTest:
+    logs, reasons = [], []
+    for a, b in pairs:
+        of_session = configurations.divide(configurations.select(b.run_ids), configurations.select(a.run_ids))
+        reason = "" if of_session.in_rounds else explain_session_disturbance(a) or explain_session_disturbance(b)
+        reasons += [reason] if reason else []
+        logs += [] if reason else [of_session.mean]
+    if len(logs) < MIN_UNITS_FOR_TEST:
+        return _without_verdict(ratio, reasons[0])
+    return judge_ratio(mean_of_logs(logs), f"paired t, {len(logs)} sessions")
+
+
+def _compare_session_means(ratio: float, a: Sequence[ComparisonRow], b: Sequence[ComparisonRow]) -> RatioTest:
+    rates_a, rates_b = ([each.rates for each in side if not explain_session_disturbance(each)] for side in (a, b))
+    if not rates_a or not rates_b:
+        return _without_verdict(ratio, explain_session_disturbance(*([] if rates_a else a), *([] if rates_b else b)))
+    counts = len(rates_a), len(rates_b)
+    if max(counts) < MIN_UNITS_FOR_TEST:
+        subject = "one session each gives" if counts == (1, 1) else f"{describe_counts(*counts, 'sessions')} give"
+        return RatioTest(ratio, test="none", note=SESSIONS_NOTE.format(subject))
+    return compare_independent(*session_means(rates_a, rates_b), "sessions")
+
+
+def explain_session_disturbance(*sessions: ComparisonRow) -> str:
+    """Return why a session does not count beside others, with which it shares no rounds; empty if it does."""
+    rows = [{"flags": " ".join(flag for run in each.measured for flag in run.record.flags)} for each in sessions]
+    return explain_disturbance(*rows, in_rounds=False)
+
+
+def _without_verdict(ratio: float, reason: str) -> RatioTest:
+    return RatioTest(ratio, test="none", note=f"no verdict: {reason}")
 
 
 def session_means(

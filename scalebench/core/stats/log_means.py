@@ -31,6 +31,7 @@ class LogMean(msgspec.Struct, frozen=True):
     mean: float
     variance: float = math.inf
     degrees_of_freedom: float = 0.0
+    in_rounds: bool = False  # a ratio of runs that took turns: what other programs took from both cancels
 
     def minus(self, other: LogMean) -> LogMean:
         """Return the difference of two independent means: the logarithm of the ratio of what they are means of.

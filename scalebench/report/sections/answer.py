@@ -12,7 +12,6 @@ from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, ScalingLimit, find_scaling_limit, format_batch, format_group_title
 from scalebench.analysis.verdicts import (
     DOUBTS,
-    NO_VERDICT_FLAGS,
     count_missing_repeats,
     decide_ratio,
     explain_no_verdict,
@@ -50,7 +49,7 @@ MAX_TERMINAL_ANSWERS = 5
 MAX_HEADLINE_NAMES = 2  # of strategies that are equally fast
 MAX_RECIPES = 5  # groups whose fastest strategy is shown with its lines of code
 # Doubts that no verdict hides: limits over repeats hold them, or the row has no verdict for want of limits.
-HARMLESS_DOUBTS = {*NO_VERDICT_FLAGS, "no_interval", "target_missed", "repeats_differ"}
+HARMLESS_DOUBTS = {"no_interval", "target_missed", "repeats_differ"}
 CERTAINTY = {"best": "the best", "tied": "tied within noise", "not sure": "not sure", "alone": "nothing to compare"}
 
 
@@ -211,9 +210,9 @@ def list_doubts(advice: Advice) -> list[str]:
 def _doubts_of(row: dict[str, Any]) -> Iterator[str]:
     """Yield why no verdict rests on a row, or why one that rests on it is weak."""
     flags = (row["flags"] or "").split()
-    if reason := explain_no_verdict(row):
-        yield from reason.split("; ")
-    yield from (text for flag, text in DOUBTS.items() if flag in flags and flag not in HARMLESS_DOUBTS)
+    reasons = list(filter(None, explain_no_verdict(row).split("; ")))
+    weak = [text for flag, text in DOUBTS.items() if flag in flags and flag not in HARMLESS_DOUBTS]
+    yield from dict.fromkeys([*reasons, *weak])
     if row["steady"] is False and "drifts" not in flags:
         yield "it was not steady"
 

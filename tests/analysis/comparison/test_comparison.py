@@ -54,7 +54,7 @@ def test_the_same_runs_have_their_own_verdict() -> None:
 
 def test_a_gate_without_enough_data_has_a_status_of_its_own() -> None:
     """One that passes would hide that nothing was compared, one that fails would call it a regression."""
-    a, b = make_runs("a", STEADY[:2]), make_runs("b", slower(0.5)[:2])
+    a, b = make_runs("a", STEADY[:1]), make_runs("b", slower(0.5)[:1])
     actual = compare(a, b, threshold=0.0)
     assert (only(actual).verdict, only(actual).interval, actual.status) == ("no verdict", None, "too little data")
     assert compare(a, b).status == "ok"
@@ -74,7 +74,7 @@ def test_verdicts_are_adjusted_for_the_number_of_pairs() -> None:
     first = actual.pairs[0]
     assert (first.verdict, actual.status) == ("no difference resolved", "ok")
     assert first.p == pytest.approx(alone.p) and first.p_holm == pytest.approx(8 * alone.p)
-    assert first.interval == alone.interval, "the interval is that of the pair alone"
+    assert first.interval.limits == pytest.approx(alone.interval.limits), "the interval is that of the pair alone"
 
 
 def test_pairs_share_everything_but_what_may_differ() -> None:

@@ -81,5 +81,5 @@ def test_sessions_that_failed_or_were_disturbed_are_shown_and_not_judged() -> No
     runs.append(make_failed_run("x", started_at="2026-01-20T00:00:00.000+00:00"))
     history = find_one(runs)
     assert history.change is None and [each.rate is None for each in history.sessions].count(True) == 2
-    assert history.sessions[4].note == "other programs used the devices"
+    assert history.sessions[4].note == "other programs kept the processors busy"
     assert history.sessions[-1].note == "failed: failed as configured"

@@ -83,7 +83,7 @@ def test_what_is_lacking_is_in_the_last_line_and_nowhere_else() -> None:
     def notes(a: list[float], b: list[float]) -> list[str]:
         return [line for line in list_sentences(compare(make_runs("a", a), make_runs("b", b))) if "repeat" in line]
 
-    lacking = "one repeat each gives no verdict, three of each side in one session do (measure.repeats=3)"
+    lacking = "no verdict: one repeat, measure.repeats=3 decides"
     assert notes([0.1], [0.1]) == [f"undecided: {lacking}"]
     (missing,) = notes(STEADY, STEADY)
     assert missing.startswith("note: repeats of one session: if the machine changed between A and B, ")
@@ -172,7 +172,7 @@ def test_json_is_as_agreed() -> None:
 
 
 def test_json_has_no_infinity() -> None:
-    wide = compare(make_runs("a", [1e-150, 1e150, 1.0]), make_runs("b", [1.0, 1e-150, 1e150]))
+    wide = compare(make_runs("a", [1e-90, 1e90]), make_runs("b", [1e90, 1e-90]))
     (pair,) = json.loads(make_json(wide, 0), parse_constant=pytest.fail)["contrasts"][0]["pairs"]
     assert wide.pairs[0].interval.high == float("inf") and pair["ratio_high"] is None and pair["ratio_low"] == 0.0
 
