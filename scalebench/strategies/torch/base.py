@@ -25,7 +25,7 @@ from scalebench.strategies.torch.model import NetworkModule, build_network_modul
 from scalebench.strategies.torch.observed import observe_backend, observe_settings
 from scalebench.strategies.torch.precision import CompiledModel, Precision, input_shapes
 from scalebench.strategies.torch.user_step import UserOptimizer
-from scalebench.workloads import datasets, networks, records, user_code
+from scalebench.workloads import datasets, networks, user_code
 from scalebench.workloads.source import Source
 
 
@@ -331,15 +331,13 @@ class TorchStrategy(Strategy, Probes):
         model = user_checks.build_user_module(config, self.device)
         if config.train.activation_checkpointing:
             checkpoint_user_module(model.module)
-        samples = self._read_check_samples() if self._has_user_loss or config.dataset.dtype == records.RECORD else None
+        # As many real samples as a device trains on at once: only they fit any loss, any embedding and any state.
+        count = -(-self.spec.batch_per_device // self.accumulate)
+        batch = to_tensors(datasets.read_first_samples(self.spec, count)).to(self.device)
+        samples = (batch.inputs, batch.targets) if self._has_user_loss else (batch.inputs,)
         user_checks.check_user_module(model, config, self.device, self.precision, self.group, samples)
         self._user_flops = model.flops_per_sample
         return model
-
-    def _read_check_samples(self) -> tuple[Any, ...]:
-        """Return the first samples as arguments of the user's module: only real ones fit any loss and any embedding."""
-        batch = to_tensors(datasets.read_first_samples(self.spec, user_checks.CHECK_SAMPLES)).to(self.device)
-        return (batch.inputs, batch.targets) if self._has_user_loss else (batch.inputs,)
 
 
 class BareTorch(TorchStrategy):

@@ -1,12 +1,13 @@
-"""Building a user's torch.nn.Module with the user's function, and checking it on two samples before training."""
+"""Building a user's torch.nn.Module with the user's function, and checking a copy of it on a batch before training."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 import zlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from scalebench.core.errors import PluginError
-from scalebench.core.spec import Config, ModelSpec
+from scalebench.core.spec import Config, ModelSpec, has_stop
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch.precision import Precision
 from scalebench.strategies.torch.profiling import count_flops
@@ -24,8 +25,6 @@ from scalebench.strategies.torch.user_module import UserModule, UserProblem, att
 from scalebench.strategies.torch.user_step import UserOptimizer, UserStep, find_training_step
 from scalebench.workloads import records, user_code
 from scalebench.workloads.network import TRAINING_PASSES
-
-CHECK_SAMPLES = 2
 
 
 def build_user_module(config: Config, device: torch.device) -> UserModule:
@@ -49,7 +48,8 @@ def build_user_module(config: Config, device: torch.device) -> UserModule:
         _check_module(module, model)
         if not config.train.dropout:
             _disable_dropout(module)
-        user_module = _wrap_module(module, config).to(device).train()
+        module.to(device)  # by itself, since a LightningModule learns its device from a call of its own method
+        user_module = _wrap_module(module, config).train()
         make = getattr(module, "configure_optimizers", None)
         if optimizer is None and callable(make) and isinstance(user_module, UserStep):
             optimizer = make()
@@ -145,119 +145,161 @@ def check_user_module(
     device: torch.device,
     precision: Precision,
     ranks: RankMessages | None,
-    real_samples: tuple[Any, ...] | None = None,
+    samples: tuple[Any, ...],
 ) -> None:
-    """Raise PluginError if the user's module cannot be trained, else count its FLOPs; the module is left as it was.
+    """Raise PluginError if the user's module cannot be trained, else note what it leaves untrained, and its FLOPs.
 
-    It is called with zeros, or with `real_samples`, the arguments of its forward pass for CHECK_SAMPLES samples. Its
-    outputs have to fit the targets and depend on the parameters, with train.dropout=false it must not draw random
-    numbers, and all ranks have to start from the same weights.
+    `samples` are the arguments of its forward pass for the first batch of a device. A copy trains on them: its outputs
+    have to fit the targets and depend on the parameters, with train.dropout=false it must not draw random numbers, and
+    all ranks have to start from the same weights. The module and the generators of random numbers stay as they were.
     """
-    samples = (torch.zeros(CHECK_SAMPLES, *config.model.input_shape, dtype=_input_dtype(config), device=device),)
-    if real_samples is not None:
-        samples = real_samples
-    has_loss = user_code.has_user_loss(config.model)
+    if ranks is not None and _weights_differ(model, ranks):
+        raise PluginError(
+            f"{function_label(config.model)} gives other weights on every rank: draw them from torch, numpy.random or "
+            "random, which are seeded"
+        )
+    try:
+        with _kept_generators(device):
+            _check_copy(model, config, device, precision, samples)
+    except (PluginError, torch.OutOfMemoryError) as error:
+        if not isinstance(error.__cause__ or error, torch.OutOfMemoryError):
+            raise
+        print("the module was not checked: a copy of it does not fit beside it on the device")  # training may yet fit
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _check_copy(
+    model: UserModule, config: Config, device: torch.device, precision: Precision, samples: tuple[Any, ...]
+) -> None:
+    trial = _copy_module(model, config, device)
+    problem = _try_step(trial, config, precision.autocast(), samples)
+    if any(parameter.grad is not None for parameter in model.parameters()):  # functions of the copy lead back to it
+        model.zero_grad()
+        trial = build_user_module(config, device)
+        problem = _try_step(trial, config, precision.autocast(), samples)
+    if problem is not None:
+        raise PluginError(f"{function_label(config.model)} {problem}")
+    model.unused_parameters = trial.unused_parameters
+    model.flops_per_sample = _count_training_flops(trial, samples, precision.autocast())
+
+
+def _copy_module(model: UserModule, config: Config, device: torch.device) -> UserModule:
+    """Return a copy of the module without its optimizer; one that cannot be copied is built again."""
+    optimizer, model.user_optimizer = model.user_optimizer, None
+    try:
+        return copy.deepcopy(model)
+    except Exception:  # of an attribute: a lock, a generator, a tensor that was computed
+        return build_user_module(config, device)
+    finally:
+        model.user_optimizer = optimizer
+
+
+def _try_step(
+    trial: UserModule, config: Config, autocast: AbstractContextManager[None], samples: tuple[Any, ...]
+) -> str | None:
+    """Run the passes of a step on a copy, and of an evaluation if there is one. Return what is wrong, if anything, and
+    set the copy's `unused_parameters`."""
+    check = _loss_problem if user_code.has_user_loss(config.model) else _output_problem
+    count = count_samples(samples[0])
     with attribute_errors_to_user(config.model):
-        outputs = _evaluate_samples(model, samples, precision.autocast())
-        model.unused_parameters = _find_unused_parameters(model, outputs)
-        problem = _loss_problem(outputs) if has_loss else _output_problem(outputs, config)
-        if problem is None and not config.train.dropout and _draws_random_numbers(model, samples, precision.autocast()):
-            problem = (
+        before = _generator_states(next(trial.parameters()).device)
+        with autocast:
+            outputs = trial(*samples)
+        if not config.train.dropout and before != _generator_states(next(trial.parameters()).device):
+            return (
                 "draws random numbers in training although train.dropout=false, which turns off layers of torch.nn "
                 "alone: make an nn.Dropout of it, or take train.dropout=true"
             )
-    if problem is None and ranks is not None and _weights_differ(model, ranks):
-        problem = "gives other weights on every rank: draw them from torch, numpy.random or random, which are seeded"
-    if problem is not None:
-        raise PluginError(f"{function_label(config.model)} {problem}")
-    model.flops_per_sample = _count_training_flops(model, samples, precision.autocast())
+        problem = check(outputs, config, count)
+        if problem is None and not outputs.requires_grad:
+            what = "a loss that does" if check is _loss_problem else "outputs that do"
+            problem = f"gives {what} not depend on its parameters: nothing of it can be trained"
+        if problem is not None:
+            return problem
+    with attribute_errors_to_user(config.model, anywhere=True):
+        outputs.float().sum().backward()
+    named = trial.module.named_parameters()
+    trial.unused_parameters = [name for name, each in named if each.requires_grad and each.grad is None]
+    evaluates = config.dataset.validation_share > 0 and (config.measure.evaluate or has_stop(config.train.stop))
+    return _evaluation_problem(trial, config, autocast, samples) if evaluates else None
+
+
+def _evaluation_problem(
+    trial: UserModule, config: Config, autocast: AbstractContextManager[None], samples: tuple[Any, ...]
+) -> str | None:
+    trial.eval()
+    try:
+        with attribute_errors_to_user(config.model), torch.no_grad(), autocast:
+            outputs = trial(*samples)
+    finally:
+        trial.train()
+    if user_code.has_user_loss(config.model):
+        return None
+    problem = _output_problem(outputs, config, len(outputs))
+    return None if problem is None else f"in evaluation mode {problem}"
+
+
+def count_samples(inputs: Any) -> int:
+    """Return the number of samples of a batch, whose inputs may be several arrays."""
+    while not isinstance(inputs, Tensor):
+        inputs = next(iter(inputs.values() if isinstance(inputs, dict) else inputs))
+    return len(inputs)
 
 
 def _count_training_flops(
-    model: UserModule, samples: tuple[Any, ...], autocast: AbstractContextManager[None]
+    trial: UserModule, samples: tuple[Any, ...], autocast: AbstractContextManager[None]
 ) -> float | None:
     """Return the FLOPs of training on one sample, three times those of a forward pass as for our networks.
 
     None where PyTorch counts nothing, fails, or misses a part: it does not look into recurrent layers. Operators of the
     user's own kernels are not counted either, which nothing shows.
     """
-    if any(isinstance(layer, nn.RNNBase) for layer in model.modules()):
+    if any(isinstance(layer, nn.RNNBase) for layer in trial.modules()):
         return None
     try:
-        # With gradients, since transformer layers otherwise take a fused path that is not counted.
-        flops = count_flops(lambda: _evaluate_samples(model, samples, autocast))
+        with autocast:  # with gradients, since transformer layers otherwise take a fused path that is not counted
+            flops = count_flops(lambda: trial(*samples))
     except Exception:  # the count is no reason to refuse a module that trains
         return None
-    return TRAINING_PASSES * flops / CHECK_SAMPLES or None
+    return TRAINING_PASSES * flops / count_samples(samples[0]) or None
 
 
-def _input_dtype(config: Config) -> torch.dtype:
-    return torch.uint8 if config.dataset.dtype == "uint8" else torch.float32
+def _loss_problem(loss: Tensor, config: Config, count: int) -> str | None:
+    if torch.isfinite(loss):
+        return None
+    return f"gives a loss of {loss.item():g} for the first {count} samples: correct the loss, or the samples"
 
 
-def _evaluate_samples(model: UserModule, samples: tuple[Any, ...], autocast: AbstractContextManager[None]) -> Tensor:
-    model.eval()
-    try:
-        with autocast:
-            return model(*samples)
-    finally:
-        model.train()
-
-
-def _loss_problem(loss: Tensor) -> str | None:
-    if not torch.isfinite(loss):
-        return (
-            f"gives a loss of {loss.item():g} for the first {CHECK_SAMPLES} samples: correct the loss, or the samples"
-        )
-    return None if loss.requires_grad else "gives a loss that does not depend on its parameters: nothing can be trained"
-
-
-def _output_problem(outputs: Tensor, config: Config) -> str | None:
+def _output_problem(outputs: Tensor, config: Config, count: int) -> str | None:
     shape, dataset = tuple(outputs.shape), config.dataset
     if not outputs.is_floating_point():
         return f"gives outputs of {str(outputs.dtype).removeprefix('torch.')}, which no loss can be made of"
     if config.model.loss == "cross_entropy":
         classes = dataset.classes or 2
         positions = tuple(config.model.target_shape)  # several labels of a sample, such as the next tokens
-        if len(shape) < 2 or (shape[0], *shape[2:]) != (CHECK_SAMPLES, *positions) or shape[1] < classes:
-            count = f"{dataset.classes} classes" if dataset.classes else "classes"
+        if len(shape) < 2 or (shape[0], *shape[2:]) != (count, *positions) or shape[1] < classes:
+            known = f"{dataset.classes} classes" if dataset.classes else "classes"
             return (
-                f"gives outputs of {shape} for {CHECK_SAMPLES} samples; dataset={dataset.name} has {count}: "
+                f"gives outputs of {shape} for {count} samples; dataset={dataset.name} has {known}: "
                 f"give each an output{f', as (samples, classes, {positions[0]})' if positions else ''}"
             )
-    elif shape != (targets := (CHECK_SAMPLES, *config.model.target_shape)):
-        return (
-            f"gives outputs of {shape} for {CHECK_SAMPLES} samples; the targets of dataset={dataset.name} are {targets}"
-        )
-    if not outputs.requires_grad:
-        return "gives outputs that do not depend on its parameters: nothing of it can be trained"
+    elif shape != (targets := (count, *config.model.target_shape)):
+        return f"gives outputs of {shape} for {count} samples; the targets of dataset={dataset.name} are {targets}"
     return None
 
 
-def _find_unused_parameters(model: UserModule, outputs: Tensor) -> list[str]:
-    """Return the names of the parameters that are not in the autograd graph of the outputs."""
-    pending, visited, reached = [outputs.grad_fn], set(), set()
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in visited:
-            visited.add(node)
-            reached.add(id(getattr(node, "variable", None)))
-            pending += [function for function, _ in node.next_functions]
-    parameters = model.module.named_parameters()
-    return [name for name, parameter in parameters if parameter.requires_grad and id(parameter) not in reached]
-
-
-def _draws_random_numbers(model: UserModule, samples: tuple[Any, ...], autocast: AbstractContextManager[None]) -> bool:
-    """Return True if a forward pass in training mode takes numbers from a generator of PyTorch, numpy or Python.
-    Buffers are restored."""
-    saved = [buffer.clone() for buffer in model.buffers()]
-    device = next(model.parameters()).device
-    before = _generator_states(device)
-    with torch.no_grad(), autocast:
-        model(*samples)
-        for buffer, value in zip(model.buffers(), saved, strict=True):
-            buffer.copy_(value)
-    return before != _generator_states(device)
+@contextmanager
+def _kept_generators(device: torch.device) -> Iterator[None]:
+    """Put the generators that _seed_generators seeds back into the state that they have now."""
+    numbers, python = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        np.random.set_state(numbers)
+        random.setstate(python)
 
 
 def _generator_states(device: torch.device) -> tuple[object, ...]:

@@ -49,7 +49,7 @@ class UserModule(nn.Module):
         """`as_is`: samples are records, and reach the module as the user's function gave them."""
         super().__init__()
         self.module, self._as_is = module, as_is
-        self.unused_parameters: list[str] = []  # those on which the outputs of the check did not depend
+        self.unused_parameters: list[str] = []  # those to which the check's backward pass gave no gradient
         self.flops_per_sample: float | None = None  # of training; None: not countable
         self.user_optimizer: UserOptimizer | None = None
         self._names_taken: dict[tuple[str, ...], bool] = {}  # whether forward has parameters of these names
@@ -61,7 +61,8 @@ class UserModule(nn.Module):
     def forward(self, inputs: Any) -> Tensor:
         outputs = self.call_module(self.prepare(inputs))
         if not isinstance(outputs, Tensor):  # some modules return more in training than in evaluation
-            raise TypeError(f"it should give one tensor, and gives a {type(outputs).__name__}")
+            mode = "training" if self.training else "evaluation mode"
+            raise UserProblem(f"gives a {type(outputs).__name__} in {mode}: it should give one tensor")
         return outputs
 
     def prepare(self, inputs: Any) -> Any:

@@ -37,11 +37,11 @@ class UserStep(UserModule):
 
     def __init__(self, module: nn.Module, data_format: str, model: ModelSpec, as_is: bool) -> None:
         super().__init__(module, data_format, as_is)
+        self._batches = {True: 0, False: 0}  # counted in training and in evaluation mode
         self.training_step = find_training_step(module)
         self._loss = None if model.loss == user_code.MODULE_LOSS else user_code.load_function(model.loss, "model.loss")
         if self._loss is not None and not callable(self._loss):
             raise UserProblem(f"has model.loss={model.loss}, which is no function")
-        self._steps = 0
         if self.training_step is not None:
             if not getattr(module, "automatic_optimization", True):
                 raise UserProblem(
@@ -56,11 +56,19 @@ class UserStep(UserModule):
         if batch is None:
             batch = self.form_batch(inputs, targets)
         if self._loss is None and self.training_step is not None:
-            return check_loss(self.training_step(batch, *([self._count_batch()] if self._takes_number else [])))
+            number = [self._count_batch()] if self._takes_number else []
+            return check_loss(self.training_step(batch, *number), self.training)
         inputs, targets = (batch, None) if targets is None else batch
         if self._loss is not None:
-            return check_loss(self._loss(self.call_module(inputs), inputs if targets is None else targets))
-        return check_loss(self.call_module(inputs) if targets is None else self.module(inputs, targets))
+            result = self._loss(self.call_module(inputs), inputs if targets is None else targets)
+        else:
+            result = self.call_module(inputs) if targets is None else self.module(inputs, targets)
+        return check_loss(result, self.training)
+
+    def train(self, mode: bool = True) -> UserStep:
+        """Set the mode; each evaluation counts its batches from 0."""
+        self._batches[False] = 0
+        return super().train(mode)
 
     def form_batch(self, inputs: Any, targets: Any) -> Any:
         """Return a batch as a training_step of the user's takes it: the inputs, or (inputs, targets)."""
@@ -68,11 +76,12 @@ class UserStep(UserModule):
         return inputs if targets is None else (inputs, targets)
 
     def _count_batch(self) -> int:
-        """Return the number of the batch; 0 in compiled code, which would be compiled again for each number."""
+        """Return the number of the batch among those of training, or of this evaluation; 0 in compiled code, which
+        would be compiled again for each number."""
         if torch.compiler.is_compiling():
             return 0
-        self._steps += 1
-        return self._steps - 1
+        self._batches[self.training] += 1
+        return self._batches[self.training] - 1
 
 
 def find_training_step(module: Any) -> Callable[..., Any] | None:
@@ -89,16 +98,22 @@ def _takes_second_argument(function: Callable[..., Any]) -> bool:
     return True
 
 
-def check_loss(result: Any) -> Tensor:
-    """Return the loss, which may be an attribute or an entry `loss` of the result. Raises TypeError where none is."""
+def check_loss(result: Any, in_training: bool = True) -> Tensor:
+    """Return the loss, which may be an attribute or an entry `loss` of the result. Raises UserProblem where none is."""
     loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
+    is_loss = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
+    if not is_loss and not in_training:
+        raise UserProblem(
+            "gives no loss in evaluation mode, only what it predicts: set measure.evaluate=false, or have it compute "
+            "the loss where the batch has labels"
+        )
     if not isinstance(loss, Tensor):
         kind = "None" if loss is None else f"a {type(result).__name__}"
-        raise TypeError(f"it should give the mean loss of a batch, and gives {kind}: return it, or set model.loss")
-    if loss.numel() != 1 or not loss.is_floating_point():
+        raise UserProblem(f"gives {kind}, and should give the mean loss of a batch: return it, or set model.loss")
+    if not is_loss:
         dtype = str(loss.dtype).removeprefix("torch.")
-        raise TypeError(
-            f"it should give the mean loss of a batch, one number, and gives {dtype} of shape {tuple(loss.shape)}"
+        raise UserProblem(
+            f"gives {dtype} of shape {tuple(loss.shape)}, and should give the mean loss of a batch, one number"
         )
     return (loss.sum() if loss.dim() else loss).float()  # no view, which FSDP warns of
 

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
@@ -21,6 +22,7 @@ from scalebench.runner import launchers
 from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
+from scalebench.workloads import datasets
 
 CONF = Path(__file__).parents[3] / "conf"
 USER_MODULES = "tests.strategies.torch.user_modules"
@@ -67,9 +69,25 @@ def user_model(name: str, **changes: Any) -> dict[str, Any]:
     return {"model": "custom", **shapes, **measured, **changes}
 
 
+def _make_samples(spec: RunSpec) -> tuple[Any, Any]:
+    """Return noise of the shapes of the config, on which a user's module is checked."""
+    model, dataset = spec.config.model, spec.config.dataset
+    random, size = np.random.default_rng(1), 2 * spec.global_batch
+    inputs = random.normal(size=(size, *model.input_shape)).astype(dataset.dtype)
+    if dataset.classes is not None:
+        return inputs, random.integers(dataset.classes, size=(size, *model.target_shape))
+    return inputs, random.normal(size=(size, *model.target_shape)).astype(np.float32)
+
+
 @pytest.fixture
 def strategy(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return strategy(name, processes=1, **changes) -> rank 0 of that strategy, set up; it is closed after the test."""
+    open_dataset = datasets.open_dataset
+
+    def open_samples(spec: RunSpec, *arguments: Any) -> tuple[Any, Any]:
+        return open_dataset(spec, *arguments) if spec.config.dataset.path is not None else _make_samples(spec)
+
+    monkeypatch.setattr(datasets, "open_dataset", open_samples)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(find_free_ports(1)[0]))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")

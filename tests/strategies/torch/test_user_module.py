@@ -263,8 +263,8 @@ def test_parameters_without_gradients(strategy: Any, source: Callable[..., Sourc
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        ("two_outputs_in_training", r"TypeError: it should give one tensor, and gives a tuple"),
-        ("only_two_samples", r"RuntimeError: The size of tensor a \(20\)"),
+        ("two_outputs", r"gives a tuple in training: it should give one tensor"),
+        ("two_samples", r"fails: RuntimeError: The size of tensor a \(20\)"),
     ],
 )
 def test_errors_in_training_name_the_users_function(
@@ -272,7 +272,7 @@ def test_errors_in_training_name_the_users_function(
 ) -> None:
     function, model = user_fault(module)
     adapter = strategy(name, **model)
-    with pytest.raises(PluginError, match=rf"^model\.torch={USER_MODULES}:{function} fails: {reason}"):
+    with pytest.raises(PluginError, match=rf"^model\.torch={USER_MODULES}:{function} {reason}"):
         run_training(adapter, source(), 3)
 
 
@@ -289,16 +289,17 @@ def test_errors_outside_the_users_code_stay_as_they_are() -> None:
 
 
 MISFITS = {
-    "three outputs": ("Series", {"model__options": {"outputs": 3}}, r"gives outputs of \(2, 3\) .* are \(2, 2\)"),
+    "three outputs": ("Series", {"model__options": {"outputs": 3}}, r"gives outputs of \(20, 3\) .* are \(20, 2\)"),
     "one axis": (
         "Plain",
         {"model__target_shape": [2, 1]},
-        r"gives .*\(2, 2\) for 2 samples; the targets .* are \(2, 2, 1\)",
+        r"gives .*\(20, 2\) for 20 samples; the targets .* are \(20, 2, 1\)",
     ),
-    "few classes": ("Series", {**CLASSIFIER, "dataset__classes": 3}, r"gives outputs of \(2, 2\) .*has 3 classes"),
-    "no classes": ("Tensors", {**CLASSIFIER, "dataset__classes": 2}, r"gives outputs of \(2, 2, 3\) .*has 2 classes"),
+    "few classes": ("Series", {**CLASSIFIER, "dataset__classes": 3}, r"gives outputs of \(20, 2\) .*has 3 classes"),
+    "no classes": ("Tensors", {**CLASSIFIER, "dataset__classes": 2}, r"gives outputs of \(20, 2, 3\) .*has 2 classes"),
     "wrong input": ("Series", {"model__input_shape": [200, 4]}, r"fails: RuntimeError: .*channels"),
-    "a table": ("table", {}, r"fails: TypeError: it should give one tensor, and gives a dict"),
+    "a table": ("table", {}, r"gives a dict in training: it should give one tensor"),
+    "evaluation": ("no_evaluation", {}, r"gives a tuple in evaluation mode: it should give one tensor"),
     "numbers": ("numbers", {}, r"gives outputs of int64"),
     "detached": ("detached", {}, r"gives outputs that do not depend on its parameters"),
 }
@@ -310,6 +311,10 @@ def test_outputs_that_do_not_fit_the_data_are_refused(strategy: Any, name: str) 
     function, model = user_fault(module, **changes)
     with pytest.raises(PluginError, match=rf"^model\.torch={USER_MODULES}:{function} {reason}"):
         strategy("bare_torch", **model)
+
+
+def test_a_module_that_is_not_evaluated_may_give_anything_in_that_mode(strategy: Any) -> None:
+    strategy("bare_torch", **user_fault("no_evaluation")[1], measure__evaluate=False)
 
 
 def test_more_outputs_than_classes_are_allowed(strategy: Any) -> None:
@@ -334,6 +339,31 @@ def test_the_check_leaves_the_module_as_it_was(strategy: Any) -> None:
     assert adapter.model.module.norm.running_mean.tolist() == [0.0] * 4
     assert int(adapter.model.module.norm.num_batches_tracked) == 0
     assert all(parameter.grad is None for parameter in adapter.model.parameters())
+
+
+@pytest.mark.parametrize("how", ["", "lock", "closure"])
+def test_the_check_leaves_no_trace_in_plain_attributes(strategy: Any, source: Callable[..., Source], how: str) -> None:
+    changes = {"train__dropout": False, "train__optimizer": "sgd", "train__learning_rate": 0.01, "seed": 4}
+    adapter = strategy("bare_torch", **user_model("Stateful", model__options={"how": how}), **changes)
+    assert adapter.model.module.mean is None and adapter.model.module.memory is None
+    assert all(parameter.grad is None for parameter in adapter.model.parameters())
+    assert adapter.model.unused_parameters == []
+    torch.manual_seed(4)
+    plain, batch = user_modules.Stateful(how), next(iter(adapter.feed(source())))
+    expected = (plain(batch.inputs.movedim(-1, 1).contiguous()) - batch.targets).square().mean()
+    assert float(adapter.step(batch).loss_sum) / batch.samples == pytest.approx(float(expected.detach()), rel=1e-6)
+
+
+def test_the_check_draws_no_numbers_of_the_training(strategy: Any) -> None:
+    """Its copy does, in the training mode that is checked."""
+    strategy("bare_torch", **user_fault("numpy_noise")[1], seed=2)
+    drawn = np.random.random()
+    np.random.seed(2)
+    assert drawn == np.random.random()
+
+
+def test_parameters_without_gradients_are_those_of_the_training_mode(strategy: Any) -> None:
+    assert strategy("bare_torch", **user_model("TwoHeads")).model.unused_parameters == ["final.weight", "final.bias"]
 
 
 @pytest.mark.parametrize("kind", ["functional_dropout", "numpy_noise", "python_noise"])

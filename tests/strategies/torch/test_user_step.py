@@ -12,11 +12,12 @@ import torch
 from PIL import Image
 
 from scalebench.core.errors import PluginError
+from scalebench.strategies.torch import user_checks
 from scalebench.workloads import datasets, records
 from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training
 from tests.strategies.torch import user_steps
-from tests.strategies.torch.conftest import USER_MODULES
+from tests.strategies.torch.conftest import USER_MODULES, spec_of
 from tests.strategies.torch.user_steps import LENGTH, TOKENS
 
 STEPS = "tests.strategies.torch.user_steps"
@@ -207,11 +208,13 @@ def test_a_schedule_of_scalebench_scales_the_users_rates(own_step: Any) -> None:
     assert [group["lr"] for group in adapter.optimizer.param_groups] == pytest.approx([0.1, 0.05])
 
 
-def test_training_step_gets_the_numbers_of_its_batches(own_step: Any) -> None:
-    adapter, source = own_step("bare_torch", "Regression")
-    adapter.model.module.seen.clear()
+@pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo"])
+def test_training_step_gets_the_numbers_of_its_batches(own_step: Any, name: str) -> None:
+    adapter, source = own_step(name, "Regression")
     run_training(adapter, source, 3)
-    assert np.diff(adapter.model.module.seen).tolist() == [1, 1]
+    adapter.evaluate(source)
+    run_training(adapter, source, 2)
+    assert adapter.model.module.seen == [0, 1, 2, *range(SAMPLES // BATCH), 3, 4]
 
 
 FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -220,8 +223,12 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"model__torch": f"{STEPS}:needs_gpu"},
         r"fails: .*; this run has no GPU, so leave moving the module and its samples to scalebench$",
     ),
-    "NaN": ("TokenSums", {"model__loss": f"{STEPS}:nan_loss"}, r"gives a loss of nan for the first 2 samples: correct"),
-    "no loss": ("TokenSums", {"model__loss": f"{STEPS}:no_loss"}, r"fails: TypeError: .* and gives a str: return it"),
+    "NaN": (
+        "TokenSums",
+        {"model__loss": f"{STEPS}:nan_loss"},
+        r"gives a loss of nan for the first 20 samples: correct",
+    ),
+    "no loss": ("TokenSums", {"model__loss": f"{STEPS}:no_loss"}, r"gives a str, and should .*: return it"),
     "no function": (
         "TokenSums",
         {"model__loss": f"{STEPS}:number"},
@@ -266,8 +273,20 @@ def test_faults_are_one_line_that_names_the_function(own_step: Any, case: str) -
     assert str(caught.value).startswith(f"model.torch={STEPS}:") and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("fault", ["none", "vector"])
-def test_a_loss_that_fails_in_training_names_the_function(own_step: Any, fault: str) -> None:
-    adapter, source = own_step("bare_torch", "Regression", model__options={"fault": fault})
-    with pytest.raises(PluginError, match=r":Regression fails: TypeError: it should give the mean loss of a batch"):
-        run_training(adapter, source, 1)
+@pytest.mark.parametrize(("fault", "kind"), [("none", "None"), ("vector", r"float32 of shape \(3,\)")])
+def test_a_loss_that_is_none_names_the_function(own_step: Any, fault: str, kind: str) -> None:
+    with pytest.raises(PluginError, match=rf":Regression gives {kind}, and should give the mean loss of a batch"):
+        own_step("bare_torch", "Regression", model__options={"fault": fault})
+
+
+def test_a_module_without_a_loss_in_evaluation_mode(own_step: Any) -> None:
+    adapter, source = own_step("bare_torch", "Regression", model__options={"fault": "silent"}, measure__evaluate=False)
+    assert np.isfinite(run_training(adapter, source, 1).losses).all()
+    with pytest.raises(PluginError, match=r":Regression gives no loss in evaluation mode, only .*: set measure.evalu"):
+        own_step("bare_torch", "Regression", model__options={"fault": "silent"})
+
+
+def test_a_lightning_module_knows_its_device() -> None:
+    spec = spec_of("bare_torch", model="custom", model__torch=f"{STEPS}:Regression", model__loss="module")
+    module = user_checks.build_user_module(spec.config, torch.device("meta")).module
+    assert module.device.type == "meta" and module.last.weight.is_meta

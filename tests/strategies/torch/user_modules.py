@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,42 @@ class Idle(Plain):
         self.idle = nn.Linear(3, 3)
 
 
+class Stateful(Plain):
+    """A module with state between its batches in plain attributes: the first batch's mean, a memory with one row per
+    sample, and `how` it cannot be copied: by a lock, or by a function that leads back to the original."""
+
+    def __init__(self, how: str = "") -> None:
+        super().__init__()
+        self.mean: Tensor | None = None
+        self.memory: Tensor | None = None
+        if how == "lock":
+            self.lock = threading.Lock()
+        if how == "closure":
+            self.last.register_forward_pre_hook(lambda layer, inputs: (torch.tanh(self.first.bias) + inputs[0],))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mean is None:
+            self.mean = x.detach().mean(0)
+        outputs = super().forward(x - self.mean)
+        self.memory = outputs.detach() if self.memory is None else (self.memory + outputs.detach()) / 2
+        return outputs + self.memory
+
+
+class TwoHeads(Plain):
+    """Trains another head than it evaluates; `layers` are in a plain list, so that they are no part of it."""
+
+    def __init__(self, layers: int = 0) -> None:
+        super().__init__()
+        self.final = nn.Linear(16, 2)
+        self.layers = [nn.Linear(16, 16) for _ in range(layers)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x.flatten(1).requires_grad_())  # as for a derivative with respect to the inputs
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return (self.last if self.training else self.final)(hidden)
+
+
 class Noisy(nn.Module):
     """All layers of torch.nn that have dropout."""
 
@@ -182,8 +219,9 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "numpy_noise": lambda: Changed(lambda module, x: x * np.random.uniform()),
     "python_noise": lambda: Changed(lambda module, x: x * random.random()),
     "functional_dropout": lambda: Changed(lambda module, x: functional.dropout(x, 0.5, module.training)),
-    "two_outputs_in_training": lambda: Changed(lambda module, x: (x, x) if module.training else x),
-    "only_two_samples": lambda: Changed(lambda module, x: x + torch.zeros(2, 2)),  # it fails in training only
+    "two_outputs": lambda: Changed(lambda module, x: (x, x) if module.calls > 1 else x),  # the check makes one call
+    "two_samples": lambda: Changed(lambda module, x: x + torch.zeros(2, 2) if module.calls > 1 else x),
+    "no_evaluation": lambda: Changed(lambda module, x: x if module.training else (x, x)),
     "detached": lambda: Changed(lambda module, x: x.detach()),
     "numbers": lambda: Changed(lambda module, x: x.argmax(1, keepdim=True).expand(-1, 2)),
     "table": lambda: Changed(lambda module, x: {"logits": x}),

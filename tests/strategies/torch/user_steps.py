@@ -81,7 +81,7 @@ class Regression(pl.LightningModule):
         self.seen.append(batch_idx)
         loss = functional.huber_loss(self.last(self.first(inputs).tanh()), targets)
         if not self.training:
-            return {"loss": loss}
+            return {} if self.fault == "silent" else {"loss": loss}
         self.log("loss", loss)
         return {"nan": loss * torch.nan, "none": None, "vector": loss.repeat(3)}.get(self.fault, loss)
 
