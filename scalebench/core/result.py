@@ -246,6 +246,7 @@ class RankRecord:
     probe_failures: dict[str, str] = field(default_factory=dict)  # quantity -> error that left it without a value
     backend_used: str | None = None
     settings_used: dict[str, str] = field(default_factory=dict)  # precision, data_format, compiler
+    model_remarks: dict[str, str] = field(default_factory=dict)  # flag -> sentence on a user's model
     params: int | None = None
     flops_per_sample: float | None = None  # of training a user's model; null: unknown, or another model
     train_samples: int | None = None  # of the data set, all replicas

@@ -66,6 +66,7 @@ class Session:
         self.record.train_samples, self.record.steps_per_epoch = train.samples, train.steps_per_epoch
         self.strategy.setup()
         self.record.params, self.record.flops_per_sample = self.probes.num_params(), self.probes.flops_per_sample()
+        self.record.model_remarks = self.probes.model_remarks()
         self.record.clock_offset_s = measure_clock_offset_s(self.spec, self.record.rank, self.strategy.broadcast)
         training = self._create_training(train, validation) if has_stop(self.spec.config.train.stop) else None
         observer = training or DivergenceCheck(self.spec.config.model)

@@ -31,6 +31,10 @@ ADVICE = {
         "Two of its processes drove the same GPU, so its figures are of fewer GPUs. Each process must see all GPUs of "
         "its node, or one of its own: look at CUDA_VISIBLE_DEVICES, and at --gpus-per-task and --gpu-bind of SLURM."
     ),
+    "untrained_tensors": (
+        "The module holds or uses tensors that its training does not change: parameters to which the first batch gave "
+        "no gradient, or layers that are no part of it. `scalebench show --details` names them."
+    ),
     "probe_failed": (
         "Something failed after the measurement, while parts of a step were timed: the throughput stands, and what is "
         "empty was not measured. `scalebench show --details` has the error; the log of the rank has all of it."
@@ -140,6 +144,8 @@ RAISED_WHEN = {
     "over_in_warmup": "a training reached its stop within warm-up: no throughput",
     "oversubscribed": "more threads than cores",
     "shared_gpu": "two processes drove the same GPU, by the UUIDs that they recorded",
+    "untrained_tensors": "a user's module has parameters that the first batch gives no gradient, or uses tensors that "
+    "are none of its parameters",
     "probe_failed": "something failed after the measurement: throughput stands, what is empty was not measured",
     "approximate": "the strategy's YAML says that its steps are not the baseline's on the same samples",
     "one_unit": "a module of the user's is one unit of FSDP, whatever the options units and unit_mb say",

@@ -143,6 +143,7 @@ def make_outcome_line(
     if result.status == "ok":
         wall_s, turns = result.phases.wall_s, "" if result.cohort is None else " in turns"
         texts = [*_list_figures(result), note or ("" if wall_s is None else f"{wall_s:.0f} s{turns}")]
+        texts += list_model_remarks(result)
     else:
         log = f" (log: {folder / result.log})" if result.log and find_run_file(folder, result.log) else ""
         texts = [f"{result.status}: {result.reason}{log}"]
@@ -161,6 +162,11 @@ def _list_figures(result: Result) -> list[str]:
     level = "" if result.quality.metric is None else f"{result.quality.metric_name} {result.quality.metric:.3g}"
     rate = format_throughput({**cells, "interval_over": None}, " samples/s")
     return [rate, level if result.quality.curve else ""]
+
+
+def list_model_remarks(result: Result) -> list[str]:
+    """List what was remarked on a user's model, each sentence once."""
+    return list(dict.fromkeys(text for rank in result.ranks for text in rank.model_remarks.values()))
 
 
 def describe_largest_batch(result: Result) -> str:
@@ -187,7 +193,10 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
     if result.status != "ok":
         return
     yield f"{folder}: {result.scale.strategy} gpus={result.scale.gpus}"
-    yield _make_fact_table([*list_headline(result), *list_training_facts(result), *list_files(result, folder)])
+    remarks = [("model", text) for text in list_model_remarks(result)]
+    yield _make_fact_table(
+        [*list_headline(result), *list_training_facts(result), *remarks, *list_files(result, folder)]
+    )
     yield from _with_titles(pipeline_stages.make_run_blocks(result))
     if any(rank.probes is None for rank in result.ranks):
         yield f"where the time of a step goes was not measured: {step_breakdown.explain_missing_probes(result)}"

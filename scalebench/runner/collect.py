@@ -245,7 +245,8 @@ def _rank_flags(ranks: Sequence[RankRecord]) -> list[str]:
         "probe_failed": any(rank.probe_failures for rank in ranks),
         "memory_full": any(rank.allocator_retries for rank in ranks),
     }
-    return [name for name, is_set in flags.items() if is_set]
+    remarks = dict.fromkeys(flag for rank in ranks for flag in rank.model_remarks)
+    return [*(name for name, is_set in flags.items() if is_set), *remarks]
 
 
 def _monitor_flags(parts: ResultParts, ranks: Sequence[RankRecord]) -> list[str]:

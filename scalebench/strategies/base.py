@@ -181,6 +181,10 @@ class Probes:
         or off; called between blocks."""
         raise self.not_measured("does not take its synchronization apart")
 
+    def model_remarks(self) -> dict[str, str]:
+        """Return sentences on a user's model, by flag; empty if there is nothing to say."""
+        return {}
+
     def message_sizes(self) -> list[int]:
         """Return the bytes of each message of one step after fusion; called after warm-up. Empty: unknown."""
         return []

@@ -124,8 +124,9 @@ class TorchStrategy(Strategy, Probes):
 
     def attribute_errors_to_user(self) -> AbstractContextManager[None]:
         """Return a context for training in which errors of a user's module name the user's function."""
-        unused = getattr(self.model, "unused_parameters", ())
-        return user_module.attribute_errors_to_user(self.spec.config.model, unused_parameters=unused)
+        named = self.model.module.named_parameters() if isinstance(self.model, user_module.UserModule) else ()
+        trained = [name for name, parameter in named if parameter.requires_grad]
+        return user_module.attribute_errors_to_user(self.spec.config.model, trained=trained)
 
     def step(self, batch: TorchBatch) -> LossPart | None:
         self.optimizer.zero_grad()
@@ -266,6 +267,9 @@ class TorchStrategy(Strategy, Probes):
     def flops_per_sample(self) -> float | None:
         return self._user_flops
 
+    def model_remarks(self) -> dict[str, str]:
+        return getattr(self.model, "remarks", {})
+
     def parameters(self) -> dict[str, Any]:
         return read_weights(self.model)
 
@@ -336,6 +340,7 @@ class TorchStrategy(Strategy, Probes):
         batch = to_tensors(datasets.read_first_samples(self.spec, count)).to(self.device)
         samples = (batch.inputs, batch.targets) if self._has_user_loss else (batch.inputs,)
         user_checks.check_user_module(model, config, self.device, self.precision, self.group, samples)
+        user_checks.check_ddp_options(model, config.model, self.options)
         self._user_flops = model.flops_per_sample
         return model
 

@@ -21,10 +21,19 @@ from scalebench.core.spec import Config, ModelSpec, has_stop
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch.precision import Precision
 from scalebench.strategies.torch.profiling import count_flops
-from scalebench.strategies.torch.user_module import UserModule, UserProblem, attribute_errors_to_user, function_label
+from scalebench.strategies.torch.user_module import (
+    UserModule,
+    UserProblem,
+    attribute_errors_to_user,
+    function_label,
+    summarize_names,
+    unused_parameters_reason,
+)
 from scalebench.strategies.torch.user_step import UserOptimizer, UserStep, find_training_step
 from scalebench.workloads import records, user_code
 from scalebench.workloads.network import TRAINING_PASSES
+
+UNTRAINED_FLAG = "untrained_tensors"
 
 
 def build_user_module(config: Config, device: torch.device) -> UserModule:
@@ -164,7 +173,7 @@ def check_user_module(
     except (PluginError, torch.OutOfMemoryError) as error:
         if not isinstance(error.__cause__ or error, torch.OutOfMemoryError):
             raise
-        print("the module was not checked: a copy of it does not fit beside it on the device")  # training may yet fit
+        print("the module was not checked: a copy of it does not fit beside it on the device")  # it may yet be trained
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -181,8 +190,51 @@ def _check_copy(
         problem = _try_step(trial, config, precision.autocast(), samples)
     if problem is not None:
         raise PluginError(f"{function_label(config.model)} {problem}")
-    model.unused_parameters = trial.unused_parameters
+    model.unused_parameters, model.is_reentrant = trial.unused_parameters, trial.is_reentrant
+    model.remarks = _list_remarks(trial, config.model, precision.autocast(), samples)
     model.flops_per_sample = _count_training_flops(trial, samples, precision.autocast())
+
+
+def _list_remarks(
+    trial: UserModule, model: ModelSpec, autocast: AbstractContextManager[None], samples: tuple[Any, ...]
+) -> dict[str, str]:
+    """Return, by flag, what a copy that has made a step leaves untrained."""
+    texts = []
+    if trial.unused_parameters:
+        texts.append(f"has parameters that get no gradient ({summarize_names(trial.unused_parameters)})")
+    # A tensor made in the pass, or the inputs, may need a gradient too; those of a second pass are others.
+    if trial.foreign_tensors:
+        with autocast:
+            _, again = _walk_graph(trial, trial(*copy.deepcopy(samples)))
+        if count := len({id(each) for each in again} & {id(each) for each in trial.foreign_tensors}):
+            texts.append(f"uses {count} tensors that are no parameters of the module (nn.ModuleList? nn.Parameter?)")
+    text = " and ".join(texts)
+    return {UNTRAINED_FLAG: f"{function_label(model)} {text}: not trained"} if texts else {}
+
+
+def _walk_graph(trial: UserModule, outputs: Tensor) -> tuple[bool, list[Tensor]]:
+    """Return whether a part of the autograd graph is hidden by reentrant checkpointing, and the tensors from which the
+    outputs are computed besides the module's parameters."""
+    parameters = {id(parameter) for parameter in trial.parameters()}
+    pending, visited, foreign, hides = [outputs.grad_fn], set(), [], False
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in visited:
+            visited.add(node)
+            hides |= node.name().startswith("CheckpointFunction")
+            variable = getattr(node, "variable", None)
+            if variable is not None and id(variable) not in parameters:
+                foreign.append(variable)
+            pending += [function for function, _ in node.next_functions]
+    return hides, foreign
+
+
+def check_ddp_options(module: UserModule, model: ModelSpec, options: Any) -> None:
+    """Raise PluginError where DistributedDataParallel with these options would wait for gradients that never come."""
+    static, finds = (getattr(options, name, None) for name in ("static_graph", "find_unused_parameters"))
+    if module.unused_parameters and finds is False and not static:
+        option = "static_graph" if module.is_reentrant else "find_unused_parameters"
+        raise PluginError(unused_parameters_reason(model, module.unused_parameters, option))
 
 
 def _copy_module(model: UserModule, config: Config, device: torch.device) -> UserModule:
@@ -200,7 +252,7 @@ def _try_step(
     trial: UserModule, config: Config, autocast: AbstractContextManager[None], samples: tuple[Any, ...]
 ) -> str | None:
     """Run the passes of a step on a copy, and of an evaluation if there is one. Return what is wrong, if anything, and
-    set the copy's `unused_parameters`."""
+    note on the copy which tensors it trains."""
     check = _loss_problem if user_code.has_user_loss(config.model) else _output_problem
     count = count_samples(samples[0])
     with attribute_errors_to_user(config.model):
@@ -218,6 +270,7 @@ def _try_step(
             problem = f"gives {what} not depend on its parameters: nothing of it can be trained"
         if problem is not None:
             return problem
+    trial.is_reentrant, trial.foreign_tensors = _walk_graph(trial, outputs)
     with attribute_errors_to_user(config.model, anywhere=True):
         outputs.float().sum().backward()
     named = trial.module.named_parameters()
@@ -280,9 +333,14 @@ def _output_problem(outputs: Tensor, config: Config, count: int) -> str | None:
         classes = dataset.classes or 2
         positions = tuple(config.model.target_shape)  # several labels of a sample, such as the next tokens
         if len(shape) < 2 or (shape[0], *shape[2:]) != (count, *positions) or shape[1] < classes:
-            known = f"{dataset.classes} classes" if dataset.classes else "classes"
+            if positions == (1,) and len(shape) == 2 and len(outputs) == count:
+                return (
+                    f"gives outputs of {shape} for {count} samples, and the labels of dataset={dataset.name} have the "
+                    "shape (n, 1): return them as (n,)"
+                )
+            labels = f"{dataset.classes} classes" if dataset.classes else "classes"
             return (
-                f"gives outputs of {shape} for {count} samples; dataset={dataset.name} has {known}: "
+                f"gives outputs of {shape} for {count} samples; dataset={dataset.name} has {labels}: "
                 f"give each an output{f', as (samples, classes, {positions[0]})' if positions else ''}"
             )
     elif shape != (targets := (count, *config.model.target_shape)):

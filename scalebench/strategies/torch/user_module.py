@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 UNUSED_PARAMETERS = re.compile(
     "Expected to have finished reduction in the prior|has parameters that were not used in producing"
 )
+UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")  # among the parameters that are trained
+READY_TWICE = re.compile("Expected to mark a variable ready only once")
 MAX_NAMES = 4  # parameter names in one line
 MAX_ERROR_CHARACTERS = 300  # the log has the complete error
 # The beginnings of PyTorch's messages where a function moves a module or a tensor to a GPU that is not there.
@@ -49,7 +51,10 @@ class UserModule(nn.Module):
         """`as_is`: samples are records, and reach the module as the user's function gave them."""
         super().__init__()
         self.module, self._as_is = module, as_is
+        self.remarks: dict[str, str] = {}  # of the check, by flag
         self.unused_parameters: list[str] = []  # those to which the check's backward pass gave no gradient
+        self.foreign_tensors: list[Tensor] = []  # of a copy: what it computes with besides its parameters
+        self.is_reentrant = False  # checkpointed with use_reentrant=True, which hides parameters from the graph
         self.flops_per_sample: float | None = None  # of training; None: not countable
         self.user_optimizer: UserOptimizer | None = None
         self._names_taken: dict[tuple[str, ...], bool] = {}  # whether forward has parameters of these names
@@ -101,13 +106,11 @@ class UserModule(nn.Module):
 
 
 @contextmanager
-def attribute_errors_to_user(
-    model: ModelSpec, anywhere: bool = False, unused_parameters: Sequence[str] = ()
-) -> Iterator[None]:
+def attribute_errors_to_user(model: ModelSpec, anywhere: bool = False, trained: Sequence[str] = ()) -> Iterator[None]:
     """Turn errors in the user's code into a PluginError that names the user's function.
 
     With `anywhere` every error counts, without it only those raised during the module's forward pass.
-    `unused_parameters`: see UserModule. Lack of memory is raised as it is.
+    `trained` are the names of the module's parameters that are trained. Lack of memory is raised as it is.
     """
     try:
         yield
@@ -119,7 +122,15 @@ def attribute_errors_to_user(
         if model.torch is None:
             raise
         if UNUSED_PARAMETERS.search(str(error)):
-            reason = _unused_parameters_reason(model, unused_parameters)
+            indices = UNUSED_INDICES.search(str(error))  # Lightning's message has none
+            names = [trained[int(index)] for index in indices[1].split()] if indices and trained else []
+            reason = unused_parameters_reason(model, names)
+        elif READY_TWICE.search(str(error)):
+            reason = (
+                f"{function_label(model)} computes parts of itself again in the backward pass, whose gradients "
+                "DistributedDataParallel then takes for unused ones: checkpoint with use_reentrant=False, or set "
+                "strategy.options.static_graph=true"
+            )
         elif anywhere or any(
             isinstance(frame.f_locals.get("self"), UserModule) for frame, _ in traceback.walk_tb(error.__traceback__)
         ):
@@ -141,12 +152,12 @@ def function_label(model: ModelSpec) -> str:
     return f"model={model.name}" if model.torch in user_code.LIBRARIES else f"model.torch={model.torch}"
 
 
-def _unused_parameters_reason(model: ModelSpec, names: Sequence[str]) -> str:
-    """Summarize in one line DDP's long message about parameters without a gradient."""
+def unused_parameters_reason(model: ModelSpec, names: Sequence[str], option: str = "find_unused_parameters") -> str:
+    """Return why DistributedDataParallel cannot train these parameters, and the option with which it can."""
     which = f" ({summarize_names(names)})" if names else ""
     return (
         f"{function_label(model)} has parameters that get no gradient{which}, and DistributedDataParallel waits for "
-        "all: leave them out, or set strategy.options.find_unused_parameters=true"
+        f"all: leave them out, or set strategy.options.{option}=true"
     )
 
 

@@ -98,7 +98,11 @@ def strategy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def make(name: str, processes: int = 1, **changes: Any) -> Strategy:
         made.append(registry.load_strategy(name)(spec_of(name, processes, **changes), 0))
-        made[-1].setup()
+        try:
+            made[-1].setup()
+        except Exception:
+            made[-1].close()  # its port is free for the next one
+            raise
         return made[-1]
 
     yield make

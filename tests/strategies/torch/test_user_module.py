@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -245,18 +246,53 @@ def test_a_model_of_another_framework_is_unsupported() -> None:
         BareTorch(spec_of("bare_torch", **of_keras), 0).setup()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ddp_gloo", "lightning_ddp_gloo"])
+WITHOUT_GRADIENTS = r"has parameters that get no gradient \(idle\.weight, idle\.bias\)"
+
+
+@pytest.mark.parametrize("name", ["ddp_gloo", "lightning_ddp_gloo", "zero1"])
 def test_parameters_without_gradients(strategy: Any, source: Callable[..., Source], name: str) -> None:
-    adapter = strategy(name, **user_model("Idle"))
-    with pytest.raises(
-        PluginError, match=r"no gradient \(idle\.weight, idle\.bias\), .*set strategy\.options\.find_unused"
-    ) as caught:
-        run_training(adapter, source(), 3)
-    assert "_rebuild_buckets" in caught.value.log
-    adapter.close()
+    """They are refused where the strategy would wait for them, and remarked everywhere else."""
+    with pytest.raises(PluginError, match=rf":Idle {WITHOUT_GRADIENTS}, and Dist.*set strategy\.options\.find_unused"):
+        strategy(name, **user_model("Idle"))
     actual = strategy(name, **user_model("Idle"), strategy__options__find_unused_parameters=True)
     run_training(actual, source(), 3)
+    (remark,) = actual.model_remarks().values()
+    assert re.search(rf":Idle {WITHOUT_GRADIENTS}: not trained$", remark)
+    assert list(strategy("bare_torch", **user_model("Idle")).model_remarks().values()) == [remark]
+
+
+@pytest.mark.parametrize(("name", "names"), [("ddp_gloo", r" \(first\.weight, .*\)"), ("lightning_ddp_gloo", "")])
+def test_parameters_that_only_some_batches_train(
+    strategy: Any, source: Callable[..., Source], name: str, names: str
+) -> None:
+    adapter = strategy(name, **user_fault("routed")[1])
+    assert adapter.model.unused_parameters == []
+    with pytest.raises(PluginError, match=rf":fault has parameters that get no gradient{names}, and Dist.*find_unused"):
+        run_training(adapter, source(), 4)
+
+
+@pytest.mark.parametrize("option", ["static_graph", "find_unused_parameters"])
+def test_checkpoints_that_hide_parameters_from_the_graph(
+    strategy: Any, source: Callable[..., Source], option: str
+) -> None:
+    """find_unused_parameters would lead into the next failure, and static_graph works."""
+    changes = {**user_model("Recomputed"), "measure__evaluate": False}
+    with pytest.raises(PluginError, match=r"no gradient \(spare\.weight, spare\.bias\), .*options\.static_graph=true$"):
+        strategy("ddp_gloo", **changes)
+    adapter = strategy("ddp_gloo", **changes, **{f"strategy__options__{option}": True})
+    if option == "static_graph":
+        run_training(adapter, source(), 3)
+        return
+    with pytest.raises(PluginError, match=r":Recomputed computes .*use_reentrant=False, or set .*static_graph=true$"):
+        run_training(adapter, source(), 3)
+
+
+def test_tensors_that_are_no_parameters_are_remarked(strategy: Any) -> None:
+    """Not the inputs, which need a gradient in this module, too."""
+    (remark,) = strategy("bare_torch", **user_model("TwoHeads", model__options={"layers": 2})).model_remarks().values()
+    assert re.search(
+        r"no gradient \(final\.\S+ final\.bias\) and uses 4 tensors that are no parameters .*: not t", remark
+    )
 
 
 @pytest.mark.parametrize("name", ["bare_torch", "lightning_ddp_gloo"])
@@ -297,6 +333,11 @@ MISFITS = {
     ),
     "few classes": ("Series", {**CLASSIFIER, "dataset__classes": 3}, r"gives outputs of \(20, 2\) .*has 3 classes"),
     "no classes": ("Tensors", {**CLASSIFIER, "dataset__classes": 2}, r"gives outputs of \(20, 2, 3\) .*has 2 classes"),
+    "a column of labels": (
+        "Series",
+        {"model__loss": "cross_entropy", "model__target_shape": [1], "dataset__classes": 2},
+        r"gives .*, and the labels of dataset=materials have the shape \(n, 1\): return them as \(n,\)$",
+    ),
     "wrong input": ("Series", {"model__input_shape": [200, 4]}, r"fails: RuntimeError: .*channels"),
     "a table": ("table", {}, r"gives a dict in training: it should give one tensor"),
     "evaluation": ("no_evaluation", {}, r"gives a tuple in evaluation mode: it should give one tensor"),

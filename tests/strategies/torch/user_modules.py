@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 
@@ -131,6 +132,17 @@ class TwoHeads(Plain):
         return (self.last if self.training else self.final)(hidden)
 
 
+class Recomputed(Plain):
+    """Computes its last layer again in the backward pass, in PyTorch's old way; one more gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.last, torch.tanh(self.first(x.flatten(1))), use_reentrant=True)
+
+
 class Noisy(nn.Module):
     """All layers of torch.nn that have dropout."""
 
@@ -221,6 +233,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "functional_dropout": lambda: Changed(lambda module, x: functional.dropout(x, 0.5, module.training)),
     "two_outputs": lambda: Changed(lambda module, x: (x, x) if module.calls > 1 else x),  # the check makes one call
     "two_samples": lambda: Changed(lambda module, x: x + torch.zeros(2, 2) if module.calls > 1 else x),
+    "routed": lambda: Changed(lambda module, x: x.detach() * module.last.bias if module.calls > 1 else x),
     "no_evaluation": lambda: Changed(lambda module, x: x if module.training else (x, x)),
     "detached": lambda: Changed(lambda module, x: x.detach()),
     "numbers": lambda: Changed(lambda module, x: x.argmax(1, keepdim=True).expand(-1, 2)),
