@@ -128,10 +128,12 @@ class SlurmSpec:
     exclusive: bool = False  # nodes without other jobs, with all of their memory
     one_job: bool = False  # a sweep becomes one job, of the size of its largest run, in which its runs take turns
     memory: str | None = None  # per node, in the format of --mem: 64G; null: all of it where exclusive
-    # Of each run; with one_job the job has the sum. null: measure.timeout_s plus the time to start.
+    # Of each run; with one_job the job has the sum. null: three times the estimate and half an hour at least, at most
+    # measure.timeout_s, plus the time to start.
     time_minutes: int | None = number_field(None, at_least=1)
     gres: str = "gpu:{gpus}"  # per node, such as gpu:a100:{gpus}; {gpus}: the GPUs used there
-    lines: list[str] = field(default_factory=list)  # further options of sbatch, such as --mail-type=END
+    # Further options of sbatch, such as --mail-type=END; {gpus} as in gres: --gpus-per-node={gpus} with gres: "".
+    lines: list[str] = field(default_factory=list)
     setup: list[str] = field(default_factory=list)  # shell lines before the run: module load, source
     srun: list[str] = field(default_factory=list)  # further options of the srun that starts the ranks
     # The program that starts MPI ranks: mpirun, or srun with this value of --mpi.
@@ -139,8 +141,12 @@ class SlurmSpec:
         "mpirun", "pmix", "pmix_v2", "pmix_v3", "pmix_v4", "pmix_v5", "pmi2", "openmpi", "cray_shasta"
     )
     container: str | None = None  # image that the ranks run in
-    container_runtime: str = choice_field("apptainer", "pyxis")
-    container_mounts: list[str] = field(default_factory=list)  # FROM:TO, besides the folders of the run and its data
+    container_runtime: str = choice_field("apptainer", "singularity", "pyxis")
+    # Further options of apptainer exec or singularity exec, such as --cleanenv; --rocm takes the place of --nv.
+    container_options: list[str] = field(default_factory=list)
+    container_mounts: list[str] = field(
+        default_factory=list
+    )  # FROM:TO, besides the folders of the run, its data and its code
     container_python: str = "python3"  # in the image, where scalebench is installed
     bin: str | None = None  # folder of sbatch, squeue and the others; null: they are on the PATH
 

@@ -17,6 +17,7 @@ from scalebench.core.spec import RunSpec, SlurmSpec
 from scalebench.core.untrusted import clean_line
 
 RANK_AGENT = "scalebench.runner.launchers.rank_agent"  # the module that srun and mpirun start for each rank
+TIME_FACTOR, MIN_LIMIT_S = 3.0, 1800.0  # of the time limit of a job, over the estimate of its runs
 START_ALLOWANCE_S = 120.0  # time of a job besides its run: starting Python on all nodes, and writing the result
 OPTION_PATTERN = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?")
 NAME_KEYS = "partition account qos reservation constraint".split()
@@ -88,20 +89,25 @@ def _check_values(slurm: SlurmSpec) -> None:
         raise InputError(f"hardware.slurm.memory={slurm.memory} should be a number and K, M, G or T, such as 64G")
     if not re.fullmatch(r"(?:[^\s{}]|\{gpus\})*", slurm.gres):
         raise InputError(f"hardware.slurm.gres={slurm.gres} should be one word such as gpu:{{gpus}}")
+    for option in slurm.container_options:
+        if not option.startswith("-") or not option.isprintable():
+            raise InputError(f"hardware.slurm.container_options: '{clean_line(option)}' should be an option, --name")
     for key in ("container", "container_python", "bin"):
         if (value := getattr(slurm, key)) is not None and (not value or not value.isprintable()):
             raise InputError(f"hardware.slurm.{key}='{value}' should be a path in one line")
-    if slurm.container is not None and slurm.container_runtime == "apptainer" and slurm.container.startswith("-"):
+    if slurm.container is not None and slurm.container_runtime != "pyxis" and slurm.container.startswith("-"):
         raise InputError(f"hardware.slurm.container={slurm.container} should be an image")
 
 
-def job_options(slurm: SlurmSpec) -> dict[str, str | bool]:
-    """Return the further options of sbatch by name: those of hardware.slurm.lines, and the one by which SLURM counts
-    cores, as hardware.cpus_per_node does, unless the lines say how threads are counted.
+def job_options(slurm: SlurmSpec, gpus_per_node: int | None = None) -> dict[str, str | bool]:
+    """Return the further options of sbatch by name: those of hardware.slurm.lines, with the GPUs per node for {gpus}
+    (without them if the job has none), and the one by which SLURM counts cores, as hardware.cpus_per_node does, unless
+    the lines say how threads are counted.
 
     Where cores run two threads, SLURM would otherwise give a task of six CPUs three cores.
     """
-    options = parse_options(slurm.lines)
+    lines = [line for line in slurm.lines if gpus_per_node is not None or "{gpus}" not in line]
+    options = parse_options([line.replace("{gpus}", str(gpus_per_node)) for line in lines])
     if not THREAD_OPTIONS & options.keys():
         options["hint"] = WHOLE_CORES_HINT
     return options
@@ -123,7 +129,10 @@ def container_options(spec: RunSpec, folder: Path) -> list[str]:
     slurm = spec.config.hardware.slurm
     if slurm.container is None or slurm.container_runtime != "pyxis":
         return []
-    return [f"--container-image={slurm.container}", f"--container-mounts={','.join(_mount_options(spec, folder))}"]
+    options = [f"--container-image={slurm.container}", f"--container-mounts={','.join(_mount_options(spec, folder))}"]
+    if _has_user_code(spec) and not any(line.startswith("--container-workdir") for line in slurm.srun):
+        options.append(f"--container-workdir={os.getcwd()}")
+    return options
 
 
 def python_command(spec: RunSpec, folder: Path) -> list[str]:
@@ -133,17 +142,25 @@ def python_command(spec: RunSpec, folder: Path) -> list[str]:
         return [sys.executable]
     if slurm.container_runtime == "pyxis":
         return [slurm.container_python]
-    gpus = ["--nv"] if spec.device == "cuda" else []
+    gpus = ["--nv"] if spec.device == "cuda" and "--rocm" not in slurm.container_options else []
     binds = ["--bind", ",".join(_mount_options(spec, folder))]
-    return ["apptainer", "exec", *gpus, *binds, slurm.container, slurm.container_python]
+    binds += ["--pwd", os.getcwd()] if _has_user_code(spec) else []
+    options = [*gpus, *slurm.container_options, *binds]
+    return [slurm.container_runtime, "exec", *options, slurm.container, slurm.container_python]
 
 
 def rank_folders(spec: RunSpec, folder: Path) -> list[Path]:
-    """Return the folders that a rank reads and writes: of the run, of the data set, and of the copy on the node."""
+    """Return the folders that a rank reads and writes: of the run, of the data set, of the copy on the node, and of the
+    user's code, which is imported from the current one."""
     dataset, node_copy = spec.config.dataset, spec.config.hardware.node_copy
     folders = [folder, dataset.cache or machine.cache_folder(), dataset.path, node_copy]
+    folders += [os.getcwd()] if _has_user_code(spec) else []
     absolute = [Path(os.path.abspath(Path(path).expanduser())) for path in folders if path is not None]
     return list(dict.fromkeys(absolute))
+
+
+def _has_user_code(spec: RunSpec) -> bool:
+    return spec.config.model.code_digest is not None or spec.config.dataset.code_digest is not None
 
 
 def _mount_options(spec: RunSpec, folder: Path) -> list[str]:
@@ -212,10 +229,20 @@ def sweep_geometry(specs: Sequence[RunSpec]) -> JobGeometry:
     )  # fmt: skip
 
 
-def time_limit_minutes(spec: RunSpec) -> int:
-    """Return the time limit of the job: hardware.slurm.time_minutes, else the limit of the run plus its start."""
-    minutes = spec.config.hardware.slurm.time_minutes
-    return minutes if minutes is not None else math.ceil((spec.config.measure.timeout_s + START_ALLOWANCE_S) / 60)
+def time_limit_minutes(specs: Sequence[RunSpec], estimates_s: Sequence[float]) -> int:
+    """Return the time limit of the job that does these runs: hardware.slurm.time_minutes of each, else by the most
+    seconds that each is estimated to take, infinite where that is unknown, and the time to start.
+
+    An estimate knows nothing of slow steps and of the nodes, so that it counts several times, and no job gets less than
+    MIN_LIMIT_S or the limit of its runs; no run takes longer than measure.timeout_s.
+    """
+    fixed = specs[0].config.hardware.slurm.time_minutes  # of all: they are those of one job
+    if fixed is not None:
+        return fixed * len(specs)
+    timeouts_s = [spec.config.measure.timeout_s for spec in specs]
+    limits_s = [min(TIME_FACTOR * most_s, limit_s) for most_s, limit_s in zip(estimates_s, timeouts_s, strict=True)]
+    seconds = max(sum(limits_s), min(MIN_LIMIT_S, max(timeouts_s)))
+    return math.ceil((seconds + START_ALLOWANCE_S) / 60)
 
 
 def srun_command(

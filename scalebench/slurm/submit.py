@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import re
 import shlex
@@ -75,35 +76,40 @@ def read_submission(folder: Path) -> Submission | None:
         raise InputError(f"{path} cannot be read: {error}; remove it") from error
 
 
-def render_script(spec: RunSpec, folder: Path) -> str:
+def render_script(spec: RunSpec, folder: Path, estimate_s: float = math.inf) -> str:
     """Return the script that `submit_job` passes to sbatch; works without SLURM. InputError for a bad folder name."""
-    return render_sweep_script([spec], folder)
+    return render_sweep_script([spec], folder, [estimate_s])
 
 
-def render_sweep_script(specs: Sequence[RunSpec], folder: Path) -> str:
+def render_sweep_script(specs: Sequence[RunSpec], folder: Path, estimates_s: Sequence[float]) -> str:
     """Return the script that `submit_sweep` passes to sbatch, likewise."""
-    executor = _make_executor(specs, folder)
+    executor = _make_executor(specs, folder, estimates_s)
     return str(executor._make_submission_file_text(executor._submitit_command_str, ""))
 
 
-def submit_job(spec: RunSpec, folder: Path) -> Submission:
-    """Submit the run in `folder`, which has its spec.json, and write job.json there.
+def submit_job(spec: RunSpec, folder: Path, estimate_s: float = math.inf) -> Submission:
+    """Submit the run in `folder`, which has its spec.json, and write job.json there. `estimate_s` are the most seconds
+    that it is estimated to take.
 
     Raises SlurmError with nothing submitted: JobRefused where this cluster will not accept the job, SlurmUnreachable
     where SLURM does not respond. InputError for a folder whose name SLURM would interpret. OSError.
     """
-    return _submit([spec], folder, JOB_FUNCTION)
+    return _submit([spec], folder, [estimate_s], JOB_FUNCTION)
 
 
-def submit_sweep(specs: Sequence[RunSpec], folder: Path, arguments: Sequence[str]) -> Submission:
+def submit_sweep(
+    specs: Sequence[RunSpec], folder: Path, arguments: Sequence[str], estimates_s: Sequence[float]
+) -> Submission:
     """Submit a sweep as one job, which runs scalebench with these arguments within its allocation, and write job.json
     in the folder of the sweep. Raises as `submit_job`."""
     folder.mkdir(parents=True, exist_ok=True)
-    return _submit(specs, folder, SWEEP_FUNCTION, *arguments)
+    return _submit(specs, folder, estimates_s, SWEEP_FUNCTION, *arguments)
 
 
-def _submit(specs: Sequence[RunSpec], folder: Path, name: str, *arguments: str) -> Submission:
-    executor = _make_executor(specs, folder)
+def _submit(
+    specs: Sequence[RunSpec], folder: Path, estimates_s: Sequence[float], name: str, *arguments: str
+) -> Submission:
+    executor = _make_executor(specs, folder, estimates_s)
     function = getattr(importlib.import_module(JOB_MODULE), name)
     submitted_at_s = time.time()
     with defer_signals():  # a job whose number is lost would run unnoticed
@@ -124,7 +130,7 @@ def remove_pickles(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def submitit_parameters(specs: Sequence[RunSpec], folder: Path) -> dict[str, Any]:
+def submitit_parameters(specs: Sequence[RunSpec], folder: Path, estimates_s: Sequence[float]) -> dict[str, Any]:
     """Return the parameters of the job for submitit; of several runs those of hardware.slurm are equal."""
     spec, geometry = specs[0], sweep_geometry(specs)
     slurm = spec.config.hardware.slurm
@@ -140,7 +146,7 @@ def submitit_parameters(specs: Sequence[RunSpec], folder: Path) -> dict[str, Any
         "cpus_per_task": geometry.cpus_per_task,
         "gres": geometry.gres,
         "mem": geometry.memory,
-        "time": sum(map(time_limit_minutes, specs)),
+        "time": time_limit_minutes(specs, estimates_s),
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
@@ -149,7 +155,7 @@ def submitit_parameters(specs: Sequence[RunSpec], folder: Path) -> dict[str, Any
         "setup": slurm.setup or None,
         "stderr_to_stdout": True,
         "use_srun": False,  # the program runs on the first node and starts the ranks itself
-        "additional_parameters": further | job_options(slurm),
+        "additional_parameters": further | job_options(slurm, geometry.gpus_per_node),
     }
 
 
@@ -157,12 +163,13 @@ def submission_environment(script: str) -> dict[str, str]:
     """Return this environment for sbatch, without variables that would override options of the script."""
     options = set(re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE))
     dropped = {f"SBATCH_{name}" for name, option in OVERRIDING_VARIABLES.items() if option in options}
+    dropped |= {f"SBATCH_{option.upper().replace('-', '_')}" for option in options}  # those of hardware.slurm.lines
     # The job would get these of the shell beside its own SLURM_MEM_PER_NODE, and srun takes only one of them.
     dropped |= {f"SLURM_{name}" for name, option in OVERRIDING_VARIABLES.items() if option == "mem" in options}
     return {name: value for name, value in os.environ.items() if name not in dropped and name not in PROCESS_VARIABLES}
 
 
-def _make_executor(specs: Sequence[RunSpec], folder: Path) -> SlurmExecutor:
+def _make_executor(specs: Sequence[RunSpec], folder: Path, estimates_s: Sequence[float]) -> SlurmExecutor:
     """Return submitit's executor with our script; submitit is imported here because that takes a while."""
     from submitit import SlurmExecutor, SlurmJob
 
@@ -191,7 +198,7 @@ def _make_executor(specs: Sequence[RunSpec], folder: Path) -> SlurmExecutor:
         raise InputError(f"{absolute}: SLURM and submitit would interpret a part of this name; choose another folder")
     # exec: the shell of the script becomes Python, so that Python gets the signals that are sent to the script.
     executor = Executor(folder=absolute / SUBMITIT_FOLDER, python=f"exec {shlex.quote(sys.executable)}")
-    executor.update_parameters(**submitit_parameters(specs, folder))
+    executor.update_parameters(**submitit_parameters(specs, folder, estimates_s))
     return executor
 
 

@@ -17,8 +17,9 @@ from scalebench.core.spec import HardwareSpec, RunSpec, write_spec
 from scalebench.runner.parent import clear_run_folder
 from scalebench.slurm.commands import Slurm, SlurmError, in_allocation
 from scalebench.slurm.job_states import JobStatePoller
-from scalebench.slurm.submit import Submission, read_submission, submit_sweep
+from scalebench.slurm.submit import Submission, read_submission, submit_job, submit_sweep
 from scalebench.sweeps.console import Console
+from scalebench.sweeps.time_estimate import estimate_s
 
 if TYPE_CHECKING:
     from scalebench.runner.jobs import JobRequest
@@ -115,7 +116,8 @@ def follow_sweep(
             write_spec(request.spec, request.folder)  # by which the job gives it the same number
         mark_folder()
         try:
-            submission = submit_sweep([r.spec for r in requests if r.spec.can_start], folder, arguments)
+            specs = [request.spec for request in requests if request.spec.can_start]
+            submission = submit_sweep(specs, folder, arguments, [estimate_s(spec)[1] for spec in specs])
         except SlurmError as error:
             raise InputError(f"the sweep could not be submitted: {error}") from error
     yield from _follow(slurm, None, requests, submission, console)
@@ -143,7 +145,9 @@ def _follow(
     from scalebench.runner.jobs import JobFollower
 
     with console.show_queue() as on_change:
-        follower = JobFollower(slurm, max_jobs, on_change)
+        follower = JobFollower(
+            slurm, max_jobs, on_change, submit=lambda spec, folder: submit_job(spec, folder, estimate_s(spec)[1])
+        )
         results = follower.follow(requests, submission)
         try:
             yield from results

@@ -12,6 +12,7 @@ from scalebench.config.support import is_reachable
 from scalebench.core.spec import RunSpec
 from scalebench.core.untrusted import clean_text
 from scalebench.sweeps.console import format_repeat
+from scalebench.sweeps.time_estimate import estimate_s
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,7 +27,7 @@ COLUMNS = ("nodes", "tasks per node", "cores per task", "GPUs per node", "minute
 def print_jobs(console: Console, runs: Sequence[SweepRun], one_job: bool = False) -> None:
     """Print a row for each configuration of these runs; then why some have no job, and what all jobs, or the one that
     does all runs, may take at most."""
-    from scalebench.slurm.resources import sweep_geometry, time_limit_minutes
+    from scalebench.slurm.resources import sweep_geometry
 
     startable = [run for run in runs if run.starts]
     if startable:
@@ -35,7 +36,7 @@ def print_jobs(console: Console, runs: Sequence[SweepRun], one_job: bool = False
         console.print_line(text)
     specs = [run.spec for run in startable]
     jobs = [specs] if one_job else [[spec] for spec in specs]
-    node_hours = sum(sweep_geometry(job).nodes * sum(map(time_limit_minutes, job)) for job in jobs) / 60
+    node_hours = sum(sweep_geometry(job).nodes * _limit_minutes(job) for job in jobs) / 60
     count = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
     total = f", {node_hours:,.1f} node-hours if each takes all of its minutes" if jobs else ""
     console.print_line(f"{count}{total}; nothing was submitted")
@@ -57,7 +58,7 @@ def make_job_table(runs: Sequence[SweepRun], counted: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    from scalebench.slurm.resources import job_geometry, time_limit_minutes
+    from scalebench.slurm.resources import job_geometry
 
     repeats = Counter(run.spec.fingerprint for run in runs)
     differing = [key for key in ("model", "hardware") if len({getattr(run.spec.config, key).name for run in runs}) > 1]
@@ -68,7 +69,7 @@ def make_job_table(runs: Sequence[SweepRun], counted: str) -> Table:
         spec = run.spec
         label = " ".join([spec.label, *(f"{key}={getattr(spec.config, key).name}" for key in differing)])
         label += " (added)" if run.added else ""
-        counts = (repeats[spec.fingerprint], *_geometry_cells(job_geometry(spec)), time_limit_minutes(spec))
+        counts = (repeats[spec.fingerprint], *_geometry_cells(job_geometry(spec)), _limit_minutes([spec]))
         table.add_row(clean_text(label), *map(str, counts))
     return table
 
@@ -78,7 +79,7 @@ def print_script(console: Console, spec: RunSpec, folder: Path) -> None:
     from scalebench.slurm import resources, submit
 
     console.print_line(f"\n{spec.label} would be submitted with sbatch:\n")
-    console.print_line(submit.render_script(spec, folder))
+    console.print_line(submit.render_script(spec, folder, estimate_s(spec)[1]))
     console.print_line("ranks, from within the job:\n")
     console.print_line(f"{shlex.join(resources.srun_command(spec, folder))}\n")
 
@@ -99,7 +100,13 @@ def print_sweep_script(console: Console, specs: Sequence[RunSpec], folder: Path)
     from scalebench.slurm import submit
 
     console.print_line("\nthis sweep would be submitted with sbatch as one job:\n")
-    console.print_line(submit.render_sweep_script(specs, folder))
+    console.print_line(submit.render_sweep_script(specs, folder, [estimate_s(spec)[1] for spec in specs]))
+
+
+def _limit_minutes(specs: Sequence[RunSpec]) -> int:
+    from scalebench.slurm.resources import time_limit_minutes
+
+    return time_limit_minutes(specs, [estimate_s(spec)[1] for spec in specs])
 
 
 def _geometry_cells(geometry: JobGeometry) -> tuple[int | str, ...]:

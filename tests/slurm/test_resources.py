@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,47 @@ def test_ranks_may_be_spread_in_any_way_over_nodes_in_order() -> None:
 def test_the_time_limit_includes_time_to_start(minutes: int | None, timeout_s: float, expected: int) -> None:
     spec = run(1, time_minutes=minutes)
     spec.config.measure.timeout_s = timeout_s
-    assert time_limit_minutes(spec) == expected
+    assert time_limit_minutes([spec], [math.inf]) == expected, "nothing is known of its length"
+    assert time_limit_minutes([spec] * 2, [math.inf] * 2) == (2 * minutes if minutes else math.ceil(timeout_s / 30 + 2))
+
+
+@pytest.mark.parametrize(
+    ("estimates_s", "expected"),
+    [([60.0], 32), ([60.0] * 24, 74), ([1000.0], 52), ([5000.0], 62), ([60.0, math.inf], 65)],
+)
+def test_the_time_limit_follows_the_estimates(estimates_s: list[float], expected: int) -> None:
+    """24 runs of a minute do not ask for a day, and no run for less than half an hour."""
+    spec = run(1)
+    spec.config.measure.timeout_s = 3600.0
+    assert time_limit_minutes([spec] * len(estimates_s), estimates_s) == expected
+
+
+def test_gpus_are_put_into_further_options() -> None:
+    lines = ["--gpus-per-node={gpus}", "--constraint-x=a"]
+    spec = run(4, GPU_NODES, gres="", lines=lines)
+    geometry = sweep_geometry([spec])
+    options = resources.job_options(spec.config.hardware.slurm, geometry.gpus_per_node)
+    assert options["gpus-per-node"] == str(geometry.gpus_per_node) and options["constraint-x"] == "a"
+    assert "gpus-per-node" not in resources.job_options(spec.config.hardware.slurm, None), "a job without GPUs"
+
+
+def test_the_folder_of_the_users_code_is_in_the_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for runtime in ("apptainer", "singularity", "pyxis"):
+        spec = run(1, GPU_NODES, **IMAGE, container_runtime=runtime)
+        assert str(tmp_path) not in " ".join(srun_command(spec, FOLDER))
+        spec.config.model.code_digest = "0123"
+        command = " ".join(srun_command(spec, FOLDER))
+        assert f"{tmp_path}:{tmp_path}" in command
+        workdir = f"--container-workdir={tmp_path}" if runtime == "pyxis" else f"{runtime} exec --nv --bind"
+        assert workdir in command and (runtime == "pyxis" or f"--pwd {tmp_path}" in command)
+
+
+def test_options_of_the_container() -> None:
+    spec = run(1, GPU_NODES, **IMAGE, container_runtime="singularity", container_options=["--rocm", "--cleanenv"])
+    assert resources.python_command(spec, FOLDER)[:4] == ["singularity", "exec", "--rocm", "--cleanenv"]
+    with pytest.raises(InputError, match=r"hardware.slurm.container_options: 'rocm' should be an option"):
+        resources.check_slurm_options(SlurmSpec(container_options=["rocm"]))
 
 
 def srun(*arguments: Any, **more: Any) -> list[str]:

@@ -155,10 +155,10 @@ def sbatch(tools: Tools) -> Tools:
 
 def test_a_sweep_is_submitted_as_one_job(sbatch: Tools, tmp_path: Path) -> None:
     specs = [run(gpus, bin=str(sbatch.folder), time_minutes=30) for gpus in (1, 2)]
-    submission = submit.submit_sweep(specs, tmp_path / "sweep", ["--multirun", "gpus=1,2"])
+    submission = submit.submit_sweep(specs, tmp_path / "sweep", ["--multirun", "gpus=1,2"], [60.0, 60.0])
     assert submission == read_submission(tmp_path / "sweep")
     script = (sbatch.folder / "script").read_text()
-    assert script == submit.render_sweep_script(specs, tmp_path / "sweep")
+    assert script == submit.render_sweep_script(specs, tmp_path / "sweep", [60.0, 60.0])
     assert {"#SBATCH --time=60", "#SBATCH --job-name=scalebench-sweep"} < set(script.splitlines())
     pickle = (sbatch.folder / "pickle").read_bytes()
     texts = [argument for _, argument, _ in pickletools.genops(pickle) if isinstance(argument, str)]
@@ -207,6 +207,9 @@ def test_the_job_gets_this_environment_without_variables_of_this_process(
     assert environment.keys() - os.environ.keys() <= {"PWD", "OLDPWD", "SHLVL", "_"}, "nor SLURM_TIME_FORMAT"
     script = submit.render_script(run(2, partition="gpu"), tmp_path)
     assert "SBATCH_PARTITION" not in submit.submission_environment(script)
+    monkeypatch.setenv("SBATCH_GPUS_PER_NODE", "1")
+    script = submit.render_script(run(2, gres="", lines=["--gpus-per-node=2"]), tmp_path)
+    assert "SBATCH_GPUS_PER_NODE" not in submit.submission_environment(script)
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "4000")
     assert "SLURM_MEM_PER_CPU" in submit.submission_environment(script)
     script = submit.render_script(run(2, memory="4G"), tmp_path)

@@ -387,7 +387,7 @@ def test_a_plan_needs_neither_slurm_nor_the_packages_of_the_cluster(
     sweep = [*on_alpha, "strategy=ddp_nccl", "gpus=16", "baseline=none", *words]
     status, out, _ = call("--multirun", *sweep, "hydra.sweep.dir=s", "dry_run=true")
     assert status == 0 and "unsupported" not in out
-    assert table_rows(out) == {"ddp_nccl gpus=16": ["1", "2", "8", "6", "8", "62"]}
+    assert table_rows(out) == {"ddp_nccl gpus=16": ["1", "2", "8", "6", "8", "32"]}
     assert out.count("there is no sbatch here: the plan is for a login node of hardware=alpha") == 1
     assert [line.split("/")[-2] for line in out.splitlines() if "--output=" in line] == marks
     status, out, _ = call(*sweep, "dry_run=true")
