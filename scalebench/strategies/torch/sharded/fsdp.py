@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from scalebench.core.result import SYNC_PARTS
 from scalebench.core.spec import RunSpec
@@ -201,7 +202,8 @@ class Fsdp(TorchStrategy):
 
     def build_mesh(self) -> DeviceMesh:
         """Arrange the processes: the last axis has the shards of one copy of the weights."""
-        return init_device_mesh(self.device.type, (self.spec.processes,))
+        # Of the group itself: where there are GPUs, some versions of PyTorch make another one beside Gloo, over NCCL.
+        return DeviceMesh.from_group(dist.group.WORLD, self.device.type)
 
     def step(self, batch: TorchBatch) -> LossPart | None:
         self._log.begin_step()
@@ -339,7 +341,11 @@ class Hsdp(Fsdp):
         shards = self.options.shards or default_shards(processes, self.spec.nodes)
         if shards == processes:  # a single copy: averages over one process would be messages of no use
             return super().build_mesh()
-        return init_device_mesh(self.device.type, (processes // shards, shards), mesh_dim_names=("copy", "shard"))
+        ranks = torch.arange(processes).view(processes // shards, shards)
+        # With the backend of the default group, and not with PyTorch's own limit of ten minutes.
+        timeout = timedelta(seconds=self.spec.group_timeout_s)
+        groups = [dist.new_subgroups_by_enumeration(each.tolist(), timeout=timeout)[0] for each in (ranks.t(), ranks)]
+        return DeviceMesh.from_group(groups, self.device.type, ranks, mesh_dim_names=("copy", "shard"))
 
 
 def default_shards(processes: int, nodes: int) -> int:

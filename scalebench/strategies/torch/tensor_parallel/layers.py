@@ -8,7 +8,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -61,7 +61,7 @@ def split_layers(model: NetworkModule, splits: Sequence[Split], device: str) -> 
 
     Each process has a device of that type, and the same weights so far.
     """
-    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    mesh = DeviceMesh.from_group(dist.group.WORLD, device)  # the group itself, whatever its backend
     for split in splits:
         for name in split.between:
             if isinstance(module := getattr(model, name), nn.Dropout):
