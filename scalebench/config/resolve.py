@@ -51,6 +51,7 @@ def resolve(config: Config) -> RunSpec:
     """Resolve a config into the run that it means on this machine. Raise InputError for bad input."""
     config = replace(config, gpus=_read_device_count(config.gpus))
     check_config(config)
+    requested_devices = config.hardware.devices
     draft = Draft(replace(config, strategy=set_exactness(config.strategy)))
     for step in (fill_dataset, size_model, count_devices, set_batches, place_processes):
         draft = step(draft)
@@ -61,6 +62,9 @@ def resolve(config: Config) -> RunSpec:
         "oversubscribed": placement.oversubscribed,
         "approximate": config.strategy.approximate is not None,
         "one_unit": config.strategy.options.get("units") == "layers" and user_code.is_user_model(config.model),
+        "unsupported_gpus": requested_devices == "auto"
+        and config.hardware.devices == "cpu"
+        and machine.find_unsupported_gpus() is not None,
         "open_port": unsupported is None and private_network.opens_ports(config),
     }
     spec = RunSpec(

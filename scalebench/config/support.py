@@ -62,7 +62,8 @@ def _check_machine(hardware: HardwareSpec, gpus: int, nodes: int) -> list[str]:
         return []
     gpus_here = machine.count_gpus() if hardware.devices == "cuda" else gpus
     if gpus > gpus_here:
-        return [f"gpus={gpus} asks for more than the {gpus_here} GPUs here"]
+        others = machine.find_unsupported_gpus()
+        return [f"gpus={gpus} asks for more than the {gpus_here} GPUs here{f'; there are {others}' if others else ''}"]
     absent = [number for number in hardware.device_ids if number >= gpus_here and hardware.devices == "cuda"]
     present = f"GPUs here are 0 to {gpus_here - 1}" if gpus_here > 1 else "only GPU here is 0"
     return [f"hardware.device_ids names device {absent[0]}, and the {present}"] if absent else []
@@ -169,7 +170,7 @@ def find_launch_problem(strategy: StrategySpec, devices: str) -> str | None:
 def _describe_unreachable(hardware: HardwareSpec) -> str:
     model = hardware.gpu_model or "device"
     gpus_here = machine.count_gpus()
-    local = f"{gpus_here} GPUs" if gpus_here else "no GPU"
+    local = f"{gpus_here} GPUs" if gpus_here else machine.find_unsupported_gpus() or "no GPU"
     if hardware.scheduler == "slurm":  # which cannot be reached
         local += " and no sbatch" + (f" in {hardware.slurm.bin}" if hardware.slurm.bin else "")
     wants = f"{hardware.gpus_per_node} x {model} a node"

@@ -14,10 +14,12 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 
+from scalebench.core.machine import gpus
 from scalebench.core.machine.cpus import CpuTimes, read_cpu_times
 from scalebench.core.process import cancelled
 from scalebench.core.result import Result
@@ -35,6 +37,7 @@ from scalebench.runner.turns import Turns
 FIRST_LOOK_ROUNDS = 8
 MIN_UNDISTURBED_SHARE = 0.1  # of the rounds so far: with fewer, the time of all repeats would hardly give a few
 FREE_MEMORY_SHARE = 0.1  # of the host's memory, left free when a cohort grows
+GPU_TAKEN = "busy or unavailable"  # CUDA's error where a GPU in an exclusive compute mode has a process
 # Rough anonymous memory of one process by framework, before any run of the cohort has shown its own.
 PROCESS_BYTES = {"none": 50 << 20, "torch": 500 << 20, "tensorflow": 900 << 20}
 
@@ -89,9 +92,11 @@ class Member:
             self._thread.join()
 
     def ran_out_of_memory(self) -> bool:
-        """Return whether the run, which is over, failed for lack of memory: beside fewer others it may have enough."""
+        """Return whether the run, which is over, failed for lack of memory, or of a GPU that takes one process: beside
+        fewer others it may have enough."""
         self.join()
-        return self.result is not None and self.result.status == "oom"
+        result = self.result
+        return result is not None and (result.status == "oom" or GPU_TAKEN in (result.reason or ""))
 
     def _run(self) -> None:
         try:
@@ -163,8 +168,10 @@ class Cohort:
 
     def _start(self, started: list[Member]) -> None:
         """Start the runs one by one, as many as fit beside each other, each up to its gate."""
+        rooms = [self._gpu_room()]
         for member in self.members:
-            if started and not self._fits(member, started):
+            rooms += [self._gpu_room()] if started else []
+            if started and not (self._fits(member, started) and self._fits_on_gpus(rooms)):
                 return
             member.on_progress = self._show_ranks
             self._show(label=member.spec.label)
@@ -233,6 +240,24 @@ class Cohort:
             return limit is None or need < (1 - FREE_MEMORY_SHARE) * limit
         memory = psutil.virtual_memory()
         return bool(memory.available - _memory_per_node(member, started) > FREE_MEMORY_SHARE * memory.total)
+
+    def _gpu_room(self) -> list[gpus.GpuRoom]:
+        """Return the room on the GPUs that these runs drive on this host."""
+        devices = {device for member in self.members for place in member.spec.places for device in place.devices}
+        room = gpus.read_gpu_room() if any(member.spec.device == "cuda" for member in self.members) else []
+        return [each for device, each in enumerate(room) if device in devices]
+
+    def _fits_on_gpus(self, rooms: Sequence[Sequence[gpus.GpuRoom]]) -> bool:
+        """Return whether the GPUs take one more process, and have memory for a run as large as the largest so far;
+        `rooms` are what they had before the first run and after each, since parked runs keep what they have."""
+        for room in zip(*rooms, strict=True):
+            if room[-1].compute_mode not in (None, "default"):
+                return False
+            free = [each.free_bytes for each in room if each.free_bytes is not None]
+            need = max((before - after for before, after in pairwise(free)), default=0)
+            if free and free[-1] - need < FREE_MEMORY_SHARE * (room[-1].total_bytes or 0):
+                return False
+        return True
 
     def _are_ratios_precise(self, members: Sequence[Member]) -> bool:
         if min(member.measured_s for member in members) < self._settings.min_s:

@@ -17,6 +17,7 @@ import pytest
 
 from scalebench.core import process
 from scalebench.core.json_files import read_json
+from scalebench.core.machine.gpus import GpuRoom
 from scalebench.core.result import Result, read_result
 from scalebench.core.spec import RunSpec
 from scalebench.runner.turns import FolderWatch, Turns
@@ -141,6 +142,26 @@ def test_a_cohort_grows_only_as_far_as_there_is_memory(tmp_path: Path, monkeypat
     monkeypatch.setattr(Cohort, "_fits", lambda self, member, started: len(started) < 2)
     assert list(run_cohort([simulated(1), simulated(2), simulated(2)], tmp_path)) == [0, 1]
     assert not (tmp_path / "2").exists()
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("free", "mode", "fits"),
+    [
+        ([78, 60], "default", True),  # a run takes 18 of 80 GiB, and a tenth stays free
+        ([78, 60, 42, 25], "default", False),
+        ([78, 30], "default", False),
+        ([78, 70], "exclusive_process", False),  # the second process would find the GPU busy
+        ([None, None], None, True),  # NVML does not say it
+    ],
+)
+def test_a_cohort_grows_only_as_far_as_the_gpus_allow(free: list[int | None], mode: str | None, fits: bool) -> None:
+    cohort = Cohort([CohortRun(0, simulated(1), Path("unused"))], lambda progress: None)
+    rooms = [[GpuRoom(None if each is None else each * GIB, 80 * GIB, mode)] for each in free]
+    assert cohort._fits_on_gpus(rooms) is fits
+    assert cohort._fits_on_gpus([[] for _ in free]), "no GPU"
 
 
 def test_cancelling_ends_all_runs_with_a_result(tmp_path: Path) -> None:

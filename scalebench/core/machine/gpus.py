@@ -7,6 +7,7 @@ NVML may be missing, old, or refuse an answer. Nothing here raises because of th
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import re
 from collections import Counter
@@ -216,6 +217,36 @@ def find_nvml_problem() -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+@dataclass(frozen=True)
+class GpuRoom:
+    """What one GPU has for one more process; None where NVML does not say it."""
+
+    free_bytes: int | None
+    total_bytes: int | None
+    compute_mode: str | None
+
+
+def read_gpu_room() -> list[GpuRoom]:
+    """Return the room on each GPU that a process started now would see; empty without NVML."""
+    with nvml_queries() as ask:
+        handles, room = _handles(ask), []
+        for index in _visible_indices(ask):
+            memory = None if index is None else ask("nvmlDeviceGetMemoryInfo", handles[index])
+            mode = None if index is None else COMPUTE_MODES.get(ask("nvmlDeviceGetComputeMode", handles[index]))
+            room.append(GpuRoom(getattr(memory, "free", None), getattr(memory, "total", None) or None, mode))
+        return room
+
+
+def find_unsupported_gpus() -> str | None:
+    """Return in a clause which GPUs there are that no run can use: AMD's, by the device file of their driver or by
+    PyTorch's build for them. None where there are none."""
+    signs = ["/dev/kfd"] if (cpus.SYSTEM_ROOT / "dev/kfd").exists() else []
+    with suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version("torch")
+        signs += [f"torch {version}"] if "rocm" in version else []
+    return f"AMD GPUs ({', '.join(signs)}), and only NVIDIA's are supported" if signs else None
 
 
 def choose_visible_gpus(devices: Sequence[int], visible: int) -> list[int]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from scalebench.config.resolve import detect_hardware
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import detect_hardware, resolve
 from scalebench.core.errors import InputError
 from scalebench.core.machine import cpus as system_files
-from scalebench.core.machine import gpus, nccl_log
+from scalebench.core.machine import gpus, machine, nccl_log
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.spec import HardwareSpec
 from tests.core.machine.conftest import put
@@ -206,6 +207,28 @@ def test_gpus_whose_library_does_not_answer_are_no_machine_without_gpus(
     assert detect_hardware(HardwareSpec("cpu", devices="cpu")).devices == "cpu"
     nvml.nvmlInit = lambda: None
     assert gpus.find_nvml_problem() is None and detect_hardware(HardwareSpec("local")).devices == "cuda"
+
+
+def test_amd_gpus_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that takes the CPU beside them says so, one that asks for CPU workers does not."""
+    monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
+    monkeypatch.setattr(gpus.importlib.metadata, "version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(machine, "count_gpus", lambda: 0)
+    assert gpus.find_unsupported_gpus() is None
+    put(tmp_path, "dev/kfd", "")
+    assert gpus.find_unsupported_gpus() == "AMD GPUs (/dev/kfd), and only NVIDIA's are supported"
+    monkeypatch.setattr(gpus.importlib.metadata, "version", lambda name: "2.13.0+rocm7.0")
+    assert "torch 2.13.0+rocm7.0" in (gpus.find_unsupported_gpus() or "")
+    local = resolve(compose_config(["strategy=simulated", "hardware=local"]))
+    assert local.device == "cpu" and "unsupported_gpus" in local.flags
+    assert "unsupported_gpus" not in resolve(compose_config(["strategy=simulated", "hardware=cpu"])).flags
+    asked = resolve(compose_config(["strategy=simulated", "hardware=local", "hardware.devices=cuda", "gpus=1"]))
+    assert asked.unsupported is not None and "0 GPUs here; there are AMD GPUs (/dev/kfd" in asked.unsupported
+
+
+def test_the_room_on_each_visible_gpu(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert gpus.read_gpu_room() == [gpus.GpuRoom(1, 42_949_672_960, "exclusive_process")]
 
 
 def test_facts_of_the_visible_gpus_are_in_their_order(

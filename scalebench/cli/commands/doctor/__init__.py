@@ -76,7 +76,14 @@ def main(options: argparse.Namespace) -> int:
 
 def list_machine_rows(host: Machine) -> list[machine_text.FactRow]:
     """List the machine's facts, and the command that compares the connections of its GPUs."""
-    return [*machine_text.list_facts(host), *machine_text.list_gpu_pairs(host), *machine_text.suggest_comparison(host)]
+    others = machine.find_unsupported_gpus()
+    rows = [("GPUs", f"{others}: runs take the CPU")] if others is not None and not host.gpus else []
+    return [
+        *machine_text.list_facts(host),
+        *rows,
+        *machine_text.list_gpu_pairs(host),
+        *machine_text.suggest_comparison(host),
+    ]
 
 
 def make_link_table(host: Machine) -> Table | None:
