@@ -41,7 +41,7 @@ PHASES = {
     "memcpy_s": re.compile("MEMCPY_"),
     "allreduce_s": re.compile("|".join([*CARRIER_BACKENDS, "NCCL_ALLGATHER", "NCCL_BCAST"])),
 }
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+ITEM_BITS = re.compile(r"\d+$")  # of Horovod's names of types: float16, int64, uint8
 MICROSECOND_S = 1e-6
 
 
@@ -141,7 +141,8 @@ def parse_timeline(events: Iterable[dict[str, Any]]) -> HorovodTimeline:
 
 def _parse_bytes(args: dict[str, str]) -> int:
     """Compute the bytes of a tensor described as `"dtype": "float32", "shape": "[16, 3, 7]"`."""
-    return math.prod(map(int, re.findall(r"\d+", args["shape"]))) * ITEM_BYTES[args["dtype"]]
+    bits = ITEM_BITS.search(args["dtype"])  # none in `bool`
+    return math.prod(map(int, re.findall(r"\d+", args["shape"]))) * (int(bits[0]) // 8 if bits else 1)
 
 
 def union_length(spans: Iterable[tuple[float, float]]) -> float:

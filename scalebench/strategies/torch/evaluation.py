@@ -12,6 +12,7 @@ from torch.nn import functional
 from scalebench.core.spec import ModelSpec
 from scalebench.strategies.base import GroupSum
 from scalebench.strategies.torch.batches import TorchBatch, to_tensors
+from scalebench.strategies.torch.user_module import UserModule
 from scalebench.workloads import user_code
 from scalebench.workloads.source import Source
 
@@ -50,7 +51,9 @@ def _mean_over_samples(
     sums = torch.zeros(width, dtype=torch.float64, device=device)
     samples = 0
     model.eval()
-    with torch.inference_mode():
+    # A user's module may be one that inference_mode breaks, as it does scripted ones.
+    is_users = any(isinstance(module, UserModule) for module in model.modules())
+    with torch.no_grad() if is_users else torch.inference_mode():
         for batch in map(to_tensors, source.in_order()):
             batch_sums = sum_batch(model, batch.to(device))
             if batch_sums is not None:

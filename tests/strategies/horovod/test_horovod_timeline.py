@@ -162,3 +162,14 @@ def test_union_of_spans(pairs: list[tuple[int, int]]) -> None:
     """Compare with the number of covered unit intervals."""
     covered = {unit for begin, end in pairs for unit in range(begin, end)}
     assert union_length([(float(a), float(b)) for a, b in pairs]) == len(covered)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size_bytes"),
+    [("float16", 20), ("bfloat16", 20), ("float64", 80), ("int64", 80), ("uint8", 10), ("bool", 10)],
+)
+def test_tensors_of_any_type_have_a_size(dtype: str, size_bytes: int) -> None:
+    """The indices of sparse gradients are int64."""
+    args = {"dtype": dtype, "shape": "[2, 5]"}
+    sent = [{"ph": "B", "ts": 1, "pid": 1, "name": "GLOO_ALLREDUCE"}, {"ph": "E", "ts": 2, "pid": 1, "args": args}]
+    assert timeline.parse_timeline([*HEAD, *sent]).message_bytes() == [size_bytes]

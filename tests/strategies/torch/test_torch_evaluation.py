@@ -155,3 +155,13 @@ def test_shared_tensors_count_once_and_tensors_of_other_devices_do_not_count() -
     state = {0: {"moment": torch.zeros(5), "far": torch.zeros(7, device="meta"), "step": 3}}
     assert count_state_bytes(model, state, torch.device("cpu")) == 4 * (9 + 3 + 3 + 5)
     assert count_state_bytes(model, state, torch.device("meta")) == 4 * 7
+
+
+def test_a_module_that_keeps_tensors_of_an_evaluation_can_be_trained_on(
+    strategy: Any, source: Callable[..., Source]
+) -> None:
+    """Tensors made in inference_mode cannot be saved for the backward pass."""
+    bare = strategy("bare_torch", **user_model("Caching"))
+    bare.evaluate(source())
+    run_training(bare, source(), 2)
+    assert len(bare.model.module.factors) > 1, "the evaluation had batches of a size that the check had not"

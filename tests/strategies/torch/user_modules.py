@@ -255,3 +255,14 @@ def too_large() -> nn.Module:
 
 instance = Plain()
 NUMBER = 3
+
+
+class Caching(Series):
+    """Keeps a factor for each size of a batch, in the manner of position encodings that are computed once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.factors.setdefault(len(x), x.new_ones(1) * 2)
