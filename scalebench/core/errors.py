@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 
 MAX_MESSAGE_CHARACTERS = 300
 MAX_NEAREST_NAMES = 4
 MIN_STEM_CHARACTERS = 3  # of a name that others continue; a shorter one is near to everything
+REMOTE_PLACE = re.compile(r"\bCaught \S+ (in .+)\.$", re.MULTILINE)  # of PyTorch, before the traceback of a worker
 NAME_CUTOFF, SHORT_NAME_CUTOFF = 0.75, 0.6  # of difflib's ratio
 
 
@@ -81,7 +83,22 @@ def join_alternatives(names: Sequence[str]) -> str:
 
 def describe_exception(error: BaseException) -> str:
     """Return the type and message of a foreign exception in one line of limited length."""
+    remote = find_remote_cause(str(error))
+    if remote is not None:
+        return remote[:MAX_MESSAGE_CHARACTERS]
     text = " ".join(str(error).split())[:MAX_MESSAGE_CHARACTERS]
     if isinstance(error, (ImportError, AttributeError)) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def find_remote_cause(text: str) -> str | None:
+    """Return where another process or thread failed, and its exception, of a message that holds its traceback, as that
+    of a DataLoader's worker does: `in DataLoader worker process 0: ValueError: no label`. None: it holds none."""
+    head, marker, tail = text.rpartition("Traceback (most recent call last):\n")
+    lines = itertools.dropwhile(lambda line: line.startswith("  ") or not line.strip(), tail.splitlines())
+    cause = " ".join(" ".join(lines).split())
+    if not marker or not cause:
+        return None
+    places = REMOTE_PLACE.findall(head)
+    return f"{places[-1]}: {cause}" if places else cause

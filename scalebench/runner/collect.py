@@ -5,8 +5,10 @@ The exits of the processes and their rank files become one status with one reaso
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import re
 import signal
 import socket
 import uuid
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from scalebench.core.json_files import read_tail
 from scalebench.core.result import (
     SCHEMA_VERSION,
     CurvePoint,
@@ -29,14 +32,20 @@ from scalebench.core.result import (
     Workload,
     first_point_at_target,
 )
-from scalebench.core.run_folder import MERGED_TRACE_FILE, rank_record_path, read_rank_file
+from scalebench.core.run_folder import MERGED_TRACE_FILE, rank_log_name, rank_record_path, read_rank_file
 from scalebench.core.spec import RunSpec
 from scalebench.measure import clock_sync
 from scalebench.measure.monitor.aggregate import MonitorPart
 from scalebench.measure.nodes import MachinesPart, has_node_reports
+from scalebench.runner import memory_limit
 from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.workloads import datasets, networks, user_code
 
+# Signals that a fault of the process itself raises, so that the last error in its log is the cause.
+FAULTS = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGTRAP}
+# Of a line of a log that has a cause: of C++ (`what():  out of range`), of Python and of libraries' checks.
+CAUSE = re.compile(r"what\(\):|\b\w*(?:Error|Exception)\b|\berror:|\bfatal\b|assertion|check failed", re.IGNORECASE)
+LOG_TAIL_BYTES, MAX_CAUSE_CHARACTERS = 50_000, 300
 FP32_BYTES = 4
 MAX_CLOCK_DIFFERENCE_S = 1.0  # between the clock of a rank, which may be slewed, and that of the launcher
 PHASE_MARKS = ("launch", "setup", "warmup", "measure", "evaluate", "probes", "close", "end")
@@ -133,20 +142,27 @@ def read_ranks(folder: Path, processes: int, run_id: str | None = None) -> list[
     return [read_rank_file(rank_record_path(folder, rank), RankRecord, run_id) for rank in range(processes)]
 
 
-def classify_exit(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
-    """Return the status of the run, and the reason of the rank that failed first, which is why the others failed."""
+def classify_exit(
+    ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool, folder: Path | None = None
+) -> RunOutcome:
+    """Return the status of the run, and the reason of the rank that failed first, which is why the others failed.
+
+    `folder` has the logs of the ranks, of which the last error is the reason of a rank that left none.
+    """
     outside = None if ended.broken is None else ("failed", ended.broken)
     outside = ended.outcome or outside  # lost connections that its ranks report follow from it
     if outside is not None:
         outcome = classify_outside_end(*outside, ranks, ended.services)
     else:
-        outcome = _classify_ranks(ended, ranks, oom_kill)
+        outcome = _classify_ranks(ended, ranks, oom_kill, folder)
     return dataclasses.replace(outcome, launched_at_s=ended.started_at_s, wall_s=ended.wall_s)
 
 
-def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
+def _classify_ranks(
+    ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool, folder: Path | None
+) -> RunOutcome:
     if _are_measured(ranks, ended.services):
-        return _outcome_of_measured(ended, ranks, oom_kill)
+        return _outcome_of_measured(ended, ranks, oom_kill, folder)
     failed = [r for r in ranks if r is not None and r.status != "ok"]
     if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group failed before it
         present = [r for r in ranks if r is not None]
@@ -161,11 +177,11 @@ def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: 
     # A rank that died without a record is the cause; those that report a lost connection follow it.
     silent = [rank for rank in ended.died_first if ranks[rank] is None]
     if silent:
-        return _outcome_without_reason(silent[0], ended, oom_kill)
+        return _outcome_without_reason(silent[0], ended, oom_kill, folder)
     if failed:
         return outcome_of_first_failure(failed, len(ranks), ended.died_first)
     unexplained = next(rank for rank, record in enumerate(ranks) if record is None and rank not in ended.services)
-    return _outcome_without_reason(unexplained, ended, oom_kill)
+    return _outcome_without_reason(unexplained, ended, oom_kill, folder)
 
 
 def classify_outside_end(
@@ -193,7 +209,9 @@ def _mark_probe_failure(ranks: Sequence[RankRecord], outcome: RunOutcome) -> lis
     return ["probe_failed"] if outcome.probe_failure is not None else []
 
 
-def _outcome_of_measured(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
+def _outcome_of_measured(
+    ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool, folder: Path | None
+) -> RunOutcome:
     """Return the outcome of a run whose ranks all have their figures on disk: it is ok, however the probes ended."""
     bad = [rank for rank, code in enumerate(ended.exit_codes) if code != 0 and rank not in ended.services]
     reported = [record.rank for record in ranks if record is not None and record.probe_failures]
@@ -203,7 +221,8 @@ def _outcome_of_measured(ended: GroupExit, ranks: list[RankRecord | None], oom_k
         return RunOutcome("ok", rank=first, probe_failure=ended.timeout)
     if reported or not bad:
         return RunOutcome("ok", rank=reported[0] if reported else None)
-    return RunOutcome("ok", rank=first, probe_failure=_outcome_without_reason(candidates[0], ended, oom_kill).reason)
+    failure = _outcome_without_reason(candidates[0], ended, oom_kill, folder)
+    return RunOutcome("ok", rank=first, probe_failure=failure.reason)
 
 
 def outcome_of_first_failure(
@@ -218,7 +237,7 @@ def outcome_of_first_failure(
     return RunOutcome(first.status, f"{where}{first.reason}", first.rank)
 
 
-def _outcome_without_reason(rank: int, ended: GroupExit, oom_kill: bool) -> RunOutcome:
+def _outcome_without_reason(rank: int, ended: GroupExit, oom_kill: bool, folder: Path | None) -> RunOutcome:
     """Return the outcome of a rank that left no reason."""
     code = ended.exit_codes[rank]
     name = f"rank {rank} ({ended.services[rank]})" if rank in ended.services else f"rank {rank}"
@@ -226,8 +245,24 @@ def _outcome_without_reason(rank: int, ended: GroupExit, oom_kill: bool) -> RunO
         signal_name = signal.Signals(-code).name
         if oom_kill and signal_name == "SIGKILL":
             return RunOutcome("oom", f"{name} was killed by the kernel, which ran out of memory", rank)
-        return RunOutcome("failed", f"{name} was killed by {signal_name}", rank)
+        cause = _find_cause(signal.Signals(-code), folder, rank)
+        return RunOutcome("failed", f"{name} was killed by {signal_name}{cause}", rank)
     return RunOutcome("failed", f"{name} ended with exit status {code} and without a reason", rank)
+
+
+def _find_cause(killed_by: signal.Signals, folder: Path | None, rank: int) -> str:
+    """Return the last error in the log of a rank that a fault of its own killed, and the size of a small /dev/shm, in
+    which memory that does not exist is a SIGBUS; empty where there is neither."""
+    if folder is None or killed_by not in FAULTS:
+        return ""
+    lines = []
+    with contextlib.suppress(OSError):
+        lines = [
+            line for line in read_tail(folder / rank_log_name(rank), LOG_TAIL_BYTES).splitlines() if CAUSE.search(line)
+        ]
+    small = memory_limit.small_shared_memory_reason() if killed_by == signal.SIGBUS else None
+    last = " ".join(lines[-1].split())[:MAX_CAUSE_CHARACTERS] if lines else None
+    return "".join(f"; {each}" for each in (last and f"the last error in its log: {last}", small) if each)
 
 
 def _training_flags(outcome: RunOutcome, first: RankRecord | None) -> list[str]:

@@ -173,7 +173,7 @@ class BatchSearch:
         code that reports it nowhere else."""
         if outcome.status not in ("failed", "timeout"):
             return outcome
-        if memory_limit.AT_LIMIT.search(outcome.reason or ""):
+        if memory_limit.lacks_memory(outcome.reason or ""):
             return dataclasses.replace(outcome, status="oom")
         names = [*map(rank_log_name, range(self._requested.processes)), MPIRUN_LOG, SRUN_LOG]
         for log in [self.rank_folder / name for name in names]:

@@ -35,6 +35,13 @@ AT_LIMIT = re.compile(
     r"Resource temporarily unavailable|Status: 1, message: could not ",
     re.IGNORECASE,
 )
+# Of PyTorch and NCCL where /dev/shm is full, which is no sign that the batch is too large.
+SHARED_MEMORY = re.compile(
+    r"shared memory ?\(shm\)|out of shared memory|shared memory segment|unable to write to file </|/dev/shm is full",
+    re.IGNORECASE,
+)
+SHARED_MEMORY_FOLDER = Path("/dev/shm")
+SMALL_SHARED_MEMORY_BYTES = 1 << 30  # docker's default is 64 MB, that of a machine half of its memory
 HARMLESS = "The caller indicates that this is not a failure"  # of TensorFlow, which then allocates less
 
 
@@ -88,5 +95,37 @@ def find_out_of_memory_line(log: Path) -> str | None:
         text = read_tail(log, LOG_TAIL_BYTES)
     except OSError:
         return None
-    lines = [line for line in text.splitlines() if AT_LIMIT.search(line) and HARMLESS not in line]
+    lines = [line for line in text.splitlines() if lacks_memory(line) and HARMLESS not in line]
     return " ".join(lines[-1].split()) if lines else None
+
+
+def lacks_memory(text: str) -> bool:
+    """Return whether a message of a process that is known to be at its limit reports a failed allocation of memory,
+    and not of shared memory."""
+    return AT_LIMIT.search(text) is not None and not SHARED_MEMORY.search(text)
+
+
+def full_shared_memory_reason(text: str) -> str | None:
+    """Return that /dev/shm is full, and the way out, where that is what a message means; else None."""
+    if not SHARED_MEMORY.search(text):
+        return None
+    size_bytes = _shared_memory_bytes()
+    size = "" if size_bytes is None else f" ({size_bytes >> 20} MB)"
+    return f"/dev/shm is full{size}: make it larger, in docker with --shm-size"
+
+
+def small_shared_memory_reason() -> str | None:
+    """Return the size of /dev/shm where it is small, as it may be in a container; else None."""
+    size_bytes = _shared_memory_bytes()
+    if size_bytes is None or size_bytes >= SMALL_SHARED_MEMORY_BYTES:
+        return None
+    return f"/dev/shm has {size_bytes >> 20} MB, which may be full: make it larger, in docker with --shm-size"
+
+
+def _shared_memory_bytes() -> int | None:
+    """Return the size of the file system that shared memory is in; None where there is none."""
+    try:
+        room = os.statvfs(SHARED_MEMORY_FOLDER)
+    except OSError:
+        return None
+    return room.f_frsize * room.f_blocks

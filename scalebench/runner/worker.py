@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from scalebench.config import placement
 from scalebench.core import exit_with_parent
-from scalebench.core.errors import InputError, describe_exception
+from scalebench.core.errors import InputError, describe_exception, find_remote_cause
 from scalebench.core.json_files import ReservedRoom
 from scalebench.core.machine import gpus
 from scalebench.core.result import RankRecord
@@ -31,6 +31,7 @@ from scalebench.measure.train_to_target import Diverged
 from scalebench.runner import memory_limit
 from scalebench.runner.launchers import rank_agent
 from scalebench.runner.launchers.rank_environment import find_interface_in_use
+from scalebench.runner.launchers.supervise import STACK_SIGNAL
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy, Unsupported
 
@@ -117,10 +118,14 @@ def classify_error(error: BaseException, record: RankRecord) -> None:
     text = one_line_message(error) or type(error).__name__
     if isinstance(error, Unsupported):
         record.status, record.reason = "unsupported", text
+    elif (full := memory_limit.full_shared_memory_reason(text)) is not None:
+        record.status, record.reason = "failed", f"{full} ({text[:300]})"
     elif isinstance(error, MemoryError) or memory_limit.OUT_OF_MEMORY.search(text):
         record.status, record.reason = "oom", f"out of memory: {text[:300]}"
     elif isinstance(error, InputError):
         record.status, record.reason = "failed", text
+    elif (cause := find_remote_cause(str(error))) is not None:
+        record.status, record.reason = "failed", cause[:300]
     else:
         record.status, record.reason = "failed", f"{type(error).__name__}: {text[:300]}"
     record.failed_at_s = time.time()
@@ -154,7 +159,8 @@ def end_with_parent() -> None:
     if parent is None or not sys.platform.startswith("linux"):
         return
     exit_with_parent.tie_to_parent(int(parent), signal.SIGKILL)
-    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__ or sys.stderr)  # the launcher requests a stack by it
+    for number in {signal.SIGUSR1, STACK_SIGNAL}:  # srun forwards the first one to agents and workers alike
+        faulthandler.register(number, file=sys.__stderr__ or sys.stderr)
 
 
 def _final_barrier(strategy: Strategy) -> None:

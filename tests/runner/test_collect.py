@@ -16,6 +16,7 @@ from scalebench.core.machine import machine
 from scalebench.core.result import CurvePoint, RankRecord, Result
 from scalebench.core.run_folder import rank_record_path
 from scalebench.core.spec import DatasetSpec, RunSpec, StopSpec, TrainSpec
+from scalebench.runner import memory_limit
 from scalebench.runner.collect import (
     MonitorPart,
     ResultParts,
@@ -159,6 +160,34 @@ def test_exits_and_records_become_one_outcome(case: Any) -> None:
     assert (outcome.status, outcome.reason, outcome.rank) == expected
     assert (outcome.launched_at_s, outcome.wall_s) == (100.0, 9.0)
     assert (outcome.probe_failure is not None) == (outcome.status == "ok" and outcome.rank is not None)
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "small", "reason"),
+    [
+        (
+            -signal.SIGABRT,
+            "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  20 vs  16\nlater\n",
+            None,
+            "killed by SIGABRT; the last error in its log: what(): 20 vs 16",
+        ),
+        (-signal.SIGSEGV, "Fatal Python error: Segmentation fault\n\n", None, None),
+        (-signal.SIGSEGV, "all is well\n", None, "killed by SIGSEGV"),
+        (-signal.SIGBUS, "", "/dev/shm has 64 MB", "killed by SIGBUS; /dev/shm has 64 MB"),
+        (-signal.SIGABRT, "", "/dev/shm has 64 MB", "killed by SIGABRT"),
+        (-signal.SIGKILL, "ValueError: of another time\n", None, "killed by SIGKILL"),
+        (-signal.SIGABRT, None, None, "killed by SIGABRT"),
+    ],
+)
+def test_a_rank_that_a_fault_killed_has_the_last_error_of_its_log_in_its_reason(
+    code: int, log: str | None, small: str | None, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_limit, "small_shared_memory_reason", lambda: small)
+    if log is not None:
+        (tmp_path / "rank1.log").write_text(log)
+    outcome = classify_exit(ended(0, code), [rank(0), None], False, tmp_path)
+    cause = "killed by SIGSEGV; the last error in its log: Fatal Python error: Segmentation fault"
+    assert outcome.reason == f"rank 1 was {reason or cause}"
 
 
 def test_a_missing_or_incomplete_record_is_none(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.core.result import RankRecord
 from scalebench.runner import memory_limit
 from scalebench.runner.memory_limit import (
     AT_LIMIT,
@@ -19,6 +21,7 @@ from scalebench.runner.memory_limit import (
     limit_unsupported_reason,
     raised_limit_bytes,
 )
+from scalebench.runner.worker import classify_error
 
 LIMITED_PROGRAM = """
 import mmap, sys, threading
@@ -125,6 +128,14 @@ OTHER_LINES = [
     "Status: 3, message: could not create a primitive descriptor",  # oneDNN: not implemented
     "This is memory growth of the device 0",
 ]
+# Of PyTorch and NCCL, with a /dev/shm of 64 MB.
+SHARED_MEMORY_LINES = [
+    "RuntimeError: unable to allocate shared memory(shm) for file </torch_27_1>: No space left on device (28)",
+    "RuntimeError: unable to write to file </torch_27_2>: No space left on device (28)",
+    "RuntimeError: DataLoader worker (pid 27) is killed by signal: Bus error. It is possible that dataloader's workers "
+    "are out of shared memory. Please try to raise your shared memory limit.",
+    "Error while creating shared memory segment /dev/shm/nccl-abc (size 9637888)",
+]
 
 
 @pytest.mark.parametrize("line", [*OUT_OF_MEMORY_LINES, *OTHER_LINES])
@@ -132,6 +143,20 @@ def test_messages_of_a_process_at_its_limit_are_recognized(line: str) -> None:
     """Messages that frameworks have printed."""
     assert (AT_LIMIT.search(line) is not None) == (line in OUT_OF_MEMORY_LINES)
     assert (OUT_OF_MEMORY.search(line) is not None) == (line in OUT_OF_MEMORY_LINES and line not in LIMIT_ONLY)
+
+
+@pytest.mark.parametrize("line", SHARED_MEMORY_LINES)
+def test_full_shared_memory_is_no_lack_of_memory(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for the largest batch would take a smaller one for it."""
+    found = os.statvfs_result((1, 4096, (64 << 20) // 4096, *[0] * 7))
+    monkeypatch.setattr(os, "statvfs", lambda path: found)
+    record = RankRecord(0, "host", 1)
+    classify_error(RuntimeError(line), record)
+    assert record.status == "failed"
+    assert str(record.reason).startswith("/dev/shm is full (64 MB): make it larger, in docker with --shm-size (")
+    assert not memory_limit.lacks_memory(str(record.reason))
+    (tmp_path / "rank0.log").write_text(line)
+    assert find_out_of_memory_line(tmp_path / "rank0.log") is None
 
 
 @pytest.mark.gpu

@@ -88,6 +88,14 @@ def body(error: BaseException) -> Any:
             "failed",
             "RuntimeError: Incompatible shapes",
         ),
+        (
+            ValueError(
+                "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+                '  File "a.py", line 1, in f\n    raise ValueError("no label")\nValueError: no label\n'
+            ),
+            "failed",
+            "in DataLoader worker process 0: ValueError: no label",
+        ),
         (RuntimeError("Graph execution error:"), "failed", "RuntimeError: Graph execution error:"),
         (RuntimeError("OOM when allocating tensor"), "oom", "out of memory: OOM when allocating tensor"),
         (MemoryError(), "oom", "out of memory: MemoryError"),
@@ -185,6 +193,18 @@ def test_a_worker_is_pinned_to_its_cores(monkeypatch: pytest.MonkeyPatch) -> Non
         assert worker.cpu_affinity() == [min(before)], "without cores the affinity stays"
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_stacks_are_written_also_where_a_user_handles_sigusr1(tmp_path: Path) -> None:
+    code = (
+        "import os, signal\nfrom scalebench.runner.launchers.supervise import STACK_SIGNAL\n"
+        "from scalebench.runner.worker import end_with_parent\nend_with_parent()\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
+        "def step_of_the_user():\n    os.kill(os.getpid(), STACK_SIGNAL)\nstep_of_the_user()\n"
+    )
+    variables = {**os.environ, "SCALEBENCH_PARENT_PID": str(os.getpid())}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "in step_of_the_user" in done.stderr
 
 
 def environment(spec: RunSpec) -> dict[str, str]:

@@ -52,7 +52,7 @@ from scalebench.core.spec import RunSpec, read_spec
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.measure.nodes import record_node
 from scalebench.runner.launchers.rank_environment import build_environment, split_address
-from scalebench.runner.launchers.supervise import FOLLOW_LIMIT_S, GRACE_PERIOD_S, TURN_SIGNAL, is_stopped
+from scalebench.runner.launchers.supervise import FOLLOW_LIMIT_S, GRACE_PERIOD_S, STACK_SIGNAL, TURN_SIGNAL, is_stopped
 
 # SLURM_PROCID last: it is also set for the process that runs mpirun in a job, and for all that follow from it.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -141,7 +141,8 @@ class RankAgent:
 
     def _forward(self, number: int, frame: Any) -> None:
         self._terminated |= number == signal.SIGTERM
-        self._send(signal.Signals(number))
+        # SIGUSR1 is how srun and mpirun forward the request for stacks.
+        self._send(STACK_SIGNAL if number == signal.SIGUSR1 else signal.Signals(number))
         if number == signal.SIGTERM:
             self._send(signal.SIGCONT)  # a parked worker handles SIGTERM only when it continues
 

@@ -28,7 +28,7 @@ from scalebench.core.run_folder import (
     worker_exit_path,
 )
 from scalebench.runner.launchers.local import Child
-from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, TURN_SIGNAL, RankGroup
+from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, STACK_SIGNAL, TURN_SIGNAL, RankGroup
 
 FS_DELAY_S = 2.0  # for a shared file system to show a file that a rank wrote
 
@@ -99,7 +99,7 @@ class RemoteRank:
         if local is None:
             return
         self.signal_worker(sign)
-        if sign != signal.SIGUSR1:  # which the agent would forward a second time
+        if sign != STACK_SIGNAL:  # which is for workers alone
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(local.agent, sign)
 

@@ -23,6 +23,8 @@ FOLLOW_LIMIT_S = 5.0  # for the other ranks to notice a dead one and to record w
 STOPPED_STATES = (b"T", b"t")  # by a signal, by a debugger
 ENDED_STATES = (b"Z", b"X", None)  # None: collected
 WORKER = "scalebench.runner.worker"
+# Has a worker write its stacks into its log. Not SIGUSR1, for which code of the user's may have a handler of its own.
+STACK_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR1)
 TURN_SIGNAL = signal.SIGUSR2  # has agents on nodes park or continue their worker; mpirun and srun forward it
 
 OnProgress = Callable[[list[RankProgress]], None]
@@ -131,10 +133,10 @@ class RankGroup(Generic[P]):
         return [read_anonymous_bytes(member.pid) for member in self.members]
 
     def request_stacks(self) -> None:
-        """Have ranks that hang write their stacks into their logs; worker.py handles SIGUSR1."""
+        """Have ranks that hang write their stacks into their logs."""
         for member in self.members:
             if member.alive():
-                member.signal(signal.SIGUSR1)
+                member.signal(STACK_SIGNAL)
                 member.signal(signal.SIGCONT)
         time.sleep(STACK_LIMIT_S)
 

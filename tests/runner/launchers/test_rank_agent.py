@@ -21,7 +21,7 @@ from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE, Turn, turn_path
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner.launchers import rank_agent
 from scalebench.runner.launchers.rank_agent import read_torchrun_rank
-from scalebench.runner.launchers.supervise import TURN_SIGNAL
+from scalebench.runner.launchers.supervise import STACK_SIGNAL, TURN_SIGNAL
 from tests.builders.runs import find_running, simulated_spec, wait_until
 
 # An agent that stays for a shorter time after a failure, where a test needs that.
@@ -145,7 +145,8 @@ def paused_turn(folder: Path) -> Any:
 
 
 def test_a_request_for_stacks_is_forwarded(agent: Any, program: Callable[[str], str], tmp_path: Path) -> None:
-    handler = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(3))"
+    """Not as SIGUSR1, for which the user's code may have a handler."""
+    handler = f"signal.signal({int(STACK_SIGNAL)}, lambda *_: sys.exit(3))"
     process = agent(program(f"{handler}; (folder / 'up').touch(); signal.pause()"))
     wait_until((tmp_path / "up").exists)
     process.send_signal(signal.SIGUSR1)

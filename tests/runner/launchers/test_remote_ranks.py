@@ -16,6 +16,7 @@ from scalebench.core.json_files import write_json
 from scalebench.core.run_folder import RankProcesses, WorkerExit, rank_processes_path, read_rank_file, worker_exit_path
 from scalebench.runner.launchers import remote_ranks
 from scalebench.runner.launchers.remote_ranks import RemoteRank, RemoteRanks
+from scalebench.runner.launchers.supervise import STACK_SIGNAL
 from tests.builders.runs import wait_until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -86,8 +87,8 @@ def test_a_rank_whose_agent_was_killed_is_lost(tmp_path: Path, pair: list[subpro
 def test_signals_reach_the_worker_and_its_agent(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
     """A request for the stack reaches only the worker."""
     rank = started(tmp_path, pair)
-    rank.signal(signal.SIGUSR1)
-    assert pair[1].wait(10) == -signal.SIGUSR1
+    rank.signal(STACK_SIGNAL)
+    assert pair[1].wait(10) == -STACK_SIGNAL
     assert pair[0].poll() is None
     rank.signal(signal.SIGTERM)
     assert pair[0].wait(10) == -signal.SIGTERM
