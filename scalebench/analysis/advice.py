@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Literal
 
-from scalebench.analysis.columns import RATE
-from scalebench.analysis.ranking import Ranking, rank_curves, rank_rows
+from scalebench.analysis.ranking import NamedRow, Ranking, rank_curves, rank_rows, sort_by_ratio
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import explain_no_verdict
-
-NamedRow = tuple[str, dict[str, Any]]  # name of the curve, cells of the pooled frame
 
 
 @dataclass(frozen=True)
@@ -56,11 +53,11 @@ def list_advice(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[
 def advise(rankings: Sequence[Ranking], rows_by_id: Mapping[str, NamedRow], estimate_ratio: EstimateRatio) -> Advice:
     """Return the advice for the rankings of one group; baselines are looked up in `rows_by_id`."""
     rows = [(name, row) for ranking in rankings for name, row in _rows_of(ranking)]
-    several = sorted((pair for pair in rows if pair[1]["gpus"] > 1), key=_negative_rate)
+    several = sort_by_ratio([pair for pair in rows if pair[1]["gpus"] > 1], estimate_ratio)
     bare_ids = dict.fromkeys(row["baseline_bare_id"] for _, row in several)
     bare = [rows_by_id[run_id] for run_id in bare_ids if run_id in rows_by_id]
     singles = bare or [pair for pair in rows if pair[1]["gpus"] == 1]
-    one_device = min(singles, key=_negative_rate, default=None)
+    one_device = next(iter(sort_by_ratio(singles, estimate_ratio)), None)
     if not several:
         return Advice("one device", rankings, [], one_device, [], "")
     fastest = _fastest_of_each_curve(several)
@@ -90,7 +87,3 @@ def _fastest_of_each_curve(rows: Iterable[NamedRow]) -> list[NamedRow]:
     for name, row in rows:
         first.setdefault(name, (name, row))
     return list(first.values())
-
-
-def _negative_rate(pair: NamedRow) -> float:
-    return -float(pair[1][RATE])

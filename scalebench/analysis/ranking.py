@@ -25,6 +25,7 @@ TEST_DESCRIPTION = (
     "interleaved, simultaneous {} % intervals by Bonferroni over {} {}"
 )
 Verdict = Literal["slower", "tied", "no verdict"]
+NamedRow = tuple[str, dict[str, Any]]  # name of the curve, cells of the pooled frame
 
 
 @dataclass(frozen=True)
@@ -166,13 +167,9 @@ def is_control(strategy: str) -> bool:
     return config.get("framework") == "none" or bool(config.get("independent"))
 
 
-def rank_rows(
-    group: dict[str, str], gpus: int, rows: Sequence[tuple[str, dict[str, Any]]], estimate_ratio: EstimateRatio
-) -> Ranking:
+def rank_rows(group: dict[str, str], gpus: int, rows: Sequence[NamedRow], estimate_ratio: EstimateRatio) -> Ranking:
     """Rank these (name, cells), at least one, as `rank` describes."""
-    reference = max((row for _, row in rows), key=lambda row: row["throughput_samples_per_s"])
-    ordered = sorted(rows, key=lambda pair: -estimate_ratio(pair[1], reference).mean)
-    (name, best), others = ordered[0], ordered[1:]
+    (name, best), *others = sort_by_ratio(rows, estimate_ratio)
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(others))
     rivals = []
     for rival, row in others:
@@ -181,6 +178,13 @@ def rank_rows(
     compared = "comparison" if len(others) == 1 else "comparisons"
     test = TEST_DESCRIPTION.format(f"{100 * CONFIDENCE:.0f}", len(others), compared) if others else ""
     return Ranking(group, gpus, name, best, rivals, test)
+
+
+def sort_by_ratio(rows: Sequence[NamedRow], estimate_ratio: EstimateRatio) -> list[NamedRow]:
+    """Return rows with the fastest first, by their ratios to the one of the largest throughput: within repeats and
+    rounds, where they were measured so, the order may be another one than that of the throughputs."""
+    reference = max((row for _, row in rows), key=lambda row: float(row["throughput_samples_per_s"]), default=None)
+    return [] if reference is None else sorted(rows, key=lambda pair: -estimate_ratio(pair[1], reference).mean)
 
 
 def join_with_and(names: Sequence[str]) -> str:

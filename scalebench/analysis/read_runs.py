@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from scalebench.analysis.rows import summarize_run
 from scalebench.analysis.run_summary import RunSummary
@@ -27,9 +27,6 @@ Unreadable = list[tuple[Path, str]]  # files or folders, each with one line that
 MIN_FILES_PER_PROCESS = 200  # starting a process takes as long as reading so many
 MAX_PROCESSES = 8
 FILES_PER_TASK = 50
-MIN_RUNS_FOR_TWO_PROCESSES = 1000  # with fewer, forking takes longer than it saves
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 @dataclass
@@ -112,8 +109,7 @@ def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> RunFile
 def walk_runs(folder: str, unreadable: Unreadable) -> Iterator[FolderEntries]:
     """Yield each folder with a result, a spec or a sweep.json.
 
-    Links to folders are not followed, since they may form a circle. Each folder is only listed; os.walk and rglob would
-    also look up each entry, which takes longer than listing on many file systems.
+    Links to folders are not followed, since they may form a circle.
     """
     folders, names = [], {}
     try:
@@ -178,34 +174,3 @@ def _summarize_file(file: Path) -> RunSummary | str:
         return summarize_run(read_result(file), file.parent)
     except InputError as error:
         return str(error)
-
-
-def compute_in_two_processes(
-    function: Callable[[Sequence[A]], list[B]], first: Sequence[A], second: Sequence[A], runs: int
-) -> list[B]:
-    """Return `function(first) + function(second)`; for many `runs` a forked process computes the second part meanwhile.
-
-    The process sees all data of this one without a copy of them, so that only what it returns is pickled.
-    """
-    if runs < MIN_RUNS_FOR_TWO_PROCESSES or len(usable_cpus()) < 2:
-        return function(first) + function(second)
-    with ProcessPoolExecutor(1, get_context("fork"), _keep_work, (function, second)) as pool:  # initargs: not pickled
-        try:
-            waiting = pool.submit(_compute_kept_work)
-            own = function(first)
-            forked: list[B] = waiting.result()
-            return own + forked
-        except (BrokenProcessPool, OSError):  # the process was killed, or could not be started
-            return function(first) + function(second)
-
-
-_kept_work: list[Callable[[], Any]] = []  # in the forked process
-
-
-def _keep_work(function: Callable[[Any], Any], part: Any) -> None:
-    gc.disable()
-    _kept_work.append(lambda: function(part))
-
-
-def _compute_kept_work() -> Any:
-    return _kept_work[-1]()

@@ -27,7 +27,6 @@ from scalebench.analysis.identity import comparison_key, pooling_key
 from scalebench.analysis.named_baseline import resolve_named_baseline
 from scalebench.analysis.read_runs import (
     PathLike,
-    compute_in_two_processes,
     find_results,
     list_paths,
     pause_garbage_collection,
@@ -125,9 +124,7 @@ class Configurations:
         """Return the frame of `pooled`, in the order of the runs."""
         runs = () if self._compared is None else self._compared.runs
         configurations = list(dict.fromkeys(self._by_run[run.run_id] for run in runs))
-        half = len(configurations) // 2
-        rows = compute_in_two_processes(self._make_rows, configurations[:half], configurations[half:], len(runs))
-        return make_frame(rows, [*FRAME_COLUMNS, "repeats"])
+        return make_frame(list(map(self.make_row, configurations)), [*FRAME_COLUMNS, "repeats"])
 
     def estimate_ratio(self, row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
         """Return the throughput of a row of the pooled frame over that of another, as `pooled` describes; of unknown
@@ -146,6 +143,10 @@ class Configurations:
         if first is not None and {run.run_id for run in first.repeats} == set(run_ids):
             return first
         return _make_configuration(run_ids, _list_first_copies(self._compared))
+
+    def list_repeats(self, run_id: str) -> list[str]:
+        """Return the run_ids of all repeats of the row with this run_id, in the order of their start."""
+        return [run.run_id for run in self._by_run[run_id].repeats]
 
     def list_folders(self, run_id: str) -> list[Path]:
         """Return the folders of all repeats of the row with this run_id, in the order of their start."""
@@ -189,9 +190,6 @@ class Configurations:
         return (
             msgspec.structs.replace(own.minus(others), in_rounds=True) if own.in_rounds and others.in_rounds else None
         )
-
-    def _make_rows(self, configurations: Sequence[Configuration]) -> list[Cells]:
-        return [self.make_row(each) for each in configurations]
 
     def make_row(self, configuration: Configuration) -> Cells:
         """Return the cells of a row of `pooled`."""

@@ -118,6 +118,13 @@ class ReportData:
             return run_ids
         return [str(name) for name in self.pooled["run_id"]][:MAX_DETAILED_RUNS]
 
+    @cached_property
+    def attributed_run_ids(self) -> list[str]:
+        """All repeats of the configurations whose lost efficiency is attributed, up to MAX_DETAILED_RUNS of these: with
+        fewer repeats the parts that compare processes would have no limits, and could be no cause."""
+        rows = [str(name) for name in self.pooled["run_id"]][:MAX_DETAILED_RUNS]
+        return [run_id for name in rows for run_id in self.configurations.list_repeats(name)]
+
     @property
     def home(self) -> Path:
         """The folder that links are relative to."""
@@ -223,8 +230,17 @@ def list_left_out_runs(report_data: ReportData) -> list[Block]:
         return []
     text = (
         f"Single runs are shown for the first repeat of {len(report_data.detailed_run_ids)} configurations, out of "
-        f"{len(report_data.frame):,} runs: a report reads at most {MAX_DETAILED_RUNS} records."
+        f"{len(report_data.frame):,} runs."
     )
+    return [Paragraph(text)]
+
+
+def list_left_out_configurations(report_data: ReportData) -> list[Block]:
+    """Return a paragraph if not all configurations are attributed."""
+    count = len(report_data.pooled)
+    if count <= MAX_DETAILED_RUNS:
+        return []
+    text = f"The first {MAX_DETAILED_RUNS} of {count:,} configurations are attributed, each over all its repeats."
     return [Paragraph(text)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t
 
+from scalebench.analysis.advice import list_advice
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.ranking import Ranking, rank, rank_curves, rank_rows
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.result import write_result
+from scalebench.core.stats.log_means import LogMean
 from tests.builders import sweeps
 from tests.builders.sweeps import ratio_of_rows
 
@@ -83,6 +86,19 @@ def test_a_row_that_does_not_hold_when_run_again_gives_no_verdict(change: dict[s
     assert among_three.certainty == "not sure" and [rival.name for rival in among_three.undecided] == ["ddp"]
     best = only(cells("ddp", 1000.0), {**cells("mirrored", 3000.0), **change})
     assert best.certainty == "not sure" and best.explain_doubts() == f"{reason} (mirrored)"
+
+
+def test_the_advice_takes_the_one_device_that_the_ranking_calls_the_best() -> None:
+    """Within repeats ddp is ahead of horovod, whose throughput is larger by what the machine did in between."""
+    rows = [cells("ddp", 1000.0, gpus=1, run_id="d1"), cells("horovod", 1001.0, gpus=1, run_id="h1"),
+            cells("ddp", 1900.0, run_id="d2")]  # fmt: skip
+    levels = {"d1": 0.02, "h1": 0.0, "d2": 0.7}
+
+    def estimate_ratio(row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
+        return LogMean(levels[row["run_id"]] - levels[base["run_id"]], 1e-6, 10)
+
+    (advice,) = list_advice(make_curves(make_frame(rows, [*FRAME_COLUMNS, "repeats"])), estimate_ratio)
+    assert advice.one_device is not None and advice.one_device[0] == advice.rankings[0].best == "ddp"
 
 
 def test_a_single_strategy_and_none() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_json
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.report.report_data import load_report_data
-from scalebench.report.sections import make_sections
 from tests.builders import sweeps
 from tests.builders.runs import rank, record
 
@@ -237,28 +235,3 @@ def test_the_parent_reads_the_rest_if_a_process_is_killed(many: list[Path], monk
 
     monkeypatch.setattr(read_runs, "read_result", killed)
     assert list(read_runs._summarize_all(many)) == expected
-
-
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_a_second_process_computes_the_second_half_of_much_work(
-    is_killed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = os.getpid()
-    monkeypatch.setattr(read_runs, "usable_cpus", lambda: [0, 1])
-
-    def square(numbers: Sequence[int]) -> list[tuple[int, bool]]:
-        if is_killed and os.getpid() != here:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return [(number**2, os.getpid() == here) for number in numbers]
-
-    few, many = (read_runs.compute_in_two_processes(square, [1, 2], [3], runs) for runs in (10, 10_000))
-    assert few == [(1, True), (4, True), (9, True)]
-    assert many == [(1, True), (4, True), (9, is_killed)]
-
-
-def test_a_page_of_many_runs_has_the_sections_of_one_process(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [list(make_sections(load_report_data([sweep])))]
-    monkeypatch.setattr(read_runs, "usable_cpus", lambda: [0, 1])
-    monkeypatch.setattr(read_runs, "MIN_RUNS_FOR_TWO_PROCESSES", 1)
-    made.append(list(make_sections(load_report_data([sweep]))))
-    assert made[0] == made[1]

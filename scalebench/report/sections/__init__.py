@@ -9,7 +9,6 @@ import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from scalebench.analysis.read_runs import compute_in_two_processes
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.report.document import Block, Chart, Paragraph, Section, has_shape, scale_units
 from scalebench.report.report_data import HomeFolder, ReportData
@@ -45,8 +44,6 @@ SECTIONS = (
     JoinedSection("problems", "Problems and warnings", ("problems:section",)),
 )
 
-ANSWER_SECTIONS = ("answer", "evidence", "attribution")  # which share figures, and are about half of the work
-
 
 def make_charts(report_data: ReportData, name: str) -> list[Chart]:
     """Return the charts of one section. Raise InputError for an unknown one."""
@@ -60,15 +57,7 @@ def make_charts(report_data: ReportData, name: str) -> list[Chart]:
 def make_sections(report_data: ReportData, chosen: Sequence[JoinedSection] = SECTIONS) -> Iterator[Section]:
     """Yield the sections that have something to show, without charts that show no more than their table, and with the
     figures of the others in units of their size."""
-
-    def make(sections: Sequence[JoinedSection]) -> list[tuple[str, Section | None]]:
-        return [(joined.id, _make_section(joined, report_data)) for joined in sections]
-
-    report_data.curves  # noqa: B018 - which are made once, for the sections of both processes
-    of_answer = [joined for joined in chosen if joined.id in ANSWER_SECTIONS]
-    others = [joined for joined in chosen if joined.id not in ANSWER_SECTIONS]
-    made = dict(compute_in_two_processes(make, of_answer, others, len(report_data.frame)))
-    yield from (section for joined in chosen if (section := made[joined.id]) is not None)
+    yield from (section for joined in chosen if (section := _make_section(joined, report_data)) is not None)
 
 
 def _make_section(joined: JoinedSection, report_data: ReportData) -> Section | None:

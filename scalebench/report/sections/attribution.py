@@ -34,7 +34,7 @@ from scalebench.report.document import (
     group_curves,
     join_sentences,
 )
-from scalebench.report.report_data import ReportData, list_left_out_runs
+from scalebench.report.report_data import ReportData, list_left_out_configurations
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,14 +101,15 @@ def make_attribution_records(frame: pd.DataFrame) -> AttributionRecords:
 
 
 def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
-    """Attribute the runs shown in detail, with baselines among all rows; by run_id of the pooled row. Done once.
+    """Attribute configurations over all their repeats, with baselines among all rows; by run_id of the pooled row. Done
+    once.
 
     Runs without a baseline are left out.
     """
     if report_data.attributed_runs is not None:
         return report_data.attributed_runs
     status = dict(zip(report_data.frame["run_id"], report_data.frame["status"], strict=True))
-    results = [report_data.result(run_id) for run_id in report_data.detailed_run_ids if status[run_id] == "ok"]
+    results = [report_data.result(run_id) for run_id in report_data.attributed_run_ids if status[run_id] == "ok"]
     records = AttributionRecords(report_data.frame[BASELINE_CHOICE_COLUMNS], report_data.result)
     candidates = ReferenceRunFinder(records.read_baselines(results))
     rows, configurations = plain_rows(report_data.pooled), report_data.configurations
@@ -151,7 +152,7 @@ def section(report_data: ReportData) -> Section | None:
     groups, left_out = group_curves(report_data.curves, lambda members: any(_list_bars(members, cases)))
     if not groups:
         return None
-    blocks: list[Block] = [*left_out, *list_left_out_runs(report_data)]
+    blocks: list[Block] = [*left_out, *list_left_out_configurations(report_data)]
     for group in groups:
         bars = list(_list_bars(group.curves, cases))
         blocks += [*group.paragraphs, *_make_chart(group, bars), _make_table(group, bars)]
