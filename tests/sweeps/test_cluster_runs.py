@@ -48,7 +48,7 @@ class LocalCluster:
     limits: list[int | None]
     cancelled: int
 
-    def __init__(self, slurm: Any, max_jobs: int | None, on_change: Any) -> None:
+    def __init__(self, slurm: Any, max_jobs: int | None, on_change: Any, submit: Any) -> None:
         LocalCluster.limits.append(max_jobs)
         self.unfinished, self._on_change = 0, on_change
 
@@ -132,7 +132,7 @@ ONE_JOB = ("--multirun", "gpus=1,4", "hydra.sweep.dir=s", "baseline=none", "hard
 def test_a_sweep_that_is_one_job_is_submitted_once_and_followed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[tuple[list[RunSpec], Path, list[str]]] = []
 
-    def submit(specs: list[RunSpec], folder: Path, arguments: list[str]) -> Submission:
+    def submit(specs: list[RunSpec], folder: Path, arguments: list[str], estimates_s: list[float]) -> Submission:
         jobs.append((specs, folder, arguments))
         write_submission(Submission("7", 0.0), folder)
         return Submission("7", 0.0)
@@ -164,7 +164,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, list[str]]]:
     """Have jobs that do a sweep submitted; return the files of each run of the sweep at that time."""
     seen: list[dict[str, list[str]]] = []
 
-    def submit(specs: list[RunSpec], folder: Path, arguments: list[str]) -> Submission:
+    def submit(specs: list[RunSpec], folder: Path, arguments: list[str], estimates_s: list[float]) -> Submission:
         seen.append({path.name: sorted(os.listdir(path)) for path in folder.glob("[0-9]*")})
         return Submission("7", 0.0)
 
