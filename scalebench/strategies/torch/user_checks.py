@@ -78,10 +78,28 @@ def _wrap_module(module: nn.Module, config: Config) -> UserModule:
     that loss."""
     data_format, as_is = config.train.data_format, config.dataset.dtype == records.RECORD
     if user_code.has_user_loss(config.model):
+        if config.model.loss == user_code.MODULE_LOSS and not as_is and not _computes_loss(module):
+            suits = "mse" if config.dataset.classes is None else "cross_entropy"
+            raise UserProblem(
+                f"gives a {type(module).__name__}, which has no training_step and takes no targets, so it computes no "
+                f"loss (model.loss={user_code.MODULE_LOSS}, also by auto where its file has a training_step): set "
+                f"model.loss={suits}"
+            )
         return UserStep(module, data_format, config.model, as_is)
     if find_training_step(module) is not None:
         raise UserProblem(f"has a training_step, which computes its own loss: set model.loss={user_code.MODULE_LOSS}")
     return UserModule(module, data_format, as_is)
+
+
+def _computes_loss(module: nn.Module) -> bool:
+    """Return whether the module has a training_step, or a forward pass of (inputs, targets)."""
+    if find_training_step(module) is not None:
+        return True
+    try:
+        inspect.signature(module.forward).bind(None, None)
+    except TypeError:
+        return False
+    return True
 
 
 def _seed_generators(seed: int) -> None:

@@ -333,6 +333,7 @@ MISFITS = {
     ),
     "few classes": ("Series", {**CLASSIFIER, "dataset__classes": 3}, r"gives outputs of \(20, 2\) .*has 3 classes"),
     "no classes": ("Tensors", {**CLASSIFIER, "dataset__classes": 2}, r"gives outputs of \(20, 2, 3\) .*has 2 classes"),
+    "no loss": ("Plain", {"model__loss": "module"}, r"gives a Plain, .* computes no loss .*: set model\.loss=mse$"),
     "a column of labels": (
         "Series",
         {"model__loss": "cross_entropy", "model__target_shape": [1], "dataset__classes": 2},
