@@ -45,6 +45,7 @@ from scalebench.sweeps.pace import record_pace
 from scalebench.sweeps.plan import KEPT, SweepRun, compute_exit_status, find_swept_keys, name_settings
 from scalebench.sweeps.time_estimate import estimate_left_s
 from scalebench.workloads import datasets
+from scalebench.workloads.datasets import user_function
 
 
 class RepeatsRequested(SystemExit):
@@ -69,6 +70,7 @@ class SweepSession:
 
     def __init__(self, arguments: Sequence[str], console: Console | None = None, is_single: bool = False) -> None:
         """`is_single`: several repeats, which make a sweep, are refused."""
+        user_function.forget_failures()
         self.arguments = list(arguments)  # of the command line
         self.console, self.is_single = console or Console(), is_single
         self.folder: Path | None = None  # of the sweep, or of a single run

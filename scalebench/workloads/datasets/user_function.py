@@ -31,7 +31,7 @@ from scalebench.workloads import records, user_code
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.source import SampleShape
 
-FORMAT_VERSION = 1  # raise it when the same function gives other files than before
+FORMAT_VERSION = 2  # raise it when the same function gives other files than before
 WORKER_MODULE = "scalebench.workloads.datasets.user_function_worker"
 REQUEST_FILE, RESPONSE_FILE, LOG_FILE = "request.json", "response.json", "output.log"
 MAX_LOG_BYTES = 20_000  # of the end of its output, kept beside the traceback
@@ -137,7 +137,12 @@ def sample_shape(config: Config, cache_dir: Path) -> SampleShape:
     return SampleShape(facts.input_shape, facts.target_shape, config.dataset.classes, facts.fields, facts.needs_loss)
 
 
-_failed: dict[Path, PluginError] = {}  # of this process, so that a sweep waits only once for the same failure
+_failed: dict[Path, PluginError] = {}  # of one call of the program, so that a sweep waits only once for a failure
+
+
+def forget_failures() -> None:
+    """Call functions that have failed again: in a notebook the cause may be gone by the next call."""
+    _failed.clear()
 
 
 def ensure_samples(dataset: DatasetSpec, limit_s: float, cache_dir: Path) -> Path:
@@ -217,6 +222,8 @@ def run_function(call: FunctionCall, limit_s: float, folder: Path) -> None:
         raise OSError(response["errno"], os.strerror(response["errno"]))
     if "input" in response:
         raise InputError(response["input"])
+    if "remark" in response:
+        print(response["remark"], file=sys.stderr, flush=True)
     if "problem" in response:
         raise PluginError(response["problem"], "\n".join(filter(None, [output, response.get("log", "")])))
 

@@ -6,6 +6,7 @@ request and receives the response. When the other end of PIPE closes, the parent
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -47,13 +48,17 @@ def main(folder: Path, pipe: int) -> None:
 
 
 def handle_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Call the function and write its samples into the request's folder. Returns the problem, or {} for success."""
+    """Call the function and write its samples into the request's folder. Return the problem, or for
+    success a remark where it has more samples than were requested, else {}."""
     label = request["label"]
     try:
         function = _load(request)
         if not callable(function):
             return {"problem": f"{label} is no function"}
-        write_samples(function(request["size"], request["seed"], **request["options"]), Path(request["folder"]))
+        size = request["size"]
+        count, available = write_samples(
+            function(size, request["seed"], **request["options"]), Path(request["folder"]), size
+        )
     except PluginError as error:
         return {"problem": str(error), "log": error.log}
     except InputError as error:
@@ -66,7 +71,9 @@ def handle_request(request: dict[str, Any]) -> dict[str, Any]:
         return {"problem": f"{label} ran out of memory: lower dataset.size", "log": traceback.format_exc()}
     except (Exception, SystemExit) as error:
         return {"problem": f"{label} fails: {describe_exception(error)}", "log": traceback.format_exc()}
-    return {}
+    if available is None or available == count:
+        return {}
+    return {"remark": f"{label} has {available:,} samples, of which dataset.size={size} takes the first {count:,}"}
 
 
 def _load(request: dict[str, Any]) -> Callable[..., Any]:
@@ -82,19 +89,28 @@ def _exit_with_parent(pipe: int) -> None:
     os._exit(1)
 
 
-def write_samples(result: Any, folder: Path) -> None:
-    """Write the function's samples as the two arrays of a cache folder, block by block.
+def write_samples(result: Any, folder: Path, size: int) -> tuple[int, int | None]:
+    """Write at most `size` of the function's samples as the two arrays of a cache folder, block by block. Return how
+    many were written, and how many there are, None where that is unknown.
 
     Inputs of floats (n, ...) become float32, and bytes stay uint8. Targets become float32 (n, ...), or (n, 1) for one
     quantity per sample, or int64 class numbers if they are integers. Everything else is kept as records. Raises
     UnusableSamples and WriteFailed.
     """
-    samples = TableSamples(result) if is_table(result) else ArraySamples(*check_arrays(result))
+    samples: ArraySamples | TableSamples
+    if is_stream(result):
+        samples = StreamSamples(result, size)
+    elif is_table(result):
+        samples = TableSamples(result, size)
+    else:
+        samples = ArraySamples(*check_arrays(result), size)
     first = samples.block(0, 1)
     try:
         columns = [
-            Column("inputs", folder / cache.INPUTS, samples, choose_input_type(first[0], samples.as_is)),
-            Column("targets", folder / cache.TARGETS, samples, choose_target_type(first[1])),
+            Column(
+                "inputs", folder / cache.INPUTS, first[0], samples.count, choose_input_type(first[0], samples.as_is)
+            ),
+            Column("targets", folder / cache.TARGETS, first[1], samples.count, choose_target_type(first[1])),
         ]
         rows = max(1, BLOCK_BYTES // max(1, sum(array.nbytes for part in first for array in records.list_fields(part))))
         for start in range(0, samples.count, rows):
@@ -103,6 +119,7 @@ def write_samples(result: Any, folder: Path) -> None:
                 column.write(start, part)
     except OSError as error:
         raise WriteFailed(error.errno or 5) from error
+    return samples.count, samples.available
 
 
 class ArraySamples:
@@ -110,9 +127,10 @@ class ArraySamples:
 
     as_is = False  # one array of floats or bytes is converted as the samples of a data set are
 
-    def __init__(self, inputs: Any, targets: Any) -> None:
+    def __init__(self, inputs: Any, targets: Any, size: int) -> None:
         self._parts = inputs, targets
-        self.count = len(records.list_fields(inputs)[0])
+        self.available: int | None = len(records.list_fields(inputs)[0])
+        self.count = min(self.available, size)
 
     def block(self, start: int, stop: int) -> tuple[Any, Any]:
         """Return the inputs and targets of the samples from `start` on."""
@@ -126,20 +144,53 @@ class TableSamples:
 
     as_is = True
 
-    def __init__(self, table: Any) -> None:
-        self._table, self.count = table, len(table)
+    def __init__(self, table: Any, size: int) -> None:
+        self._table, self.available = table, _find_length(table)
+        self.count = self._count_samples(size)
         if not self.count:
             raise UnusableSamples("returns a Dataset without samples")
-        first = table[0]
+        (first,) = self._read(0, 1)
         self._has_pairs = isinstance(first, (tuple, list)) and len(first) == 2
+
+    def _count_samples(self, size: int) -> int:
+        return size if self.available is None else min(self.available, size)
+
+    def _read(self, start: int, stop: int) -> list[Any]:
+        return [self._table[row] for row in range(start, stop)]
 
     def block(self, start: int, stop: int) -> tuple[Any, Any]:
         """Return the inputs and targets of the samples from `start` on."""
-        items = [self._table[row] for row in range(start, stop)]
+        items = self._read(start, stop)
         if not self._has_pairs:
             return _stack(items, start), None
         inputs, targets = ([item[which] for item in items] for which in (0, 1))
         return _stack(inputs, start), _stack(targets, start)
+
+
+class StreamSamples(TableSamples):
+    """Samples in their order, as torch's IterableDataset gives them each time that it is iterated over."""
+
+    def _count_samples(self, size: int) -> int:
+        """Return how many there are up to `size`: a stream without a length is read once more to count them."""
+        return sum(1 for _ in itertools.islice(self._table, super()._count_samples(size)))
+
+    def _read(self, start: int, stop: int) -> list[Any]:
+        if start == 0:
+            self._items = iter(self._table)
+        items = list(itertools.islice(self._items, stop - start))
+        if len(items) < stop - start:
+            raise UnusableSamples(
+                f"returns an IterableDataset that gives {self.count} samples, and {start + len(items)} the next time"
+            )
+        return items
+
+
+def _find_length(table: Any) -> int | None:
+    """Return how many samples a Dataset says that it has; None where it does not say so, or more than Python counts."""
+    try:
+        return len(table)
+    except (TypeError, NotImplementedError, OverflowError):
+        return None
 
 
 def _stack(values: list[Any], start: int) -> Any:
@@ -164,7 +215,13 @@ def _stack(values: list[Any], start: int) -> Any:
 def is_table(result: Any) -> bool:
     """Return whether it gives its samples one by one, as torch's Dataset does."""
     is_arrays = isinstance(result, (Mapping, tuple, list, str)) or hasattr(result, "__array__")
-    return not is_arrays and hasattr(result, "__getitem__") and hasattr(result, "__len__")
+    return not is_arrays and hasattr(result, "__getitem__")
+
+
+def is_stream(result: Any) -> bool:
+    """Return whether its samples can only be iterated over, as those of torch's IterableDataset, whose __getitem__
+    raises."""
+    return any(kind.__name__ == "IterableDataset" for kind in type(result).__mro__)
 
 
 def check_arrays(result: Any) -> tuple[Any, Any]:
@@ -247,12 +304,11 @@ def choose_target_type(first: Any) -> np.dtype[Any]:
 class Column:
     """The file of all inputs or of all targets, while it is written."""
 
-    def __init__(self, name: str, path: Path, samples: ArraySamples | TableSamples, dtype: np.dtype[Any]) -> None:
+    def __init__(self, name: str, path: Path, first: Any, count: int, dtype: np.dtype[Any]) -> None:
         self._name, self._dtype = name, dtype
-        first = samples.block(0, 1)[0 if name == "inputs" else 1]
         shape = () if records.is_record(dtype) else first.shape[1:]
         self._scalar = name == "targets" and dtype == np.float32 and shape == ()  # one quantity is a vector of one
-        self._out = cache.create_array(path, (samples.count, *((1,) if self._scalar else shape)), dtype)
+        self._out = cache.create_array(path, (count, *((1,) if self._scalar else shape)), dtype)
 
     def write(self, start: int, block: Any) -> None:
         """Write the samples from `start` on. Raises UnusableSamples for numbers that cannot be trained on."""

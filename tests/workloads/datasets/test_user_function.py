@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import Config, DatasetSpec, MeasureSpec, ModelSpec
+from scalebench.sweeps.task import SweepSession
 from scalebench.workloads import datasets, records
 from scalebench.workloads.datasets import cache, user_function, user_function_worker
 from scalebench.workloads.datasets.user_function import FunctionCall
@@ -369,7 +370,7 @@ def test_input_errors_and_failed_writes_are_not_the_functions_fault(
 
 
 def write(inputs: Any, targets: Any, folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    user_function_worker.write_samples((inputs, targets), folder)
+    user_function_worker.write_samples((inputs, targets), folder, 10**9)
     return cache.open_arrays(folder)
 
 
@@ -435,7 +436,7 @@ def test_several_arrays_of_a_sample_and_integers_are_kept_as_records(
 ) -> None:
     monkeypatch.setattr(user_function_worker, "BLOCK_BYTES", 100)
     result, input_fields, target_fields = RECORDS[case]
-    user_function_worker.write_samples(result, tmp_path)
+    user_function_worker.write_samples(result, tmp_path, 10**9)
     facts = user_function.read_facts.__wrapped__(tmp_path)
     inputs, targets = cache.open_arrays(tmp_path)
     assert (facts.fields or "", facts.samples) == (input_fields, 6)
@@ -480,7 +481,69 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
 def test_results_that_cannot_be_trained_on(tmp_path: Path, case: str) -> None:
     result, message = UNUSABLE[case]
     with pytest.raises(UnusableSamples, match=message):
-        user_function_worker.write_samples(result, tmp_path)
+        user_function_worker.write_samples(result, tmp_path, 10**9)
+
+
+LENGTHS = """
+import numpy as np
+ONE = np.float32([1, 2]), np.float32([3])
+
+class Wish:
+    def __len__(self): return {length}
+    def __getitem__(self, row): return ONE
+
+class Endless:
+    def __getitem__(self, row): return ONE
+
+class IterableDataset:  # as torch's
+    def __getitem__(self, row): raise NotImplementedError
+    def __iter__(self): return (ONE for _ in range({length}))
+
+class Counted(IterableDataset):
+    def __len__(self): return {length}
+
+def build(size, seed, kind):
+    return (np.zeros(({length}, 2)), np.zeros({length})) if kind == "arrays" else globals()[kind]()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "count", "remark"),
+    [
+        ("Wish", 10**9, 100, "has 1,000,000,000 samples, of which dataset.size=100 takes the first 100"),
+        ("Wish", 10**30, 100, None),  # more than Python counts
+        ("Wish", 40, 40, None),
+        ("Endless", 0, 100, None),
+        ("IterableDataset", 10**9, 100, None),
+        ("IterableDataset", 40, 40, None),
+        ("Counted", 10**9, 100, "has 1,000,000,000 samples, of which dataset.size=100 takes the first 100"),
+        ("Counted", 40, 40, None),
+        ("arrays", 500, 100, "has 500 samples, of which dataset.size=100 takes the first 100"),
+        ("arrays", 40, 40, None),
+    ],
+)
+def test_no_more_samples_are_taken_than_were_requested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, length: int, count: int, remark: str | None
+) -> None:
+    (tmp_path / "lengths.py").write_text(LENGTHS.replace("{length}", str(length)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    label = "dataset.builder=lengths:build"
+    request = {"reference": "lengths:build", "label": label, "from_user": True, "size": 100, "seed": 0}
+    try:
+        response = user_function_worker.handle_request({**request, "options": {"kind": kind}, "folder": str(tmp_path)})
+    finally:
+        sys.modules.pop("lengths", None)
+    assert response == ({} if remark is None else {"remark": f"{label} {remark}"})
+    assert len(cache.open_arrays(tmp_path)[0]) == count
+
+
+def test_a_later_call_calls_a_function_again_that_has_failed(tmp_path: Path, calls: list[Any]) -> None:
+    for _ in range(2):
+        SweepSession([])
+        with pytest.raises(PluginError):
+            datasets.fill_from_samples(config(tmp_path, options={"kind": "broken"}))
+    assert len(calls) == 2
 
 
 def test_only_the_end_of_a_long_output_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
