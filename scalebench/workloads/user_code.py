@@ -85,6 +85,10 @@ def _find_file(reference: str, key: str) -> Path | None:
     """Return the file of the reference's module without importing it (or None if it has no file)."""
     module, colon, function = reference.partition(":")
     names = module.split(".")
+    if names[-1] == "py":
+        folder, _, stem = module.removesuffix(".py").rpartition("/")
+        place = f" in {folder}" if folder else ""
+        raise InputError(f"{key}={reference} should be MODULE:FUNCTION: start it{place} with {key}={stem}:{function}")
     if not colon or not function.isidentifier() or not all(name.isidentifier() for name in names):
         raise InputError(f"{key}={reference} should be MODULE:FUNCTION, such as my.module:build")
     search_path = [os.getcwd(), *sys.path]

@@ -10,7 +10,10 @@ import pytest
 
 from scalebench.__main__ import main
 from scalebench.cli.commands import plugins as plugins_command
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
 from scalebench.core import plugins
+from scalebench.core.errors import InputError
 from tests.builders.plugins import CODE, Distributions
 from tests.builders.plugins import dists as dists
 
@@ -112,3 +115,17 @@ def test_yaml_files_with_faults(dists: Distributions, yaml: str, fault: str) -> 
     dists.strategy(yaml=yaml)
     results = [plugins_command.check_entry_point(point).fault for point in plugins_command.list_allowed_points()]
     assert any(fault in (line or "") for line in results)
+
+
+def test_a_data_set_that_nothing_makes_is_a_fault(dists: Distributions, list_plugins: ListPlugins) -> None:
+    """Its package has forgotten the entry point; one whose file names a function needs none."""
+    files = {"a/__init__.py": "", "a/conf/dataset/mine.yaml": "name: mine\n"}
+    files["a/conf/dataset/other.yaml"] = "name: other\nbuilder: a:make\n"
+    dists.add(files=files, points={"configs": {"a": "a.conf"}})
+    status, lines = list_plugins()
+    text = " ".join(" ".join(line) for line in lines)
+    assert status == 1 and "nothing makes mine" in text and "nothing makes other" not in text
+    with pytest.raises(
+        InputError, match=r"brings dataset/mine.yaml and no entry point scalebench.datasets of that name"
+    ):
+        resolve(compose_config(["dataset=mine"]))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -18,6 +19,8 @@ from scalebench.core import config_files, plugins
 from scalebench.core.errors import InputError, describe_exception
 from scalebench.core.plugins import PluginEntry
 from scalebench.strategies import registry
+from scalebench.workloads import datasets, networks
+from scalebench.workloads.datasets import user_function
 
 NO_PLUGINS = "no plugins are installed; `scalebench new strategy NAME` makes one: docs/guides/plugins.md"
 KIND_TEXTS = {"strategies": "strategy", "models": "model", "datasets": "data set", "configs": "YAML files"}
@@ -126,7 +129,24 @@ def _yaml_faults(files: dict[str, Path]) -> Iterator[str]:
         if (group, stem) in loaded.problems:
             yield loaded.problems[group, stem]
         yield from (line for line in loaded.warnings if line.startswith(f"{name} "))
-        config_files.read_yaml(path)
+        tree = config_files.read_yaml(path)
+        if "/" not in group and (fault := _find_missing_code(name, group, tree)) is not None:
+            yield fault
+
+
+def _find_missing_code(file: str, group: str, tree: dict[str, Any]) -> str | None:
+    """Return the fault of a file whose strategy, model or data set nothing makes: no entry point, no function
+    that the file names, nor scalebench."""
+    name = str(tree.get("name"))
+    is_made = {
+        "strategy": name in registry.BUILT_IN_STRATEGIES or name in registry.plugin_entries("strategies"),
+        "model": networks.is_known(name) or "defaults" in tree or bool({"torch", "keras"} & set(tree)),
+        "dataset": name in datasets.DATASETS or name in user_function.plugin_datasets() or "builder" in tree,
+    }
+    if "name" not in tree or is_made.get(group, True):
+        return None
+    kind = next(kind for kind, each in registry.CONFIG_GROUPS.items() if each == group)
+    return f"{file}: nothing makes {name}: its package needs an entry point {name} in scalebench.{kind}"
 
 
 def _format_cells(point: PluginEntry, checked: LoadCheck) -> tuple[str, ...]:

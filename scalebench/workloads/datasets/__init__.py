@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.core import config_files, plugins
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.machine.machine import cache_folder
 from scalebench.core.spec import Config, DatasetSpec, RunSpec, has_stop
@@ -146,6 +147,11 @@ def _check_name(dataset: DatasetSpec) -> None:
     if dataset.name == CUSTOM:
         raise InputError(
             f"dataset={CUSTOM} has samples of your own: set dataset.builder=MODULE:FUNCTION, which makes them"
+        )
+    if (origin := config_files.file_origin("dataset", dataset.name)) not in (None, plugins.BUILT_IN):
+        raise InputError(
+            f"dataset={dataset.name}: {origin} brings dataset/{dataset.name}.yaml and no entry point "
+            "scalebench.datasets of that name"
         )
     raise InputError(
         unknown_name_message("dataset", dataset.name, [*DATASETS, *user_function.plugin_datasets(), CUSTOM])

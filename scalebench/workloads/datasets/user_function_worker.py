@@ -6,13 +6,15 @@ request and receives the response. When the other end of PIPE closes, the parent
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import json
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,21 +107,29 @@ def write_samples(result: Any, folder: Path, size: int) -> tuple[int, int | None
     else:
         samples = ArraySamples(*check_arrays(result), size)
     first = samples.block(0, 1)
-    try:
+    with _report_failed_writes():
         columns = [
             Column(
                 "inputs", folder / cache.INPUTS, first[0], samples.count, choose_input_type(first[0], samples.as_is)
             ),
             Column("targets", folder / cache.TARGETS, first[1], samples.count, choose_target_type(first[1])),
         ]
-        rows = max(1, BLOCK_BYTES // max(1, sum(array.nbytes for part in first for array in records.list_fields(part))))
-        for start in range(0, samples.count, rows):
-            block = samples.block(start, min(start + rows, samples.count))
+    rows = max(1, BLOCK_BYTES // max(1, sum(array.nbytes for part in first for array in records.list_fields(part))))
+    for start in range(0, samples.count, rows):
+        block = samples.block(start, min(start + rows, samples.count))  # whose errors are the function's own
+        with _report_failed_writes():
             for column, part in zip(columns, block, strict=True):
                 column.write(start, part)
-    except OSError as error:
-        raise WriteFailed(error.errno or 5) from error
     return samples.count, samples.available
+
+
+@contextlib.contextmanager
+def _report_failed_writes() -> Iterator[None]:
+    """Raise WriteFailed where a file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteFailed(error.errno or errno.EIO) from error
 
 
 class ArraySamples:

@@ -492,6 +492,11 @@ class Wish:
     def __len__(self): return {length}
     def __getitem__(self, row): return ONE
 
+class Broken(Wish):
+    def __getitem__(self, row):
+        if row < 5: return ONE
+        raise OSError(9, "Bad file descriptor")
+
 class Endless:
     def __getitem__(self, row): return ONE
 
@@ -536,6 +541,13 @@ def test_no_more_samples_are_taken_than_were_requested(
         sys.modules.pop("lengths", None)
     assert response == ({} if remark is None else {"remark": f"{label} {remark}"})
     assert len(cache.open_arrays(tmp_path)[0]) == count
+
+
+def test_a_file_that_a_dataset_cannot_read_is_not_blamed_on_the_cache(tmp_path: Path) -> None:
+    values: dict[str, Any] = {}
+    exec(LENGTHS.replace("{length}", "10"), values)
+    with pytest.raises(OSError, match="Bad file descriptor"):  # not WriteFailed
+        user_function_worker.write_samples(values["Broken"](), tmp_path, 10)
 
 
 def test_a_later_call_calls_a_function_again_that_has_failed(tmp_path: Path, calls: list[Any]) -> None:
