@@ -28,7 +28,7 @@ from scalebench.measure.timed_loop import BlockSeries, LoopPhase, TimedLoop, clo
 from scalebench.measure.timing import Clock
 from scalebench.measure.train_to_target import DivergenceCheck, TrainingRun
 from scalebench.measure.turns import Gate, SlotPhase
-from scalebench.strategies.base import NotMeasured, Strategy, probes_of
+from scalebench.strategies.base import NotMeasured, Strategy, WrongGroup, probes_of
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 
@@ -65,6 +65,7 @@ class Session:
         train, validation = datasets.open_sources(self.spec, replica, replicas, on_copied=self._report_setup)
         self.record.train_samples, self.record.steps_per_epoch = train.samples, train.steps_per_epoch
         self.strategy.setup()
+        self._check_group()
         self.record.params, self.record.flops_per_sample = self.probes.num_params(), self.probes.flops_per_sample()
         self.record.model_remarks = self.probes.model_remarks()
         self.record.clock_offset_s = measure_clock_offset_s(self.spec, self.record.rank, self.strategy.broadcast)
@@ -88,6 +89,13 @@ class Session:
         self._enter("probes")
         self._run_probes(train)
         self._enter("close")
+
+    def _check_group(self) -> None:
+        """Raise WrongGroup on each rank that rank 0 does not reach, as where each process is in a group of its own."""
+        rank, root = self.record.rank, int(self.strategy.broadcast(float(self.record.rank)))
+        if self.spec.processes > 1 and root != 0:
+            name = self.spec.config.strategy.name
+            raise WrongGroup(f"{name}: the broadcast of rank 0 reached rank {rank} as that of rank {root}")
 
     def _create_training(self, train: Source, validation: Source | None) -> TrainingRun:
         if self.spec.config.train.stop.target is not None and validation is None:

@@ -143,11 +143,16 @@ def read_ranks(folder: Path, processes: int, run_id: str | None = None) -> list[
 
 
 def classify_exit(
-    ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool, folder: Path | None = None
+    ended: GroupExit,
+    ranks: list[RankRecord | None],
+    oom_kill: bool,
+    folder: Path | None = None,
+    independent: bool = False,
 ) -> RunOutcome:
     """Return the status of the run, and the reason of the rank that failed first, which is why the others failed.
 
-    `folder` has the logs of the ranks, of which the last error is the reason of a rank that left none.
+    `folder` has the logs of the ranks, of which the last error is the reason of a rank that left none. Ranks of a run
+    that is not `independent` synchronize in each step, so that all have trained equally many.
     """
     outside = None if ended.broken is None else ("failed", ended.broken)
     outside = ended.outcome or outside  # lost connections that its ranks report follow from it
@@ -155,7 +160,27 @@ def classify_exit(
         outcome = classify_outside_end(*outside, ranks, ended.services)
     else:
         outcome = _classify_ranks(ended, ranks, oom_kill, folder)
+    if outcome.status == "ok" and not independent:
+        outcome = _find_unequal_steps([rank for rank in ranks if rank is not None]) or outcome
     return dataclasses.replace(outcome, launched_at_s=ended.started_at_s, wall_s=ended.wall_s)
+
+
+def _find_unequal_steps(ranks: Sequence[RankRecord]) -> RunOutcome | None:
+    """Return the failure of ranks that have not trained the same number of steps; None where all have."""
+    steps = {rank.rank: _count_steps(rank) for rank in ranks}
+    other = next((rank for rank, count in steps.items() if count != steps[ranks[0].rank]), None)
+    if other is None:
+        return None
+    first = ranks[0].rank
+    counts = f"rank {first} trained {steps[first]} steps and rank {other} {steps[other]}"
+    return RunOutcome("failed", f"{counts}: they did not train together", other)
+
+
+def _count_steps(rank: RankRecord) -> int:
+    if rank.curve:  # whose points cut blocks short
+        return rank.curve[-1].step
+    series = ((rank.warmup_block_s, rank.warmup_block_steps), (rank.block_s, rank.block_steps))
+    return sum(len(seconds) * (steps or 0) for seconds, steps in series)
 
 
 def _classify_ranks(

@@ -233,13 +233,13 @@ def _launch_once(
         ended = launchers.launch(spec, folder, run_id, on_progress, module, turns)
     except StartError as error:
         return RunOutcome("failed", f"the processes could not be started: {error.strerror or error}")
-    ranks = read_ranks(folder, spec.processes, run_id)
+    ranks, independent = read_ranks(folder, spec.processes, run_id), spec.config.strategy.independent
     if ended.outcome is not None or ended.broken is not None:  # these need no other explanation
-        return classify_exit(ended, ranks, False, folder)
+        return classify_exit(ended, ranks, False, folder, independent)
     oom_kill = kills_before is not None and (machine.oom_kills() or 0) > kills_before
     succeeded = all(rank is not None and rank.status == "ok" for rank in ranks)
     reports = nodes.wait_for_reports(spec, folder, succeeded, run_id)
-    return classify_exit(ended, ranks, oom_kill or nodes.any_oom_kill(reports), folder)
+    return classify_exit(ended, ranks, oom_kill or nodes.any_oom_kill(reports), folder, independent)
 
 
 def refuse_folder_with_result(folder: Path) -> None:

@@ -33,7 +33,7 @@ from scalebench.runner.launchers import rank_agent
 from scalebench.runner.launchers.rank_environment import find_interface_in_use
 from scalebench.runner.launchers.supervise import STACK_SIGNAL
 from scalebench.strategies import registry
-from scalebench.strategies.base import Strategy, Unsupported
+from scalebench.strategies.base import Strategy, Unsupported, WrongGroup
 
 RECORD_ROOM_BYTES = 128 << 10  # a record of some hundred blocks with probes
 CLOSE_LIMIT_S = 5  # for a failed rank to leave its group
@@ -122,7 +122,7 @@ def classify_error(error: BaseException, record: RankRecord) -> None:
         record.status, record.reason = "failed", f"{full} ({text[:300]})"
     elif isinstance(error, MemoryError) or memory_limit.OUT_OF_MEMORY.search(text):
         record.status, record.reason = "oom", f"out of memory: {text[:300]}"
-    elif isinstance(error, InputError):
+    elif isinstance(error, InputError | WrongGroup):
         record.status, record.reason = "failed", text
     elif (cause := find_remote_cause(str(error))) is not None:
         record.status, record.reason = "failed", cause[:300]

@@ -33,6 +33,10 @@ class NotMeasured(Exception):
     """A probe is impossible with this strategy or on this machine; the message is the reason, in one sentence."""
 
 
+class WrongGroup(RuntimeError):
+    """The processes of the run have not formed the one group that trains together: whatever they measure is no run."""
+
+
 class LossPart(NamedTuple):
     """One process's share of the loss of a step. Where several processes train on the same samples, as the stages of
     one model do, one of them returns it and the others return None."""
@@ -112,7 +116,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def broadcast(self, value: float) -> float:
-        """Return rank 0's value on every rank, when every rank has called it, so that all stop at the same step."""
+        """Return rank 0's value on every rank, when every rank has called it, so that all stop at the same step.
+
+        After setup, each rank checks by it that it is in one group with rank 0.
+        """
 
     @abstractmethod
     def backend_used(self) -> str | None:
@@ -307,6 +314,18 @@ def not_measured_if_unsupported(error: Exception, library: str, operation: str) 
         raise error
     message = str(error).partition("\n")[0].strip() or type(error).__name__
     return NotMeasured(f"{library} has no {operation}: {message}")
+
+
+def check_group(spec: RunSpec, rank: int, library: str, position: tuple[int, int], way_out: str = "") -> None:
+    """Raise WrongGroup unless the `library` that formed this process's group has it at its place in the run.
+
+    `position` is (rank, size) as the library itself reports them. A strategy calls this as soon as it has joined.
+    """
+    if position != (rank, spec.processes):
+        raise WrongGroup(
+            f"{library} has rank {rank} of {spec.processes} as rank {position[0]} of {position[1]}, so that the ranks "
+            f"would not train together{way_out and '; '}{way_out}"
+        )
 
 
 def listen_address() -> str:

@@ -29,7 +29,7 @@ from scalebench.measure.session import NO_TIMELINE_FILE, Session, WrongBackend, 
 from scalebench.measure.train_to_target import Diverged
 from scalebench.runner.collect import read_ranks
 from scalebench.runner.parent import run_spec
-from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy
+from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy, WrongGroup
 from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
 from tests.builders.runs import in_parallel, rank, simulated_spec
@@ -126,6 +126,15 @@ def test_a_strategy_without_probes_has_nulls_and_a_reason(tmp_path: Path) -> Non
     assert record.probes.reasons.keys() >= set(probes)
     assert set(record.probes.reasons.values()) == {"strategy simulated has no probes"}
     assert record.timeline is not None and record.timeline.reason == "strategy simulated has no probes"
+
+
+def test_a_rank_that_rank_0_does_not_reach_fails(tmp_path: Path) -> None:
+    """Each process is in a group of its own, in which it is the root: together they would scale perfectly."""
+    spec = simulated_spec(2)
+    record, progress = RankRecord(1, "here", os.getpid()), ProgressFile(tmp_path, 1, os.getpid())
+    with pytest.raises(WrongGroup, match=r"^simulated: the broadcast of rank 0 reached rank 1 as that of rank 1$"):
+        Session(spec, WithoutProbes(spec, 1), record, progress).run()
+    assert record.block_s == []
 
 
 class WithPhases(Alone):

@@ -190,6 +190,18 @@ def test_a_rank_that_a_fault_killed_has_the_last_error_of_its_log_in_its_reason(
     assert outcome.reason == f"rank 1 was {reason or cause}"
 
 
+@pytest.mark.parametrize(("independent", "status"), [(False, "failed"), (True, "ok")])
+def test_ranks_that_counted_different_steps_did_not_train_together(independent: bool, status: str) -> None:
+    """As where each process is in a group of its own, whose throughputs would add up to a perfect scaling."""
+    ranks: list[RankRecord | None] = [rank(0, [0.1] * 5, warmup_block_s=[0.1] * 3, warmup_block_steps=1)]
+    ranks.append(rank(1, [0.1] * 4, warmup_block_s=[0.1] * 3, warmup_block_steps=1))
+    outcome = classify_exit(ended(0, 0), ranks, False, independent=independent)
+    assert outcome.status == status
+    if not independent:
+        assert outcome.reason == "rank 0 trained 13 steps and rank 1 11: they did not train together"
+    assert classify_exit(ended(0, 0), [ranks[0], dataclasses.replace(ranks[0], rank=1)], False).status == "ok"
+
+
 def test_a_missing_or_incomplete_record_is_none(tmp_path: Path) -> None:
     complete = dataclasses.asdict(rank(0, [0.1]))
     odd = [json.dumps(complete | change) for change in ({"pid": "x"}, {"later": 1})]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from scalebench.strategies import refusals
+from scalebench.strategies.base import check_group
 from scalebench.strategies.torch.ddp import Ddp, DdpOptions
 from scalebench.strategies.torch.precision import Precision
 
@@ -62,6 +63,8 @@ class Accelerate(Ddp):
             mixed_precision=MIXED_PRECISIONS.get(self.spec.config.train.precision, "no"),
             kwargs_handlers=[DistributedDataParallelKwargs(**self._handler_arguments())],
         )
+        position = self.accelerator.process_index, self.accelerator.num_processes
+        check_group(self.spec, self.place.rank, "Accelerate", position)
         self.precision = AcceleratePrecision(self.accelerator)
         net, self.optimizer = self.accelerator.prepare(model, self.optimizer)
         self.register_hook(net)

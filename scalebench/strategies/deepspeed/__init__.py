@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import LossPart, NotMeasured
+from scalebench.strategies.base import LossPart, NotMeasured, check_group
 from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
@@ -102,6 +102,8 @@ class DeepSpeedZero(TorchStrategy):
             parameter.data = parameter.data.contiguous()  # as it will be as a slice of the engine's flat buffer
         assert self.group is not None
         deepspeed.init_distributed(dist_backend=self.group.backend, auto_mpi_discovery=False, verbose=False)
+        position = deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
+        check_group(self.spec, self.place.rank, "DeepSpeed", position)
         engine, self.optimizer, *_ = deepspeed.initialize(
             args=choose_engine_arguments(self.device),
             model=model,

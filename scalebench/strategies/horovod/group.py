@@ -20,7 +20,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import NotMeasured, listen_for_ranks
+from scalebench.strategies.base import NotMeasured, check_group, listen_for_ranks
 
 # Our names of collective operations -> Horovod's; it lacks the others.
 OPERATIONS = {
@@ -81,6 +81,14 @@ def is_default(options: HorovodOptions, key: str) -> bool:
 
 
 MPI_THREAD_MULTIPLE = 3  # in Open MPI and in MPICH; the level that Horovod requests
+MAX_LIBRARY_VERSION = 8192  # MPI_MAX_LIBRARY_VERSION_STRING: 256 in Open MPI, 8192 in MPICH
+# What started this process, by a variable that it sets.
+LAUNCHERS = {
+    "OMPI_COMM_WORLD_RANK": "Open MPI's mpirun",
+    "SLURM_STEP_ID": "srun",
+    "PMI_RANK": "an mpirun with PMI (MPICH or Intel MPI)",
+    "PMIX_RANK": "an mpirun with PMIx",
+}
 # The tensor in which a number is sent, in a timeline: PyTorch's has our name, TensorFlow's that of its operation.
 NUMBER = re.compile(r'scalebench\.number|"HorovodBroadcast"')
 POLL_INTERVAL_S = 0.05
@@ -97,7 +105,7 @@ class HorovodGroup:
     def __init__(self, hvd: ModuleType, spec: RunSpec, rank: int, options: HorovodOptions) -> None:
         """`hvd` is horovod.torch or horovod.tensorflow."""
         refusals.refuse(refusals.horovod_rule(spec, options))
-        self._hvd, self._rank, self._timeout_s = hvd, rank, spec.group_timeout_s
+        self._hvd, self._spec, self._rank, self._timeout_s = hvd, spec, rank, spec.group_timeout_s
         self._mpi = MpiLibrary(hvd) if spec.config.strategy.launcher == "mpi" else None
         if os.environ.pop(TIMELINE_VARIABLE, None) is not None:
             print(
@@ -168,6 +176,8 @@ class HorovodGroup:
                 else:
                     _wait_for_server(os.environ["MASTER_ADDR"], port, self._timeout_s)
             self._hvd.init()
+        way_out = "" if self._mpi is None else self._mpi.explain_launch()
+        check_group(self._spec, self._rank, "Horovod", (self._hvd.rank(), self._hvd.size()), way_out)
 
     @property
     def _serves(self) -> bool:
@@ -187,6 +197,17 @@ class MpiLibrary:
         if self._library.MPI_Init_thread(None, None, MPI_THREAD_MULTIPLE, ctypes.byref(provided)) != 0:
             raise RuntimeError("MPI_Init_thread failed; the lines above are its own")
         self._joined = True
+
+    def explain_launch(self) -> str:
+        """Name the MPI that started this process and the one that Horovod is linked to, which have to be the same."""
+        text, length = ctypes.create_string_buffer(MAX_LIBRARY_VERSION), ctypes.c_int()
+        self._library.MPI_Get_library_version(text, ctypes.byref(length))
+        built_with = text.value.decode(errors="replace").partition(",")[0].strip() or "an unknown MPI"
+        launcher = next((name for variable, name in LAUNCHERS.items() if variable in os.environ), "an unknown program")
+        return (
+            f"{launcher} started the processes, and Horovod was built with {built_with}: put the mpirun of that MPI "
+            "first on the PATH, build Horovod anew with the other (scalebench install horovod), or use it over Gloo"
+        )
 
     def finalize(self) -> None:
         if self._joined:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.process import RANK_ADDRESSES
 from scalebench.core.spec import RunSpec
+from scalebench.strategies.base import check_group
 from scalebench.strategies.tensorflow.mirrored import Replicated
 
 IMPLEMENTATIONS = {"auto": "AUTO", "ring": "RING", "nccl": "NCCL"}
@@ -70,6 +71,7 @@ class WorkerGroup:
         resolver = cluster_resolver({"worker": addresses}, "worker", rank, devices)
         with explain_port_conflict(rank):
             self.strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+        check_group(spec, rank, "TensorFlow", (resolver.task_id, self.strategy.num_replicas_in_sync))
         self._rank, self._device = rank, devices[0]
         self._sum = tf.function(self._sum_on_replicas, input_signature=[tf.TensorSpec((None,), tf.float64)])
 

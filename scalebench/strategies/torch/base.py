@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from scalebench.core.machine import cuda_builds, gpus
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import BACKWARD, FORWARD, Loop, LossPart, Probes, Strategy, Unsupported
+from scalebench.strategies.base import BACKWARD, FORWARD, Loop, LossPart, Probes, Strategy, Unsupported, check_group
 from scalebench.strategies.torch import bandwidth, evaluation, optimizer, profiling, user_checks, user_module
 from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches, to_tensors
 from scalebench.strategies.torch.checkpointing import checkpoint_user_module
@@ -93,7 +94,9 @@ class TorchStrategy(Strategy, Probes):
         backend = self.group_backend()
         if backend is None:
             return None
-        return TorchGroup(backend, self.device, self.place.rank, self.spec.processes, self.spec.group_timeout_s)
+        group = TorchGroup(backend, self.device, self.place.rank, self.spec.processes, self.spec.group_timeout_s)
+        check_group(self.spec, self.place.rank, "torch.distributed", (dist.get_rank(), dist.get_world_size()))
+        return group
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the module to train: the model, which is already on its device, or a wrapper around it."""

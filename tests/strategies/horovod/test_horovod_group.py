@@ -6,6 +6,7 @@ import dataclasses
 import socket
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from scalebench.config.resolve import resolve
 from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
 from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.strategies import refusals
-from scalebench.strategies.base import Unsupported
+from scalebench.strategies.base import Unsupported, WrongGroup
 from scalebench.strategies.horovod import group
 from scalebench.strategies.horovod import tensorflow as horovod_tensorflow
 from scalebench.strategies.horovod.group import HorovodOptions
@@ -108,6 +109,46 @@ def test_lightning_trains_on_the_gpu_by_its_number_in_this_process() -> None:
     one = LightningHorovod(GLOO, 0)
     one.place, one.device = dataclasses.replace(one.place, devices=[1]), torch.device("cuda", 0)
     assert one.trainer_arguments()["devices"] == [0]
+
+
+class FakeMpi:
+    """Open MPI's library as Horovod is linked to it."""
+
+    def MPI_Init_thread(self, *arguments: Any) -> int:
+        return 0
+
+    def MPI_Get_library_version(self, text: Any, length: Any) -> int:
+        text.value = b"Open MPI v4.1.4, package: Debian OpenMPI"
+        return 0
+
+
+@pytest.mark.parametrize(("rank", "position"), [(1, (0, 1)), (0, (0, 1)), (1, (0, 2)), (1, (1, 3))])
+def test_a_group_of_another_size_or_order_is_refused(
+    rank: int, position: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the mpirun of another MPI than Horovod's each process is rank 0 of 1, and would scale perfectly."""
+    monkeypatch.setattr(group.os, "environ", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "PMI_RANK": str(rank)})
+    basics = SimpleNamespace(MPI_LIB_CTYPES=FakeMpi())
+    hvd: Any = SimpleNamespace(
+        init=lambda: None, rank=lambda: position[0], size=lambda: position[1], mpi_ops=SimpleNamespace(_basics=basics)
+    )
+    with pytest.raises(WrongGroup) as caught:
+        group.HorovodGroup(hvd, spec(), rank, HorovodOptions())
+    assert str(caught.value) == (
+        f"Horovod has rank {rank} of 2 as rank {position[0]} of {position[1]}, so that the ranks would not train "
+        "together; an mpirun with PMI (MPICH or Intel MPI) started the processes, and Horovod was built with Open MPI "
+        "v4.1.4: put the mpirun of that MPI first on the PATH, build Horovod anew with the other (scalebench install "
+        "horovod), or use it over Gloo"
+    )
+
+
+def test_a_group_as_the_run_has_it_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group.os, "environ", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"})
+    basics = SimpleNamespace(MPI_LIB_CTYPES=FakeMpi())
+    hvd: Any = SimpleNamespace(
+        init=lambda: None, rank=lambda: 1, size=lambda: 2, mpi_ops=SimpleNamespace(_basics=basics)
+    )
+    group.HorovodGroup(hvd, spec(), 1, HorovodOptions())
 
 
 def test_waiting_for_a_late_rank_0() -> None:

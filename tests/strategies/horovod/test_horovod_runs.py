@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,36 @@ def test_options(strategy: str, word: str, backend: str, spec_of: Callable[..., 
     assert sent == result.workload.gradient_bytes / (2 if "fp16" in word else 1)
     first, last = result.ranks[0].warmup_losses[0], result.quality.final_loss
     assert first is not None and last is not None and last < first
+
+
+STRANGE_MPIRUN = """#!/bin/bash
+# An mpirun that tells its processes their rank, and nothing that Horovod's MPI understands: each is alone.
+[ "$1" = --version ] && { echo "HYDRA build details: Version 4.1"; exit; }
+[ "$1" = -n ] || exit 2
+ranks=$2; shift 2
+for ((rank = 0; rank < ranks; rank++)); do PMI_RANK=$rank PMI_SIZE=$ranks "$@" & done
+wait
+"""
+
+
+@pytest.mark.parametrize("strategy", [MPI, TF_MPI])
+def test_the_mpirun_of_another_mpi(
+    strategy: str, spec_of: Callable[..., RunSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "mpirun"
+    program.parent.mkdir()
+    program.write_text(STRANGE_MPIRUN)
+    program.chmod(0o755)
+    spec = spec_of(strategy)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    result = run(spec, tmp_path)
+    assert result.status == "failed"
+    assert result.reason is not None and re.match(
+        r"rank [01]: Horovod has rank [01] of 2 as rank 0 of 1, so that the ranks would not train "
+        r"together; an mpirun with PMI \(MPICH or Intel MPI\) started the processes, and Horovod was built with "
+        r"Open MPI .* or use it over Gloo$",
+        result.reason,
+    )
 
 
 @pytest.mark.parametrize("strategy", [GLOO, MPI, "horovod_tensorflow_gloo", "lightning_horovod"])

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import BatchReplay, Loop, LossPart, Unsupported
+from scalebench.strategies.base import BatchReplay, Loop, LossPart, Unsupported, check_group
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.optimizer import sum_loss_parts
@@ -171,6 +171,7 @@ class GroupTrainerStrategy(TrainerStrategy):
         return {"process_group_backend": self.group_backend(), "timeout": timeout}
 
     def on_fit_start(self, trainer: pl.Trainer) -> None:
+        check_group(self.spec, self.place.rank, "Lightning", (trainer.global_rank, trainer.world_size))
         self._switch_sigterm_broadcast(trainer.fit_loop.epoch_loop)
 
     def settings_used(self) -> dict[str, str]:
