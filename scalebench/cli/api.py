@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from html import escape
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebench.core.errors import InputError
+from scalebench.core.process import USER_FOLDERS, replace_unprintable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +36,7 @@ FUNCTION_GROUPS = {"model": ("torch", "keras"), "dataset": ("builder",)}  # and 
 MODEL_KEYS = {"torch": "torch", "tensorflow": "keras"}  # by framework
 # Our defaults for them, which are for the command line, disable the loggers of a caller and close its handlers.
 LOGGING_GROUPS = ("hydra/hydra_logging", "hydra/job_logging")
+_measuring = threading.RLock()
 NO_RESULT = "dry_run=true starts nothing, so there is no result to return; in a shell: {}"
 NOTEBOOK_FUNCTION = (
     "{key}: {name} is defined in a notebook or at a prompt, where no worker can import it; write it to a file (begin "
@@ -202,6 +205,7 @@ def _execute(
 ) -> Path:
     """Run what these settings describe, and return the folder of the results."""
     _refuse_in_worker()
+    replace_unprintable()
     from scalebench.cli.hydra_app import run_session
     from scalebench.sweeps.console import Console
     from scalebench.sweeps.task import SweepSession
@@ -218,7 +222,7 @@ def _execute(
     if values.get("dry_run") == [True] or "dry_run=true" in words:
         raise InputError(NO_RESULT.format(shlex.join(["scalebench", *arguments])))
     session = SweepSession(arguments, Console(shows_tables=False), is_single=not first)
-    with _importable(functions):
+    with _one_at_a_time(), _importable(functions):
         run_session(session, [f"{group}=none" for group in LOGGING_GROUPS if group not in " ".join(arguments)])
     if session.folder is None:
         raise InputError(f"nothing was run: {shlex.join(arguments)} is for the command line")
@@ -337,24 +341,36 @@ def _name_function(function: Callable[..., Any], key: str) -> str:
 
 
 @contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Wait for the measurement of another thread: the two would disturb each other, and share the state of Hydra."""
+    if not _measuring.acquire(blocking=False):
+        print("scalebench: another thread is measuring; this measurement starts when that one is over", flush=True)
+        _measuring.acquire()
+    try:
+        yield
+    finally:
+        _measuring.release()
+
+
+@contextlib.contextmanager
 def _importable(functions: Sequence[Callable[..., Any]]) -> Iterator[None]:
-    """Put the folders of these functions on PYTHONPATH for the workers, which do not search a script's folder, or one
-    that a notebook has put on sys.path."""
+    """Tell the workers the folders of these functions: they do not search a script's folder, or one that a notebook has
+    put on sys.path."""
     folders = [_find_import_folder(function) for function in functions]
-    before = os.environ.get("PYTHONPATH")
+    before = os.environ.get(USER_FOLDERS)
     present = (before or "").split(os.pathsep)
     new = dict.fromkeys(folder for folder in folders if folder and folder not in (*present, os.getcwd()))
     if not new:
         yield
         return
-    os.environ["PYTHONPATH"] = os.pathsep.join([*new, *filter(None, present)])
+    os.environ[USER_FOLDERS] = os.pathsep.join([*new, *filter(None, present)])
     try:
         yield
     finally:
         if before is None:
-            del os.environ["PYTHONPATH"]
+            del os.environ[USER_FOLDERS]
         else:
-            os.environ["PYTHONPATH"] = before
+            os.environ[USER_FOLDERS] = before
 
 
 def _find_import_folder(function: Callable[..., Any]) -> str | None:

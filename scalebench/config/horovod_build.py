@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench.core.machine import cuda_builds
-from scalebench.core.machine.machine import cache_folder
+from scalebench.core.machine.machine import find_cache_folder
+from scalebench.core.process import build_python_command
 
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 TRANSPORTS = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}
@@ -88,13 +89,15 @@ def inspect_horovod(framework: str) -> HorovodBuild | None:
         return HorovodBuild(version, built_for, (), problem)
     extension = next((folder / framework).glob(EXTENSION_PATTERNS[framework]))
     path = _cache_path(framework, extension, version)
-    cached = _read_cache(path)
+    cached = None if path is None else _read_cache(path)
     if cached is None:
         probed = _probe(framework)
         if isinstance(probed, str):  # not cached: a missing library, for example, may be there the next time
             problem = f"Horovod {version} does not import with {framework}: {probed}; {REBUILD}"
             return HorovodBuild(version, built_for, (), problem)
-        _write_cache(path, cached := probed)
+        cached = probed
+        if path is not None:
+            _write_cache(path, cached)
     return HorovodBuild(version, built_for, tuple(cached.features), None)
 
 
@@ -179,7 +182,7 @@ def _installed_version(package: str) -> str | None:
 
 def _probe(framework: str) -> CachedFeatures | str:
     """Import Horovod in a separate process and return its features, or in a few words why that failed."""
-    command = [sys.executable, "-c", PROBE_SCRIPT, framework, *FEATURES]
+    command = build_python_command("-c", PROBE_SCRIPT, framework, *FEATURES)
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(
@@ -194,13 +197,15 @@ def _probe(framework: str) -> CachedFeatures | str:
     return lines[-1] if lines else f"exit status {done.returncode}"
 
 
-def _cache_path(framework: str, extension: Path, version: str) -> Path:
-    """Return the cache file, whose name changes with the build and with everything it is loaded with."""
+def _cache_path(framework: str, extension: Path, version: str) -> Path | None:
+    """Return the cache file, whose name changes with the build and with everything it is loaded with; None where there
+    is no cache folder."""
+    folder = find_cache_folder()
     stat = extension.stat()
     identity = [framework, detect_framework_version(framework), version, str(extension), stat.st_size, stat.st_mtime_ns]
     identity += [*FEATURES, sys.executable, os.environ.get("LD_LIBRARY_PATH")]
     mark = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-    return cache_folder() / "horovod" / f"{framework}-{mark}.json"
+    return None if folder is None else folder / "horovod" / f"{framework}-{mark}.json"
 
 
 def _read_cache(path: Path) -> CachedFeatures | None:

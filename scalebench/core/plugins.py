@@ -5,16 +5,18 @@ Nothing of a plugin runs until a run needs it. A fault in one fails the runs tha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
 import re
 import sys
 import traceback
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from scalebench.core.errors import PluginError, describe_exception
 
@@ -92,13 +94,37 @@ def load_object(target: str, label: str, output: TextIO | None = None) -> Any:
     if not name:
         raise PluginError(f"{label} cannot be loaded from {target}: it should be MODULE:NAME")
     try:
-        with redirect_stdout(output or sys.stderr):
+        with redirect_stdout(output or sys.stderr), _exit_as_exception():
             return getattr(importlib.import_module(module_name), name)
     except (PluginError, KeyboardInterrupt):
         raise
+    except SystemExit as error:
+        raise PluginError(
+            f"{label} cannot be loaded from {target}: {module_name} ends the program when it is imported "
+            f"({describe_exception(error)}); what it runs, or reads from the command line, should be under "
+            '`if __name__ == "__main__":`',
+            traceback.format_exc(),
+        ) from error
     except BaseException as error:  # also SystemExit, and what pytest.skip raises
         reason = f"{label} cannot be loaded from {target}: {describe_exception(error)}"
         raise PluginError(reason, traceback.format_exc()) from error
+
+
+@contextlib.contextmanager
+def _exit_as_exception() -> Iterator[None]:
+    """Make os._exit raise SystemExit in this process, which would else end without a reason."""
+    leave, pid = os._exit, os.getpid()
+
+    def raise_exit(status: int) -> NoReturn:
+        if os.getpid() != pid:  # a child that was forked meanwhile
+            leave(status)
+        raise SystemExit(status)
+
+    os._exit = raise_exit
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 @functools.lru_cache(maxsize=1)

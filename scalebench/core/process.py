@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -21,6 +24,7 @@ ENDING_SIGNALS = (
 )  # fmt: skip
 # Set by the launcher for rank 0: the address of this host on which it waits for the other ranks; "": all interfaces.
 LISTEN_ADDRESS = "SCALEBENCH_LISTEN_ADDRESS"
+USER_FOLDERS = "SCALEBENCH_USER_FOLDERS"  # set for workers: where modules of the user's are besides the current folder
 RANK_ADDRESSES = "SCALEBENCH_ADDRESSES"  # set by the launcher for every rank: host:port of all ranks in order
 
 
@@ -41,6 +45,23 @@ class Cancellation(threading.Event):
 
 
 cancelled = Cancellation()
+
+
+def build_python_command(*arguments: str) -> list[str]:
+    """Return the command that runs this Python with these arguments.
+
+    With -P no file of the current folder, such as a user's profile.py, takes the place of one of Python's modules.
+    Without it only where scalebench itself is found in the current folder alone, as in a checkout.
+    """
+    is_installed = str(Path(__file__).parents[2]) in map(os.path.realpath, sys.path[1:])
+    return [sys.executable, *(["-P"] if is_installed else []), *arguments]
+
+
+def replace_unprintable() -> None:
+    """Have standard output and standard error replace what their encoding lacks, which would end the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 class StartError(OSError):

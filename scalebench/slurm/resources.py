@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
+from scalebench.core.process import build_python_command
 from scalebench.core.spec import RunSpec, SlurmSpec
 from scalebench.core.untrusted import clean_line
 
@@ -139,14 +139,14 @@ def python_command(spec: RunSpec, folder: Path) -> list[str]:
     """Return the command that runs Python for a rank, in its container if there is one."""
     slurm = spec.config.hardware.slurm
     if slurm.container is None:
-        return [sys.executable]
+        return build_python_command()
     if slurm.container_runtime == "pyxis":
-        return [slurm.container_python]
+        return [slurm.container_python, "-P"]
     gpus = ["--nv"] if spec.device == "cuda" and "--rocm" not in slurm.container_options else []
     binds = ["--bind", ",".join(_mount_options(spec, folder))]
     binds += ["--pwd", os.getcwd()] if _has_user_code(spec) else []
     options = [*gpus, *slurm.container_options, *binds]
-    return [slurm.container_runtime, "exec", *options, slurm.container, slurm.container_python]
+    return [slurm.container_runtime, "exec", *options, slurm.container, slurm.container_python, "-P"]
 
 
 def rank_folders(spec: RunSpec, folder: Path) -> list[Path]:

@@ -12,7 +12,6 @@ import math
 import os
 import re
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from scalebench.core.errors import InputError
 from scalebench.core.exit_with_parent import LAUNCHER_VARIABLE, PARENT_VARIABLE
 from scalebench.core.json_files import read_record, write_json
-from scalebench.core.process import RANK_ADDRESSES, defer_signals
+from scalebench.core.process import RANK_ADDRESSES, build_python_command, defer_signals
 from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_SCRIPT, RUN_ID_VARIABLE, SUBMITIT_FOLDER
 from scalebench.core.spec import RunSpec
 from scalebench.slurm.commands import Slurm, SlurmError
@@ -197,7 +196,7 @@ def _make_executor(specs: Sequence[RunSpec], folder: Path, estimates_s: Sequence
     if re.search(r"%[jtAa]|\\", str(absolute)) or not str(absolute).isprintable():
         raise InputError(f"{absolute}: SLURM and submitit would interpret a part of this name; choose another folder")
     # exec: the shell of the script becomes Python, so that Python gets the signals that are sent to the script.
-    executor = Executor(folder=absolute / SUBMITIT_FOLDER, python=f"exec {shlex.quote(sys.executable)}")
+    executor = Executor(folder=absolute / SUBMITIT_FOLDER, python=f"exec {shlex.join(build_python_command())}")
     executor.update_parameters(**submitit_parameters(specs, folder, estimates_s))
     return executor
 

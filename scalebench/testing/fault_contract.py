@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -18,6 +17,7 @@ import pytest
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.json_files import write_json
+from scalebench.core.process import build_python_command
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import write_spec
@@ -80,7 +80,7 @@ class FaultContract:
         folder = tmp_path / "run"
         overrides = [*self.common_overrides(), f"hydra.run.dir={folder}"]
         long = ["measure.min_s=60", "measure.max_s=60", f"dataset.cache={tmp_path / 'data'}"]
-        command = [sys.executable, "-m", "scalebench", *overrides, *long]
+        command = build_python_command("-m", "scalebench", *overrides, *long)
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as parent:
             workers = self.wait_for_measuring_workers(folder, psutil.Process(parent.pid))
             parent.send_signal(sign)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from scalebench.analysis.collectives import bus_factor
 from scalebench.analysis.load import load
 from scalebench.core.json_files import read_json
 from scalebench.core.machine.gpus import count_gpus, detect_gpus
+from scalebench.core.process import build_python_command
 from scalebench.core.spec import RunSpec
 from scalebench.core.units import format_binary_bytes, format_bytes
 from scalebench.testing.launch import UNEVEN_WORKLOAD, Refused, launch_checks, run_worker_module
@@ -223,7 +223,7 @@ def observe_two_ranks_on_one_gpu(folder: Path, *more: str) -> list[Truth]:
 
 def run_program(arguments: Sequence[str], folder: Path) -> list[dict[str, Any]]:
     """Run scalebench as a user does; return the rows of its runs. Raise RuntimeError with the end of its output."""
-    command = [sys.executable, "-m", "scalebench", *arguments, *SHORT_RUN, f"dataset.cache={folder / 'data'}"]
+    command = build_python_command("-m", "scalebench", *arguments, *SHORT_RUN, f"dataset.cache={folder / 'data'}")
     command += [f"hydra.{'sweep' if '--multirun' in arguments else 'run'}.dir={folder / 'runs'}"]
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=MAX_RUN_S

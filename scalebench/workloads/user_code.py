@@ -21,6 +21,7 @@ from typing import Any
 
 from scalebench.core import plugins
 from scalebench.core.errors import InputError, PluginError, unknown_name_message
+from scalebench.core.process import USER_FOLDERS
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
 from scalebench.workloads.source import SampleShape
@@ -55,11 +56,16 @@ def file_digest(reference: str, key: str) -> str | None:
 
 
 def load_function(reference: str, key: str) -> Callable[..., Any]:
-    """Import and return the function. Raises PluginError, with the traceback as its log, if that fails."""
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    """Import and return the function. Raises PluginError, with the traceback as its log, if that fails.
+
+    A file of the user's sees a command line without arguments: those of this process are not meant for it.
+    """
+    # Last, so that no file of the user's takes the place of a module of Python or of a framework.
+    folders = [os.getcwd(), *filter(None, os.environ.get(USER_FOLDERS, "").split(os.pathsep))]
+    sys.path += [folder for folder in folders if folder not in sys.path]
     importlib.invalidate_caches()
+    path = _find_file(reference, key)
+    sys.argv = [reference.partition(":")[0] if path is None else str(path)]
     function: Callable[..., Any] = plugins.load_object(reference, f"{key}={reference}")
     return function
 
@@ -91,10 +97,14 @@ def _find_file(reference: str, key: str) -> Path | None:
         raise InputError(f"{key}={reference} should be MODULE:FUNCTION: start it{place} with {key}={stem}:{function}")
     if not colon or not function.isidentifier() or not all(name.isidentifier() for name in names):
         raise InputError(f"{key}={reference} should be MODULE:FUNCTION, such as my.module:build")
-    search_path = [os.getcwd(), *sys.path]
-    spec = importlib.machinery.PathFinder.find_spec(names[0], search_path) or importlib.util.find_spec(names[0])
+    folder = os.getcwd()
+    search_path = [*(each for each in sys.path if each not in ("", folder)), folder]  # as in load_function
+    find_spec = importlib.machinery.PathFinder.find_spec
+    own, spec = find_spec(names[0], [folder]), find_spec(names[0], search_path) or importlib.util.find_spec(names[0])
     if spec is None:
-        raise InputError(f"{key}={reference}: no module '{names[0]}' in {os.getcwd()} or among installed packages")
+        raise InputError(f"{key}={reference}: no module '{names[0]}' in {folder} or among installed packages")
+    if own is not None and own.origin and (names[0] in sys.stdlib_module_names or own.origin != spec.origin):
+        raise InputError(f"{key}={reference}: {own.origin} has the name of an installed module: rename it")
     folders = list(spec.submodule_search_locations or [])
     for number, name in enumerate(names[1:], start=2):
         spec = importlib.machinery.PathFinder.find_spec(name, folders)

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hydra
 import numpy as np
 import pytest
 from hydra.core.global_hydra import GlobalHydra
@@ -156,12 +158,12 @@ def test_a_function_of_a_notebook_is_refused_with_the_way_out(monkeypatch: pytes
         api.make_words({"model": [vars(main)["build"]]}, functions)
     main.__file__ = "/tmp/of/mytrain.py"
     assert api.make_words({"model": [vars(main)["build"]]}, functions)[1] == "model.torch=mytrain:build"
-    monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.delenv("SCALEBENCH_USER_FOLDERS", raising=False)
     with api._importable(functions[-1:]):
-        assert os.environ["PYTHONPATH"] == "/tmp/of"
-    assert "PYTHONPATH" not in os.environ
+        assert os.environ["SCALEBENCH_USER_FOLDERS"] == "/tmp/of"
+    assert "SCALEBENCH_USER_FOLDERS" not in os.environ
     with api._importable([build, np.mean]):
-        assert os.environ["PYTHONPATH"] == str(ROOT)
+        assert os.environ["SCALEBENCH_USER_FOLDERS"] == str(ROOT)
 
 
 def test_runs_and_sweeps_return_their_results(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +197,27 @@ def test_the_loggers_of_the_caller_stay_as_they_are() -> None:
 @pytest.fixture
 def recorded() -> scalebench.Sweep:
     return scalebench.Sweep(ROOT / "tests/golden/corpus/repeats")
+
+
+def test_a_caller_keeps_its_own_hydra(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "app.yaml").write_text("width: 7\n")
+    with hydra.initialize_config_dir(str(tmp_path / "conf"), version_base=None):
+        run = scalebench.run(strategy="simulated", gpus=1, folder="one", **QUICK)
+        assert (run.status, hydra.compose("app").width) == ("ok", 7)
+
+
+def test_threads_measure_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """Hydra and sys.argv are those of the process: a call could return the record of another."""
+
+    def measure(gpus: int) -> tuple[int, str]:
+        run = scalebench.run(strategy="simulated", gpus=gpus, folder=f"threads/{gpus}", **QUICK)
+        return run.result.scale.gpus, run.result.started_at
+
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(measure, (1, 2, 3)))
+    assert [gpus for gpus, _ in results] == [1, 2, 3] and len({at for _, at in results}) == 3
+    assert "another thread is measuring; this measurement starts when that one is over" in capsys.readouterr().out
 
 
 def test_a_summary_has_ten_columns(recorded: scalebench.Sweep) -> None:

@@ -101,7 +101,11 @@ def load_error(dists: Distributions, code: str, target: str = "mod:x") -> Plugin
         ("y = 1", "module 'mod' has no attribute 'x'"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("raise ValueError('two\\n  lines')", "ValueError: two lines"),
-        ("import sys\nsys.exit('bye')", "SystemExit: bye"),
+        (
+            "import sys\nsys.exit('bye')",
+            "mod ends the program when it is imported (SystemExit: bye); what it runs, or reads from the command line, "
+            'should be under `if __name__ == "__main__":`',
+        ),
         ("import pytest\npytest.skip('not here', allow_module_level=True)", "Skipped: not here"),
         ("x = (", "SyntaxError: '(' was never closed (mod.py, line 1)"),
         ("raise RuntimeError('long ' * 1000)", f"RuntimeError: {'long ' * 60}"),

@@ -195,7 +195,7 @@ class TestSrunCommand:
     def test_the_same_number_of_ranks_on_each_node(self) -> None:
         assert srun(run(4), FOLDER) == [
             "srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=4", "--threads-per-core=1",
-            "--cpu-bind=none", "--kill-on-bad-exit=0", PYTHON,
+            "--cpu-bind=none", "--kill-on-bad-exit=0", PYTHON, "-P",
         ]  # fmt: skip
 
     def test_within_a_larger_allocation_the_nodes_are_named(self) -> None:
@@ -207,7 +207,7 @@ class TestSrunCommand:
         assert command[1:4] == ["--nodes=2", "--ntasks=3", "--distribution=arbitrary"]
         assert not any("nodelist" in option or "per-node" in option for option in command)
         further = srun(run(2, srun=["--overlap", "--label=yes"]), FOLDER)
-        assert further[-3:] == ["--overlap", "--label=yes", PYTHON], "further options come before the program"
+        assert further[-4:] == ["--overlap", "--label=yes", PYTHON, "-P"], "further options come before the program"
         assert srun_command(run(1), FOLDER, "other.module")[-1] == "other.module"
 
     @pytest.mark.gpu
@@ -256,17 +256,17 @@ class TestSrunCommand:
 @pytest.mark.usefixtures("cluster_paths")
 class TestContainer:
     def test_apptainer_starts_each_rank(self) -> None:
-        assert resources.python_command(run(1), FOLDER) == [PYTHON], "without an image"
+        assert resources.python_command(run(1), FOLDER) == [PYTHON, "-P"], "without an image"
         assert resources.container_options(run(1), FOLDER) == []
         assert resources.python_command(run(1, GPU_NODES, **IMAGE), FOLDER) == [
-            "apptainer", "exec", "--nv", "--bind", MOUNTS, "/img/scalebench.sif", "python3",
+            "apptainer", "exec", "--nv", "--bind", MOUNTS, "/img/scalebench.sif", "python3", "-P",
         ]  # fmt: skip
         assert "--nv" not in resources.python_command(run(1, **IMAGE), FOLDER)
 
     def test_pyxis_adds_options_to_srun(self) -> None:
         spec = run(1, GPU_NODES, **IMAGE, container_runtime="pyxis", container_python="/opt/bin/python")
         options = ["--container-image=/img/scalebench.sif", f"--container-mounts={MOUNTS}"]
-        assert srun(spec, FOLDER)[-3:] == [*options, "/opt/bin/python"]
+        assert srun(spec, FOLDER)[-4:] == [*options, "/opt/bin/python", "-P"]
 
     def test_the_folders_of_the_data_set_are_mounted(self) -> None:
         spec = run(1)

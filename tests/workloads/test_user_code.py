@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 
@@ -90,6 +91,49 @@ def test_loading_finds_the_current_folder(user_files: Path, monkeypatch: pytest.
     (user_files / "loaded_here.py").write_text("def build(): return 3\n")
     assert user_code.load_function("loaded_here:build", "model.torch")() == 3
     del sys.modules["loaded_here"]
+
+
+def test_files_of_the_user_hide_no_installed_module(user_files: Path) -> None:
+    (user_files / "colorsys.py").write_text("def build(): ...\n")
+    for name in ("mine:build", "yours:build"):
+        (user_files / f"{name[:-6]}.py").write_text("import colorsys\ndef build(): return colorsys.rgb_to_hsv\n")
+    assert user_code.load_function("yours:build", "model.torch")()(0, 0, 0) == (0.0, 0.0, 0)
+    with pytest.raises(InputError, match=r"^model.torch=colorsys:build: .*/colorsys.py has the name of an installed"):
+        user_code.file_digest("colorsys:build", "model.torch")
+    del sys.modules["yours"]
+
+
+def test_a_file_sees_no_arguments_of_this_process(user_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["worker", "/a/folder/of/a/run", "--epochs=x"])
+    (user_files / "parses.py").write_text(
+        "import argparse, sys\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('out', nargs='?', default='runs')\n"
+        "out, argv = parser.parse_args().out, list(sys.argv)\ndef build(): return out, argv\n"
+    )
+    assert user_code.load_function("parses:build", "model.torch")() == ("runs", [str(user_files / "parses.py")])
+    del sys.modules["parses"]
+
+
+@pytest.mark.parametrize(
+    ("line", "end"),
+    [
+        ("import os; os._exit(0)", "SystemExit: 0"),
+        ("raise SystemExit", "SystemExit"),
+        ("import argparse; p = argparse.ArgumentParser(); p.add_argument('data'); p.parse_args()", "SystemExit: 2"),
+    ],
+)
+def test_a_file_that_ends_the_program_is_one_line(
+    line: str, end: str, user_files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["worker"])
+    (user_files / "ends.py").write_text(f"def build(): ...\n{line}\n")
+    leave = os._exit
+    with pytest.raises(
+        PluginError, match=f"ends the program when it is imported .{end}.; what it runs, or re"
+    ) as caught:
+        user_code.load_function("ends:build", "model.torch")
+    assert str(caught.value).endswith('should be under `if __name__ == "__main__":`') and "\n" not in str(caught.value)
+    assert os._exit is leave
 
 
 def test_a_failure_to_load_is_one_line_with_its_traceback(user_files: Path) -> None:

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from scalebench import __version__
+from scalebench.core.errors import InputError
 from scalebench.core.machine import cpus
 from scalebench.core.machine.cpus import NumaNode, cpu_quota, memory_limit_bytes
 from scalebench.core.machine.cpus import first_threads as first_threads
@@ -133,10 +134,29 @@ def describe_machine(machine: Machine) -> str:
     return ", ".join(part for part in (gpus, cores, memory, "" if gpus else "no GPU") if part)
 
 
-def cache_folder() -> Path:
-    """Return the folder of reproducible files: $SCALEBENCH_CACHE, else scalebench in the user's cache folder."""
+def count_usable_cores() -> int:
+    """Return the number of logical CPUs whose time this process may use up, at least 1: a quota, as a container has it,
+    leaves all of them visible."""
+    quota = cpu_quota()
+    return len(usable_cpus()) if quota is None else max(1, min(len(usable_cpus()), int(quota)))
+
+
+def find_cache_folder() -> Path | None:
+    """Return the folder of reproducible files: $SCALEBENCH_CACHE, else scalebench in the user's cache folder; None for
+    a user without a home folder, as many containers have one."""
     chosen = os.environ.get("SCALEBENCH_CACHE")
-    return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "scalebench").expanduser()
+    try:
+        return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "scalebench").expanduser()
+    except RuntimeError:
+        return None
+
+
+def cache_folder() -> Path:
+    """Return the same folder. Raises InputError where there is none."""
+    folder = find_cache_folder()
+    if folder is None:
+        raise InputError("this user has no home folder to keep data sets in: set SCALEBENCH_CACHE to a folder")
+    return folder
 
 
 def oom_kills() -> int | None:

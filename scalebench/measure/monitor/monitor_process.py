@@ -7,12 +7,11 @@ import importlib
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from types import TracebackType
 
 from scalebench.core.exit_with_parent import PARENT_VARIABLE
-from scalebench.core.process import defer_signals
+from scalebench.core.process import build_python_command, defer_signals
 from scalebench.core.run_folder import RUN_ID_VARIABLE
 from scalebench.core.spec import RunSpec
 
@@ -40,7 +39,7 @@ class MonitorProcess:
         local: bool = True,
         run_id: str | None = None,  # None: that of this process's environment, as in the agent of a rank
     ) -> None:
-        self._command = [sys.executable, "-m", module, str(folder), *([] if node is None else [str(node)])]
+        self._command = build_python_command("-m", module, str(folder), *([] if node is None else [str(node)]))
         self._variables = {} if run_id is None else {RUN_ID_VARIABLE: run_id}
         self._process: subprocess.Popen[bytes] | None = None
         requested = spec.config.measure.monitor and not spec.config.debug

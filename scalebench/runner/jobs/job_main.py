@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from scalebench.core import process
 from scalebench.core.errors import InputError
+from scalebench.core.process import build_python_command
 from scalebench.core.result import Result
 from scalebench.core.spec import read_spec
 from scalebench.runner.parent import UnwrittenResult, run_spec
@@ -25,7 +26,7 @@ def run_job_and_exit(folder: str) -> NoReturn:
 def become_sweep(folder: str, *arguments: str) -> NoReturn:
     """Replace this process by the program that does a sweep within this job."""
     submit.remove_pickles(Path(folder))
-    os.execv(sys.executable, [sys.executable, "-m", "scalebench", *arguments])
+    os.execv(sys.executable, build_python_command("-m", "scalebench", *arguments))
 
 
 def run_job(folder: str) -> None:

@@ -6,12 +6,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from scalebench.core.machine.private_network import PrivateNetwork, private_network
-from scalebench.core.process import as_start_errors, defer_signals
+from scalebench.core.process import as_start_errors, build_python_command, defer_signals
 from scalebench.core.run_folder import rank_log_name
 from scalebench.runner.launchers.rank_environment import LOOPBACK, build_environment, find_free_ports
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, RankGroup, supervise
@@ -37,7 +36,7 @@ def launch(request: LaunchRequest) -> GroupExit:
 def _start(
     request: LaunchRequest, rank: int, addresses: list[str], network: PrivateNetwork | None
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", request.module, str(request.folder)]
+    command = build_python_command("-m", request.module, str(request.folder))
     variables = build_environment(request.spec, request.run_id, rank, addresses)
     in_foreground = request.spec.config.debug and rank == 0  # where a debugger can be used
     return start_program(command, variables, request.folder / rank_log_name(rank), in_foreground, network)

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from pathlib import Path
 from scalebench.config import placement as host_lists
 from scalebench.core import exit_with_parent
 from scalebench.core.machine.private_network import PrivateNetwork, find_kernel_problem, private_network
-from scalebench.core.machine.variables import FRAMEWORK_VARIABLES, SECRET_VARIABLES
-from scalebench.core.process import RANK_ADDRESSES, StartError, as_start_errors, defer_signals
+from scalebench.core.machine.variables import FRAMEWORK_VARIABLES, SECRET_VARIABLES, drop_launch_variables
+from scalebench.core.process import RANK_ADDRESSES, StartError, as_start_errors, build_python_command, defer_signals
 from scalebench.core.run_folder import MPIRUN_LOG, RUN_ID_VARIABLE
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers import srun
@@ -61,7 +60,7 @@ def launch(request: LaunchRequest) -> GroupExit:
         ports = spec.config.hardware.ports
         addresses = ",".join(assign_rank_addresses(hosts or [LOOPBACK] * spec.processes, request.run_id, ports))
         # On the nodes of a job mpirun starts its daemons by srun: one for each node, which needs all GPUs and cores.
-        inherited = srun.step_environment() if on_nodes else dict(os.environ)
+        inherited = srun.step_environment() if on_nodes else drop_launch_variables(os.environ)
         variables = inherited | {RANK_ADDRESSES: addresses, RUN_ID_VARIABLE: request.run_id}
         names = {*variables, exit_with_parent.LAUNCHER_VARIABLE}
         command = exit_with_parent.tied_command(os.getpid(), _command(identify_mpirun(path), request, hosts, names))
@@ -82,7 +81,7 @@ def _hosts(spec: RunSpec) -> list[str]:
 
 
 def _command(mpirun: Mpirun, request: LaunchRequest, hosts: list[str], names: set[str]) -> list[str]:
-    program = [sys.executable, "-m", RANK_AGENT, str(request.folder), request.module]
+    program = build_python_command("-m", RANK_AGENT, str(request.folder), request.module)
     slots = None if hosts else count_local_slots(mpirun)
     with_slots = [f"{name}:{hosts.count(name)}" for name in dict.fromkeys(hosts)]
     return mpirun_command(mpirun, request.spec.processes, program, with_slots, slots, names, os.getcwd())
@@ -148,7 +147,7 @@ def _output(command: list[str], descriptors: Sequence[int] = ()) -> str:
     try:
         run = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=False,
-            pass_fds=descriptors,
+            pass_fds=descriptors, env=drop_launch_variables(os.environ),
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -29,7 +29,7 @@ from scalebench.config import placement
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_json, read_record
-from scalebench.core.process import RANK_ADDRESSES, read_anonymous_bytes, wait_until
+from scalebench.core.process import RANK_ADDRESSES, build_python_command, read_anonymous_bytes, wait_until
 from scalebench.core.run_folder import (
     RESULT_FILE,
     RUN_ID_VARIABLE,
@@ -82,6 +82,8 @@ class TorchrunGroup:
 class RankAgent:
     """Runs one worker, forwards signals to it, and writes its exit file."""
 
+    by_mpi = True  # its variables are those of mpirun or srun, which started it
+
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
         self._worker: subprocess.Popen[bytes] | None = None
@@ -95,9 +97,9 @@ class RankAgent:
     def run(self, spec: RunSpec, module: str) -> int:
         """Run the worker to its end. Return the exit status of the agent for the program that started it."""
         addresses = os.environ[RANK_ADDRESSES].split(",")
-        variables = build_environment(spec, os.environ[RUN_ID_VARIABLE], self._rank, addresses)
+        variables = build_environment(spec, os.environ[RUN_ID_VARIABLE], self._rank, addresses, self.by_mpi)
         variables |= placement.make_cpus_variable(spec, self._rank)
-        command = [sys.executable, "-m", module, str(self._folder)]
+        command = build_python_command("-m", module, str(self._folder))
         if spec.cohort:  # a shared file system may show a new file far later than a changed one
             self._write_paused(NO_TURN)
         with record_node(spec, self._folder, spec.places[self._rank].node, self._rank, variables) as self._monitor:
@@ -179,6 +181,8 @@ class RankAgent:
 class TorchrunAgent(RankAgent):
     """An agent that also ends its worker when the run is over, since no signal of the launcher reaches another host."""
 
+    by_mpi = False
+
     def __init__(self, folder: Path, rank: int) -> None:
         super().__init__(folder, rank)
         # Signals are for the main thread, which may block them and wait: a thread with them unblocked would take them.
@@ -214,7 +218,7 @@ def become_agent(folder: Path) -> None:
     if not (folder / SPEC_FILE).exists():
         sys.exit(f"scalebench.runner.worker: {socket.gethostname()} sees no {folder / SPEC_FILE}; {SHARED_FOLDER}")
     if read_spec(folder).config.strategy.launcher == BY_HAND:
-        os.execv(sys.executable, [sys.executable, "-m", "scalebench.runner.launchers.rank_agent", str(folder)])
+        os.execv(sys.executable, build_python_command("-m", "scalebench.runner.launchers.rank_agent", str(folder)))
 
 
 def read_mpi_rank(variables: Mapping[str, str]) -> int:

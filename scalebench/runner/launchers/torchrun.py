@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from scalebench.config import placement as host_lists
 from scalebench.core.json_files import write_json
-from scalebench.core.process import StartError, cancelled, wait_until
+from scalebench.core.process import StartError, build_python_command, cancelled, wait_until
 from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE, query_file_server, rank_processes_path
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers.rank_agent import STOP_INTERVAL_S, TorchrunGroup
@@ -59,8 +58,9 @@ def node_commands(spec: RunSpec, folder: Path, rendezvous: str) -> list[tuple[st
     ranks = Counter(place.node for place in spec.places)
     host_of = {place.node: host for place, host in zip(spec.places, hosts, strict=True)}
     address, port = split_address(rendezvous)
-    head = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={spec.nodes}"]
-    tail = [f"--master-addr={address}", f"--master-port={port}", "-m", WORKER, str(folder)]
+    head = build_python_command("-m", "torch.distributed.run", f"--nnodes={spec.nodes}")
+    tail = [f"--master-addr={address}", f"--master-port={port}", "--no-python"]
+    tail += build_python_command("-m", WORKER, str(folder))
     return [
         (host_of[node], [*head, f"--node-rank={node}", f"--nproc-per-node={count}", *tail])
         for node, count in ranks.items()

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
+from scalebench.core.process import build_python_command
 from scalebench.workloads.datasets import images
 from scalebench.workloads.source import Batch, BatchRows
 
@@ -180,7 +181,7 @@ class DecoderPool:
         with closing(worker_end):
             descriptors = (settings["tasks"], settings["memory"], worker_end.fileno())
             text = json.dumps(settings | {"results": worker_end.fileno()})
-            command = [sys.executable, "-c", f"from {__name__} import main; main()", text]
+            command = build_python_command("-c", f"from {__name__} import main; main()", text)
             process = subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL)
         self._workers.append(Worker(process, results))
         self._results.register(results, selectors.EVENT_READ, self._workers[-1])

@@ -26,6 +26,7 @@ import numpy as np
 from scalebench.core import plugins
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.json_files import read_tail
+from scalebench.core.process import build_python_command
 from scalebench.core.spec import Config, DatasetSpec
 from scalebench.workloads import records, user_code
 from scalebench.workloads.datasets import cache
@@ -213,7 +214,7 @@ def run_function(call: FunctionCall, limit_s: float, folder: Path) -> None:
         exchange = Path(name)
         (exchange / REQUEST_FILE).write_text(json.dumps({**dataclasses.asdict(call), "folder": str(folder)}))
         with (exchange / LOG_FILE).open("wb") as log:
-            status = _run_worker([sys.executable, "-m", WORKER_MODULE, name], log.fileno(), limit_s, call)
+            status = _run_worker(build_python_command("-m", WORKER_MODULE, name), log.fileno(), limit_s, call)
         response = _read_response(exchange / RESPONSE_FILE) if status == 0 else None
         if response is None:
             response = {"problem": _describe_exit(status, limit_s, call)}

@@ -34,8 +34,9 @@ def test_a_command_for_each_node(tmp_path: Path) -> None:
     for node, (host, ranks) in enumerate([("a", 2), ("b", 1)]):
         assert (commands[node][0], shlex.join(commands[node][1])) == (
             host,
-            f"{sys.executable} -m torch.distributed.run --nnodes=2 --node-rank={node} --nproc-per-node={ranks} "
-            f"--master-addr=a --master-port=4711 -m scalebench.runner.worker '{tmp_path}/a run'",
+            f"{sys.executable} -P -m torch.distributed.run --nnodes=2 --node-rank={node} --nproc-per-node={ranks} "
+            f"--master-addr=a --master-port=4711 --no-python "
+            f"{sys.executable} -P -m scalebench.runner.worker '{tmp_path}/a run'",
         )
     spec = simulated_spec(2)
     ((host, words),) = torchrun.node_commands(spec, tmp_path, torchrun.choose_addresses(spec, "an id")[-1])

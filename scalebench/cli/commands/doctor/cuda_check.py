@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-import sys
 
 from scalebench.core.machine import cuda_builds
 from scalebench.core.machine.machine import Machine
+from scalebench.core.process import build_python_command
 
 Row = tuple[str, str]
 MAX_ANSWER_S = 120.0
@@ -37,7 +37,7 @@ def describe_torch_build(host: Machine) -> str:
     """Describe PyTorch's build beside the driver and the compute capabilities, or the problem with them."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", TORCH_SCRIPT],
+            build_python_command("-c", TORCH_SCRIPT),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
