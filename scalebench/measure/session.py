@@ -120,13 +120,18 @@ class Session:
         phases = [warmup.phase, measure]
         try:
             with closing(closable_iterator(self.strategy.feed(train))) as batches:
-                self.strategy.train(
-                    TimedLoop(self.strategy, batches, phases, self._on_phase, clock=self._clock, observer=observer)
-                )
+                loop = TimedLoop(self.strategy, batches, phases, self._on_phase, clock=self._clock, observer=observer)
+                self.strategy.train(loop)
         finally:  # the curve of a training that failed shows how that came about
             if training is not None:
                 self.record.curve, self.record.stopped_by = training.curve, training.stopped_by
                 self.record.first_step_s = training.first_step_s
+        if not loop.over:
+            name = self.spec.config.strategy.name
+            raise RuntimeError(
+                f"{name} ended the training too early, after {observer.steps} steps: was that a hook, a callback or a "
+                "limit of its trainer?"
+            )
         self.record.steady_after_steps = warmup.steady_after_steps
         self.record.warmup_block_steps = warmup.phase.series.steps
         self.record.warmup_block_s = warmup.phase.series.seconds

@@ -114,6 +114,11 @@ class TimedLoop:
                 self._observer.on_step()
             if len(self._parts) == self._block_steps:
                 self._end_block(self._phase)
+        return self.over
+
+    @property
+    def over(self) -> bool:
+        """Whether all phases are, or have not begun."""
         return self._phase is None
 
     def _start_block(self, phase: LoopPhase) -> None:

@@ -137,6 +137,18 @@ def test_a_rank_that_rank_0_does_not_reach_fails(tmp_path: Path) -> None:
     assert record.block_s == []
 
 
+def test_a_trainer_that_ends_too_early_fails_the_run(tmp_path: Path) -> None:
+    """As Lightning's does at a limit that a hook, a callback or a variable has set: its figures are of few steps."""
+
+    class Impatient(Simulated):
+        def train(self, loop: Any) -> None:
+            for batch, _ in zip(loop, range(9), strict=False):
+                loop.done(self.step(batch))
+
+    with pytest.raises(RuntimeError, match=r"^simulated ended the training too early, after 9 steps"):
+        run_session(tmp_path, simulated_spec(), Impatient)
+
+
 class WithPhases(Alone):
     """A strategy whose framework times the phases of synchronization, if there is any."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import random
 import socket
@@ -11,6 +12,7 @@ from collections.abc import Collection, Sequence
 from scalebench.config.placement import parse_ports
 from scalebench.core.exit_with_parent import PARENT_VARIABLE
 from scalebench.core.machine import cpus
+from scalebench.core.machine.variables import bypass_proxies, drop_foreign_settings, drop_launch_variables
 from scalebench.core.process import LISTEN_ADDRESS, RANK_ADDRESSES
 from scalebench.core.run_folder import RUN_ID_VARIABLE
 from scalebench.core.spec import HardwareSpec, RunSpec
@@ -33,17 +35,24 @@ MIN_PORTS = 1000  # with fewer, concurrent runs would often choose the same
 _assigned_ports: set[int] = set()  # to ranks of this program, whose runs may be alive at the same time
 
 
-def build_environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence[str]) -> dict[str, str]:
-    """Return this process's environment with a rank's own variables, under the names that torchrun uses.
+def build_environment(
+    spec: RunSpec, run_id: str, rank: int, addresses: Sequence[str], by_mpi: bool = False
+) -> dict[str, str]:
+    """Return this process's environment with a rank's own variables, under the names that torchrun uses, and without
+    what other programs have left there. With `by_mpi` its MPI needs the variables of the launch that it is from.
 
     `addresses` are host:port of every rank: the first is the group's rendezvous, and a TensorFlow cluster needs all.
     """
     place = spec.places[rank]
     host, port = split_address(addresses[0])
     ranks_on_node = sum(p.node == place.node for p in spec.places)
-    variables = dict(os.environ)
+    variables = drop_foreign_settings(os.environ if by_mpi else drop_launch_variables(os.environ))
     if not any(name.startswith("MALLOC_") for name in os.environ):
         variables.update(HEAP_VARIABLES)
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in many containers: torch's compiler asks for it
+        variables["USER"] = f"uid{os.getuid()}"
     variables.update({name: str(place.threads) for name in THREAD_VARIABLES})
     variables.update(
         {
@@ -55,6 +64,7 @@ def build_environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence
             "MASTER_ADDR": host,
             "MASTER_PORT": port,
             "PYTHONUNBUFFERED": "1",
+            "PYTHONIOENCODING": "utf-8:replace",  # of its log, whatever a terminal can show
             # PyTorch's profiler else leaves hooks behind that slow each launch of a kernel: pytorch issue 144455.
             "TEARDOWN_CUPTI": os.environ.get("TEARDOWN_CUPTI", "1"),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and so hardware.device_ids and the record
@@ -64,6 +74,7 @@ def build_environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence
         }
     )
     hosts = [split_address(address)[0] for address in addresses]
+    variables |= bypass_proxies(variables, hosts)
     if rank == 0:
         variables[LISTEN_ADDRESS] = choose_listen_address(spec.config.hardware, host)
     if set(hosts) == {LOOPBACK}:  # for all libraries, which would listen on another interface otherwise

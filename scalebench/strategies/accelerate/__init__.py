@@ -10,7 +10,7 @@ from typing import Any
 import accelerate
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -61,6 +61,7 @@ class Accelerate(Ddp):
         self.accelerator = Accelerator(
             cpu=self.device.type == "cpu",
             mixed_precision=MIXED_PRECISIONS.get(self.spec.config.train.precision, "no"),
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),  # a number loses against a variable
             kwargs_handlers=[DistributedDataParallelKwargs(**self._handler_arguments())],
         )
         position = self.accelerator.process_index, self.accelerator.num_processes

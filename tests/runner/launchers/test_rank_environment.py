@@ -14,6 +14,7 @@ import pytest
 from scalebench.config import placement
 from scalebench.core.errors import InputError
 from scalebench.core.machine import cpus
+from scalebench.core.machine.variables import NO_PROXY, PROXIES, select_recorded
 from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.core.spec import HardwareSpec
 from scalebench.runner.launchers import rank_environment
@@ -57,6 +58,56 @@ def test_the_heap_keeps_what_a_step_frees_unless_the_shell_says_otherwise(
         monkeypatch.setenv(own, "4")
     variables = build_environment(simulated_spec(), "an id", 0, ["127.0.0.1:12345"])
     assert (HEAP_VARIABLES.items() <= variables.items()) is (own is None)
+
+
+LEFT_BEHIND = {
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2",
+    "MEGATRON_LM_TP_DEGREE": "2", "PL_TRAINER_GRADIENT_CLIP_VAL": "1e-4", "DEEPSPEED_TIMEOUT": "1", "TF_CONFIG": "{}",
+}  # fmt: skip
+OTHER_LAUNCH = {
+    "GROUP_RANK": "3", "ROLE_WORLD_SIZE": "9", "TORCHELASTIC_RUN_ID": "x", "OMPI_COMM_WORLD_RANK": "7", "PMI_RANK": "7",
+    "PMIX_RANK": "7", "SLURM_PROCID": "7", "SLURM_NTASKS": "8", "LOCAL_SIZE": "8",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("by_mpi", [False, True])
+def test_ranks_do_not_inherit_what_other_programs_left_in_the_shell(
+    by_mpi: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accelerate and Lightning prefer variables to their arguments; MPI needs those of the mpirun that started it."""
+    for name, value in {**LEFT_BEHIND, **OTHER_LAUNCH, "WORLD_SIZE": "9", "OMPI_MCA_btl": "tcp"}.items():
+        monkeypatch.setenv(name, value)
+    spec = simulated_spec(gpus=2)
+    spec.config.hardware.environment = {"PL_TRAINER_MAX_TIME": "00:00:01:00"}
+    variables = build_environment(spec, "an id", 1, ["127.0.0.1:1", "127.0.0.1:2"], by_mpi)
+    assert not LEFT_BEHIND.keys() & variables.keys()
+    assert OTHER_LAUNCH.keys() & variables.keys() == (OTHER_LAUNCH.keys() if by_mpi else set())
+    assert (variables["WORLD_SIZE"], variables["RANK"], variables["OMPI_MCA_btl"]) == ("2", "1", "tcp")
+    assert variables["PL_TRAINER_MAX_TIME"] == "00:00:01:00", "the user's own choice for this run"
+    recorded = select_recorded(os.environ)
+    assert {recorded[name] for name in LEFT_BEHIND} == {"set, not passed to ranks"}
+
+
+def test_ranks_reach_each_other_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*PROXIES, *map(str.upper, PROXIES), *NO_PROXY):
+        monkeypatch.delenv(name, raising=False)
+    spec = simulated_spec(gpus=2)
+    assert "no_proxy" not in build_environment(spec, "an id", 0, ["a:1", "b:2"])
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "our.net,a")
+    monkeypatch.setenv("no_grpc_proxy", "x")
+    variables = build_environment(spec, "an id", 0, ["a:1", "b:2"])
+    assert [variables[name] for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy")] == ["our.net,a,b", "a,b", "x,a,b"]
+    assert variables["HTTPS_PROXY"] == "http://proxy:3128"
+
+
+def test_a_user_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's compiler asks for it, for the name of a folder."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert "USER" not in build_environment(simulated_spec(), "an id", 0, ["a:1"])
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    assert build_environment(simulated_spec(), "an id", 0, ["a:1"])["USER"] == f"uid{os.getuid()}"
 
 
 def test_variables_of_the_user_take_precedence() -> None:
