@@ -56,13 +56,14 @@ def compute_placement(config: Config, gpus: int) -> Placement:
     spread = hardware.layout == "spread" and sum(capacities) >= gpus and not one_for_all
     counts = _spread_evenly(capacities, gpus) if spread else in_sequence
     places = [_place_single_process(hardware, gpus)] if one_for_all else _place_process_per_device(config, counts)
-    wanted_cores = max(counts) * (hardware.cpus_per_device or 1)
+    wanted_cores, cores = max(counts) * (hardware.cpus_per_device or 1), hardware.cpus_per_node or max(counts)
+    quota = machine.cpu_quota() if hardware.this_machine else None
     return Placement(
         places,
         counts,
         in_sequence=counts == in_sequence,
         shortage=_find_shortage(config, gpus, capacities, len(counts)),
-        oversubscribed=wanted_cores > (hardware.cpus_per_node or max(counts)) or _has_shared_cores(hardware, places),
+        oversubscribed=wanted_cores > min(cores, quota or cores) or _has_shared_cores(hardware, places),
     )
 
 

@@ -210,7 +210,7 @@ def detect_hardware(hardware: HardwareSpec) -> HardwareSpec:
             )
         if devices == "auto":
             devices = "cuda" if gpus_here else "cpu"
-        cpus = cpus or len(machine.usable_cpus())
+        cpus = cpus or machine.count_usable_cores()
         per_node = per_node or (gpus_here if devices == "cuda" and gpus_here else DEFAULT_CPU_WORKERS)
     elif per_node is None and not hardware.hosts:
         raise InputError(

@@ -24,8 +24,8 @@ ADVICE = {
         "curve stands; a later train.stop, or a smaller measure.warmup_steps, gives both."
     ),
     "oversubscribed": (
-        "More threads than cores: ranks wait for each other's cores, which is no property of the strategy. "
-        "Use fewer devices, or a machine with more cores."
+        "More threads than cores, or than a quota of CPU time allows: ranks wait for each other's cores, which is no "
+        "property of the strategy. Use fewer devices, a machine with more cores, or a higher quota."
     ),
     "unsupported_gpus": (
         "It ran on the CPU: this machine has AMD GPUs, by /dev/kfd or by PyTorch's build, and scalebench supports "

@@ -84,5 +84,6 @@ def fake_machine(monkeypatch: pytest.MonkeyPatch, gpus: int, cpus: int = 8) -> N
     """Replace the machine by one with so many GPUs and cores, and no program on the PATH."""
     monkeypatch.setattr(machine, "count_gpus", lambda: gpus)
     monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(cpus)))
+    monkeypatch.setattr(machine, "cpu_quota", lambda: None)
     monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [None] * gpus)
     monkeypatch.setattr(shutil, "which", lambda name, **where: None)

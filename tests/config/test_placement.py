@@ -191,6 +191,21 @@ def test_no_two_processes_share_a_core_while_there_are_enough(gpus: int, threads
         assert (len(taken) == len(set(taken)) == gpus * threads) if enough else placement.oversubscribed
 
 
+@pytest.mark.parametrize(
+    ("quota", "gpus", "cores", "threads", "flagged"),
+    [(1.0, 2, 1, 1, True), (1.0, 1, 1, 1, False), (0.5, 1, 1, 1, True), (3.0, 2, 3, 1, False), (9.0, 2, 4, 2, False)],
+)
+def test_a_quota_of_cpu_time_counts_as_fewer_cores(
+    quota: float, gpus: int, cores: int, threads: int, flagged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that is started with --cpus sees all cores of its machine."""
+    monkeypatch.setattr(machine, "usable_cpus", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
+    spec = resolve.resolve(make_config(gpus=gpus, hardware=HardwareSpec("cpu", devices="cpu")))
+    assert (spec.config.hardware.cpus_per_node, spec.config.hardware.cpus_per_device) == (cores, threads)
+    assert spec.flags == (["oversubscribed"] if flagged else [])
+
+
 def test_named_hosts_are_filled_in_their_order() -> None:
     """Whatever gpus_per_node says: their slots count."""
     spec = make_spec(gpus=5, hardware__hosts=["a:2", "b", "c:4"], strategy__launcher="mpi")

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError
-from scalebench.core.machine.cpus import usable_cpus
+from scalebench.core.machine.machine import count_usable_cores
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 INPUTS, TARGETS, META = "inputs.npy", "targets.npy", "meta.json"
@@ -265,7 +265,7 @@ class ChunkedDataset:
         targets = create_array(folder / TARGETS, (self.samples, *self.target_shape), self.target_dtype)
         starts = range(0, self.samples, self.chunk)
         if workers is None:
-            workers = len(usable_cpus()) if self.size_bytes >= self.min_pool_bytes else 1
+            workers = count_usable_cores() if self.size_bytes >= self.min_pool_bytes else 1
         if workers == 1:
             for start in starts:
                 self.fill_chunk(inputs, targets, start)

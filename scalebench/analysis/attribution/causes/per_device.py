@@ -91,17 +91,27 @@ def check_oversubscription(run: AttributedRun) -> Cause | None:
         return None
     result = run.result
     threads = [rank.threads for rank in result.ranks if rank.threads is not None]
-    cores = result.machine.cpus * result.scale.nodes
+    cores, quota = result.machine.cpus * result.scale.nodes, result.machine.cpu_quota
+    is_limited = quota is not None and quota < result.machine.cpus
+    cpu_time = quota * result.scale.nodes if quota is not None and is_limited else cores
     is_flagged = "oversubscribed" in run.flags
-    if not threads or not (is_flagged or sum(threads) > cores):
+    if not threads or not (is_flagged or sum(threads) > cpu_time):
         return None
     per_device = len(threads) == result.scale.gpus
     users = f"{sum(threads)} threads of {len(threads)} processes" if per_device else f"{result.scale.gpus} devices"
+    flagged = ", flagged oversubscribed" if is_flagged else ""
+    if is_limited:
+        return Cause(
+            "contention",
+            f"a quota, as that of a container, gives them the time of {quota:g} CPUs, however many cores there are",
+            "Try fewer devices, or a higher limit of CPU time (docker --cpus, limits.cpu of a pod)",
+            f"{users} with the time of {quota:g} CPUs on each node of {result.machine.cpus} cores{flagged}",
+        )
     return Cause(
         "contention",
         "there are more threads or devices than cores, so that they take turns on them",
         "Try fewer devices on a node, or a smaller hardware.cpus_per_device",
-        f"{users} on {cores} cores{', flagged oversubscribed' if is_flagged else ''}",
+        f"{users} on {cores} cores{flagged}",
     )
 
 

@@ -120,6 +120,17 @@ def test_more_threads_than_cores() -> None:
     assert checks.check_oversubscription(attributed(few)) is None
 
 
+def test_a_quota_of_cpu_time_is_named() -> None:
+    """A container that is limited to one CPU's time sees two cores, which two threads do not exceed."""
+    result = contended()
+    result.machine = dataclasses.replace(result.machine, cpu_quota=1.0)
+    for one in result.ranks:
+        one.threads = 1
+    cause = require_cause(checks.check_oversubscription, attributed(result))
+    assert cause.evidence == "2 threads of 2 processes with the time of 1 CPUs on each node of 2 cores"
+    assert "quota" in cause.cause and "docker --cpus" in cause.remedy
+
+
 def test_cpu_workers_share_memory_bandwidth() -> None:
     own = with_parts(one_device_run("ddp", SELF_S), 0.009)
     cause = require_cause(checks.check_shared_memory, attributed(with_parts(contended(), 0.0105), own=own))
