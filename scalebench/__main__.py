@@ -9,6 +9,7 @@ import sys
 
 from scalebench import __version__
 from scalebench.cli.commands.arguments import CommandParser, complete_words
+from scalebench.core.process import replace_unprintable
 
 # Each module has add_arguments(parser) and main(options) -> exit status. It is imported for its own command only.
 COMMANDS = {
@@ -75,6 +76,7 @@ Status:    0: a run is ok and none failed; 1: one failed, or none could be done 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the program and return its exit status."""
+    replace_unprintable()
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~", "+")):
         return _run_command_to_its_end(arguments[0], arguments[1:])

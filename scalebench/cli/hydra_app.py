@@ -7,11 +7,13 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 
 from scalebench.config import compose
 from scalebench.config.error_messages import EXPECTED_ERRORS, explain_bare_word, explain_error, explain_switch
@@ -45,7 +47,7 @@ def run_session(session: SweepSession, more: Sequence[str] = ()) -> int:
     Raises InputError where nothing was started, and KeyboardInterrupt when the finished runs of a cancelled sweep have
     been reported.
     """
-    with process.interrupt_at_signals():
+    with process.interrupt_at_signals(), _own_hydra():
         try:
             return _run_or_sweep(session, more)
         except NothingStarted as refused:
@@ -92,6 +94,18 @@ def _register_and_warn() -> None:
         if line not in _printed_warnings:
             _printed_warnings.add(line)
             Console().print_error(line)
+
+
+@contextlib.contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Have a Hydra of our own in the block; that of a caller, or of a module that it imports, is unchanged."""
+    hydra_state, config = GlobalHydra.instance(), HydraConfig.instance()
+    before = hydra_state.hydra, config.cfg
+    hydra_state.hydra = config.cfg = None
+    try:
+        yield
+    finally:
+        hydra_state.hydra, config.cfg = before
 
 
 def _run_hydra(session: SweepSession, arguments: list[str]) -> None:

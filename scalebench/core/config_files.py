@@ -196,7 +196,11 @@ def list_groups() -> list[str]:
 def read_name(path: Path) -> str | None:
     """Return the `name` in a YAML file; found by a pattern, since each start of the program may need it."""
     try:
-        match = re.search(r"""^(?:\s*\{)?\s*["']?name["']?\s*:\s*["']?([\w.+-]+)""", path.read_text(), re.MULTILINE)
+        match = re.search(
+            r"""^(?:\s*\{)?\s*["']?name["']?\s*:\s*["']?([\w.+-]+)""",
+            path.read_text(encoding="utf-8", errors="replace"),
+            re.MULTILINE,
+        )
     except (OSError, UnicodeDecodeError):
         return None
     return match[1] if match else None

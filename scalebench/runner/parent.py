@@ -266,7 +266,7 @@ def _write_plugin_log(spec: RunSpec, folder: Path) -> str | None:
     """Write the traceback of a plugin's error, and return the name of the file; None where its code raised nothing."""
     if not spec.plugin_traceback:
         return None
-    (folder / PLUGIN_LOG).write_text(spec.plugin_traceback)
+    (folder / PLUGIN_LOG).write_text(spec.plugin_traceback, encoding="utf-8", errors="replace")
     return PLUGIN_LOG
 
 

@@ -83,6 +83,18 @@ def test_a_command_whose_output_cannot_be_written_is_one_line() -> None:
     assert (ended.returncode, ended.stderr) == (1, "scalebench: standard output: No space left on device\n")
 
 
+def test_an_output_without_our_signs_replaces_them(tmp_path: Path) -> None:
+    """As batch systems, old images and cron set it: no line of a table may end a sweep."""
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    sweep = ["--multirun", *WORDS, "gpus=1,2", "measure.repeats=2", "sweep.report=false"]
+    sweep.append(f"hydra.sweep.dir={tmp_path}/s")
+    for words in (sweep, ["show", f"{tmp_path}/s"]):
+        ended = subprocess.run([*PROGRAM, *words], env=environment, capture_output=True, timeout=240)
+        assert (ended.returncode, ended.stderr) == (0, b""), ended.stderr[-2000:]
+        assert ended.stdout.isascii() and b"?" in ended.stdout
+    assert "simulated" in (tmp_path / "s/results.csv").read_text(encoding="utf-8")
+
+
 def is_measuring(folder: Path, ranks: int) -> bool:
     progress = [read_progress(folder, rank) for rank in range(ranks)]
     return all(rank is not None and rank.phase == "measure" for rank in progress)

@@ -255,9 +255,9 @@ def run_contracts(cases: list[ContractCase], folder: Path) -> list[ContractResul
     """Run the tests of these contracts with files in `folder`. Raise nothing but KeyboardInterrupt."""
     import pytest
 
-    (folder / "pytest.ini").write_text(PYTEST_SETTINGS)
+    (folder / "pytest.ini").write_text(PYTEST_SETTINGS, encoding="utf-8")
     for number, case in enumerate(cases):
-        (folder / f"test_{number}.py").write_text(case.source())
+        (folder / f"test_{number}.py").write_text(case.source(), encoding="utf-8")
     listener = ResultListener()
     folders = ["-c", str(folder / "pytest.ini"), f"--rootdir={folder}", f"--confcutdir={folder}"]
     without = [argument for name in DISABLED_PYTEST_PLUGINS for argument in ("-p", f"no:{name}")]

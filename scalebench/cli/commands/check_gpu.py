@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import io
+import os
 import platform
 import re
 import socket
@@ -191,7 +192,7 @@ def hide_private(text: str, names: Mapping[str, str] | None = None) -> str:
 def list_private_names() -> dict[str, str]:
     """Return names and addresses of this user and this host, and what stands for each, the longest first."""
     host = socket.gethostname()
-    names = {str(Path.home()): "HOME", host: "HOST", host.partition(".")[0]: "HOST"}
+    names = {os.path.expanduser("~"): "HOME", host: "HOST", host.partition(".")[0]: "HOST"}
     with contextlib.suppress(OSError, KeyError):  # a user without an entry, as in some containers
         names[getpass.getuser()] = "USER"
     with contextlib.suppress(OSError):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.core import json_files
+from scalebench.core.errors import InputError
 from scalebench.core.machine import cpus, machine
 from scalebench.core.machine.cpus import NumaNode
 from scalebench.core.machine.gpus import Gpu, GpuFacts
@@ -323,3 +324,15 @@ def test_links_between_devices_are_unknown_where_devices_have_other_numbers_than
     ]  # fmt: skip
     for changes in ({"environment": {"CUDA_VISIBLE_DEVICES": "4,5,6"}}, {"topology": None}):
         assert dataclasses.replace(known, **changes).list_links([0, 1]) == []
+
+
+def test_a_user_without_a_home_folder_has_no_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that is started with a user's number only."""
+    for name in ("HOME", "SCALEBENCH_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where the number has no entry
+    assert machine.find_cache_folder() is None
+    with pytest.raises(InputError, match=r"^this user has no home folder to .*: set SCALEBENCH_CACHE to a folder$"):
+        machine.cache_folder()
+    monkeypatch.setenv("SCALEBENCH_CACHE", "/somewhere")
+    assert machine.cache_folder() == Path("/somewhere")
