@@ -25,7 +25,8 @@ from pathlib import Path
 from scalebench import __version__
 from scalebench.core.errors import InputError
 from scalebench.core.machine import cpus
-from scalebench.core.machine.cpus import NumaNode, cpu_quota, memory_limit_bytes
+from scalebench.core.machine.cpus import NumaNode, memory_limit_bytes
+from scalebench.core.machine.cpus import cpu_quota as cpu_quota
 from scalebench.core.machine.cpus import first_threads as first_threads
 from scalebench.core.machine.cpus import numa_nodes as numa_nodes
 from scalebench.core.machine.cpus import order_by_core as order_by_core

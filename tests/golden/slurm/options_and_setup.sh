@@ -22,7 +22,7 @@ module load CUDA/12.4
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec /home/user/venv/bin/python -u -m submitit.core._submit /scratch/user/sweep/3/slurm
+exec /home/user/venv/bin/python -P -u -m submitit.core._submit /scratch/user/sweep/3/slurm
 
 # its ranks are started with
-# srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=4 --threads-per-core=1 --cpu-bind=none --kill-on-bad-exit=0 --label /home/user/venv/bin/python -m scalebench.runner.launchers.rank_agent /scratch/user/sweep/3 scalebench.runner.worker
+# srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=4 --threads-per-core=1 --cpu-bind=none --kill-on-bad-exit=0 --label /home/user/venv/bin/python -P -m scalebench.runner.launchers.rank_agent /scratch/user/sweep/3 scalebench.runner.worker
