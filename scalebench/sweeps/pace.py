@@ -19,7 +19,7 @@ import filelock
 import msgspec
 
 from scalebench.core.json_files import write_text
-from scalebench.core.machine.machine import cache_folder
+from scalebench.core.machine.machine import find_cache_folder
 from scalebench.core.result import Phases, RankRecord, Result, Workload
 from scalebench.core.spec import RunSpec, TrainSpec
 from scalebench.runner.collect import count_training_flops
@@ -212,10 +212,11 @@ def _describe_settings(train: TrainSpec | Workload) -> str:
 
 
 def _pace_file() -> Path | None:
-    """Return the file of this host; None where it is switched off."""
+    """Return the file of this host; None where it is switched off, or there is no cache folder."""
     chosen = os.environ.get("SCALEBENCH_PACE")
     if chosen is None:
-        return cache_folder() / "pace" / f"{platform.node() or 'unknown'}.jsonl"
+        folder = find_cache_folder()
+        return None if folder is None else folder / "pace" / f"{platform.node() or 'unknown'}.jsonl"
     return None if chosen in ("off", "") else Path(chosen).expanduser()
 
 
