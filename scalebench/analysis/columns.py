@@ -215,7 +215,7 @@ COLUMN_DESCRIPTIONS = {
     "queued_s": "from submission to start",
     "layout": "order of devices over nodes",
     "optimizer": "",
-    "learning_rate": "after the rule",
+    "learning_rate": "after the rule, or that of the user's optimizer; null: it has several",
     "learning_rate_rule": "",
     "base_batch": "global batch that the configured rate is for",
     "weight_decay": "",

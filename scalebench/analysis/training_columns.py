@@ -25,7 +25,7 @@ def training_cells(result: Result) -> dict[str, Any]:
     search = quality.max_batch
     return {
         **{key: train.get(key) for key in TRAIN_COLUMNS},
-        "learning_rate": quality.learning_rate if quality.learning_rate is not None else train.get("learning_rate"),
+        "learning_rate": quality.learning_rate,
         "stopped_by": quality.stopped_by,
         "target": (train.get("stop") or {}).get("target"),
         "trained_s": last.train_s if last else None,

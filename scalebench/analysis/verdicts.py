@@ -25,6 +25,7 @@ DOUBTS = {
     "busy_machine": "other programs kept the processors busy",
     "oversubscribed": "more threads than cores",
     "superlinear_on_cpu": "faster than so many workers can be, which is an error of the measurement",
+    "precision_differs": "it computed in another precision than requested",
     "approximate": "its steps are not the baseline's, so its speed is that of a different training",
     "not_in_turns": "it was measured by itself, while the others of its sweep took turns",
     "foreign_process": "a program outside the run computed on one of its devices",
@@ -42,8 +43,8 @@ DOUBTS = {
     "mfu_above_1": "more FLOP/s than the peak of its devices, which needs an explanation",
     "superlinear": "an efficiency above 1, which needs an explanation",
 }
-# No verdict rests on rows with these flags: missing cores or GPUs are part of their figures.
-NO_VERDICT_FLAGS = ("oversubscribed", "shared_gpu", "superlinear_on_cpu")
+# No verdict rests on rows with these flags: missing cores or GPUs, or another precision, are part of their figures.
+NO_VERDICT_FLAGS = ("oversubscribed", "shared_gpu", "superlinear_on_cpu", "precision_differs")
 OTHER_PROGRAMS_FLAGS = ("busy_machine", "foreign_process")  # no verdict either, but on ratios within rounds
 
 

@@ -249,6 +249,7 @@ class RankRecord:
     model_remarks: dict[str, str] = field(default_factory=dict)  # flag -> sentence on a user's model
     params: int | None = None
     flops_per_sample: float | None = None  # of training a user's model; null: unknown, or another model
+    learning_rate: float | None = None  # the peak of the optimizer's; null: its parameters have several
     train_samples: int | None = None  # of the data set, all replicas
     steps_per_epoch: int | None = None
     threads: int | None = None
@@ -369,7 +370,9 @@ class Quality:
     curve: list[CurvePoint] = field(default_factory=list)  # of all ranks: seconds of the slowest, mean losses
     stopped_by: str | None = None  # epochs | steps | seconds | target; null: throughput was measured
     first_step_s: float | None = None
-    learning_rate: float | None = None  # the peak, scaled by the rule for this batch
+    learning_rate: float | None = (
+        None  # the peak: by the rule for this batch, or the user's optimizer's, unless several
+    )
     max_batch: MaxBatch | None = None  # measure.search=max_batch
 
 

@@ -68,6 +68,7 @@ class Session:
         self._check_group()
         self.record.params, self.record.flops_per_sample = self.probes.num_params(), self.probes.flops_per_sample()
         self.record.model_remarks = self.probes.model_remarks()
+        self.record.learning_rate = self.strategy.learning_rate()
         self.record.clock_offset_s = measure_clock_offset_s(self.spec, self.record.rank, self.strategy.broadcast)
         training = self._create_training(train, validation) if has_stop(self.spec.config.train.stop) else None
         observer = training or DivergenceCheck(self.spec.config.model)

@@ -43,6 +43,11 @@ ADVICE = {
         "Something failed after the measurement, while parts of a step were timed: the throughput stands, and what is "
         "empty was not measured. `scalebench show --details` has the error; the log of the rank has all of it."
     ),
+    "precision_differs": (
+        "Its steps computed in another precision (precision_used) than train.precision requests, so that others, which "
+        "did not, are trainings of another kind, and no verdict rests on it. Mostly the network sets its own (a policy "
+        "of Keras, a cast): set train.precision, and leave it out of the network."
+    ),
     "approximate": (
         "Its steps are not those of the baseline on the same samples, as the strategy's YAML declares (approximate), "
         "so its speed is that of a different training. Compare what it reaches, too: train.stop.target."
@@ -152,6 +157,7 @@ RAISED_WHEN = {
     "untrained_tensors": "a user's module has parameters that the first batch gives no gradient, or uses tensors that "
     "are none of its parameters",
     "probe_failed": "something failed after the measurement: throughput stands, what is empty was not measured",
+    "precision_differs": "`precision_used` is not `precision`, or lacks it; no verdict rests on the row",
     "approximate": "the strategy's YAML says that its steps are not the baseline's on the same samples",
     "one_unit": "a module of the user's is one unit of FSDP, whatever the options units and unit_mb say",
     "open_port": "its processes listened on all interfaces: TensorFlow's servers, or MPI",

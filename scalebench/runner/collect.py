@@ -102,6 +102,8 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
             rank.probes.trace = None
     _mark_probe_failure(ranks, outcome)
     flags = [*spec.flags, *_training_flags(outcome, first), *_rank_flags(ranks), *parts.machines.flags]
+    workload = _workload(spec, first)
+    flags += ["precision_differs"] if differs_in_precision(workload.precision, workload.precision_used) else []
     return Result(
         schema_version=SCHEMA_VERSION,
         run_id=run.id,
@@ -111,7 +113,7 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
         log=parts.log,
         fingerprint=spec.fingerprint,
         spec=dataclasses.asdict(spec.config),
-        workload=_workload(spec, first),
+        workload=workload,
         scale=_scale(spec, first),
         phases=_phases(spec, first, outcome),
         ranks=ranks,
@@ -341,6 +343,14 @@ def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
     )
 
 
+def differs_in_precision(requested: str, used: str | None) -> bool:
+    """Return whether the steps computed in another precision than requested; `default` requests none. float32 excludes
+    all others, while beside a lower one some operations of a step stay in float32."""
+    if used is None or requested == "default":
+        return False
+    return used != requested if requested == "float32" else requested not in used.split("+")
+
+
 def _sync(first: RankRecord | None, transports: dict[str, str] | None) -> Sync:
     if first is None:
         return Sync(transports=transports)
@@ -404,7 +414,7 @@ def _possible_s(seconds: float, outcome: RunOutcome) -> float | None:
 
 def _quality(spec: RunSpec, ranks: list[RankRecord], max_batch: MaxBatch | None) -> Quality:
     """Return the last block's loss over all ranks, and the validation metrics, which are equal on every rank."""
-    quality = Quality(max_batch=max_batch)
+    quality = Quality(max_batch=max_batch, learning_rate=ranks[0].learning_rate if ranks else spec.learning_rate)
     last = [(r.block_losses[-1], r.block_samples[-1]) for r in ranks if r.block_losses]
     weighted = [(loss, samples) for loss, samples in last if loss is not None and samples]
     if weighted:
@@ -421,7 +431,7 @@ def _quality(spec: RunSpec, ranks: list[RankRecord], max_batch: MaxBatch | None)
 def _fill_training(quality: Quality, spec: RunSpec, ranks: list[RankRecord]) -> None:
     first, target, metric = ranks[0], spec.config.train.stop.target, spec.config.model.metric
     quality.curve = merge_curves([rank.curve for rank in ranks])
-    quality.stopped_by, quality.learning_rate = first.stopped_by, spec.learning_rate
+    quality.stopped_by = first.stopped_by
     if quality.final_loss is None and quality.curve:
         quality.final_loss = quality.curve[-1].loss
     quality.first_step_s = max((r.first_step_s for r in ranks if r.first_step_s is not None), default=None)

@@ -145,6 +145,10 @@ class Strategy(ABC):
         tried again, which costs time; None where they do not count it."""
         return None
 
+    def learning_rate(self) -> float | None:
+        """Return the peak of the learning rate; None where parts of the model have different ones. Read after setup."""
+        return self.spec.learning_rate
+
     def set_learning_rate(self, rate: float) -> None:
         """Change the rate from the next step on; called between two steps, also within `train`."""
         raise Unsupported(

@@ -30,7 +30,7 @@ def test_a_throughput_run_has_no_training_columns() -> None:
     columns = training_columns.training_cells(record())
     null = ("stopped_by", "target", "trained_s", "trained_steps", "train_metric", "generalisation_gap", "best_metric")
     assert {columns[name] for name in (*null, "points", "first_step_s", "max_batch_per_device")} == {None}
-    assert columns["learning_rate"] == 1e-3, "as asked"
+    assert columns["learning_rate"] == 1e-3, "of its optimizer"
     assert (
         training_columns.epoch_s_of_training(record()) is None
         and training_columns.count_measured_samples(record()) is None
@@ -39,7 +39,7 @@ def test_a_throughput_run_has_no_training_columns() -> None:
 
 def test_an_older_record_without_train_keys() -> None:
     old = record()
-    old.spec = {"strategy": {"name": "ddp"}}
+    old.spec, old.quality.learning_rate = {"strategy": {"name": "ddp"}}, None
     assert {value for key, value in training_columns.training_cells(old).items() if key != "max_batch_per_device"} == {
         None
     }

@@ -189,7 +189,7 @@ def record(
         "ranks": ranks,
         "sync": result.Sync(),
         "monitor": result.MonitorRecord(),
-        "quality": result.Quality(),
+        "quality": result.Quality(learning_rate=config.train.learning_rate),
         "machine": MACHINE,
         "flags": [],
     }  # fmt: skip

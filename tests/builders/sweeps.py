@@ -108,7 +108,7 @@ def run(
         "sync": Sync() if one_device else Sync(message_bytes=[400_000, 213_764]),
         "monitor": MonitorRecord(gpu_util_mean=0.5 + 0.05 * gpus, gpu_power_w_mean=100.0 * gpus, energy_j=300.0 * gpus,
                            energy_from="counter", sm_clock_mhz_min=1400.0, cpu_util_mean=0.9),
-        "quality": Quality(final_loss=losses[-1], metric_name="mse", metric=0.01),
+        "quality": Quality(final_loss=losses[-1], metric_name="mse", metric=0.01, learning_rate=1e-3),
         "started_at": f"2026-01-01T{repeat:02d}:{minute:02d}:00.000+00:00",
         "run_id": f"{strategy}-{gpus}-{repeat}",
     }  # fmt: skip

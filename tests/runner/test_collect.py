@@ -225,7 +225,7 @@ def test_the_record_of_a_run_that_is_ok(monkeypatch: pytest.MonkeyPatch) -> None
     ranks = [
         rank(0, [0.1, 0.2], block_losses=[9.0, 1.0], block_samples=[20, 30], marks_s=MARKS_S,
              metrics={"mse": 0.5, "mae": 2.0}, params=7, versions={"none": "1"}, message_bytes=[8, 8],
-             backend_used="gloo"),
+             backend_used="gloo", settings_used={"precision": "float32"}, learning_rate=0.03),
         rank(1, [0.1, 0.2], block_losses=[9.0, 2.0], block_samples=[20, 10]),
     ]  # fmt: skip
     result = assemble(spec, ranks, RunOutcome("ok", launched_at_s=100.0, wall_s=13.0))
@@ -241,6 +241,7 @@ def test_the_record_of_a_run_that_is_ok(monkeypatch: pytest.MonkeyPatch) -> None
     assert (w.model_params, w.gradient_bytes, w.train_samples, w.steps_per_epoch) == (7, 28, 1000, 100)
     assert (s.framework_version, s.backend_used, s.gpus, s.processes, s.repeat, s.seed) == ("1", "gloo", 2, 2, 3, 4)
     assert (s.batch_per_device, s.global_batch, s.independent, s.baseline_bare) == (10, 20, False, "simulated")
+    assert (w.precision, w.precision_used, q.learning_rate) == ("float32", "float32", 0.03), "the optimizer's"
     assert q.final_loss == (1.0 * 30 + 2.0 * 10) / 40, "the last block of all ranks, by samples"
     assert (q.metric_name, q.metric, q.metrics) == ("mse", 0.5, {"mse": 0.5, "mae": 2.0})
     assert result.sync.message_bytes == [8, 8]
@@ -278,6 +279,7 @@ def trained_rank(number: int, train_s: float, blocks: list[float]) -> RankRecord
 def test_the_record_of_a_training() -> None:
     spec = simulated_spec(2, train=TrainSpec(10, stop=StopSpec(target=0.3), learning_rate_rule="linear", base_batch=10))
     ranks: list[RankRecord | None] = [trained_rank(0, 4.0, [0.1]), trained_rank(1, 8.0, [0.1])]
+    ranks[0].learning_rate = 2e-3
     result = assemble(spec, ranks, RunOutcome("ok"))
     q, p = result.quality, result.phases
     assert (q.time_to_target_s, q.stopped_by, q.first_step_s) == (8.0, "target", 2.0), "of the slowest rank"
@@ -293,6 +295,21 @@ def test_a_training_that_ended_in_warmup_is_flagged() -> None:
     assert (result.flags, result.quality.final_loss) == (["over_in_warmup"], 0.5)
     assert result.quality.time_to_target_s is None, "it had no target"
     assert assemble(spec, [trained_rank(0, 4.0, [])], RunOutcome("failed", "gone", 0)).flags == []
+
+
+@pytest.mark.parametrize(
+    ("requested", "used", "differs"),
+    [
+        ("float32", "float32", False), ("float32", "float16", True), ("float32", "bfloat16+float32", True),
+        ("bfloat16", "bfloat16+float32", False), ("bfloat16", "float32", True), ("tf32", "tf32", False),
+        ("float32", None, False),
+    ],
+)  # fmt: skip
+def test_another_precision_than_requested_is_flagged(requested: str, used: str | None, differs: bool) -> None:
+    """A network may set its own, such as a policy of Keras; a row that observed none is not accused of it."""
+    made = rank(0, [0.1], settings_used={} if used is None else {"precision": used})
+    result = assemble(simulated_spec(train=TrainSpec(10, precision=requested)), [made], RunOutcome("ok"))
+    assert result.flags == (["precision_differs"] if differs else [])
 
 
 @pytest.mark.gpu

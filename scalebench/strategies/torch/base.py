@@ -156,6 +156,10 @@ class TorchStrategy(Strategy, Probes):
         if user is not None and user.schedulers:
             user.advance_schedulers()
 
+    def learning_rate(self) -> float | None:
+        user = self.user_optimizer()
+        return super().learning_rate() if user is None else user.peak_rate
+
     def set_learning_rate(self, rate: float) -> None:
         user = self.user_optimizer()
         if user is not None:  # the user's rates, in the proportions of the schedule

@@ -144,6 +144,12 @@ class UserOptimizer:
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
 
+    @property
+    def peak_rate(self) -> float | None:
+        """The learning rate before any scheduler; None where groups of parameters have different ones."""
+        rates = {float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups}
+        return rates.pop() if len(rates) == 1 else None
+
     def follow_parameters(self, module: nn.Module) -> Optimizer:
         """Have the optimizer step the parameters that now have the same names, as sharding replaces them."""
         current = dict(module.named_parameters())

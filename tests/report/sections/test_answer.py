@@ -197,6 +197,16 @@ def test_disturbed_rows_carry_no_verdict(tmp_path: Path) -> None:
     assert text.startswith("Not sure that more devices pay: ") and "other programs kept the processors busy" in text
 
 
+def test_another_precision_than_requested_carries_no_verdict(tmp_path: Path) -> None:
+    """However much faster it is: float16 beside float32 is another training."""
+    runs = make_runs(["ddp_gloo"])
+    for run in runs:
+        run.flags += ["precision_differs"] * (run.scale.gpus == 4)
+    text = get_answer(tmp_path, *runs)
+    assert text.startswith("Take ddp_gloo on 2 devices: 1.")
+    assert text.endswith("No verdict on ddp_gloo on 4 devices: it computed in another precision than requested.")
+
+
 def test_a_tie_is_no_winner(tmp_path: Path) -> None:
     runs = make_runs(["ddp_gloo"])
     others = [dataclasses.replace(run, run_id=f"o{run.run_id}", fingerprint=f"o{run.fingerprint}")

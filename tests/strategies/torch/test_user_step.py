@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 
 from scalebench.core.errors import PluginError
+from scalebench.core.spec import TrainSpec
 from scalebench.strategies.torch import user_checks
+from scalebench.strategies.torch.user_step import UserOptimizer
 from scalebench.workloads import datasets, records
 from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training
@@ -290,3 +292,21 @@ def test_a_lightning_module_knows_its_device() -> None:
     spec = spec_of("bare_torch", model="custom", model__torch=f"{STEPS}:Regression", model__loss="module")
     module = user_checks.build_user_module(spec.config, torch.device("meta")).module
     assert module.device.type == "meta" and module.last.weight.is_meta
+
+
+@pytest.mark.parametrize("fault", ["none", "vector"])
+def test_a_loss_that_fails_in_training_names_the_function(own_step: Any, fault: str) -> None:
+    adapter, source = own_step("bare_torch", "Regression", model__options={"fault": fault})
+    with pytest.raises(PluginError, match=r":Regression fails: TypeError: it should give the mean loss of a batch"):
+        run_training(adapter, source, 1)
+
+
+def test_the_rate_of_a_users_optimizer_is_its_own() -> None:
+    """Before any scheduler lowers it; unknown where groups of parameters have different ones."""
+    module = torch.nn.Linear(2, 1)
+    adam = torch.optim.Adam(module.parameters(), lr=0.03)
+    warmup = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 0.1)
+    assert adam.param_groups[0]["lr"] == pytest.approx(0.003)
+    assert UserOptimizer(([adam], [warmup]), module, TrainSpec()).peak_rate == 0.03
+    groups = [{"params": [module.weight], "lr": 0.1}, {"params": [module.bias], "lr": 0.2}]
+    assert UserOptimizer(torch.optim.SGD(groups), module, TrainSpec()).peak_rate is None
