@@ -53,6 +53,8 @@ def compute_fingerprint(config: Config, gpus: int, device: str) -> str:
         if tree[part][key] == default:
             del tree[part][key]
     for key in (
+        "sync",
+        "reduces_on",
         "approximate",
         "exact_with",
         "tolerance",

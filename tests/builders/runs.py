@@ -14,6 +14,7 @@ import psutil
 
 from scalebench.config.resolve import resolve
 from scalebench.core import result
+from scalebench.core.config_files import read_strategy_config
 from scalebench.core.config_fingerprint import compute_fingerprint
 from scalebench.core.machine.machine import Machine
 from scalebench.core.result import SCHEMA_VERSION, RankRecord, Result
@@ -161,7 +162,9 @@ def record(
     """
     fields = {f.name for f in dataclasses.fields(Config)}
     config = simulated_config(gpus=gpus)
-    config.strategy = StrategySpec(strategy, framework="torch", baseline=baseline, independent=independent)
+    file = read_strategy_config(strategy)  # empty for a name of the test's own
+    facts = {key: file[key] for key in ("requires", "sync", "reduces_on", "max_gpus") if key in file}
+    config.strategy = StrategySpec(strategy, framework="torch", baseline=baseline, independent=independent, **facts)
     config = dataclasses.replace(config, **{k: v for k, v in changes.items() if k in fields})
     if ranks is None:
         seconds = [] if block_s is None else [block_s * (1 + 0.01 * (-1) ** (i // 2)) for i in range(32)]

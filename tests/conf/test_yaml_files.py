@@ -37,7 +37,7 @@ KINDS = {
 OF_SOME = {
     "model": {"torch", "keras", "code_digest"},
     "dataset": {"builder", "options", "code_digest", "requested_size", "workers", "augment"},
-    "strategy": {"approximate", "exact_with", "tolerance", "choices", "at_least"},
+    "strategy": {"reduces_on", "approximate", "exact_with", "tolerance", "choices", "at_least"},
 }
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
 IN_GROUPS = [path for path in FILES if path.parent.name in KINDS]

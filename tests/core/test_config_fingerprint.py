@@ -25,7 +25,9 @@ OF_CURVES = {f"train.evaluate_{name}" for name in ("epochs", "s", "samples")}  #
 TRAIN_KEYS = [f.name for f in dataclasses.fields(TrainSpec)]
 LATER_TRAIN_KEYS = TRAIN_KEYS[TRAIN_KEYS.index("momentum") :]
 RESOLVED = {"gpus"}  # an argument of compute_fingerprint, since null means a default
-OF_CHECKS = {f"strategy.{key}" for key in ("approximate", "exact_with", "tolerance", "choices", "at_least")}
+OF_CHECKS = {
+    f"strategy.{key}" for key in ("sync", "reduces_on", "approximate", "exact_with", "tolerance", "choices", "at_least")
+}
 
 
 def leaves(record: Any, prefix: str = "") -> Iterator[str]:
@@ -79,7 +81,7 @@ def test_later_keys_do_not_change_the_fingerprint_of_older_runs() -> None:
         del tree["train"][key]
     for part, key, _ in LATER_KEYS:
         del tree[part][key]
-    for key in ("approximate", "exact_with", "tolerance", "choices", "at_least"):
+    for key in ("sync", "reduces_on", "approximate", "exact_with", "tolerance", "choices", "at_least"):
         del tree["strategy"][key]
     tree["hardware"]["slurm"] = {}
     text = json.dumps(tree | {"gpus": 2, "device": "cpu"}, sort_keys=True, separators=(",", ":"))

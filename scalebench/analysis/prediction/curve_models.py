@@ -17,22 +17,19 @@ from scalebench.analysis.prediction.model_stages import find_micro_batches, find
 from scalebench.analysis.prediction.step_model import Links, StepModel
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
+from scalebench.core.result import Result
 
-# The first word that is part of a strategy's name decides; all others add up gradients of replicas.
-SYNC_OF_NAMES = {
-    "hsdp": step_model.HSDP, "fsdp": step_model.SHARDED, "zero3": step_model.SHARDED, "zero": step_model.ZERO1,
-    "tensor_parallel": step_model.TENSOR, "model_parallel": step_model.STAGES, "pipeline": step_model.STAGES,
-    "hybrid": step_model.HYBRID, "central_storage": step_model.ONE_COPY, "parameter_server": step_model.ONE_COPY,
-    "multi_gpu_model": step_model.IN_GRAPH, "_ps_": step_model.IN_GRAPH, "data_parallel": step_model.IN_GRAPH,
-    "independent": step_model.NO_SYNC,
-}  # fmt: skip
 MAX_GROWTH = 0.2  # more is no property of the devices
 MIN_SYNC_SHARE = 0.01  # of a step; what hides less says nothing about overlap
 Hardware = Mapping[str, Any]  # as in a YAML of conf/hardware
 
 
-def sync_kind(strategy: str) -> str:
-    return next((kind for word, kind in SYNC_OF_NAMES.items() if word in strategy), step_model.ALL_REDUCE)
+def sync_kind(result: Result) -> str:
+    """Return what the devices of this run exchange, as its strategy's YAML says: one of SYNC_KINDS."""
+    sync = result.spec.get("strategy", {}).get("sync")
+    if sync is None:
+        raise InputError("its record does not say what its strategy exchanges (strategy.sync): run it again")
+    return step_model.STAGES if sync == "pipeline" else str(sync)
 
 
 def list_points(curve: Curve) -> list[MeasuredStep]:
@@ -80,7 +77,7 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
     names what was not measured.
     """
     last = rows[-1]
-    kind, sizes = sync_kind(last["strategy"]), link_rates.message_bytes(last, read)
+    kind, sizes = sync_kind(read(last)), link_rates.message_bytes(last, read)
     spec = read(last).spec
     hardware = spec.get("hardware") or {}
     size = last["gradient_bytes"] or sum(sizes) or rows[0]["gradient_bytes"] or 0

@@ -7,22 +7,25 @@ isolated gradient synchronization, else of the hardware's YAML: no step time tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import SIZE_COLUMNS, parallelism_key
-from scalebench.analysis.prediction.curve_models import find_links, make_step_model, sync_kind
+from scalebench.analysis.prediction.curve_models import find_links, make_step_model
 from scalebench.analysis.prediction.extrapolation import Extrapolation, MeasuredStep, extrapolate
 from scalebench.analysis.prediction.link_rates import ReadRecord, Row, SyncsByLink, group_syncs_by_link, ring_bytes
 from scalebench.analysis.prediction.model_stages import find_stages
-from scalebench.analysis.prediction.step_model import ALL_REDUCE, STAGES, Links, StepModel
+from scalebench.analysis.prediction.step_model import ALL_REDUCE, Links, StepModel
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.errors import InputError
 
 DATA, MODEL, PIPELINE = KINDS = ("data", "model", "pipeline")
+OTHER = "other"
+KIND_OF_SYNC = {"all_reduce": DATA, "stages": MODEL, "pipeline": PIPELINE}
 NO_PROBES_REASON = (
     "measured without the parts of its step: measure.probes=true, and a measure.probe_s above its seconds"
 )
@@ -116,12 +119,16 @@ class ParallelismComparison:
         return float(BATCHES[first]) if first < len(BATCHES) else None
 
 
-def parallelism_kind(strategy: str) -> str | None:
-    """Return the kind of a strategy with copies of the model on all devices, or with its layers distributed."""
-    sync = None if strategy.startswith("bare_") else sync_kind(strategy)
-    if sync == STAGES:
-        return PIPELINE if "pipeline" in strategy else MODEL
-    return DATA if sync == ALL_REDUCE else None
+def list_kinds(rows: Iterable[Row], read: ReadRecord) -> dict[str, str]:
+    """Return the kind of each strategy, with copies of the model on all devices or with its layers distributed, or
+    OTHER; none of a strategy whose records cannot be read."""
+    kinds: dict[str, str] = {}
+    for row in rows:
+        if row["strategy"] not in kinds:
+            with suppress(InputError):
+                sync = read(row).spec.get("strategy", {}).get("sync")
+                kinds[row["strategy"]] = KIND_OF_SYNC.get(sync, OTHER)
+    return kinds
 
 
 def compare_parallelism(
@@ -129,16 +136,21 @@ def compare_parallelism(
 ) -> list[ParallelismComparison]:
     """Compare rows of the pooled frame (scaling_curves.plain_rows), in their order; needs rows of both kinds."""
     rows = list(rows)
-    kinds = {str(row["run_id"]): parallelism_kind(row["strategy"]) for row in rows}
-    if not set(kinds.values()) - {None} > {DATA}:
+    kinds = list_kinds(rows, read)
+    if not set(kinds.values()) - {OTHER} > {DATA}:
         return []
     groups: dict[str, dict[str, Row]] = {}
     for row in rows:
-        kind = kinds[row["run_id"]]
-        if kind is not None and row["gpus"] > 1 and (key := _make_key(row, SIZE_COLUMNS, read)) is not None:
+        kind = kinds.get(row["strategy"], OTHER)
+        if (
+            kind is not None
+            and kind != OTHER
+            and row["gpus"] > 1
+            and (key := _make_key(row, SIZE_COLUMNS, read)) is not None
+        ):
             fastest = groups.setdefault(key, {}).setdefault(kind, row)
             groups[key][kind] = max(fastest, row, key=lambda each: each[RATE] or 0.0)
-    syncs = group_syncs_by_link((row for row in rows if kinds[row["run_id"]] == DATA), read)
+    syncs = group_syncs_by_link((row for row in rows if kinds.get(row["strategy"]) == DATA), read)
     both = [chosen for chosen in groups.values() if set(chosen) > {DATA}]
     return [ParallelismComparison(_predict_kinds(chosen, rows, syncs, read), estimate_ratio) for chosen in both]
 

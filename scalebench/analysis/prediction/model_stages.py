@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import build_record
@@ -59,10 +58,10 @@ def find_micro_batches(result: Result) -> int:
     recorded = recorded_stages(result)
     if recorded:
         return recorded[0].micro_batches
-    if not result.scale.strategy.startswith("pipeline"):
+    strategy = result.spec.get("strategy", {})
+    if strategy.get("sync") != "pipeline":
         return 1
-    options: dict[str, Any] = result.spec.get("strategy", {}).get("options") or {}
-    number = options.get(MICRO_BATCHES)
+    number = (strategy.get("options") or {}).get(MICRO_BATCHES)
     return number if isinstance(number, int) and number > 0 else 2 * result.scale.gpus
 
 

@@ -57,9 +57,9 @@ def main(options: argparse.Namespace) -> int:
     from scalebench.report.sections import prediction as section
     from scalebench.sweeps.console import Console
 
-    measured = _list_measured(scaling_curves.make_curves(load.survey(folders).pooled), folders)
-    curves = _choose(measured, options.strategy)
     read = _make_reader()
+    measured = _list_measured(scaling_curves.make_curves(load.survey(folders).pooled), folders, read)
+    curves = _choose(measured, options.strategy)
     if options.check:
         return _check(predictions.check_curves(curves, read))
     if most is not None:
@@ -100,8 +100,8 @@ def _read_hardware(name: str) -> dict[str, Any]:
     return {"name": name, **read_yaml(files[name])}
 
 
-def _list_measured(curves: Sequence[Curve], folders: Sequence[str]) -> list[Curve]:
-    kept = [curve for curve in curves if not curve.tags["strategy"].startswith("bare_")]
+def _list_measured(curves: Sequence[Curve], folders: Sequence[str], read: Callable[[Any], Result]) -> list[Curve]:
+    kept = [curve for curve in curves if read(curve.rows[0]).spec.get("strategy", {}).get("max_gpus") != 1]
     if not kept:
         raise InputError(f"{', '.join(folders)}: no strategy has an ok run; scalebench show says why")
     return kept

@@ -19,7 +19,7 @@ from scalebench.analysis.prediction.data_or_model import (
     ParallelismComparison,
     ParallelismResult,
     compare_parallelism,
-    parallelism_kind,
+    list_kinds,
 )
 from scalebench.analysis.prediction.link_rates import ReadRecord
 from scalebench.analysis.ranking import join_with_and
@@ -92,7 +92,7 @@ def make_terminal_blocks(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) ->
 def compare_kinds(pooled: pd.DataFrame, read: ReadRecord, estimate_ratio: EstimateRatio) -> list[ParallelismComparison]:
     """Compare the kinds of parallelism in a frame with a row for each configuration, in the order of models, devices
     and batches."""
-    if not {MODEL, PIPELINE} & {parallelism_kind(str(name)) for name in pooled["strategy"].unique()}:
+    if not {MODEL, PIPELINE} & {*list_kinds(plain_rows(pooled.drop_duplicates("strategy")), read).values()}:
         return []  # avoids looking at each of 10,000 rows
     compared = compare_parallelism(plain_rows(pooled), read, estimate_ratio)
     models = dict.fromkeys(str(comparison.row["model"]) for comparison in compared)

@@ -66,7 +66,7 @@ CHECK_CAPTION = "Each measured number of devices, predicted from the smaller one
 
 def section(report_data: ReportData) -> Section | None:
     """Return None if no strategy was measured on two numbers of devices."""
-    measured = [curve for curve in report_data.curves if not _is_bare(curve)]
+    measured = report_data.curves
     groups, left_out = group_curves(report_data.curves, lambda members: any(map(_is_predictable, members)))
     kept = [curve for group in groups for curve in group.curves if _is_predictable(curve)][:MAX_PREDICTED]
     if not kept:
@@ -89,12 +89,8 @@ def section(report_data: ReportData) -> Section | None:
     return Section(SECTION_ID, "What more devices would give", blocks)
 
 
-def _is_bare(curve: Curve) -> bool:
-    return curve.tags["strategy"].startswith("bare_")
-
-
 def _is_predictable(curve: Curve) -> bool:
-    return len(curve.rows) > 1 and not _is_bare(curve)
+    return len(curve.rows) > 1
 
 
 def choose_counts(curves: Sequence[Curve]) -> list[int]:

@@ -16,9 +16,11 @@ from scalebench.analysis.prediction.extrapolation import load_limits
 from scalebench.analysis.prediction.predictions import CurvePrediction, PredictedGroup
 from scalebench.analysis.scaling_curves import Curve, make_curves
 from scalebench.core.config_files import read_yaml
+from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import Result
 from tests.builders import sweeps
+from tests.builders.runs import record
 
 ALPHA: dict[str, Any] = {
     "name": "alpha", "gpus_per_node": 8, "gpu_memory_bytes": 40e9,
@@ -273,8 +275,17 @@ def test_siblings_correct_what_all_models_share() -> None:
         ("zero1", "zero1"), ("tensor_parallel", "tensor"), ("pipeline_1f1b", "stages"),
         ("model_parallel_tensorflow", "stages"), ("hybrid", "hybrid"), ("central_storage_cpu", "one_copy"),
         ("parameter_server", "one_copy"), ("kuza55_ps_cpu", "in_graph"), ("data_parallel", "in_graph"),
-        ("independent_torch", "none"), ("somebodys_ring", "all_reduce"),
+        ("independent_torch", "none"), ("bare_torch", "none"),
+        ("torch_distributed_data_parallel", "all_reduce"), ("nonzero_ddp", "all_reduce"),
     ],
 )  # fmt: skip
-def test_the_kind_of_a_strategy_follows_from_its_name(name: str, kind: str) -> None:
-    assert sync_kind(name) == kind
+def test_what_devices_exchange_is_what_the_yaml_of_their_strategy_says(name: str, kind: str) -> None:
+    """Whatever the name: a plugin's may hold any word."""
+    assert sync_kind(record(name, 2)) == kind
+
+
+def test_a_record_that_does_not_say_what_is_exchanged_is_not_predicted() -> None:
+    made = record("ddp", 2)
+    del made.spec["strategy"]["sync"]
+    with pytest.raises(InputError, match=r"strategy\.sync"):
+        sync_kind(made)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from scalebench.analysis import step_breakdown
 from scalebench.analysis.attribution.causes.cause import AttributedRun, Cause, format_whole_percent
 from scalebench.analysis.verdicts import decide_ratio
-from scalebench.core.result import Result
+from scalebench.core.result import Result, read_result
+from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.units import format_bytes, format_seconds
 
@@ -121,8 +123,9 @@ def check_nccl_without_links(run: AttributedRun) -> Cause | None:
     if not links or any(link.startswith("NV") for link in links) or _has_full_peer_access(run.result):
         return None
     rows = run.similar_rows(*SHARED_COLUMNS, "framework", "gpus", "global_batch")
-    rivals = [other for other in rows if _reduces_on_cpu(other) and other["throughput_samples_per_s"]]
+    rivals = [other for other in rows if other["throughput_samples_per_s"]]
     faster = [other for other in rivals if decide_ratio(other, row, run.configurations.estimate_ratio).low > 1]
+    faster = [other for other in faster if _reduces_on_cpu(other)]
     if not faster:
         return None
     best = max(faster, key=lambda row: float(row["throughput_samples_per_s"]))
@@ -188,8 +191,10 @@ def _has_full_peer_access(result: Result) -> bool:
 
 
 def _reduces_on_cpu(row: Mapping[str, Any]) -> bool:
-    name = str(row["strategy"])
-    return name.endswith(("reduce_cpu", "storage_cpu", "ps_cpu", "_gloo"))
+    if row.get("backend_used") == "gloo":
+        return True
+    result = read_result(Path(row["path"]) / RESULT_FILE)
+    return bool(result.spec.get("strategy", {}).get("reduces_on") == "cpu")
 
 
 COMMUNICATION_CHECKS = (

@@ -73,7 +73,7 @@ def check_wrapper_overhead(run: AttributedRun) -> Cause | None:
     if part is None or len(part.names) > 1 or part.share.value < MIN_OVERHEAD_SHARE:
         return None
     name, samples = run.result.scale.strategy, samples_per_device(run.result)
-    lightning = name.startswith("lightning")
+    lightning = "pytorch_lightning" in (run.result.spec.get("strategy", {}).get("requires") or ())
     work = "Lightning's Trainer runs its loop and its hooks" if lightning else f"{name} does its work"
     less = "fewer callbacks, loggers and progress bars, or " if lightning else ""
     return Cause(

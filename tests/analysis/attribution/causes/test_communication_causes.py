@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,9 @@ from scalebench.analysis.attribution.causes import AttributedRun, Cause
 from scalebench.analysis.attribution.causes import communication as checks
 from scalebench.analysis.attribution.lost_efficiency import attribute_run
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
-from scalebench.core.result import Result, Sync
+from scalebench.core.result import Result, Sync, write_result
 from tests.builders.attribution_runs import STEPS, TRANSFER_S, probe_series, weak_scaling_runs
-from tests.builders.runs import MACHINE
+from tests.builders.runs import MACHINE, record
 from tests.builders.sweeps import ratio_of_rows
 
 PCIE = [["X", "PHB"], ["PHB", "X"]]
@@ -100,8 +102,9 @@ def test_small_and_large_messages() -> None:
 
 
 def nccl(
-    topology: Any = PCIE, peers: Any = None, backend: str = "nccl", cpu: float = 3000.0, **changes: Any
-) -> AttributedRun:
+    topology: Any = PCIE, peers: Any = None, backend: str = "nccl", cpu: float = 3000.0, place: str = "cpu",
+    **changes: Any,
+) -> AttributedRun:  # fmt: skip
     def on_gpus(result: Result) -> Result:
         machine = dataclasses.replace(MACHINE, topology=topology, peer_access=peers)
         scale = dataclasses.replace(result.scale, backend_used=backend)
@@ -114,14 +117,18 @@ def nccl(
         "throughput_low": 1990.0,
         "throughput_high": 2010.0,
     }
-    other = {**ROW, "run_id": "cpu", "strategy": "mirrored_reduce_cpu", "throughput_samples_per_s": cpu}
+    folder = Path(tempfile.mkdtemp())
+    rival = record("somebodys", 2)
+    rival.spec["strategy"]["reduces_on"] = place
+    write_result(rival, folder)
+    other = {**ROW, "run_id": "cpu", "strategy": "somebodys", "throughput_samples_per_s": cpu, "path": str(folder)}
     limits = {"throughput_low": 0.99 * cpu, "throughput_high": 1.01 * cpu}
     return attributed(rows=[row, {**other, **limits, **changes}], change=on_gpus)
 
 
 def test_nccl_without_direct_links() -> None:
     text = evidence(checks.check_nccl_without_links(nccl()))
-    assert text == "mirrored_reduce_cpu 3,000 samples/s, this 2,000; no NVLink (GPUs connected by PHB)"
+    assert text == "somebodys 3,000 samples/s, this 2,000; no NVLink (GPUs connected by PHB)"
     no_peers = {"read": [["X", "CNS"], ["CNS", "X"]]}
     assert evidence(checks.check_nccl_without_links(nccl(peers=no_peers))).endswith("no peer access between all")
 
@@ -136,7 +143,7 @@ def test_nccl_without_direct_links() -> None:
         {"cpu": 2020.0},
         {"gpus": 4},
         {"framework": "torch"},
-        {"strategy": "mirrored_hierarchical"},
+        {"place": "devices"},
         {"status": "failed"},
         {"throughput_low": None},
         {"throughput_samples_per_s": None},
