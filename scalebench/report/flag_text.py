@@ -37,7 +37,7 @@ ADVICE = {
     ),
     "untrained_tensors": (
         "The module holds or uses tensors that its training does not change: parameters to which the first batch gave "
-        "no gradient, or layers that are no part of it. `scalebench show --details` names them."
+        "no gradient (other batches may), or layers that are no part of it. `scalebench show --details` names them."
     ),
     "probe_failed": (
         "Something failed after the measurement, while parts of a step were timed: the throughput stands, and what is "

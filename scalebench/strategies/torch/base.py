@@ -129,7 +129,8 @@ class TorchStrategy(Strategy, Probes):
         """Return a context for training in which errors of a user's module name the user's function."""
         named = self.model.module.named_parameters() if isinstance(self.model, user_module.UserModule) else ()
         trained = [name for name, parameter in named if parameter.requires_grad]
-        return user_module.attribute_errors_to_user(self.spec.config.model, trained=trained)
+        finds_unused = getattr(self.options, "find_unused_parameters", False)
+        return user_module.attribute_errors_to_user(self.spec.config.model, trained=trained, finds_unused=finds_unused)
 
     def step(self, batch: TorchBatch) -> LossPart | None:
         self.optimizer.zero_grad()

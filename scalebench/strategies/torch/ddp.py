@@ -107,7 +107,7 @@ class Ddp(TorchStrategy):
         return average_bucket(bucket)
 
     def set_gradient_sync(self, on: bool) -> None:
-        self.net.require_backward_grad_sync = on
+        switch_sync(self.net, on)
 
     def without_sync(self) -> AbstractContextManager[Any]:
         return skip_sync(self.net)
@@ -120,6 +120,7 @@ class Ddp(TorchStrategy):
         self.net.require_forward_param_sync = False  # the first pass would still broadcast moving statistics
         with self.net.no_sync():
             super().partial_step(batch, until)
+        forget_used_parameters(self.net)
 
     def message_sizes(self) -> list[int]:
         return read_bucket_bytes(self.net)
@@ -157,6 +158,22 @@ def skip_sync(net: DistributedDataParallel) -> AbstractContextManager[Any]:
     if net.static_graph and not net._static_graph_delay_allreduce_enqueued:
         return nullcontext()
     return net.no_sync()
+
+
+def switch_sync(net: DistributedDataParallel, on: bool) -> None:
+    """Switch gradient synchronization on or off for all passes that follow."""
+    net.require_backward_grad_sync = on
+    forget_used_parameters(net)
+
+
+def forget_used_parameters(net: DistributedDataParallel) -> None:
+    """Forget what steps without synchronization have used.
+
+    With find_unused_parameters the reducer adds up the parameters that were used since the last synchronization, and
+    fails in the next one where a parameter of an earlier step, whose gradient is gone, is not used again.
+    """
+    if net.find_unused_parameters:
+        net.reducer._reset_state()
 
 
 def read_bucket_bytes(net: DistributedDataParallel) -> list[int]:

@@ -219,15 +219,19 @@ def _list_remarks(
     """Return, by flag, what a copy that has made a step leaves untrained."""
     texts = []
     if trial.unused_parameters:
-        texts.append(f"has parameters that get no gradient ({summarize_names(trial.unused_parameters)})")
+        names = summarize_names(trial.unused_parameters)
+        texts.append(
+            f"has parameters that get no gradient in the first batch ({names}): not trained unless others use them"
+        )
     # A tensor made in the pass, or the inputs, may need a gradient too; those of a second pass are others.
     if trial.foreign_tensors:
         with autocast:
             _, again = _walk_graph(trial, trial(*copy.deepcopy(samples)))
         if count := len({id(each) for each in again} & {id(each) for each in trial.foreign_tensors}):
-            texts.append(f"uses {count} tensors that are no parameters of the module (nn.ModuleList? nn.Parameter?)")
-    text = " and ".join(texts)
-    return {UNTRAINED_FLAG: f"{function_label(model)} {text}: not trained"} if texts else {}
+            texts.append(
+                f"uses {count} tensors that are no parameters of the module (nn.ModuleList? nn.Parameter?): not trained"
+            )
+    return {UNTRAINED_FLAG: f"{function_label(model)} {', and '.join(texts)}"} if texts else {}
 
 
 def _walk_graph(trial: UserModule, outputs: Tensor) -> tuple[bool, list[Tensor]]:

@@ -106,11 +106,14 @@ class UserModule(nn.Module):
 
 
 @contextmanager
-def attribute_errors_to_user(model: ModelSpec, anywhere: bool = False, trained: Sequence[str] = ()) -> Iterator[None]:
+def attribute_errors_to_user(
+    model: ModelSpec, anywhere: bool = False, trained: Sequence[str] = (), finds_unused: bool = False
+) -> Iterator[None]:
     """Turn errors in the user's code into a PluginError that names the user's function.
 
     With `anywhere` every error counts, without it only those raised during the module's forward pass.
-    `trained` are the names of the module's parameters that are trained. Lack of memory is raised as it is.
+    `trained` are the names of the module's parameters that are trained, and with `finds_unused` the wrapper looks for
+    those without a gradient by itself. Lack of memory is raised as it is.
     """
     try:
         yield
@@ -121,7 +124,13 @@ def attribute_errors_to_user(model: ModelSpec, anywhere: bool = False, trained: 
     except (Exception, SystemExit) as error:
         if model.torch is None:
             raise
-        if UNUSED_PARAMETERS.search(str(error)):
+        if UNUSED_PARAMETERS.search(str(error)) and finds_unused:
+            reason = (
+                f"{function_label(model)} leaves DistributedDataParallel without gradients of parameters from which "
+                "its outputs were computed, which strategy.options.find_unused_parameters=true does not find: compute "
+                "the loss from all outputs, and checkpoint with use_reentrant=False"
+            )
+        elif UNUSED_PARAMETERS.search(str(error)):
             indices = UNUSED_INDICES.search(str(error))  # Lightning's message has none
             names = [trained[int(index)] for index in indices[1].split()] if indices and trained else []
             reason = unused_parameters_reason(model, names)

@@ -246,18 +246,18 @@ def test_a_model_of_another_framework_is_unsupported() -> None:
         BareTorch(spec_of("bare_torch", **of_keras), 0).setup()
 
 
-WITHOUT_GRADIENTS = r"has parameters that get no gradient \(idle\.weight, idle\.bias\)"
+IDLE = r"\(idle\.weight, idle\.bias\)"
 
 
 @pytest.mark.parametrize("name", ["ddp_gloo", "lightning_ddp_gloo", "zero1"])
 def test_parameters_without_gradients(strategy: Any, source: Callable[..., Source], name: str) -> None:
     """They are refused where the strategy would wait for them, and remarked everywhere else."""
-    with pytest.raises(PluginError, match=rf":Idle {WITHOUT_GRADIENTS}, and Dist.*set strategy\.options\.find_unused"):
+    with pytest.raises(PluginError, match=rf"no gradient {IDLE}, and Dist.*set strategy\.options\.find_unused"):
         strategy(name, **user_model("Idle"))
     actual = strategy(name, **user_model("Idle"), strategy__options__find_unused_parameters=True)
     run_training(actual, source(), 3)
     (remark,) = actual.model_remarks().values()
-    assert re.search(rf":Idle {WITHOUT_GRADIENTS}: not trained$", remark)
+    assert re.search(rf":Idle has .*no gradient in the first batch {IDLE}: not trained unless others use", remark)
     assert list(strategy("bare_torch", **user_model("Idle")).model_remarks().values()) == [remark]
 
 
@@ -269,6 +269,30 @@ def test_parameters_that_only_some_batches_train(
     assert adapter.model.unused_parameters == []
     with pytest.raises(PluginError, match=rf":fault has parameters that get no gradient{names}, and Dist.*find_unused"):
         run_training(adapter, source(), 4)
+
+
+@pytest.mark.parametrize("name", ["ddp_gloo", "lightning_ddp_gloo"])
+def test_steps_without_synchronization_of_a_graph_that_changes(
+    strategy: Any, source: Callable[..., Source], name: str
+) -> None:
+    """What they have used is forgotten: the first step with synchronization uses other parameters."""
+    changes = {**user_fault("routed")[1], "strategy__options__find_unused_parameters": True}
+    adapter = strategy(name, **changes)
+    adapter.set_gradient_sync(False)
+    run_training(adapter, source(), 3)
+    adapter.set_gradient_sync(True)
+    run_training(adapter, source(), 3)
+    adapter.model.module.calls.zero_()  # the next pass uses all parameters again, those after it do not
+    adapter.partial_step(adapter.last_batch, "backward")
+    run_training(adapter, source(), 3)
+
+
+def test_find_unused_parameters_is_not_advised_where_it_is_set() -> None:
+    error = RuntimeError("Expected to have finished reduction in the prior iteration before starting a new one.")
+    model = spec_of("ddp_gloo", **user_model("Idle")).config.model
+    reason = r":Idle leaves Dist.*parameters=true does not find: compute the loss from"
+    with pytest.raises(PluginError, match=reason), attribute_errors_to_user(model, finds_unused=True):
+        raise error
 
 
 @pytest.mark.parametrize("option", ["static_graph", "find_unused_parameters"])
@@ -291,7 +315,8 @@ def test_tensors_that_are_no_parameters_are_remarked(strategy: Any) -> None:
     """Not the inputs, which need a gradient in this module, too."""
     (remark,) = strategy("bare_torch", **user_model("TwoHeads", model__options={"layers": 2})).model_remarks().values()
     assert re.search(
-        r"no gradient \(final\.\S+ final\.bias\) and uses 4 tensors that are no parameters .*: not t", remark
+        r"no gradient .* \(final\.\S+ final\.bias\): not .*, and uses 4 tensors that are no parameters .*: not t",
+        remark,
     )
 
 

@@ -16,7 +16,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Loop
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.ddp import Ddp, DdpOptions, read_bucket_bytes, skip_sync
+from scalebench.strategies.torch.ddp import Ddp, DdpOptions, read_bucket_bytes, skip_sync, switch_sync
 from scalebench.strategies.torch.lightning.trainer import GroupTrainerStrategy
 
 
@@ -51,7 +51,7 @@ class LightningDdp(GroupTrainerStrategy, Ddp):
     def set_gradient_sync(self, on: bool) -> None:
         self._sync_on = on
         if self._wrapper is not None:
-            self._wrapper.require_backward_grad_sync = on
+            switch_sync(self._wrapper, on)
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         """Train up to one part of a step without Lightning, whose wrapper exists during a fit only."""
