@@ -25,6 +25,7 @@ from scalebench.core.process import USER_FOLDERS
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
 from scalebench.workloads.source import SampleShape
+from scalebench.workloads.source_names import SourceNames
 
 CUSTOM = "custom"  # name of the YAML files for a model and a dataset of the user
 MODEL_FUNCTION_KEYS = ("torch", "keras")  # under `model`: one reference per framework
@@ -32,12 +33,12 @@ METRIC_OF_LOSS = {"cross_entropy": "accuracy", "mse": "mse"}
 MODULE_LOSS = "module"  # a value of model.loss: the user's module computes it
 LOSS_METRIC = "loss"  # the metric where the loss is the user's
 AUTO = "auto"
+TRAINING_STEP = "training_step"  # a LightningModule's method that returns its loss
 # The packages of networks that scalebench takes from other libraries, by the beginning of their functions.
 LIBRARIES = {
     f"scalebench.strategies.torch.libraries:build_{package}": package
     for package in ("transformers", "torchvision", "timm")
 }
-TRAINING_STEP = "training_step"  # a LightningModule's method that returns its loss
 
 
 def file_digest(reference: str, key: str) -> str | None:
@@ -47,7 +48,7 @@ def file_digest(reference: str, key: str) -> str | None:
     or if the module does not exist, is not valid Python or does not define that name. Returns None for a module that
     is not a Python file. Imports nothing.
     """
-    path = _find_file(reference, key)
+    path = find_file(reference, key)
     if path is None or path.suffix != ".py":
         return None
     content = path.read_bytes()
@@ -64,7 +65,7 @@ def load_function(reference: str, key: str) -> Callable[..., Any]:
     folders = [os.getcwd(), *filter(None, os.environ.get(USER_FOLDERS, "").split(os.pathsep))]
     sys.path += [folder for folder in folders if folder not in sys.path]
     importlib.invalidate_caches()
-    path = _find_file(reference, key)
+    path = find_file(reference, key)
     sys.argv = [reference.partition(":")[0] if path is None else str(path)]
     function: Callable[..., Any] = plugins.load_object(reference, f"{key}={reference}")
     return function
@@ -87,7 +88,7 @@ def _check_defined(content: bytes, path: Path, reference: str, key: str) -> None
         raise InputError(f"{key}={reference}: {unknown_name_message(f'function in {path}', function, public)}")
 
 
-def _find_file(reference: str, key: str) -> Path | None:
+def find_file(reference: str, key: str) -> Path | None:
     """Return the file of the reference's module without importing it (or None if it has no file)."""
     module, colon, function = reference.partition(":")
     names = module.split(".")
@@ -123,19 +124,6 @@ def is_user_model(model: ModelSpec) -> bool:
 def has_user_loss(model: ModelSpec) -> bool:
     """Return whether the user's module or a function of the user computes the loss of a resolved model."""
     return model.loss not in METRIC_OF_LOSS
-
-
-def defines_training_step(model: ModelSpec) -> bool:
-    """Return whether the file of model.torch has a class with a training_step, as a LightningModule has one.
-
-    The file is only read, so a class of another file is missed: the ranks then say that model.loss has to be set.
-    """
-    path = None if model.torch is None else _find_file(model.torch, "model.torch")
-    if path is None or path.suffix != ".py":
-        return False
-    nodes = ast.walk(ast.parse(path.read_bytes(), path.name))
-    methods = (item for node in nodes if isinstance(node, ast.ClassDef) for item in node.body)
-    return any(isinstance(item, ast.FunctionDef) and item.name == TRAINING_STEP for item in methods)
 
 
 def identify_model(model: ModelSpec) -> ModelSpec:
@@ -210,11 +198,15 @@ def complete_model(model: ModelSpec, samples: SampleShape, dataset: str) -> Mode
     return dataclasses.replace(model, loss=loss, metric=metric)
 
 
+def _has_training_step(model: ModelSpec) -> bool:
+    return model.torch is not None and SourceNames(find_file).reach_method(model.torch, TRAINING_STEP)
+
+
 def _choose_loss(model: ModelSpec, samples: SampleShape, dataset: str) -> str:
     """Return the loss of model.loss, for auto the one that suits the targets. Raises InputError where none does."""
     loss, classes = model.loss, samples.classes
     is_user_loss = is_user_model(model) and (loss == MODULE_LOSS or ":" in loss)
-    if loss == AUTO and is_user_model(model) and (samples.needs_loss or defines_training_step(model)):
+    if loss == AUTO and is_user_model(model) and (samples.needs_loss or _has_training_step(model)):
         return MODULE_LOSS
     if samples.needs_loss and not is_user_loss:
         fields = f" ({samples.fields})" if samples.fields else ""

@@ -219,13 +219,32 @@ def test_settings_that_contradict_the_targets(changes: dict[str, object], sample
 
 
 TOKENS = SampleShape((), (), fields="ids int64 (8,)", needs_loss=True)
-STEPS_FILE = "class Net:\n    def training_step(self, batch, number): ...\n\n\ndef build(): ...\ndef loss(a, b): ...\n"
+STEPS_FILE = """
+class Net:
+    def training_step(self, batch, number): ...
+class Plain: ...
+def build(): return Net()
+def build_plain(): return Plain()
+def loss(a, b): ...
+"""
+SUBCLASSES_FILE = """
+import mysteps
+from mysteps import Net as Base, build as build_imported
+class Direct(Base): ...
+class Other(mysteps.Net): ...
+class Holder:
+    def __init__(self): self.part = Base()
+def build():
+    layers = {"a": Other}
+    return layers["a"]()
+"""
 
 
 @pytest.fixture
 def steps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mysteps.py").write_text(STEPS_FILE)
+    (tmp_path / "subclasses.py").write_text(SUBCLASSES_FILE)
     (tmp_path / "plain.py").write_text("def build(): ...\n")
 
 
@@ -238,6 +257,9 @@ def steps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plain:build", "mysteps:loss", CURVES, ("mysteps:loss", "loss")),
         ("mysteps:build", "auto", CURVES, ("module", "loss")),  # it has a training_step
         ("mysteps:build", "mse", CURVES, ("mse", "mse")),
+        ("mysteps:build_plain", "auto", CURVES, ("mse", "mse")),  # another class of the file has one
+        *((f"subclasses:{name}", "auto", CURVES, ("module", "loss")) for name in ("Direct", "build", "build_imported")),
+        ("subclasses:Holder", "auto", CURVES, ("mse", "mse")),  # a part of it has one
     ],
 )
 def test_the_loss_of_a_users_module(

@@ -82,8 +82,8 @@ def _wrap_module(module: nn.Module, config: Config) -> UserModule:
             suits = "mse" if config.dataset.classes is None else "cross_entropy"
             raise UserProblem(
                 f"gives a {type(module).__name__}, which has no training_step and takes no targets, so it computes no "
-                f"loss (model.loss={user_code.MODULE_LOSS}, also by auto where its file has a training_step): set "
-                f"model.loss={suits}"
+                f"loss (model.loss={user_code.MODULE_LOSS}, also by auto where the function names a class with a "
+                f"training_step): set model.loss={suits}"
             )
         return UserStep(module, data_format, config.model, as_is)
     if find_training_step(module) is not None:

@@ -1,0 +1,107 @@
+"""What a function of the user builds, as far as its source tells: the classes that are reached from it by their names.
+
+Files are read and not imported, so a class that is found at run time alone is missed.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from scalebench.core.errors import InputError
+
+INSTALLED = {"site-packages", "dist-packages"}  # folders of packages
+
+
+class SourceNames:
+    """Follows the names in the user's files, through assignments, imports and base classes."""
+
+    def __init__(self, find_file: Callable[[str, str], Path | None]) -> None:
+        """`find_file` returns the file of a reference "module:function", for a key in messages."""
+        self._find_file = find_file
+        self._files: dict[str, _SourceFile | None] = {}  # by module
+        self._visited: set[tuple[str, str]] = set()
+
+    def reach_method(self, reference: str, method: str) -> bool:
+        """Return whether the function names a class that has the method or inherits it, directly or through others."""
+        module, _, name = reference.partition(":")
+        if module not in self._files:
+            self._files[module] = self._read(module, own=not self._files)
+        file = self._files[module]
+        if file is None or (module, name) in self._visited:
+            return False
+        self._visited.add((module, name))
+        node = file.definitions.get(name)
+        if isinstance(node, ast.ClassDef):
+            if any(method in _list_bound_names(statement) for statement in node.body):
+                return True
+            used: list[ast.AST] = list(node.bases)
+        else:
+            used = [] if node is None else [node]
+        names = {name} if node is None else {each for part in used for each in _list_names(part)}
+        return any(self.reach_method(target, method) for each in names for target in file.find_targets(each))
+
+    def _read(self, module: str, own: bool) -> _SourceFile | None:
+        """Return a file of the user's, or one that the config names; None for others, which are not followed."""
+        if module.partition(".")[0] in sys.stdlib_module_names:
+            return None
+        try:
+            path = self._find_file(f"{module}:_", "model.torch")
+            if path is None or path.suffix != ".py" or not (own or INSTALLED.isdisjoint(path.parts)):
+                return None
+            return _SourceFile(module, path)
+        except (InputError, SyntaxError, ValueError, OSError):
+            return None
+
+
+class _SourceFile:
+    """The definitions of a file, and the modules from which its other names are imported."""
+
+    def __init__(self, module: str, path: Path) -> None:
+        self._module = module
+        self.definitions: dict[str, ast.AST] = {}
+        self._imports: dict[str, str] = {}  # local name -> "package.module" or "package.module.name"
+        self._star_imports: list[str] = []
+        package = module if path.stem == "__init__" else module.rpartition(".")[0]
+        for node in ast.walk(ast.parse(path.read_bytes(), path.name)):  # from the outside inwards
+            for name in _list_bound_names(node):
+                self.definitions.setdefault(name, node)
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    local = alias.asname or alias.name.partition(".")[0]
+                    self._imports[local] = alias.name if alias.asname else local
+            elif isinstance(node, ast.ImportFrom):
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+                origin = ".".join([*parents, *([node.module] if node.module else [])])
+                for alias in node.names:
+                    self._imports[alias.asname or alias.name] = f"{origin}.{alias.name}"
+                self._star_imports += [origin] if any(alias.name == "*" for alias in node.names) else []
+
+    def find_targets(self, dotted: str) -> Iterator[str]:
+        """Yield the references that a name, such as "nets.Net", may stand for."""
+        first, dot, rest = dotted.partition(".")
+        if first in self._imports:
+            module, _, name = f"{self._imports[first]}{dot}{rest}".rpartition(".")
+            yield f"{module}:{name}"
+        elif first in self.definitions:
+            yield f"{self._module}:{first}"
+        else:
+            yield from (f"{module}:{first}" for module in self._star_imports)
+
+
+def _list_bound_names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _list_names(node: ast.AST) -> Iterator[str]:
+    """Yield the names that are read, with their attributes where these follow a name directly."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name | ast.Attribute) and isinstance(part.ctx, ast.Load):
+            text = ast.unparse(part)
+            if all(name.isidentifier() for name in text.split(".")):
+                yield text
