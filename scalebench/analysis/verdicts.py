@@ -27,6 +27,8 @@ DOUBTS = {
     "superlinear_on_cpu": "faster than so many workers can be, which is an error of the measurement",
     "precision_differs": "it computed in another precision than requested",
     "approximate": "its steps are not the baseline's, so its speed is that of a different training",
+    "hooks_left_out": "hooks of its LightningModule, which Lightning's strategies run, were left out",
+    "threads_changed": "the model's file changed the number of threads",
     "not_in_turns": "it was measured by itself, while the others of its sweep took turns",
     "foreign_process": "a program outside the run computed on one of its devices",
     "hot_at_start": "a GPU was close to throttling before it began",
@@ -43,8 +45,9 @@ DOUBTS = {
     "mfu_above_1": "more FLOP/s than the peak of its devices, which needs an explanation",
     "superlinear": "an efficiency above 1, which needs an explanation",
 }
-# No verdict rests on rows with these flags: missing cores or GPUs, or another precision, are part of their figures.
-NO_VERDICT_FLAGS = ("oversubscribed", "shared_gpu", "superlinear_on_cpu", "precision_differs")
+# No verdict rests on rows with these flags: missing cores or GPUs, another precision or other threads are part of
+# their figures.
+NO_VERDICT_FLAGS = ("oversubscribed", "shared_gpu", "superlinear_on_cpu", "precision_differs", "threads_changed")
 OTHER_PROGRAMS_FLAGS = ("busy_machine", "foreign_process")  # no verdict either, but on ratios within rounds
 
 
@@ -70,6 +73,8 @@ def explain_disturbance(*rows: Row, in_rounds: bool | None = None) -> str:
         forbidding = NO_VERDICT_FLAGS if cancels else (*OTHER_PROGRAMS_FLAGS, *NO_VERDICT_FLAGS)
         flags = (row.get("flags") or "").split()
         reasons |= {DOUBTS[flag]: None for flag in forbidding if flag in flags}
+    if len({"hooks_left_out" in (row.get("flags") or "").split() for row in rows}) > 1:  # not the same work
+        reasons[f"not the same work: {DOUBTS['hooks_left_out']} in one of them"] = None
     return "; ".join(reasons)
 
 

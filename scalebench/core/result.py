@@ -252,7 +252,8 @@ class RankRecord:
     learning_rate: float | None = None  # the peak of the optimizer's; null: its parameters have several
     train_samples: int | None = None  # of the data set, all replicas
     steps_per_epoch: int | None = None
-    threads: int | None = None
+    threads: int | None = None  # within an operation, as they were at the end of the measurement
+    left_out: list[str] | None = None  # hooks of a user's module that the steps did not run
     affinity: list[int] = field(default_factory=list)
     interface: str | None = None  # to the other ranks, of Gloo and TensorFlow; NCCL and MPI choose their own
     gpus: list[str | None] = field(default_factory=list)  # name and UUID by device; null: unknown, or a part of one

@@ -66,6 +66,7 @@ class Session:
         self.record.train_samples, self.record.steps_per_epoch = train.samples, train.steps_per_epoch
         self.strategy.setup()
         self._check_group()
+        self.record.left_out = self.probes.left_out()
         self.record.params, self.record.flops_per_sample = self.probes.num_params(), self.probes.flops_per_sample()
         self.record.model_remarks = self.probes.model_remarks()
         self.record.learning_rate = self.strategy.learning_rate()
@@ -73,6 +74,7 @@ class Session:
         training = self._create_training(train, validation) if has_stop(self.spec.config.train.stop) else None
         observer = training or DivergenceCheck(self.spec.config.model)
         self._measure(train, training, observer)
+        self.record.threads = self.probes.threads_used() or self.record.threads
         self.record.peak_memory_bytes = self.strategy.peak_memory_bytes()
         self.record.reserved_memory_bytes = self.strategy.reserved_memory_bytes()
         self.record.allocator_retries = self.strategy.allocator_retries()

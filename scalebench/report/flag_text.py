@@ -56,6 +56,18 @@ ADVICE = {
         "The strategy gathers all weights of a module of yours at once, as one unit: units, unit_mb and "
         "reshard_after_forward have no effect, nothing overlaps, and its memory is not that of sharded layers."
     ),
+    "hooks_left_out": (
+        "Its LightningModule overrides hooks of a step that Lightning's loop alone calls (show --details names them): "
+        "its figures are without that work. Compare it with rows that leave them out, too, not with lightning_*."
+    ),
+    "loader_left_out": (
+        "The train_dataloader of its LightningModule was not used: its samples are those of `dataset`, and the time "
+        "that a loader takes is not in its figures."
+    ),
+    "threads_changed": (
+        "The model's file changed the number of threads within an operation while it trained, so that ranks share "
+        "cores that they should have for themselves. Leave out torch.set_num_threads; hardware.cpus_per_device sets it."
+    ),
     "open_port": (
         "Its processes listened on all interfaces of the machine while it ran, so that others could reach them: "
         "TensorFlow's servers read and write files for everybody. docs/guides/cluster.md says where that is not needed."
@@ -160,6 +172,9 @@ RAISED_WHEN = {
     "precision_differs": "`precision_used` is not `precision`, or lacks it; no verdict rests on the row",
     "approximate": "the strategy's YAML says that its steps are not the baseline's on the same samples",
     "one_unit": "a module of the user's is one unit of FSDP, whatever the options units and unit_mb say",
+    "hooks_left_out": "a LightningModule overrides hooks of a step, and the strategy is none of Lightning's",
+    "loader_left_out": "a LightningModule has a train_dataloader, and samples are those of `dataset`",
+    "threads_changed": "threads within an operation, at the end of the measurement, are not those of the run",
     "open_port": "its processes listened on all interfaces: TensorFlow's servers, or MPI",
     "not_in_turns": "the other runs of its sweep took turns; it did not fit beside them, or could not be stopped",
     "foreign_process": "another program computed on one of its GPUs, before or while it was measured",

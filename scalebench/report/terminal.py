@@ -386,6 +386,7 @@ def list_usage(result: Result) -> FactRows:
         ("GPUs used", _describe_gpus(result.ranks)),
         ("memory of a rank at most", _describe_peaks(result.ranks)),
         ("state of a device", _describe_state(result)),
+        ("left out", ", ".join(dict.fromkeys(name for rank in result.ranks for name in rank.left_out or []))),
     ]
     return [(name, text) for name, text in rows if text]
 

@@ -101,7 +101,7 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
         if rank.rank in parts.merged_traces and rank.probes is not None:
             rank.probes.trace = None
     _mark_probe_failure(ranks, outcome)
-    flags = [*spec.flags, *_training_flags(outcome, first), *_rank_flags(ranks), *parts.machines.flags]
+    flags = [*spec.flags, *_training_flags(outcome, first), *_rank_flags(spec, ranks), *parts.machines.flags]
     workload = _workload(spec, first)
     flags += ["precision_differs"] if differs_in_precision(workload.precision, workload.precision_used) else []
     return Result(
@@ -298,14 +298,17 @@ def _training_flags(outcome: RunOutcome, first: RankRecord | None) -> list[str]:
     return ["over_in_warmup"] if ended_early else []
 
 
-def _rank_flags(ranks: Sequence[RankRecord]) -> list[str]:
+def _rank_flags(spec: RunSpec, ranks: Sequence[RankRecord]) -> list[str]:
     """Flag a run that lacks figures beside its throughput because a probe failed, one whose memory was so full that it
-    was slower for it, and one whose processes shared a GPU."""
+    was slower for it, one whose processes shared a GPU, and one of whose module something was left out or changed."""
     gpus = [(rank.hostname, gpu) for rank in ranks for gpu in rank.gpus if gpu is not None]
     flags = {
         "shared_gpu": len(set(gpus)) < len(gpus),
         "probe_failed": any(rank.probe_failures for rank in ranks),
         "memory_full": any(rank.allocator_retries for rank in ranks),
+        "hooks_left_out": any(set(rank.left_out or []) - {"train_dataloader"} for rank in ranks),
+        "loader_left_out": any("train_dataloader" in (rank.left_out or []) for rank in ranks),
+        "threads_changed": any(rank.threads not in (None, spec.places[rank.rank].threads) for rank in ranks),
     }
     remarks = dict.fromkeys(flag for rank in ranks for flag in rank.model_remarks)
     return [*(name for name, is_set in flags.items() if is_set), *remarks]

@@ -249,6 +249,14 @@ class Probes:
         be determined is left out. Read after the training, and may train further steps."""
         return {}
 
+    def left_out(self) -> list[str]:
+        """Return the names of hooks of a user's module that its steps leave out, and that other strategies may run."""
+        return []
+
+    def threads_used(self) -> int | None:
+        """Return the number of threads within an operation, which a user's file may have changed; None: not known."""
+        return None
+
     def stages(self) -> list[StageRecord]:
         """Return the stages of the model on the devices of this process, if none holds all of it, and the time of each
         by itself. Called after the training; may train further steps on its last batch. Spoils the weights."""

@@ -16,6 +16,7 @@ from scalebench.analysis.advice import list_advice
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.ranking import Ranking, rank, rank_curves, rank_rows
 from scalebench.analysis.scaling_curves import make_curves
+from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core.result import write_result
 from scalebench.core.stats.log_means import LogMean
 from tests.builders import sweeps
@@ -189,3 +190,9 @@ def test_the_unit_makes_no_difference(rows: list[tuple[str, dict[str, Any]]], fa
     ]
     one, other = (rank_rows({}, 2, each, ratio_of_rows) for each in (rows, scaled))
     assert [rival.ratio for rival in one.rivals] == pytest.approx([rival.ratio for rival in other.rivals])
+
+
+def test_rows_that_differ_in_the_hooks_that_they_ran_are_not_compared() -> None:
+    less, more = ({"flags": flags, "repeats": 3, "interval_over": "repeats"} for flags in ("hooks_left_out", ""))
+    assert explain_no_verdict(less, less) == explain_no_verdict(more, more) == ""
+    assert explain_no_verdict(less, more).startswith("not the same work: hooks of its LightningModule")

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from scalebench.analysis import throughput as analysis
+from scalebench.analysis.blocks import merge_rank_blocks
 from scalebench.core.result import COLLECTIVES, RankRecord, Result, TimelineRecord
 from scalebench.core.run_folder import progress_path
 from scalebench.core.spec import DatasetSpec, RunSpec, StrategySpec
@@ -323,7 +324,7 @@ def test_step_times_are_the_configured_sleeps(tmp_path: Path) -> None:
     for name, result in in_parallel(measured, cases, at_once=4).items():
         gpus, _, expected_s = cases[name]
         assert result.status == "ok", result.reason
-        seconds, samples = analysis.merge_rank_blocks(result.ranks)
+        seconds, samples = merge_rank_blocks(result.ranks)
         steps = result.ranks[0].block_steps
         assert steps is not None and len(seconds) >= 5
         assert expected_s <= min(seconds) / steps <= expected_s * ABOVE, name

@@ -329,6 +329,21 @@ def test_processes_that_drove_the_same_gpu_are_flagged(hosts: str, gpus: list[An
     assert assemble(simulated_spec(2), ranks, RunOutcome("ok")).flags == flags
 
 
+@pytest.mark.parametrize(
+    ("changes", "flags"),
+    [
+        ({}, []),
+        ({"threads": 8}, ["threads_changed"]),
+        ({"left_out": ["train_dataloader"]}, ["loader_left_out"]),
+        ({"left_out": ["backward", "train_dataloader"]}, ["hooks_left_out", "loader_left_out"]),
+    ],
+)
+def test_what_a_module_changed_or_lacked_is_flagged(changes: dict[str, Any], flags: list[str]) -> None:
+    spec = simulated_spec(1)
+    rank = RankRecord(0, "host", 1, **{"threads": spec.places[0].threads} | changes)
+    assert assemble(spec, [rank], RunOutcome("ok")).flags == flags
+
+
 def on_hosts(*failures: tuple[str, float, float | None]) -> list[RankRecord | None]:
     """Return failed ranks, from (host, time by its clock, offset of that clock from rank 0's)."""
     return [

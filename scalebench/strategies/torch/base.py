@@ -25,7 +25,7 @@ from scalebench.strategies.torch.group import TorchGroup
 from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
 from scalebench.strategies.torch.observed import observe_backend, observe_settings
 from scalebench.strategies.torch.precision import CompiledModel, Precision, input_shapes
-from scalebench.strategies.torch.user_step import UserOptimizer
+from scalebench.strategies.torch.user_step import DATA_HOOK, STEP_HOOKS, UserOptimizer, list_overridden
 from scalebench.workloads import datasets, networks, user_code
 from scalebench.workloads.source import Source
 
@@ -110,6 +110,7 @@ class TorchStrategy(Strategy, Probes):
         self.precision = Precision(train.precision, self.device)
         self.group = self.join()
         self.model = self._build_model()
+        set_threads(self.place.threads)  # again: the user's file may have set another number
         self._check_parameter_count()
         self.optimizer = self.build_optimizer()
         self.compiled = CompiledModel(self.model, self.place.threads) if train.compile else self.model
@@ -119,6 +120,8 @@ class TorchStrategy(Strategy, Probes):
 
     def feed(self, source: Source) -> Iterable[TorchBatch]:
         dataset = self.spec.config.dataset
+        if isinstance(self.model, user_module.UserModule):
+            self.model.progress.steps_per_epoch = source.steps_per_epoch
         return feed_batches(source, self.device, dataset.feed, dataset.prefetch)
 
     def train(self, loop: Loop) -> None:
@@ -151,11 +154,22 @@ class TorchStrategy(Strategy, Probes):
         """Return the optimizer that the user's function has made, with its schedulers."""
         return getattr(self.model, "user_optimizer", None)
 
-    def advance_schedulers(self) -> None:
-        """Advance the user's schedulers, if there are any, by one step."""
-        user = self.user_optimizer()
-        if user is not None and user.schedulers:
-            user.advance_schedulers()
+    def advance_schedulers(self, by_step: bool = True) -> None:
+        """Count a step of the user's module, and advance the user's schedulers, if there are any; without `by_step`
+        those alone that advance by epoch."""
+        if isinstance(self.model, user_module.UserModule):
+            self.model.progress.steps += 1
+            if self.model.user_optimizer is not None:
+                self.model.user_optimizer.advance_schedulers(self.model.progress, by_step)
+
+    def attach_trainer(self, module: nn.Module) -> None:
+        """Give a LightningModule that was just built the Trainer that it may reach for; here there is none."""
+
+    def left_out(self) -> list[str]:
+        return list_overridden(getattr(self.model, "module", None), [*STEP_HOOKS, DATA_HOOK])
+
+    def threads_used(self) -> int:
+        return torch.get_num_threads()
 
     def learning_rate(self) -> float | None:
         user = self.user_optimizer()
@@ -340,7 +354,7 @@ class TorchStrategy(Strategy, Probes):
 
     def _build_user_module(self) -> user_module.UserModule:
         config = self.spec.config
-        model = user_checks.build_user_module(config, self.device)
+        model = user_checks.build_user_module(config, self.device, self.attach_trainer)
         if config.train.activation_checkpointing:
             checkpoint_user_module(model.module)
         # As many real samples as a device trains on at once: only they fit any loss, any embedding and any state.

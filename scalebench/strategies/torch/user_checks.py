@@ -22,6 +22,7 @@ from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch.precision import Precision
 from scalebench.strategies.torch.profiling import count_flops
 from scalebench.strategies.torch.user_module import (
+    Progress,
     UserModule,
     UserProblem,
     attribute_errors_to_user,
@@ -29,14 +30,22 @@ from scalebench.strategies.torch.user_module import (
     summarize_names,
     unused_parameters_reason,
 )
-from scalebench.strategies.torch.user_step import UserOptimizer, UserStep, find_training_step
+from scalebench.strategies.torch.user_step import (
+    UserOptimizer,
+    UserStep,
+    bind_progress,
+    find_lightning_class,
+    find_training_step,
+)
 from scalebench.workloads import records, user_code
 from scalebench.workloads.network import TRAINING_PASSES
 
 UNTRAINED_FLAG = "untrained_tensors"
 
 
-def build_user_module(config: Config, device: torch.device) -> UserModule:
+def build_user_module(
+    config: Config, device: torch.device, attach_trainer: Callable[[nn.Module], None] = lambda module: None
+) -> UserModule:
     """Build the user's module on its device, seeded, so that all ranks and strategies start from the same weights; with
     an optimizer where the function or the module makes one.
 
@@ -51,6 +60,11 @@ def build_user_module(config: Config, device: torch.device) -> UserModule:
     with attribute_errors_to_user(model, anywhere=True):
         _check_call(build, model)
         module, optimizer = _split_result(build(**model.options))
+        is_lightning, progress = find_lightning_class(module) is not None, Progress()
+        if is_lightning:  # what a Trainer calls once, in its order; the data are scalebench's
+            bind_progress(module, progress)
+            attach_trainer(module)
+            module.setup("fit")
         configure = getattr(module, "configure_model", None)
         if isinstance(module, nn.Module) and callable(configure):
             configure()  # where a LightningModule may make its layers
@@ -59,11 +73,19 @@ def build_user_module(config: Config, device: torch.device) -> UserModule:
             _disable_dropout(module)
         module.to(device)  # by itself, since a LightningModule learns its device from a call of its own method
         user_module = _wrap_module(module, config).train()
+        user_module.progress = progress
+        if is_lightning:
+            module.on_fit_start()
         make = getattr(module, "configure_optimizers", None)
         if optimizer is None and callable(make) and isinstance(user_module, UserStep):
             optimizer = make()
         if optimizer is not None:
             user_module.user_optimizer = UserOptimizer(optimizer, module, config.train)
+            if progress.trainer is not None:
+                progress.trainer.strategy.optimizers = [user_module.user_optimizer.optimizer]
+        if is_lightning:
+            module.on_train_start()
+            module.on_train_epoch_start()
         return user_module
 
 
@@ -204,7 +226,7 @@ def _check_copy(
     problem = _try_step(trial, config, precision.autocast(), samples)
     if any(parameter.grad is not None for parameter in model.parameters()):  # functions of the copy lead back to it
         model.zero_grad()
-        trial = build_user_module(config, device)
+        trial = _build_again(model, config, device)
         problem = _try_step(trial, config, precision.autocast(), samples)
     if problem is not None:
         raise PluginError(f"{function_label(config.model)} {problem}")
@@ -259,13 +281,17 @@ def check_ddp_options(module: UserModule, model: ModelSpec, options: Any) -> Non
         raise PluginError(unused_parameters_reason(model, module.unused_parameters, option))
 
 
+def _build_again(model: UserModule, config: Config, device: torch.device) -> UserModule:
+    return build_user_module(config, device, lambda module: setattr(module, "trainer", model.progress.trainer))
+
+
 def _copy_module(model: UserModule, config: Config, device: torch.device) -> UserModule:
     """Return a copy of the module without its optimizer; one that cannot be copied is built again."""
     optimizer, model.user_optimizer = model.user_optimizer, None
     try:
         return copy.deepcopy(model)
     except Exception:  # of an attribute: a lock, a generator, a tensor that was computed
-        return build_user_module(config, device)
+        return _build_again(model, config, device)
     finally:
         model.user_optimizer = optimizer
 

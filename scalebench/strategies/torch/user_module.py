@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,10 +36,35 @@ MAX_ERROR_CHARACTERS = 300  # the log has the complete error
 NO_GPU = re.compile("Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available")
 # The beginning of BatchNorm's message about a batch of one sample.
 ONE_SAMPLE = re.compile("Expected more than 1 value per channel")
+# The end of Lightning's message where a module reaches for its Trainer and has none.
+NO_TRAINER = re.compile("is not attached to a `Trainer`")
 
 
 class UserProblem(Exception):
     """A reason why a user's module cannot be trained; reported after the name of its function."""
+
+
+@dataclass
+class Progress:
+    """The steps that a run has trained so far, and the Trainer of a LightningModule, where the strategy has one."""
+
+    steps: int = 0
+    steps_per_epoch: int = 0  # 0: not known yet
+    trainer: Any = None
+
+    @property
+    def epoch(self) -> int:
+        """The number of complete epochs."""
+        return self.steps // self.steps_per_epoch if self.steps_per_epoch else 0
+
+    @property
+    def is_epoch_over(self) -> bool:
+        """Whether the last step was the last one of its epoch."""
+        return self.steps > 0 and self.steps == self.epoch * self.steps_per_epoch
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Progress:
+        """Return a copy for a copy of the module, with the same Trainer."""
+        return dataclasses.replace(self)
 
 
 class UserModule(nn.Module):
@@ -57,6 +84,7 @@ class UserModule(nn.Module):
         self.is_reentrant = False  # checkpointed with use_reentrant=True, which hides parameters from the graph
         self.flops_per_sample: float | None = None  # of training; None: not countable
         self.user_optimizer: UserOptimizer | None = None
+        self.progress = Progress()
         self._names_taken: dict[tuple[str, ...], bool] = {}  # whether forward has parameters of these names
         self.channels_last = data_format == "nhwc"
         for parameter in module.parameters() if self.channels_last else ():
@@ -124,6 +152,11 @@ def attribute_errors_to_user(
     except (Exception, SystemExit) as error:
         if model.torch is None:
             raise
+        if NO_TRAINER.search(str(error)):
+            raise Unsupported(
+                f"{function_label(model)} needs a Trainer (self.trainer, self.all_gather, self.optimizers), which only "
+                "Lightning's strategies have: take lightning_ddp or lightning_fsdp"
+            ) from error
         if UNUSED_PARAMETERS.search(str(error)) and finds_unused:
             reason = (
                 f"{function_label(model)} leaves DistributedDataParallel without gradients of parameters from which "

@@ -6,27 +6,79 @@ function, `model.loss=MODULE:FUNCTION`. Every strategy wraps the same module, wh
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from scalebench.core.spec import ModelSpec, TrainSpec
-from scalebench.strategies.torch.user_module import UserModule, UserProblem, summarize_names
+from scalebench.strategies.torch.user_module import Progress, UserModule, UserProblem, summarize_names
 from scalebench.workloads import user_code
 
-# The beginning of Lightning's warning about self.log without a Trainer, which a plain loop has none of.
-LOG_WITHOUT_TRAINER = r"You are trying to `self\.log\(\)` but the `self\.trainer` reference is not registered"
 # The beginning of PyTorch's warning where a wrapper steps the optimizer that a scheduler was made for.
 SCHEDULER_FIRST = r"Detected call of `lr_scheduler\.step\(\)` before"
 ADVANCES_BY_STEP = "step"  # Lightning's interval of a scheduler; by epoch is its default
+
+
+# Hooks of a LightningModule that Lightning's loop calls in each step, and no other loop.
+STEP_HOOKS = (
+    "on_train_batch_start on_train_batch_end on_before_zero_grad on_before_backward on_after_backward "
+    "on_before_optimizer_step configure_gradient_clipping optimizer_step optimizer_zero_grad backward lr_scheduler_step"
+).split()
+# Hooks that change a batch, in their order; they run under every strategy.
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+DATA_HOOK = "train_dataloader"  # left out everywhere: samples are those of `dataset`
+
+
+def find_lightning_class(module: Any) -> type | None:
+    """Return the class LightningModule from which a module is derived; None for any other module. Lightning is not
+    imported: it has two packages, and the module's file has imported one of them."""
+    names = ("pytorch_lightning.core.module", "lightning.pytorch.core.module")
+    kinds = (kind for kind in type(module).__mro__ if kind.__name__ == "LightningModule" and kind.__module__ in names)
+    return next(kinds, None)
+
+
+def list_overridden(module: Any, hooks: Sequence[str]) -> list[str]:
+    """Return those of the hooks that a LightningModule defines by itself."""
+    base = find_lightning_class(module)
+    return [hook for hook in hooks if base is not None and getattr(type(module), hook) is not getattr(base, hook)]
+
+
+def bind_progress(module: nn.Module, progress: Progress) -> None:
+    """Have a LightningModule read its step and its epoch from the run, and give it a logger that keeps nothing. A
+    Trainer counts the steps of one fit, and most strategies have none."""
+    base, kind = find_lightning_class(module), type(module)
+    if base is None:
+        return
+    logger = importlib.import_module(base.__module__.replace("core.module", "loggers.logger")).DummyLogger()
+
+    def set_trainer(module: Any, trainer: Any) -> None:
+        module._progress.trainer = trainer
+
+    def log(module: Any, *args: Any, **settings: Any) -> None:
+        if module._trainer is not None and module._trainer._results is not None:  # within a fit
+            kind.log(module, *args, **settings)  # type: ignore[attr-defined]
+
+    names = {
+        "global_step": property(lambda module: module._progress.steps),
+        "current_epoch": property(lambda module: module._progress.epoch),
+        "global_rank": property(lambda module: distributed.get_rank() if distributed.is_initialized() else 0),
+        "logger": property(lambda module: logger),
+        "_trainer": property(lambda module: module._progress.trainer, set_trainer),
+        "log": log,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+    }
+    module._progress = progress  # type: ignore[assignment]
+    module.__class__ = type(kind.__name__, (kind,), names)
 
 
 class UserStep(UserModule):
@@ -39,6 +91,7 @@ class UserStep(UserModule):
         super().__init__(module, data_format, as_is)
         self._batches = {True: 0, False: 0}  # counted in training and in evaluation mode
         self.training_step = find_training_step(module)
+        self._batch_hooks = list_overridden(module, BATCH_HOOKS)
         self._loss = None if model.loss == user_code.MODULE_LOSS else user_code.load_function(model.loss, "model.loss")
         if self._loss is not None and not callable(self._loss):
             raise UserProblem(f"has model.loss={model.loss}, which is no function")
@@ -49,12 +102,14 @@ class UserStep(UserModule):
                     "another way: return the loss from training_step"
                 )
             self._takes_number = _takes_second_argument(self.training_step)
-            warnings.filterwarnings("ignore", message=LOG_WITHOUT_TRAINER)
 
     def forward(self, inputs: Any, targets: Any = None, batch: Any = None) -> Tensor:
         """Return the loss. `batch`: what form_batch made of inputs and targets, as hooks of the user's have left it."""
         if batch is None:
             batch = self.form_batch(inputs, targets)
+            for hook in self._batch_hooks:
+                device = [next(self.module.parameters()).device] if hook == "transfer_batch_to_device" else []
+                batch = getattr(self.module, hook)(batch, *device, 0)
         if self._loss is None and self.training_step is not None:
             number = [self._count_batch()] if self._takes_number else []
             return check_loss(self.training_step(batch, *number), self.training)
@@ -132,13 +187,18 @@ class UserOptimizer:
                 f"has the scheduler {name}, and train.schedule and train.warmup_epochs set the same learning rate: "
                 "leave out one of them"
             )
-        self._steps = 0
-        self.schedulers = []  # (scheduler, the number of steps between its advances)
+        # Those that advance by step, and those by epoch; one that waits for a metric stays where it is.
+        self.by_step = [config for config in configs if config.get("interval") == ADVANCES_BY_STEP]
+        self.by_epoch = [
+            config
+            for config in configs
+            if config not in self.by_step and not isinstance(config["scheduler"], ReduceLROnPlateau)
+        ]
+        for config in self.by_step:
+            check_scheduler(config["scheduler"])
         for config in configs:
-            if config.get("interval") == ADVANCES_BY_STEP:
-                self.schedulers.append((check_scheduler(config["scheduler"]), config.get("frequency", 1)))
             hold_last_rate(config["scheduler"])
-        if self.schedulers:
+        if configs:
             warnings.filterwarnings("ignore", message=SCHEDULER_FIRST)
         check_parameters(self.optimizer, module)
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -171,12 +231,14 @@ class UserOptimizer:
         for group, rate in zip(optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = rate * factor
 
-    def advance_schedulers(self) -> None:
-        """Advance the schedulers by one step."""
-        self._steps += 1
-        for scheduler, frequency in self.schedulers:
-            if self._steps % frequency == 0:
-                scheduler.step()
+    def advance_schedulers(self, progress: Progress, by_step: bool) -> None:
+        """Advance the schedulers after a step: those by epoch, and with `by_step` those by step."""
+        due = [(config, progress.steps) for config in (self.by_step if by_step else [])]
+        if progress.is_epoch_over:
+            due += [(config, progress.epoch) for config in self.by_epoch]
+        for config, count in due:
+            if count % config.get("frequency", 1) == 0:
+                config["scheduler"].step()
 
 
 def read_optimizers(result: Any) -> tuple[Optimizer, list[dict[str, Any]]]:

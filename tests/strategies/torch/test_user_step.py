@@ -13,6 +13,7 @@ from PIL import Image
 
 from scalebench.core.errors import PluginError
 from scalebench.core.spec import TrainSpec
+from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch import user_checks
 from scalebench.strategies.torch.user_step import UserOptimizer
 from scalebench.workloads import datasets, records
@@ -198,10 +199,58 @@ def test_the_rate_stays_where_a_schedule_with_a_number_of_steps_ended(own_step: 
 @pytest.mark.parametrize("name", ["lightning_ddp_gloo", pytest.param("lightning_fsdp_gloo", marks=pytest.mark.slow)])
 def test_hooks_of_a_lightning_module_get_its_own_batches(own_step: Any, name: str) -> None:
     adapter, source = own_step(name, "Regression", model__torch=f"{STEPS}:Hooked")
+    adapter.model.module.sums.clear()  # those of the check
     losses = run_training(adapter, source, 3).losses
     expected = [float(2 * (FLOATS[1][source.batch_indices(0, step)] + 1).sum()) for step in range(3)]
     assert adapter.model.module.sums == pytest.approx(np.repeat(expected, 3), rel=1e-5)
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_module_has_what_a_trainer_knows(own_step: Any, name: str) -> None:
+    adapter, source = own_step(name, "Regression", model__torch=f"{STEPS}:WithTrainer")
+    run_training(adapter, source, 6)  # of epochs of 4 steps
+    module = adapter.model.module
+    assert module.counts[-6:] == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (5, 1)]
+    assert module.calls == ["setup fit", "start"]
+    assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 2)
+    assert adapter.left_out() == [*(["on_train_batch_start"] if "lightning" not in name else []), "train_dataloader"]
+
+
+@pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo"])
+def test_a_module_that_needs_a_trainer_is_unsupported_where_there_is_none(own_step: Any, name: str) -> None:
+    with pytest.raises(Unsupported, match=r"WithTrainer needs a Trainer .*: take lightning_ddp or lightning_fsdp$"):
+        own_step(name, "Regression", model__torch=f"{STEPS}:WithTrainer", model__options={"gathers": True})
+
+
+@pytest.mark.parametrize("name", ["lightning_ddp_gloo", pytest.param("lightning_fsdp_gloo", marks=pytest.mark.slow)])
+def test_a_module_reaches_the_trainer_that_there_is(own_step: Any, name: str) -> None:
+    adapter, source = own_step(
+        name, "Regression", model__torch=f"{STEPS}:WithTrainer", model__options={"gathers": True}
+    )
+    losses = run_training(adapter, source, 3).losses
+    assert losses[-1] < losses[0] and adapter.evaluate(source)["loss"] > 0
+
+
+def test_a_training_that_a_hook_ends_is_refused(own_step: Any) -> None:
+    adapter, source = own_step(
+        "lightning_ddp_gloo", "Regression", model__torch=f"{STEPS}:WithTrainer", model__options={"ends": True}
+    )
+    with pytest.raises(PluginError, match="WithTrainer returns -1 in on_train_batch_start, which ends a training"):
+        run_training(adapter, source, 4)
+
+
+def test_hooks_on_batches_run_without_a_trainer_too(own_step: Any) -> None:
+    losses = [
+        run_training(*own_step(name, "Regression", model__torch=f"{STEPS}:Hooked"), 3).losses
+        for name in ("bare_torch", "lightning_ddp_gloo")
+    ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+
+
+def test_threads_are_those_of_the_run_whatever_the_file_sets(own_step: Any) -> None:
+    adapter, _ = own_step("bare_torch", "TokenSums", model__torch=f"{STEPS}:takes_threads")
+    assert adapter.threads_used() == adapter.place.threads
 
 
 def test_a_schedule_of_scalebench_scales_the_users_rates(own_step: Any) -> None:
@@ -296,9 +345,8 @@ def test_a_lightning_module_knows_its_device() -> None:
 
 @pytest.mark.parametrize("fault", ["none", "vector"])
 def test_a_loss_that_fails_in_training_names_the_function(own_step: Any, fault: str) -> None:
-    adapter, source = own_step("bare_torch", "Regression", model__options={"fault": fault})
-    with pytest.raises(PluginError, match=r":Regression fails: TypeError: it should give the mean loss of a batch"):
-        run_training(adapter, source, 1)
+    with pytest.raises(PluginError, match=r":Regression gives .* should give the mean loss of a batch, one number$"):
+        own_step("bare_torch", "Regression", model__options={"fault": fault})
 
 
 def test_the_rate_of_a_users_optimizer_is_its_own() -> None:

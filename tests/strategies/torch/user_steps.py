@@ -107,6 +107,43 @@ class Regression(pl.LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": self.frequency}]
 
 
+class WithTrainer(Regression):
+    """A Regression that a Trainer sets up, with a schedule by epoch, which notes its step and epoch in each step; with
+    `gathers` it wants more of a Trainer."""
+
+    def __init__(self, gathers: bool = False, ends: bool = False) -> None:
+        super().__init__()
+        self.gathers, self.ends = gathers, ends
+        self.counts: list[tuple[int, int]] = []
+        self.calls: list[str] = []
+        del self.last
+
+    def setup(self, stage: str) -> None:
+        self.calls.append(f"setup {stage}")
+        self.last = nn.Linear(7, 2)
+
+    def on_train_start(self) -> None:
+        self.calls.append("start")
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if self.ends and batch_idx == 2 else None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.counts.append((self.global_step, self.current_epoch))
+        self.logger.experiment.add_scalar("step", self.global_step)
+        if self.gathers:
+            assert self.trainer.world_size == 1 and self.optimizers() is not None
+            batch = [self.all_gather(part) for part in batch]
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    def train_dataloader(self) -> None:
+        raise AssertionError
+
+
 class Hooked(Regression):
     """A Regression whose hooks change its batches: twice the targets and 2, in a dict. `sums` has the sum of the
     targets before, in and after each training_step."""
@@ -143,6 +180,12 @@ def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSc
     """Return a schedule of three rates, the last of which is 0.1 / 1000."""
     limits = {"max_lr": 0.2, "div_factor": 2, "final_div_factor": 1000}
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, total_steps=3, **limits)
+
+
+def takes_threads() -> nn.Module:
+    """Return a module from a file that sets the number of threads."""
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    return TokenSums()
 
 
 def with_optimizer(rate: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -19,7 +19,7 @@ from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.plugins.precision import MixedPrecision
 from pytorch_lightning.strategies import ParallelStrategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from scalebench.core.spec import RunSpec
@@ -28,9 +28,12 @@ from scalebench.strategies.base import BatchReplay, Loop, LossPart, Unsupported,
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.optimizer import sum_loss_parts
-from scalebench.strategies.torch.user_step import UserStep
+from scalebench.strategies.torch.user_module import UserProblem
+from scalebench.strategies.torch.user_step import DATA_HOOK, UserStep
 
 MIXED_PRECISIONS = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
+# Hooks that user_checks calls once, when it builds the module, whereas there are several fits; and prepare_data.
+BUILD_HOOKS = "prepare_data setup configure_model on_fit_start on_train_start on_train_epoch_start".split()
 SIGTERM_HOOK = "_broadcast_sigterm_tensor"  # of Lightning's training loop, from 2.6 on
 MAX_PARTS = 1 << 40  # the length of an endless training, whose sum over all ranks still fits 64 bits
 
@@ -40,6 +43,7 @@ EXPECTED_WARNINGS = (
     "The `srun` command is available on your system",  # the launcher has decided how ranks are started
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning's own call of torch
     "You defined a `validation_step` but have no",  # scalebench evaluates after the training
+    r"torch\.distributed\.nn\.functional\.all_gather is deprecated",  # Lightning's own call, in self.all_gather
     "Trying to infer the `batch_size` from an ambiguous collection",  # for self.log, which nobody reads
 )
 
@@ -50,6 +54,8 @@ class TrainerStrategy(TorchStrategy):
     Model and optimizer are those of the base class. Lightning's additional work in each step is part of what is
     measured.
     """
+
+    _idle_trainer: pl.Trainer | None = None
 
     def setup(self) -> None:
         # Otherwise Lightning would set a number of threads of its own choice.
@@ -69,9 +75,9 @@ class TrainerStrategy(TorchStrategy):
 
     def train(self, loop: Loop) -> None:
         with self.attribute_errors_to_user():
-            trainer, module = self._build_trainer(_LoopReporter(self, loop)), self._choose_module()
+            trainer, module = self._build_trainer([_LoopReporter(self, loop)]), self._choose_module()
             trainer.fit(module, train_dataloaders=_LoopParts(self, loop, module.form_batch))
-            module.trainer = None  # a user's module is evaluated afterwards, where self.log finds no loop
+            module.trainer = self._idle_trainer  # that of the fit would keep its wrapper of the model alive
         # Most of Lightning's strategies leave the model and the optimizer's state on the CPU. Weights that are on the
         # device are left alone: those of FSDP cannot be replaced after a recorded pass.
         if next(self.model.parameters()).device != self.device:
@@ -87,11 +93,23 @@ class TrainerStrategy(TorchStrategy):
     def versions(self) -> dict[str, str]:
         return {**super().versions(), "pytorch_lightning": pl.__version__}
 
-    def _choose_module(self) -> pl.LightningModule:
-        """Return the user's LightningModule as it is, with all of its hooks; else the strategy's model as one."""
+    def attach_trainer(self, module: nn.Module) -> None:
+        """Attach a Trainer that fits nothing, for the check and for evaluations."""
+        self._idle_trainer = self._build_trainer([])
+        module.trainer = self._idle_trainer  # type: ignore[assignment]
+
+    def left_out(self) -> list[str]:
+        names = super().left_out()
+        return [name for name in names if name == DATA_HOOK] if self._fits_user_module() else names
+
+    def _fits_user_module(self) -> bool:
         model = self.model
         is_lightning = isinstance(model, UserStep) and isinstance(model.module, pl.LightningModule)
-        return borrow_user_module(self) if is_lightning and self.compiled is model else _TrainerModule(self)
+        return is_lightning and self.compiled is model
+
+    def _choose_module(self) -> pl.LightningModule:
+        """Return the user's LightningModule as it is, with all of its hooks; else the strategy's model as one."""
+        return borrow_user_module(self) if self._fits_user_module() else _TrainerModule(self)
 
     def on_fit_start(self, trainer: pl.Trainer) -> None:
         """Prepare the fit; called between Lightning's set-up and its first step."""
@@ -106,11 +124,11 @@ class TrainerStrategy(TorchStrategy):
         """Return the loss of a part without samples, which Lightning trains on like any other."""
         return sum(parameter.sum() for parameter in self.model.parameters()) * 0.0
 
-    def _build_trainer(self, reporter: pl.Callback) -> pl.Trainer:
+    def _build_trainer(self, callbacks: list[pl.Callback]) -> pl.Trainer:
         return pl.Trainer(
             **self.trainer_arguments(),
             plugins=self.plugins(),
-            callbacks=[reporter, *self.callbacks()],
+            callbacks=[*callbacks, *self.callbacks()],
             accumulate_grad_batches=self.accumulate,
             max_epochs=1,  # an epoch of MAX_PARTS, which the loop stops
             use_distributed_sampler=False,  # batches are sharded already
@@ -255,7 +273,7 @@ class _TrainerModule(pl.LightningModule):
 def read_optimizers(strategy: TrainerStrategy) -> Any:
     """Return the optimizer, with the schedulers that the user's function has made for it."""
     user = strategy.user_optimizer()
-    return strategy.optimizer if user is None else user.result
+    return strategy.optimizer if user is None else ([user.optimizer], user.by_step)
 
 
 def borrow_user_module(strategy: TrainerStrategy) -> pl.LightningModule:
@@ -277,8 +295,21 @@ def borrow_user_module(strategy: TrainerStrategy) -> pl.LightningModule:
     module.form_batch, module.training_step = form_batch, training_step
     module.take_loss = steps.take_loss
     module.configure_optimizers = functools.partial(read_optimizers, strategy)
-    module.configure_model = steps.configure_model
+    for hook in BUILD_HOOKS:
+        setattr(module, hook, _do_nothing)
+    module.on_train_batch_start = functools.partial(_start_batch, module)
     return module
+
+
+def _do_nothing(*args: Any, **settings: Any) -> None:
+    """Stand for a hook that was called once, when the module was built."""
+
+
+def _start_batch(module: pl.LightningModule, *batch: Any) -> None:
+    if type(module).on_train_batch_start(module, *batch) == -1:
+        raise UserProblem(
+            "returns -1 in on_train_batch_start, which ends a training of Lightning's: a measurement needs all batches"
+        )
 
 
 class _LoopReporter(pl.Callback):
@@ -300,6 +331,7 @@ class _LoopReporter(pl.Callback):
         if not pl_module.is_last_part:
             return
         self._strategy.on_step_end()
+        self._strategy.advance_schedulers(by_step=False)  # Lightning advances those by step
         if self._loop.done(pl_module.take_loss()):
             trainer.should_stop = True
 
