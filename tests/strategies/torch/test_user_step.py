@@ -345,7 +345,7 @@ def test_a_lightning_module_knows_its_device() -> None:
 
 @pytest.mark.parametrize("fault", ["none", "vector"])
 def test_a_loss_that_fails_in_training_names_the_function(own_step: Any, fault: str) -> None:
-    with pytest.raises(PluginError, match=r":Regression gives .* should give the mean loss of a batch, one number$"):
+    with pytest.raises(PluginError, match=r":Regression gives .*, and should give the mean loss of a batch"):
         own_step("bare_torch", "Regression", model__options={"fault": fault})
 
 
