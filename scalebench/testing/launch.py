@@ -48,6 +48,7 @@ class ContractRanks:
     start: list[Weights]
     weights: list[Weights]  # after training
     unsynchronized: list[Weights]  # after steps without gradient synchronization
+    overrides: list[str]  # of the launch
     workload: tuple[str, ...] = UNEVEN_WORKLOAD
     refused: str | None = field(default=None)  # why the strategy refused UNEVEN_WORKLOAD
 
@@ -79,7 +80,7 @@ def launch_checks(overrides: list[str], folder: Path, change: ChangeSpec = lambd
     stems = ("start", "weights", "unsynchronized")
     paths = [[folder / f"{stem}{k}.npz" for k in measuring_ranks] for stem in stems]
     start, weights, unsynchronized = ([load_weights(path) for path in some if path.exists()] for some in paths)
-    return ContractRanks(spec, ranks, start, weights, unsynchronized)
+    return ContractRanks(spec, ranks, start, weights, unsynchronized, overrides)
 
 
 def run_worker_module(

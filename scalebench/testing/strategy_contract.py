@@ -11,6 +11,9 @@ tolerance of its losses is in its YAML, with the reason in `approximate` if it i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,10 +26,11 @@ from scalebench.core.spec import StrategySpec
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_options, check_values
 from scalebench.testing.launch import UNEVEN_WORKLOAD as UNEVEN_WORKLOAD
-from scalebench.testing.launch import ContractRanks, Weights, launch_checks, launch_checks_on_any_workload
-from scalebench.testing.strategy_worker import BROADCAST_VALUE, EPOCHS
+from scalebench.testing.launch import ContractRanks, Refused, Weights, launch_checks, launch_checks_on_any_workload
+from scalebench.testing.strategy_worker import BROADCAST_VALUE, EPOCHS, ONE_STEP_FILE
 
 ROUNDING_RTOL = 1e-4  # float32 rounding in the losses of two epochs
+SAME_DIRECTION = 0.1  # at most that of an update's length across another: parts of a batch are not equally large
 
 
 class YamlContract:
@@ -132,16 +136,36 @@ class StrategyContract(YamlContract):
             _baselines[overrides] = launch_checks(list(overrides), tmp_path_factory.mktemp("baseline"))
         return _baselines[overrides]
 
-    def test_losses_equal_the_baselines(self, group: ContractRanks, bare: ContractRanks) -> None:
+    @pytest.fixture
+    def explained(
+        self, group: ContractRanks, bare: ContractRanks, tmp_path: Path
+    ) -> Callable[[], AbstractContextManager[None]]:
+        """Return a context that says of differences from the baseline how those of one SGD step are."""
+
+        @contextmanager
+        def explain() -> Iterator[None]:
+            try:
+                yield
+            except AssertionError as error:
+                pytest.fail(f"{compare_first_updates(group, bare, tmp_path)}\n{error}", pytrace=False)
+
+        return explain
+
+    def test_losses_equal_the_baselines(
+        self, group: ContractRanks, bare: ContractRanks, explained: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         """The same global batches give the same losses, uneven parts and uneven last batch included."""
         self.skip_unless_comparable(group)
         rtol = self.rtol(group)
         if rtol is None:
             pytest.skip(f"its losses only have to fall: {group.spec.config.strategy.approximate}")
         assert len(group.losses()) == EPOCHS * group.ranks[0].steps_per_epoch
-        np.testing.assert_allclose(group.losses(), bare.losses(), rtol=rtol)
+        with explained():
+            np.testing.assert_allclose(group.losses(), bare.losses(), rtol=rtol)
 
-    def test_one_optimizer_step_per_batch(self, group: ContractRanks, bare: ContractRanks) -> None:
+    def test_one_optimizer_step_per_batch(
+        self, group: ContractRanks, bare: ContractRanks, explained: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         """It makes as many steps as the baseline, and the same ones: the final weights agree."""
         self.skip_unless_comparable(group)
         approximate = group.spec.config.strategy.approximate
@@ -151,7 +175,8 @@ class StrategyContract(YamlContract):
             pytest.skip(f"its steps are not the baseline's: {approximate}")
         for name, array in bare.weights[0].items():
             atol = ROUNDING_RTOL if self.weight_atol is None else self.weight_atol
-            np.testing.assert_allclose(group.weights[0][name], array, atol=atol, err_msg=name)
+            with explained():
+                np.testing.assert_allclose(group.weights[0][name], array, atol=atol, err_msg=name)
 
     def test_training_makes_progress(self, group: ContractRanks) -> None:
         """Every step has a loss, and every weight is trained; losses that cannot be compared fall."""
@@ -306,12 +331,55 @@ class StrategyContract(YamlContract):
             return "independent replicas train on their own parts"
         if group.ranks[0].has_batch_normalization and group.spec.gpus > 1:
             return "each device normalizes over its own part of a batch; gpus=1 compares"
+        losses = group.ranks[0].user_losses
+        if losses and group.spec.gpus > 1 and not np.isclose(losses[0], losses[1], rtol=ROUNDING_RTOL):
+            batch = group.spec.global_batch
+            return (
+                f"model.loss={group.spec.config.model.loss} is no mean over samples: {losses[0]:.6g} in batches of "
+                f"{batch}, {losses[1]:.6g} in batches of {-(-batch // 2)}, so that devices with parts of a batch train "
+                "otherwise; gpus=1 compares"
+            )
         return None
 
     def skip_unless_comparable(self, group: ContractRanks) -> None:
         reason = self.why_incomparable(group)
         if reason is not None:
             pytest.skip(reason)
+
+
+def compare_first_updates(group: ContractRanks, bare: ContractRanks, folder: Path) -> str:
+    """Train one step of plain SGD in both, and return in one line how the update relates to the baseline's."""
+    updates = []
+    for number, ranks in enumerate((group, bare)):
+        path = folder / str(number)
+        path.mkdir()
+        (path / ONE_STEP_FILE).touch()
+        try:
+            first = launch_checks([*ranks.overrides, *PLAIN_SGD], path)
+        except (Refused, pytest.fail.Exception, pytest.skip.Exception) as reason:
+            return f"differs from the baseline, and one step of plain SGD fails: {str(reason).splitlines()[0]}"
+        if not first.weights:
+            return "differs from the baseline"
+        updates.append({name: first.weights[0][name] - array for name, array in first.start[0].items()})
+    return describe_updates(updates[0], updates[1], group.spec.gpus)
+
+
+def describe_updates(actual: Weights, expected: Weights, devices: int) -> str:
+    """Return how one update relates to another, as a factor where it has the same direction."""
+    if actual.keys() != expected.keys():
+        return "its weights have other names than the baseline's"
+    a, b = (np.concatenate([np.ravel(each[name]) for name in expected]).astype(float) for each in (actual, expected))
+    if not (a.any() and b.any()):
+        return f"{'updates nothing' if b.any() else 'the baseline updates nothing'} in one step of SGD"
+    ratio = a @ b / (b @ b)
+    rest = np.linalg.norm(a - ratio * b) / np.linalg.norm(a)
+    if rest < SAME_DIRECTION and abs(ratio - 1) > SAME_DIRECTION / 2:
+        guesses = {devices: ": summed and not averaged?", 1 / devices: ": averaged twice?"}
+        guess = next((text for factor, text in guesses.items() if abs(ratio / factor - 1) < SAME_DIRECTION / 2), "")
+        return f"updates are {ratio:.2f} times the baseline's{guess}"
+    if rest > 10 * ROUNDING_RTOL:
+        return f"updates of one step of SGD are off the baseline's by {rest:.2%}, not by a factor: of other samples?"
+    return "updates of one step of SGD are the baseline's: later steps, or its optimizer, differ"
 
 
 def _differ(a: Weights, b: Weights) -> bool:

@@ -22,12 +22,13 @@ from scalebench.core.spec import RunSpec
 from scalebench.measure.progress import ProgressFile
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy, probes_of
-from scalebench.workloads import datasets
+from scalebench.workloads import datasets, user_code
 from scalebench.workloads.source import Source
 
 EPOCHS = 2
 LOCAL_STEPS = 2
 BROADCAST_VALUE = 42.5
+ONE_STEP_FILE = "one_step"  # in the run's folder: train one step and check nothing
 
 
 @dataclass
@@ -46,6 +47,7 @@ class RankChecks:
     epoch_rows: list[list[int]] = field(default_factory=list)  # rows of the data set that were read in each epoch
     broadcast: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    user_losses: list[float] = field(default_factory=list)  # of a user's loss, over whole batches and over half ones
     message_bytes: list[int] = field(default_factory=list)
     sync_off: str | None = None  # "done", or why it cannot be
     sync_parts: str | None = None  # "done" if steps can leave out parts of synchronization, or why they cannot
@@ -103,11 +105,17 @@ def examine_strategy(
     _save_weights(strategy, folder / f"start{record.rank}.npz", checks)
     checks.broadcast = strategy.broadcast(BROADCAST_VALUE if record.rank == 0 else 0.0)
     batches = iter(strategy.feed(train))
-    _train_epochs(strategy, batches, checks)
+    one_step = (folder / ONE_STEP_FILE).exists()
+    _train_steps(strategy, batches, checks, 1 if one_step else EPOCHS * checks.steps_per_epoch)
     _save_weights(strategy, folder / f"weights{record.rank}.npz", checks)
+    if one_step:
+        strategy.close()
+        write_json(folder / f"checks{record.rank}.json", checks)
+        return
     _record_epoch_rows(train, checks)
     if validation is not None:
         checks.metrics = strategy.evaluate(validation)
+        checks.user_losses = _compare_batch_sizes(spec, strategy)
     probes = probes_of(strategy)
     checks.message_bytes = probes.message_sizes()
     checks.peak_memory_bytes, checks.devices = strategy.peak_memory_bytes(), len(strategy.place.devices)
@@ -133,13 +141,26 @@ def has_batch_normalization(strategy: Strategy) -> bool:
     return any(name.rpartition("/")[2].endswith(("running_mean", "moving_mean")) for name in names)
 
 
-def _train_epochs(strategy: Strategy, batches: Iterator[Any], checks: RankChecks) -> None:
-    loop = CountedLoop(batches, EPOCHS * checks.steps_per_epoch)
+def _train_steps(strategy: Strategy, batches: Iterator[Any], checks: RankChecks, steps: int) -> None:
+    loop = CountedLoop(batches, steps)
     strategy.train(loop)
     strategy.synchronize()
     for part in loop.parts:
         checks.loss_sums.append(None if part is None else float(part.loss_sum))
         checks.samples.append(0 if part is None else part.samples)
+
+
+def _compare_batch_sizes(spec: RunSpec, strategy: Strategy) -> list[float]:
+    """Return the mean loss of the validation samples in whole and in half batches, which each rank has all of."""
+    if not user_code.has_user_loss(spec.config.model):
+        return []
+    losses = []
+    for parts in (1, 2):
+        _, validation = datasets.open_sources(spec, 0, 1)
+        assert validation is not None
+        validation.global_batch = -(-spec.global_batch // parts)
+        losses.append(strategy.evaluate(validation)[user_code.LOSS_METRIC])
+    return losses
 
 
 def _record_epoch_rows(train: RecordingSource, checks: RankChecks) -> None:

@@ -3,18 +3,22 @@ that does not have it: a contract that cannot fail says nothing."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from scalebench.cli.commands.check import FAILS, HOLDS, ContractCase, ContractResult, run_contracts
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.strategies import registry
+from scalebench.strategies.torch.ddp import DdpOptions
 from scalebench.testing import FaultContract
-from scalebench.testing.strategy_contract import StrategyContract, YamlContract
+from scalebench.testing.strategy_contract import StrategyContract, YamlContract, describe_updates
 from tests.builders.plugins import OPTIONS, Distributions, strategy_yaml
 from tests.builders.plugins import dists as dists
 from tests.strategies.contracts import test_contract_strategies
@@ -135,3 +139,62 @@ def test_names_of_one_adapter_class_have_the_same_options() -> None:
 def test_rows_of_approximate_strategies_are_flagged(name: str, flagged: bool) -> None:
     spec = resolve(compose_config([f"strategy={name}", "gpus=1"]))
     assert ("approximate" in spec.flags) == flagged
+
+
+@pytest.mark.parametrize(
+    ("factor", "across", "text"),
+    [
+        (2.0, 0.0, "updates are 2.00 times the baseline's: summed and not averaged?"),
+        (0.5, 0.03, "updates are 0.50 times the baseline's: averaged twice?"),
+        (3.1, 0.0, "updates are 3.10 times the baseline's"),
+        (1.0, 0.02, "updates of one step of SGD are off the baseline's by 2.00%, not by a factor: of other samples?"),
+        (
+            1.0,
+            0.0,
+            "updates of one step of SGD are the baseline's: later steps, or its optimizer, differ",
+        ),
+        (0.0, 0.0, "updates nothing in one step of SGD"),
+    ],
+)
+def test_updates_that_differ_are_described(factor: float, across: float, text: str) -> None:
+    actual = {"w": np.array([factor, 0.0]), "b": np.array([factor * across])}
+    assert describe_updates(actual, {"w": np.array([1.0, 0.0]), "b": np.zeros(1)}, 2) == text
+
+
+USER_LOSSES = """
+import torch
+def build():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(600, 2))
+def total(outputs, targets):
+    return ((outputs - targets) ** 2).sum()
+"""
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_mean_blames_no_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "losses.py").write_text(USER_LOSSES)
+    overrides = ("model=custom", "model.torch=losses:build", "model.loss=losses:total")
+    actual = answers(tmp_path / "asked", strategy="ddp_gloo", overrides=overrides)
+    assert [name for name, answer in actual.items() if answer.verdict == FAILS] == []
+    pattern = r"model\.loss=losses:total is no mean over samples: \S+ in batches of 31, \S+ in batches of 16, so that"
+    assert re.match(pattern, actual["losses equal the baselines"].reason)
+
+
+@pytest.mark.slow
+def test_sums_of_gradients_are_named(dists: Distributions, tmp_path: Path) -> None:
+    """Adam hides a factor from the losses, but not from the weights."""
+    code = """
+from scalebench.strategies.torch.ddp import Ddp
+
+class Mine(Ddp):
+    def loss_weight(self, batch): return 2 * super().loss_weight(batch)
+"""
+    stated = strategy_yaml(
+        "mine", baseline="bare_torch", framework="torch", backend="gloo", options=asdict(DdpOptions())
+    )
+    dists.strategy(code=code, yaml=stated)
+    actual = answers(tmp_path / "asked")
+    answer = actual["one optimizer step per batch"]
+    assert answer.verdict == FAILS
+    assert answer.reason == "updates are 2.00 times the baseline's: summed and not averaged?"

@@ -274,7 +274,11 @@ def run_contracts(cases: list[ContractCase], folder: Path) -> list[ContractResul
 
 def _summarize_failure(report: Any) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = report.longreprtext if crash is None else crash.message.removeprefix("AssertionError: ")
+    text = (
+        report.longreprtext
+        if crash is None
+        else crash.message.removeprefix("AssertionError: ").removeprefix("Failed: ")
+    )
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
