@@ -67,6 +67,7 @@ class Accelerate(Ddp):
         position = self.accelerator.process_index, self.accelerator.num_processes
         check_group(self.spec, self.place.rank, "Accelerate", position)
         self.precision = AcceleratePrecision(self.accelerator)
+        self.leave_out_unsendable(model)
         net, self.optimizer = self.accelerator.prepare(model, self.optimizer)
         self.register_hook(net)
         return net

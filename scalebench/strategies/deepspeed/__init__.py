@@ -29,6 +29,7 @@ from scalebench.strategies.torch.group import FLOAT_BYTES, MessageLog, build_tor
 from scalebench.strategies.torch.precision import Precision
 from scalebench.workloads.source import Source
 
+MODULE_DICTS = ("_parameters", "_buffers", "_modules")  # of every module, which are copied by name
 DEFAULT_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's own
 # The methods of DeepSpeed's backend that send: the operation of each, and which of its arguments is the full tensor.
 SENDING_METHODS = {
@@ -95,6 +96,7 @@ class DeepSpeedZero(TorchStrategy):
         super().setup()
 
     def wrap(self, model: nn.Module) -> nn.Module:
+        self.check_optimizer_divisible()
         deepspeed = import_deepspeed(self.device)
         self._parameter_count = super().num_params()
         self._empty_model = copy_without_values(self.model, torch.device("meta")) if self.stage == 3 else None
@@ -280,13 +282,21 @@ def import_deepspeed(device: torch.device) -> Any:
 def copy_without_values(module: nn.Module, device: torch.device) -> nn.Module:
     """Return a copy of a module with uninitialized parameters and buffers on a device, without a copy of the values.
 
-    Layers that share a parameter share it in the copy, which they would not after Module.to or Module.to_empty.
+    Layers that share a parameter share it in the copy, which they would not after Module.to or Module.to_empty. What
+    cannot be copied, such as a lock or a tensor of the last pass, is that of the module itself.
     """
     copies: dict[int, Any] = {
         id(each): nn.Parameter(torch.empty_like(each, device=device), each.requires_grad)
         for each in module.parameters()
     }
     copies |= {id(each): torch.empty_like(each, device=device) for each in module.buffers()}
+    for layer in module.modules():
+        for name, value in vars(layer).items():
+            if name not in MODULE_DICTS:
+                try:
+                    copy.deepcopy(value, dict(copies))
+                except Exception:  # of whatever kind: objects of the user's refuse in their own ways
+                    copies[id(value)] = value
     return copy.deepcopy(module, copies)
 
 

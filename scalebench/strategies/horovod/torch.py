@@ -14,6 +14,7 @@ import torch
 from horovod.torch import mpi_ops
 from horovod.torch import optimizer as distributed
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from scalebench.core.result import Profile
@@ -32,9 +33,13 @@ from scalebench.strategies.horovod.timeline import SyncObserver
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.profiling import HOROVOD_WAIT
+from scalebench.strategies.torch.user_step import copy_attributes
 
 ROOT = 0
 FLOAT_BYTES = 4
+SENT_TYPES = {
+    torch.float16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64,
+}  # fmt: skip
 NEVER_SYNC_PASSES = 1 << 40  # backward passes per synchronization while it is switched off
 COMPRESSORS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 
@@ -114,6 +119,24 @@ def profile_waits() -> Iterator[None]:
         mpi_ops.synchronize = distributed.synchronize = original
 
 
+def is_sendable(value: Any) -> bool:
+    """Return whether Horovod has a broadcast for an entry of a state_dict."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.dtype in SENT_TYPES
+
+
+def keep_attributes(optimizer: Optimizer) -> Optimizer:
+    """Have the optimizer that Horovod derives from this one take its attributes, where it would call its constructor
+    with the parameters alone: other arguments would be lost, or are required."""
+    kind = type(optimizer)
+
+    def take_attributes(derived: Optimizer, params: Any) -> None:
+        copy_attributes(optimizer, derived)
+
+    adopting: Any = type(kind.__name__, (kind,), {"__init__": take_attributes})
+    optimizer.__class__ = adopting
+    return optimizer
+
+
 class HorovodTorchGroup:
     """The counterpart of TorchGroup for Horovod: it sends numbers and buffers."""
 
@@ -160,7 +183,8 @@ class HorovodStrategy(TorchStrategy):
         """
         for parameter in self.model.parameters():
             parameter.data = parameter.data.contiguous()  # Horovod refuses others, and gradients are laid out like it
-        state = {name: value for name, value in self.model.state_dict().items() if isinstance(value, Tensor)}
+        # All ranks have built the same, so that what Horovod cannot send may be left out.
+        state = {name: value for name, value in self.model.state_dict().items() if is_sendable(value)}
         hvd.broadcast_parameters(state, root_rank=0)
         return model
 
@@ -208,18 +232,16 @@ class HorovodTorch(HorovodStrategy):
         refusals.refuse(refusals.horovod_torch_rule(spec, self.options))
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        net, plain = super().wrap(model), self.optimizer
+        net = super().wrap(model)
         self.optimizer = hvd.DistributedOptimizer(
-            plain,
+            keep_attributes(self.optimizer),
             named_parameters=self.model.named_parameters(),
             compression=COMPRESSORS[self.options.compression],
             backward_passes_per_step=self.accumulate,  # gradients are summed over passes and averaged over ranks only
             op=hvd.Adasum if self._adasum else hvd.Average,
         )
-        if getattr(plain, "_step_supports_amp_scaling", False) and not self._adasum:
-            # Horovod builds the optimizer anew without its arguments, so that a fused one forgets that it takes scaled
-            # gradients: in float16 the scaler would then wait for the GPU in each step.
-            self.optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        if self._adasum:  # its optimizer steps with gradients that the scaler has unscaled
+            vars(self.optimizer).pop("_step_supports_amp_scaling", None)
         return net
 
     def step(self, batch: TorchBatch) -> LossPart | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from scalebench.strategies.base import BACKWARD, FORWARD, Loop, LossPart, Probes
 from scalebench.strategies.torch import bandwidth, evaluation, optimizer, profiling, user_checks, user_module
 from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches, to_tensors
 from scalebench.strategies.torch.checkpointing import checkpoint_user_module
-from scalebench.strategies.torch.group import TorchGroup
+from scalebench.strategies.torch.group import TorchGroup, count_messages
 from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
 from scalebench.strategies.torch.observed import observe_backend, observe_settings
 from scalebench.strategies.torch.precision import CompiledModel, Precision, input_shapes
@@ -114,7 +114,8 @@ class TorchStrategy(Strategy, Probes):
         self._check_parameter_count()
         self.optimizer = self.build_optimizer()
         self.compiled = CompiledModel(self.model, self.place.threads) if train.compile else self.model
-        self.net = self.wrap(self.compiled)
+        with self.attribute_errors_to_wrapping():
+            self.net = self.wrap(self.compiled)
         for device in self._devices():  # setup may have had more than a step has: all weights before they were sharded
             reset_peak(device)
 
@@ -135,6 +136,11 @@ class TorchStrategy(Strategy, Probes):
         finds_unused = getattr(self.options, "find_unused_parameters", False)
         return user_module.attribute_errors_to_user(self.spec.config.model, trained=trained, finds_unused=finds_unused)
 
+    def attribute_errors_to_wrapping(self) -> AbstractContextManager[None]:
+        """Return a context for wrapping the model in which errors name the user's function and the strategy."""
+        config = self.spec.config
+        return user_module.attribute_errors_to_wrapping(config.model, config.strategy.name)
+
     def step(self, batch: TorchBatch) -> LossPart | None:
         self.optimizer.zero_grad()
         part = self.accumulate_gradients(batch)
@@ -153,6 +159,12 @@ class TorchStrategy(Strategy, Probes):
     def user_optimizer(self) -> UserOptimizer | None:
         """Return the optimizer that the user's function has made, with its schedulers."""
         return getattr(self.model, "user_optimizer", None)
+
+    def check_optimizer_divisible(self) -> None:
+        """Raise UserProblem where the user's optimizer cannot step other parameters than those it was made with."""
+        user = self.user_optimizer()
+        if user is not None:
+            user.check_divisible()
 
     def advance_schedulers(self, by_step: bool = True) -> None:
         """Count a step of the user's module, and advance the user's schedulers, if there are any; without `by_step`
@@ -178,7 +190,8 @@ class TorchStrategy(Strategy, Probes):
     def set_learning_rate(self, rate: float) -> None:
         user = self.user_optimizer()
         if user is not None:  # the user's rates, in the proportions of the schedule
-            user.scale_rates(self.optimizer, rate / self.spec.learning_rate)
+            with self.attribute_errors_to_user():
+                user.scale_rates(self.optimizer, rate / self.spec.learning_rate)
             return
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -203,6 +216,8 @@ class TorchStrategy(Strategy, Probes):
 
     def begin_batch(self, batch: TorchBatch) -> None:
         """Prepare for the passes of a batch, and keep a full one for probes that train on it."""
+        if isinstance(self.model, user_module.UserModule) and self.model.communicates:
+            user_module.check_parts_even(self.spec.config.model, batch.global_samples, self.shard()[1])
         is_full = self.last_batch is None or batch.samples >= self.last_batch.samples
         if is_full:
             self.last_batch = batch  # an epoch's last, smaller batch may run through other code
@@ -355,6 +370,7 @@ class TorchStrategy(Strategy, Probes):
     def _build_user_module(self) -> user_module.UserModule:
         config = self.spec.config
         model = user_checks.build_user_module(config, self.device, self.attach_trainer)
+        self.refuse_module(model.module)
         if config.train.activation_checkpointing:
             checkpoint_user_module(model.module)
         # As many real samples as a device trains on at once: only they fit any loss, any embedding and any state.
@@ -365,6 +381,9 @@ class TorchStrategy(Strategy, Probes):
         user_checks.check_ddp_options(model, config.model, self.options)
         self._user_flops = model.flops_per_sample
         return model
+
+    def refuse_module(self, module: nn.Module) -> None:
+        """Raise Unsupported for a user's module that this strategy cannot train."""
 
 
 class BareTorch(TorchStrategy):
@@ -380,8 +399,31 @@ class IndependentTorch(BareTorch):
     A Gloo group broadcasts the deadline and sums up the metrics.
     """
 
+    _has_stepped = False
+
     def group_backend(self) -> str:
         return "gloo"  # also on GPUs: it carries a few numbers, and none of them in a timed block
+
+    def refuse_module(self, module: nn.Module) -> None:
+        if any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()):
+            self._refuse_communication("has a SyncBatchNorm, which communicates between ranks")
+
+    def step(self, batch: TorchBatch) -> LossPart | None:
+        """Train one step. Raises Unsupported where code of the user's communicates in the first one."""
+        if self._has_stepped:
+            return super().step(batch)
+        messages, self._has_stepped = count_messages(), True
+        part = super().step(batch)
+        if count_messages() != messages:
+            self._refuse_communication("communicates between ranks within a step")
+        return part
+
+    def _refuse_communication(self, what: str) -> NoReturn:
+        model, strategy = self.spec.config.model, self.spec.config.strategy.name
+        raise Unsupported(
+            f"{user_module.function_label(model)} {what}, and strategy={strategy} is the control without "
+            "communication: take another strategy"
+        )
 
     def loss_weight(self, batch: TorchBatch) -> float:
         """Return this process's share: each replica follows the mean loss over its own samples alone."""

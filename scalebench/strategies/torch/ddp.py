@@ -19,7 +19,12 @@ from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import build_torch_collective
 from scalebench.strategies.torch.observed import ALL_REDUCE
+from scalebench.strategies.torch.user_module import UserProblem, summarize_names
 
+SENT_TYPES = {
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64,
+    torch.bool, torch.complex64, torch.complex128,
+}  # fmt: skip  # by DistributedDataParallel over Gloo and NCCL
 SendBucket = Callable[[dist.GradBucket], "Future[Tensor]"]
 
 
@@ -92,9 +97,23 @@ class Ddp(TorchStrategy):
         return arguments
 
     def wrap(self, model: nn.Module) -> nn.Module:
+        self.leave_out_unsendable(model)
         net = DistributedDataParallel(model, device_ids=choose_device_ids(self.device), **self.ddp_arguments())
         self.register_hook(net)
         return net
+
+    def leave_out_unsendable(self, model: nn.Module) -> None:
+        """Have DistributedDataParallel leave out what the backend cannot send: all ranks have built the same. Raises
+        UserProblem where it would send it in each step."""
+        names = [
+            name for name, each in find_constants(model) if each.layout != torch.strided or each.dtype not in SENT_TYPES
+        ]
+        if names and self.options.broadcast_buffers:
+            raise UserProblem(
+                f"has buffers that {self.requested_backend()} cannot broadcast ({summarize_names(names)}): "
+                "leave strategy.options.broadcast_buffers at false, or give them a type of 32 bits"
+            )
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
 
     def register_hook(self, net: DistributedDataParallel) -> None:
         """Register a communication hook where buckets are sent differently from DistributedDataParallel's way."""
@@ -142,6 +161,12 @@ class Ddp(TorchStrategy):
         threads, and these for the interpreter lock."""
         self.__dict__.pop("net", None)
         super().close()
+
+
+def find_constants(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the buffers of a module and the parameters that are not trained, by name."""
+    frozen = [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
+    return [*frozen, *model.named_buffers()]
 
 
 def choose_device_ids(device: torch.device) -> list[int] | None:

@@ -76,6 +76,12 @@ class TorchGroup:
             dist.destroy_process_group()
 
 
+def count_messages() -> int:
+    """Return the number of operations that the default group, if there is one, has begun, whoever has called them."""
+    group = dist.group.WORLD
+    return 0 if group is None else int(group._get_sequence_number_for_group())
+
+
 def choose_bound_device(backend: str, device: torch.device) -> torch.device | None:
     """Return the device that all tensors of the group have to be on: NCCL takes those of its GPU only, whereas over
     Gloo numbers and objects can stay on the CPU (None)."""

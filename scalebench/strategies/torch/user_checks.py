@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from scalebench.core.errors import PluginError
 from scalebench.core.spec import Config, ModelSpec, has_stop
 from scalebench.strategies.base import Unsupported
+from scalebench.strategies.torch.group import count_messages
 from scalebench.strategies.torch.precision import Precision
 from scalebench.strategies.torch.profiling import count_flops
 from scalebench.strategies.torch.user_module import (
@@ -223,7 +224,9 @@ def _check_copy(
     model: UserModule, config: Config, device: torch.device, precision: Precision, samples: tuple[Any, ...]
 ) -> None:
     trial = _copy_module(model, config, device)
+    messages = count_messages()
     problem = _try_step(trial, config, precision.autocast(), samples)
+    model.communicates = count_messages() > messages
     if any(parameter.grad is not None for parameter in model.parameters()):  # functions of the copy lead back to it
         model.zero_grad()
         trial = _build_again(model, config, device)
@@ -425,6 +428,18 @@ def _checksum(tensors: Any) -> int:
     """Compute a checksum of 32 bits, which a float64 represents exactly."""
     checksum = 0
     for tensor in tensors:
-        if isinstance(tensor, Tensor):  # a state_dict may hold other values
-            checksum = zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)
+        for part in _dense_parts(tensor) if isinstance(tensor, Tensor) else ():  # a state_dict may hold other values
+            checksum = zlib.crc32(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)
     return checksum
+
+
+def _dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors that a sparse one consists of; a dense one is its own only part."""
+    if tensor.layout == torch.sparse_coo:
+        tensor = tensor.coalesce()
+        return tensor.indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)

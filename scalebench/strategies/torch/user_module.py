@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from scalebench.core.errors import InputError, PluginError, describe_exception
 from scalebench.core.spec import ModelSpec
@@ -32,6 +34,10 @@ UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")  # a
 READY_TWICE = re.compile("Expected to mark a variable ready only once")
 MAX_NAMES = 4  # parameter names in one line
 MAX_ERROR_CHARACTERS = 300  # the log has the complete error
+# Of messages about a group of ranks, which another rank may have broken.
+COMMUNICATION = re.compile(r"gloo|nccl|horovod|process ?group|connect|socket|timed out", re.IGNORECASE)
+NO_MEMORY = re.compile(r"out of memory|allocate|bad_alloc", re.IGNORECASE)
+RUN_BACKWARD = "_engine_run_backward"  # PyTorch's function around every backward pass
 # The beginnings of PyTorch's messages where a function moves a module or a tensor to a GPU that is not there.
 NO_GPU = re.compile("Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available")
 # The beginning of BatchNorm's message about a batch of one sample.
@@ -82,6 +88,7 @@ class UserModule(nn.Module):
         self.unused_parameters: list[str] = []  # those to which the check's backward pass gave no gradient
         self.foreign_tensors: list[Tensor] = []  # of a copy: what it computes with besides its parameters
         self.is_reentrant = False  # checkpointed with use_reentrant=True, which hides parameters from the graph
+        self.communicates = False  # whether the step of the check sent messages between the ranks
         self.flops_per_sample: float | None = None  # of training; None: not countable
         self.user_optimizer: UserOptimizer | None = None
         self.progress = Progress()
@@ -139,9 +146,9 @@ def attribute_errors_to_user(
 ) -> Iterator[None]:
     """Turn errors in the user's code into a PluginError that names the user's function.
 
-    With `anywhere` every error counts, without it only those raised during the module's forward pass.
-    `trained` are the names of the module's parameters that are trained, and with `finds_unused` the wrapper looks for
-    those without a gradient by itself. Lack of memory is raised as it is.
+    With `anywhere` every error counts, without it only those raised during the module's forward or backward pass, or by
+    its optimizer or scheduler. `trained` are the names of the module's parameters that are trained, and with
+    `finds_unused` the wrapper looks for those without a gradient by itself. Lack of memory is raised as it is.
     """
     try:
         yield
@@ -173,10 +180,8 @@ def attribute_errors_to_user(
                 "DistributedDataParallel then takes for unused ones: checkpoint with use_reentrant=False, or set "
                 "strategy.options.static_graph=true"
             )
-        elif anywhere or any(
-            isinstance(frame.f_locals.get("self"), UserModule) for frame, _ in traceback.walk_tb(error.__traceback__)
-        ):
-            reason = f"{function_label(model)} fails: {describe_exception(error)[:MAX_ERROR_CHARACTERS]}"
+        elif (place := _find_place(error)) is not None or anywhere:
+            reason = f"{function_label(model)} fails{place or ''}: {describe_exception(error)[:MAX_ERROR_CHARACTERS]}"
             if NO_GPU.search(str(error)):
                 reason += "; this run has no GPU, so leave moving the module and its samples to scalebench"
             if ONE_SAMPLE.search(str(error)):
@@ -187,6 +192,44 @@ def attribute_errors_to_user(
         else:
             raise
         raise PluginError(reason, traceback.format_exc()) from error
+
+
+def _find_place(error: BaseException) -> str | None:
+    """Return which part of a step an error of the user's code comes from, for the reason: nothing for the forward pass.
+    None: it comes from none, as where another rank has broken the group."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    owners = [frame.f_locals.get("self") for frame in frames]
+    if any(isinstance(owner, UserModule) for owner in owners):
+        return ""
+    if COMMUNICATION.search(str(error)) or NO_MEMORY.search(str(error)):
+        return None
+    if any(frame.f_code.co_name == RUN_BACKWARD for frame in frames):
+        return " in its backward pass"
+    # The innermost one, since wrappers of strategies are optimizers, too. PyTorch's own around `step` is `wrapper`.
+    steps = [
+        type(owner).__name__
+        for owner, frame in zip(owners, frames, strict=True)
+        if isinstance(owner, (Optimizer, LRScheduler)) and frame.f_code.co_name in ("step", "wrapper")
+    ]
+    return f" in {steps[-1]}.step" if steps else None
+
+
+@contextmanager
+def attribute_errors_to_wrapping(model: ModelSpec, strategy: str) -> Iterator[None]:
+    """Turn errors of a strategy that wraps a user's module into Unsupported: nothing of the user's need be wrong."""
+    try:
+        yield
+    except (InputError, Unsupported, MemoryError, ImportError):
+        raise
+    except UserProblem as problem:
+        raise Unsupported(f"{function_label(model)} {problem}") from problem
+    except Exception as error:
+        if model.torch is None or COMMUNICATION.search(str(error)) or NO_MEMORY.search(str(error)):
+            raise
+        what = describe_exception(error)[:MAX_ERROR_CHARACTERS]
+        raise Unsupported(
+            f"{function_label(model)} makes a module that strategy={strategy} cannot take, though others may: {what}"
+        ) from error
 
 
 def function_label(model: ModelSpec) -> str:
@@ -206,3 +249,14 @@ def unused_parameters_reason(model: ModelSpec, names: Sequence[str], option: str
 def summarize_names(names: Sequence[str]) -> str:
     """Return the first names of parameters for one line."""
     return ", ".join([*names[:MAX_NAMES], *(["..."] if len(names) > MAX_NAMES else [])])
+
+
+def check_parts_even(model: ModelSpec, samples: int, replicas: int) -> None:
+    """Raise PluginError where the replicas' parts of a batch differ, for code that exchanges them between the ranks."""
+    fewest, rest = divmod(samples, replicas)
+    if rest:
+        function = f"model.loss={model.loss}" if ":" in model.loss else function_label(model)
+        raise PluginError(
+            f"{function} communicates between ranks, whose parts of the last batch differ ({fewest} and {fewest + 1} "
+            "samples): change dataset.size"
+        )

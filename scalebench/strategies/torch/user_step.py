@@ -25,6 +25,7 @@ from scalebench.workloads import user_code
 
 # The beginning of PyTorch's warning where a wrapper steps the optimizer that a scheduler was made for.
 SCHEDULER_FIRST = r"Detected call of `lr_scheduler\.step\(\)` before"
+OWN_ATTRIBUTES = ("param_groups", "state", "defaults")  # of every optimizer
 ADVANCES_BY_STEP = "step"  # Lightning's interval of a scheduler; by epoch is its default
 
 
@@ -202,7 +203,7 @@ class UserOptimizer:
             warnings.filterwarnings("ignore", message=SCHEDULER_FIRST)
         check_parameters(self.optimizer, module)
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
-        self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
+        self._base_rates = [group.get("lr") for group in self.optimizer.param_groups]  # None: it has none
 
     @property
     def peak_rate(self) -> float | None:
@@ -222,14 +223,33 @@ class UserOptimizer:
         """Return an optimizer of the same kind and settings for other groups of parameters, without any state."""
         kind = type(self.optimizer)
         other = kind.__new__(kind)
-        other.__dict__.update(self.optimizer.__dict__)
+        copy_attributes(self.optimizer, other)
         other.param_groups, other.state = [dict(group) for group in groups], defaultdict(dict)
         return other
+
+    def check_divisible(self) -> None:
+        """Raise UserProblem if the optimizer keeps more than its state by parameter, for strategies that have it step
+        others than the module's."""
+        names = [
+            name for name, value in vars(self.optimizer).items() if name not in OWN_ATTRIBUTES and _holds_tensors(value)
+        ]
+        if names:
+            raise UserProblem(
+                f"gives {type(self.optimizer).__name__} as its optimizer, which keeps tensors outside of its state "
+                f"({summarize_names(names)}), and this strategy divides the parameters among the processes: keep them "
+                "in state[parameter], or take a strategy that leaves parameters whole, such as ddp"
+            )
 
     def scale_rates(self, optimizer: Optimizer, factor: float) -> None:
         """Set each group's learning rate to the user's, times the factor of scalebench's schedule."""
         for group, rate in zip(optimizer.param_groups, self._base_rates, strict=True):
-            group["lr"] = rate * factor
+            if rate is not None:
+                group["lr"] = rate * factor
+            elif factor != 1.0:
+                raise UserProblem(
+                    f"gives {type(self.optimizer).__name__} as its optimizer, whose groups have no 'lr' to change: "
+                    "leave train.schedule at constant"
+                )
 
     def advance_schedulers(self, progress: Progress, by_step: bool) -> None:
         """Advance the schedulers after a step: those by epoch, and with `by_step` those by step."""
@@ -239,6 +259,18 @@ class UserOptimizer:
         for config, count in due:
             if count % config.get("frequency", 1) == 0:
                 config["scheduler"].step()
+
+
+def copy_attributes(source: Optimizer, target: Optimizer) -> None:
+    """Copy what an optimizer's constructor has set, without calling it: its arguments may be unknown."""
+    # A scheduler puts a `step` there that is bound to the source.
+    vars(target).update({name: value for name, value in vars(source).items() if name != "step"})
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, (list, tuple, set, Mapping)):
+        return any(map(_holds_tensors, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, Optimizer) or (isinstance(value, Tensor) and value.dim() > 0)
 
 
 def read_optimizers(result: Any) -> tuple[Optimizer, list[dict[str, Any]]]:
@@ -261,6 +293,13 @@ def read_optimizers(result: Any) -> tuple[Optimizer, list[dict[str, Any]]]:
     if not isinstance(optimizer, Optimizer):
         kind = "None" if optimizer is None else f"a {type(optimizer).__name__}"
         raise UserProblem(f"gives {kind} as its optimizer, and no torch.optim.Optimizer")
+    try:
+        inspect.signature(type(optimizer).step).bind(optimizer)  # a scheduler replaces the instance's own
+    except TypeError:
+        raise UserProblem(
+            f"gives {type(optimizer).__name__} as its optimizer, whose step needs a closure that computes the loss "
+            "again, which a step of scalebench does once: take one whose step() has no arguments"
+        ) from None
     configs = [each if isinstance(each, Mapping) else {"scheduler": each} for each in schedulers]
     return optimizer, [dict(config) for config in configs]
 

@@ -41,7 +41,7 @@ class LightningDdp(GroupTrainerStrategy, Ddp):
         return model
 
     def lightning_strategy(self) -> DDPStrategy:
-        return _AccumulatingDdp(**self.group_arguments(), **self.ddp_arguments())
+        return _AccumulatingDdp(self, **self.group_arguments(), **self.ddp_arguments())
 
     def train(self, loop: Loop) -> None:
         super().train(loop)
@@ -72,6 +72,15 @@ class LightningDdp(GroupTrainerStrategy, Ddp):
 
 class _AccumulatingDdp(DDPStrategy):
     """Lightning's DDP, which synchronizes in the last part of a step only."""
+
+    def __init__(self, adapter: LightningDdp, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._adapter = adapter
+
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        with self._adapter.attribute_errors_to_wrapping():
+            self._adapter.leave_out_unsendable(model)
+            return super()._setup_model(model)
 
     def block_backward_sync(self) -> AbstractContextManager[Any]:
         return skip_sync(self.model)

@@ -42,6 +42,7 @@ from scalebench.strategies.torch.group import (
     reduce_scatter,
 )
 from scalebench.strategies.torch.model import NetworkModule
+from scalebench.strategies.torch.user_module import UserProblem
 from scalebench.workloads.source import Source
 
 
@@ -68,6 +69,20 @@ def group_layers(model: NetworkModule, min_bytes: float) -> list[list[nn.Module]
         rest = groups.pop()
         groups[-1] += rest
     return groups
+
+
+def find_unsharded(model: nn.Module) -> set[nn.Parameter]:
+    """Return the frozen parameters that fully_shard cannot shard: numbers, and those of other types than floats.
+
+    Raises UserProblem for a number that is trained.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dim() == 0:
+            raise UserProblem(
+                f"has the scalar parameter '{name.removeprefix('module.')}', which fully_shard cannot shard: give it "
+                "the shape (1,), or take a strategy that leaves weights whole, such as ddp"
+            )
+    return {each for each in model.parameters() if each.dim() == 0 or not each.is_floating_point()}
 
 
 KIND_OF_PART = {WEIGHTS_OUT: "all_gather", GRADIENTS_IN: "reduce_scatter"}
@@ -185,6 +200,8 @@ class Fsdp(TorchStrategy):
         super().setup()
 
     def wrap(self, model: nn.Module) -> nn.Module:
+        self.check_optimizer_divisible()
+        ignored = find_unsharded(self.model)
         for tensor in self.model.parameters():
             tensor.data = tensor.data.contiguous()  # channels-last kernels cannot be sharded
         self._mesh = mesh = self.build_mesh()
@@ -193,10 +210,12 @@ class Fsdp(TorchStrategy):
             self.model.protect_outputs([node.name for node in nodes if node.op == "dense" and len(node.shape) > 1])
         self._resharded_units = self._units()[:-1] if self.options.reshard_after_forward else []
         for unit in self._units():
-            fully_shard(unit, mesh=mesh, reshard_after_forward=unit in self._resharded_units)
+            fully_shard(unit, mesh=mesh, reshard_after_forward=unit in self._resharded_units, ignored_params=ignored)
             self._all_gathers.append(log_messages(self._log, self._left_out, unit[0], mesh.ndim > 1))
         if not isinstance(model, FSDPModule):
-            fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the root, which has no weights left
+            fully_shard(
+                model, mesh=mesh, reshard_after_forward=False, ignored_params=ignored
+            )  # the root, which has no weights left
         self.optimizer = self.build_optimizer()  # of the shards
         return model
 

@@ -41,6 +41,7 @@ class Zero1(Ddp):
     optimizer: ZeroRedundancyOptimizer
 
     def wrap(self, model: nn.Module) -> nn.Module:
+        self.check_optimizer_divisible()
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         train, views = self.spec.config.train, self.options.parameters_as_bucket_view
         refusals.refuse(refusals.few_tensors_rule(self.spec, len(parameters)))

@@ -1,0 +1,153 @@
+"""Functions that users may name as model.torch, with a fault outside of the forward pass, or beyond some strategies."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+
+class Net(nn.Module):
+    """(n, 3, 200) -> (n, 2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(600, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x.flatten(1))
+
+
+class _Raise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        raise ValueError("no gradient")
+
+
+class Backward(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return _Raise.apply(super().forward(x))
+
+
+def hook() -> nn.Module:
+    def refuse(gradient: Tensor) -> None:
+        raise ValueError("no gradient")
+
+    net = Net()
+    net.last.bias.register_hook(refuse)
+    return net
+
+
+class Rated(Optimizer):
+    """SGD with an argument that is required, a count of its steps and, with `fault`, an error in the second one. Its
+    groups have no `lr`."""
+
+    def __init__(self, params: Any, rate: float, fault: bool = False) -> None:
+        super().__init__(params, {"rate": rate})
+        self.count, self.fault = 0, fault
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        if closure is not None:  # Lightning's
+            with torch.enable_grad():
+                closure()
+        self.count += 1
+        if self.fault and self.count > 1:
+            raise ValueError("no second step")
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["rate"] / self.count)
+
+
+class Listed(Rated):
+    """Keeps its state in a list by the order of the parameters."""
+
+    def __init__(self, params: Any, rate: float) -> None:
+        super().__init__(params, rate)
+        self.moments = [torch.zeros_like(each) for group in self.param_groups for each in group["params"]]
+
+
+def with_optimizer(kind: str = "Rated", **options: Any) -> Any:
+    net = Net()
+    if kind == "LBFGS":
+        return net, torch.optim.LBFGS(net.parameters())
+    return net, {"Rated": Rated, "Listed": Listed}[kind](net.parameters(), rate=0.1, **options)
+
+
+def scheduler() -> Any:
+    net = Net()
+    optimizer = SGD(net.parameters(), lr=0.1)
+    factors = [1.0, 0.5]
+    return net, {
+        "optimizer": optimizer,
+        "lr_scheduler": {"scheduler": LambdaLR(optimizer, lambda step: factors[step]), "interval": "step"},
+    }
+
+
+def step() -> Any:
+    return with_optimizer(fault=True)
+
+
+class Constants(Net):
+    """Has constants that no backend can send, a scalar of whole numbers that is frozen, and a lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        graph = torch.eye(3)
+        self.register_buffer("graph", graph.to_sparse())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that these are new
+            self.register_buffer("rows", graph.to_sparse_csr())
+        self.register_buffer("order", torch.arange(3, dtype=torch.int16))
+        self.register_buffer("small", torch.ones(3).to(torch.float8_e4m3fn))
+        self.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+        self.count = nn.Parameter(torch.tensor(3), requires_grad=False)
+        self.factor = nn.Parameter(torch.tensor(0.5), requires_grad=False)
+
+
+class Scalar(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+class Locked(Net):
+    """Has a lock and the features of the last pass, which cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.features: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.lock:
+            self.features = super().forward(x)
+            return self.features * 1.0
+
+
+class Gathering(Net):
+    """Sums up over the ranks within its forward pass, where there are any."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if dist.is_initialized():
+            dist.all_reduce(torch.zeros(1))
+        return super().forward(x)
+
+
+class Synchronized(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.SyncBatchNorm(2)
