@@ -114,7 +114,7 @@ class TorchStrategy(Strategy, Probes):
         self._check_parameter_count()
         self.optimizer = self.build_optimizer()
         self.compiled = CompiledModel(self.model, self.place.threads) if train.compile else self.model
-        with self.attribute_errors_to_wrapping():
+        with user_module.attribute_errors_to_wrapping(self.spec.config):
             self.net = self.wrap(self.compiled)
         for device in self._devices():  # setup may have had more than a step has: all weights before they were sharded
             reset_peak(device)
@@ -135,11 +135,6 @@ class TorchStrategy(Strategy, Probes):
         trained = [name for name, parameter in named if parameter.requires_grad]
         finds_unused = getattr(self.options, "find_unused_parameters", False)
         return user_module.attribute_errors_to_user(self.spec.config.model, trained=trained, finds_unused=finds_unused)
-
-    def attribute_errors_to_wrapping(self) -> AbstractContextManager[None]:
-        """Return a context for wrapping the model in which errors name the user's function and the strategy."""
-        config = self.spec.config
-        return user_module.attribute_errors_to_wrapping(config.model, config.strategy.name)
 
     def step(self, batch: TorchBatch) -> LossPart | None:
         self.optimizer.zero_grad()
@@ -167,8 +162,7 @@ class TorchStrategy(Strategy, Probes):
             user.check_divisible()
 
     def advance_schedulers(self, by_step: bool = True) -> None:
-        """Count a step of the user's module, and advance the user's schedulers, if there are any; without `by_step`
-        those alone that advance by epoch."""
+        """Count a step of the user's module, and advance its schedulers; without `by_step` those of epochs alone."""
         if isinstance(self.model, user_module.UserModule):
             self.model.progress.steps += 1
             if self.model.user_optimizer is not None:

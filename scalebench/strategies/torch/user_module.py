@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from scalebench.core.errors import InputError, PluginError, describe_exception
-from scalebench.core.spec import ModelSpec
+from scalebench.core.spec import Config, ModelSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets.images import PIXEL_SCALE
@@ -215,8 +215,9 @@ def _find_place(error: BaseException) -> str | None:
 
 
 @contextmanager
-def attribute_errors_to_wrapping(model: ModelSpec, strategy: str) -> Iterator[None]:
+def attribute_errors_to_wrapping(config: Config) -> Iterator[None]:
     """Turn errors of a strategy that wraps a user's module into Unsupported: nothing of the user's need be wrong."""
+    model, strategy = config.model, config.strategy.name
     try:
         yield
     except (InputError, Unsupported, MemoryError, ImportError):

@@ -18,6 +18,7 @@ from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.ddp import Ddp, DdpOptions, read_bucket_bytes, skip_sync, switch_sync
 from scalebench.strategies.torch.lightning.trainer import GroupTrainerStrategy
+from scalebench.strategies.torch.user_module import attribute_errors_to_wrapping
 
 
 @dataclass
@@ -78,7 +79,7 @@ class _AccumulatingDdp(DDPStrategy):
         self._adapter = adapter
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        with self._adapter.attribute_errors_to_wrapping():
+        with attribute_errors_to_wrapping(self._adapter.spec.config):
             self._adapter.leave_out_unsendable(model)
             return super()._setup_model(model)
 
