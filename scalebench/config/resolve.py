@@ -51,7 +51,7 @@ def resolve(config: Config) -> RunSpec:
     """Resolve a config into the run that it means on this machine. Raise InputError for bad input."""
     config = replace(config, gpus=_read_device_count(config.gpus))
     check_config(config)
-    requested_devices = config.hardware.devices
+    requested_devices, requested_loss = config.hardware.devices, config.model.loss
     draft = Draft(replace(config, strategy=set_exactness(config.strategy)))
     for step in (fill_dataset, size_model, count_devices, set_batches, place_processes):
         draft = step(draft)
@@ -65,6 +65,9 @@ def resolve(config: Config) -> RunSpec:
         "unsupported_gpus": requested_devices == "auto"
         and config.hardware.devices == "cpu"
         and machine.find_unsupported_gpus() is not None,
+        "one_hot_targets": draft.plugin_error is None
+        and (requested_loss, config.model.loss) == (user_code.AUTO, "mse")
+        and datasets.has_one_hot_targets(config),
         "open_port": unsupported is None and private_network.opens_ports(config),
     }
     spec = RunSpec(

@@ -68,6 +68,10 @@ ADVICE = {
         "The model's file changed the number of threads within an operation while it trained, so that ranks share "
         "cores that they should have for themselves. Leave out torch.set_num_threads; hardware.cpus_per_device sets it."
     ),
+    "one_hot_targets": (
+        "model.loss=auto took mse, since the targets are floats, and these look like classes: one 1 in each row. For "
+        "cross_entropy and accuracy, have the function return their numbers: targets.argmax(1)."
+    ),
     "open_port": (
         "Its processes listened on all interfaces of the machine while it ran, so that others could reach them: "
         "TensorFlow's servers read and write files for everybody. docs/guides/cluster.md says where that is not needed."
@@ -175,6 +179,7 @@ RAISED_WHEN = {
     "hooks_left_out": "a LightningModule overrides hooks of a step, and the strategy is none of Lightning's",
     "loader_left_out": "a LightningModule has a train_dataloader, and samples are those of `dataset`",
     "threads_changed": "threads within an operation, at the end of the measurement, are not those of the run",
+    "one_hot_targets": "`auto` took mse for a function's targets that are floats with one 1 in each row",
     "open_port": "its processes listened on all interfaces: TensorFlow's servers, or MPI",
     "not_in_turns": "the other runs of its sweep took turns; it did not fit beside them, or could not be stopped",
     "foreign_process": "another program computed on one of its GPUs, before or while it was measured",

@@ -318,6 +318,8 @@ class Console:
             note = " ".join([format_repeat(spec), *own])
             note += " (baseline, added)" if run.added else ""
             note += " [oversubscribed]" if "oversubscribed" in spec.flags else ""
+            if "one_hot_targets" in spec.flags:
+                note += " [loss mse, since the targets are floats; targets.argmax(1) gives cross_entropy]"
             if not run.starts:
                 self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {run.explain_no_start()}")
                 continue

@@ -389,10 +389,16 @@ def _output_problem(outputs: Tensor, config: Config, count: int) -> str | None:
                     f"gives outputs of {shape} for {count} samples, and the labels of dataset={dataset.name} have the "
                     "shape (n, 1): return them as (n,)"
                 )
+            if positions and positions == shape[1:] and classes == 2:
+                return (
+                    f"gives outputs of {shape} for {count} samples, and dataset={dataset.name} has {positions[0]} "
+                    "labels of 0 or 1 for each: where these mean one class, return its number, targets.argmax(1)"
+                )
             labels = f"{dataset.classes} classes" if dataset.classes else "classes"
             return (
                 f"gives outputs of {shape} for {count} samples; dataset={dataset.name} has {labels}: "
                 f"give each an output{f', as (samples, classes, {positions[0]})' if positions else ''}"
+                f"{', or subtract 1 from labels that begin with 1' if shape == (count, classes - 1) else ''}"
             )
     elif shape != (targets := (count, *config.model.target_shape)):
         return f"gives outputs of {shape} for {count} samples; the targets of dataset={dataset.name} are {targets}"

@@ -183,6 +183,11 @@ def _native_shape(config: Config) -> SampleShape:
     return SampleShape(tuple(model.input_shape), tuple(model.target_shape) or (model.outputs,))
 
 
+def has_one_hot_targets(config: Config) -> bool:
+    """Return whether a function's targets look like classes that are written as floats; `config` has the shapes."""
+    return user_function.has_function(config.dataset) and user_function.has_one_hot_targets(config, cache_dir(config))
+
+
 def check(config: Config) -> None:
     """Raise InputError for an unknown dataset, one that does not fit the model, or a missing or unused path.
 

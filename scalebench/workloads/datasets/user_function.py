@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scalebench.core import plugins
 from scalebench.core.errors import InputError, PluginError
@@ -35,6 +36,7 @@ from scalebench.workloads.source import SampleShape
 FORMAT_VERSION = 2  # raise it when the same function gives other files than before
 WORKER_MODULE = "scalebench.workloads.datasets.user_function_worker"
 REQUEST_FILE, RESPONSE_FILE, LOG_FILE = "request.json", "response.json", "output.log"
+MAX_ONE_HOT_ROWS = 1000
 MAX_LOG_BYTES = 20_000  # of the end of its output, kept beside the traceback
 
 
@@ -57,6 +59,7 @@ class SampleFacts(NamedTuple):
     max_class: int | None  # None: the targets are quantities
     fields: str | None = None  # of records, for messages; None: one array of floats or bytes
     needs_loss: bool = False  # the targets are records or missing, so that only a loss of the user is for them
+    one_hot: bool = False  # the targets are floats, one 1 and else 0 in each of the first rows
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,11 @@ def sample_shape(config: Config, cache_dir: Path) -> SampleShape:
     return SampleShape(facts.input_shape, facts.target_shape, config.dataset.classes, facts.fields, facts.needs_loss)
 
 
+def has_one_hot_targets(config: Config, cache_dir: Path) -> bool:
+    """Return whether the targets look like classes that are written as floats, for a config as in sample_shape."""
+    return read_facts(ensure_samples(config.dataset, config.measure.timeout_s, cache_dir)).one_hot
+
+
 _failed: dict[Path, PluginError] = {}  # of one call of the program, so that a sweep waits only once for a failure
 
 
@@ -188,7 +196,14 @@ def read_facts(folder: Path) -> SampleFacts:
         max_class=int(targets.max()) if np.issubdtype(targets.dtype, np.integer) else None,
         fields=records.describe_fields(inputs.dtype) if is_record else None,
         needs_loss=records.is_record(targets.dtype),
+        one_hot=_is_one_hot(targets[:MAX_ONE_HOT_ROWS]),
     )
+
+
+def _is_one_hot(targets: NDArray[Any]) -> bool:
+    if targets.dtype.kind != "f" or targets.ndim != 2 or targets.shape[1] < 2:
+        return False
+    return bool(((targets == 0) | (targets == 1)).all() and (targets.sum(axis=1) == 1).all())
 
 
 def _count_classes(dataset: DatasetSpec, facts: SampleFacts) -> int | None:

@@ -344,7 +344,10 @@ class Column:
         if len(bad):
             problem = f"the negative class {values[tuple(bad[0])]}" if has_classes else "NaN or an infinite value"
             position = start + int(bad[0, 0])
-            raise UnusableSamples(f"returns {problem} in {name}, first at sample {position}: correct or drop it")
+            keep = ", or return a dict of arrays, which a loss of your own (model.loss) takes as they are"
+            raise UnusableSamples(
+                f"returns {problem} in {name}, first at sample {position}: correct or drop it{keep * has_classes}"
+            )
         return values
 
 

@@ -356,13 +356,22 @@ MISFITS = {
         {"model__target_shape": [2, 1]},
         r"gives .*\(20, 2\) for 20 samples; the targets .* are \(20, 2, 1\)",
     ),
-    "few classes": ("Series", {**CLASSIFIER, "dataset__classes": 3}, r"gives outputs of \(20, 2\) .*has 3 classes"),
+    "few classes": (
+        "Series",
+        {**CLASSIFIER, "dataset__classes": 3},
+        r"gives .* has 3 classes: give .*, or subtract 1 from labels that",
+    ),
     "no classes": ("Tensors", {**CLASSIFIER, "dataset__classes": 2}, r"gives outputs of \(20, 2, 3\) .*has 2 classes"),
     "no loss": ("Plain", {"model__loss": "module"}, r"gives a Plain, .* computes no loss .*: set model\.loss=mse$"),
     "a column of labels": (
         "Series",
         {"model__loss": "cross_entropy", "model__target_shape": [1], "dataset__classes": 2},
         r"gives .*, and the labels of dataset=materials have the shape \(n, 1\): return them as \(n,\)$",
+    ),
+    "one-hot integers": (
+        "Series",
+        {"model__loss": "cross_entropy", "model__target_shape": [2], "dataset__classes": 2},
+        r"gives outputs of \(20, 2\) .* has 2 labels of 0 or 1 for each: .* its number, targets\.argmax\(1\)$",
     ),
     "wrong input": ("Series", {"model__input_shape": [200, 4]}, r"fails: RuntimeError: .*channels"),
     "a table": ("table", {}, r"gives a dict in training: it should give one tensor"),

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import Config, DatasetSpec, MeasureSpec, ModelSpec
 from scalebench.sweeps.task import SweepSession
@@ -41,6 +43,8 @@ def build(size, seed, kind="quantities", returned=None):
     inputs = np.random.default_rng(seed).normal(size=(size, 4))
     if kind == "quantities":
         return inputs, inputs[:, 0]
+    if kind == "one_hot":
+        return inputs, np.eye(3, dtype=np.float32)[np.arange(size) % 3]
     if kind == "broken":
         raise ValueError("broken")
     if kind == "pictures":
@@ -74,6 +78,22 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tupl
 def config(tmp_path: Path, model: ModelSpec = USER_MODEL, **changes: Any) -> Config:
     fields = {"name": "custom", "size": 100, "builder": "made_of:build", "cache": str(tmp_path / "cache"), **changes}
     return Config(model=model, dataset=DatasetSpec(**fields), measure=MeasureSpec(timeout_s=12.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "loss", "flagged"),
+    [({"kind": "one_hot"}, "auto", True), ({"kind": "one_hot"}, "mse", False), ({}, "auto", False)],
+)
+def test_classes_that_are_written_as_floats_are_flagged(
+    calls: list[Any], tmp_path: Path, options: dict[str, str], loss: str, flagged: bool
+) -> None:
+    """Where auto took mse for them; other targets, and a loss that was chosen, are as they should be."""
+    keys = [f"+dataset.options.{key}={value}" for key, value in options.items()]
+    names = "strategy=bare_torch hardware=cpu gpus=1 model=custom model.torch=made_of:network dataset=custom"
+    keys += ["dataset.builder=made_of:build", "dataset.size=100", f"dataset.cache={tmp_path / 'cache'}"]
+    spec = resolve(compose_config([*names.split(), f"model.loss={loss}", *keys]))
+    assert spec.config.model.loss == "mse"
+    assert ("one_hot_targets" in spec.flags) == flagged
 
 
 @pytest.mark.parametrize(("changes", "expected"), [
@@ -471,7 +491,10 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
         r"^returns a Dataset whose sample 1 has \(3,\) of 'ids', and sample 0 \(4,\): pad or cut them to one shape$",
     ),
     "a table of other fields": (Table([{"ids": FLOATS[0]}, {"mask": FLOATS[0]}]), r"sample 1 has no 'ids', "),
-    "below 0": ((FLOATS, np.arange(6) - 2), r"^returns the negative class -2 in targets, first at sample 0: correct"),
+    "below 0": (
+        (FLOATS, np.arange(6) - 2),
+        r"^returns the negative class -2 in targets, first at sample 0: correct or drop it, or .* dict",
+    ),
     "infinite": ((np.where(FLOATS > 0.9, np.inf, FLOATS), FLOATS), r"infinite value in inputs, first at sample 5"),
     "too large": ((FLOATS * 1e300, FLOATS), r"NaN or an infinite value in inputs, first at sample 0"),
 }
