@@ -20,7 +20,7 @@ from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner.launchers import local
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest
 
-COMMAND = re.compile(r"([\w.-]+): (\S+ -m torch\.distributed\.run .*)")
+COMMAND = re.compile(r"([\w.-]+): (\S+ -P -m torch\.distributed\.run .*)")
 
 
 class TorchrunUser:
