@@ -33,6 +33,7 @@ ENVIRONMENT_VALUE = re.compile(r"\$\{\s*oc\.(env|decode)\b")
 RECIPES_FILE = Path(__file__).with_name("repeat_commands.yaml")
 AUTO_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # what PyTorch's backend=auto resolves to
 FLOAT32 = "train.precision=float32"
+DEVICE_COUNT = re.compile(r"(?<= gpus=)(\d+)(?= |$)")
 FIRST_PORT = 20010  # of an example
 # Column of the frame, key of the command line, and the default value, which the command leaves out.
 SETTINGS = (
@@ -70,7 +71,12 @@ def make_baseline_commands(frame: pd.DataFrame, unreadable: Unreadable | None = 
     """Make the sweeps that measure the rows without a baseline together with what they are compared with. `unreadable`
     as for `make_command`."""
     rows = [row for row in plain_rows(frame.sort_values(SORT_COLUMNS)) if find_missing_baselines(row)]
-    return list(dict.fromkeys(_make_baseline_command(row, unreadable) for row in rows))
+    counts: dict[tuple[str, str], dict[str, None]] = {}  # of devices, by the text around them
+    for row in rows:
+        head, *rest = DEVICE_COUNT.split(_make_baseline_command(row, unreadable), maxsplit=1)
+        counts.setdefault((head, "".join(rest[1:])), {}).update(dict.fromkeys(rest[:1]))
+    # One sweep for all numbers of devices: each of several would run the same baselines again.
+    return [f"{head}{','.join(devices)}{tail}" for (head, tail), devices in counts.items()]
 
 
 def _make_baseline_command(row: dict[str, Any], unreadable: Unreadable | None) -> str:

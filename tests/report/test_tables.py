@@ -51,6 +51,9 @@ def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
     assert make_baseline_commands(lone)[0].endswith(" repeat=1")
     kept.write_text("- strategy=ddp\n- gpus=4\n- baseline=bare\n")  # by which the same sweep would leave it out again
     assert make_baseline_commands(lone) == ["scalebench --multirun strategy=ddp gpus=4"]
+    kept.unlink()
+    several = frame_of_results([record(gpus=2), record(gpus=4)], [tmp_path, tmp_path])
+    assert make_baseline_commands(several) == ["scalebench --multirun strategy=ddp gpus=2,4"]  # its baselines once
     complete = frame_of_results([record(gpus=4), record(), record("bare_torch")], [tmp_path] * 3)
     assert make_baseline_commands(complete) == []
 
