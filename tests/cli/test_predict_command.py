@@ -30,7 +30,7 @@ def test_tables_and_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = capsys.readouterr()
     text = " ".join(out.split())
     assert "Predicted: materials_cnn" in text and "ddp_gloo keeps 80 %" in text and "64 devices: " in text
-    assert "nothing between nodes was measured" in text and "To know more, measure" in text
+    assert "To know more, measure" in text
     assert "no measurement backs" not in text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,7 +44,8 @@ def list_points(curve: Curve) -> list[MeasuredStep]:
 def find_links(hardware: Hardware, rows: Sequence[Row], syncs: SyncsByLink | None = None) -> Links:
     """Return the links of some hardware: measured on these rows, with `syncs`, else those of its YAML.
 
-    A rate is None where neither is known. A node has at least the devices that ran on one of this hardware.
+    A rate is None where neither is known. A node has at least the devices that ran on one of this hardware, and this
+    machine has all of its workers, however few its cores.
     """
     links = hardware.get("links") or {}
     ran = max(-(-row["gpus"] // row["nodes"]) for row in rows)
@@ -52,7 +54,10 @@ def find_links(hardware: Hardware, rows: Sequence[Row], syncs: SyncsByLink | Non
     if kind not in step_model.LINK_EFFICIENCIES:
         raise InputError(f"hardware.links.kind={kind} should be one of {', '.join(step_model.LINK_EFFICIENCIES)}")
     nominal = (float(links.get(name) or 0) or None for name in ("intra_node_bytes_per_s", "inter_node_bytes_per_s"))
-    made = step_model.make_links(int(per_node if syncs is None else max(per_node, ran)), kind, *nominal)
+    per_node = per_node if syncs is None else max(per_node, ran)
+    if hardware.get("this_machine") and hardware.get("devices") == "cpu" and hardware.get("max_nodes") == 1:
+        per_node = math.inf
+    made = step_model.make_links(per_node, kind, *nominal)
     made = replace(
         made,
         latency_s=float(links.get("intra_node_latency_s") or made.latency_s),

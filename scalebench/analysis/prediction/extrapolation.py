@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalebench.analysis.prediction.step_model import FloatArray, StepModel, StepParts, predict_parts, solve_sample_s
+from scalebench.analysis.prediction.step_model import (
+    NO_SYNC,
+    FloatArray,
+    StepModel,
+    StepParts,
+    predict_parts,
+    solve_sample_s,
+)
 
 FACTOR_FLOOR = 0.01  # of the computation: overheads below it are noise, and no ratio of them is a correction
 MIN_FACTOR, MAX_FACTOR = 0.1, 10.0
@@ -75,9 +82,17 @@ class Extrapolation:
     def error_scale(self, devices: Any, batch: Any, knows_network: bool = False) -> FloatArray:
         """Return the scale of the error, in logarithms of seconds; 0 for the last measured point."""
         devices, batch = np.broadcast_arrays(np.asarray(devices, float), np.asarray(batch, float))
-        loss = self.parts(devices, batch).loss - self.parts(self.last.devices, self.last.batch).loss
-        doublings = np.log2(np.maximum(devices / self.last.devices, 1))
-        scale = ERROR_FLOOR + ERROR_PER_DOUBLING * doublings + ERROR_PER_LOSS * np.maximum(loss, 0)
+        loss = self.parts(devices, batch).loss
+
+        def distant(point: MeasuredStep) -> FloatArray:
+            lost = loss - self.parts(point.devices, point.batch).loss
+            lost = np.where(devices < self.last.devices, np.abs(lost), np.maximum(lost, 0))
+            doublings = np.abs(np.log2(devices / point.devices))
+            return np.asarray(ERROR_FLOOR + ERROR_PER_DOUBLING * doublings + ERROR_PER_LOSS * lost)
+
+        # The first and the last point are met; what is between is as uncertain as from the nearer one.
+        from_last = distant(self.last)
+        scale = np.where(devices < self.last.devices, np.minimum(distant(self.points[0]), from_last), from_last)
         if not knows_network and self.count_nodes(self.last.devices) == 1:
             scale = scale * np.where(self.count_nodes(devices) > 1, UNMEASURED_NETWORK_FACTOR, 1.0)
         scale = np.minimum(scale, MAX_ERROR_SCALE)
@@ -106,6 +121,7 @@ def extrapolate(model: StepModel, points: Sequence[MeasuredStep]) -> Extrapolati
     if not points:
         raise ValueError("no points")
     points = tuple(sorted(points))
+    model = _limit_host(model, points)
     model = solve_sample_s(model, *points[0])
     if len(points) == 1:
         return Extrapolation(model, points)
@@ -117,6 +133,17 @@ def extrapolate(model: StepModel, points: Sequence[MeasuredStep]) -> Extrapolati
     scale = last.step_s / float(predict_parts(model, last.devices, last.batch).step_s)
     slope = _fit_slope(model, points)
     return Extrapolation(model, points, scale, slope)
+
+
+def _limit_host(model: StepModel, points: Sequence[MeasuredStep]) -> StepModel:
+    """Return the model with the host's limit from the last point on, where it was taken, if a measured step is faster.
+
+    Processors that compute are taken also while their workers wait: fewer workers wait less.
+    """
+    alone = replace(model, sync=NO_SYNC)
+    hosts = [float(predict_parts(alone, point.devices, point.batch).host_s) for point in points]
+    is_refuted = any(host_s > point.step_s for host_s, point in zip(hosts, points, strict=True))
+    return replace(model, host_from=float(points[-1].devices)) if is_refuted else model
 
 
 def _fit_slope(model: StepModel, points: Sequence[MeasuredStep]) -> float:

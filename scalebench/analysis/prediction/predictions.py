@@ -112,6 +112,21 @@ class CurvePrediction:
         """True if several numbers of devices are measured."""
         return len(self.points) > 1
 
+    def find_measured(self, devices: int) -> float | None:
+        """Return the samples/s measured on so many devices with the predicted batch; None: not measured."""
+        if self.other_device:
+            return None
+        point = next((point for point in self.points if point.devices == devices), None)
+        if point is None or point.batch != float(self.batch_of(np.array([float(devices)]))[0]):
+            return None
+        return point.devices * point.batch / point.step_s
+
+    def list_missed(self) -> list[tuple[int, float, Estimate]]:
+        """Return the devices, the measured and the predicted samples/s where the interval lacks what was measured."""
+        measured = [(point.devices, self.find_measured(point.devices)) for point in self.points]
+        rates = [(devices, rate, self.forecast([devices]).rate(0)) for devices, rate in measured if rate is not None]
+        return [each for each in rates if not each[2].low <= each[1] <= each[2].high]
+
     def list_remarks(self, devices: int) -> list[str]:
         """Return what to know of a prediction for this number of devices."""
         if devices > self.max_devices:
@@ -166,9 +181,12 @@ class CurvePrediction:
         scale = self.extrapolation.error_scale(devices, batch, self.knows_network)
         scale = scale + (OTHER_DEVICE_SCALE if self.other_device else 0.0)
         low, high = self.limits[self.extrapolation.measured]
-        # Per device, hardly more is possible than at the last measured point.
-        last, growth = self.points[-1], np.log2(np.maximum(devices / self.points[-1].devices, 1))
-        perfect = self._step_s(last) * batch / last.batch / self.extrapolation.step_s(devices, batch)
+        # Per device, hardly more is possible than at the last measured point; below it, than at the first one.
+        first, last = self.points[0], self.points[-1]
+        growth = np.log2(np.maximum(devices / last.devices, 1))
+        sample_s = np.where(devices < last.devices, *(self._step_s(point) / point.batch for point in (first, last)))
+        sample_s = np.where(devices < first.devices, 0.0, sample_s)
+        perfect = sample_s * batch / self.extrapolation.step_s(devices, batch)
         fast = np.maximum(np.exp(low * scale), np.minimum(1, perfect) * np.exp(low * ERROR_FLOOR * (1 + growth)))
         fast = np.where(scale > 0, np.minimum(fast, 1), 1)
         row = self.curve.rows[-1]
@@ -200,7 +218,12 @@ class CurvePrediction:
         most = max(self.points[0].devices, int(min(most, self.max_devices)))
         forecast = self.forecast(np.arange(self.points[0].devices, most + 1))
         first, rates = self.points[0].devices, forecast.throughput
-        surely = _count_kept(forecast.devices, forecast.efficiency_low >= share - 1e-9)
+        is_sure = forecast.efficiency_low >= share - 1e-9
+        for row, point in zip(self.curve.rows[1:], self.points[1:], strict=True):
+            if point.devices <= most and (rate := self.find_measured(point.devices)) is not None:
+                low = (row["throughput_low"] or rate) / point.devices * self.points[0].step_s / self.points[0].batch
+                is_sure[point.devices - first] = low >= share - 1e-9
+        surely = _count_kept(forecast.devices, is_sure)
         by_figures = _count_kept(forecast.devices, forecast.efficiency >= share - 1e-9)
         doubled = rates[first::2]  # at twice the devices
         poor = doubled < MIN_DOUBLING_GAIN * rates[: len(doubled)]
@@ -422,7 +445,8 @@ def suggest_measurement(prediction: CurvePrediction, devices: int) -> Suggestion
     and two full nodes; None where none narrows it by a tenth."""
     last, per_node = prediction.points[-1].devices, prediction.extrapolation.model.links.devices_per_node
     best = Suggestion(last, before := _width(prediction, devices), 0.9 * before)
-    for count in sorted({2 * last, 4 * last, 2 * per_node}):
+    two_nodes = [] if math.isinf(per_node) else [int(2 * per_node)]
+    for count in sorted({2 * last, 4 * last, *two_nodes}):
         batch = float(prediction.batch_of(np.array([float(count)]))[0])
         if not last < count < devices <= prediction.max_devices or math.isnan(batch):
             continue

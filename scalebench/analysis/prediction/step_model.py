@@ -37,7 +37,7 @@ HOST_COPY_SHARE = 0.44  # of a host link's time that each further device adds wh
 class Links:
     """The links of a machine. Rates are reached ones; an unknown network counts as fast as the links in a node."""
 
-    devices_per_node: int
+    devices_per_node: float  # infinity: one node has all
     bytes_per_s: float | None  # of a device to its neighbour in the node
     network_bytes_per_s: float | None  # of a node
     latency_s: float = LATENCIES_S["nvlink"]
@@ -46,7 +46,7 @@ class Links:
     oversubscription: float = 1.0  # of the network, above one full node
 
     def count_nodes(self, devices: FloatArray) -> FloatArray:
-        return np.ceil(devices / self.devices_per_node)
+        return np.maximum(1.0, np.ceil(devices / self.devices_per_node))
 
     def rate(self, nodes: FloatArray) -> FloatArray:
         """Return the bytes per second of a ring: that of its slowest link."""
@@ -56,7 +56,7 @@ class Links:
 
 
 def make_links(
-    devices_per_node: int, kind: str = "nvlink", inside: float | None = None, network: float | None = None
+    devices_per_node: float, kind: str = "nvlink", inside: float | None = None, network: float | None = None
 ) -> Links:
     """Make links of nominal rates in bytes per second; `kind` is nvlink, peer (PCIe) or host (PCIe through memory)."""
     return Links(
@@ -85,6 +85,7 @@ class StepModel:
     overlap: float = OVERLAP
     growth: float = GROWTH
     host_sample_s: float = 0.0  # seconds of a node's processors for a sample
+    host_from: float = 0.0  # devices; fewer were measured to be faster than that allows
     computes_on_host: bool = False  # the devices are processors, which wait for the network
     nodes_share_cores: bool = False  # as namespaces, containers or virtual machines of one computer
     cut_bytes: float = 0.0  # activations of a sample between two stages
@@ -132,7 +133,7 @@ def predict_parts(model: StepModel, devices: Any, batch: Any) -> StepParts:
     growth = model.growth * compute * expected_maximum(devices) * model.overhead_factor
     sync = exposed_sync_s(model, devices, batch, compute)
     beside = devices if model.nodes_share_cores else np.minimum(devices, model.links.devices_per_node)
-    host = beside * batch * model.host_sample_s
+    host = np.where(devices < model.host_from, 0.0, beside * batch * model.host_sample_s)
     if model.computes_on_host:
         host = np.where((host > 0) & (model.links.count_nodes(devices) > 1), host + sync, host)
     return StepParts(compute, optimizer, sync * model.overhead_factor, growth, host)
@@ -267,6 +268,7 @@ def solve_sample_s(model: StepModel, devices: float, batch: float, step_s: float
     for _ in range(40):  # to 12 digits
         middle = (low + high) / 2
         model = replace(model, sample_s=middle, pass_s=half_batch * middle)
-        too_long = predict_parts(model, devices, batch).step_s > step_s
+        # Where the host is the limit, rounding alone would make every step too long.
+        too_long = predict_parts(model, devices, batch).step_s > step_s * (1 + 1e-12)
         low, high = (low, middle) if too_long else (middle, high)
     return model

@@ -27,7 +27,7 @@ MAX_DEVICES = 10_000_000
 MIN_MOST = 1024  # devices up to which scaling is looked at, where none are named
 CSV_COLUMNS = (
     "group strategy devices batch_per_device throughput_samples_per_s throughput_low throughput_high efficiency "
-    "efficiency_low efficiency_high limited_by memory_bytes fits device_hours_per_epoch"
+    "efficiency_low efficiency_high limited_by memory_bytes fits device_hours_per_epoch measured_samples_per_s"
 ).split()
 
 
@@ -175,6 +175,7 @@ def _print_csv(groups: Iterable[PredictedGroup], counts: Sequence[int]) -> None:
                            forecast.efficiency_low, forecast.efficiency_high)  # fmt: skip
                 figures = [float(values[i]) if fits is not False else math.nan for values in columns]
                 hours = float(forecast.device_hours_per_epoch[i]) if fits is not False else math.nan
-                cells = [*figures, forecast.limited_by(i), float(forecast.memory_bytes[i]), fits, hours]
+                cells = [*figures, forecast.limited_by(i), float(forecast.memory_bytes[i]), fits, hours,
+                         prediction.find_measured(count)]  # fmt: skip
                 shown = (None if isinstance(cell, float) and math.isnan(cell) else cell for cell in cells)
                 writer.writerow([title, prediction.name, count, float(forecast.batch[i]), *shown])

@@ -57,7 +57,6 @@ REACH = re.compile(r" keeps? \d")
 CAPTION = (
     "a step model drawn through the measured points, with 95 % limits from the errors of published scaling curves, or "
     "of 20 of these measurements (docs/guides/predicting.md)",
-    "efficiency: throughput per device over that of the fewest measured devices",
     "device time per epoch: of all devices together",
     "limited by: the largest predicted loss of a step; growth stands for all losses that grow slowly with the devices",
 )
@@ -128,15 +127,22 @@ def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str =
     has_memory = any(np.isfinite(forecast.memory_bytes).any() for _, forecast in forecasts)
     has_epochs = any(np.isfinite(forecast.device_hours_per_epoch).any() for _, forecast in forecasts)
     extra = [*(["memory"] if has_memory else []), *(["device time per epoch"] if has_epochs else [])]
-    columns = ["strategy", DEVICES, "samples/s (95 %)", "efficiency", "limited by", *extra]
-    rows = [
-        Row([make_cell(prediction.name), *_forecast_cells(forecast, i, has_memory, has_epochs)], prediction.curve.tags)
-        for prediction, forecast in forecasts
-        for i in range(len(counts))
-    ]
+    measured = [[prediction.find_measured(count) for count in counts] for prediction, _ in forecasts]
+    has_measured = any(rate is not None for rates in measured for rate in rates)
+    seen = ["measured"] if has_measured else []
+    columns = ["strategy", DEVICES, "samples/s (95 %)", *seen, "efficiency", "limited by", *extra]
+    rows = []
+    for (prediction, forecast), rates in zip(forecasts, measured, strict=True):
+        for i, rate in enumerate(rates):
+            cells = [make_cell(prediction.name), *_forecast_cells(forecast, i, has_memory, has_epochs)]
+            if has_measured:
+                cells.insert(3, format_cell(rate, "{:,.0f}".format))
+            rows.append(Row(cells, prediction.curve.tags))
+    bases = sorted({prediction.points[0].devices for prediction in predicted.predictions})
+    base = f"efficiency: throughput per device over that of the fewest measured devices ({', '.join(map(str, bases))})"
     title = f"Predicted: {format_group_title(predicted.group)}"
     return Table(table_id, title, columns, rows, frozenset(columns) - {"strategy", "limited by"},
-                 join_sentences(*CAPTION))  # fmt: skip
+                 join_sentences(CAPTION[0], base, *CAPTION[1:]))  # fmt: skip
 
 
 def _forecast_cells(forecast: Forecast, i: int, has_memory: bool, has_epochs: bool) -> list[Cell]:
@@ -169,13 +175,16 @@ def _format_finite(value: float, show: Callable[[float], str]) -> Cell:
 
 def list_sentences(predicted: PredictedGroup, counts: Sequence[int], share: float, most: int) -> Iterator[str]:
     """Yield how far each strategy scales, which are tied, what to measure next, and what is not known."""
-    reaches: dict[str, list[str]] = {}
+    held = [prediction for prediction in predicted.predictions if not prediction.list_missed()]
     for prediction in predicted.predictions:
+        yield from _describe_missed(prediction)
+    reaches: dict[str, list[str]] = {}
+    for prediction in held:
         reaches.setdefault(_describe_reach(prediction, share, most), []).append(prediction.name)
     for reach, names in reaches.items():
         yield f"{join_with_and(names)} {'keeps' if len(names) == 1 else 'keep'} {reach}"
-    yield from _describe_ranking(predicted.predictions, counts[-1])
-    yield from _describe_next(predicted.predictions, counts[-1])
+    yield from _describe_ranking(held, counts[-1])
+    yield from _describe_next(held, counts[-1])
     remarks: dict[str, list[str]] = {}
     for prediction in predicted.predictions:
         for remark in prediction.list_remarks(counts[-1]):
@@ -187,6 +196,16 @@ def list_sentences(predicted: PredictedGroup, counts: Sequence[int], share: floa
         yield f"{about}: {remark}."
     if max(most, *counts) > MAX_MEASURED_DEVICES:
         yield f"Beyond {MAX_MEASURED_DEVICES:,} devices no measurement backs this."
+
+
+def _describe_missed(prediction: CurvePrediction) -> Iterator[str]:
+    """Say where the model is off what was measured: it says nothing of more devices there."""
+    if missed := prediction.list_missed():
+        parts = [
+            f"{rate:,.0f} samples/s on {devices:,} (predicted {_format_rate(predicted)})"
+            for devices, rate, predicted in missed
+        ]
+        yield f"{prediction.name}: the model misses what was measured, {join_with_and(parts)}: no verdict follows."
 
 
 def _describe_reach(prediction: CurvePrediction, share: float, most: int) -> str:
@@ -202,8 +221,13 @@ def _describe_reach(prediction: CurvePrediction, share: float, most: int) -> str
     if reach.poor_doubling is not None:
         pair = f"{reach.poor_doubling:,} to {2 * reach.poor_doubling:,}"
         doubling = f" From {pair} devices throughput grows by less than {MIN_DOUBLING_GAIN:g} times."
-    kept = f"{describe(reach.by_figures)}, with {100 * CONFIDENCE:g} % confidence {describe(reach.surely)}"
-    return f"{100 * share:g} % efficiency {kept}.{doubling}"
+    first, kept = prediction.points[0].devices, describe(reach.by_figures)
+    if prediction.is_rankable:
+        kept += f", with {100 * CONFIDENCE:g} % confidence {describe(reach.surely)}"
+    else:
+        kept += ", by the model: one number of devices was measured"
+    base = "efficiency" if first == 1 else f"of the throughput per device on {first:,}"
+    return f"{100 * share:g} % {base} {kept}.{doubling}"
 
 
 def _describe_ranking(predictions: Sequence[CurvePrediction], devices: int) -> Iterator[str]:

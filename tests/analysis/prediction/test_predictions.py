@@ -190,6 +190,17 @@ def test_workers_that_share_cores_take_turns_on_them() -> None:
     assert four.forecast([4]).throughput == pytest.approx(apart.throughput[1:2], rel=0.1)
 
 
+def test_one_worker_that_has_all_cores_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers wait for each other on the cores that one alone uses: their rate is no limit for one."""
+    monkeypatch.setitem(sweeps.EFFICIENCY, "ddp_gloo", 0.3)
+    prediction = predict_one(on_two_cores(make_runs(), this_machine=True, max_nodes=1))
+    one, two, four = prediction.forecast([1, 2, 4]).throughput
+    assert [one, two] == pytest.approx([prediction.find_measured(count) for count in (1, 2)], rel=1e-6)
+    assert two == pytest.approx(0.6 * one, rel=0.02) and four == pytest.approx(two, rel=0.05)
+    assert prediction.find_measured(4) is None and prediction.list_missed() == []
+    assert prediction.list_remarks(4) == []  # workers of one machine are on one node
+
+
 def test_cores_of_other_hardware() -> None:
     runs = on_two_cores(make_runs())
     target = {**ALPHA, "devices": "cpu", "cpus_per_node": 4}
