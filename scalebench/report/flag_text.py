@@ -69,8 +69,8 @@ ADVICE = {
         "cores that they should have for themselves. Leave out torch.set_num_threads; hardware.cpus_per_device sets it."
     ),
     "one_hot_targets": (
-        "model.loss=auto took mse, since the targets are floats, and these look like classes: one 1 in each row. For "
-        "cross_entropy and accuracy, have the function return their numbers: targets.argmax(1)."
+        "The loss is mse, since the targets are floats, and they look like classes, with one 1 in each row. For "
+        "cross_entropy and accuracy, have the function return the classes' numbers: targets.argmax(1)."
     ),
     "open_port": (
         "Its processes listened on all interfaces of the machine while it ran, so that others could reach them: "
