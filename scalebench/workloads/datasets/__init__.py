@@ -197,12 +197,15 @@ def check(config: Config) -> None:
     _check_name(dataset)
     if dataset.name != synthetic.TOKENS:
         synthetic.check_model_takes_no_tokens(config)
+    if not decodes_in_training(dataset.name):
+        _check_no_decoding(dataset)
     if user_function.has_function(dataset):
         _check_function_samples(config)
         return
     kind = DATASETS[dataset.name]
     _check_path(dataset, kind)
-    _check_decoding(config, kind)
+    if kind.root is not None:
+        _check_decoding(config)
     if kind.images:
         images.check_model_takes_images(config)
         return
@@ -232,17 +235,19 @@ def decodes_in_training(name: str) -> bool:
     return name in DATASETS and DATASETS[name].root is not None
 
 
-def _check_decoding(config: Config, kind: DatasetKind) -> None:
-    """Raise InputError for settings of decoding without any, and for a feed that pictures in files cannot have."""
+def _check_no_decoding(dataset: DatasetSpec) -> None:
+    """Raise InputError for settings of decoding, of which there is none in training."""
+    if dataset.workers is not None or not dataset.augment:
+        key = "workers" if dataset.workers is not None else "augment"
+        raise InputError(
+            f"dataset.{key} is of pictures that are decoded during training, and the samples of dataset={dataset.name} "
+            "are not: leave it out, or use dataset=imagenet_jpeg"
+        )
+
+
+def _check_decoding(config: Config) -> None:
+    """Raise InputError for a feed and a copy that pictures in files cannot have."""
     dataset = config.dataset
-    if kind.root is None:
-        if dataset.workers is not None or not dataset.augment:
-            key = "workers" if dataset.workers is not None else "augment"
-            raise InputError(
-                f"dataset.{key} is of pictures that are decoded during training, and those of dataset={dataset.name} "
-                "are not: leave it out, or use dataset=imagenet_jpeg"
-            )
-        return
     if dataset.feed not in ("host", "fixed"):
         raise InputError(
             f"dataset.feed={dataset.feed} keeps decoded pictures, and dataset={dataset.name} decodes them during "

@@ -187,6 +187,14 @@ def test_built_in_networks_that_do_not_fit(tmp_path: Path, calls: list[Any], cas
         datasets.check(datasets.fill_from_samples(config(tmp_path, model, options={"kind": kind})))
 
 
+@pytest.mark.parametrize(("key", "value"), [("workers", 2), ("augment", False)])
+def test_settings_of_decoding_are_refused_where_samples_are_made_once(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=rf"^dataset.{key} is of pictures that are decoded during training, and the sa"
+    ):
+        datasets.check(config(tmp_path, **{key: value}))
+
+
 def test_the_label_is_the_function_unless_the_dataset_has_a_name(tmp_path: Path) -> None:
     assert datasets.label(config(tmp_path)) == "made_of:build"
     assert datasets.label(config(tmp_path, name="theirs")) == "theirs"
