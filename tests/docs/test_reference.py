@@ -73,7 +73,17 @@ def test_every_key_is_in_the_config_page(section: str, kind: type, prefix: str) 
 
 
 def test_every_variable_of_a_user_is_in_the_config_page() -> None:
-    ours = {"PARENT_PID", "LAUNCHER", "ADDRESSES", "RUN_ID", "LISTEN_ADDRESS", "CPUS", "CXX", "PYTHON"}  # of processes
+    ours = {
+        "PARENT_PID",
+        "LAUNCHER",
+        "ADDRESSES",
+        "RUN_ID",
+        "LISTEN_ADDRESS",
+        "CPUS",
+        "CXX",
+        "PYTHON",
+        "USER_FOLDERS",
+    }  # of processes
     folders = [ROOT / name for name in ("scalebench", "conf")]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yaml", ".sh")]
     read_names = {name for path in files for name in re.findall(r"SCALEBENCH_([A-Z0-9_]+)\b", path.read_text())}
