@@ -90,7 +90,7 @@ SEVERAL = "Ambiguous value for argument 'gpus=1,2'\n1. To use it as a list, use 
         (HydraException("\n\n  what it is \nand more"), "what it is"),
         (
             OverrideParseException("a=[", "no viable alternative at input '['\nSee https://hydra.cc"),
-            "cannot read the override 'a=[': no viable alternative at input '['",
+            "cannot read the override 'a=[': no viable alternative at input '['; for a text write \"a='['\" in a shell",
         ),
         (AssertionError(), f"{BEGIN}AssertionError{END}"),
         (TypeError("no name"), f"{BEGIN}TypeError: no name{END}"),
