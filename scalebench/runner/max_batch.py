@@ -174,7 +174,7 @@ class BatchSearch:
         if outcome.status not in ("failed", "timeout"):
             return outcome
         if memory_limit.lacks_memory(outcome.reason or ""):
-            return dataclasses.replace(outcome, status="oom")
+            return dataclasses.replace(outcome, status="oom", reason=f"out of memory: {outcome.reason}")
         names = [*map(rank_log_name, range(self._requested.processes)), MPIRUN_LOG, SRUN_LOG]
         for log in [self.rank_folder / name for name in names]:
             line = memory_limit.find_out_of_memory_line(log)

@@ -82,7 +82,7 @@ REFUSED = {
     "scaling=week": "scaling=week: no such value 'week'; did you mean 'weak'?",
     "gpus=1,2": "gpus=1,2 names several values: add --multirun for a sweep over them, or quote the value",
     "gpus=[1": "cannot read the override 'gpus=[1': ",
-    "gpus=${nowhere}": "Interpolation key 'nowhere' not found",
+    "gpus=${nowhere}": "gpus: Interpolation key 'nowhere' not found",
     "dataset.name=???": "dataset.name has no value; choose dataset=NAME",
     "--nope": "no option '--nope'; settings are written KEY=VALUE, such as gpus=2, and --hydra-help lists",
 }

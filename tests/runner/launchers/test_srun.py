@@ -117,7 +117,7 @@ def test_variables_of_the_job_are_not_passed_to_the_step(
     of_job = ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_GPU", "SLURM_HINT")
     for name in of_job:
         monkeypatch.setenv(name, "1")
-    variables = srun._variables(["n1", "n2"], "an id", tmp_path)
+    variables = srun._variables(["n1", "n2"], "an id", tmp_path, None)
     assert not variables.keys() & {"SLURM_NTASKS_PER_NODE", *of_job}
     # Ranks descend from a daemon of SLURM, and not from srun.
     assert variables[exit_with_parent.LAUNCHER_VARIABLE] == exit_with_parent.REMOTE_LAUNCHER
