@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scalebench.analysis.comparison.labels import Labels, find_differences, find_key_values
-from scalebench.analysis.comparison.pairing import ComparedRun, ComparisonRow, make_comparison_rows
+from scalebench.analysis.comparison.pairing import ComparedRun, ComparisonRow, make_compared_run, make_comparison_rows
 from scalebench.core.errors import InputError
 from scalebench.core.result import MonitorRecord
 from scalebench.core.spec import HardwareSpec
-from tests.builders.comparisons import machine_settings, make_runs, train_settings
+from tests.builders.comparisons import machine_settings, make_results, make_runs, train_settings
 from tests.builders.runs import MODEL, simulated_config
 
 OTHER = {"model": dataclasses.replace(MODEL, name="mlp", input_shape=[3, 3], outputs=7)}
@@ -140,7 +141,10 @@ def test_the_first_folder_goes_first() -> None:
 
 
 def test_machines_of_one_name_differ_by_their_processor() -> None:
-    one, other = make_runs("a", [0.1]), make_runs("b", [0.1], **machine_settings(cpu_model="another"))
+    results = [*make_results("a", [0.1]), *make_results("b", [0.1], **machine_settings(cpu_model="another"))]
+    for result in results:
+        result.scale.device = "cpu"
+    one, other = ([make_compared_run(result, Path(result.run_id))] for result in results)
     assert names([*one, *other], "hardware") == ["cpu cpu_model=a processor", "cpu cpu_model=another"]
     renamed = make_runs("b", [0.1], hardware=HardwareSpec("big", devices="cpu", gpus_per_node=2))
     assert names([*one, *renamed], "hardware") == ["big", "cpu"]
