@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -75,7 +76,8 @@ def read_transports(logs: Iterable[Path]) -> dict[str, str] | None:
     for log in logs:
         try:
             with log.open("rb") as file:
-                lines += file.read(MAX_LOG_BYTES).decode(errors="replace").splitlines()
+                size = min(MAX_LOG_BYTES, os.fstat(file.fileno()).st_size)  # room for more may be more than there is
+                lines += file.read(size).decode(errors="replace").splitlines()
         except OSError:  # a rank that never started has none
             continue
     return parse_transports(lines) or None

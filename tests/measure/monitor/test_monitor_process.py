@@ -38,7 +38,8 @@ with MonitorProcess(read_spec(Path(".")), Path(".")) as monitor:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")  # for modules of the tests
     write_spec(SPEC, tmp_path)
     return tmp_path
 
