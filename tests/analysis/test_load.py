@@ -25,7 +25,7 @@ DESIGN = """
 run_id, started_at, status, reason, path, fingerprint, repeat, seed, model, dataset, strategy, framework,
 framework_version, backend_used, hardware, gpus, nodes, processes, scaling, batch_per_device, global_batch, precision,
 data_format, feed, model_params, gradient_bytes, flops_per_sample, throughput_samples_per_s, throughput_low,
-throughput_high, interval_over, step_s, epoch_s, steps_per_epoch, launch_s, setup_s, warmup_s, warmup_steps,
+throughput_high, interval_over, in_turns, step_s, epoch_s, steps_per_epoch, launch_s, setup_s, warmup_s, warmup_steps,
 measured_s, measured_steps, wall_s, steady, flags, baseline_self_id, baseline_bare_id, speedup_self, speedup_self_low,
 speedup_self_high, speedup_bare, speedup_bare_low, speedup_bare_high, efficiency_self, efficiency_self_low,
 efficiency_self_high, efficiency_bare, efficiency_bare_low, efficiency_bare_high, mfu, sync_isolated_s,
