@@ -177,15 +177,15 @@ def test_an_error_after_a_run_is_not_the_status_of_a_refusal(
 
 def test_a_limit_of_memory_is_named(tmp_path: Path) -> None:
     """The ranks need less than the table does."""
-    limit = 320_000 << 10
+    limit = 310_000 << 10
     ended = subprocess.run(
         [*PROGRAM, *WORDS, "measure.monitor=true", f"hydra.run.dir={tmp_path}/run"], capture_output=True, text=True,
         timeout=120, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
     )  # fmt: skip
     assert ended.returncode == 1 and ended.stderr.count("\n") == 1
-    assert "no table: " in ended.stderr and "; ulimit -v is 320,000 KiB; " in ended.stderr
+    assert "no table: " in ended.stderr and "; ulimit -v is 310,000 KiB; " in ended.stderr
     result = read_result(tmp_path / "run/result.json")
-    assert result.status == "ok" and "ulimit -v is 320,000 KiB" in (result.monitor.reason or "")
+    assert result.status == "ok" and "ulimit -v is 310,000 KiB" in (result.monitor.reason or "")
 
 
 @pytest.mark.parametrize("words", ["seed=range(10000000)", "seed=range(0,1,1e-9)", "seed=shuffle(range(10000000))"])
