@@ -37,6 +37,7 @@ def batched(
     for rank in made.ranks:
         rank.block_samples = [2 * batch] * len(rank.block_s)
     made.workload.steps_per_epoch = math.ceil(1000 / made.scale.global_batch)
+    made.quality.learning_rate = train.learning_rate
     return made
 
 

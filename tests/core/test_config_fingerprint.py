@@ -17,10 +17,10 @@ from scalebench.core.spec import Config, StrategySpec, TrainSpec
 OF_THE_PROGRAM = {"repeat", "resume", "strict", "baseline", "dry_run", "debug", "dataset.cache"}
 OF_THE_PROGRAM |= {"sweep.max_minutes", "sweep.report", "sweep.export"}
 OF_THE_PROGRAM |= {f"measure.{name}" for name in ("repeats", "order", "slot_s", "cool_down_s")}
-QUEUEING = {"hardware.max_jobs"} | {
+QUEUEING = {"hardware.max_jobs", "hardware.ports"} | {
     f"hardware.slurm.{name}" for name in ("account", "qos", "reservation", "time_minutes", "bin", "one_job")
 }
-LATER = ("layout", "interface", "node_copy", "max_jobs")  # keys that older records do not have
+LATER = ("layout", "interface", "node_copy", "max_jobs", "ports")  # keys that older records do not have
 OF_CURVES = {f"train.evaluate_{name}" for name in ("epochs", "s", "samples")}  # only with a stop condition
 TRAIN_KEYS = [f.name for f in dataclasses.fields(TrainSpec)]
 LATER_TRAIN_KEYS = TRAIN_KEYS[TRAIN_KEYS.index("momentum") :]
