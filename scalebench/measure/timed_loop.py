@@ -118,7 +118,7 @@ class TimedLoop:
 
     @property
     def over(self) -> bool:
-        """Whether all phases are, or have not begun."""
+        """True when all phases are over."""
         return self._phase is None
 
     def _start_block(self, phase: LoopPhase) -> None:

@@ -221,7 +221,7 @@ def find_nvml_problem() -> str | None:
 
 @dataclass(frozen=True)
 class GpuRoom:
-    """What one GPU has for one more process; None where NVML does not say it."""
+    """The room of one GPU for one more process; None where NVML does not report it."""
 
     free_bytes: int | None
     total_bytes: int | None

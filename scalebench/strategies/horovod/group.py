@@ -82,7 +82,7 @@ def is_default(options: HorovodOptions, key: str) -> bool:
 
 MPI_THREAD_MULTIPLE = 3  # in Open MPI and in MPICH; the level that Horovod requests
 MAX_LIBRARY_VERSION = 8192  # MPI_MAX_LIBRARY_VERSION_STRING: 256 in Open MPI, 8192 in MPICH
-# What started this process, by a variable that it sets.
+# Each launcher is known by a variable that it sets.
 LAUNCHERS = {
     "OMPI_COMM_WORLD_RANK": "Open MPI's mpirun",
     "SLURM_STEP_ID": "srun",
