@@ -20,8 +20,8 @@ KEYS: dict[str, tuple[type, ...]] = {
     "cpus_per_node": OPTIONAL_INT, "cpus_per_device": OPTIONAL_INT, "max_nodes": (int,), "memory_bytes": OPTIONAL_INT,
     "gpu_model": OPTIONAL_STR, "gpu_memory_bytes": OPTIONAL_INT, "device_ids": (list,), "bind": (str,),
     "environment": (dict,), "this_machine": (bool,), "nodes_share_cores": (bool,), "hosts": (list,), "layout": (str,),
-    "interface": OPTIONAL_STR, "node_copy": OPTIONAL_STR, "scheduler": (str,), "max_jobs": OPTIONAL_INT,
-    "slurm": (dict,), "links": (dict,), "unsupported": (dict,), "sources": (list,),
+    "interface": OPTIONAL_STR, "ports": OPTIONAL_STR, "node_copy": OPTIONAL_STR, "scheduler": (str,),
+    "max_jobs": OPTIONAL_INT, "slurm": (dict,), "links": (dict,), "unsupported": (dict,), "sources": (list,),
 }  # fmt: skip
 LINKS: dict[str, tuple[type, ...]] = {
     "intra_node_bytes_per_s": (float, type(None)),

@@ -56,7 +56,7 @@ def test_a_run_with_repeats_is_a_sweep(resume: str) -> None:
     [
         ("gpus=0", "gpus=0 should be at least 1"),
         ("model.name=???", "model.name has no value; choose model=NAME"),
-        ("gpus=${nowhere}", "Interpolation key 'nowhere' not found"),
+        ("gpus=${nowhere}", "gpus: Interpolation key 'nowhere' not found"),
     ],
 )
 def test_bad_input_ends_the_program_with_2(word: str, line: str) -> None:
