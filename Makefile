@@ -1,5 +1,5 @@
 # Each target sets up .venv itself; nothing is done twice.
-.PHONY: install extras horovod demo docs test test-all lint bench cluster-up cluster-down clean
+.PHONY: install extras horovod demo docs test test-extras test-all lint bench cluster-up cluster-down clean
 PY := .venv/bin/python
 
 install:
@@ -29,6 +29,10 @@ test: install lint
 	$(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile -m "not slow and not real"
 	$(PY) -m pytest -m "not slow and real"
 	$(PY) -m pytest -m "not slow" plugins/scalebench-search
+
+# What needs an extra, slow or not. A skip is a failure, unless tests/allowed_skips.txt has its reason.
+test-extras: extras
+	$(PY) -m pytest -m extra --skips-fail
 
 test-all: extras lint
 	@scripts/install_browser.sh

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Generator, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -21,6 +23,30 @@ os.environ["SCALEBENCH_PACE"] = "off"
 # TensorFlow's kernels for images with channels first are oneDNN's, which it takes by itself on some processors only.
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
 IGNORED = {".pytest_cache", ".hypothesis", "__pycache__", ".ruff_cache", ".mypy_cache"}
+
+
+ALLOWED_SKIPS = (ROOT / "tests/allowed_skips.txt").read_text().splitlines()  # its comments match no reason
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--skips-fail", action="store_true", help="skips fail but for tests/allowed_skips.txt")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    packages = [str(name) for marker in item.iter_markers("extra") for name in marker.args]
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)}: not installed; make extras")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and item.config.getoption("skips_fail") and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not any(re.fullmatch(allowed, reason) for allowed in ALLOWED_SKIPS):
+            report.outcome, report.longrepr = "failed", f"skipped, and not in tests/allowed_skips.txt: {reason}"
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -33,8 +33,8 @@ def test_the_notebook_holds_no_outputs_and_shows_what_the_guide_names() -> None:
 @pytest.fixture
 def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Return the function that executes a notebook in tmp_path."""
-    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
-    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    import nbclient
+
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     resources = {"metadata": {"path": str(tmp_path)}}
     return lambda book: nbclient.NotebookClient(book, timeout=LIMIT_S, resources=resources).execute()
@@ -53,6 +53,7 @@ console.print_line("✓ done")
 """
 
 
+@pytest.mark.extra("nbclient", "ipykernel")
 @pytest.mark.filterwarnings("ignore")
 def test_progress_is_one_line_below_the_cell(execute: Callable[[Any], None]) -> None:
     """The stream of a notebook says that it is a terminal, and would keep each picture of a spinner."""
@@ -66,9 +67,9 @@ def test_progress_is_one_line_below_the_cell(execute: Callable[[Any], None]) -> 
 
 
 @pytest.mark.real
+@pytest.mark.extra("nbclient", "ipykernel", "plotly")
 @pytest.mark.filterwarnings("ignore")
 def test_the_notebook_runs(execute: Callable[[Any], None], tmp_path: Path) -> None:
-    pytest.importorskip("plotly", reason="plotly is not installed")
     import nbformat
 
     book = nbformat.read(NOTEBOOK, as_version=4)

@@ -24,8 +24,6 @@ from tests.builders.sweeps import write_results
 
 RATE = 200.0  # samples/s of blocks of 20 samples in 0.1 s
 STEPS = [5, 7, 9, 12]  # at the ends of the blocks: a point of the curve after step 10 cut one short
-needs = {name: pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is not installed")
-         for name in ("mlflow", "tensorboard", "wandb")}  # fmt: skip
 
 
 READ_EVENTS = """
@@ -99,7 +97,7 @@ def test_a_tracker_that_is_not_installed_is_one_line(sweep: Path, monkeypatch: p
     assert not Path("multirun").exists()
 
 
-@needs["tensorboard"]
+@pytest.mark.extra("tensorboard")
 @pytest.mark.filterwarnings("ignore")
 def test_tensorboard_reads_what_was_written(sweep: Path) -> None:
     for _ in range(2):  # the second replaces the first
@@ -118,7 +116,7 @@ def test_no_name_of_a_record_leads_out_of_the_folder_of_events(tmp_path: Path) -
     assert trackers.name_event_folder(run) == "ddp-1-_.._.._kept"
 
 
-@needs["mlflow"]
+@pytest.mark.extra("mlflow")
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_reads_what_was_written(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.tracking import MlflowClient
@@ -160,7 +158,7 @@ def read_offline_run(file: Path) -> list[Any]:
     return records
 
 
-@needs["wandb"]
+@pytest.mark.extra("wandb")
 @pytest.mark.filterwarnings("ignore")
 def test_wandb_reads_what_was_written(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb

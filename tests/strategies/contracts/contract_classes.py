@@ -45,5 +45,7 @@ def contract_classes(
         own = {"strategy": one.strategy, "gpus": one.gpus, "overrides": (*base.overrides, *one.overrides)}
         made: Any = type(name, (base,), {**one.attributes, **own})
         made = made if one.strategy == "simulated" else pytest.mark.real(made)
+        for package in {"accelerate", "deepspeed"} & {one.strategy.partition("_")[0]}:
+            made = pytest.mark.extra(package)(made)
         classes[name] = pytest.mark.slow(made) if one.slow else made
     return classes

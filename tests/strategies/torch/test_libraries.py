@@ -71,8 +71,10 @@ def test_a_network_of_a_library_is_named_as_it_was_asked_for() -> None:
     assert function_label(model) == "model=timm/resnet19"
 
 
+@pytest.mark.extra("transformers")
 def test_the_real_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     module = libraries.build_transformers("gpt2", n_layer=1, n_embd=8, n_head=2, vocab_size=16, n_positions=8)
     tokens = torch.arange(8)[None]
     assert isinstance(module, transformers.PreTrainedModel)
