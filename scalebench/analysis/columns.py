@@ -26,7 +26,7 @@ FRAME_COLUMNS = (
     "backward_s optimizer_s gpu_util_mean gpu_power_w_mean energy_j_per_sample peak_memory_bytes "
     "sm_clock_mhz_min mem_clock_mhz_min throttle_reasons cpu_util_mean rss_peak_bytes final_loss metric_name "
     "metric time_to_target_s precision_used data_format_used compiler_used prefetch options "
-    "overhead_share overhead_share_low overhead_share_high "
+    "read_samples_per_s overhead_share overhead_share_low overhead_share_high "
     "steady_after_steps syncs_per_epoch sync_isolated_s_low sync_isolated_s_high sync_exposed_s_low "
     "sync_exposed_s_high imbalance_s_low imbalance_s_high data_s data_s_low data_s_high copy_s "
     "copy_s_low copy_s_high forward_s_low forward_s_high backward_s_low backward_s_high optimizer_s_low "
@@ -146,6 +146,7 @@ COLUMN_DESCRIPTIONS = {
     "data_s": "cost of drawing a batch beside the device's work",
     "data_share": "of the step of the repeat that was probed",
     "copy_s": "of a batch to the device; null on CPUs",
+    "read_samples_per_s": "of a user's Dataset, by one process before the run; null: other data, or not measured",
     "forward_s": "",
     "backward_s": "",
     "optimizer_s": "",

@@ -153,7 +153,7 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
         "final_loss": q.final_loss, "metric_name": q.metric_name, "metric": q.metric,
         "time_to_target_s": q.time_to_target_s,
         "precision_used": w.precision_used, "data_format_used": w.data_format_used,
-        "compiler_used": w.compiler_used, "prefetch": w.prefetch,
+        "compiler_used": w.compiler_used, "prefetch": w.prefetch, "read_samples_per_s": w.read_samples_per_s,
         **settings_cells(result), "transports": nccl_log.summarize_transports(result.sync.transports),
         **training_columns.training_cells(result),
         **pipeline_stages.stage_cells(result, step_s),

@@ -58,7 +58,7 @@ def evaluate_blocks(result: Result) -> Measurement:
     steady = None if drift is None else not drift
     flags = list_flags(result, throughput_figure[1], target, groups)
     mfu = flops_utilization(result, throughput_figure[0])
-    flags += utilization_flags(result, mfu)
+    flags += [*utilization_flags(result, mfu), *reading_flags(result, throughput_figure[0])]
     blocks, rates = _step_blocks(result, groups), round_rates(groups, result.scale.independent)
     return Measurement(throughput_figure, rates, _step_s(blocks), describe_step_spread(blocks), steady, mfu, flags)
 
@@ -219,6 +219,12 @@ def utilization_flags(result: Result, mfu: float | None) -> list[str]:
         "no_tensor_cores": computes_float32 and any(has_fast_tensor_cores(gpu.name) for gpu in gpus),
     }
     return [name for name, is_set in flags.items() if is_set]
+
+
+def reading_flags(result: Result, rate: float | None) -> list[str]:
+    """Flag a run that trains on samples faster than one process has read them from the user's Dataset."""
+    read_rate = result.workload.read_samples_per_s
+    return ["slow_reading"] if rate is not None and read_rate is not None and read_rate < rate else []
 
 
 def repeats_differ_flags(rates: Iterable[float]) -> list[str]:

@@ -57,6 +57,7 @@ def resolve(config: Config) -> RunSpec:
         draft = step(draft)
     config, placement = draft.config, draft.placement
     assert placement is not None
+    samples = None if draft.plugin_error is not None else datasets.find_function_facts(config)
     unsupported = "; ".join(find_unsupported_reasons(config, draft.gpus, placement)) or None
     flags = {
         "oversubscribed": placement.oversubscribed,
@@ -65,9 +66,9 @@ def resolve(config: Config) -> RunSpec:
         "unsupported_gpus": requested_devices == "auto"
         and config.hardware.devices == "cpu"
         and machine.find_unsupported_gpus() is not None,
-        "one_hot_targets": draft.plugin_error is None
-        and (requested_loss, config.model.loss) == (user_code.AUTO, "mse")
-        and datasets.has_one_hot_targets(config),
+        "one_hot_targets": samples is not None
+        and samples.one_hot
+        and (requested_loss, config.model.loss) == (user_code.AUTO, "mse"),
         "open_port": unsupported is None and private_network.opens_ports(config),
     }
     spec = RunSpec(
@@ -80,6 +81,7 @@ def resolve(config: Config) -> RunSpec:
         global_batch=draft.global_batch,
         fingerprint=compute_fingerprint(config, draft.gpus, config.hardware.devices),
         flags=[flag for flag, raised in flags.items() if raised],
+        read_samples_per_s=None if samples is None else samples.reading.samples_per_s,
         unsupported=unsupported,
         plugin_error=None if draft.plugin_error is None else str(draft.plugin_error),
         plugin_traceback="" if draft.plugin_error is None else draft.plugin_error.log,

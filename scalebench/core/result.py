@@ -289,6 +289,7 @@ class Workload:
     precision_used: str | None = None
     data_format_used: str | None = None
     compiler_used: str | None = None  # inductor | xla | none
+    read_samples_per_s: float | None = None  # of a user's Dataset, in one process, before the run read its copy
 
 
 @dataclass
@@ -371,9 +372,7 @@ class Quality:
     curve: list[CurvePoint] = field(default_factory=list)  # of all ranks: seconds of the slowest, mean losses
     stopped_by: str | None = None  # epochs | steps | seconds | target; null: throughput was measured
     first_step_s: float | None = None
-    learning_rate: float | None = (
-        None  # the peak: by the rule for this batch, or the user's optimizer's, unless several
-    )
+    learning_rate: float | None = None  # the peak: by the rule for this batch, or of the user's optimizer
     max_batch: MaxBatch | None = None  # measure.search=max_batch
 
 

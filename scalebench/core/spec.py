@@ -342,6 +342,7 @@ class RunSpec:
     unsupported: str | None = None  # why this well-formed run cannot happen here
     plugin_error: str | None = None  # of a plugin or user code; the run fails before it has a process
     plugin_traceback: str = ""
+    read_samples_per_s: float | None = None  # of a user's Dataset, before the run and in one process
     cohort: str | None = None  # the runs that it takes turns with; its ranks park between slots
     observes_sync: bool = False  # this launch shows how gradients are synchronized, and measures nothing
     sync_observation: SyncObservation | None = None  # null: the ranks of the run observe it

@@ -39,6 +39,7 @@ from scalebench.report.sections import (
     operations,
     pipeline_stages,
     published,
+    real_input,
 )
 from scalebench.report.sections import collectives as links
 from scalebench.report.step_breakdown import make_run_breakdown
@@ -194,9 +195,8 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
         return
     yield f"{folder}: {result.scale.strategy} gpus={result.scale.gpus}"
     remarks = [("model", text) for text in list_model_remarks(result)]
-    yield _make_fact_table(
-        [*list_headline(result), *list_training_facts(result), *remarks, *list_files(result, folder)]
-    )
+    facts = [*list_headline(result), *list_training_facts(result), *remarks, *list_data_remarks(result)]
+    yield _make_fact_table([*facts, *list_files(result, folder)])
     yield from _with_titles(pipeline_stages.make_run_blocks(result))
     if any(rank.probes is None for rank in result.ranks):
         yield f"where the time of a step goes was not measured: {step_breakdown.explain_missing_probes(result)}"
@@ -248,6 +248,13 @@ def list_headline(result: Result) -> FactRows:
     if any("sigterm" in rank.settings_used for rank in result.ranks):
         rows.append(("step", SIGTERM_BROADCAST))
     return [*rows, ("warm-up", _describe_warmup(result)), ("steady", _describe_steadiness(result))]
+
+
+def list_data_remarks(result: Result) -> FactRows:
+    """List what to know about a Dataset of the user's that was read before the run."""
+    rate, data = throughput.throughput(result)[0], result.workload
+    reading = real_input.describe_slow_reading(data.dataset, data.read_samples_per_s, "the training", rate)
+    return [] if reading is None else [("data", reading)]
 
 
 def _describe_warmup(result: Result) -> str:

@@ -343,6 +343,7 @@ def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
         precision_used=settings.get("precision"),
         data_format_used=settings.get("data_format"),
         compiler_used=settings.get("compiler"),
+        read_samples_per_s=spec.read_samples_per_s,
     )
 
 

@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console as RichConsole
 
 from scalebench.analysis.load import survey
+from scalebench.analysis.throughput import evaluate_blocks, throughput
 from scalebench.core.result import MonitorRecord, RankRecord, Result, write_result
+from scalebench.core.units import format_number
 from scalebench.report.document import Cell, Row, Table
 from scalebench.report.sections.data_or_model import make_terminal_blocks
 from scalebench.report.terminal import (
@@ -240,6 +242,20 @@ def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path: Path, capsys: p
     sweeps.sweep(tmp_path / "others")
     others = survey([tmp_path / "others"])
     assert list(make_terminal_blocks(others.pooled, others.configurations.estimate_ratio)) == []
+
+
+@pytest.mark.parametrize(("read_rate", "is_slow"), [(30.0, True), (1e5, False), (None, False)])
+def test_a_dataset_that_was_read_more_slowly_than_it_is_trained_on(
+    capsys: pytest.CaptureFixture[str], read_rate: float | None, is_slow: bool
+) -> None:
+    result = make_probed_run(None, None)
+    result.workload.dataset, result.workload.read_samples_per_s = "mine:build", read_rate
+    rate = throughput(result)[0]
+    assert rate is not None and 30 < rate < 1e5
+    text = " ".join(" ".join(show_details(capsys, result)).split())
+    sentence = f"read mine:build into the cache at 30.0 samples/s, and the training takes {format_number(rate)} samples"
+    assert (sentence in text) == is_slow == ("no figure includes that" in text)
+    assert ("slow_reading" in evaluate_blocks(result).flags) == is_slow
 
 
 @pytest.mark.gpu

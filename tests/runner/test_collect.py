@@ -221,7 +221,7 @@ MARKS_S = {
 def test_the_record_of_a_run_that_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "detect_machine", lambda: MACHINE)
     spec = simulated_spec(gpus=2, repeat=3, seed=4)
-    spec.flags = ["oversubscribed"]
+    spec.flags, spec.read_samples_per_s = ["oversubscribed"], 50.0
     ranks = [
         rank(0, [0.1, 0.2], block_losses=[9.0, 1.0], block_samples=[20, 30], marks_s=MARKS_S,
              metrics={"mse": 0.5, "mae": 2.0}, params=7, versions={"none": "1"}, message_bytes=[8, 8],
@@ -239,6 +239,7 @@ def test_the_record_of_a_run_that_is_ok(monkeypatch: pytest.MonkeyPatch) -> None
     assert (p.evaluate_s, p.probes_s, p.close_s, p.wall_s) == (None, 0.5, 1.5, 13.0)
     w, s, q = result.workload, result.scale, result.quality
     assert (w.model_params, w.gradient_bytes, w.train_samples, w.steps_per_epoch) == (7, 28, 1000, 100)
+    assert w.read_samples_per_s == 50.0
     assert (s.framework_version, s.backend_used, s.gpus, s.processes, s.repeat, s.seed) == ("1", "gloo", 2, 2, 3, 4)
     assert (s.batch_per_device, s.global_batch, s.independent, s.baseline_bare) == (10, 20, False, "simulated")
     assert (w.precision, w.precision_used, q.learning_rate) == ("float32", "float32", 0.03), "the optimizer's"

@@ -1,7 +1,9 @@
-"""The section `real_input` of a report: what real input costs, against generated samples of the same size."""
+"""The section `real_input` of a report: what real input costs, against generated samples of the same size, and which
+Datasets of users are read more slowly than they are trained on."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -9,7 +11,7 @@ from scalebench.analysis.identity import CURVE_COLUMNS, column_key
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.verdicts import Row, decide_ratio, explain_no_verdict
 from scalebench.core.stats.estimates import Estimate
-from scalebench.core.units import format_count
+from scalebench.core.units import format_count, format_number
 from scalebench.report.document import (
     MAX_ROWS,
     THROUGHPUT,
@@ -52,12 +54,21 @@ class InputCost:
 
 
 def section(report_data: ReportData) -> Section | None:
-    """Return None if no training was measured with both."""
-    rows = [row for curve in report_data.curves for row in curve.rows]
+    """Return None if no training was measured with both, or faster than its Dataset was read."""
+    rows = [row for curve in report_data.curves for row in curve.rows if row[THROUGHPUT]]
     costs = list(compare_inputs(rows, report_data.configurations.estimate_ratio))
-    if not costs:
-        return None
     blocks: list[Block] = [Paragraph(describe_cost(cost), "answer", get_tags(cost.real)) for cost in costs[:MAX_ROWS]]
+    fastest = {row["dataset"]: row for row in sorted(rows, key=lambda row: row[THROUGHPUT])}
+    for row in fastest.values():
+        training = f"{row['strategy']} on {format_count(row['gpus'], 'device')}"
+        if reading := describe_slow_reading(row["dataset"], row["read_samples_per_s"], training, row[THROUGHPUT]):
+            blocks.append(Paragraph(reading, "answer", get_tags(row)))
+    if costs:
+        blocks.append(_make_table(costs))
+    return Section(SECTION_ID, "What real input costs", blocks) if blocks else None
+
+
+def _make_table(costs: list[InputCost]) -> Block:
     columns: dict[str, Callable[[InputCost], Cell]] = {
         "model": lambda cost: make_cell(cost.real["model"]),
         "strategy": lambda cost: make_cell(cost.real["strategy"]),
@@ -72,13 +83,11 @@ def section(report_data: ReportData) -> Section | None:
     }
     items = [(cost, get_tags(cost.real)) for cost in costs[:MAX_ROWS]]
     words, caption = ("model", "strategy", "real input"), join_sentences(*CAPTION)
-    blocks.append(build_table(SECTION_ID, "Real and generated input", columns, items, words, caption))
-    return Section(SECTION_ID, "What real input costs", blocks)
+    return build_table(SECTION_ID, "Real and generated input", columns, items, words, caption)
 
 
 def compare_inputs(rows: Iterable[Row], estimate_ratio: EstimateRatio) -> Iterator[InputCost]:
-    """Yield the rows that differ in nothing but real and generated samples of one kind."""
-    rows = [row for row in rows if row[THROUGHPUT]]
+    """Yield the measured rows that differ in nothing but real and generated samples of one kind."""
     generated = {_input_key(row): row for row in rows if row["dataset"].endswith(GENERATED)}
     for row in rows:
         other = None if row["dataset"].endswith(GENERATED) else generated.get(_input_key(row))
@@ -95,6 +104,17 @@ def describe_cost(cost: InputCost) -> str:
     doubt = "" if ratio.has_limits else f"; not sure: {explain_no_verdict(real, cost.generated)}"
     than = f"{cost.generated['dataset']} {under}"
     return f"{real['dataset']} has {ratio.value:.2f} times the throughput of {than}{doubt}."
+
+
+def describe_slow_reading(dataset: str, read_rate: float | None, training: str, rate: float | None) -> str | None:
+    """Return a sentence on a Dataset that one process read more slowly, in samples/s, than `training` takes samples."""
+    if read_rate is None or rate is None or read_rate >= rate:
+        return None
+    return (
+        f"One process read {dataset} into the cache at {format_number(read_rate)} samples/s, and {training} takes "
+        f"{format_number(rate)} samples/s from there. A loader that reads during training would need "
+        f"{math.ceil(rate / read_rate):,} such processes to keep up; no figure includes that."
+    )
 
 
 def _input_key(row: Row) -> tuple[object, ...]:

@@ -183,9 +183,9 @@ def _native_shape(config: Config) -> SampleShape:
     return SampleShape(tuple(model.input_shape), tuple(model.target_shape) or (model.outputs,))
 
 
-def has_one_hot_targets(config: Config) -> bool:
-    """Return whether a function's targets look like classes that are written as floats; `config` has the shapes."""
-    return user_function.has_function(config.dataset) and user_function.has_one_hot_targets(config, cache_dir(config))
+def find_function_facts(config: Config) -> user_function.SampleFacts | None:
+    """Return the facts about a function's samples, None for another dataset; `config` has the shapes."""
+    return user_function.find_facts(config, cache_dir(config)) if user_function.has_function(config.dataset) else None
 
 
 def check(config: Config) -> None:

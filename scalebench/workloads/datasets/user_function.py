@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from scalebench.core import plugins
 from scalebench.core.errors import InputError, PluginError
-from scalebench.core.json_files import read_tail
+from scalebench.core.json_files import read_record, read_tail
 from scalebench.core.process import build_python_command
 from scalebench.core.spec import Config, DatasetSpec
 from scalebench.workloads import records, user_code
@@ -36,6 +36,7 @@ from scalebench.workloads.source import SampleShape
 FORMAT_VERSION = 2  # raise it when the same function gives other files than before
 WORKER_MODULE = "scalebench.workloads.datasets.user_function_worker"
 REQUEST_FILE, RESPONSE_FILE, LOG_FILE = "request.json", "response.json", "output.log"
+READING_FILE = "reading.json"  # beside the samples
 MAX_ONE_HOT_ROWS = 1000
 MAX_LOG_BYTES = 20_000  # of the end of its output, kept beside the traceback
 
@@ -49,8 +50,15 @@ class UserFunction(NamedTuple):
     plugin_version: str = ""
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How the samples of a function were read while they were written to the cache."""
+
+    samples_per_s: float | None = None  # of a Dataset, in one process; None: arrays, or not measured
+
+
 class SampleFacts(NamedTuple):
-    """The facts that are read from the arrays that a function has made."""
+    """The facts that are read from the files that a function's samples are kept in."""
 
     samples: int
     input_shape: tuple[int, ...]
@@ -60,6 +68,7 @@ class SampleFacts(NamedTuple):
     fields: str | None = None  # of records, for messages; None: one array of floats or bytes
     needs_loss: bool = False  # the targets are records or missing, so that only a loss of the user is for them
     one_hot: bool = False  # the targets are floats, one 1 and else 0 in each of the first rows
+    reading: Reading = Reading()
 
 
 @dataclass(frozen=True)
@@ -135,15 +144,15 @@ def add_code_digest(dataset: DatasetSpec) -> DatasetSpec:
     return dataclasses.replace(dataset, code_digest=digest)
 
 
+def find_facts(config: Config, cache_dir: Path) -> SampleFacts:
+    """Return the facts about the samples, for a config that fill_from_function returned."""
+    return read_facts(ensure_samples(config.dataset, config.measure.timeout_s, cache_dir))
+
+
 def sample_shape(config: Config, cache_dir: Path) -> SampleShape:
-    """Return the shapes of the samples, for a config that fill_from_function returned."""
-    facts = read_facts(ensure_samples(config.dataset, config.measure.timeout_s, cache_dir))
+    """Return the shapes of the samples, for a config as in find_facts."""
+    facts = find_facts(config, cache_dir)
     return SampleShape(facts.input_shape, facts.target_shape, config.dataset.classes, facts.fields, facts.needs_loss)
-
-
-def has_one_hot_targets(config: Config, cache_dir: Path) -> bool:
-    """Return whether the targets look like classes that are written as floats, for a config as in sample_shape."""
-    return read_facts(ensure_samples(config.dataset, config.measure.timeout_s, cache_dir)).one_hot
 
 
 _failed: dict[Path, PluginError] = {}  # of one call of the program, so that a sweep waits only once for a failure
@@ -185,7 +194,8 @@ def ensure_samples(dataset: DatasetSpec, limit_s: float, cache_dir: Path) -> Pat
 
 @functools.lru_cache(maxsize=64)  # a complete cache folder never changes
 def read_facts(folder: Path) -> SampleFacts:
-    """Return the number, shapes and dtype of the samples in a cache folder, and their highest class."""
+    """Return the number, shapes and dtype of the samples in a cache folder, their highest class, and how fast they were
+    read."""
     inputs, targets = cache.open_arrays(folder)
     is_record = records.is_record(inputs.dtype)
     return SampleFacts(
@@ -197,7 +207,16 @@ def read_facts(folder: Path) -> SampleFacts:
         fields=records.describe_fields(inputs.dtype) if is_record else None,
         needs_loss=records.is_record(targets.dtype),
         one_hot=_is_one_hot(targets[:MAX_ONE_HOT_ROWS]),
+        reading=_read_reading(folder / READING_FILE),
     )
+
+
+def _read_reading(path: Path) -> Reading:
+    """Read how samples were read; nothing is known of those that an earlier version kept without this file."""
+    try:
+        return read_record(path, Reading)
+    except (OSError, ValueError):
+        return Reading()
 
 
 def _is_one_hot(targets: NDArray[Any]) -> bool:

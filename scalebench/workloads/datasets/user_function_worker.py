@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,10 +24,11 @@ from numpy.typing import NDArray
 
 from scalebench.core import plugins
 from scalebench.core.errors import InputError, PluginError, describe_exception
+from scalebench.core.json_files import write_json
 from scalebench.workloads import records, user_code
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.datasets.images import LABEL_DTYPE
-from scalebench.workloads.datasets.user_function import REQUEST_FILE, RESPONSE_FILE
+from scalebench.workloads.datasets.user_function import READING_FILE, REQUEST_FILE, RESPONSE_FILE, Reading
 
 BLOCK_BYTES = 2**24
 
@@ -92,8 +94,8 @@ def _exit_with_parent(pipe: int) -> None:
 
 
 def write_samples(result: Any, folder: Path, size: int) -> tuple[int, int | None]:
-    """Write at most `size` of the function's samples as the two arrays of a cache folder, block by block. Return how
-    many were written, and how many there are, None where that is unknown.
+    """Write at most `size` of the function's samples as the two arrays of a cache folder, block by block, and beside
+    them how fast they were read. Return how many were written, and how many there are, None where that is unknown.
 
     Inputs of floats (n, ...) become float32, and bytes stay uint8. Targets become float32 (n, ...), or (n, 1) for one
     quantity per sample, or int64 class numbers if they are integers. Everything else is kept as records. Raises
@@ -115,11 +117,18 @@ def write_samples(result: Any, folder: Path, size: int) -> tuple[int, int | None
             Column("targets", folder / cache.TARGETS, first[1], samples.count, choose_target_type(first[1])),
         ]
     rows = max(1, BLOCK_BYTES // max(1, sum(array.nbytes for part in first for array in records.list_fields(part))))
+    read_s = 0.0
     for start in range(0, samples.count, rows):
+        begin_s = time.perf_counter()
         block = samples.block(start, min(start + rows, samples.count))  # whose errors are the function's own
+        read_s += time.perf_counter() - begin_s
         with _report_failed_writes():
             for column, part in zip(columns, block, strict=True):
                 column.write(start, part)
+    # Slices of arrays say nothing: the function has read them, or the writing reads what is mapped.
+    is_timed = isinstance(samples, TableSamples) and read_s > 0
+    with _report_failed_writes():
+        write_json(folder / READING_FILE, Reading(samples.count / read_s if is_timed else None))
     return samples.count, samples.available
 
 

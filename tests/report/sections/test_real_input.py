@@ -1,12 +1,16 @@
-"""What real input costs in the report: pairs of runs that differ in nothing but real and generated samples."""
+"""What real input costs in the report: pairs of runs that differ in nothing but real and generated samples. And which
+Datasets of users were read slowly."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
+from scalebench.analysis.throughput import throughput
 from scalebench.core.result import Result
+from scalebench.core.units import format_number
 from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections import real_input
 from tests.builders import sweeps
@@ -52,3 +56,18 @@ def test_what_is_not_sure_is_reported_as_such(made: list[Result], end: str, tmp_
 def test_other_samples_and_other_devices_are_no_pair(tmp_path: Path) -> None:
     unlike = [*runs(0.125, real="cifar10"), *[on_dataset("imagenet_jpeg", 0.2, repeat, 1) for repeat in range(3)]]
     assert build_section(real_input, tmp_path, unlike) is None
+
+
+def test_a_dataset_that_was_read_slowly_is_named_once_beside_the_fastest_training(tmp_path: Path) -> None:
+    """One that was read faster, and one whose reading was not measured, are not."""
+    made = [on_dataset(*each) for each in (("mine:slow", 0.1, 0), ("mine:slow", 0.05, 0, 4), ("mine:quick", 0.1, 0))]
+    for run, rate in zip([*made, other := on_dataset("mine:arrays", 0.1, 0)], (30.0, 30.0, 1e9, None), strict=True):
+        run.workload.read_samples_per_s = rate
+    (remark,) = select_blocks(build_section(real_input, tmp_path, [*made, other]), Paragraph)
+    rate = throughput(made[1])[0]
+    assert rate is not None
+    assert remark.text == (
+        f"One process read mine:slow into the cache at 30.0 samples/s, and ddp_gloo on 4 devices takes "
+        f"{format_number(rate)} samples/s from there. A loader that reads during training would need "
+        f"{math.ceil(rate / 30):,} such processes to keep up; no figure includes that."
+    )

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,10 +34,19 @@ from tests.builders.plugins import dists as dists
 from tests.builders.runs import find_running, wait_until
 
 USER_MODEL = ModelSpec("custom", torch="made_of:network", loss="auto", metric="auto")
-CODE = """\
+READ_S = 0.004  # of one sample of the slow Dataset
+CODE = f"""\
+import time
 import numpy as np
 
 def network(): ...
+
+class Slow:
+    def __getitem__(self, row):
+        time.sleep({READ_S})
+        return np.ones(4, np.float32), np.ones(1, np.float32)
+"""
+CODE += """
 
 def build(size, seed, kind="quantities", returned=None):
     size = returned or size
@@ -45,6 +55,8 @@ def build(size, seed, kind="quantities", returned=None):
         return inputs, inputs[:, 0]
     if kind == "one_hot":
         return inputs, np.eye(3, dtype=np.float32)[np.arange(size) % 3]
+    if kind == "slow":
+        return Slow()
     if kind == "broken":
         raise ValueError("broken")
     if kind == "pictures":
@@ -94,6 +106,21 @@ def test_classes_that_are_written_as_floats_are_flagged(
     spec = resolve(compose_config([*names.split(), f"model.loss={loss}", *keys]))
     assert spec.config.model.loss == "mse"
     assert ("one_hot_targets" in spec.flags) == flagged
+
+
+def test_the_rate_at_which_a_dataset_was_read_is_kept_with_its_samples(calls: list[Any], tmp_path: Path) -> None:
+    """Arrays are not read sample by sample, and have none, as samples that were cached by an earlier version."""
+    keys = f"strategy=bare_torch hardware=cpu gpus=1 model=custom model.torch=made_of:network dataset=custom \
+        dataset.builder=made_of:build dataset.size=40 train.batch_per_device=4 dataset.cache={tmp_path / 'cache'}"
+    begin_s = time.perf_counter()
+    first = resolve(compose_config([*keys.split(), "+dataset.options.kind=slow"])).read_samples_per_s
+    wall_s = time.perf_counter() - begin_s
+    assert first is not None and 40 / wall_s <= first <= 1 / READ_S
+    assert resolve(compose_config([*keys.split(), "+dataset.options.kind=slow"])).read_samples_per_s == first
+    assert len(calls) == 1 and resolve(compose_config(keys.split())).read_samples_per_s is None
+    folder = datasets.prepare(datasets.fill_from_samples(config(tmp_path, options={"kind": "slow"}, size=4)))
+    (folder / user_function.READING_FILE).unlink()
+    assert user_function.read_facts.__wrapped__(folder).reading.samples_per_s is None
 
 
 @pytest.mark.parametrize(("changes", "expected"), [
