@@ -184,7 +184,7 @@ COLUMN_DESCRIPTIONS = {
     "disk_written_bytes_per_s": "whole machine",
     "swap_in_bytes": "whole machine",
     "swap_out_bytes": "whole machine",
-    "final_loss": "mean of the last block",
+    "final_loss": "mean per sample over the last 10 steps; compare it between runs that trained to the same step",
     "metric_name": "",
     "metric": "validation",
     "train_metric": "on training samples",

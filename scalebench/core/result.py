@@ -23,6 +23,7 @@ from scalebench.core.untrusted import FileRefused, read_plain_file
 
 SCHEMA_VERSION = 2
 SCHEMA_PATH = Path(__file__).with_name("result.schema.json")
+FINAL_LOSS_STEPS = 10  # a fixed number, so that trainings to the same stop report the loss of the same steps
 STATUSES = ("ok", "failed", "oom", "timeout", "unsupported", "cancelled")
 Status = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(STATUSES)})]
 Version = Annotated[int, msgspec.Meta(extra_json_schema={"const": SCHEMA_VERSION})]
@@ -236,6 +237,8 @@ class RankRecord:
     warmup_block_steps: int | None = None
     warmup_block_s: list[float] = field(default_factory=list)
     warmup_losses: list[float | None] = field(default_factory=list)
+    last_loss_sum: float = 0.0  # over the samples of the last FINAL_LOSS_STEPS steps in this process
+    last_loss_samples: int = 0  # 0: no loss here
     metrics: dict[str, float] = field(default_factory=dict)
     curve: list[CurvePoint] = field(default_factory=list)  # of a training to a stop condition; losses of this process
     stopped_by: str | None = None  # epochs | steps | seconds | target
@@ -364,7 +367,7 @@ class MaxBatch:
 class Quality:
     """The losses and metrics of a run, of its training curve and of its batch search."""
 
-    final_loss: float | None = None  # mean per sample over the last measured block, all ranks
+    final_loss: float | None = None  # mean per sample over the last FINAL_LOSS_STEPS steps, all ranks
     metric_name: str | None = None
     metric: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -432,8 +435,7 @@ def first_point_at_target(curve: list[CurvePoint], metric: str, target: float) -
 
 
 def write_result(result: Result, folder: Path) -> Path:
-    """Write result.json completely or not at all, without user and password in addresses; OSError when the folder is
-    full or not writable."""
+    """Write result.json completely or not at all, without credentials in addresses; OSError where that fails."""
     path = folder / RESULT_FILE
     text = mask_credentials(format_json(result, escape_all=False))
     # Bytes of a file name that are no Unicode are lone surrogates in Python, which no reader takes.
@@ -444,8 +446,7 @@ def write_result(result: Result, folder: Path) -> Path:
 def read_result(path: Path) -> Result:
     """Read and validate one result.json.
 
-    The types are checked against the dataclasses, from which result.schema.json is generated; unknown fields
-    are ignored, since later nullable ones keep the version. Raises InputError, in one line, for a file
+    Unknown fields are ignored, since later nullable ones keep the version. Raises InputError, in one line, for a file
     that is missing, cut short, of another schema version or no valid record.
     """
     try:

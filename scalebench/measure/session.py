@@ -139,6 +139,8 @@ class Session:
         self.record.warmup_block_steps = warmup.phase.series.steps
         self.record.warmup_block_s = warmup.phase.series.seconds
         self.record.warmup_losses = warmup.phase.series.losses
+        self.record.last_loss_sum = sum(loss_sum for loss_sum, _ in observer.last_steps)
+        self.record.last_loss_samples = sum(samples for _, samples in observer.last_steps)
         self.record.block_steps = measure.series.steps
         self.record.block_s = measure.series.seconds
         self.record.block_samples = measure.series.samples

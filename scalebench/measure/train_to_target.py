@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 
-from scalebench.core.result import CurvePoint, reaches_target
+from scalebench.core.result import FINAL_LOSS_STEPS, CurvePoint, reaches_target
 from scalebench.core.spec import ModelSpec, RunSpec
 from scalebench.measure.timed_loop import StepBlock
 from scalebench.strategies.base import Strategy
@@ -26,12 +27,14 @@ class Diverged(RuntimeError):
 
 
 class DivergenceCheck:
-    """The observer of a run without a stop of its own: it only checks that the losses are finite."""
+    """The observer of a run without a stop of its own: it checks that losses are finite, and keeps the last ones."""
 
     over = False
 
     def __init__(self, model: ModelSpec) -> None:
         self.steps = 0  # in blocks that have ended
+        # (loss sum, samples) of steps: blocks hold more steps in a fast run than in a slow one.
+        self.last_steps: deque[tuple[float, int]] = deque(maxlen=FINAL_LOSS_STEPS)
         function = model.loss if ":" in model.loss else model.name
         # A network of the user's may come with an optimizer, whose rate no key sets.
         is_users = user_code.is_user_model(model)
@@ -53,6 +56,7 @@ class DivergenceCheck:
                     advice = "check the samples, the initial weights and the loss function"
                 raise Diverged(f"the loss of step {step}{self._whose} is {loss_sum:g}; {advice}")
         self.steps += block.steps
+        self.last_steps.extend(block.parts)
 
     def check_metrics(self, metrics: Mapping[str, float]) -> None:
         """Raise Diverged where a metric of an evaluation is not finite: the last update may have spoilt the weights."""

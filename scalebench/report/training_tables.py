@@ -334,9 +334,9 @@ class LossSeries:
 def compute_losses(result: Result) -> LossSeries:
     """Combine the losses of all ranks, warm-up included.
 
-    A block takes as long as on the slowest rank, and its loss is the mean weighted by samples, as
-    `quality.final_loss` is. Blocks that not every rank finished are left out. The seconds of a training to a stop
-    exclude its first step, which compiles, like those of its curve.
+    A block takes as long as on the slowest rank, and its loss is the mean weighted by samples. Blocks that not every
+    rank finished are left out. The seconds of a training to a stop exclude its first step, which compiles, like those
+    of its curve.
     """
     series, ranks = LossSeries(curve=result.quality.curve), result.ranks
     if not ranks:

@@ -417,12 +417,10 @@ def _possible_s(seconds: float, outcome: RunOutcome) -> float | None:
 
 
 def _quality(spec: RunSpec, ranks: list[RankRecord], max_batch: MaxBatch | None) -> Quality:
-    """Return the last block's loss over all ranks, and the validation metrics, which are equal on every rank."""
+    """Return the loss of the last steps over all ranks, and the validation metrics, which are equal on every rank."""
     quality = Quality(max_batch=max_batch, learning_rate=ranks[0].learning_rate if ranks else spec.learning_rate)
-    last = [(r.block_losses[-1], r.block_samples[-1]) for r in ranks if r.block_losses]
-    weighted = [(loss, samples) for loss, samples in last if loss is not None and samples]
-    if weighted:
-        quality.final_loss = sum(loss * n for loss, n in weighted) / sum(n for _, n in weighted)
+    if samples := sum(rank.last_loss_samples for rank in ranks):
+        quality.final_loss = sum(rank.last_loss_sum for rank in ranks) / samples
     if ranks and ranks[0].curve:
         _fill_training(quality, spec, ranks)
     if ranks and ranks[0].metrics:
@@ -436,8 +434,6 @@ def _fill_training(quality: Quality, spec: RunSpec, ranks: list[RankRecord]) -> 
     first, target, metric = ranks[0], spec.config.train.stop.target, spec.config.model.metric
     quality.curve = merge_curves([rank.curve for rank in ranks])
     quality.stopped_by = first.stopped_by
-    if quality.final_loss is None and quality.curve:
-        quality.final_loss = quality.curve[-1].loss
     quality.first_step_s = max((r.first_step_s for r in ranks if r.first_step_s is not None), default=None)
     point = None if target is None else first_point_at_target(quality.curve, metric, target)
     quality.time_to_target_s = None if point is None else point.train_s

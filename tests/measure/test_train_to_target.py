@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from scalebench.analysis.load import load
 from scalebench.core.errors import InputError
-from scalebench.core.result import CurvePoint, RankRecord, Result
+from scalebench.core.result import FINAL_LOSS_STEPS, CurvePoint, RankRecord, Result
 from scalebench.core.spec import DatasetSpec, MeasureSpec, ModelSpec, RunSpec, StopSpec, TrainSpec
 from scalebench.measure import stopping_rule
 from scalebench.measure.progress import ProgressFile
@@ -337,6 +337,7 @@ def one_rank(tmp_path: Path, spec: RunSpec) -> tuple[RankRecord, Simulated]:
 
 RUNS: dict[str, dict[str, Any]] = {
     "epochs": {"stop": {"epochs": 2.5}, "options": {"evaluate_s": 0.05}},
+    "slow": {"stop": {"epochs": 2.5}, "options": {"step_s": 0.03}},
     "early": {"stop": {"steps": 3}, "size": 80},
     "target": {"stop": {"target": 0.1}, "evaluate_epochs": 0.5},
 
@@ -377,6 +378,12 @@ def test_a_training_leaves_its_curve(results: dict[str, tuple[Result, Path]]) ->
     assert row["throughput_samples_per_s"] > 0
 
 
+@pytest.mark.parametrize("name", ["epochs", "slow"])
+def test_the_final_loss_is_of_the_same_steps_at_any_speed(name: str, results: dict[str, tuple[Result, Path]]) -> None:
+    last = range(61 - FINAL_LOSS_STEPS, 61)
+    assert results[name][0].quality.final_loss == pytest.approx(sum(1 / step for step in last) / len(last))
+
+
 def test_evaluations_are_in_no_other_phase(results: dict[str, tuple[Result, Path]]) -> None:
     """Three points of two evaluations of 50 ms each, between steps of 1 ms."""
     result, _ = results["epochs"]
@@ -391,7 +398,7 @@ def test_a_training_that_was_over_within_warm_up(results: dict[str, tuple[Result
     """An epoch is three steps: its seconds are those of the training, of which the first does not count."""
     result, folder = results["early"]
     assert (result.status, result.flags, result.phases.measure_s) == ("ok", ["over_in_warmup"], None)
-    assert result.quality.final_loss == result.quality.curve[-1].loss
+    assert result.quality.final_loss == pytest.approx(result.quality.curve[-1].loss), "of all steps that there are"
     row = load(folder).iloc[0]
     assert row[["throughput_samples_per_s", "step_s", "epoch_s"]].isna().all()
     assert row["trained_s"] == result.quality.curve[-1].train_s and "over_in_warmup" in row["flags"]

@@ -223,10 +223,10 @@ def test_the_record_of_a_run_that_is_ok(monkeypatch: pytest.MonkeyPatch) -> None
     spec = simulated_spec(gpus=2, repeat=3, seed=4)
     spec.flags, spec.read_samples_per_s = ["oversubscribed"], 50.0
     ranks = [
-        rank(0, [0.1, 0.2], block_losses=[9.0, 1.0], block_samples=[20, 30], marks_s=MARKS_S,
+        rank(0, [0.1, 0.2], last_loss_sum=30.0, last_loss_samples=30, marks_s=MARKS_S,
              metrics={"mse": 0.5, "mae": 2.0}, params=7, versions={"none": "1"}, message_bytes=[8, 8],
              backend_used="gloo", settings_used={"precision": "float32"}, learning_rate=0.03),
-        rank(1, [0.1, 0.2], block_losses=[9.0, 2.0], block_samples=[20, 10]),
+        rank(1, [0.1, 0.2], last_loss_sum=20.0, last_loss_samples=10),
     ]  # fmt: skip
     result = assemble(spec, ranks, RunOutcome("ok", launched_at_s=100.0, wall_s=13.0))
     assert (result.run_id, result.started_at) == ("an id", "now")
@@ -243,7 +243,7 @@ def test_the_record_of_a_run_that_is_ok(monkeypatch: pytest.MonkeyPatch) -> None
     assert (s.framework_version, s.backend_used, s.gpus, s.processes, s.repeat, s.seed) == ("1", "gloo", 2, 2, 3, 4)
     assert (s.batch_per_device, s.global_batch, s.independent, s.baseline_bare) == (10, 20, False, "simulated")
     assert (w.precision, w.precision_used, q.learning_rate) == ("float32", "float32", 0.03), "the optimizer's"
-    assert q.final_loss == (1.0 * 30 + 2.0 * 10) / 40, "the last block of all ranks, by samples"
+    assert q.final_loss == (1.0 * 30 + 2.0 * 10) / 40, "the last steps of all ranks, by samples"
     assert (q.metric_name, q.metric, q.metrics) == ("mse", 0.5, {"mse": 0.5, "mae": 2.0})
     assert result.sync.message_bytes == [8, 8]
 
@@ -258,10 +258,12 @@ def test_the_record_of_a_run_without_rank_records() -> None:
 
 
 @pytest.mark.parametrize(
-    ("losses", "expected"), [([[None], [2.0]], 2.0), ([[None], [None]], None), ([[], [3.0]], 3.0), ([[], []], None)]
+    ("losses", "expected"),
+    [([(0.0, 0), (20.0, 10)], 2.0), ([(0.0, 0), (0.0, 0)], None), ([(5.0, 10), (25.0, 30)], 0.75)],
 )
-def test_ranks_without_a_loss_do_not_count(losses: list[list[float | None]], expected: float | None) -> None:
-    ranks = [rank(k, block_losses=loss, block_samples=[10] * len(loss)) for k, loss in enumerate(losses)]
+def test_ranks_without_a_loss_do_not_count(losses: list[tuple[float, int]], expected: float | None) -> None:
+    """As the first stages of a pipeline have none."""
+    ranks = [rank(k, last_loss_sum=total, last_loss_samples=samples) for k, (total, samples) in enumerate(losses)]
     assert assemble(simulated_spec(2), ranks, RunOutcome("ok")).quality.final_loss == expected
 
 
@@ -273,7 +275,7 @@ def trained_rank(number: int, train_s: float, blocks: list[float]) -> RankRecord
     ]
     return rank(
         number, blocks, marks_s=MARKS_S, metrics={"mse": 0.2}, curve=points, stopped_by="target",
-        first_step_s=train_s / 4,
+        first_step_s=train_s / 4, last_loss_sum=25.0, last_loss_samples=50,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.core import units
-from scalebench.core.result import LOWER_IS_BETTER
+from scalebench.core.result import FINAL_LOSS_STEPS, LOWER_IS_BETTER
 from scalebench.report.document import (
     MAX_CURVES,
     Axis,
@@ -349,7 +349,7 @@ def _describe_lengths(to_stop: list[bool]) -> str:
     stopped = (
         "as long as train.stop says. Their seconds are without the first step, which compiles, and the validation "
         "figure is that of the last point of the curve, which the section on training draws. The loss at the end is "
-        "that of the last full block."
+        f"the mean of the last {FINAL_LOSS_STEPS} steps."
     )
     if all(to_stop):
         return f"Runs are {stopped}"
