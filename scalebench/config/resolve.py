@@ -66,6 +66,7 @@ def resolve(config: Config) -> RunSpec:
         "unsupported_gpus": requested_devices == "auto"
         and config.hardware.devices == "cpu"
         and machine.find_unsupported_gpus() is not None,
+        "samples_cut": samples is not None and (samples.reading.available or 0) > samples.samples,
         "one_hot_targets": samples is not None
         and samples.one_hot
         and (requested_loss, config.model.loss) == (user_code.AUTO, "mse"),

@@ -64,6 +64,10 @@ ADVICE = {
         "The train_dataloader of its LightningModule was not used: its samples are those of `dataset`, and the time "
         "that a loader takes is not in its figures."
     ),
+    "samples_cut": (
+        "The function of its data set has more samples than dataset.size, and the first ones were taken: an epoch is "
+        "one of these. Raise dataset.size to train on all."
+    ),
     "slow_reading": (
         "It trains faster than one process has read its Dataset into the cache (read_samples_per_s), so that a loader "
         "may hold the training down, and no figure says how far: steps read the cache."
@@ -182,6 +186,7 @@ RAISED_WHEN = {
     "one_unit": "a module of the user's is one unit of FSDP, whatever the options units and unit_mb say",
     "hooks_left_out": "a LightningModule overrides hooks of a step, and the strategy is none of Lightning's",
     "loader_left_out": "a LightningModule has a train_dataloader, and samples are those of `dataset`",
+    "samples_cut": "a data set's function has more samples than dataset.size, of which the first ones were taken",
     "slow_reading": "the throughput is above read_samples_per_s, at which one process has read a user's Dataset",
     "threads_changed": "threads within an operation, at the end of the measurement, are not those of the run",
     "one_hot_targets": "`auto` took mse for a function's targets that are floats with one 1 in each row",

@@ -55,6 +55,7 @@ class Reading:
     """How the samples of a function were read while they were written to the cache."""
 
     samples_per_s: float | None = None  # of a Dataset, in one process; None: arrays, or not measured
+    available: int | None = None  # how many there are; None: unknown
 
 
 class SampleFacts(NamedTuple):

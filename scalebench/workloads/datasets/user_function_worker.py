@@ -128,7 +128,7 @@ def write_samples(result: Any, folder: Path, size: int) -> tuple[int, int | None
     # Slices of arrays say nothing: the function has read them, or the writing reads what is mapped.
     is_timed = isinstance(samples, TableSamples) and read_s > 0
     with _report_failed_writes():
-        write_json(folder / READING_FILE, Reading(samples.count / read_s if is_timed else None))
+        write_json(folder / READING_FILE, Reading(samples.count / read_s if is_timed else None, samples.available))
     return samples.count, samples.available
 
 

@@ -601,6 +601,17 @@ def test_no_more_samples_are_taken_than_were_requested(
     assert len(cache.open_arrays(tmp_path)[0]) == count
 
 
+@pytest.mark.parametrize(("returned", "is_flagged"), [(101, True), (100, False), (58, False)])
+def test_a_run_on_the_first_of_more_samples_is_flagged(
+    calls: list[Any], tmp_path: Path, returned: int, is_flagged: bool
+) -> None:
+    """Also the second one, for which the samples are cached and nothing is printed."""
+    keys = f"strategy=bare_torch hardware=cpu gpus=1 model=custom model.torch=made_of:network dataset=custom \
+        dataset.builder=made_of:build dataset.size=100 dataset.cache={tmp_path / 'cache'} train.batch_per_device=4"
+    flags = [resolve(compose_config([*keys.split(), f"+dataset.options.returned={returned}"])).flags for _ in range(2)]
+    assert ["samples_cut" in each for each in flags] == [is_flagged] * 2 and len(calls) == 1
+
+
 def test_a_file_that_a_dataset_cannot_read_is_not_blamed_on_the_cache(tmp_path: Path) -> None:
     values: dict[str, Any] = {}
     exec(LENGTHS.replace("{length}", "10"), values)
