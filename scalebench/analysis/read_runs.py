@@ -17,7 +17,7 @@ from typing import NamedTuple
 from scalebench.analysis.rows import summarize_run
 from scalebench.analysis.run_summary import RunSummary
 from scalebench.core.errors import InputError
-from scalebench.core.machine.cpus import usable_cpus
+from scalebench.core.machine.machine import count_usable_cores
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
 from scalebench.core.sweep_file import SWEEP_FILE
@@ -152,7 +152,7 @@ def summarize_readable(files: Sequence[Path], unreadable: Unreadable) -> list[Ru
 
 def _summarize_all(files: Sequence[Path]) -> Iterator[RunSummary | str]:
     """Yield the summary of each file in order, or one line that says why there is none."""
-    processes = min(len(files) // MIN_FILES_PER_PROCESS, len(usable_cpus()), MAX_PROCESSES)
+    processes = min(len(files) // MIN_FILES_PER_PROCESS, count_usable_cores(), MAX_PROCESSES)
     read = 0
     if processes > 1:
         # Forked, since a spawned process imports the user's script again, which may call us at its top level.

@@ -24,6 +24,7 @@ MORE_REPEATS = f"measure.repeats={SWEEP_REPEATS} decides"
 DOUBTS = {
     "busy_machine": "other programs kept the processors busy",
     "oversubscribed": "more threads than cores",
+    "quota_used_up": "its quota of CPU time was used up, which stops all its threads",
     "superlinear_on_cpu": "faster than so many workers can be, which is an error of the measurement",
     "precision_differs": "it computed in another precision than requested",
     "approximate": "its steps are not the baseline's, so its speed is that of a different training",
@@ -47,7 +48,9 @@ DOUBTS = {
 }
 # No verdict rests on rows with these flags: missing cores or GPUs, another precision or other threads are part of
 # their figures.
-NO_VERDICT_FLAGS = ("oversubscribed", "shared_gpu", "superlinear_on_cpu", "precision_differs", "threads_changed")
+NO_VERDICT_FLAGS = (
+    *("oversubscribed", "quota_used_up", "shared_gpu", "superlinear_on_cpu", "precision_differs", "threads_changed"),
+)
 OTHER_PROGRAMS_FLAGS = ("busy_machine", "foreign_process")  # no verdict either, but on ratios within rounds
 
 

@@ -100,6 +100,10 @@ ADVICE = {
         "A GPU was already near the temperature at which it slows itself down. Let the machine cool first "
         "(measure.cool_down_s), and look at its air flow."
     ),
+    "quota_used_up": (
+        "Its quota of CPU time, as that of a container, was used up while it was measured, and all its threads were "
+        "stopped. Use fewer devices or workers, or a higher limit (docker --cpus, limits.cpu of a pod)."
+    ),
     "throttled": (
         "Something held a GPU's clocks back while it was measured (throttle_reasons): power limit, heat or "
         "brake. Compare clocks and power of the runs, or set one lower clock for all (nvidia-smi -lgc)."
@@ -196,6 +200,8 @@ RAISED_WHEN = {
     "busy_machine": "other programs used more than 0.1 of a core plus 0.01 per core of the run; in turns only where "
     "fewer than 8 undisturbed rounds are left",
     "hot_at_start": "before the first step a GPU was within 5 degrees of slowing itself down, or did so",
+    "quota_used_up": "in more than 1 % of its periods the CPU quota, as that of a container, was used up "
+    "(`nr_throttled` in cpu.stat)",
     "throttled": "in more than 5 % of the samples a GPU's clocks were held back, but not by clocks that somebody chose",
     "unequal_clocks": "mean, or highest possible, SM or memory clocks of the GPUs differ by more than 2 %",
     "swapping": "the machine moved more than 1 MiB to or from swap",

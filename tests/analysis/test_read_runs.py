@@ -19,6 +19,7 @@ from scalebench.analysis.read_runs import find_results, summarize_files, summari
 from scalebench.analysis.repeats import pooled
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_json
+from scalebench.core.machine import machine
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
 from tests.builders import sweeps
@@ -195,7 +196,8 @@ def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         tmp_path, [sweeps.run("ddp_gloo", 2), sweeps.failed_run(), wild, record(), record(block_s=None), record()]
     )
     (tmp_path / "3" / RESULT_FILE).write_text("{")
-    monkeypatch.setattr(read_runs, "usable_cpus", lambda: [0, 1])
+    monkeypatch.setattr(machine, "usable_cpus", lambda: [0, 1])
+    monkeypatch.setattr(machine, "cpu_quota", lambda: None)
     monkeypatch.setattr(read_runs, "MIN_FILES_PER_PROCESS", 3)
     monkeypatch.setattr(read_runs, "FILES_PER_TASK", 2)
     return find_results([tmp_path])
@@ -223,6 +225,11 @@ def test_several_processes_give_the_summaries_of_one(many: list[Path], monkeypat
     assert [isinstance(answer, str) for answer in answers].index(True) == 3
     pids, few = processes_of(many[:5], monkeypatch)
     assert few == answers[:5] and pids == {os.getpid()}, "so few are read at once"
+
+
+def test_a_quota_of_one_core_gives_one_process(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cpu_quota", lambda: 1.5)
+    assert processes_of(many, monkeypatch)[0] == {os.getpid()}
 
 
 def test_the_parent_reads_the_rest_if_a_process_is_killed(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,8 @@ def write_sweep(folder: Path, results: list[Result]) -> tuple[Configurations, Es
     [
         (1, "", False, False), (2, "", True, True), (3, "", True, True),
         (3, "busy_machine", True, False), (3, "foreign_process", True, False),
-        (3, "oversubscribed", False, False), (3, "shared_gpu", False, False), (3, "drifts", True, True),
+        (3, "oversubscribed", False, False), (3, "shared_gpu", False, False), (3, "quota_used_up", False, False),
+        (3, "drifts", True, True),
     ],
 )  # fmt: skip
 def test_show_and_compare_judge_by_one_rule(

@@ -157,13 +157,25 @@ def _read_numa_node(node: int, numbers: list[int]) -> NumaNode:
 
 def cpu_quota() -> float | None:
     """Return the CPU seconds per second that the cgroups of this process allow (versions 1 and 2); None = no limit."""
-    quotas: list[float] = []
+    return min((quota for quota, _ in _cpu_quotas()), default=None)
+
+
+def read_throttling() -> tuple[int, int] | None:
+    """Return how many periods the lowest CPU quota of this process has had, and in how many of them it was used up,
+    which stops all threads until the next period; None without a quota, or where the kernel shows no counts."""
+    quotas = sorted(_cpu_quotas())
+    text = read_system_file(quotas[0][1], "cpu.stat") if quotas else ""
+    counts = dict(re.findall(r"^(nr_periods|nr_throttled) (\d+)$", text, re.MULTILINE))
+    return (int(counts["nr_periods"]), int(counts["nr_throttled"])) if len(counts) == 2 else None
+
+
+def _cpu_quotas() -> Iterator[tuple[float, Path]]:
+    """Yield the CPU seconds per second that each cgroup of this process with a limit allows, and its folder."""
     for folder in _cgroups("cpu"):
         version_1 = f"{read_system_file(folder, 'cpu.cfs_quota_us')} {read_system_file(folder, 'cpu.cfs_period_us')}"
         # Without a match there is no limit: "max" in version 2, -1 in version 1.
         if match := re.match(r"(\d+)\s+([1-9]\d*)", read_system_file(folder, "cpu.max") or version_1):
-            quotas.append(int(match[1]) / int(match[2]))
-    return min(quotas, default=None)
+            yield int(match[1]) / int(match[2]), folder
 
 
 def memory_limit_bytes() -> int | None:

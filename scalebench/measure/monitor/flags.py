@@ -16,6 +16,7 @@ MAX_MEAN_OTHER_CORES, MAX_MEAN_OTHER_SHARE = 0.1, 0.01
 MIN_BUSY_WINDOW_S = (
     1.0  # the kernel counts in hundredths of a second: in a shorter window, two of them would set the flag
 )
+MAX_USED_UP_SHARE = 0.01  # of the periods of a CPU quota: each stops the run for up to a tenth of a second
 MAX_SWAPPED_BYTES = 2**20  # an idle machine moves a few pages, too
 MAX_THROTTLED_SHARE = 0.05  # of the samples: boost clocks find their limit by single ones
 MAX_CLOCK_DIFFERENCE = 0.02  # beyond the jitter of boost clocks; the study's slow cards were 5 % apart
@@ -42,6 +43,7 @@ def detect_flags(
         "hot_at_start": any(_is_hot(series, gpu, warmup_s) for gpu in used),
         "gpu_lost": any(series.times_s(gpu, "lost") for gpu in used),
         "busy_machine": window is not None and _is_busy(series, window, monitor),
+        "quota_used_up": window is not None and _is_quota_used_up(series, window),
         "throttled": window is not None and any(_is_throttled(series, gpu, window) for gpu in used),
         "unequal_clocks": has_unequal_clocks(gpus, monitor.devices),
         "swapping": (monitor.swap_in_bytes or 0) + (monitor.swap_out_bytes or 0) > MAX_SWAPPED_BYTES,
@@ -80,6 +82,11 @@ def _is_busy(series: TimeSeries, window: TimeWindow, monitor: MonitorRecord) -> 
     if monitor.cpu_cores_others_mean is None or cores is None or window.seconds < MIN_BUSY_WINDOW_S:
         return False
     return monitor.cpu_cores_others_mean > MAX_MEAN_OTHER_CORES + MAX_MEAN_OTHER_SHARE * cores
+
+
+def _is_quota_used_up(series: TimeSeries, window: TimeWindow) -> bool:
+    periods, used_up = (series.counter_growth("cpu", f"quota_periods{part}", window) for part in ("", "_used_up"))
+    return bool(periods) and used_up is not None and used_up > MAX_USED_UP_SHARE * periods
 
 
 def has_unequal_clocks(gpus: Sequence[Gpu], devices: Sequence[DeviceMonitorRecord]) -> bool:

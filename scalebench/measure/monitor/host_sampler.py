@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from scalebench.core.machine.cpus import read_cpu_times, usable_cpus
+from scalebench.core.machine.cpus import read_cpu_times, read_throttling, usable_cpus
 from scalebench.measure.monitor.time_series import SampleRows
 
 PORT_COUNTERS = {"sent_bytes": "port_xmit_data", "received_bytes": "port_rcv_data"}
@@ -34,7 +34,7 @@ class HostSampler:
         self._ports = sorted(_ROOT.glob("sys/class/infiniband/*/ports/*/counters"))
 
     def sample(self) -> None:
-        for sample_part in (self._cpu, self._memory, self._network, self._disk, self._infiniband):
+        for sample_part in (self._cpu, self._quota, self._memory, self._network, self._disk, self._infiniband):
             with suppress(Exception):  # what the kernel does not show leaves no row, and must not stop the others
                 sample_part()
 
@@ -44,6 +44,11 @@ class HostSampler:
             self._rows.add(at_s, "cpu", "programs_s", times.programs_s)
             self._rows.add(at_s, "cpu", "busy_s", times.programs_s + times.interrupts_s)
             self._rows.add(at_s, "cpu", "stolen_s", times.stolen_s)
+
+    def _quota(self) -> None:
+        if (throttling := read_throttling()) is not None:
+            for quantity, count in zip(("quota_periods", "quota_periods_used_up"), throttling, strict=True):
+                self._rows.add(time.time(), "cpu", quantity, count)
 
     def _memory(self) -> None:
         import psutil

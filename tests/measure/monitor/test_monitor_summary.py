@@ -212,6 +212,17 @@ def test_a_busy_machine_is_flagged(cores: float, flagged: bool) -> None:
     assert flags(changes, window=None) == []
 
 
+@pytest.mark.parametrize(("share", "flagged"), [(0.0, False), (0.009, False), (0.02, True)])
+def test_a_quota_of_cpu_time_that_is_used_up_is_flagged(share: float, flagged: bool) -> None:
+    """Ten periods a second, of which a share was cut short; before the measured phase all were."""
+    counts: dict[str, Curve] = {
+        "cpu/quota_periods": lambda t: 10.0 * t,
+        "cpu/quota_periods_used_up": lambda t: 10.0 * (min(t, 10.0) + share * max(0.0, t - 10.0)),
+    }
+    assert flags(counts) == ["quota_used_up"] * flagged
+    assert flags(counts, window=None) == []
+
+
 @pytest.mark.parametrize(("celsius", "flagged"), [(83.9, False), (84.0, True)])
 def test_a_hot_start_is_flagged(celsius: float, flagged: bool) -> None:
     assert flags({"gpu1/temperature_c": lambda t: celsius if t < 3 else 60.0}) == ["hot_at_start"] * flagged

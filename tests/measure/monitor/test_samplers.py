@@ -154,6 +154,10 @@ def sampled_host(folder: Path) -> TimeSeries:
     return read(rows, folder)
 
 
+STAT = "usage_usec 9\nnr_periods 80\nnr_throttled 7\nthrottled_usec 5\n"
+V1_FILES = {"cpu.cfs_quota_us": "250000\n", "cpu.cfs_period_us": "100000\n", "cpu.stat": STAT}
+
+
 def test_the_cores_that_we_may_use(root: Path, tmp_path: Path) -> None:
     cores = "\n".join(f"cpu{n} {100 * n} {n} {10 * n} 7000 9 {4 * n} {2 * n} {n} 0 0" for n in range(4))
     (root / "proc/stat").write_text(f"cpu  9 9 9 9 9 9 9 9 0 0\n{cores}\nintr 1 2 3\n")
@@ -164,6 +168,26 @@ def test_the_cores_that_we_may_use(root: Path, tmp_path: Path) -> None:
     assert found.values("cpu", "stolen_s") == [pytest.approx(3 / TICKS)]
     assert cpus.read_cpu_times().busy_s == pytest.approx(3 * 118 / TICKS)
     assert cpus.read_cpu_times().idle_s == pytest.approx(2 * 7009 / TICKS)
+
+
+QUOTAS = {
+    "version 2": ("0::/a\n", {"cpu.max": "max 100000", "a/cpu.max": "150000 100000", "a/cpu.stat": STAT}),
+    "version 2, of the folder above": ("0::/a\n", {"cpu.max": "5 10", "cpu.stat": STAT, "a/cpu.max": "9 10"}),
+    "version 1": ("4:cpu,cpuacct:/\n", {f"cpu,cpuacct/{name}": text for name, text in V1_FILES.items()}),
+    "no limit": ("0::/\n", {"cpu.max": "max 100000", "cpu.stat": STAT}),
+    "no counts": ("0::/\n", {"cpu.max": "150000 100000", "cpu.stat": "usage_usec 5\n"}),
+}
+
+
+@pytest.mark.parametrize("case", QUOTAS)
+def test_how_often_the_quota_of_cpu_time_was_used_up(case: str, root: Path, tmp_path: Path) -> None:
+    cgroup, files = QUOTAS[case]
+    for name, text in {"proc/self/cgroup": cgroup, **{f"sys/fs/cgroup/{name}": files[name] for name in files}}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    found = sampled_host(tmp_path)
+    counts = [found.values("cpu", name) for name in ("quota_periods", "quota_periods_used_up")]
+    assert counts == ([[], []] if case.startswith("no") else [[80.0], [7.0]])
 
 
 @pytest.mark.parametrize("text", ["", "cpu1 0 0 0 0 0 0 0 0\ncpu2 0 0 0 0 0 0 0 0\n", "cpu1 a b c\n"])
