@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
+from tensorflow.python.lib.io.tf_record import tf_record_random_reader  # there is no public reader from a place on
 
 from scalebench.core.errors import InputError
 from scalebench.workloads.datasets import images
@@ -106,7 +107,7 @@ class TfPictureReader:
 
     def _elements(self, requests: Iterator[BatchRows], sent: deque[BatchRows]) -> Iterator[tuple[Any, Any, Any]]:
         """Yield paths or records, classes and crops of each batch. Runs in a thread of the pipeline."""
-        records = RecordStream(self.pictures.root, self._names) if self.pictures.records else None
+        records = RecordFiles(self.pictures.root, self._names, self._targets) if self.pictures.records else None
         for batch in requests:
             sent.append(batch)
             crops = self.pictures.draw_crops(batch.rows, batch.epoch)
@@ -117,7 +118,7 @@ class TfPictureReader:
             except InputError as error:  # which the pipeline would wrap in an error of its own
                 self._damage = error
                 return
-            yield files, np.take(self._targets, batch.rows), crops.astype(np.float32)
+            yield files, np.take(self._targets, batch.rows), crops.astype(np.float32)  # of records not the classes
 
     def _paths(self, rows: NDArray[np.int64]) -> list[str]:
         return [self.pictures.path(self._names, row) for row in rows.tolist()]
@@ -147,34 +148,24 @@ class TfPictureReader:
         return None
 
 
-class RecordStream:
-    """The records of TFRecord files in their order, as TensorFlow's own reader yields them."""
+class RecordFiles:
+    """Records of TFRecord files, of which only those that are taken are read. `offsets` are where they begin."""
 
-    def __init__(self, root: str, names: NDArray[np.bytes_]) -> None:
-        self._names = names
-        unique, self._first_rows = np.unique(names, return_index=True)
-        self._root, self._files = root, [f"{root}/{name.decode()}" for name in unique]
-        self._records: Iterator[bytes] = iter(())
-        self._next_row = len(names)
+    def __init__(self, root: str, names: NDArray[np.bytes_], offsets: NDArray[np.int64]) -> None:
+        self._root, self._names, self._offsets = root, names, offsets
+        self._path, self._reader = "", None
 
     def take(self, rows: NDArray[np.int64]) -> list[bytes]:
-        """Return the records of consecutive rows. Since the files have no index, rows behind the last taken ones are
-        reached by reading all records between, and rows before them from the beginning of their file. Raises
-        InputError, with the file, for a damaged record."""
-        first = int(rows[0])
-        if first < self._next_row:
-            file = int(np.searchsorted(self._first_rows, first, "right")) - 1
-            self._next_row = int(self._first_rows[file])
-            self._records = tf.data.TFRecordDataset(self._files[file:]).as_numpy_iterator()
+        """Return the records of these rows. Raises InputError, with the file, for a damaged record."""
         taken: list[bytes] = []
-        try:
-            for record in islice(self._records, first + len(rows) - self._next_row):
-                if self._next_row >= first:
-                    taken.append(record)
-                self._next_row += 1
-        except tf.errors.OpError as error:
-            path = f"{self._root}/{self._names[self._next_row].decode()}"
-            raise InputError(f"{path} has a damaged record ({_first_line(error)}): copy or make it again") from None
+        for row in rows.tolist():
+            path = f"{self._root}/{self._names[row].decode()}"
+            try:
+                if path != self._path:
+                    self._path, self._reader = path, tf_record_random_reader(path)
+                taken.append(self._reader.read(self._offsets[row])[0])
+            except (tf.errors.OpError, IndexError) as error:
+                raise InputError(f"{path} has a damaged record ({_first_line(error)}): copy or make it again") from None
         return taken
 
 

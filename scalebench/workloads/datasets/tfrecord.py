@@ -3,6 +3,7 @@ TensorFlow. Each record is a tf.train.Example with `image/encoded` (JPEG) and `i
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 from collections.abc import Iterator
@@ -15,20 +16,20 @@ from scalebench.core.errors import InputError
 from scalebench.core.spec import Config
 from scalebench.workloads.datasets import cache, images
 
-VERSION = 1
+VERSION = 2
 HINT = "have a folder of TFRecord files named train-00000-of-01024, as made of ImageNet (https://image-net.org)"
 PATTERN = "train-*-of-*"
 KEYS = (b"image/encoded", b"image/class/label")
 # A record is its length in bytes, a checksum of that, the data, and a checksum of these:
 # https://www.tensorflow.org/tutorials/load_data/tfrecord
 _LENGTH = struct.Struct("<Q")
-LENGTH_CHECKSUM_BYTES = DATA_CHECKSUM_BYTES = 4
+HEADER_BYTES, DATA_CHECKSUM_BYTES = _LENGTH.size + 4, 4
 
 
 def index_files(config: Config, cache_dir: Path, path: Path) -> Path:
     """Return the folder under `cache_dir` with the file name of each record, in the order of names and records, at most
-    `dataset.size` of them. The classes are in the records, and 0 in the cache. Raises InputError, in one line, for
-    anything that is wrong."""
+    `dataset.size` of them. In the place of targets is where a record begins in its file, for the classes are in the
+    records. Raises InputError, in one line, for anything that is wrong."""
     images.check_model_takes_square_rgb(config)
     files = _list_files(path)
     stats = [file.stat() for file in files]
@@ -53,15 +54,17 @@ def _list_files(path: Path) -> list[Path]:
 def _write(files: list[Path], size: int, folder: Path) -> None:
     _check_keys(files[0])
     names: list[bytes] = []
+    offsets: list[int] = []
     for file in files:
-        names += [os.fsencode(file.name)] * min(sum(1 for _ in _find_records(file)), size - len(names))
+        offsets += itertools.islice((begin for begin, _ in _find_records(file)), size - len(offsets))
+        names += [os.fsencode(file.name)] * (len(offsets) - len(names))
     array = np.array(names)
     cache.create_array(folder / cache.INPUTS, array.shape, array.dtype.str)[:] = array
-    cache.create_array(folder / cache.TARGETS, array.shape, images.LABEL_DTYPE)[:] = 0
+    cache.create_array(folder / cache.TARGETS, array.shape, "int64")[:] = offsets
 
 
 def _find_records(file: Path) -> Iterator[tuple[int, int]]:
-    """Yield where the data of each record begin, and their bytes. Raises InputError for a file that is cut off."""
+    """Yield where each record begins, and the bytes of its data. Raises InputError for a file that is cut off."""
     try:
         size_bytes, position = file.stat().st_size, 0
         with file.open("rb") as stream:
@@ -69,8 +72,7 @@ def _find_records(file: Path) -> Iterator[tuple[int, int]]:
                 stream.seek(position)
                 header = stream.read(_LENGTH.size)
                 length = _LENGTH.unpack(header)[0] if len(header) == _LENGTH.size else size_bytes
-                begin = position + _LENGTH.size + LENGTH_CHECKSUM_BYTES
-                position = begin + length + DATA_CHECKSUM_BYTES
+                begin, position = position, position + HEADER_BYTES + length + DATA_CHECKSUM_BYTES
                 if position > size_bytes:
                     raise InputError(f"{file} is not a complete TFRecord file: copy or make it again")
                 yield begin, length
@@ -82,7 +84,7 @@ def _check_keys(file: Path) -> None:
     """Raise InputError where the first record lacks one of KEYS."""
     begin, length = next(_find_records(file), (0, 0))
     with file.open("rb") as stream:
-        stream.seek(begin)
+        stream.seek(begin + HEADER_BYTES)
         record = stream.read(length)
     missing = [key.decode() for key in KEYS if key not in record]
     if missing:
