@@ -37,8 +37,8 @@ test-extras: extras
 test-all: extras lint
 	@scripts/install_browser.sh
 	@scripts/install_slurm.sh
-	$(PY) -m pytest
-	$(PY) -m pytest plugins/scalebench-search
+	$(PY) -m pytest --hypothesis-profile usual
+	$(PY) -m pytest --hypothesis-profile usual plugins/scalebench-search
 
 lint: install
 	$(PY) -m ruff check .

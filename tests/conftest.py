@@ -12,12 +12,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from tests.cluster.cluster import cluster as cluster  # for tests with the marker `cluster`
 from tests.nvml_stand_in import nvml_library as nvml_library  # a fixture for every test
 
 ROOT = Path(__file__).resolve().parents[1]
 WATCHED = (ROOT, ROOT / "conf", ROOT / "multirun", ROOT / "scalebench", ROOT / "tests")
+# `make test` asks for few examples, `make test-all` for the usual hundred. No example has a limit: machines are busy.
+settings.register_profile("few", max_examples=40, deadline=None)
+settings.register_profile("usual", deadline=None)
+settings.load_profile("few")
 # Before any fixture: no run of a test adds to the pace of this machine, and no estimate depends on it.
 os.environ["SCALEBENCH_PACE"] = "off"
 # TensorFlow's kernels for images with channels first are oneDNN's, which it takes by itself on some processors only.

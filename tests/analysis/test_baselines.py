@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis.baselines import Baselines, Candidates, start_time
@@ -65,7 +65,6 @@ def nearest(result: Result, candidates: list[Result], bare: bool) -> Result | No
     return min(candidates, key=distance, default=None)
 
 
-@settings(deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=12), RUNS, st.booleans())
 def test_the_nearest_candidate_has_the_least_distance(rows: list[Result], asking_run: Result, bare: bool) -> None:
     index: Candidates[Result] = Candidates()

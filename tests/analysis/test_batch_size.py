@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis.batch_size import batch_and_step_s, find_saturating_batch, fit_step_time, make_batch_curves
@@ -85,7 +85,6 @@ def test_the_saturating_batch_is_a_candidate_in_any_unit(rates: list[float], pow
     assert (scaled.batch, scaled.share, scaled.highest) == (saturation.batch, saturation.share, saturation.highest)
 
 
-@settings(deadline=None)
 @given(start_s=st.floats(1e-5, 10.0), sample_s=st.floats(1e-8, 1e-2))
 def test_the_fit_of_an_exact_line_is_exact(start_s: float, sample_s: float) -> None:
     saturation = fit_step_time([(batch, start_s + sample_s * batch) for batch in BATCHES])

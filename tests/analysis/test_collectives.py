@@ -219,7 +219,7 @@ def test_transports_of_one_strategy_are_lines_and_no_repeats() -> None:
     assert [each.strategies for each in compare_operations(frame)] == list(itertools.combinations(names, 2))
 
 
-@settings(max_examples=25, deadline=None)  # two tables each
+@settings(max_examples=25)  # two tables each
 @given(
     latencies=st.tuples(*[st.floats(1e-6, 1e-2)] * 2), rates=st.tuples(*[st.floats(1e7, 1e11)] * 2)
 )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t
 
@@ -165,7 +165,6 @@ drawn_rows = st.lists(st.tuples(st.floats(1, 1e6), st.none() | st.floats(0, 0.5)
 )
 
 
-@settings(deadline=None)
 @given(drawn_rows, st.randoms(use_true_random=False))
 def test_the_best_is_the_fastest_in_any_order(rows: list[tuple[str, dict[str, Any]]], chance: Any) -> None:
     ranking_found = rank_rows({}, 2, rows, ratio_of_rows)
@@ -182,7 +181,6 @@ def test_the_best_is_the_fastest_in_any_order(rows: list[tuple[str, dict[str, An
         assert (other.best, other.certainty) == (ranking_found.best, ranking_found.certainty)
 
 
-@settings(deadline=None)
 @given(drawn_rows, st.floats(0.01, 100))
 def test_the_unit_makes_no_difference(rows: list[tuple[str, dict[str, Any]]], factor: float) -> None:
     scaled = [

@@ -186,7 +186,7 @@ def test_limits_over_blocks_are_replaced_by_limits_over_repeats(
         assert [low, high] == pytest.approx([0.02 - T[3] * 0.03 / 3**0.5, 0.02 + T[3] * 0.03 / 3**0.5], rel=1e-5)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(order=st.permutations(range(6)))
 def test_the_order_of_the_records_does_not_matter(order: list[int]) -> None:
     made = [run_of(r, 0.1 * (1 + 0.1 * r * g), gpus=g) for r in range(3) for g in (1, 2)]

@@ -184,7 +184,7 @@ def test_a_frame_of_single_runs_has_each_repeat_as_a_curve(given_name: str) -> N
 values = st.sampled_from([None, "x", "y"])
 
 
-@settings(max_examples=25, deadline=None)  # a frame each
+@settings(max_examples=25)  # a frame each
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), *[values] * 5), unique=True, max_size=12))
 def test_names_are_unique_in_a_group_and_no_row_is_lost(chosen: list[tuple[Any, ...]]) -> None:
     columns = ("strategy", "options", "environment", "feed", "device_ids", "prefetch")
@@ -275,7 +275,6 @@ def test_two_points_give_a_slope_and_one_gives_none() -> None:
 counts = st.lists(st.integers(1, 1000), min_size=2, max_size=8, unique=True).map(sorted)
 
 
-@settings(deadline=None)
 @given(counts, st.floats(0.01, 1), st.floats(0, 2))
 def test_the_slope_of_an_exact_line_is_exact(gpus: list[int], per_device: float, offset: float) -> None:
     curves = fit(curve({n: offset + per_device * n for n in gpus}))
@@ -283,7 +282,6 @@ def test_the_slope_of_an_exact_line_is_exact(gpus: list[int], per_device: float,
     assert curves.worst < 1e-6
 
 
-@settings(deadline=None)
 @given(counts, st.lists(st.floats(0.1, 100), min_size=8, max_size=8), st.sampled_from([0.125, 0.5, 8.0]))
 def test_a_slope_scales_with_the_speedups(gpus: list[int], figures: list[float], factor: float) -> None:
     """Another baseline scales slope and limits by a factor."""

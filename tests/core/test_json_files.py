@@ -143,7 +143,7 @@ anything = st.recursive(
     )
 )  # fmt: skip
 @example(Outer(Inner(1), ["\udcff"]))  # Python uses one for each byte in the environment that is no text
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_record_reads_back(tmp_path: Path, record: Outer) -> None:
     write_json(tmp_path / "x.json", record)
     assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True) == record

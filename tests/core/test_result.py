@@ -271,7 +271,7 @@ def mutated(path: tuple[Any, ...], drop: bool, value: Any) -> dict[str, Any]:
     return tree
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(paths(TREE)), drop=st.booleans(), value=st.sampled_from(VALUES))
 @example(path=("status",), drop=False, value="text")
 @example(path=("ranks", 0, "status"), drop=False, value="text")

@@ -147,7 +147,7 @@ def test_without_a_phase_at_most_one_batch_is_drawn(clock: Clock) -> None:
     assert trainer.drawn <= 1
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6)), min_size=1, max_size=4))
 def test_a_block_contains_only_batches_and_steps(plan: list[tuple[int, int]], clock: Clock) -> None:
     clock.events.clear()

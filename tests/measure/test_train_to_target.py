@@ -267,7 +267,7 @@ STOPS = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=100)
 @given(
     stop=STOPS, every=st.none() | st.floats(0.05, 3.0), every_s=st.none() | st.floats(0.5, 20.0),
     samples=st.integers(4, 50), warm=st.integers(1, 20), block=st.integers(1, 12), slow=st.floats(0.1, 3.0),

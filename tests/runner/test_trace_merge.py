@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core.run_folder import MERGED_TRACE_FILE
@@ -180,7 +180,6 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(ranks=st.lists(EVENTS, min_size=1, max_size=3))
 def test_no_event_is_lost_or_changed(ranks: list[list[dict[str, Any]]]) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core.result import STATUSES
@@ -91,7 +91,6 @@ def test_lines_without_a_job_are_ignored(parse: object, text: str) -> None:
 texts = st.text(string.ascii_letters + string.digits + "[]-_,.:()%+= ", min_size=0, max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 10**9), texts, texts, texts, st.text("abc|,= ()\t", max_size=20))
 def test_any_text_about_a_job_is_parsed(number: int, state: str, nodes: str, at: str, reason: str) -> None:
     for states in (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core.errors import InputError
@@ -103,7 +103,6 @@ def test_resources_of_a_run(gpus: int, settings: dict[str, Any], expected: JobGe
     assert job_geometry(run(gpus, **settings)) == expected
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 16), st.booleans())
 def test_a_job_never_requests_more_cores_than_a_node_has(gpus: int, per_node: int, cores: int, roles: bool) -> None:
     nodes = {"gpus_per_node": per_node, "cpus_per_node": cores, "max_nodes": 12}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.published_series import SERIES_FILE, list_trials, load_series
@@ -20,7 +20,6 @@ MODEL = StepModel(1.0, Links(4, 1e9, 5e8), ALL_REDUCE, 1e7, 4)
 HEAD = SERIES_FILE.read_text(encoding="utf-8").partition("\n")[0] + "\n"
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.floats(1e-3, 10.0), st.floats(1.0, 1000.0))
 def test_one_device_gives_its_own_measured_step(step_s: float, batch: float) -> None:
     drawn = extrapolate(MODEL, [MeasuredStep(1, batch, step_s)])
@@ -28,7 +27,6 @@ def test_one_device_gives_its_own_measured_step(step_s: float, batch: float) -> 
     assert float(drawn.error_scale(1, batch)) == 0.0
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.floats(0.01, 1.0), st.lists(st.floats(1.0, 1.5), min_size=1, max_size=4))
 def test_the_last_point_is_met(first_s: float, losses: list[float]) -> None:
     points = [MeasuredStep(1, 32, first_s)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis.prediction import step_model
@@ -34,7 +34,6 @@ def simulate_exposed_s(sync_s: float, messages: int, hidden_s: float) -> float:
     return done_s - hidden_s
 
 
-@settings(max_examples=60, deadline=None)
 @given(seconds, st.integers(1, 50), seconds, st.floats(0.0, 1.0))
 def test_what_stays_exposed_equals_a_simulation_of_equal_messages(
     sync_s: float, messages: int, compute_s: float, overlap: float
@@ -57,7 +56,6 @@ def test_one_device_has_no_synchronization_and_no_growth() -> None:
         assert step_s(replace(MODEL, sync=kind, optimizer_s=0.004), 1) == pytest.approx(0.036)
 
 
-@settings(max_examples=60, deadline=None)
 @given(kinds, st.floats(1e6, 1e12), st.floats(1.0, 100.0), st.integers(2, 10_000))
 def test_more_bandwidth_never_makes_a_step_longer(kind: str, rate: float, times: float, devices: int) -> None:
     slow = replace(MODEL, sync=kind, stages=2, links=Links(4, rate, rate / 2))
@@ -65,7 +63,6 @@ def test_more_bandwidth_never_makes_a_step_longer(kind: str, rate: float, times:
     assert step_s(fast, devices) <= step_s(slow, devices) * (1 + 1e-12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(kinds, st.integers(1, 5000), st.floats(1.0, 512.0))
 def test_a_step_is_no_shorter_than_its_computation(kind: str, devices: int, batch: float) -> None:
     parts = predict_parts(replace(MODEL, sync=kind, stages=2), devices, batch)
@@ -101,7 +98,6 @@ def test_a_pipeline_waits_for_its_first_micro_batch() -> None:
     assert step_s(alone, 4) == pytest.approx(4 * 0.032)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6), st.integers(1, 12), st.floats(0.0, 0.1))
 def test_unequal_stages_equal_a_simulation(work: list[float], micro_batches: int, pass_s: float) -> None:
     """Each micro-batch enters a stage when it has left the one before and the stage is free."""
@@ -179,7 +175,6 @@ def test_the_expected_maximum_is_that_of_normal_variables(n: int, expected: floa
     assert float(step_model.expected_maximum(np.array(float(n)))) == pytest.approx(expected, abs=0.03)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 64), seconds)
 def test_the_seconds_of_a_sample_give_the_measured_step(devices: int, measured_s: float) -> None:
     free = replace(MODEL, links=FREE)

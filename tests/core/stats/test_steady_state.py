@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis import throughput
@@ -159,7 +159,6 @@ def test_medians_are_those_of_numpy(values: list[float]) -> None:
     assert steady_state._median(series) == np.median(series) and steady_state._running_median(series).tolist() == smooth
 
 
-@settings(deadline=None)  # the first one imports scipy
 @given(st.lists(st.floats(0.1, 1e3), min_size=16, max_size=80))
 def test_the_drift_is_the_slope_through_the_means_of_sixteen_batches(values: list[float]) -> None:
     starts = np.arange(17) * len(values) // 16

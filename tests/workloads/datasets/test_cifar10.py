@@ -432,7 +432,7 @@ def test_another_layout(case):
     assert peak_bytes < 1_000_000 and len(str(caught.value)) < 300
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_damage_raises_or_changes_values_only(data):
     content = bytearray(batch())

@@ -186,7 +186,7 @@ def test_the_series_of_a_seed_stays_what_it_was():
     np.testing.assert_allclose(curves[0, [1, 50, 99], :2].ravel(), GOLDEN_POINTS, rtol=1e-4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(start=st.integers(0, 2 * CHUNK), count=st.integers(0, CHUNK + 50))
 def test_a_curve_depends_on_its_index_only(start, count):
     curves, labels = generate_curves(count, 3, start)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core.errors import InputError
@@ -150,7 +150,6 @@ def test_garbled_content(tmp_path, content):
         ensure(tmp_path)
 
 
-@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_damage_raises_input_errors_only(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("damage")
