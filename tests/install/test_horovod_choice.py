@@ -191,9 +191,9 @@ def test_nccl_where_something_is_missing(home: Home) -> None:
     assert (status, err) == (1, "Horovod was not installed: HOROVOD_GPU_OPERATIONS=DDL should be NCCL or none")
 
 
-def test_the_compiler_is_asked_for_another_standard(home: Home) -> None:
+def test_the_compiler_is_asked_for_another_standard_and_no_debug_symbols(home: Home) -> None:
     home.programs({"cxx": 'printf "%s\\n" "$@"'})
-    arguments = ["-std=c++14", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-o", "y"]
+    arguments = ["-std=c++14", "-g", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-o", "y"]
     command, env = (
         [HOROVOD_SCRIPT.with_name("horovod_cxx.sh"), *arguments],
         {"PATH": str(home.bin), "SCALEBENCH_CXX": "cxx"},

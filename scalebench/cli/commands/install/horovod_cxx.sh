@@ -4,6 +4,8 @@ set -euo pipefail
 
 arguments=()
 for argument in "$@"; do
+  # Symbols for a debugger, which the linker drops (-s), are a third of the compiler's work.
+  [ "$argument" != -g ] || continue
   # Horovod pins C++14, and today's headers of PyTorch and TensorFlow want 17.
   [ "$argument" != -std=c++14 ] || argument=-std=c++17
   arguments+=("$argument")
