@@ -43,6 +43,7 @@ NO_GPU = re.compile("Torch not compiled with CUDA enabled|Found no NVIDIA driver
 # The beginning of BatchNorm's message about a batch of one sample.
 ONE_SAMPLE = re.compile("Expected more than 1 value per channel")
 # The end of Lightning's message where a module reaches for its Trainer and has none.
+NO_CLOSURE = re.compile("The closure hasn't been executed")
 NO_TRAINER = re.compile("is not attached to a `Trainer`")
 
 
@@ -163,6 +164,11 @@ def attribute_errors_to_user(
             raise Unsupported(
                 f"{function_label(model)} needs a Trainer (self.trainer, self.all_gather, self.optimizers), which only "
                 "Lightning's strategies have: take lightning_ddp or lightning_fsdp"
+            ) from error
+        if NO_CLOSURE.search(str(error)):
+            raise Unsupported(
+                f"{function_label(model)} has an optimizer whose step does not call the closure that Lightning gives "
+                "it, and which computes the gradients: call it there, or take a strategy without a Trainer, such as ddp"
             ) from error
         if UNUSED_PARAMETERS.search(str(error)) and finds_unused:
             reason = (

@@ -204,12 +204,10 @@ class UserOptimizer:
         check_parameters(self.optimizer, module)
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._base_rates = [group.get("lr") for group in self.optimizer.param_groups]  # None: it has none
-
-    @property
-    def peak_rate(self) -> float | None:
-        """The learning rate before any scheduler; None where groups of parameters have different ones."""
-        rates = {float(group.get("initial_lr", group["lr"])) for group in self.optimizer.param_groups}
-        return rates.pop() if len(rates) == 1 else None
+        found = [group.get("initial_lr", group.get("lr")) for group in self.optimizer.param_groups]
+        rates = {None if rate is None else float(rate) for rate in found}
+        # The learning rate before any scheduler; None where groups of parameters have different ones, or none.
+        self.peak_rate = rates.pop() if len(rates) == 1 else None
 
     def follow_parameters(self, module: nn.Module) -> Optimizer:
         """Have the optimizer step the parameters that now have the same names, as sharding replaces them."""

@@ -47,13 +47,21 @@ def test_an_optimizer_that_needs_a_closure_is_refused_when_it_is_read(strategy: 
         strategy(name, **fault("with_optimizer", model__options={"kind": "LBFGS"}))
 
 
-@pytest.mark.parametrize("name", ["ddp_gloo", "fsdp_gloo", "zero1", SLOW_TRAINER])
+@pytest.mark.parametrize("name", ["ddp_gloo", "fsdp_gloo", "zero1", "lightning_ddp_gloo"])
 def test_an_optimizer_with_required_arguments_and_without_lr_steps_as_in_a_plain_loop(
     strategy: Any, source: Callable[..., Source], name: str
 ) -> None:
     expected = run_training(strategy("bare_torch", **fault("with_optimizer")), source(), 3)
-    actual = run_training(strategy(name, **fault("with_optimizer")), source(), 3)
-    assert actual.sums == pytest.approx(expected.sums)
+    trained = strategy(name, **fault("with_optimizer"))
+    assert trained.learning_rate() is None
+    assert run_training(trained, source(), 3).sums == pytest.approx(expected.sums)
+
+
+def test_an_optimizer_that_computes_no_gradients_for_lightning_names_the_way_out(
+    strategy: Any, source: Callable[..., Source]
+) -> None:
+    with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:Module has an optimizer whose step does not call"):
+        run_training(strategy("lightning_ddp_gloo", **fault("Module", model__loss="module")), source(), 3)
 
 
 @pytest.mark.parametrize("name", ["fsdp_gloo", "zero1"])

@@ -12,6 +12,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its own dependencies
+    import pytorch_lightning as pl
+
 
 class Net(nn.Module):
     """(n, 3, 200) -> (n, 2)."""
@@ -50,7 +54,7 @@ def hook() -> nn.Module:
 
 class Rated(Optimizer):
     """SGD with an argument that is required, a count of its steps and, with `fault`, an error in the second one. Its
-    groups have no `lr`."""
+    groups have no `lr`, and it does not call Lightning's closure."""
 
     def __init__(self, params: Any, rate: float, fault: bool = False) -> None:
         super().__init__(params, {"rate": rate})
@@ -58,15 +62,13 @@ class Rated(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        if closure is not None:  # Lightning's
-            with torch.enable_grad():
-                closure()
         self.count += 1
         if self.fault and self.count > 1:
             raise ValueError("no second step")
         for group in self.param_groups:
             for parameter in group["params"]:
-                parameter.add_(parameter.grad, alpha=-group["rate"] / self.count)
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-group["rate"] / self.count)
 
 
 class Listed(Rated):
@@ -82,6 +84,24 @@ def with_optimizer(kind: str = "Rated", **options: Any) -> Any:
     if kind == "LBFGS":
         return net, torch.optim.LBFGS(net.parameters())
     return net, {"Rated": Rated, "Listed": Listed}[kind](net.parameters(), rate=0.1, **options)
+
+
+class Module(pl.LightningModule):
+    """A LightningModule whose optimizer computes no gradients, which Lightning would have it do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs, targets = batch
+        return nn.functional.mse_loss(self(inputs), targets)
+
+    def configure_optimizers(self) -> Optimizer:
+        return Rated(self.parameters(), rate=0.1)
 
 
 def scheduler() -> Any:

@@ -263,6 +263,17 @@ class _TrainerModule(pl.LightningModule):
         parts, self._loss_parts = self._loss_parts, []
         return sum_loss_parts(parts)
 
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        """Compute the gradients first where the optimizer is the user's, which may ignore the closure: Lightning has
+        it compute them, and a plain loop gives it none."""
+        if optimizer_closure is not None and self._strategy.user_optimizer() is not None:
+            loss = optimizer_closure()
+            optimizer.step(closure=lambda: loss)
+        else:
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
     def configure_model(self) -> None:
         """Leave the model as the strategy has built it; some of Lightning's strategies want this method."""
 
