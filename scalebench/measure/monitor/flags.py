@@ -86,7 +86,9 @@ def _is_busy(series: TimeSeries, window: TimeWindow, monitor: MonitorRecord) -> 
 
 def _is_quota_used_up(series: TimeSeries, window: TimeWindow) -> bool:
     periods, used_up = (series.counter_growth("cpu", f"quota_periods{part}", window) for part in ("", "_used_up"))
-    return bool(periods) and used_up is not None and used_up > MAX_USED_UP_SHARE * periods
+    if not periods or used_up is None:
+        return False
+    return used_up > MAX_USED_UP_SHARE * periods
 
 
 def has_unequal_clocks(gpus: Sequence[Gpu], devices: Sequence[DeviceMonitorRecord]) -> bool:
