@@ -14,6 +14,8 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from scalebench.runner.launchers import local
+from scalebench.testing.warm_ranks import WarmRanks
 from tests.cluster.cluster import cluster as cluster  # for tests with the marker `cluster`
 from tests.nvml_stand_in import nvml_library as nvml_library  # a fixture for every test
 
@@ -27,6 +29,8 @@ settings.load_profile("few")
 os.environ["SCALEBENCH_PACE"] = "off"
 # TensorFlow's kernels for images with channels first are oneDNN's, which it takes by itself on some processors only.
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
+WARM_RANKS = pytest.StashKey[WarmRanks]()
+COLD = ("cold", "faults", "truth")  # markers of tests whose ranks are new processes, as in a run
 IGNORED = {".pytest_cache", ".hypothesis", "__pycache__", ".ruff_cache", ".mypy_cache"}
 
 
@@ -35,6 +39,7 @@ ALLOWED_SKIPS = (ROOT / "tests/allowed_skips.txt").read_text().splitlines()  # i
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--skips-fail", action="store_true", help="skips fail but for tests/allowed_skips.txt")
+    parser.addoption("--cold", action="store_true", help="start all ranks as new processes, as runs do")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -54,6 +59,32 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    session.config.stash[WARM_RANKS] = WarmRanks()  # by now test files have set what they set in the environment
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if WARM_RANKS in session.config.stash:
+        session.config.stash[WARM_RANKS].close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Fork the ranks that a test of a contract launches in this process."""
+    is_cold = item.config.getoption("--cold") or any(item.get_closest_marker(name) for name in COLD)
+    if is_cold or item.get_closest_marker("contract") is None:
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "start_program", item.config.stash[WARM_RANKS].start_program)
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def warm_ranks(request: pytest.FixtureRequest) -> WarmRanks:
+    """Return what forks ranks in this session, whose processes no test has to end."""
+    return request.config.stash[WARM_RANKS]
+
+
 @pytest.fixture(scope="session")
 def data_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the data set cache of the session, so that data are not generated for each test."""
@@ -70,9 +101,10 @@ def environment_unchanged() -> Iterator[None]:
 
 
 @pytest.fixture
-def no_child_left() -> Iterator[None]:
+def no_child_left(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _descendants()
     yield
+    before |= request.config.stash[WARM_RANKS].pids
     left = [psutil.Process(pid) for pid in _descendants() - before if psutil.pid_exists(pid)]
     commands = [process.as_dict(["cmdline"])["cmdline"] or ["?"] for process in left if process.is_running()]
     names = [" ".join(command[:4]) for command in commands]

@@ -23,6 +23,7 @@ from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import write_spec
 from scalebench.measure.progress import read_progress
 from scalebench.runner.parent import run_spec
+from scalebench.testing import zygote
 from scalebench.testing.fault_worker import FAULT_FILE
 from scalebench.testing.launch import UNEVEN_WORKLOAD
 from scalebench.workloads import datasets
@@ -40,12 +41,14 @@ EXPECTED_OUTCOMES = {
 def list_own_children() -> list[psutil.Process]:
     """Return the children of this process that run a module of scalebench.
 
-    Python's own helpers do not count, though their paths have that name where the environment is in such a folder.
+    Python's own helpers do not count, though their paths have that name where the environment is in such a folder, nor
+    does what forks the ranks of other contracts.
     """
     children = [child for child in psutil.Process().children(recursive=True) if child.is_running()]
     commands = [child.as_dict(["cmdline"])["cmdline"] or [] for child in children]  # none of one that is just over
     pairs = zip(children, commands, strict=True)
-    return [child for child, command in pairs if any(part.startswith("scalebench.") for part in command)]
+    ours = [(child, [part for part in command if part.startswith("scalebench.")]) for child, command in pairs]
+    return [child for child, modules in ours if modules not in ([], [zygote.__name__])]
 
 
 class FaultContract:

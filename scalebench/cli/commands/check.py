@@ -255,13 +255,15 @@ def run_contracts(cases: list[ContractCase], folder: Path) -> list[ContractResul
     """Run the tests of these contracts with files in `folder`. Raise nothing but KeyboardInterrupt."""
     import pytest
 
+    from scalebench.testing.launch import warm_launches
+
     (folder / "pytest.ini").write_text(PYTEST_SETTINGS, encoding="utf-8")
     for number, case in enumerate(cases):
         (folder / f"test_{number}.py").write_text(case.source(), encoding="utf-8")
     listener = ResultListener()
     folders = ["-c", str(folder / "pytest.ini"), f"--rootdir={folder}", f"--confcutdir={folder}"]
     without = [argument for name in DISABLED_PYTEST_PLUGINS for argument in ("-p", f"no:{name}")]
-    with _without_pytest_variables(), _forget_modules(folder):
+    with _without_pytest_variables(), _forget_modules(folder), warm_launches():
         status = pytest.main(
             [*folders, f"--basetemp={folder / 'runs'}", *PYTEST_SWITCHES, *without, str(folder)], [listener]
         )

@@ -23,7 +23,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -168,8 +168,8 @@ def _bring_loopback_up() -> None:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
 
 
-def _enter(descriptors: list[int]) -> None:
-    """Move this process, which has one thread, into these namespaces."""
+def enter_namespaces(descriptors: Iterable[int]) -> None:
+    """Move this process, which has one thread, into the namespaces of these descriptors, and close them."""
     libc = ctypes.CDLL(None, use_errno=True)
     for descriptor in descriptors:
         if libc.setns(descriptor, 0) != 0:
@@ -180,7 +180,7 @@ def _enter(descriptors: list[int]) -> None:
 def main(arguments: list[str]) -> None:
     """Make a namespace and keep it until the input ends; or become the command in the arguments in a namespace."""
     if arguments:
-        _enter([int(number) for number in arguments[0].split(",")])
+        enter_namespaces([int(number) for number in arguments[0].split(",")])
         os.execvp(arguments[1], arguments[1:])
     try:
         print(READY.decode(), *_make(), flush=True)

@@ -13,7 +13,7 @@ from scalebench.core.machine.private_network import PrivateNetwork, private_netw
 from scalebench.core.process import as_start_errors, build_python_command, defer_signals
 from scalebench.core.run_folder import rank_log_name
 from scalebench.runner.launchers.rank_environment import LOOPBACK, build_environment, find_free_ports
-from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, RankGroup, supervise
+from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, Program, RankGroup, supervise
 
 REAP_LIMIT_S = 5.0  # for the kernel to end a process that was killed
 
@@ -33,13 +33,12 @@ def launch(request: LaunchRequest) -> GroupExit:
     return supervise(request, group, start)
 
 
-def _start(
-    request: LaunchRequest, rank: int, addresses: list[str], network: PrivateNetwork | None
-) -> subprocess.Popen[bytes]:
+def _start(request: LaunchRequest, rank: int, addresses: list[str], network: PrivateNetwork | None) -> Program:
     command = build_python_command("-m", request.module, str(request.folder))
     variables = build_environment(request.spec, request.run_id, rank, addresses)
     in_foreground = request.spec.config.debug and rank == 0  # where a debugger can be used
-    return start_program(command, variables, request.folder / rank_log_name(rank), in_foreground, network)
+    start = request.start or start_program
+    return start(command, variables, request.folder / rank_log_name(rank), in_foreground, network)
 
 
 def start_program(
@@ -66,7 +65,7 @@ def start_program(
 class Child:
     """A child of this process; the leader of a process group unless it runs in the foreground."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: Program) -> None:
         self.process = process
 
     @property
@@ -106,7 +105,7 @@ class Children(RankGroup[Child]):
             child.reap()
 
 
-def _process_group(process: subprocess.Popen[bytes]) -> int | None:
+def _process_group(process: Program) -> int | None:
     try:
         return os.getpgid(process.pid)
     except ProcessLookupError:

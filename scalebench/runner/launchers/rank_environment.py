@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from scalebench.config.placement import parse_ports
 from scalebench.core.exit_with_parent import PARENT_VARIABLE
 from scalebench.core.machine import cpus
-from scalebench.core.machine.variables import bypass_proxies, drop_foreign_settings, drop_launch_variables
+from scalebench.core.machine.variables import NO_PROXY, bypass_proxies, drop_foreign_settings, drop_launch_variables
 from scalebench.core.process import LISTEN_ADDRESS, RANK_ADDRESSES
 from scalebench.core.run_folder import RUN_ID_VARIABLE
 from scalebench.core.spec import HardwareSpec, RunSpec
@@ -32,6 +32,11 @@ EPHEMERAL_PORTS = "proc/sys/net/ipv4/ip_local_port_range"
 DEFAULT_EPHEMERAL = (32_768, 60_999)  # Linux's, where the file cannot be read
 MIN_PORT, MAX_PORT = 20_000, 65_535  # below are those of services, such as SLURM's own at 6817
 MIN_PORTS = 1000  # with fewer, concurrent runs would often choose the same
+# What differs between the ranks of a run or between runs, besides scalebench's own variables.
+RANK_VARIABLES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *(*THREAD_VARIABLES, *INTERFACE_VARIABLES, EXCLUDED_INTERFACES, NCCL_HEARTBEAT, *NO_PROXY),
+)
 _assigned_ports: set[int] = set()  # to ranks of this program, whose runs may be alive at the same time
 
 
@@ -46,13 +51,7 @@ def build_environment(
     place = spec.places[rank]
     host, port = split_address(addresses[0])
     ranks_on_node = sum(p.node == place.node for p in spec.places)
-    variables = drop_foreign_settings(os.environ if by_mpi else drop_launch_variables(os.environ))
-    if not any(name.startswith("MALLOC_") for name in os.environ):
-        variables.update(HEAP_VARIABLES)
-    try:
-        getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in many containers: torch's compiler asks for it
-        variables["USER"] = f"uid{os.getuid()}"
+    variables = common_environment(by_mpi)
     variables.update({name: str(place.threads) for name in THREAD_VARIABLES})
     variables.update(
         {
@@ -63,11 +62,6 @@ def build_environment(
             "NODE_RANK": str(place.node),
             "MASTER_ADDR": host,
             "MASTER_PORT": port,
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONIOENCODING": "utf-8:replace",  # of its log, whatever a terminal can show
-            # PyTorch's profiler else leaves hooks behind that slow each launch of a kernel: pytorch issue 144455.
-            "TEARDOWN_CUPTI": os.environ.get("TEARDOWN_CUPTI", "1"),
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and so hardware.device_ids and the record
             RANK_ADDRESSES: ",".join(addresses),
             RUN_ID_VARIABLE: run_id,
             PARENT_VARIABLE: str(os.getpid()),
@@ -86,6 +80,24 @@ def build_environment(
         variables[NCCL_HEARTBEAT] = str(round(spec.group_timeout_s))
     variables.update(spec.config.hardware.environment)
     return variables
+
+
+def common_environment(by_mpi: bool = False) -> dict[str, str]:
+    """Return what is the same for all ranks on this host."""
+    variables = drop_foreign_settings(os.environ if by_mpi else drop_launch_variables(os.environ))
+    if not any(name.startswith("MALLOC_") for name in os.environ):
+        variables.update(HEAP_VARIABLES)
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in many containers: torch's compiler asks for it
+        variables["USER"] = f"uid{os.getuid()}"
+    return variables | {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONIOENCODING": "utf-8:replace",  # of its log, whatever a terminal can show
+        # PyTorch's profiler else leaves hooks behind that slow each launch of a kernel: pytorch issue 144455.
+        "TEARDOWN_CUPTI": os.environ.get("TEARDOWN_CUPTI", "1"),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and so hardware.device_ids and the record
+    }
 
 
 def split_address(address: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from scalebench.core.machine.private_network import PrivateNetwork
 from scalebench.core.process import POLL_INTERVAL_S, cancelled, read_anonymous_bytes, wait_until
 from scalebench.core.run_folder import query_file_server
 from scalebench.core.spec import RunSpec
@@ -30,6 +31,23 @@ TURN_SIGNAL = signal.SIGUSR2  # has agents on nodes park or continue their worke
 OnProgress = Callable[[list[RankProgress]], None]
 
 
+class Program(Protocol):
+    """A program that was started, as subprocess.Popen has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+
+# Of the command, the environment, the log, whether it runs in the foreground, its network: as local.start_program.
+StartProgram = Callable[[list[str], dict[str, str], Path, bool, PrivateNetwork | None], Program]
+
+
 @dataclass(frozen=True)
 class LaunchRequest:
     """One group of processes to start: all ranks of `spec`, in a folder that every host of them sees."""
@@ -40,6 +58,7 @@ class LaunchRequest:
     on_progress: OnProgress = lambda progress: None  # called regularly while they run
     module: str = WORKER  # run by each rank, with the folder as its argument
     turns: Turns | None = None  # of a run that takes turns with others
+    start: StartProgram | None = None  # of ranks on this machine; None: each is a new process, as a measurement needs
 
 
 class Launcher(Protocol):

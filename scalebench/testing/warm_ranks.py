@@ -1,0 +1,182 @@
+"""Ranks of tests that start as copies of a process which has imported their framework, in a tenth of the time.
+
+A measurement has no such ranks: copies share the layout of their memory, so that the spread between starts, which
+intervals rest on, would be understated. Only launches of contracts ask for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scalebench.core.json_files import read_json
+from scalebench.core.machine import gpus
+from scalebench.core.machine.private_network import PrivateNetwork
+from scalebench.core.process import build_python_command
+from scalebench.core.run_folder import SPEC_FILE
+from scalebench.runner.launchers.local import start_program
+from scalebench.runner.launchers.rank_environment import THREAD_VARIABLES, common_environment
+from scalebench.runner.launchers.supervise import Program
+from scalebench.strategies import registry
+from scalebench.testing import zygote
+from scalebench.testing.zygote import MAX_MESSAGE_BYTES, drop_per_rank
+
+# What ranks of a framework import besides the adapter of their strategy; torch imports its compiler at the first step
+# of an optimizer. A test fails where ranks import more than a few small modules after they were forked.
+WORKERS = ("scalebench.testing.strategy_worker", "scalebench.testing.model_worker")
+PRELOADED: dict[str, tuple[str, ...]] = {
+    "none": WORKERS,
+    "torch": (*WORKERS, "scalebench.strategies.torch.base", "torch._dynamo"),
+    "tensorflow": (*WORKERS, "scalebench.strategies.tensorflow.bare"),
+}
+# A copy of a process with threads is not safe. pyarrow, which Keras imports, would start one that gives back memory.
+ONE_THREAD = {**dict.fromkeys(THREAD_VARIABLES, "1"), "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+IMPORT_LIMIT_S = 300.0
+END_LIMIT_S = 10.0
+
+
+class NotForked(Exception):
+    """A zygote forks no rank; the message is its reason."""
+
+
+class WarmProcess:
+    """A rank that a zygote has forked, as subprocess.Popen shows one."""
+
+    def __init__(self, answers: socket.socket) -> None:
+        self._answers = answers
+        self.returncode: int | None = None
+        answer = self._read(IMPORT_LIMIT_S)
+        if not answer.isdecimal():
+            answers.close()
+            raise NotForked(answer or "the zygote has ended")
+        self.pid = int(answer)
+
+    def _read(self, limit_s: float | None) -> str:
+        self._answers.settimeout(limit_s)
+        return self._answers.recv(MAX_MESSAGE_BYTES).decode()
+
+    def poll(self) -> int | None:
+        """Return its exit status, or the negative number of the signal that ended it; None while it runs."""
+        try:
+            return self.wait(0.0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            try:
+                self.returncode = int(self._read(timeout) or -signal.SIGKILL)  # its zygote has ended, and it with that
+            except (BlockingIOError, TimeoutError):
+                raise subprocess.TimeoutExpired("a warm rank", timeout or 0.0) from None
+            self._answers.close()
+        return self.returncode
+
+    def send_signal(self, sig: int, /) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
+class Forker:
+    """The zygote of one framework, as the program that asks for ranks sees it."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = build_python_command("-m", zygote.__name__, str(theirs.fileno()))
+            # It ends when the other end of its socket is closed: the thread that starts it may end before.
+            self.process = subprocess.Popen(
+                command, env=variables | ONE_THREAD, pass_fds=[theirs.fileno()], start_new_session=True,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def load(self, modules: Sequence[str]) -> None:
+        """Have it import modules, without waiting for that."""
+        with contextlib.suppress(ConnectionError):  # it has ended: it will not fork either
+            self._requests.sendall(json.dumps({"modules": modules}).encode())
+
+    def fork(self, arguments: Sequence[str], variables: dict[str, str], log: int, network: list[int]) -> WarmProcess:
+        """Fork a rank that runs a module, the first of the arguments, in the current folder and on the same cores."""
+        place = {"folder": os.getcwd(), "cpus": sorted(os.sched_getaffinity(0))}
+        request = {"modules": [], "arguments": arguments, "variables": variables, **place}
+        answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, contextlib.suppress(ConnectionError):
+            socket.send_fds(self._requests, [json.dumps(request).encode()], [theirs.fileno(), log, *network])
+        return WarmProcess(answers)
+
+    def close(self) -> None:
+        """End it, and with it all ranks that it has forked."""
+        self._requests.close()
+        try:
+            self.process.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class WarmRanks:
+    """The zygotes of a session, which start when their first rank does.
+
+    There are two for each framework, between which ranks alternate: each has hash seeds of its own, so that an order
+    that comes from a set differs between ranks, as it does in a run.
+    """
+
+    def __init__(self) -> None:
+        self._environment = common_environment()
+        self._zygotes: dict[tuple[str, int], Forker] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def pids(self) -> set[int]:
+        return {each.process.pid for each in self._zygotes.values()}
+
+    def start_program(
+        self,
+        command: list[str],
+        variables: dict[str, str],
+        log: Path,
+        in_foreground: bool,
+        network: PrivateNetwork | None = None,
+    ) -> Program:
+        """Start a rank as local.start_program does: forked, or where that is not possible as a new process."""
+        if not in_foreground:
+            descriptors = [] if network is None else network.descriptors
+            with contextlib.suppress(NotForked), open(log, "wb") as file:
+                forker = self._find_forker(command, variables)
+                return forker.fork(command[command.index("-m") + 1 :], variables, file.fileno(), descriptors)
+        return start_program(command, variables, log, in_foreground, network)
+
+    def _find_forker(self, command: list[str], variables: dict[str, str]) -> Forker:
+        """Return the one that imports what this rank needs. Raise NotForked where a copy is no new process's like."""
+        strategy = _read_strategy(Path(command[-1]))
+        kind = strategy.get("framework", "")
+        if kind not in PRELOADED:
+            raise NotForked(f"unknown framework '{kind}'")
+        if not hasattr(os, "pidfd_open") or gpus.count_gpus():
+            raise NotForked("not on this machine: no Linux, or with GPUs")
+        if drop_per_rank(variables) != drop_per_rank(self._environment):
+            raise NotForked("a library may read another environment when it is imported")
+        adapter = registry.BUILT_IN_STRATEGIES.get(strategy["name"], "").partition(":")[0]
+        with self._lock:
+            for number in range(min(2, int(variables["WORLD_SIZE"]))):  # both import at the same time
+                if (kind, number) not in self._zygotes:
+                    self._zygotes[kind, number] = Forker(variables)
+                self._zygotes[kind, number].load([*PRELOADED[kind], *filter(None, [adapter])])
+            return self._zygotes[kind, int(variables["RANK"]) % 2]
+
+    def close(self) -> None:
+        while self._zygotes:
+            self._zygotes.popitem()[1].close()
+
+
+def _read_strategy(folder: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        return dict(read_json(folder / SPEC_FILE)["config"]["strategy"])
+    return {}

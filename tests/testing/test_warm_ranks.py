@@ -1,0 +1,181 @@
+"""Ranks that are forked: they see what a new process sees, and where they would not, they are new processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.machine import gpus
+from scalebench.core.machine.private_network import PrivateNetwork, find_kernel_problem
+from scalebench.core.process import build_python_command
+from scalebench.core.spec import RunSpec, write_spec
+from scalebench.runner.launchers import local
+from scalebench.runner.launchers.rank_environment import build_environment, find_free_ports
+from scalebench.runner.launchers.supervise import Program, StartProgram
+from scalebench.testing import warm_ranks as module
+from scalebench.testing.launch import EVEN_WORKLOAD
+from scalebench.testing.warm_ranks import WarmProcess, WarmRanks
+from scalebench.workloads import datasets
+from tests.builders.runs import find_running, simulated_spec, wait_until
+
+RANK = "tests.testing.warm_rank_modules"
+LIMIT_S = 300.0
+# What ranks import late all the same: small modules, and those that TensorFlow makes of functions as it traces them.
+LATE = (
+    "scalebench.",
+    "__autograph_generated_file",
+    "encodings.",
+    "email.",
+    "tensorflow.tsl",
+    "torch.profiler._cupti",
+    "torch.utils._sympy",
+)
+
+
+def start_rank(
+    start: StartProgram,
+    task: str,
+    folder: Path,
+    rank: int = 0,
+    spec: RunSpec | None = None,
+    addresses: Sequence[str] = ("127.0.0.1:1", "127.0.0.1:2"),
+    **variables: str,
+) -> tuple[Program, Path]:
+    """Start a rank of a run on two devices, and return it and its log."""
+    folder.mkdir(exist_ok=True)
+    (folder / "task").write_text(task)
+    spec = spec or simulated_spec(gpus=2)
+    write_spec(spec, folder)
+    environment = build_environment(spec, "an id", rank, addresses) | variables
+    log = folder / f"log{rank}"
+    return start(build_python_command("-m", RANK, str(folder)), environment, log, False, None), log
+
+
+def read_answer(start: StartProgram, task: str, folder: Path, rank: int = 0) -> Any:
+    process, log = start_rank(start, task, folder, rank)
+    assert process.wait(LIMIT_S) == 0, log.read_text()
+    return json.loads(log.read_text())
+
+
+def is_forked(start: StartProgram, folder: Path, **variables: str) -> bool:
+    process, log = start_rank(start, "end", folder, **variables)
+    assert process.wait(LIMIT_S) == 0, log.read_text()
+    return isinstance(process, WarmProcess)
+
+
+def test_it_sees_what_a_new_process_sees(
+    warm_ranks: WarmRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a folder and modules' folders that differ from those of the process that forks it."""
+    assert is_forked(warm_ranks.start_program, tmp_path / "first")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.environ["PYTHONPATH"], str(tmp_path)]))
+    monkeypatch.setenv("SCALEBENCH_IMAGENET", "a folder")
+    new = read_answer(local.start_program, "describe", tmp_path / "run")
+    assert new["environment"]["SCALEBENCH_IMAGENET"] == "a folder" and new["environment"]["OMP_NUM_THREADS"]
+    assert read_answer(warm_ranks.start_program, "describe", tmp_path / "run") == new
+
+
+def test_ranks_have_random_numbers_and_hash_seeds_of_their_own(warm_ranks: WarmRanks, tmp_path: Path) -> None:
+    answers = [read_answer(warm_ranks.start_program, "draw", tmp_path / "run", rank) for rank in (0, 0, 1)]
+    hashes, numbers, pids = zip(*answers, strict=True)
+    assert (len(set(hashes)), len(set(numbers)), len(set(pids))) == (2, 3, 3)
+
+
+@pytest.mark.parametrize(("task", "status"), [("end", 0), ("fail", 7), ("raise", 1)])
+def test_its_exit_status_and_its_log_are_those_of_its_module(
+    task: str, status: int, warm_ranks: WarmRanks, tmp_path: Path
+) -> None:
+    process, log = start_rank(warm_ranks.start_program, task, tmp_path / "run")
+    assert (process.wait(LIMIT_S), process.poll()) == (status, status)
+    assert ("RuntimeError: as it should" in log.read_text()) == (task == "raise")
+
+
+def test_a_signal_ends_it(warm_ranks: WarmRanks, tmp_path: Path) -> None:
+    process, _ = start_rank(warm_ranks.start_program, "wait", tmp_path / "run")
+    wait_until((tmp_path / "run" / "waits0").exists)
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_S) == -signal.SIGTERM
+    process.send_signal(signal.SIGTERM)  # nobody gets it
+
+
+def test_it_ends_with_the_process_that_forked_it(tmp_path: Path) -> None:
+    with closing(WarmRanks()) as ranks:
+        process, _ = start_rank(ranks.start_program, "wait", tmp_path / "run")
+        wait_until((tmp_path / "run" / "waits0").exists)
+    assert process.wait(LIMIT_S) == -signal.SIGKILL
+    wait_until(lambda: not find_running([process.pid]))
+
+
+def test_a_rank_after_the_process_that_forks_was_killed_is_a_new_process(tmp_path: Path) -> None:
+    with closing(WarmRanks()) as ranks:
+        assert is_forked(ranks.start_program, tmp_path / "run")
+        for pid in ranks.pids:
+            os.kill(pid, signal.SIGKILL)
+        assert not is_forked(ranks.start_program, tmp_path / "again")
+
+
+def test_it_is_in_the_network_of_its_run(warm_ranks: WarmRanks, tmp_path: Path) -> None:
+    if (problem := find_kernel_problem()) is not None:
+        pytest.skip(problem)
+    with PrivateNetwork() as network:
+        expected = os.stat(f"/proc/self/fd/{network.descriptors[-1]}").st_ino
+
+        def start(*arguments: Any) -> Program:
+            return warm_ranks.start_program(*arguments[:4], network)
+
+        assert read_answer(start, "network", tmp_path / "run") == expected
+
+
+def test_a_variable_that_a_library_may_read_on_import_needs_a_new_process(
+    warm_ranks: WarmRanks, tmp_path: Path
+) -> None:
+    assert not is_forked(warm_ranks.start_program, tmp_path / "run", TF_CPP_MIN_LOG_LEVEL="0")
+    assert is_forked(warm_ranks.start_program, tmp_path / "again", OMP_NUM_THREADS="3")
+
+
+def test_where_a_gpu_is_visible_nothing_is_forked(
+    warm_ranks: WarmRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "count_gpus", lambda: 1)
+    assert not is_forked(warm_ranks.start_program, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["tests.testing.module_with_thread", "no_such_module"])
+def test_nothing_is_forked_after_an_import_that_failed_or_left_a_thread(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(module.PRELOADED, "none", (*module.PRELOADED["none"], name))
+    with closing(WarmRanks()) as ranks:
+        assert not is_forked(ranks.start_program, tmp_path / "run")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("strategy", ["ddp_gloo", "tensor_parallel", "lightning_fsdp_gloo", "mirrored"])
+def test_ranks_find_what_they_need_already_imported(strategy: str, warm_ranks: WarmRanks, tmp_path: Path) -> None:
+    words = [*EVEN_WORKLOAD, f"strategy={strategy}", "gpus=2", f"dataset.cache={tmp_path / 'data'}"]
+    spec = resolve(compose_config(words))
+    if spec.unsupported is not None:
+        pytest.skip(spec.unsupported)
+    datasets.prepare(spec.config)
+    addresses = [f"127.0.0.1:{port}" for port in find_free_ports(spec.processes)]
+    start, ranks = warm_ranks.start_program, range(spec.processes)
+    processes = [start_rank(start, "import", tmp_path, rank, spec, addresses)[0] for rank in ranks]
+    assert [process.wait(LIMIT_S) for process in processes] == [0] * spec.processes
+    for path in tmp_path.glob("imports*.json"):
+        names = json.loads(path.read_text())
+        assert [name for name in names if not name.startswith(LATE)] == []
