@@ -1,28 +1,36 @@
-"""`python -m scalebench [hydra overrides]`: the entry point of runs and sweeps, on top of Hydra."""
+"""`python -m scalebench [hydra overrides]`: the entry point of runs and sweeps.
+
+A command line is composed, checked and run here, by Hydra's rules. Hydra itself is called for its own switches, such as
+`--cfg job`.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 
 from scalebench.config import compose
 from scalebench.config.error_messages import EXPECTED_ERRORS, explain_bare_word, explain_error, explain_switch
+from scalebench.config.resolve import resolve
 from scalebench.core import process
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError
 from scalebench.sweeps import cluster_runs
 from scalebench.sweeps.console import Console
-from scalebench.sweeps.task import NothingStarted, RepeatsRequested, SweepSession
+from scalebench.sweeps.hydra_launcher import make_context, run_sweep
+from scalebench.sweeps.task import SweepSession
 
 _printed_warnings: set[str] = set()  # of this process
 
@@ -50,15 +58,13 @@ def run_session(session: SweepSession, more: Sequence[str] = ()) -> int:
     with process.interrupt_at_signals(), _own_hydra():
         try:
             return _run_or_sweep(session, more)
-        except NothingStarted as refused:
-            raise InputError(refused.line) from None  # Hydra's frames help nobody
         except (*EXPECTED_ERRORS, OSError) as error:
             return _end_early(session, error)
         except Exception as error:
             if session.has_started() or os.environ.get("SCALEBENCH_TRACEBACK"):
                 raise
             return _end_early(session, error)
-        except SystemExit as end:  # raised by callbacks and by Hydra's own switches
+        except SystemExit as end:  # raised by Hydra's own switches
             return int(end.code or 0)
         except cluster_runs.UserDetached as left:
             _stop_sweep(session, str(left))
@@ -71,21 +77,27 @@ def run_session(session: SweepSession, more: Sequence[str] = ()) -> int:
 
 
 def _run_or_sweep(session: SweepSession, more: Sequence[str]) -> int:
-    with tempfile.TemporaryDirectory() as scratch, compose.raise_hydra_errors():
-        switches, overrides = split_arguments([*session.arguments, *more])
-        if _is_dry_run(overrides):  # Hydra makes its folders before it calls us
-            overrides += [f"hydra.run.dir={scratch}", f"hydra.sweep.dir={scratch}"]
-        _register_and_warn()
-        try:
-            _run_hydra(session, [*switches, *overrides])
-        except RepeatsRequested:
-            if session.is_single:
-                raise InputError(
-                    'measure.repeats makes a sweep of a run: scalebench.sweep({"strategy": ["ddp"]}, ...), or '
-                    'measure={"repeats": 1}'
-                ) from None
-            _run_hydra(session, make_sweep_arguments(switches, overrides))
-        return session.finish()
+    options = read_arguments([*session.arguments, *more])
+    _register_and_warn()
+    if _is_for_hydra(options):
+        _call_hydra(options)
+        return 0
+    loader = compose.make_loader(options.config_path, options.config_dir)
+    compose_line = partial(loader.load_command_line, options.config_name or "config")
+    config = compose_line(options.overrides, options.multirun)
+    if config.hydra.mode != RunMode.MULTIRUN:
+        spec = resolve(compose.to_config(config))
+        if spec.repeats == 1:
+            session.run_single(spec, config, make_context(loader, config))
+            return session.finish()
+        if session.is_single:
+            raise InputError(
+                'measure.repeats makes a sweep of a run: scalebench.sweep({"strategy": ["ddp"]}, ...), or '
+                'measure={"repeats": 1}'
+            )
+        config = compose_line(make_sweep_overrides(options.overrides), True)
+    run_sweep(session, loader, config)
+    return session.finish()
 
 
 def _register_and_warn() -> None:
@@ -108,21 +120,9 @@ def _own_hydra() -> Iterator[None]:
         hydra_state.hydra, config.cfg = before
 
 
-def _run_hydra(session: SweepSession, arguments: list[str]) -> None:
-    before = sys.argv
-    sys.argv = ["scalebench", *arguments]
-    try:
-        hydra.main(version_base=compose.HYDRA_VERSION, config_path=str(conf_dir()), config_name="config")(
-            session.run_one
-        )()
-    finally:
-        sys.argv = before
-
-
-def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Split arguments in any order into (Hydra's switches, overrides). Raise InputError for a wrong switch.
-
-    Hydra's own parser accepts the overrides only next to each other."""
+def read_arguments(arguments: list[str]) -> argparse.Namespace:
+    """Return the values of Hydra's switches, and as `overrides` the other arguments; both may be in any order. Raise
+    InputError for a wrong switch."""
 
     def refuse(message: str) -> NoReturn:
         raise InputError(
@@ -136,34 +136,46 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
         raise InputError(
             "--experimental-rerun is refused: its file may hold any code; give the arguments of the run again"
         )
-    overrides = options.overrides
-    switches = list(arguments)
-    for override in overrides:
-        switches.remove(override)
+    for override in options.overrides:
         if "=" not in override and not override.startswith("~"):
             raise InputError(explain_bare_word(override, arguments))
-    return switches, compose.accept_words(overrides)
+    options.switches = list(arguments)
+    for override in options.overrides:
+        options.switches.remove(override)
+    options.overrides = compose.accept_words(options.overrides)
+    return options
 
 
-def make_sweep_arguments(switches: list[str], overrides: list[str]) -> list[str]:
-    """Turn the arguments of a single run into those of a sweep, whose folder is that of the run."""
-    switches = [switch for switch in switches if switch not in ("--run", "-r")]
-    overrides = [override for override in overrides if not override.startswith("hydra.mode=")]
-    if not any(override.startswith("hydra.sweep.dir=") for override in overrides):
-        overrides = [re.sub(r"^hydra\.run\.dir=", "hydra.sweep.dir=", override) for override in overrides]
-    return [*switches, "--multirun", *overrides]
+def _is_for_hydra(options: argparse.Namespace) -> bool:
+    """Return whether Hydra is to answer: about the config or itself, or that its switches contradict each other."""
+    shows = options.cfg or options.info or options.help or options.hydra_help or options.shell_completion
+    return bool(shows or options.resolve or (options.run and options.multirun))
 
 
-def _is_dry_run(overrides: list[str]) -> bool:
-    values = [override.partition("=")[2] for override in overrides if re.match(r"\+{0,2}dry_run=", override)]
-    return bool(values) and re.fullmatch(r"\W*(true|yes|on|y|1)\W*", values[-1], re.IGNORECASE) is not None
+def _call_hydra(options: argparse.Namespace) -> None:
+    argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["scalebench", *options.switches, *options.overrides]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises its errors, which become one line
+    try:
+        hydra.main(version_base=compose.HYDRA_VERSION, config_path=str(conf_dir()), config_name="config")(main)()
+    finally:
+        sys.argv = argv
+        del os.environ["HYDRA_FULL_ERROR"]
+        if full_error is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+def make_sweep_overrides(overrides: list[str]) -> list[str]:
+    """Turn the overrides of a single run into those of a sweep, whose folder is that of the run."""
+    if any(override.startswith("hydra.sweep.dir=") for override in overrides):
+        return overrides
+    return [re.sub(r"^hydra\.run\.dir=", "hydra.sweep.dir=", override) for override in overrides]
 
 
 def _end_early(session: SweepSession, error: Exception) -> int:
     """Report the finished runs after an error outside of any run; raise InputError where nothing was started."""
     line = explain_error(error, session.arguments)
     if not session.has_started():
-        session.drop_unused_folder()
         raise InputError(line) from None
     line = process.describe_error(error) if isinstance(error, OSError) else line
     way_out = "" if session.sweep is None else "; the sweep ends here, and resume=true does the rest"

@@ -7,7 +7,6 @@ file once, merges the files once for each choice of them, and sets the other ove
 from __future__ import annotations
 
 import codecs
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -18,7 +17,7 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,19 +26,20 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_d
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import ConfigSearchPath
+from hydra._internal.utils import create_automatic_config_search_path
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobRuntime, setup_globals
-from hydra.errors import HydraException
+from hydra.core.utils import JobRuntime, setup_globals, validate_config_path
+from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from hydra.types import HydraContext, RunMode
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
+from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
 from scalebench.config.aliases import accept_aliases, split_override
@@ -95,15 +95,28 @@ def _make_typed_config() -> DictConfig:
     return typed
 
 
-def compose(overrides: Sequence[str]) -> DictConfig:
-    """Compose the config of one run as the command line would."""
-    register_with_hydra()
+def make_loader(config_path: str | None = None, config_dir: str | None = None) -> CachingLoader:
+    """Return the loader of the YAML files of scalebench and its plugins. The folders are those of Hydra's switches:
+    `config_path` replaces ours, `config_dir` is one more."""
     setup_globals()
     version.setbase(HYDRA_VERSION)
     JobRuntime.instance().set("name", "scalebench")
-    with raise_hydra_errors():
-        loader = _loader(_identify_files())
-        composed = loader.load_configuration("config", accept_words(overrides), RunMode.RUN, from_shell=False)
+    if config_path is None and config_dir is None:
+        return _keep_loader(_identify_files())
+    validate_config_path(config_path)
+    search_path = _make_search_path(config_path)
+    if config_dir is not None:
+        folder = os.path.abspath(config_dir)
+        if not os.path.isdir(folder):
+            raise InputError(f"Additional config directory '{folder}' not found")
+        search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
+    return CachingLoader(search_path)
+
+
+def compose(overrides: Sequence[str]) -> DictConfig:
+    """Compose the config of one run as the command line would."""
+    register_with_hydra()
+    composed = make_loader().load_configuration("config", accept_words(overrides), RunMode.RUN, from_shell=False)
     with open_dict(composed):
         del composed["hydra"]
     return composed
@@ -180,20 +193,6 @@ def to_config(composed: DictConfig) -> Config:
         return build_record(Config, tree)
     except ValueError as error:
         raise InputError(str(error)) from error
-
-
-@contextlib.contextmanager
-def raise_hydra_errors() -> Iterator[None]:
-    """Make Hydra raise its errors instead of printing them and exiting, so that each becomes one line."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before
 
 
 def list_each_device() -> str:
@@ -279,8 +278,7 @@ class _ParsedLine(NamedTuple):
 class CachingLoader(ConfigLoaderImpl):
     """Composes as Hydra's loader does, but reads each file once.
 
-    Hydra's own loader handles everything else: overrides that add files (hydra.searchpath), and all that fails, so that
-    the errors are Hydra's.
+    Hydra's own loader handles hydra.searchpath, which adds files.
     """
 
     def __init__(self, search_path: ConfigSearchPath) -> None:
@@ -292,6 +290,16 @@ class CachingLoader(ConfigLoaderImpl):
         # Hydra's own files merged with the typed config, which every defaults list begins with.
         self._beginnings: dict[tuple[tuple[str | None, str | None], ...], DictConfig] = {}
 
+    def load_command_line(self, config_name: str, overrides: list[str], is_sweep: bool) -> DictConfig:
+        """Compose the config of a command line, whose hydra.mode says whether it is a sweep: by an override, by a file,
+        or because of `is_sweep`."""
+        if is_sweep:
+            overrides = [line for line in overrides if not line.startswith("hydra.mode=")] + ["hydra.mode=MULTIRUN"]
+            return self.load_configuration(config_name, overrides, RunMode.MULTIRUN)
+        choices = [line for line in overrides if not self._parse(line).sets_value]
+        mode = self.load_configuration(config_name, choices, RunMode.MULTIRUN).hydra.mode
+        return self.load_configuration(config_name, overrides, mode or RunMode.RUN)
+
     def load_configuration(
         self,
         config_name: str | None,
@@ -300,26 +308,37 @@ class CachingLoader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        if run_mode == RunMode.RUN and validate_sweep_overrides:
-            with contextlib.suppress(Exception):
-                return self._from_base(config_name, overrides)
+        try:
+            if validate_sweep_overrides and not self._adds_files(config_name, overrides):
+                return self._from_base(config_name, overrides, run_mode, from_shell)
+        except OmegaConfBaseException as error:
+            raise ConfigCompositionException from error  # as Hydra's loader does
         plain_loader = ConfigLoaderImpl(self.config_search_path)
         return plain_loader.load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
 
-    def _from_base(self, config_name: str | None, overrides: list[str]) -> DictConfig:
+    def _adds_files(self, config_name: str | None, overrides: list[str]) -> bool:
+        primary = None if config_name is None else self.repository.load_config(config_name)
+        in_primary = primary is not None and OmegaConf.select(primary.config, "hydra.searchpath") is not None
+        return in_primary or any("hydra.searchpath" in line for line in overrides)
+
+    def _from_base(
+        self, config_name: str | None, overrides: list[str], run_mode: RunMode, from_shell: bool
+    ) -> DictConfig:
         lines = [self._parse(line) for line in overrides]
         parsed = [line.override for line in lines]
-        self.validate_sweep_overrides_legal(parsed, RunMode.RUN, from_shell=False)
-        values = [line.override for line in lines if line.sets_value]
-        choices = tuple(str(line.override.input_line) for line in lines if not line.sets_value)
-        if any("hydra.searchpath" in line for line in choices):
-            raise ValueError("hydra.searchpath adds files that this loader has not read")
-        if (config_name, choices) not in self._bases:
-            base = super().load_configuration(config_name, list(choices), RunMode.RUN)
-            if len(self._bases) >= MAX_CACHED_CONFIGS:
-                del self._bases[next(iter(self._bases))]
-            self._bases[config_name, choices] = pickle.dumps(base)
-        composed: DictConfig = pickle.loads(self._bases[config_name, choices])
+        self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
+        fixed = [line for line in lines if not line.override.is_sweep_override()]  # a sweep's runs set the others
+        values = [line.override for line in fixed if line.sets_value]
+        choices = tuple(str(line.override.input_line) for line in fixed if not line.sets_value)
+        content = self._bases.get((config_name, choices))
+        if content is None:
+            base = super().load_configuration(config_name, list(choices), run_mode)
+            content = pickle.dumps(base)
+            if not OmegaConf.missing_keys(base.hydra.runtime.choices):  # a sweep leaves them to its runs
+                if len(self._bases) >= MAX_CACHED_CONFIGS:
+                    del self._bases[next(iter(self._bases))]
+                self._bases[config_name, choices] = content
+        composed: DictConfig = pickle.loads(content)
         self._apply_overrides_to_config(values, composed)
         task = [override for override in parsed if not override.is_hydra_override()]
         job = composed.hydra.job
@@ -350,7 +369,10 @@ class CachingLoader(ConfigLoaderImpl):
                 # Hydra removes the defaults list of a dataclass only after all is merged.
                 if isinstance(loaded, DictConfig) and loaded._is_typed():
                     return super()._compose_config_from_defaults_list(defaults, repo)
-                composed.merge_with(loaded)
+                try:
+                    composed.merge_with(loaded)
+                except OmegaConfBaseException:  # of which Hydra names the file
+                    return super()._compose_config_from_defaults_list(defaults, repo)
         return composed
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
@@ -378,15 +400,13 @@ class _CachingRepository(ConfigRepository):
         return self._read[config_path]
 
 
-def use_caching_loader(context: HydraContext) -> None:
-    """Compose the runs of this sweep from files that are read once."""
-    if not isinstance(context.config_loader, CachingLoader):
-        context.config_loader = CachingLoader(context.config_loader.get_search_path())
-
-
 @functools.lru_cache(maxsize=1)
-def _loader(files: tuple[Any, ...]) -> CachingLoader:
-    return CachingLoader(create_config_search_path(str(conf_dir())))
+def _keep_loader(files: tuple[Any, ...]) -> CachingLoader:
+    return CachingLoader(_make_search_path(None))
+
+
+def _make_search_path(config_path: str | None) -> ConfigSearchPath:
+    return create_automatic_config_search_path(None, __name__, config_path or str(conf_dir()))
 
 
 def _identify_files() -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Lock the folder of a run or a sweep, so that one program uses it at a time, also where several hosts share it.
+"""Lock, claim and clear the folder of a run or a sweep, which one program uses at a time, also on several hosts.
 
 The lock is the kernel's (filelock) on a file in the folder, and so ends with its holder, however that ends. Some file
 systems limit such locks to one host, or have none; for them, and for people, the file names its holder.
@@ -19,7 +19,15 @@ from types import TracebackType
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_record
 from scalebench.core.process import is_process_alive
-from scalebench.core.run_folder import LOCK_FILE
+from scalebench.core.run_folder import (
+    LOCK_FILE,
+    RESULT_FILE,
+    has_successful_run,
+    read_run_key,
+    refuse_foreign_folder,
+    remove_run,
+)
+from scalebench.core.spec import RunSpec, write_spec
 
 MAX_WAIT_S = 0.2  # a holder that is just releasing the lock is no other program
 UNSUPPORTED_ERRNOS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
@@ -109,3 +117,54 @@ def _read_holder(path: Path) -> LockHolder | None:
         return read_record(path, LockHolder, ignore_unknown=True)
     except (ValueError, FileNotFoundError):
         return None
+
+
+def claim_run_folder(spec: RunSpec, folder: Path) -> FolderLock:
+    """Make `folder` that of a run that begins: lock it, and write spec.json, by which it is known as a run's.
+
+    Raises InputError, with nothing touched, for a folder that holds a result, is used by another program, or is neither
+    empty nor a run's. Hydra's files of the run come afterwards.
+    """
+    refuse_folder_with_result(folder)
+    refuse_foreign_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(folder)
+    try:
+        refuse_folder_with_result(folder)  # of a program that has ended just now
+        write_spec(spec, folder)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def clear_run_folder(folder: Path, of_ended_job: bool = False) -> None:
+    """Remove a run that is to be done again. Raise InputError, with nothing touched, where the folder is not a run's,
+    holds a successful one, or another program uses it; `of_ended_job` as for FolderLock."""
+    if folder.exists():
+        refuse_successful_run(folder)
+        refuse_foreign_folder(folder)
+        with FolderLock(folder, of_ended_job):
+            remove_run(folder)
+        with contextlib.suppress(OSError):  # something else is in it
+            folder.rmdir()
+
+
+def refuse_folder_with_result(folder: Path) -> None:
+    """Raise InputError when the folder already holds a result: no figure is ever overwritten."""
+    if (folder / RESULT_FILE).exists():
+        raise InputError(f"{folder} already holds a result.json; choose another folder or remove it")
+
+
+def refuse_successful_run(folder: Path) -> None:
+    """Raise InputError when the folder holds a successful run: a resumed sweep replaces the others only."""
+    if has_successful_run(folder):
+        raise InputError(f"{folder} holds another successful run; choose another folder")
+
+
+def is_done_before(spec: RunSpec, folder: Path) -> bool:
+    """Return whether `folder` holds this run, and it was successful. Raise InputError where its result is another
+    run's."""
+    if (folder / RESULT_FILE).exists() and read_run_key(folder) != (spec.fingerprint, spec.config.repeat):
+        raise InputError(f"{folder} holds the result of another run; choose another folder")
+    return has_successful_run(folder)

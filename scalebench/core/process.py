@@ -116,11 +116,11 @@ def is_process_alive(pid: int, started_at_s: float) -> bool:
 
 def describe_error(error: BaseException) -> str:
     """Return an error in one line, one for want of memory with the limits of this process: under them an import fails
-    for want of a segment, and a MemoryError says nothing."""
+    for want of a segment, and a MemoryError or the SystemError of a library in C says nothing."""
     line = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         line = ": ".join(str(part) for part in (error.filename, error.strerror) if part is not None)
-    if not isinstance(error, (MemoryError, ImportError)) and getattr(error, "errno", None) != errno.ENOMEM:
+    if not isinstance(error, (MemoryError, ImportError, SystemError)) and getattr(error, "errno", None) != errno.ENOMEM:
         return line
     import resource
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from scalebench.core.errors import InputError
-from scalebench.core.folder_lock import FolderLock
+from scalebench.core.folder_lock import FolderLock, claim_run_folder
 from scalebench.core.json_files import ReservedRoom
 from scalebench.core.machine import machine, nccl_log
 from scalebench.core.process import StartError, ignore_signals
@@ -23,13 +23,9 @@ from scalebench.core.result import RankRecord, Result, SchedulerRecord, read_res
 from scalebench.core.run_folder import (
     PLUGIN_LOG,
     RESULT_FILE,
-    has_successful_run,
     launcher_log_name,
     rank_log_name,
-    read_run_key,
-    refuse_foreign_folder,
     remove_leftovers,
-    remove_run,
     remove_transient_files,
     reserved_room_path,
 )
@@ -63,37 +59,6 @@ def run_spec(
     """
     with lock or claim_run_folder(spec, folder):
         return _run_in_claimed_folder(spec, folder, on_progress, module, turns)
-
-
-def claim_run_folder(spec: RunSpec, folder: Path) -> FolderLock:
-    """Make `folder` that of a run that begins: lock it, and write spec.json, by which it is known as a run's.
-
-    Raises InputError, with nothing touched, for a folder that holds a result, is used by another program, or is neither
-    empty nor a run's. Hydra writes into the folder before it calls us, and so it is claimed before Hydra does.
-    """
-    refuse_folder_with_result(folder)
-    refuse_foreign_folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FolderLock(folder)
-    try:
-        refuse_folder_with_result(folder)  # of a program that has ended just now
-        write_spec(spec, folder)
-    except BaseException:
-        lock.release()
-        raise
-    return lock
-
-
-def clear_run_folder(folder: Path, of_ended_job: bool = False) -> None:
-    """Remove a run that is to be done again. Raise InputError, with nothing touched, where the folder is not a run's,
-    holds a successful one, or another program uses it; `of_ended_job` as for FolderLock."""
-    if folder.exists():
-        refuse_successful_run(folder)
-        refuse_foreign_folder(folder)
-        with FolderLock(folder, of_ended_job):
-            remove_run(folder)
-        with contextlib.suppress(OSError):  # something else is in it
-            folder.rmdir()
 
 
 def _run_in_claimed_folder(
@@ -240,26 +205,6 @@ def _launch_once(
     succeeded = all(rank is not None and rank.status == "ok" for rank in ranks)
     reports = nodes.wait_for_reports(spec, folder, succeeded, run_id)
     return classify_exit(ended, ranks, oom_kill or nodes.any_oom_kill(reports), folder, independent)
-
-
-def refuse_folder_with_result(folder: Path) -> None:
-    """Raise InputError when the folder already holds a result: no figure is ever overwritten."""
-    if (folder / RESULT_FILE).exists():
-        raise InputError(f"{folder} already holds a result.json; choose another folder or remove it")
-
-
-def refuse_successful_run(folder: Path) -> None:
-    """Raise InputError when the folder holds a successful run: a resumed sweep replaces the others only."""
-    if has_successful_run(folder):
-        raise InputError(f"{folder} holds another successful run; choose another folder")
-
-
-def is_done_before(spec: RunSpec, folder: Path) -> bool:
-    """Return whether `folder` holds this run, and it was successful. Raise InputError where its result is another
-    run's."""
-    if (folder / RESULT_FILE).exists() and read_run_key(folder) != (spec.fingerprint, spec.config.repeat):
-        raise InputError(f"{folder} holds the result of another run; choose another folder")
-    return has_successful_run(folder)
 
 
 def _write_plugin_log(spec: RunSpec, folder: Path) -> str | None:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from scalebench.core import process
 from scalebench.core.errors import InputError
-from scalebench.core.folder_lock import FolderLock
+from scalebench.core.folder_lock import FolderLock, clear_run_folder
 from scalebench.core.result import Result
 from scalebench.core.run_folder import JOB_FILE
 from scalebench.core.spec import HardwareSpec, RunSpec, write_spec
-from scalebench.runner.parent import clear_run_folder
 from scalebench.slurm.commands import Slurm, SlurmError, in_allocation
 from scalebench.slurm.job_states import JobStatePoller
 from scalebench.slurm.submit import Submission, read_submission, submit_job, submit_sweep

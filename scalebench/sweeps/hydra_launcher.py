@@ -1,37 +1,45 @@
-"""Hydra's launcher for sweeps: it checks all runs, adds missing baselines, then runs one after the other."""
+"""Do the sweep of a command line: check all runs, add missing baselines, then run one after the other.
+
+Hydra's basic sweeper lists all runs at once, which is done here. Other sweepers propose runs in batches, and pass them
+to our launcher.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.utils import JobReturn, run_job, setup_globals
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, configure_log, run_job
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from scalebench.config.compose import to_config, use_caching_loader
+from scalebench.config.compose import CachingLoader, to_config
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
-from scalebench.core.run_folder import copy_run, refuse_foreign_folder
-from scalebench.core.spec import RunSpec
-from scalebench.report.trackers import check_installed
-from scalebench.runner.parent import (
+from scalebench.core.folder_lock import (
     claim_run_folder,
     clear_run_folder,
     refuse_folder_with_result,
     refuse_successful_run,
 )
+from scalebench.core.run_folder import copy_run, refuse_foreign_folder
+from scalebench.core.spec import RunSpec
+from scalebench.core.sweep_file import MULTIRUN_FILE, refuse_foreign_sweep_folder
 from scalebench.sweeps import cluster_runs, plan
-from scalebench.sweeps.cohort import CohortRun
 from scalebench.sweeps.execute import RunningSweep
-from scalebench.sweeps.task import get_session, prepare_datasets
+from scalebench.sweeps.task import FOREIGN_LAUNCHER, SweepSession, prepare_datasets
 
-BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # lists all runs at once
+BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
+LAUNCHER = "hydra_plugins.scalebench.ScalebenchLauncher"
 SUBDIR_BY_NUMBER = "${hydra.job.num}"  # hydra.sweep.subdir in conf/config.yaml
 MAX_NAME_BYTES = 255  # of a file's or a folder's name, on all usual file systems
 NO_MAX_MINUTES = (
@@ -43,47 +51,81 @@ NO_BATCHES = (
 )
 
 
+def run_sweep(session: SweepSession, loader: CachingLoader, config: DictConfig) -> None:
+    """Do the sweep of a composed command line, or show its plan. Raise InputError or a composition error where a run or
+    a folder is refused; nothing was started then."""
+    if config.hydra.launcher._target_ != LAUNCHER:
+        raise InputError(FOREIGN_LAUNCHER)
+    session.strict = bool(config.strict)
+    if not config.dry_run:
+        refuse_foreign_sweep_folder(Path(str(config.hydra.sweep.dir)))
+    context = make_context(loader, config)
+    context.callbacks.on_multirun_start(config=config, config_name=config.hydra.job.config_name)
+    if config.hydra.sweeper._target_ == BASIC_SWEEPER:
+        launcher = SweepLauncher()
+        launcher.setup(hydra_context=context, task_function=session, config=config)
+        for job in launcher.launch(_list_runs(loader, config), 0):
+            _ = job.return_value  # raises what the run raised
+    else:
+        sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=session, config=config)
+        sweeper.sweep(arguments=list(config.hydra.overrides.task))
+    context.callbacks.on_multirun_end(config=config, config_name=config.hydra.job.config_name)
+
+
+def make_context(loader: CachingLoader, config: DictConfig) -> HydraContext:
+    """Return what Hydra's parts need to know of a program, and set up the log as Hydra does."""
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    return HydraContext(config_loader=loader, callbacks=Callbacks(config))
+
+
+def _list_runs(loader: CachingLoader, config: DictConfig) -> list[list[str]]:
+    """Return the overrides of each run, as the basic sweeper lists them. Raise InputError for a sweep in batches, and
+    for one that is too large to be listed."""
+    sweeper = config.hydra.sweeper
+    if sweeper.get("max_batch_size") is not None:
+        raise InputError(NO_BATCHES)
+    words = [f"{key}={value}" for key, value in (sweeper.params or {}).items()] + config.hydra.overrides.task
+    overrides = OverridesParser.create(loader).parse_overrides(words)
+    plan.check_size(overrides)
+    (runs,) = BasicSweeper.split_arguments(overrides, None)
+    return runs
+
+
 class SweepLauncher(Launcher):
     """Gets all runs of a sweep at once, so that nothing starts before every one of them has been checked."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        use_caching_loader(hydra_context)
-        self._context, self._task, self._config = hydra_context, task_function, config
-        self.session = get_session(task_function)
-        self.session.expect_folder(Path(str(config.hydra.sweep.dir)))
-        self.session.strict = bool(config.strict)
-        sweeper = config.hydra.sweeper
-        self._is_listed = sweeper._target_ == BASIC_SWEEPER
-        if self._is_listed:
-            if sweeper.get("max_batch_size") is not None:
-                raise InputError(NO_BATCHES)
-            words = [f"{key}={value}" for key, value in (sweeper.params or {}).items()] + config.hydra.overrides.task
-            plan.check_size(OverridesParser.create(hydra_context.config_loader).parse_overrides(words))
+        assert isinstance(task_function, SweepSession)
+        self.session, self._context, self._config = task_function, hydra_context, config
+        self._is_listed = config.hydra.sweeper._target_ == BASIC_SWEEPER
         self._is_warm = False  # a run of this sweep has heated the machine
+        self._not_in_turns: set[Path] = set()  # folders of runs that could not take turns with the others
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        setup_globals()
         planned = plan.plan_sweep(job_overrides, self._compose)
-        is_dry, sweep_dir = self._config.dry_run, Path(str(self._config.hydra.sweep.dir))
-        if is_dry:  # for which Hydra has another folder
-            sweep_dir = self.session.planned_folder("hydra.sweep.dir")
+        sweep_dir = Path(str(self._config.hydra.sweep.dir))
         unused = self._number_runs(planned, initial_job_idx, sweep_dir.absolute())
         jobs = [n for n, run in enumerate(planned) if run.earlier is None and cluster_runs.is_submitted(run.spec)]
         settings = self._config.sweep
         if settings.export != "none":
+            from scalebench.report.trackers import check_installed
+
             check_installed(settings.export)
         if jobs and settings.max_minutes is not None:
             raise InputError(NO_MAX_MINUTES)
         folders = self.list_folders(planned, sweep_dir)
-        if is_dry:
-            self.session.show_plan(planned, several=True)
+        if self._config.dry_run:
+            self.session.show_plan(planned, sweep_dir, several=True)
             return []
+        self.session.folder = sweep_dir
         self._check_folders(planned, folders, sweep_dir)
         prepare_datasets([run.spec for run in planned if run.earlier is None], self.session.console)
         if cluster_runs.is_one_job([run.spec for run in planned if run.earlier is None]):
             self._follow_sweep(planned, sweep_dir.absolute())
             return []
         sweep = self.session.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report, settings.export)
+        if self._is_listed:  # another sweeper has written it
+            OmegaConf.save(self._config, sweep_dir / MULTIRUN_FILE)
         follow = partial(self._follow_jobs, planned, sweep_dir)
         take_turns = partial(self._take_turns, planned, sweep_dir)
         return [self._run(run, sweep_dir) for run in sweep.iterate(planned, unused, jobs, follow, take_turns)]
@@ -148,7 +190,9 @@ class SweepLauncher(Launcher):
     def _take_turns(self, planned: Sequence[plan.SweepRun], sweep_dir: Path, positions: Sequence[int]) -> Iterator[int]:
         """Do these runs side by side. Yield the position of each that has ended; the others have left nothing."""
         folders = {n: self._configure(planned[n], sweep_dir)[1] for n in positions}
-        self.session.not_in_turns.update(folders.values())  # until each has
+        self._not_in_turns.update(folders.values())  # until each has
+        from scalebench.sweeps.cohort import CohortRun
+
         if self._config.resume:
             for folder in folders.values():
                 clear_run_folder(folder)  # of a run that was not successful
@@ -159,7 +203,7 @@ class SweepLauncher(Launcher):
             [CohortRun(n, planned[n].spec, folders[n], planned[n].bare) for n in positions]
         ):
             self.session.collected[folders[position]] = result
-            self.session.not_in_turns.discard(folders[position])
+            self._not_in_turns.discard(folders[position])
             yield position
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
@@ -225,9 +269,11 @@ class SweepLauncher(Launcher):
             if self._is_warm:
                 self.session.cool_down(run.spec.config.measure.cool_down_s)
             self._is_warm = True
+        if folder in self._not_in_turns:
+            run = replace(run, spec=replace(run.spec, flags=[*run.spec.flags, "not_in_turns"]))
         with cluster_runs.delay_interrupts() if is_collected else nullcontext():
             job = run_job(
-                task_function=self._task,
+                task_function=lambda _: self.session.run_one(run, folder, self._config.resume),
                 config=config,
                 job_dir_key="hydra.sweep.dir",
                 job_subdir_key="hydra.sweep.subdir",

@@ -41,7 +41,9 @@ def hydra_forgets() -> Iterator[None]:
     ],
 )
 def test_switches_may_be_anywhere(words: list[str], switches: list[str], overrides: list[str]) -> None:
-    assert hydra_app.split_arguments(words) == (switches, overrides)
+    options = hydra_app.read_arguments(words)
+    assert (options.switches, options.overrides) == (switches, overrides)
+    assert (options.multirun, options.cfg) == ("-m" in words, "job" if "job" in words else None)
 
 
 @pytest.mark.parametrize(
@@ -54,21 +56,20 @@ def test_switches_may_be_anywhere(words: list[str], switches: list[str], overrid
 )
 def test_a_wrong_switch_is_one_line(words: list[str], line: str) -> None:
     with pytest.raises(InputError) as caught:
-        hydra_app.split_arguments(words)
+        hydra_app.read_arguments(words)
     assert str(caught.value).startswith(line)
 
 
 @pytest.mark.parametrize(
-    ("switches", "words", "sweep"),
+    ("words", "sweep"),
     [
-        ([], ["gpus=1"], ["--multirun", "gpus=1"]),
-        (["--run"], ["hydra.mode=RUN", "a=1"], ["--multirun", "a=1"]),
-        (["-cd", "x"], ["hydra.run.dir=r"], ["-cd", "x", "--multirun", "hydra.sweep.dir=r"]),
-        ([], ["hydra.run.dir=r", "hydra.sweep.dir=s"], ["--multirun", "hydra.run.dir=r", "hydra.sweep.dir=s"]),
+        (["gpus=1"], ["gpus=1"]),
+        (["hydra.run.dir=r"], ["hydra.sweep.dir=r"]),
+        (["hydra.run.dir=r", "hydra.sweep.dir=s"], ["hydra.run.dir=r", "hydra.sweep.dir=s"]),
     ],
 )
-def test_the_words_of_a_run_as_those_of_a_sweep(switches: list[str], words: list[str], sweep: list[str]) -> None:
-    assert hydra_app.make_sweep_arguments(switches, words) == sweep
+def test_the_words_of_a_run_as_those_of_a_sweep(words: list[str], sweep: list[str]) -> None:
+    assert hydra_app.make_sweep_overrides(words) == sweep
 
 
 @pytest.mark.parametrize("number", process.ENDING_SIGNALS)

@@ -11,7 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from scalebench import __main__ as program
-from scalebench.cli.hydra_app import split_arguments
+from scalebench.cli.hydra_app import read_arguments
 from scalebench.config.aliases import KEY_ALIASES
 from scalebench.config.compose import compose_config
 from scalebench.config.error_messages import list_config_keys
@@ -79,6 +79,8 @@ MISTAKES = {
     "train.precision=fp8": "train.precision=fp8: no such value 'fp8'; known: bfloat16, default, float16, float32, tf32",
     "train.optimizer=Adam": "train.optimizer=Adam: no such value 'Adam'; did you mean 'adam'?",
     "gpus=two": "gpus=two should be a number of devices, or all",
+    "gpus=${nowhere}": "gpus: Interpolation key 'nowhere' not found",
+    "model.name=???": "model.name has no value; choose model=NAME",
     "gpus=1-4": "gpus=1-4 should be a number of devices, or all",
     "gpus=0": "gpus=0 should be at least 1",
     "gpus=1,2": "gpus=1,2 names several values: add --multirun for a sweep over them",
@@ -148,7 +150,7 @@ def test_spellings_that_can_mean_only_one_thing_are_accepted(typed: str, precisi
 
 
 def test_each_value_of_a_sweep_may_be_spelt_so() -> None:
-    _, overrides = split_arguments(["--multirun", "train.precision=fp32,bf16", "measure.target=1%,5%", "seed=1%"])
+    overrides = read_arguments(["-m", "train.precision=fp32,bf16", "measure.target=1%,5%", "seed=1%"]).overrides
     assert overrides == ["train.precision=float32,bfloat16", "measure.target=0.01,0.05", "seed=1%"]
 
 

@@ -19,7 +19,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock
 from scalebench.core.result import read_result
 from scalebench.core.sweep_file import read_sweep
-from scalebench.sweeps import hydra_launcher
+from scalebench.report import trackers
 
 SHORT = (
     "hardware=cpu strategy=simulated dataset.size=1000 measure=quick measure.min_s=0 measure.max_s=0.1 "
@@ -142,7 +142,7 @@ def test_one_bad_member_starts_nothing_and_leaves_no_folder(
 ) -> None:
     """Nor does a dry run plan it."""
     missing = InputError("wandb is not installed; pip install it")
-    monkeypatch.setattr(hydra_launcher, "check_installed", Mock(side_effect=missing))
+    monkeypatch.setattr(trackers, "check_installed", Mock(side_effect=missing))
     for more in ([], ["dry_run=true"]):
         status, out, err = sweep(*words, *more)
         assert (status, out) == (2, "")

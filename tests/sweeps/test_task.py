@@ -4,65 +4,49 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.utils import JobReturn, JobStatus
 
 from scalebench.analysis import load as frame
 from scalebench.analysis.read_runs import summarize_readable
-from scalebench.config.compose import compose, to_config
+from scalebench.config import compose
 from scalebench.config.resolve import resolve
-from scalebench.core.config_files import conf_dir
+from scalebench.core.errors import InputError
 from scalebench.core.machine import private_network
 from scalebench.core.result import write_result
 from scalebench.core.run_folder import LOCK_FILE
 from scalebench.core.sweep_file import read_sweep
+from scalebench.sweeps import task
+from scalebench.sweeps.hydra_launcher import make_context
 from scalebench.sweeps.plan import SweepRun
-from scalebench.sweeps.task import CheckFolders, NothingStarted, RepeatsRequested, SweepSession, get_session
+from scalebench.sweeps.task import SweepSession
 from tests.builders.runs import record, simulated_spec
 
 
-def composed(*words: str) -> DictConfig:
-    """A composed config with the part of Hydra that the callback reads."""
-    plain = OmegaConf.to_container(compose(words))
-    GlobalHydra.instance().clear()
-    assert isinstance(plain, dict)
-    return OmegaConf.create({**plain, "hydra": {"run": {"dir": "r"}}})
+def run_single(*words: str) -> SweepSession:
+    """Run or plan a single run as the command line does, but for the processes of the run."""
+    compose.register_with_hydra()
+    loader = compose.make_loader()
+    config = loader.load_command_line("config", list(words), is_sweep=False)
+    session = SweepSession(words)
+    session.run_single(resolve(compose.to_config(config)), config, make_context(loader, config))
+    return session
 
 
-def test_the_callback_has_the_name_in_the_config() -> None:
-    tree = OmegaConf.load(conf_dir() / "config.yaml")
-    assert [entry["_target_"] for entry in tree.hydra.callbacks.values()] == ["scalebench.sweeps.task.CheckFolders"]
-    session = SweepSession([])
-    assert get_session(session.run_one) is session, "Hydra hands it on with its task function"
+def test_a_folder_is_locked_and_known_as_a_runs_before_hydra_writes_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
 
+    def run_job(**words: Any) -> JobReturn:
+        seen.extend(sorted(os.listdir("r")))
+        return JobReturn(status=JobStatus.COMPLETED)
 
-@pytest.mark.parametrize("resume", ["resume=true", "resume=false"])
-def test_a_run_with_repeats_is_a_sweep(resume: str) -> None:
-    with pytest.raises(RepeatsRequested):
-        CheckFolders().on_run_start(composed("strategy=simulated", "gpus=1", "measure.repeats=2", resume))
-    assert list(Path().iterdir()) == []
-    callback, session = CheckFolders(), SweepSession([])
-    callback.on_run_start(composed("strategy=simulated", "gpus=1", resume))
-    assert sorted(os.listdir("r")) == [LOCK_FILE, "spec.json"], "locked and known as a run's before Hydra writes there"
-    callback.on_job_start(composed(), task_function=session.run_one)
+    monkeypatch.setattr(task, "run_job", run_job)
+    session = run_single("strategy=simulated", "gpus=1", "hydra.run.dir=r")
+    assert seen == [LOCK_FILE, "spec.json"] and session.folder == Path("r").absolute()
     session.release()
     assert os.listdir("r") == ["spec.json"]
-
-
-@pytest.mark.parametrize(
-    ("word", "line"),
-    [
-        ("gpus=0", "gpus=0 should be at least 1"),
-        ("model.name=???", "model.name has no value; choose model=NAME"),
-        ("gpus=${nowhere}", "gpus: Interpolation key 'nowhere' not found"),
-    ],
-)
-def test_bad_input_ends_the_program_with_2(word: str, line: str) -> None:
-    with pytest.raises(NothingStarted) as caught:
-        CheckFolders().on_run_start(composed(word))
-    assert (caught.value.code, caught.value.line) == (2, line)
 
 
 def test_a_run_that_would_serve_strangers_needs_consent(
@@ -71,30 +55,19 @@ def test_a_run_that_would_serve_strangers_needs_consent(
     """A single run is refused, a sweep has a row that says why, and with consent it is said and flagged."""
     monkeypatch.setattr(private_network, "find_kernel_problem", lambda: "not here")
     words = ["strategy=multiworker_ring", "gpus=2", "hardware=cpu", "dataset.size=400"]
-    with pytest.raises(NothingStarted) as caught:
-        CheckFolders().on_run_start(composed(*words))
-    line = caught.value.line
+    with pytest.raises(InputError) as caught:
+        run_single(*words)
+    line = str(caught.value)
     assert "\n" not in line and "strategy.options.open_port=true" in line
-    row = resolve(to_config(composed(*words)))
+    row = resolve(compose.compose_config(words))
     assert row.unsupported == line and "open_port" not in row.flags
-    CheckFolders().on_run_start(composed(*words, "strategy.options.open_port=true", "dry_run=true"))
+    run_single(*words, "strategy.options.open_port=true", "dry_run=true")
     assert "multiworker_ring listens on all interfaces while it runs, and lets" in capsys.readouterr().out
-    accepted = resolve(to_config(composed(*words, "strategy.options.open_port=true")))
+    accepted = resolve(compose.compose_config([*words, "strategy.options.open_port=true"]))
     assert (accepted.unsupported, "open_port" in accepted.flags) == (None, True)
     assert accepted.fingerprint == row.fingerprint, "nothing of the training is different"
     monkeypatch.setattr(private_network, "find_kernel_problem", lambda: None)
-    assert resolve(to_config(composed(*words))).flags == []
-
-
-def test_folders_made_for_a_refused_sweep_are_removed_and_no_others() -> None:
-    session = SweepSession([])
-    Path("there").mkdir()
-    for folder in (Path("there/new/s"), Path("there")):
-        session.expect_folder(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "multirun.yaml").touch()
-        session.drop_unused_folder()
-    assert [path.name for path in Path("there").iterdir()] == ["multirun.yaml"]
+    assert resolve(compose.compose_config(words)).flags == []
 
 
 def session_with(status: str, report: bool = False) -> SweepSession:

@@ -219,4 +219,4 @@ def test_a_single_run_is_resumed_by_itself_only(call: Call) -> None:
     line = "scalebench: r holds the result of another run; choose another folder\n"
     for other in ([], ["seed=1"], ["strategy.options.fault=raise", "repeat=1"]):
         assert call(*words, *other) == (2, line) and files() == before
-    assert call(*words, "dry_run=true") == (2, line.replace(" r ", f" {Path('r').absolute()} "))
+    assert call(*words, "dry_run=true") == (2, line)

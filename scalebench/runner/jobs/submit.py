@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scalebench.core.errors import InputError
+from scalebench.core.folder_lock import refuse_folder_with_result
 from scalebench.core.result import Result
 from scalebench.core.run_folder import JOB_FILE, JOB_LOG, remove_leftovers
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import outcome
 from scalebench.runner.jobs.job import JobRequest, SubmittedJob
-from scalebench.runner.parent import refuse_folder_with_result
 from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable, SubmitLimit
 from scalebench.slurm.submit import Submission, read_submission
 
