@@ -128,13 +128,17 @@ class ModelParallel(TorchStrategy):
         output_layout = None if group.is_last else self.layouts[group.index]
         module = StageModule(self.model, self.precision.autocast, self._input_layout(), output_layout)
         self.pipeline_forward = PipelineForward(module, group)
-        self._micro_batch_schedule = MicroBatchSchedule(self.schedule, self.micro_batches, module, group, self.layouts)
+        self._micro_batch_schedule = MicroBatchSchedule(
+            self.schedule, self.micro_batches, module, group, self.layouts, self.spec.config, self._loss
+        )
+        for size in partition.epoch_batch_sizes(self.spec, group.replica, self.replicas):
+            self._micro_batch_schedule.prepare(size)
         return module
 
     def step(self, batch: TorchBatch) -> LossPart | None:
         self.begin_batch(batch)
         self.optimizer.zero_grad()
-        part = self._micro_batch_schedule(batch, self.spec.config, self._loss)
+        part = self._micro_batch_schedule(batch)
         if self.replicas > 1:
             gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
             self.stage_group.sum_gradients(gradients)
@@ -192,7 +196,7 @@ class ModelParallel(TorchStrategy):
         group, work_s = self.stage_group, None
         for index in range(self.stage_count):
             if index == group.index:
-                passes = self._micro_batch_schedule.build_local_passes(self.last_batch, self._loss)
+                passes = self._micro_batch_schedule.build_local_passes(self.last_batch)
                 work_s = measure_median_s(passes, self.synchronize, PASSES_REPEATS)
             self.broadcast(0.0)
         stage = self.network_stages[group.index]

@@ -19,6 +19,7 @@ from scalebench.strategies.base import LossPart
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import choose_bound_device
 from scalebench.strategies.torch.pipeline.stage import ActivationLayout, StageModule, StagePasses, example_inputs
+from scalebench.workloads.partition import BatchSize
 
 SCHEDULES: dict[str, type[Any]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -142,7 +143,8 @@ class MicroBatchSchedule:
     """Accumulates a batch's gradients in a stage's weights, micro-batch by micro-batch.
 
     torch's schedules have buffers for micro-batches of one size, so that there is one schedule for each batch size;
-    all of them share the stage.
+    all of them share the stage. Stages exchange messages, and wait for them, to make a schedule: `prepare` does so
+    before a step is timed.
     """
 
     def __init__(
@@ -152,26 +154,33 @@ class MicroBatchSchedule:
         module: StageModule,
         group: StageGroup,
         layouts: list[ActivationLayout],
+        config: Config,
+        loss: Loss,
     ) -> None:
-        """`layouts` are those of all stages' outputs."""
+        """`layouts` are those of all stages' outputs; `loss` is the mean of (outputs, targets)."""
         self.name, self.micro_batches = name, micro_batches
         self._module, self._group, self._layouts = module, group, layouts
-        self._schedules: dict[tuple[int, int], Any] = {}
+        self._config, self._loss = config, loss
+        self._schedules: dict[BatchSize, Any] = {}
 
-    def __call__(self, batch: TorchBatch, config: Config, loss: Loss) -> LossPart | None:
-        """Run the passes of a batch; the last stage returns the loss. `loss`: the mean of (outputs, targets)."""
-        key = batch.samples, batch.global_samples
-        if key not in self._schedules:
-            self._schedules[key] = self._build_schedule(batch, config, loss)
+    def prepare(self, size: BatchSize) -> Any:
+        """Return the schedule for batches of this size. All stages have to make it at the same time."""
+        if size not in self._schedules:
+            self._schedules[size] = self._build_schedule(size)
+        return self._schedules[size]
+
+    def __call__(self, batch: TorchBatch) -> LossPart | None:
+        """Run the passes of a batch; the last stage returns the loss."""
+        schedule = self.prepare(BatchSize(batch.samples, batch.global_samples))
         inputs = (batch.inputs,) if self._group.is_first else ()
         if not self._group.is_last:
-            self._schedules[key].step(*inputs)
+            schedule.step(*inputs)
             return None
         losses: list[Tensor] = []
-        self._schedules[key].step(*inputs, target=batch.targets, losses=losses, return_outputs=False)
+        schedule.step(*inputs, target=batch.targets, losses=losses, return_outputs=False)
         return LossPart(sum(each.detach() for each in losses) * batch.global_samples, batch.samples)
 
-    def build_local_passes(self, batch: TorchBatch, loss: Loss) -> StagePasses:
+    def build_local_passes(self, batch: TorchBatch) -> StagePasses:
         """Build this stage's passes of one step without communication; received activations are random numbers."""
         count, group = self.micro_batches, self._group
         inputs = list(batch.inputs.split(batch.samples // count))
@@ -181,15 +190,15 @@ class MicroBatchSchedule:
         forwards_ahead = count if self.name == "gpipe" else min(count, group.stages - group.index)
         if not group.is_last:
             return StagePasses(self._module, inputs, forwards_ahead)
-        targets, weighted = batch.targets.split(batch.samples // count), _weight_loss(loss, batch.global_samples)
+        targets, weighted = batch.targets.split(batch.samples // count), _weight_loss(self._loss, batch.global_samples)
         return StagePasses(
             self._module, inputs, forwards_ahead, lambda number, outputs: weighted(outputs, targets[number])
         )
 
-    def _build_schedule(self, batch: TorchBatch, config: Config, loss: Loss) -> Any:
-        samples, group, meta = batch.samples // self.micro_batches, self._group, torch.device("meta")
+    def _build_schedule(self, size: BatchSize) -> Any:
+        samples, group, meta = size.samples // self.micro_batches, self._group, torch.device("meta")
         outputs = [layout.empty(samples, meta).requires_grad_() for layout in self._layouts]
-        inputs = example_inputs(config, samples, meta) if group.is_first else outputs[group.index - 1]
+        inputs = example_inputs(self._config, samples, meta) if group.is_first else outputs[group.index - 1]
         stage = PipelineStage(
             self._module,
             group.index,
@@ -199,8 +208,12 @@ class MicroBatchSchedule:
             outputs[group.index],
             group=group.stage_group,
         )
-        weighted = _weight_loss(loss, batch.global_samples)
-        return SCHEDULES[self.name](stage, self.micro_batches, loss_fn=weighted, scale_grads=False)
+        weighted = _weight_loss(self._loss, size.global_samples)
+        schedule = SCHEDULES[self.name](stage, self.micro_batches, loss_fn=weighted, scale_grads=False)
+        # As the first step would begin: the stages agree on what they send, and make buffers for it.
+        stage.has_backward = True
+        schedule._initialize_stage((), {})
+        return schedule
 
 
 def _weight_loss(loss: Loss, global_samples: int) -> Loss:

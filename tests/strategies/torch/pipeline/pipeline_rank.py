@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from scalebench.core.json_files import write_json
@@ -54,7 +55,9 @@ def sums(strategy: Any) -> dict[str, float]:
 def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
     strategy.setup()
     model = spec.config.model
-    observed: dict[str, Any] = {"losses": losses(strategy, model), "weights": sums(strategy)}
+    waits = count_waits()
+    observed: dict[str, Any] = {"losses": losses(strategy, model), "waits": len(waits)}
+    observed["weights"] = sums(strategy)
     observed["params"], observed["messages"] = strategy.num_params(), strategy.message_sizes()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         train(strategy, batches(model)[0])
@@ -64,6 +67,21 @@ def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> Non
     observed["isolated_sync"] = gloo_events(profiler)
     observed["stages"] = [dataclasses.asdict(stage) for stage in strategy.stages()]
     write_json(progress.folder / f"observed{record.rank}.json", observed)
+
+
+def count_waits() -> list[str]:
+    """Return a list that from now on grows with each message for which this process waits until it has arrived."""
+    waits: list[str] = []
+
+    def count(message: Any) -> Any:
+        def counted(*args: Any, **keys: Any) -> Any:
+            waits.append(message.__name__)
+            return message(*args, **keys)
+
+        return counted
+
+    dist.send, dist.recv = count(dist.send), count(dist.recv)
+    return waits
 
 
 def gloo_events(profiler: Any) -> list[str]:
