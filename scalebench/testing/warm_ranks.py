@@ -88,12 +88,12 @@ class Forker:
     """The zygote of one framework, as the program that asks for ranks sees it."""
 
     def __init__(self, variables: dict[str, str]) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = build_python_command("-m", zygote.__name__, str(theirs.fileno()))
+        self._requests, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with far_end:
+            command = build_python_command("-m", zygote.__name__, str(far_end.fileno()))
             # It ends when the other end of its socket is closed: the thread that starts it may end before.
             self.process = subprocess.Popen(
-                command, env=variables | ONE_THREAD, pass_fds=[theirs.fileno()], start_new_session=True,
+                command, env=variables | ONE_THREAD, pass_fds=[far_end.fileno()], start_new_session=True,
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
 
@@ -106,9 +106,9 @@ class Forker:
         """Fork a rank that runs a module, the first of the arguments, in the current folder and on the same cores."""
         place = {"folder": os.getcwd(), "cpus": sorted(os.sched_getaffinity(0))}
         request = {"modules": [], "arguments": arguments, "variables": variables, **place}
-        answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, contextlib.suppress(ConnectionError):
-            socket.send_fds(self._requests, [json.dumps(request).encode()], [theirs.fileno(), log, *network])
+        answers, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with far_end, contextlib.suppress(ConnectionError):
+            socket.send_fds(self._requests, [json.dumps(request).encode()], [far_end.fileno(), log, *network])
         return WarmProcess(answers)
 
     def close(self) -> None:

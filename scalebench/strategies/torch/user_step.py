@@ -204,8 +204,8 @@ class UserOptimizer:
         check_parameters(self.optimizer, module)
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._base_rates = [group.get("lr") for group in self.optimizer.param_groups]  # None: it has none
-        found = [group.get("initial_lr", group.get("lr")) for group in self.optimizer.param_groups]
-        rates = {None if rate is None else float(rate) for rate in found}
+        group_rates = [group.get("initial_lr", group.get("lr")) for group in self.optimizer.param_groups]
+        rates = {None if rate is None else float(rate) for rate in group_rates}
         # The learning rate before any scheduler; None where groups of parameters have different ones, or none.
         self.peak_rate = rates.pop() if len(rates) == 1 else None
 
