@@ -352,7 +352,7 @@ def compare_first_updates(group: ContractRanks, bare: ContractRanks, folder: Pat
     updates = []
     for number, ranks in enumerate((group, bare)):
         path = folder / str(number)
-        path.mkdir()
+        path.mkdir(exist_ok=True)  # where another question has failed before
         (path / ONE_STEP_FILE).touch()
         try:
             first = launch_checks([*ranks.overrides, *PLAIN_SGD], path)

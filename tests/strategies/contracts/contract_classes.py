@@ -1,7 +1,11 @@
-"""Contract classes from one line each: a strategy, its number of devices, and what differs from the default."""
+"""Contracts from one line each: a strategy, its number of devices, and what differs from the default.
+
+Each is one test, which asks all questions of one launch; a question that fails or is skipped is a subtest.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +31,18 @@ class Contract:
     attributes: dict[str, Any]  # further class attributes of the contract
 
 
+QUESTIONS = [name for name in dir(StrategyContract) if name.startswith("test_")]
+
+
+def ask_all(self: StrategyContract, request: pytest.FixtureRequest, subtests: pytest.Subtests) -> None:
+    request.getfixturevalue("group")  # where it fails or is skipped, so is the test
+    for name in QUESTIONS:
+        question = getattr(StrategyContract, name)
+        _, *fixtures = inspect.signature(question).parameters
+        with subtests.test(name.removeprefix("test_")):
+            question(self, *map(request.getfixturevalue, fixtures))
+
+
 def contract(
     strategy: str, *overrides: str, gpus: int = 2, name: str = "", slow: bool = False, **attributes: Any
 ) -> Contract:
@@ -43,7 +59,8 @@ def contract_classes(
         name = f"Test{words}{'' if one.gpus == 2 else one.gpus}{suffix}"
         assert name not in classes, name
         own = {"strategy": one.strategy, "gpus": one.gpus, "overrides": (*base.overrides, *one.overrides)}
-        made: Any = type(name, (base,), {**one.attributes, **own})
+        made: Any = type(name, (base,), {**one.attributes, **own, **dict.fromkeys(QUESTIONS), "test_contract": ask_all})
+        made = pytest.mark.contract(made)
         made = made if one.strategy == "simulated" else pytest.mark.real(made)
         for package in {"accelerate", "deepspeed"} & {one.strategy.partition("_")[0]}:
             made = pytest.mark.extra(package)(made)

@@ -1,6 +1,6 @@
 """The contract for each strategy.
 
-Each adapter class passes the contract on two devices, one class of each family on one and three devices as well.
+Each adapter class has one launch that is not slow, where its options and its number of devices show the most.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ TORCH = [
     contract("simulated", gpus=3),
     contract("bare_torch", gpus=1),
     contract("independent_torch"),
-    contract("ddp_gloo"),
-    contract("ddp_gloo", gpus=1),
+    contract("ddp_gloo", slow=True),
+    contract("ddp_gloo", gpus=1, slow=True),
     contract("ddp_gloo", gpus=3),
     contract("ddp", slow=True),
     contract("ddp_nccl", slow=True),
@@ -59,7 +59,7 @@ TORCH = [
     contract("lightning_ddp", slow=True),
     contract("lightning_ddp_nccl", slow=True),
     contract("data_parallel", slow=True),
-    contract("fsdp_gloo", EACH_LAYER),
+    contract("fsdp_gloo", EACH_LAYER, slow=True),
     contract("fsdp_gloo", gpus=1, slow=True),
     # Uneven parts; layers in groups; nothing gathered twice.
     contract(
@@ -105,12 +105,12 @@ TOWER_LOSS = "strategy.options.loss=tower"  # a loss of each tower, which none o
 EXACT = {"loss_rtol": 1e-4, "weight_atol": 1e-4}
 
 TENSORFLOW = [
-    contract("bare_tensorflow", gpus=1),
+    contract("bare_tensorflow", gpus=1, slow=True),
     # One network in two frameworks: the same losses from the same weights and batches.
     contract("bare_tensorflow", gpus=1, name="against torch", baseline="bare_torch"),
     contract("bare_tensorflow", FIT, gpus=1, name="fit", slow=True),
     contract("independent_tensorflow"),
-    contract("mirrored"),
+    contract("mirrored", slow=True),
     contract("mirrored", gpus=1, slow=True),
     contract("mirrored", gpus=3),
     contract("mirrored", FIT, name="fit", slow=True),
@@ -124,16 +124,17 @@ TENSORFLOW = [
     contract("central_storage_cpu", gpus=1, slow=True),
     contract("central_storage_cpu", gpus=3, slow=True),
     contract("central_storage_device", slow=True),
-    contract("central_storage_spread"),
+    contract("central_storage_spread", slow=True),
     contract("central_storage_spread", gpus=3, slow=True),
     contract("multi_gpu_model"),
     contract("multi_gpu_model", gpus=1, slow=True),
     contract("multi_gpu_model", gpus=3, slow=True),
-    contract("kuza55_ps_cpu", *EVEN),
+    contract("kuza55_ps_cpu", *EVEN, slow=True),
     contract("kuza55_ps_gpu", *EVEN, slow=True),
-    contract("avolkov1_ps_gpu", TOWER_LOSS),
+    contract("avolkov1_ps_gpu", TOWER_LOSS, slow=True),
     contract("avolkov1_ps_cpu", slow=True),
-    contract("avolkov1_ps_cpu", "strategy.options.enqueue=true", name="enqueue"),
+    contract("avolkov1_ps_cpu", "strategy.options.enqueue=true", name="enqueue", slow=True),
+    contract("avolkov1_ps_cpu", "strategy.options.enqueue=true", TOWER_LOSS, name="enqueue towers"),
     contract("avolkov1_ps_gpu", "strategy.options.enqueue=true", TOWER_LOSS, name="enqueue", gpus=3, slow=True),
     contract("multiworker_ring"),
     contract("multiworker_ring", gpus=1, slow=True),
@@ -151,7 +152,7 @@ TENSORFLOW = [
 HOROVOD = [
     contract("horovod", slow=True),
     contract("horovod_gloo"),
-    contract("horovod_gloo", gpus=1),
+    contract("horovod_gloo", gpus=1, slow=True),
     contract("horovod_gloo", gpus=3, slow=True),
     contract("horovod_mpi"),
     contract("horovod_mpi", gpus=1, slow=True),

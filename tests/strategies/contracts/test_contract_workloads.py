@@ -78,7 +78,7 @@ globals().update(
     contract_classes(
         [
             contract("bare_tensorflow", gpus=1, baseline="bare_torch"),
-            contract("ddp_gloo"),
+            contract("ddp_gloo", slow=True),
             contract("fsdp_gloo", EACH_LAYER),  # layers free their weights although nobody overwrites their outputs
             contract("zero1", slow=True),
             contract("pipeline_1f1b", slow=True, **ONLY_ACTIVATIONS),
