@@ -28,6 +28,7 @@ class SampleShape:
     classes: int | None = None  # None: the targets are quantities
     fields: str | None = None  # of samples that are records (workloads.records), for messages
     needs_loss: bool = False  # no loss of scalebench is for the targets: they are records, or there are none
+    unusable_targets: str | None = None  # a number among them that no loss of scalebench can take, in words
 
 
 @dataclass(frozen=True)

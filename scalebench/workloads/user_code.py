@@ -217,6 +217,11 @@ def _choose_loss(model: ModelSpec, samples: SampleShape, dataset: str) -> str:
         )
     if is_user_loss:
         return loss
+    if samples.unusable_targets is not None:
+        raise InputError(
+            f"dataset={dataset} has {samples.unusable_targets}: correct or drop it, or set model.loss to a function of "
+            "yours, which takes the targets as they are"
+        )
     loss = ("mse" if classes is None else "cross_entropy") if loss == AUTO else loss
     if loss not in METRIC_OF_LOSS:
         names = [AUTO, *METRIC_OF_LOSS, *([MODULE_LOSS] if is_user_model(model) else [])]

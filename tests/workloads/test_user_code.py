@@ -30,6 +30,7 @@ assigned: int = 3
 """
 USER_MODEL = ModelSpec("custom", torch="mine:build", loss="auto", metric="auto")
 CURVES, PICTURES = SampleShape((200, 3), (2,)), SampleShape((32, 32, 3), (), 10)
+MASKED = SampleShape((200, 3), (2,), unusable_targets="NaN in targets")
 
 
 @pytest.fixture(autouse=True)
@@ -210,6 +211,7 @@ def test_samples_complete_what_the_config_leaves_open(case: str) -> None:
         ({"loss": "l1"}, CURVES, r"^model.loss=l1: no loss 'l1'; known: auto, cross_entropy, module, mse$"),
         ({"loss": "cross_entropy"}, CURVES, r"^model.loss=cross_entropy does not suit the quantities of dataset=it"),
         ({"loss": "mse"}, PICTURES, r"^model.loss=mse does not suit the 10 classes of dataset=it: leave it at auto$"),
+        ({}, MASKED, r"^dataset=it has NaN in targets: correct or drop it, or set model.loss to a function of yours,"),
         ({"targets": ["G0", "a", "b"]}, CURVES, r"^model.targets has 3 names for 2 quantities: name all or none$"),
     ],
 )
@@ -255,6 +257,7 @@ def steps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plain:build", "auto", TOKENS, ("module", "loss")),
         ("plain:build", "module", CURVES, ("module", "loss")),
         ("plain:build", "mysteps:loss", CURVES, ("mysteps:loss", "loss")),
+        ("plain:build", "mysteps:loss", MASKED, ("mysteps:loss", "loss")),
         ("mysteps:build", "auto", CURVES, ("module", "loss")),  # it has a training_step
         ("mysteps:build", "mse", CURVES, ("mse", "mse")),
         ("mysteps:build_plain", "auto", CURVES, ("mse", "mse")),  # another class of the file has one

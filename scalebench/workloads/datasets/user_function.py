@@ -56,6 +56,7 @@ class Reading:
 
     samples_per_s: float | None = None  # of a Dataset, in one process; None: arrays, or not measured
     available: int | None = None  # how many there are; None: unknown
+    unusable_targets: str | None = None  # the first number among them that only a loss of the user may take
 
 
 class SampleFacts(NamedTuple):
@@ -153,7 +154,10 @@ def find_facts(config: Config, cache_dir: Path) -> SampleFacts:
 def sample_shape(config: Config, cache_dir: Path) -> SampleShape:
     """Return the shapes of the samples, for a config as in find_facts."""
     facts = find_facts(config, cache_dir)
-    return SampleShape(facts.input_shape, facts.target_shape, config.dataset.classes, facts.fields, facts.needs_loss)
+    return SampleShape(
+        facts.input_shape, facts.target_shape, config.dataset.classes, facts.fields, facts.needs_loss,
+        facts.reading.unusable_targets,
+    )  # fmt: skip
 
 
 _failed: dict[Path, PluginError] = {}  # of one call of the program, so that a sweep waits only once for a failure

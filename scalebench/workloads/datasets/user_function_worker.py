@@ -128,7 +128,8 @@ def write_samples(result: Any, folder: Path, size: int) -> tuple[int, int | None
     # Slices of arrays say nothing: the function has read them, or the writing reads what is mapped.
     is_timed = isinstance(samples, TableSamples) and read_s > 0
     with _report_failed_writes():
-        write_json(folder / READING_FILE, Reading(samples.count / read_s if is_timed else None, samples.available))
+        rate = samples.count / read_s if is_timed else None
+        write_json(folder / READING_FILE, Reading(rate, samples.available, columns[1].unusable))
     return samples.count, samples.available
 
 
@@ -321,16 +322,18 @@ def choose_target_type(first: Any) -> np.dtype[Any]:
 
 
 class Column:
-    """The file of all inputs or of all targets, while it is written."""
+    """The file of all inputs or of all targets, while it is written. `unusable` says which number, if any, a loss of
+    scalebench cannot take; one of the user's may mask it, so only inputs are refused for it."""
 
     def __init__(self, name: str, path: Path, first: Any, count: int, dtype: np.dtype[Any]) -> None:
         self._name, self._dtype = name, dtype
+        self.unusable: str | None = None
         shape = () if records.is_record(dtype) else first.shape[1:]
         self._scalar = name == "targets" and dtype == np.float32 and shape == ()  # one quantity is a vector of one
         self._out = cache.create_array(path, (count, *((1,) if self._scalar else shape)), dtype)
 
     def write(self, start: int, block: Any) -> None:
-        """Write the samples from `start` on. Raises UnusableSamples for numbers that cannot be trained on."""
+        """Write the samples from `start` on. Raises UnusableSamples for inputs that cannot be trained on."""
         if self._dtype == records.NO_TARGETS:
             return
         if not records.is_record(self._dtype):
@@ -350,13 +353,11 @@ class Column:
             bad = np.argwhere(~np.isfinite(values))
         else:
             bad = np.argwhere(values < 0) if has_classes else np.empty((0, 1), int)
-        if len(bad):
+        if len(bad) and self.unusable is None:
             problem = f"the negative class {values[tuple(bad[0])]}" if has_classes else "NaN or an infinite value"
-            position = start + int(bad[0, 0])
-            keep = ", or return a dict of arrays, which a loss of your own (model.loss) takes as they are"
-            raise UnusableSamples(
-                f"returns {problem} in {name}, first at sample {position}: correct or drop it{keep * has_classes}"
-            )
+            self.unusable = f"{problem} in {name}, first at sample {start + int(bad[0, 0])}"
+        if len(bad) and self._name == "inputs":
+            raise UnusableSamples(f"returns {self.unusable}: correct or drop it")
         return values
 
 

@@ -453,7 +453,7 @@ def test_arrays_larger_than_a_block_and_memory_maps(tmp_path: Path, monkeypatch:
     broken = FLOATS.copy()
     broken[4, 2] = np.nan
     with pytest.raises(UnusableSamples, match="first at sample 4: "):
-        write(FLOATS, broken, tmp_path)
+        write(broken, FLOATS, tmp_path)
 
 
 class Tensor:
@@ -526,10 +526,6 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
         r"^returns a Dataset whose sample 1 has \(3,\) of 'ids', and sample 0 \(4,\): pad or cut them to one shape$",
     ),
     "a table of other fields": (Table([{"ids": FLOATS[0]}, {"mask": FLOATS[0]}]), r"sample 1 has no 'ids', "),
-    "below 0": (
-        (FLOATS, np.arange(6) - 2),
-        r"^returns the negative class -2 in targets, first at sample 0: correct or drop it, or .* dict",
-    ),
     "infinite": ((np.where(FLOATS > 0.9, np.inf, FLOATS), FLOATS), r"infinite value in inputs, first at sample 5"),
     "too large": ((FLOATS * 1e300, FLOATS), r"NaN or an infinite value in inputs, first at sample 0"),
 }
@@ -540,6 +536,23 @@ def test_results_that_cannot_be_trained_on(tmp_path: Path, case: str) -> None:
     result, message = UNUSABLE[case]
     with pytest.raises(UnusableSamples, match=message):
         user_function_worker.write_samples(result, tmp_path, 10**9)
+
+
+@pytest.mark.parametrize(
+    ("targets", "unusable"),
+    [
+        (np.arange(6) - 2, "the negative class -2 in targets, first at sample 0"),
+        (np.where(FLOATS > 0.9, -np.inf, FLOATS), "NaN or an infinite value in targets, first at sample 5"),
+        ({"y": np.where(FLOATS > 0.9, np.nan, FLOATS)}, "NaN or an infinite value in 'y', first at sample 5"),
+        (FLOATS, None),
+    ],
+)
+def test_targets_for_a_loss_of_the_user_alone_are_kept(tmp_path: Path, targets: Any, unusable: str | None) -> None:
+    user_function_worker.write_samples((FLOATS, targets), tmp_path, 6)
+    assert user_function.read_facts.__wrapped__(tmp_path).reading.unusable_targets == unusable
+    written = cache.open_arrays(tmp_path)[1]
+    as_dict = isinstance(targets, dict)
+    np.testing.assert_allclose(written["y"] if as_dict else written, targets["y"] if as_dict else targets)
 
 
 LENGTHS = """
