@@ -17,7 +17,7 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +57,7 @@ STAND_IN_VALUES = {"dataset": {"size": 10**9}}  # for YAML files that a broken p
 PATH_KEYS = ("dataset.path", "dataset.cache", "hydra.run.dir", "hydra.sweep.dir", "hardware.node_copy")
 MAX_CACHED_CONFIGS = 512  # merged configs that a loader keeps; each takes 30 kB
 MAX_CACHED_LINES = 10_000  # overrides
+read_files: dict[str, Any] = {}  # their keys and values, by group/name, for messages on what stands in them
 _stand_ins_in_store: set[tuple[str, str]] = set()  # (group, name) of those in Hydra's store
 
 
@@ -265,7 +266,21 @@ class YamlSource(FileConfigSource):
             raise
         except (OSError, ValueError, YAMLError) as error:  # a single word, a wrong header, a zero byte
             raise InputError(f"{path} is no YAML file of keys and values: {' '.join(str(error).split())}") from error
+        tree = OmegaConf.to_container(config, resolve=False)
+        for key, value in list_values(tree):
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"{path}: {key} is {value:g}: write a finite number, or a text in quotes")
+        read_files[config_path.removesuffix(".yaml")] = tree
         return ConfigResult(config=config, path=f"file://{self.path}", provider=self.provider, header=header)
+
+
+def list_values(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of each value in a tree of dictionaries and lists."""
+    if not isinstance(tree, (dict, list)):
+        yield key, tree
+        return
+    for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield from list_values(value, f"{key}.{name}" if key else str(name))
 
 
 class _ParsedLine(NamedTuple):

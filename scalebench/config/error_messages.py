@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from scalebench.config import aliases
+from scalebench.config import aliases, compose
 from scalebench.core import config_files, plugins
 from scalebench.core.errors import InputError, nearest_name, unknown_name_message
 from scalebench.core.spec import Config
@@ -27,11 +27,29 @@ SEARCH_PACKAGE = "scalebench-search"
 SEARCH_PACKAGE_FILES = {("sweep", "lr_search"), ("hydra/sweeper", "search")}
 GLOBAL_HEADER = "# @package _global_"
 SEARCH_HINT = "add --multirun hydra/sweeper=search, which looks for the best value"
+SWEPT = "hydra.sweeper.params."
 EXPECTED_ERRORS = (InputError, HydraException, OmegaConfBaseException, MarkedYAMLError)
 
 
 def explain_error(error: BaseException, arguments: list[str]) -> str:
-    """Return one line for an error that composing and checking the config of these arguments raised."""
+    """Return one line for an error that composing and checking the config of these arguments raised.
+
+    It begins with the chosen file where the fault is an interpolation of that file, or stands in its swept values.
+    """
+    line = _explain_error(error, arguments)
+    for argument in arguments:
+        file = argument.replace("=", "/", 1)
+        values = dict(compose.list_values(compose.read_files.get(file, {})))
+        keys = [key.removeprefix(SWEPT) for key in values if key.startswith(SWEPT)]
+        swept = {key for key in keys if not any(other.startswith(f"{key}=") for other in arguments)}
+        named = any(re.search(rf"(^|'){re.escape(key)}['=]|^no {re.escape(key)} '", line) for key in swept)
+        wanted = re.search(r"Interpolation key '([^']+)'|Unsupported interpolation type (\w+)", str(error))
+        if named or (wanted and any("${" + (wanted[1] or wanted[2]) in str(value) for value in values.values())):
+            return f"{file}.yaml: {line}"
+    return line
+
+
+def _explain_error(error: BaseException, arguments: list[str]) -> str:
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     if in_file := re.match(r"(?:In|Invalid defaults list in) '?([^':]+)'?[:,] (.*)", str(error), re.DOTALL):
@@ -64,6 +82,8 @@ def explain_error(error: BaseException, arguments: list[str]) -> str:
     full_key = re.search(r"full_key: (\S+)", text)
     if full_key and re.match(r"Key '[^']*' (is )?not in", text):
         return explain_unknown_key(full_key[1], arguments)
+    if full_key and (wanted := re.search(r"Interpolation key '([^']+)' not found", text)):
+        return f"{full_key[1]}: {explain_unknown_key(wanted[1], arguments)}"
     if full_key and "Missing mandatory value" in text:
         return f"{full_key[1]} has no value; choose {full_key[1].partition('.')[0]}=NAME"
     if "INTERVAL_SWEEP" in text:

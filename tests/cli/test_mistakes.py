@@ -79,7 +79,7 @@ MISTAKES = {
     "train.precision=fp8": "train.precision=fp8: no such value 'fp8'; known: bfloat16, default, float16, float32, tf32",
     "train.optimizer=Adam": "train.optimizer=Adam: no such value 'Adam'; did you mean 'adam'?",
     "gpus=two": "gpus=two should be a number of devices, or all",
-    "gpus=${nowhere}": "gpus: Interpolation key 'nowhere' not found",
+    "gpus=${nowhere}": "gpus: no key 'nowhere'; known: ",
     "model.name=???": "model.name has no value; choose model=NAME",
     "gpus=1-4": "gpus=1-4 should be a number of devices, or all",
     "gpus=0": "gpus=0 should be at least 1",

@@ -162,6 +162,10 @@ OWN_FILES = {  # the content of a file of the user's, and the line
     ("hardware/a", "defaults: [/foo: x]"): "hardware/a.yaml: no config group 'foo'; known: dataset, hardware, ",
     ("hardware/a", "defaults: slurm"): "hardware/a.yaml: defaults must be a list (got str)",
     ("hardware/a", "slurm: {partitio: x}"): "hardware/a.yaml: no key 'hardware.slurm.partitio'; did you mean ",
+    ("train/a", "momentum: 1e999"): "{file}: momentum is inf: write a finite number, or a text in quotes",
+    ("hardware/a", "environment: {A: [1, .nan]}"): "{file}: environment.A.1 is nan: write a finite number, or ",
+    ("train/a", "momentum: ${train.momentun}"): "train/a.yaml: train.momentum: no key 'train.momentun'; did you mean ",
+    ("train/a", "momentum: ${nosuch:3}"): "train/a.yaml: train.momentum: Unsupported interpolation type nosuch",
     ("hardware/a", "name: a\0b"): "{file} is no YAML file of keys and values: unacceptable character",
 }
 
@@ -185,8 +189,30 @@ def test_a_fault_in_a_file_is_named_with_the_file_and_the_key(
 ) -> None:
     words, path = own(name, content.encode())
     with pytest.raises(Exception) as caught:
-        compose(words)
+        compose_config(words)
     assert explain_error(caught.value, words).startswith(OWN_FILES[name, content].replace("{file}", str(path)))
+
+
+@pytest.mark.parametrize(
+    ("swept", "line"),
+    [
+        ("train.momentun=0.1", "no key 'train.momentun'; did you mean 'train.momentum'?"),
+        ("train.momentum=high", "train.momentum=high should be a number"),
+        ("gpus=range(1", "cannot read the override 'gpus=range(1'"),
+        ("strategy=dpd", "no strategy 'dpd'; did you mean 'ddp'?"),
+    ],
+)
+def test_a_fault_in_what_a_sweep_varies_is_named_with_its_file(
+    own: Callable[[str, bytes], tuple[list[str], Path]], swept: str, line: str
+) -> None:
+    key, value = swept.split("=")
+    content = f"# @package _global_\nhydra: {{mode: MULTIRUN, sweeper: {{params: {{{key}: '{value}'}}}}}}"
+    words, _ = own("sweep/a", content.encode())
+    compose(words)  # as a sweep is, before its runs
+    with pytest.raises(Exception) as caught:
+        compose_config([*words, swept])
+    assert explain_error(caught.value, words).startswith(f"sweep/a.yaml: {line}")
+    assert explain_error(caught.value, [*words, swept]).startswith(line), "the command line has a value of its own"
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
