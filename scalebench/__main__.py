@@ -9,7 +9,7 @@ import sys
 
 from scalebench import __version__
 from scalebench.cli.commands.arguments import CommandParser, complete_words
-from scalebench.core.process import replace_unprintable
+from scalebench.core import process
 
 # Each module has add_arguments(parser) and main(options) -> exit status. It is imported for its own command only.
 COMMANDS = {
@@ -76,7 +76,7 @@ Status:    0: a run is ok and none failed; 1: one failed, or none could be done 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the program and return its exit status."""
-    replace_unprintable()
+    process.replace_unprintable()
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~", "+")):
         return _run_command_to_its_end(arguments[0], arguments[1:])
@@ -116,13 +116,11 @@ def _run_command_to_its_end(name: str, arguments: list[str]) -> int:
             sys.stdout.flush()
         return status
     except (InputError, OSError) as error:
-        from scalebench.sweeps.console import Console
-
         if isinstance(error, InputError):
-            Console.print_error(str(error))
+            process.print_error(str(error))
             return 2
-        Console.print_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
-        Console.drop_output()  # what is left of it would fail again at the end
+        process.print_error(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        process.drop_output()  # what is left of it would fail again at the end
         return 1
     except SystemExit as end:  # after --help
         return int(end.code or 0)

@@ -98,7 +98,7 @@ def test_the_package_has_twelve_rooms_and_five_files() -> None:
 
 
 def test_imports_are_collected() -> None:
-    assert Import("scalebench.cli.hydra_app", "scalebench.sweeps.task", True) in INTERNAL
+    assert Import("scalebench.cli.hydra_app", "scalebench.config.resolve", True) in INTERNAL
     assert Import("scalebench.__main__", "scalebench.cli.hydra_app", False) in INTERNAL
     assert Import("scalebench.analysis.load", "pandas", False) in IMPORTS
     assert is_upward(Import("scalebench.core.spec", "scalebench.report.tables", False))

@@ -206,9 +206,8 @@ def _execute(
     """Run what these settings describe, and return the folder of the results."""
     _refuse_in_worker()
     replace_unprintable()
-    from scalebench.cli.hydra_app import run_session
-    from scalebench.sweeps.console import Console
-    from scalebench.sweeps.task import SweepSession
+    from scalebench.cli import hydra_app
+    from scalebench.workloads.datasets import user_function
 
     both = sorted(set(space) & set(overrides))
     if both:
@@ -221,12 +220,13 @@ def _execute(
     arguments += [] if folder is None else [f"{folder_key}={_format_value(folder)}"]
     if values.get("dry_run") == [True] or "dry_run=true" in words:
         raise InputError(NO_RESULT.format(shlex.join(["scalebench", *arguments])))
-    session = SweepSession(arguments, Console(shows_tables=False), is_single=not first)
+    without_log = [f"{group}=none" for group in LOGGING_GROUPS if group not in " ".join(arguments)]
     with _one_at_a_time(), _importable(functions):
-        run_session(session, [f"{group}=none" for group in LOGGING_GROUPS if group not in " ".join(arguments)])
-    if session.folder is None:
+        user_function.forget_failures()
+        _, results = hydra_app.run(arguments, without_log, shows_tables=False, is_single=not first)
+    if results is None:
         raise InputError(f"nothing was run: {shlex.join(arguments)} is for the command line")
-    return session.folder
+    return results
 
 
 def _to_plain(value: Any) -> Any:

@@ -13,13 +13,15 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf import DictConfig
 
 from scalebench.config import compose
 from scalebench.config.error_messages import EXPECTED_ERRORS, explain_bare_word, explain_error, explain_switch
@@ -27,77 +29,96 @@ from scalebench.config.resolve import resolve
 from scalebench.core import process
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError
-from scalebench.sweeps import cluster_runs
-from scalebench.sweeps.console import Console
-from scalebench.sweeps.hydra_launcher import make_context, run_sweep
-from scalebench.sweeps.task import SweepSession
+from scalebench.core.spec import RunSpec
+
+if TYPE_CHECKING:
+    from scalebench.sweeps.task import SweepSession
 
 _printed_warnings: set[str] = set()  # of this process
+
+
+class Composed(NamedTuple):
+    """What a command line asks for."""
+
+    loader: compose.CachingLoader
+    config: DictConfig
+    single: RunSpec | None  # None: a sweep
 
 
 def main(arguments: list[str]) -> int:
     """Run what the command line describes. Return 2 for bad input, else the status of its runs
     (`plan.compute_exit_status`): 1 where one failed, or where none could be done."""
-    session = SweepSession(arguments)
     try:
-        return run_session(session)
+        return run(arguments)[0]
     except InputError as error:
-        session.console.print_error(str(error))
+        process.print_error(str(error))
         return 2
     except KeyboardInterrupt:
         return 1
 
 
-def run_session(session: SweepSession, more: Sequence[str] = ()) -> int:
-    """Run what the arguments of a session describe, with `more` that are for Hydra alone, and return the status of its
-    runs.
+def run(
+    arguments: Sequence[str], more: Sequence[str] = (), shows_tables: bool = True, is_single: bool = False
+) -> tuple[int, Path | None]:
+    """Run what the arguments describe, with `more` that are for Hydra alone. Return the status of the runs, and their
+    folder. `is_single`: several repeats, which make a sweep, are refused.
 
     Raises InputError where nothing was started, and KeyboardInterrupt when the finished runs of a cancelled sweep have
     been reported.
     """
+    session: SweepSession | None = None
     with process.interrupt_at_signals(), _own_hydra():
         try:
-            return _run_or_sweep(session, more)
+            composed = _compose([*arguments, *more], is_single)
+            if composed is None:
+                return 0, None
+            from scalebench.sweeps.hydra_launcher import make_context, run_sweep
+            from scalebench.sweeps.task import SweepSession  # their imports take longer than a refusal
+
+            session = SweepSession(arguments, shows_tables)
+            if composed.single is None:
+                run_sweep(session, composed.loader, composed.config)
+            else:
+                context = make_context(composed.loader, composed.config)
+                session.run_single(composed.single, composed.config, context)
+            return session.finish(), session.folder
         except (*EXPECTED_ERRORS, OSError) as error:
-            return _end_early(session, error)
+            return _end_early(session, error, arguments)
         except Exception as error:
-            if session.has_started() or os.environ.get("SCALEBENCH_TRACEBACK"):
+            if _has_started(session) or os.environ.get("SCALEBENCH_TRACEBACK"):
                 raise
-            return _end_early(session, error)
+            return _end_early(session, error, arguments)
         except SystemExit as end:  # raised by Hydra's own switches
-            return int(end.code or 0)
-        except cluster_runs.UserDetached as left:
-            _stop_sweep(session, str(left))
-            raise
-        except KeyboardInterrupt:
-            _stop_sweep(session, "cancelled")
+            return int(end.code or 0), None
+        except KeyboardInterrupt as interrupt:
+            _stop_sweep(session, str(interrupt) or "cancelled")
             raise
         finally:
-            session.release()
+            if session is not None:
+                session.release()
 
 
-def _run_or_sweep(session: SweepSession, more: Sequence[str]) -> int:
-    options = read_arguments([*session.arguments, *more])
+def _compose(arguments: list[str], is_single: bool) -> Composed | None:
+    """Compose what the arguments describe, and check a single run. Return None where Hydra has answered."""
+    options = read_arguments(arguments)
     _register_and_warn()
     if _is_for_hydra(options):
         _call_hydra(options)
-        return 0
+        return None
     loader = compose.make_loader(options.config_path, options.config_dir)
     compose_line = partial(loader.load_command_line, options.config_name or "config")
     config = compose_line(options.overrides, options.multirun)
-    if config.hydra.mode != RunMode.MULTIRUN:
-        spec = resolve(compose.to_config(config))
-        if spec.repeats == 1:
-            session.run_single(spec, config, make_context(loader, config))
-            return session.finish()
-        if session.is_single:
-            raise InputError(
-                'measure.repeats makes a sweep of a run: scalebench.sweep({"strategy": ["ddp"]}, ...), or '
-                'measure={"repeats": 1}'
-            )
-        config = compose_line(make_sweep_overrides(options.overrides), True)
-    run_sweep(session, loader, config)
-    return session.finish()
+    if config.hydra.mode == RunMode.MULTIRUN:
+        return Composed(loader, config, None)
+    spec = resolve(compose.to_config(config))
+    if spec.repeats == 1:
+        return Composed(loader, config, spec)
+    if is_single:
+        raise InputError(
+            'measure.repeats makes a sweep of a run: scalebench.sweep({"strategy": ["ddp"]}, ...), or '
+            'measure={"repeats": 1}'
+        )
+    return Composed(loader, compose_line(make_sweep_overrides(options.overrides), True), None)
 
 
 def _register_and_warn() -> None:
@@ -105,7 +126,7 @@ def _register_and_warn() -> None:
     for line in compose.register_with_hydra():
         if line not in _printed_warnings:
             _printed_warnings.add(line)
-            Console().print_error(line)
+            process.print_error(line)
 
 
 @contextlib.contextmanager
@@ -172,19 +193,24 @@ def make_sweep_overrides(overrides: list[str]) -> list[str]:
     return [re.sub(r"^hydra\.run\.dir=", "hydra.sweep.dir=", override) for override in overrides]
 
 
-def _end_early(session: SweepSession, error: Exception) -> int:
+def _has_started(session: SweepSession | None) -> bool:
+    return session is not None and session.has_started()
+
+
+def _end_early(session: SweepSession | None, error: Exception, arguments: Sequence[str]) -> tuple[int, Path | None]:
     """Report the finished runs after an error outside of any run; raise InputError where nothing was started."""
-    line = explain_error(error, session.arguments)
-    if not session.has_started():
+    line = explain_error(error, list(arguments))
+    if session is None or not session.has_started():
         raise InputError(line) from None
     line = process.describe_error(error) if isinstance(error, OSError) else line
     way_out = "" if session.sweep is None else "; the sweep ends here, and resume=true does the rest"
     _stop_sweep(session, f"{line}{way_out}")
-    return 1
+    return 1, session.folder
 
 
-def _stop_sweep(session: SweepSession, line: str) -> None:
+def _stop_sweep(session: SweepSession | None, line: str) -> None:
     """Report the finished runs of a sweep, which a second Ctrl-C interrupts."""
-    session.console.print_error(line)
+    process.print_error(line)
     with contextlib.suppress(InputError, OSError, KeyboardInterrupt):
-        session.stop()
+        if session is not None:
+            session.stop()

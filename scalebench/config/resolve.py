@@ -10,7 +10,6 @@ from typing import Any
 
 from scalebench.config import validate
 from scalebench.config.placement import Placement, compute_placement
-from scalebench.config.support import find_unsupported_reasons
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.config_fingerprint import compute_fingerprint
 from scalebench.core.errors import InputError, PluginError
@@ -28,9 +27,11 @@ from scalebench.core.spec import (
     check_fields,
 )
 from scalebench.slurm import resources
-from scalebench.strategies import refusals, registry
+from scalebench.strategies import registry
 from scalebench.strategies.base import check_options, check_values
-from scalebench.workloads import datasets, networks, user_code
+from scalebench.workloads import networks, user_code
+
+# Some imports take as long as it takes to refuse a wrong value: they are in the functions that need them.
 
 DEFAULT_CPU_WORKERS = 2  # devices of a machine without a GPU, unless its YAML says otherwise
 
@@ -51,6 +52,10 @@ def resolve(config: Config) -> RunSpec:
     """Resolve a config into the run that it means on this machine. Raise InputError for bad input."""
     config = replace(config, gpus=_read_device_count(config.gpus))
     check_config(config)
+    from scalebench.config.support import find_unsupported_reasons
+    from scalebench.strategies import refusals
+    from scalebench.workloads import datasets
+
     requested_devices, requested_loss = config.hardware.devices, config.model.loss
     draft = Draft(replace(config, strategy=set_exactness(config.strategy)))
     for step in (fill_dataset, size_model, count_devices, set_batches, place_processes):
@@ -127,6 +132,8 @@ def _check_remote_hardware(hardware: HardwareSpec) -> None:
 
 def fill_dataset(draft: Draft) -> Draft:
     """Name the model, and fill in what only the samples of a user's function can show."""
+    from scalebench.workloads import datasets
+
     config = draft.config
     try:
         config = replace(config, model=user_code.identify_model(config.model))  # a failed result has the name, too
@@ -138,6 +145,8 @@ def fill_dataset(draft: Draft) -> Draft:
 
 def size_model(draft: Draft) -> Draft:
     """Give the model the shapes of the samples. Raise InputError where the two do not fit together."""
+    from scalebench.workloads import datasets
+
     if draft.plugin_error is not None:
         return draft
     config = draft.config
@@ -241,6 +250,8 @@ def _compute_batches(config: Config, gpus: int, has_samples: bool) -> tuple[int,
 
     `has_samples` is false where the number of samples is unknown, since a plugin is broken.
     """
+    from scalebench.workloads import datasets
+
     train = config.train
     if config.scaling == "weak":
         if train.global_batch is not None:

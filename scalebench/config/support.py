@@ -11,7 +11,7 @@ from scalebench.core.machine import cuda_builds, machine, private_network
 from scalebench.core.spec import Config, HardwareSpec, StrategySpec, has_stop
 from scalebench.slurm.commands import Slurm, in_allocation
 from scalebench.strategies import registry
-from scalebench.workloads import datasets, user_code
+from scalebench.workloads import user_code
 
 
 def find_unsupported_reasons(config: Config, gpus: int, placement: Placement) -> list[str]:
@@ -121,6 +121,8 @@ def _check_user_model(config: Config) -> list[str]:
 
 def _check_dataset(config: Config) -> list[str]:
     """List why the framework of the strategy cannot read the samples."""
+    from scalebench.workloads import datasets
+
     dataset, strategy = config.dataset, config.strategy
     kind = datasets.DATASETS.get(dataset.name)
     if kind is None or not kind.records or strategy.framework in ("tensorflow", "none"):

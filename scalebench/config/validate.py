@@ -12,7 +12,6 @@ import re
 from scalebench.core.errors import InputError
 from scalebench.core.machine.variables import SECRET_VARIABLES
 from scalebench.core.spec import NO_VALIDATION_SAMPLES, Config, HardwareSpec, TrainSpec, has_stop
-from scalebench.workloads import datasets
 
 MAX_TARGET_SEARCH_S = 600.0  # of training to a target where nothing else bounds it
 RESERVED_VARIABLES = re.compile(
@@ -46,6 +45,8 @@ def check_training(config: Config) -> None:
 def check_samples(config: Config, gpus: int, global_batch: int, replicas: int) -> None:
     """Raise InputError where a device has fewer samples than micro-batches, or there are too few validation samples for
     the replicas to look for the target. The samples of a file are only counted when it is read."""
+    from scalebench.workloads import datasets
+
     train, dataset = config.train, config.dataset
     smallest = global_batch // gpus
     if train.accumulate > smallest:

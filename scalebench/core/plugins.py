@@ -130,8 +130,9 @@ def _exit_as_exception() -> Iterator[None]:
 @functools.lru_cache(maxsize=1)
 def _all_entries() -> tuple[PluginEntry, ...]:
     """Return all entry points meant for scalebench, by name and origin."""
+    points = entry_points()  # of all packages: each call reads the files of all of them
     kinds = (*KINDS, API_KIND)
-    entries = [_to_plugin_entry(kind, point) for kind in kinds for point in entry_points(group=f"{BUILT_IN}.{kind}")]
+    entries = [_to_plugin_entry(kind, point) for kind in kinds for point in points.select(group=f"{BUILT_IN}.{kind}")]
     return tuple(sorted(entries, key=lambda entry: (entry.name, entry.origin, entry.target)))
 
 

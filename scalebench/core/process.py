@@ -15,6 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from scalebench.core.untrusted import clean_line
+
+MAX_ERROR_CHARACTERS = 1000  # the way out stands at the end of a line
 POLL_INTERVAL_S = 0.02
 FIRST_INTERVAL_S = 0.0002  # of a wait that may be short; then longer ones, up to POLL_INTERVAL_S
 # Each of these ends a program that does not handle it: Ctrl-C and Ctrl-\, a scheduler's SIGTERM and its warnings before
@@ -112,6 +115,21 @@ def is_process_alive(pid: int, started_at_s: float) -> bool:
         return bool(abs(psutil.Process(pid).create_time() - started_at_s) < 1.0)
     except psutil.Error:
         return False
+
+
+def print_error(line: str) -> None:
+    """Print a line on stderr, without the middle of a very long one; nowhere if that cannot be written."""
+    line = clean_line(line)
+    if len(line) > MAX_ERROR_CHARACTERS:
+        line = f"{line[: MAX_ERROR_CHARACTERS * 2 // 3]} [...] {line[-MAX_ERROR_CHARACTERS // 3 :]}"
+    with contextlib.suppress(OSError):
+        print(f"scalebench: {line}", file=sys.stderr)
+
+
+def drop_output() -> None:
+    """Discard standard output from now on, with what is still in its buffer."""
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as sink:
+        os.dup2(sink.fileno(), sys.stdout.fileno())
 
 
 def describe_error(error: BaseException) -> str:

@@ -11,13 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from scalebench.core.errors import InputError, suggest_names, unknown_name_message
 from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.core.result import SYNC_PARTS, Profile, StageRecord
 from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
-from scalebench.workloads.source import Source
+
+if TYPE_CHECKING:
+    from scalebench.workloads.source import Source
 
 FORWARD, BACKWARD, OPTIMIZER = PARTS = ("forward", "backward", "optimizer")
 INPUT, WEIGHTS_OUT, OUTPUT, GRADIENTS_IN = SYNC_PARTS

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.machine.private_network import OPEN_PORT
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec
 from scalebench.core.sweep_file import SweepRecord, join_labels
-from scalebench.core.untrusted import clean_line, clean_text
+from scalebench.core.untrusted import clean_text
 from scalebench.measure.progress import RankProgress, read_progress
 from scalebench.sweeps.pace import read_pace
 from scalebench.sweeps.time_estimate import TimeEstimate, estimate_left_s, format_about, format_range
@@ -39,7 +40,6 @@ SLOW_STEP_S = 1.0  # from here on the length of a step is shown
 MIN_SHOWN_LEFT_S = 1.0
 GUESSED_STEPS = ", with steps guessed from the FLOPs of the model until a run shows the pace of this machine"
 CELL_INTERVAL_S = 0.5  # between two lines of progress in a notebook, which keeps up with no more
-MAX_ERROR_CHARACTERS = 1000  # the way out stands at the end of a line
 REFRESHES_PER_S = 4  # of the progress line; rich's 12.5 cost as much CPU time as everything else in the parent
 PLAIN_WIDTH = 80  # characters of a line in a file or a pipe, unless COLUMNS says another number
 
@@ -70,10 +70,10 @@ class _Output:
             return act()
         except OSError as error:
             self.is_lost = True
-            Console.print_error(
+            process.print_error(
                 f"standard output cannot be written: {error.strerror}; runs go on, and leave their results"
             )
-            Console.drop_output()
+            process.drop_output()
             return None
 
 
@@ -128,20 +128,7 @@ class Console:
                 self._rich.width = int(columns) if columns.isdecimal() and int(columns) else PLAIN_WIDTH
         return self._rich
 
-    @staticmethod
-    def print_error(line: str) -> None:
-        """Print a line on stderr, without the middle of a very long one; nowhere if that cannot be written."""
-        line = clean_line(line)
-        if len(line) > MAX_ERROR_CHARACTERS:
-            line = f"{line[: MAX_ERROR_CHARACTERS * 2 // 3]} [...] {line[-MAX_ERROR_CHARACTERS // 3 :]}"
-        with contextlib.suppress(OSError):
-            print(f"scalebench: {line}", file=sys.stderr)
-
-    @staticmethod
-    def drop_output() -> None:
-        """Discard standard output from now on, with what is still in its buffer."""
-        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as sink:
-            os.dup2(sink.fileno(), sys.stdout.fileno())
+    print_error = staticmethod(process.print_error)
 
     def print_line(self, text: str) -> None:
         self.rich.print(clean_text(text), markup=False, soft_wrap=True)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import filelock
 import msgspec
 
 from scalebench.core.json_files import write_text
@@ -225,6 +224,8 @@ def _append_entry(entry: PaceEntry) -> None:
     path = _pace_file()
     if path is None:
         return
+    import filelock
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S):
         try:

@@ -33,7 +33,6 @@ from scalebench.sweeps.pace import record_pace
 from scalebench.sweeps.plan import KEPT, SweepRun, compute_exit_status, find_swept_keys, name_settings
 from scalebench.sweeps.time_estimate import estimate_left_s
 from scalebench.workloads import datasets
-from scalebench.workloads.datasets import user_function
 
 # The imports of what measures and reports take longer than a dry run: each is in the function that needs it.
 if TYPE_CHECKING:
@@ -50,11 +49,9 @@ class SweepSession:
     It is also the task function of Hydra's sweepers, by which our launcher gets it: they pass on nothing else of ours.
     """
 
-    def __init__(self, arguments: Sequence[str], console: Console | None = None, is_single: bool = False) -> None:
-        """`is_single`: several repeats, which make a sweep, are refused."""
-        user_function.forget_failures()
+    def __init__(self, arguments: Sequence[str], shows_tables: bool = True) -> None:
         self.arguments = list(arguments)  # of the command line
-        self.console, self.is_single = console or Console(), is_single
+        self.console = Console(shows_tables)
         self.folder: Path | None = None  # of the sweep, or of a single run
         self.done: list[Result] = []
         self._planned = 1  # without the baselines that a sweep repeats

@@ -17,15 +17,17 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalebench.core import plugins
 from scalebench.core.errors import InputError, PluginError, unknown_name_message
 from scalebench.core.process import USER_FOLDERS
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
-from scalebench.workloads.source import SampleShape
 from scalebench.workloads.source_names import SourceNames
+
+if TYPE_CHECKING:
+    from scalebench.workloads.source import SampleShape
 
 CUSTOM = "custom"  # name of the YAML files for a model and a dataset of the user
 MODEL_FUNCTION_KEYS = ("torch", "keras")  # under `model`: one reference per framework

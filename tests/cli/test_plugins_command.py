@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,11 +33,11 @@ def list_plugins(
 ) -> ListPlugins:
     """Return the command's status, and the cells of its lines; plugins of the environment itself are hidden."""
 
-    def own_entry_points(group: str) -> list[metadata.EntryPoint]:
+    def select(group: str) -> list[metadata.EntryPoint]:
         points = metadata.entry_points(group=group)
         return [point for point in points if Path(str(point.dist.locate_file(""))).is_relative_to(tmp_path)]  # type: ignore[union-attr]
 
-    monkeypatch.setattr(plugins, "entry_points", own_entry_points)
+    monkeypatch.setattr(plugins, "entry_points", lambda: SimpleNamespace(select=select))
 
     def call() -> tuple[int, list[list[str]]]:
         status = main(["plugins"])

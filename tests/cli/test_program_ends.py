@@ -18,11 +18,12 @@ from omegaconf.errors import InterpolationResolutionError
 
 from scalebench import __main__ as program
 from scalebench.cli import hydra_app
+from scalebench.core.process import MAX_ERROR_CHARACTERS
 from scalebench.core.result import read_result
 from scalebench.core.sweep_file import read_sweep
 from scalebench.measure.progress import read_progress
 from scalebench.runner import parent
-from scalebench.sweeps.console import MAX_ERROR_CHARACTERS, Console
+from scalebench.sweeps.console import Console
 from tests.builders.launching import SmallDisk
 from tests.builders.runs import find_run_processes, wait_until
 

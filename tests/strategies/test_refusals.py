@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from scalebench.config import resolve
+from scalebench.config import resolve, support
 from scalebench.config.compose import compose_config
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals, registry
@@ -60,7 +60,7 @@ REFUSED = [
 
 def plan(overrides: str, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
     """The run as the plan has it, on a machine that lacks nothing for it."""
-    monkeypatch.setattr(resolve, "find_unsupported_reasons", lambda *arguments: [])
+    monkeypatch.setattr(support, "find_unsupported_reasons", lambda *arguments: [])
     try:
         return resolve.resolve(compose_config(["hardware=cpu", *overrides.split()]))
     finally:

@@ -24,7 +24,6 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import Config, DatasetSpec, MeasureSpec, ModelSpec
-from scalebench.sweeps.task import SweepSession
 from scalebench.workloads import datasets, records
 from scalebench.workloads.datasets import cache, user_function, user_function_worker
 from scalebench.workloads.datasets.user_function import FunctionCall
@@ -634,7 +633,7 @@ def test_a_file_that_a_dataset_cannot_read_is_not_blamed_on_the_cache(tmp_path: 
 
 def test_a_later_call_calls_a_function_again_that_has_failed(tmp_path: Path, calls: list[Any]) -> None:
     for _ in range(2):
-        SweepSession([])
+        user_function.forget_failures()
         with pytest.raises(PluginError):
             datasets.fill_from_samples(config(tmp_path, options={"kind": "broken"}))
     assert len(calls) == 2
