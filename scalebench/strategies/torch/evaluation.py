@@ -12,7 +12,7 @@ from torch.nn import functional
 from scalebench.core.spec import ModelSpec
 from scalebench.strategies.base import GroupSum
 from scalebench.strategies.torch.batches import TorchBatch, to_tensors
-from scalebench.strategies.torch.user_module import UserModule
+from scalebench.strategies.torch.user_module import UserModule, attribute_errors_to_user
 from scalebench.workloads import user_code
 from scalebench.workloads.source import Source
 
@@ -27,16 +27,19 @@ def compute_metrics(
     `sum_over_group` adds up numbers over the processes, all of which have to call this. A model that returns None
     leaves its samples to another process. The model is left in training mode.
     """
-    if user_code.has_user_loss(spec):
-        (loss,) = _mean_over_samples(_sum_user_losses, model, source, device, 1, sum_over_group)
-        return {user_code.LOSS_METRIC: loss}
-    if spec.loss == "cross_entropy":
-        loss, accuracy = _mean_over_samples(_sum_classification, model, source, device, 2, sum_over_group)
-        return {"cross_entropy": loss, "accuracy": accuracy}
-    width = math.prod(spec.target_shape)
-    means = _mean_over_samples(_sum_squared_errors, model, source, device, width, sum_over_group)
-    per_target = {f"mse_{name}": mean for name, mean in zip(spec.targets, means, strict=True)} if spec.targets else {}
-    return {"mse": sum(means) / len(means), **per_target}
+    with attribute_errors_to_user(spec):
+        if user_code.has_user_loss(spec):
+            (loss,) = _mean_over_samples(_sum_user_losses, model, source, device, 1, sum_over_group)
+            return {user_code.LOSS_METRIC: loss}
+        if spec.loss == "cross_entropy":
+            loss, accuracy = _mean_over_samples(_sum_classification, model, source, device, 2, sum_over_group)
+            return {"cross_entropy": loss, "accuracy": accuracy}
+        width = math.prod(spec.target_shape)
+        means = _mean_over_samples(_sum_squared_errors, model, source, device, width, sum_over_group)
+        per_target = (
+            {f"mse_{name}": mean for name, mean in zip(spec.targets, means, strict=True)} if spec.targets else {}
+        )
+        return {"mse": sum(means) / len(means), **per_target}
 
 
 def _mean_over_samples(

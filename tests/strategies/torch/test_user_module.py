@@ -18,6 +18,7 @@ from scalebench.core.spec import ModelSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch import user_checks
 from scalebench.strategies.torch.base import BareTorch
+from scalebench.strategies.torch.evaluation import compute_metrics
 from scalebench.strategies.torch.user_module import UserModule, attribute_errors_to_user
 from scalebench.workloads.source import Source
 from tests.strategies.builders import make_features, make_images, run_training
@@ -40,6 +41,20 @@ def test_channels_come_first(shape: tuple[int, ...]) -> None:
     UserModule(observed)(inputs)
     assert torch.equal(observed.x, inputs.movedim(-1, 1) if len(shape) > 1 else inputs)
     assert observed.x.is_contiguous()
+
+
+class FailsInEvaluation(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            raise ValueError("no statistics yet")
+        return super().forward(x)
+
+
+def test_an_error_in_evaluation_names_the_users_function() -> None:
+    source = Source(*make_features(20), global_batch=10, seed=0, replica=0, replicas=1)
+    model, spec = UserModule(FailsInEvaluation(3, 2)), ModelSpec("custom", torch="net:make", target_shape=[2])
+    with pytest.raises(PluginError, match=r"net:make fails: ValueError: no statistics yet"):
+        compute_metrics(model, spec, source, torch.device("cpu"), lambda values: values)
 
 
 def test_bytes_become_numbers_around_0() -> None:
