@@ -1,5 +1,5 @@
 # Each target sets up .venv itself; nothing is done twice.
-.PHONY: install extras horovod demo docs test test-extras test-all lint bench cluster-up cluster-down clean
+.PHONY: install extras horovod demo docs test test-tensorflow test-torch test-extras test-all lint bench cluster-up cluster-down clean
 PY := .venv/bin/python
 
 install:
@@ -27,11 +27,21 @@ docs: install
 	@$(PY) -m scripts.docs
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-# Tests that start no framework's workers share the cores; those that do take one another's, and go one by one.
-test: install lint
-	$(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile -m "not slow and not real"
-	$(PY) -m pytest -m "not slow and real"
-	$(PY) -m pytest -m "not slow" plugins/scalebench-search
+# Two lanes side by side, one for each framework, and mypy beside them: a lane collects and imports its own tests once,
+# and one process with its framework imported forks the ranks of its contracts.
+TENSORFLOW_LANE := tests/strategies/tensorflow tests/strategies/contracts/test_contract_tensorflow.py \
+  tests/analysis tests/report tests/conf tests/config tests/core tests/slurm tests/fuzz tests/docs
+test: install
+	@$(MAKE) --no-print-directory --jobs 3 --keep-going --output-sync=target lint test-tensorflow test-torch
+
+test-tensorflow: install
+	@echo "tests of TensorFlow, and of what needs no framework"
+	$(PY) -m pytest --quiet -m "not slow" $(TENSORFLOW_LANE)
+
+test-torch: install
+	@echo "tests of PyTorch, of Horovod, and of whole runs and sweeps"
+	$(PY) -m pytest --quiet -m "not slow" tests $(TENSORFLOW_LANE:%=--ignore %)
+	$(PY) -m pytest --quiet -m "not slow" plugins/scalebench-search
 
 # What needs an extra, slow or not. A skip is a failure, unless tests/allowed_skips.txt has its reason.
 test-extras: extras
