@@ -308,12 +308,14 @@ class CachingLoader(ConfigLoaderImpl):
     def load_command_line(self, config_name: str, overrides: list[str], is_sweep: bool) -> DictConfig:
         """Compose the config of a command line, whose hydra.mode says whether it is a sweep: by an override, by a file,
         or because of `is_sweep`."""
+        run_mode = RunMode.RUN
         if is_sweep:
+            run_mode = RunMode.MULTIRUN
             overrides = [line for line in overrides if not line.startswith("hydra.mode=")] + ["hydra.mode=MULTIRUN"]
-            return self.load_configuration(config_name, overrides, RunMode.MULTIRUN)
-        choices = [line for line in overrides if not self._parse(line).sets_value]
-        mode = self.load_configuration(config_name, choices, RunMode.MULTIRUN).hydra.mode
-        return self.load_configuration(config_name, overrides, mode or RunMode.RUN)
+        elif several := {line for line in overrides if self._parse(line).override.is_sweep_override()}:  # for a sweep
+            choices = [line for line in overrides if line not in several and not self._parse(line).sets_value]
+            run_mode = self.load_configuration(config_name, choices, RunMode.MULTIRUN).hydra.mode or run_mode
+        return self.load_configuration(config_name, overrides, run_mode)
 
     def load_configuration(
         self,

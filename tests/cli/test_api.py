@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -16,8 +15,6 @@ from typing import Any
 import hydra
 import numpy as np
 import pytest
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 
 import scalebench
 from scalebench.cli import api
@@ -30,13 +27,6 @@ from tests.conftest import ROOT
 
 BUILD = "tests.cli.test_api:build"
 QUICK: dict[str, Any] = {"hardware": "cpu", "measure": "quick", "dataset": {"size": 1000}}
-
-
-@pytest.fixture(autouse=True)
-def hydra_forgets() -> Iterator[None]:
-    yield
-    GlobalHydra.instance().clear()
-    HydraConfig.instance().cfg = None
 
 
 def build() -> None:

@@ -7,13 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 
 from scalebench.cli import hydra_app
 from scalebench.config import compose
@@ -21,13 +18,6 @@ from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.sweeps.task import SweepSession
 from tests.builders.runs import find_run_processes, wait_until
-
-
-@pytest.fixture(autouse=True)
-def hydra_forgets() -> Iterator[None]:
-    yield
-    GlobalHydra.instance().clear()
-    HydraConfig.instance().cfg = None
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 
 from scalebench import __main__ as program
 from scalebench.cli.hydra_app import read_arguments
@@ -117,13 +114,6 @@ MISTAKES = {
     "show --detail": "show: no option '--detail'; did you mean '--details'?",
     "compare a": "compare needs two folders, A and B; or one and --by KEY, --against NAME or --save NAME",
 }
-
-
-@pytest.fixture(autouse=True)
-def hydra_forgets() -> Iterator[None]:
-    yield
-    GlobalHydra.instance().clear()
-    HydraConfig.instance().cfg = None
 
 
 @pytest.mark.parametrize(("typed", "line"), MISTAKES.items(), ids=list(MISTAKES))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from scalebench.__main__ import run_command
 from scalebench.cli.commands.doctor.check_result import OK
@@ -32,13 +30,12 @@ PARTITIONS = "PartitionName=gpu AllowAccounts=p_a,p_b AllowQos=fast\n   MaxNodes
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tools]:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
     monkeypatch.chdir(tmp_path)
     tools = Tools(tmp_path)
     tools.put("sinfo", SINFO)
     tools.put("scontrol", PARTITIONS)
-    yield tools
-    GlobalHydra.instance().clear()
+    return tools
 
 
 def new_hardware(tools: Tools, *words: str) -> int:
@@ -63,7 +60,6 @@ def test_a_partition_with_gpus(cluster: Tools, capsys: pytest.CaptureFixture[str
     text = Path("hardware/mine.yaml").read_text()
     assert "account: null # the partition takes p_a, p_b\n" in text and "qos: null # the partition takes fast\n" in text
     assert "max_nodes: 2 # 2 of 3 nodes were up\n" in text
-    GlobalHydra.instance().clear()
     script = submit.render_script(resolve(composed("hardware=mine", "strategy=simulated", "gpus=8")), Path("f"))
     for line in ("--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=16", "--gres=gpu:h100:4", "--partition=gpu"):
         assert f"#SBATCH {line}\n" in script

@@ -7,13 +7,11 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from omegaconf.errors import InterpolationResolutionError
 
 from scalebench import __main__ as program
@@ -31,13 +29,6 @@ WORDS = "strategy=simulated hardware=cpu gpus=2 dataset.size=1000 measure=quick 
 WORDS += "measure.monitor=false measure.min_s=0 measure.target=0.5 measure.warmup_max_s=0.1".split()
 LONG = [*WORDS, "measure.min_s=3", "measure.max_s=3"]
 PROGRAM = [sys.executable, "-m", "scalebench"]
-
-
-@pytest.fixture(autouse=True)
-def hydra_forgets() -> Iterator[None]:
-    yield
-    GlobalHydra.instance().clear()
-    HydraConfig.instance().cfg = None
 
 
 def test_a_closed_terminal_ends_a_sweep_with_its_tables_and_nohup_does_not(tmp_path: Path) -> None:

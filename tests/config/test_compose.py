@@ -6,7 +6,6 @@ import itertools
 import os
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobRuntime, setup_globals
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, Node, OmegaConf
@@ -41,14 +39,14 @@ SWEEPS = sorted(path.stem for path in (conf_dir() / "sweep").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
-def loaders() -> Iterator[tuple[ConfigLoaderImpl, CachingLoader]]:
+def loaders() -> tuple[ConfigLoaderImpl, CachingLoader]:
     """Hydra's loader and ours, on the same files."""
     composing.register_with_hydra()
     setup_globals()
     version.setbase(composing.HYDRA_VERSION)
     JobRuntime.instance().set("name", "scalebench")
     path = create_config_search_path(str(conf_dir()))
-    yield ConfigLoaderImpl(path), CachingLoader(path)
+    return ConfigLoaderImpl(path), CachingLoader(path)
 
 
 def content(node: Node) -> list[Any]:
@@ -174,7 +172,6 @@ def test_a_sweep_is_filled_in(
     monkeypatch.setattr(machine, "count_gpus", lambda: 3)
     monkeypatch.setattr(machine, "pair_of_each_link", lambda: [(0, 2)])
     assert main([*words, "strategy=simulated", "hardware=cpu", "measure.repeats=1", "dry_run=true"]) == 0
-    GlobalHydra.instance().clear()
     lines = [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines()[:-1]]
     assert [line[: len(message)] for line, message in zip(lines, planned, strict=True)] == planned
 

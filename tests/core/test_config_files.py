@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
@@ -194,13 +193,10 @@ def test_a_file_with_interpolations_and_defaults_can_be_composed(dists: Distribu
 def test_only_runs_of_a_broken_file_fail_until_it_is_repaired(dists: Distributions, text: str) -> None:
     root = dists.strategy(yaml=text)
     overrides = ["strategy=mine", "gpus=1", "hardware=cpu"]
-    try:
-        spec = resolve(compose_config(overrides))
-        assert (spec.plugin_error or "").startswith("strategy/mine.yaml of my-plugin cannot be read: ")
-        assert resolve(compose_config(["strategy=simulated", *overrides[1:]])).plugin_error is None
-        (root / "my_plugin/conf/strategy/mine.yaml").write_text(strategy_yaml("mine"))
-        clear_plugin_caches()
-        spec = resolve(compose_config(overrides))
-        assert (spec.plugin_error, spec.config.strategy.description) == (None, "a plugin's own")
-    finally:
-        GlobalHydra.instance().clear()
+    spec = resolve(compose_config(overrides))
+    assert (spec.plugin_error or "").startswith("strategy/mine.yaml of my-plugin cannot be read: ")
+    assert resolve(compose_config(["strategy=simulated", *overrides[1:]])).plugin_error is None
+    (root / "my_plugin/conf/strategy/mine.yaml").write_text(strategy_yaml("mine"))
+    clear_plugin_caches()
+    spec = resolve(compose_config(overrides))
+    assert (spec.plugin_error, spec.config.strategy.description) == (None, "a plugin's own")

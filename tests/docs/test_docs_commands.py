@@ -11,8 +11,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 
 from scalebench.__main__ import COMMANDS, build_parsers, main
 from scalebench.config import resolve, support
@@ -81,7 +79,7 @@ def enabled_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 @pytest.fixture
 def find_problem(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[[tuple[str, ...]], str | None]]:
+) -> Callable[[tuple[str, ...]], str | None]:
     """Return the function that plans a run, and returns the error of a command that is refused."""
     own = tmp_path_factory.mktemp("own")
     page = (ROOT / "docs/guides/own-model.md").read_text(encoding="utf-8")
@@ -104,9 +102,7 @@ def find_problem(
             return f"no plan: {printed.out}"
         return None if status == 0 else printed.err or f"exit status {status}"
 
-    yield plan
-    GlobalHydra.instance().clear()
-    HydraConfig.instance().cfg = None
+    return plan
 
 
 def test_every_documented_run_is_planned(
@@ -126,7 +122,6 @@ def test_every_setting_beside_a_flag_composes() -> None:
     assert len(settings) > 20
     for line in dict.fromkeys(settings):
         resolve.check_config(compose_config(line.split()))
-        GlobalHydra.instance().clear()
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from scalebench.__main__ import main
@@ -24,15 +22,14 @@ NAME = "mine"
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Path]:
+def own(tmp_path: Path) -> Path:
     """The folder of the recipe, with its YAML."""
     actual = re.findall(r"^    ```yaml\n(.*?)^    ```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(actual) == 1
     folder = tmp_path / "own"
     (folder / "hardware").mkdir(parents=True)
     (folder / "hardware" / f"{NAME}.yaml").write_text(re.sub("^    ", "", actual[0], flags=re.MULTILINE))
-    yield folder
-    GlobalHydra.instance().clear()
+    return folder
 
 
 def composed(own: Path, *arguments: str) -> Config:
@@ -99,4 +96,3 @@ def test_settings_in_the_text_compose(own: Path) -> None:
         key, _, value = word.partition("=")
         first = value if value.startswith(("[", "{")) else value.split(",")[0]
         resolve.check_config(composed(own, f"{key}={first}"))
-        GlobalHydra.instance().clear()

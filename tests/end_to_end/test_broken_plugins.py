@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 
 from scalebench.__main__ import main
 from scalebench.config.compose import compose, to_config
@@ -165,17 +163,11 @@ def test_what_is_wrong_before_its_code_runs_fails_its_own_runs(dists: Distributi
 @pytest.mark.slow
 def test_a_dry_run_of_a_sweep_among_them(dists: Distributions, capsys: pytest.CaptureFixture[str]) -> None:
     install(dists, OF_METADATA)
-    try:
-        strategies = ",".join(["simulated", *OF_METADATA])
-        assert (
-            main(
-                ["--multirun", f"strategy={strategies}", "gpus=2", "hardware=cpu", "measure.repeats=1", "dry_run=true"]
-            )
-            == 0
-        )
-    finally:
-        GlobalHydra.instance().clear()
-        HydraConfig.instance().cfg = None
+    strategies = ",".join(["simulated", *OF_METADATA])
+    assert (
+        main(["--multirun", f"strategy={strategies}", "gpus=2", "hardware=cpu", "measure.repeats=1", "dry_run=true"])
+        == 0
+    )
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert err == "" and len(lines) == 2 + len(OF_METADATA) + 1, "with one baseline, of the simulated run"
@@ -285,10 +277,7 @@ def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists: Distributi
 @pytest.mark.parametrize("part", ["model", "dataset"])
 def test_what_is_registered_without_a_yaml_has_a_row(dists: Distributions, tmp_path: Path, part: str) -> None:
     dists.add("a-dist", points={f"{part}s": {"mine": "a:f"}})
-    try:
-        composed = compose(["strategy=simulated", "gpus=1", "hardware=cpu", f"{part}=mine"])
-    finally:
-        GlobalHydra.instance().clear()
+    composed = compose(["strategy=simulated", "gpus=1", "hardware=cpu", f"{part}=mine"])
     result = parent.run_spec(resolve(to_config(composed)), tmp_path / "run")
     assert result.status == "failed"
     assert (result.reason or "").startswith(f"{part} 'mine': a-dist registers it and brings no {part}/mine.yaml")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
@@ -41,14 +39,11 @@ def read_overrides(example: Path) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run in a folder with the examples, which ranks find on their path, too."""
     for example in EXAMPLES:
         shutil.copy(example, tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    GlobalHydra.instance().clear()
-    yield
-    GlobalHydra.instance().clear()
 
 
 def test_each_example_has_strategies_and_is_short() -> None:
@@ -57,7 +52,6 @@ def test_each_example_has_strategies_and_is_short() -> None:
 
 
 def launch(example: str, strategy: str, gpus: int, folder: Path) -> ContractRanks:
-    GlobalHydra.instance().clear()
     overrides = read_overrides(ROOT / "examples" / f"{example}.py")
     return launch_checks([*UNEVEN_WORKLOAD, *overrides, f"strategy={strategy}", f"gpus={gpus}"], folder)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
@@ -31,11 +30,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of(*arguments: str) -> RunSpec:
-    GlobalHydra.instance().clear()
-    try:
-        return resolve.resolve(compose_config(arguments))
-    finally:
-        GlobalHydra.instance().clear()
+    return resolve.resolve(compose_config(arguments))
 
 
 def test_each_function_is_a_model_of_its_own() -> None:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.strategies import SearchStrategy
 
@@ -39,7 +37,7 @@ def run_line(words: Sequence[str], *, statuses: Sequence[int] = (0, 2)) -> Endin
     """Run one command line, check what holds for each, and return how it ended."""
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)  # strict, as standard output is
     err = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _limited_time(), _fresh_hydra():
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _limited_time():
         status = program.main(list(words))
     ending = Ending(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))
     assert "Traceback" not in ending.out + ending.err
@@ -73,17 +71,6 @@ def _limited_time() -> Iterator[None]:
         for (timer, number, _), handler in zip(limits, before, strict=True):
             signal.setitimer(timer, 0)
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _fresh_hydra() -> Iterator[None]:
-    """Hydra keeps what it composed for the life of a process, which is one line everywhere but here."""
-    try:
-        GlobalHydra.instance().clear()
-        yield
-    finally:
-        GlobalHydra.instance().clear()
-        HydraConfig.instance().cfg = None
 
 
 def many_examples(few: int, many: int) -> pytest.MarkDecorator:

@@ -115,7 +115,7 @@ def _make(folder: Path) -> Path:
     return folder
 
 
-@many_examples(30, 1_000)
+@many_examples(10, 1_000)
 def test_names_of_folders(examples: int) -> None:
     start, numbers = Path.cwd(), itertools.count()
 

@@ -75,7 +75,7 @@ def check_commands() -> None:
     run_line(["list", "strategies"])
 
 
-@many_examples(30, 500)
+@many_examples(10, 500)
 def test_yamls_of_plugins(plugin_yaml: Path, examples: int) -> None:
     def check(content: bytes) -> None:
         plugin_yaml.write_bytes(content)

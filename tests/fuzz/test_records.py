@@ -146,7 +146,7 @@ def check_texts(*texts: str) -> None:
         assert SECRET not in text and "<img src=x" not in text
 
 
-@many_examples(50, 2_000)
+@many_examples(20, 2_000)
 def test_changed_records(records: list[dict[str, Any]], examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", SECRET)
     try_examples(Mutants(records).check, examples, data=st.data())

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from scalebench.config import resolve, support
 from scalebench.config.compose import compose_config
@@ -61,10 +60,7 @@ REFUSED = [
 def plan(overrides: str, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
     """The run as the plan has it, on a machine that lacks nothing for it."""
     monkeypatch.setattr(support, "find_unsupported_reasons", lambda *arguments: [])
-    try:
-        return resolve.resolve(compose_config(["hardware=cpu", *overrides.split()]))
-    finally:
-        GlobalHydra.instance().clear()
+    return resolve.resolve(compose_config(["hardware=cpu", *overrides.split()]))
 
 
 @pytest.mark.parametrize(("overrides", "reason"), REFUSED)

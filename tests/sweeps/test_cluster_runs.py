@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 
 import scalebench
 import scalebench.runner.jobs
@@ -82,7 +80,7 @@ def without_nodes(spec: RunSpec) -> RunSpec:
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     """The program with these words on a machine with a cluster: status, output, errors."""
     LocalCluster.seen, LocalCluster.limits, LocalCluster.cancelled, LocalCluster.interrupt_after = [], [], 0, None
     LocalCluster.sign = signal.SIGINT
@@ -96,9 +94,7 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         out, err = capsys.readouterr()
         return status, out, err
 
-    yield called
-    GlobalHydra.instance().clear()
-    HydraConfig.instance().cfg = None
+    return called
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, word: str) -> list[int]:

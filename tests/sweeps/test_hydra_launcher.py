@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pandas as pd
 import pytest
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
 
 import scalebench
 from scalebench import __main__ as program
+from scalebench.config import compose
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock
 from scalebench.core.result import read_result
@@ -29,7 +33,7 @@ Sweep = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def sweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
+def sweep(capsys: pytest.CaptureFixture[str]) -> Sweep:
     """A sweep into the folder `s`: status, output, errors."""
 
     def swept(*words: str, folder: str = "s") -> tuple[int, str, str]:
@@ -37,9 +41,7 @@ def sweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
         out, err = capsys.readouterr()
         return status, out, err
 
-    yield swept
-    GlobalHydra.instance().clear()
-    HydraConfig.instance().cfg = None
+    return swept
 
 
 def rows(folder: str = "s") -> pd.DataFrame:
@@ -148,6 +150,38 @@ def test_one_bad_member_starts_nothing_and_leaves_no_folder(
         assert (status, out) == (2, "")
         assert err.startswith(f"scalebench: {line}") and err.count("\n") == 1
         assert os.listdir() == []
+
+
+def test_a_foreign_launcher_is_refused_and_leaves_nothing(sweep: Sweep) -> None:
+    line = "scalebench: a sweep of scalebench needs its own launcher: leave out hydra/launcher\n"
+    assert sweep("gpus=1,2", "hydra/launcher=basic") == (2, "", line) and os.listdir() == []
+
+
+class BatchSweeper(Sweeper):
+    """A sweeper of somebody else, which lists one run after the other."""
+
+    def __init__(self, **settings: Any) -> None:
+        pass
+
+    def setup(self, **context: Any) -> None:
+        self.launcher = Plugins.instance().instantiate_launcher(**context)
+
+    def sweep(self, arguments: list[str]) -> None:
+        for number, gpus in enumerate(("gpus=1", "gpus=2")):
+            self.launcher.launch([[*arguments, gpus]], number)
+
+
+def test_a_foreign_sweeper_gets_our_launcher(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    compose.register_with_hydra()  # imports hydra_plugins, in which Hydra looks for sweepers
+    module = types.ModuleType("hydra_plugins.stand_in")
+    module.BatchSweeper = BatchSweeper  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(sys.modules["hydra_plugins"], "stand_in", module, raising=False)
+    target = f"{module.__name__}.BatchSweeper"
+    monkeypatch.setitem(Plugins.instance().class_name_to_class, target, BatchSweeper)
+    status, out, err = sweep(f"hydra.sweeper._target_={target}", "seed=3", "baseline=none", "dry_run=true")
+    assert (status, err) == (0, "") and re.findall(r"^\[1/1\] simulated gpus=(\d)", out, re.MULTILINE) == ["1", "2"]
+    assert sweep(f"hydra.sweeper._target_={target}", "seed=x", "dry_run=true")[0] == 2 and os.listdir() == []
 
 
 def test_a_bad_sweep_leaves_a_folder_of_somebody_else_alone(sweep: Sweep) -> None:

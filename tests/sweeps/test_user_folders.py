@@ -7,12 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 
 from scalebench import __main__ as program
 from scalebench.core.json_files import read_json
@@ -32,15 +30,13 @@ Call = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
     """Call the program: status, errors."""
 
     def called(*arguments: str) -> tuple[int, str]:
         return program.main(list(arguments)), capsys.readouterr().err
 
-    yield called
-    GlobalHydra.instance().clear()
-    HydraConfig.instance().cfg = None
+    return called
 
 
 def write_files(*names: str) -> dict[str, bytes]:
