@@ -47,10 +47,11 @@ test-torch: install
 test-extras: extras
 	$(PY) -m pytest -m extra --skips-fail
 
+# Ranks are new processes, as in a run: what forked ones cannot show is shown here.
 test-all: extras lint
 	@scripts/install_browser.sh
 	@scripts/install_slurm.sh
-	$(PY) -m pytest --hypothesis-profile usual
+	$(PY) -m pytest --hypothesis-profile usual --cold
 	$(PY) -m pytest --hypothesis-profile usual plugins/scalebench-search
 
 lint: install

@@ -70,9 +70,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Fork the ranks that a test of a contract launches in this process."""
-    is_cold = item.config.getoption("--cold") or any(item.get_closest_marker(name) for name in COLD)
-    if is_cold or item.get_closest_marker("contract") is None:
+    """Fork the ranks that a test launches in this process, unless it is about how they start or what they use."""
+    if item.config.getoption("--cold") or any(item.get_closest_marker(name) for name in COLD):
         return (yield)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "start_program", item.config.stash[WARM_RANKS].start_program)

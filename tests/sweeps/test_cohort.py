@@ -25,6 +25,8 @@ from scalebench.sweeps.cohort import Cohort, CohortProgress, CohortRun, Member
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, simulated_spec, wait_until
 
+pytestmark = pytest.mark.cold
+
 SETTINGS: dict[str, Any] = {
     "slot_s": 0.05, "min_s": 0.4, "max_s": 0.6, "block_s": 0.004, "warmup_steps": 5, "probes": False, "target": 0.5,
     "hang_s": 20.0, "monitor": False,

@@ -30,6 +30,8 @@ from scalebench.testing import FaultContract
 from tests.builders.launching import NEEDS_MPIRUN
 from tests.builders.runs import find_run_processes, find_running, in_parallel, simulated_spec, wait_until
 
+pytestmark = pytest.mark.cold
+
 PHASES = ("setup", "step", "evaluate", "close")
 FAULTS = ("raise", "exit", "kill", "stop", "hang", "oom", "unsupported")
 HANG_S = 10.0  # longer than a start-up on a busy machine

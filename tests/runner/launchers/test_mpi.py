@@ -21,6 +21,8 @@ from scalebench.runner.parent import run_spec
 from tests.builders.launching import NEEDS_MPIRUN
 from tests.builders.runs import find_running, simulated_config
 
+pytestmark = pytest.mark.cold
+
 LONG = {"min_s": 600.0, "max_s": 600.0}
 LIMIT_S = 45.0
 

@@ -43,6 +43,8 @@ from tests.runner.launchers import fake_srun
 from tests.runner.launchers.fake_srun import NOISE, StandIn
 from tests.runner.launchers.fake_srun import job as job  # a fixture
 
+pytestmark = pytest.mark.cold
+
 LONG = {"min_s": 600.0, "max_s": 600.0}
 Program = Callable[[str], str]
 

@@ -21,6 +21,8 @@ from scalebench.runner.parent import run_spec
 from tests.builders.launching import TorchrunUser
 from tests.builders.runs import simulated_config, simulated_spec
 
+pytestmark = pytest.mark.cold
+
 
 def spec_of(gpus: int, hosts: list[str], **measure: float) -> RunSpec:
     made = simulated_config(gpus=gpus, measure=measure)

@@ -34,6 +34,7 @@ def spec_of(*words: str) -> RunSpec:
 
 @pytest.mark.slow
 @pytest.mark.real
+@pytest.mark.cold  # looks for its ranks by their commands
 def test_services_end_with_the_chief_and_leave_no_record(tmp_path: Path) -> None:
     spec, pids = spec_of("measure=quick", "measure.max_s=1", "measure.min_s=0", "strategy.processes.roles.ps=2"), []
 
