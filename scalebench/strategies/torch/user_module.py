@@ -43,6 +43,7 @@ NO_GPU = re.compile("Torch not compiled with CUDA enabled|Found no NVIDIA driver
 # The beginning of BatchNorm's message about a batch of one sample.
 ONE_SAMPLE = re.compile("Expected more than 1 value per channel")
 # The end of Lightning's message where a module reaches for its Trainer and has none.
+SPARSE = re.compile(r"Could not run '\S+' with arguments from the 'Sparse\w+' backend")
 NO_CLOSURE = re.compile("The closure hasn't been executed")
 NO_TRAINER = re.compile("is not attached to a `Trainer`")
 
@@ -164,6 +165,11 @@ def attribute_errors_to_user(
             raise Unsupported(
                 f"{function_label(model)} needs a Trainer (self.trainer, self.all_gather, self.optimizers), which only "
                 "Lightning's strategies have: take lightning_ddp or lightning_fsdp"
+            ) from error
+        if SPARSE.search(str(error)):
+            raise Unsupported(
+                f"{function_label(model)} has sparse gradients, which this strategy cannot exchange: set sparse=False "
+                "in its embeddings, or take strategy=ddp"
             ) from error
         if NO_CLOSURE.search(str(error)):
             raise Unsupported(

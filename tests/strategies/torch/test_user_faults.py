@@ -71,6 +71,11 @@ def test_an_optimizer_with_tensors_of_its_own_cannot_be_divided(strategy: Any, n
         strategy(name, **fault("with_optimizer", model__options={"kind": "Listed"}))
 
 
+def test_sparse_gradients_name_the_way_out(strategy: Any, source: Callable[..., Source]) -> None:
+    with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:Sparse has sparse gradients, which this strategy"):
+        run_training(strategy("fsdp_gloo", **fault("Sparse", train__optimizer="sgd")), source(), 3)
+
+
 def test_a_schedule_of_scalebench_needs_a_rate(strategy: Any) -> None:
     bare = strategy("bare_torch", **fault("with_optimizer"))
     bare.set_learning_rate(bare.spec.learning_rate)

@@ -104,6 +104,17 @@ class Module(pl.LightningModule):
         return Rated(self.parameters(), rate=0.1)
 
 
+class Sparse(Net):
+    """Its embedding has sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(4, 1, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.embedding((x.flatten(1)[:, 0] > 0).long())
+
+
 def scheduler() -> Any:
     net = Net()
     optimizer = SGD(net.parameters(), lr=0.1)
