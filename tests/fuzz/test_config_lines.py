@@ -97,12 +97,12 @@ def check_dry(words: list[str]) -> Ending:
     return ending
 
 
-@many_examples(150, 10_000)
+@many_examples(40, 10_000)
 def test_random_lines(examples: int) -> None:
     try_examples(lambda words: check_dry(words) and None, examples, words=LINES)
 
 
-@many_examples(15, 1_000)
+@many_examples(8, 1_000)
 def test_lines_that_are_right_and_the_same_with_one_wrong_word(examples: int) -> None:
     def check(words: list[str], wrong: str, sweep: bool, place: int) -> None:
         words = ["--multirun", *words] if sweep else words
