@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import sys
 from collections.abc import Generator, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -61,6 +62,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     session.config.stash[WARM_RANKS] = WarmRanks()  # by now test files have set what they set in the environment
+    # TensorFlow's log would keep a stream of pytest's, and close it where a run sets up the log as Hydra does.
+    with contextlib.suppress(ImportError):
+        from absl import logging
+
+        logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
