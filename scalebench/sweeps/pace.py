@@ -34,6 +34,7 @@ SAME_MODEL_FACTOR = 2.5  # for another strategy, batch or number of devices
 OTHER_MODEL_FACTOR = 2.0  # for a model of as many FLOPs per step; the more they differ the wider, by this power:
 WORK_EXPONENT = 0.25
 MAX_SCALE = 10.0  # beyond that much more work, a small model's pace is held to the limits of the FLOPs
+MAX_OVERHEAD_S = 0.05  # of a step, which a framework and a busy machine may need whatever the model
 # Without an earlier run: FLOP/s of training that a core or a GPU reaches, from a slow one to a fast one.
 CORE_FLOPS_PER_S = (3e9, 60e9)
 GPU_FLOPS_PER_S = (0.5e12, 50e12)
@@ -142,7 +143,8 @@ def _estimate_from_work(entries: Sequence[PaceEntry], work: float, guess: StepEs
     """Return the estimate from runs of other models, those of the most similar FLOPs per device and step (`work`).
 
     A step of a small model is mostly overhead, so that its FLOP/s say little of a large one: then limits beyond those
-    of `guess` are left out, unless the machine is slower or faster than any that these know.
+    of `guess` are left out, unless the machine is slower or faster than any that these know. A short step shows no slow
+    machine: it may be overhead alone.
     """
 
     def ratio(entry: PaceEntry) -> float:
@@ -154,6 +156,8 @@ def _estimate_from_work(entries: Sequence[PaceEntry], work: float, guess: StepEs
     distance = max(max(scale, 1 / scale) for scale in scales)
     estimate = _estimate_from(nearest, scales, OTHER_MODEL_FACTOR * distance**WORK_EXPONENT)
     low_s, high_s = max(estimate.low_s, guess.low_s), min(estimate.high_s, guess.high_s)
+    if estimate.low_s >= guess.high_s and max(entry.step_s for entry in nearest) < MAX_OVERHEAD_S:
+        low_s, high_s = guess.low_s, guess.high_s
     if min(scales) < MAX_SCALE or low_s >= high_s:
         return estimate
     return replace(estimate, low_s=low_s, likely_s=math.sqrt(low_s * high_s), high_s=high_s)

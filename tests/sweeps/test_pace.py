@@ -114,9 +114,10 @@ def test_without_an_earlier_run_the_work_of_a_step_decides() -> None:
     assert (small.low_s, small.high_s) == pytest.approx((fast, slow))
 
 
-@pytest.mark.parametrize(("step_s", "is_clipped"), [(1e-4, True), (1.0, False)])
+@pytest.mark.parametrize(("step_s", "is_clipped"), [(1e-4, True), (0.04, True), (1.0, False)])
 def test_a_small_model_says_little_of_a_large_one(step_s: float, is_clipped: bool) -> None:
-    """The limits are those of the FLOPs where both overlap, which a pace far below any core's does not."""
+    """The limits are those of the FLOPs where both overlap, which a pace far below any core's does not; a short
+    step may be overhead alone."""
     guess = estimate_step(planned(), [])
     step = estimate_step(planned(), [entry(step_s, model="tiny", flops_per_sample=flops(planned()) / 1000)])
     assert guess is not None and step is not None and step.low_s < step.likely_s < step.high_s
