@@ -128,12 +128,13 @@ def run_worker(folder: Path) -> int:
 def run_program(arguments: list[str]) -> int:
     """Run scalebench with this module as that of its ranks."""
     from scalebench import __main__ as scalebench
-    from scalebench.sweeps import task
+    from scalebench.runner import parent
+    from scalebench.sweeps import cohort
 
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored, and a background job of a shell SIGINT
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    task.run_spec = partial(task.run_spec, module=MODULE)  # type: ignore[assignment]
-    task.Cohort = partial(task.Cohort, module=MODULE)  # type: ignore[assignment,misc]
+    parent.run_spec = partial(parent.run_spec, module=MODULE)  # type: ignore[assignment]
+    cohort.Cohort = partial(cohort.Cohort, module=MODULE)  # type: ignore[assignment,misc]
     return scalebench.main(arguments)
 
 
