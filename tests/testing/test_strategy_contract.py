@@ -21,7 +21,7 @@ from scalebench.testing import FaultContract
 from scalebench.testing.strategy_contract import StrategyContract, YamlContract, describe_updates
 from tests.builders.plugins import OPTIONS, Distributions, strategy_yaml
 from tests.builders.plugins import dists as dists
-from tests.strategies.contracts import test_contract_strategies
+from tests.strategies.contracts import test_contract_strategies, test_contract_tensorflow
 
 HEAD = """
 import dataclasses
@@ -114,7 +114,8 @@ def test_the_yaml_of_a_strategy_is_complete(name: str) -> None:
 
 
 def test_each_strategy_has_a_contract_and_each_adapter_class_one_that_is_not_slow() -> None:
-    named = [one for name, one in vars(test_contract_strategies).items() if name.startswith("Test")]
+    files = vars(test_contract_strategies) | vars(test_contract_tensorflow)
+    named = [one for name, one in files.items() if name.startswith("Test")]
     contracts = [one for one in named if issubclass(one, StrategyContract)]
     assert {one.strategy for one in contracts} == set(registry.BUILT_IN_STRATEGIES)
     quick: dict[str | None, int] = defaultdict(int)
