@@ -395,7 +395,7 @@ class RunningProgram:
             "end launcher": lambda: self._launcher().terminate(),
             "kill agent": lambda: self._agent().kill(),
             "disk full": self._fill_disk,
-            "folder gone": lambda: shutil.rmtree(self.folder.rename(self._disk / "gone")),
+            "folder gone": lambda: shutil.rmtree(self.folder.rename(self._disk / "gone"), ignore_errors=True),
             "folder read-only": lambda: self.folder.chmod(0o555),
             "stdout closed": lambda: self._reader.kill() if self._reader else None,
             "few descriptors": self._leave_few_descriptors,

@@ -329,7 +329,7 @@ def test_a_result_that_the_job_tracker_wrote_meanwhile_stays(
         (tmp_path / "run").mkdir(exist_ok=True)
         shutil.copy(tmp_path / "another" / "result.json", tmp_path / "run" / "result.json")
 
-    spec = simulated_spec(options={"step_s": 0.01})
+    spec = simulated_spec(options={"step_s": 0.01}, measure={"min_s": 1.5, "max_s": 1.5, "target": 1e-9})
     spec.config.hardware.scheduler, spec.config.hardware.this_machine = scheduler, True
     if scheduler == "slurm":
         assert run_spec(spec, tmp_path / "run", write).run_id == tracked.run_id
