@@ -38,7 +38,7 @@ _printed_warnings: set[str] = set()  # of this process
 
 
 class Composed(NamedTuple):
-    """What a command line asks for."""
+    """The composed configuration of a command line."""
 
     loader: compose.CachingLoader
     config: DictConfig

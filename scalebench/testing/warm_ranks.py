@@ -29,7 +29,7 @@ from scalebench.strategies import registry
 from scalebench.testing import zygote
 from scalebench.testing.zygote import MAX_MESSAGE_BYTES, drop_per_rank
 
-# What ranks of a framework import besides the adapter of their strategy; torch imports its compiler at the first step
+# Ranks of a framework import these besides the adapter of their strategy; torch imports its compiler at the first step
 # of an optimizer. A test fails where ranks import more than a few small modules after they were forked.
 WORKERS = ("scalebench.testing.strategy_worker", "scalebench.testing.model_worker")
 PRELOADED: dict[str, tuple[str, ...]] = {

@@ -32,7 +32,7 @@ EPHEMERAL_PORTS = "proc/sys/net/ipv4/ip_local_port_range"
 DEFAULT_EPHEMERAL = (32_768, 60_999)  # Linux's, where the file cannot be read
 MIN_PORT, MAX_PORT = 20_000, 65_535  # below are those of services, such as SLURM's own at 6817
 MIN_PORTS = 1000  # with fewer, concurrent runs would often choose the same
-# What differs between the ranks of a run or between runs, besides scalebench's own variables.
+# These differ between the ranks of a run or between runs, besides scalebench's own variables.
 RANK_VARIABLES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
     *(*THREAD_VARIABLES, *INTERFACE_VARIABLES, EXCLUDED_INTERFACES, NCCL_HEARTBEAT, *NO_PROXY),

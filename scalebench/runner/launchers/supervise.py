@@ -44,7 +44,7 @@ class Program(Protocol):
     def send_signal(self, sig: int, /) -> None: ...
 
 
-# Of the command, the environment, the log, whether it runs in the foreground, its network: as local.start_program.
+# It takes what local.start_program takes: command, environment, log, whether in the foreground, and network.
 StartProgram = Callable[[list[str], dict[str, str], Path, bool, PrivateNetwork | None], Program]
 
 
