@@ -78,7 +78,7 @@ class RunTable:
             if table.width > width:
                 figures["speedup"] = [ratio.partition(" ")[0] for ratio in figures["speedup"]]
                 table = self._fit(numbers, figures, {"status": statuses}, width)
-        yield from self._arrange(table, winners)
+        yield from self._arrange(table, winners, width)
         for mark, remark in notes.list_notes():
             yield from wrap_text(f"{mark} {remark}", width, len(mark) + 1)
         for caption in (self._describe_speedups(wide), describe_intervals(self._frame)):
@@ -155,17 +155,16 @@ class RunTable:
             remarks.append("speedup over the same strategy on one device")
         return remarks
 
-    def _arrange(self, table: TextTable, winners: Collection[str]) -> Iterator[Text]:
+    def _arrange(self, table: TextTable, winners: Collection[str], width: int) -> Iterator[Text]:
         """Yield the head, and the rows of each group below its heading; the heading of a single group comes first."""
         groups = [tuple(row[name] for name in GROUP_COLUMNS) for row in self.rows]
-        headings = {group: self._describe_group(group) for group in groups}
-        first = make_line(headings[groups[0]], "bold")
-        yield from ([first] if len(headings) == 1 else [])
+        headings = {group: [*wrap_text(self._describe_group(group), width, style="bold")] for group in groups}
+        yield from (headings[groups[0]] if len(headings) == 1 else [])
         yield from map(make_line, table.head)
         before = groups[0] if len(headings) == 1 else None
         for row, group, ((left, status), *more) in zip(self.rows, groups, table.rows, strict=True):
             if group != before:
-                yield make_line(headings[group], "bold")
+                yield from headings[group]
             before = group
             style = "bold" if row["run_id"] in winners else "dim" if row["status"] == "unsupported" else ""
             line = make_line(left, style)
@@ -180,7 +179,7 @@ class RunTable:
         members = [row for row in self.rows if tuple(row[name] for name in GROUP_COLUMNS) == group]
         batches = {format_batch(row) for row in members}
         batch = f", batch {batches.pop()}" if len(batches) == 1 else ""
-        return clean_line(f"{model} on {dataset}, hardware {hardware}, {scaling} scaling{batch}")
+        return f"{model} on {dataset}, hardware {hardware}, {scaling} scaling{batch}"
 
     def _describe_speedups(self, wide: bool) -> str:
         """Say what speedup and efficiency are over; empty if there are none, or if the heads say it."""
@@ -243,11 +242,11 @@ def _find_width(head: str, cells_width: int) -> int:
     return width
 
 
-def wrap_text(text: str, width: int, indent: int = 0) -> Iterable[Text]:
+def wrap_text(text: str, width: int, indent: int = 0, style: str = "") -> Iterable[Text]:
     """Return lines that are broken between words; those after the first have an indent."""
     lines = textwrap.wrap(clean_line(text), max(width, MIN_WIDTH), subsequent_indent=" " * indent,
                           break_long_words=False, break_on_hyphens=False)  # fmt: skip
-    return map(make_line, lines)
+    return (make_line(line, style) for line in lines)
 
 
 def make_line(text: str, style: str = "") -> Text:

@@ -111,14 +111,15 @@ def test_a_table_reads_as_it_did(case: str, tmp_path: Path) -> None:
     assert render_case(case, tmp_path) == (GOLDEN / f"{case}.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("width", [10, *WIDTHS])
+@pytest.mark.parametrize("width", [10, 72, *WIDTHS])
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_is_cut_or_broken(case: str, width: int, tmp_path: Path) -> None:
-    """However narrow the window is; from 80 columns on each line fits."""
+    """However narrow the window is: each line fits, or is one of the table whose names and figures are as wide."""
     frame = pool_case(case, tmp_path)
     shown = show_table(frame, width)
     lines = shown.splitlines()
-    assert "…" not in shown and (width < 80 or max(map(len, lines)) <= width)
+    narrowest = max(map(len, show_table(frame, 10).splitlines()))
+    assert narrowest <= 76 and "…" not in shown and max(map(len, lines)) <= max(width, narrowest)
     for number, row in enumerate(RunTable(frame).rows, 1):
         (line,) = [line for line in lines if re.match(rf"{number} +{row['strategy']} .* {row['status']}", line)]
         if row["speedup_bare"] is not None:
