@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from scalebench.core.machine.gpus import GpuRoom
 from scalebench.core.result import Result, read_result
 from scalebench.core.spec import RunSpec
 from scalebench.runner.turns import FolderWatch, Turns
-from scalebench.sweeps.cohort import Cohort, CohortProgress, CohortRun, Member
+from scalebench.sweeps.cohort import PROCESS_BYTES, Cohort, CohortProgress, CohortRun, Member
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, simulated_spec, wait_until
 
@@ -140,10 +141,13 @@ def test_a_run_that_cannot_be_stopped_is_left_for_later(tmp_path: Path, monkeypa
     assert not find_run_processes(tmp_path / "1")
 
 
-def test_a_cohort_grows_only_as_far_as_there_is_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cohort, "_fits", lambda self, member, started: len(started) < 2)
-    assert list(run_cohort([simulated(1), simulated(2), simulated(2)], tmp_path)) == [0, 1]
-    assert not (tmp_path / "2").exists()
+def test_a_cohort_grows_only_as_far_as_there_is_memory(tmp_path: Path) -> None:
+    """On this machine: two small runs, and one whose processes would need more memory than it has."""
+    small, large = simulated(1), simulated(2)
+    count = psutil.virtual_memory().total // PROCESS_BYTES["none"] + 1
+    large = replace(large, places=[replace(large.places[0], rank=rank) for rank in range(count)])
+    assert list(run_cohort([small, simulated(2), large, small], tmp_path)) == [0, 1]
+    assert not (tmp_path / "2").exists() and not (tmp_path / "3").exists()
 
 
 GIB = 2**30
