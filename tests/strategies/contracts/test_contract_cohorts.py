@@ -1,7 +1,8 @@
-"""Strategies of each adapter family in a cohort: they train as by themselves, and one that fails ends alone."""
+"""Strategies of each adapter family in a cohort train as by themselves; a hang and Ctrl-C end a real collective."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import pytest
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.core.json_files import read_json
-from scalebench.core.result import RankRecord, Result
-from scalebench.core.run_folder import turn_path
+from scalebench.core.result import RankRecord, Result, read_result
+from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec
+from scalebench.measure.progress import RankProgress
 from scalebench.runner.parent import run_spec
 from scalebench.sweeps.cohort import Cohort, CohortRun
+from scalebench.testing import FaultContract
 from scalebench.workloads import datasets
+from tests.builders.runs import find_running
 
 pytestmark = pytest.mark.real
 FAMILIES = (
@@ -34,7 +37,6 @@ SETTINGS = (
     "measure.slot_s=0.1", "measure.min_s=1", "measure.max_s=6", "measure.hang_s=20", "measure.target=0.5",
 )  # fmt: skip
 MIN_COMPARED_STEPS = 15
-RANK_0_FAILS = {"parameter_server": 0, "mirrored": 0}  # the rank that fails, where it is not rank 1
 
 
 def make_spec(strategy: str, gpus: int, tmp_path: Path, *overrides: str) -> RunSpec:
@@ -61,10 +63,6 @@ def losses_by_step(rank: RankRecord) -> dict[int, float | None]:
     return losses
 
 
-def turns_of(folder: Path) -> int:
-    return int(read_json(turn_path(folder))["number"]) if turn_path(folder).exists() else 0
-
-
 @pytest.mark.parametrize("strategy", FAMILIES)
 def test_it_trains_in_turns_as_by_itself(strategy: str, tmp_path: Path) -> None:
     spec = make_spec(strategy, 2, tmp_path, "measure.hang_s=60")  # TensorFlow starts slowly on a busy machine
@@ -82,3 +80,34 @@ def test_it_trains_in_turns_as_by_itself(strategy: str, tmp_path: Path) -> None:
             if any(losses[n] is not None for n in losses):
                 assert len(steps) >= MIN_COMPARED_STEPS
             np.testing.assert_allclose([losses[n] for n in steps], [expected[n] for n in steps], rtol=1e-3)
+
+
+class DdpFaults(FaultContract):
+    strategy = "ddp_gloo"
+    hang_s = 8.0
+
+
+def test_an_all_reduce_that_a_stopped_rank_never_enters_is_a_timeout_with_its_stacks(tmp_path: Path) -> None:
+    result, folder = DdpFaults().run_with("stop", tmp_path)
+    reason = "no rank made progress for 8 s (measure.hang_s); rank 1 is stopped"
+    assert (result.status, result.reason, result.log) == ("timeout", reason, "rank1.log")
+    stopped, waiting = ((folder / f"rank{rank}.log").read_text() for rank in (1, 0))
+    assert "most recent call first" in stopped and "fault_worker.py" in stopped
+    assert "most recent call first" in waiting and "backward" in waiting, "it waits where gradients are exchanged"
+
+
+def test_ctrl_c_ends_ranks_in_their_collectives(tmp_path: Path) -> None:
+    """Of a run that trains for a minute; the signal is that of a terminal, to this process."""
+    pids: set[int] = set()
+
+    def interrupt(progress: list[RankProgress]) -> None:
+        if len(progress) == 2 and all(rank.phase == "measure" for rank in progress):
+            pids.update(rank.pid for rank in progress)
+            signal.raise_signal(signal.SIGINT)
+
+    spec = make_spec("ddp_gloo", 2, tmp_path, "measure.min_s=60", "measure.max_s=60", "measure.target=0.0001")
+    with pytest.raises(KeyboardInterrupt):
+        run_spec(spec, tmp_path / "run", interrupt)
+    result = read_result(tmp_path / "run" / RESULT_FILE)
+    assert (result.status, result.reason) == ("cancelled", "cancelled while it ran")
+    assert len(pids) == 2 and not find_running(pids)

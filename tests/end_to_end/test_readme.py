@@ -1,0 +1,67 @@
+"""README is true: the demo, the model of one's own, the answer, the attribution and how sure a figure is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import scalebench
+from scalebench.__main__ import main
+from scalebench.analysis.attribution.components import LOSS_PARTS
+from scalebench.core.result import read_result
+from scalebench.core.run_folder import RESULT_FILE
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.real
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COLUMNS = 72  # of the window in which README shows its table
+BRIEFLY = (
+    "measure=quick", "measure.min_s=0", "measure.max_s=0.5", "measure.warmup_max_s=0.5", "measure.probe_s=0.2",
+    "measure.monitor=false", "measure.repeats=1", "dataset.size=1000",
+)  # fmt: skip
+ANSWER = re.compile(r"^(Take \w+ on|Stay on one device|Not sure that|No verdict on|.* are equally fast)", re.MULTILINE)
+
+
+def test_a_model_of_ones_own_under_two_strategies_and_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The code and the command as they stand there, though not for long; then the call in Python takes up the sweep."""
+    ((name, code),) = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", README, re.DOTALL)
+    (tmp_path / name).write_text(code)
+    (command,) = re.findall(r"^scalebench (.* model=custom .*)$", README, re.MULTILINE)
+    assert main([*shlex.split(command), *BRIEFLY, "hydra.sweep.dir=out"]) == 0
+    assert ANSWER.search(capsys.readouterr().out)
+    rows = {("bare_torch", 1), ("ddp", 1), ("ddp", 2), ("fsdp", 1), ("fsdp", 2)}
+    frame = scalebench.load("out")
+    assert set(zip(frame["strategy"], frame["gpus"], strict=True)) == rows and set(frame["status"]) == {"ok"}
+    assert frame["throughput_samples_per_s"].gt(0).all() and set(frame["model"]) == {"mynet:build"}
+
+    with monkeypatch.context() as patch:
+        patch.setenv("COLUMNS", str(COLUMNS))
+        assert main(["show", "out"]) == 0
+    table, footnotes, *_ = capsys.readouterr().out.split("\n\n")  # sentences follow, which the terminal breaks
+    assert max(map(len, [*table.splitlines(), *footnotes.splitlines()])) <= COLUMNS, table
+    for strategy, gpus in rows:
+        assert re.search(rf"^\d +{strategy} +{gpus} .* ok\b", table, re.MULTILINE), table
+
+    attribution = scalebench.attribution("out")
+    for run_id, row in frame.set_index("run_id").iterrows():
+        parts = attribution[attribution["run_id"] == run_id].dropna(subset=["share"])
+        if row["strategy"] != "bare_torch":
+            assert parts["share"].sum() == pytest.approx(1 - row["efficiency_bare"], abs=1e-9)
+            assert set(parts["part"]) == ({"overhead"} if row["gpus"] == 1 else set(LOSS_PARTS) - {"batch"})
+
+    lost = Path(frame.set_index(["strategy", "gpus"])["path"]["fsdp", 2])
+    (lost / RESULT_FILE).unlink()
+    space = {"strategy": ["ddp", "fsdp"], "gpus": [1, 2]}
+    model = [word for word in shlex.split(command) if word.startswith("model")]
+    sweep = scalebench.sweep(space, *model, *BRIEFLY, "resume=true", folder="out")
+    kept, new = set(frame["run_id"]) - set(frame.loc[frame["path"] == str(lost), "run_id"]), sweep.frame
+    assert kept < set(new["run_id"]) and ANSWER.match(sweep.answer), sweep.answer
+    new = new[~new["run_id"].isin(kept)]  # beside its baseline, with which it takes turns
+    assert set(zip(new["strategy"], new["gpus"], strict=True)) == {("bare_torch", 1), ("fsdp", 2)}
+    assert set(new["status"]) == {"ok"} and read_result(lost / RESULT_FILE).run_id in set(new["run_id"])
