@@ -93,7 +93,7 @@ class Coverage:
         self._caches: list[Any] = []
 
     def pytest_collection_finish(self) -> None:
-        cached = [each for each in gc.get_objects() if isinstance(each, _lru_cache_wrapper)]
+        cached = [each for each in gc.get_objects() if type(each) is _lru_cache_wrapper]
         self._caches = [each for each in cached if each.__module__.startswith("scalebench")]
         self._coverage.start()
 
@@ -135,8 +135,10 @@ class Coverage:
             self._context = context
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
         self._coverage.stop()
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return
         data = self._coverage.get_data()
         for file in data.measured_files():
             for line, contexts in data.contexts_by_lineno(file).items():
@@ -374,8 +376,10 @@ def run_steps(options: argparse.Namespace) -> None:
         site = copy / "sitecustomize.py"
         if not (options.out / "coverage.json").exists():
             site.write_text(CHILD_COVERAGE.format(include=f"{copy}/scalebench/*", folder=folder / "children"))
-            subprocess.run([*command, "--step=cover"], cwd=copy, env=environment)
+            subprocess.run([*command, "--step=cover"], cwd=copy, env=environment)  # tests may fail
             site.unlink()
+        if not (options.out / "coverage.json").exists():
+            sys.exit("the tests did not run to their end: see above")
         subprocess.run([*command, "--step=kill"], cwd=copy, env=environment, check=True)
 
 
