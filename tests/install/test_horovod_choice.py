@@ -1,10 +1,7 @@
 """What Horovod is built for: the frameworks, MPI, compilers and GPUs that are there, and what may be installed."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -22,11 +19,11 @@ GPU = {**SMI, **nvcc("13.0")}
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path):
     return Home(tmp_path / "home of mine")
 
 
-def test_both_frameworks(home: Home) -> None:
+def test_both_frameworks(home):
     home.programs(COMPILER, MPI)
     home.site.distribution("tensorflow", "2.21.0")
     home.site.horovod({"pytorch": "2.13.0+cpu", "tensorflow": "2.21.0"})
@@ -51,9 +48,7 @@ NO_MPI = (
         (MPI, {"HOROVOD_WITHOUT_MPI": "1"}, "Horovod without MPI, as HOROVOD_WITHOUT_MPI=1 asks"),
     ],
 )
-def test_without_mpi_the_gloo_part_is_built(
-    home: Home, there: dict[str, str], variables: dict[str, str], note: str
-) -> None:
+def test_without_mpi_the_gloo_part_is_built(home, there, variables, note):
     home.programs(COMPILER, there)
     home.site.horovod({"pytorch": "2.13.0+cpu"}, "gloo")
     status, out, err = home.install(**variables)
@@ -66,7 +61,7 @@ def test_without_mpi_the_gloo_part_is_built(
 
 
 @pytest.mark.parametrize("user", ["0", "1000"])
-def test_missing_packages_are_installed_where_that_is_allowed(home: Home, user: str) -> None:
+def test_missing_packages_are_installed_where_that_is_allowed(home, user):
     apt_get = f"""echo "$USED $*" >>"$FAKE_HOME/apt.log"
 for name in mpicxx g++ cmake make; do
   case "$*" in *install*"$name"*|*install*libopenmpi-dev*) echo '#!/bin/sh' >"{home.bin}/$name" ;; esac
@@ -82,14 +77,14 @@ done"""
     assert used[0][1].endswith("update") and used[1][1].endswith("openmpi-bin libopenmpi-dev")
 
 
-def test_a_compiler_of_ones_own(home: Home) -> None:
+def test_a_compiler_of_ones_own(home):
     home.programs(COMPILER, MPI, {"my-c++": "exit 0"})
     assert home.install(CXX="my-c++")[0] == 0
     assert home.environment_of_build()["SCALEBENCH_CXX"] == "my-c++"
     assert home.environment_of_build()["CXX"].endswith("horovod_cxx.sh")
 
 
-def test_neither_framework_and_no_environment(home: Home) -> None:
+def test_neither_framework_and_no_environment(home):
     shutil.rmtree(home.site.folder / "torch")
     shutil.rmtree(home.site.folder / "torch-2.13.0.dist-info")
     status, _, (err,) = home.install()
@@ -98,7 +93,7 @@ def test_neither_framework_and_no_environment(home: Home) -> None:
     assert (status, err) == (1, "Horovod was not installed: there is no /nowhere/python")
 
 
-def test_nccl_where_everything_for_it_is_there(home: Home) -> None:
+def test_nccl_where_everything_for_it_is_there(home):
     home.programs(COMPILER, MPI, GPU)
     home.site.torch("2.13.0+cu130", "13.0")
     home.site.distribution("tensorflow", "2.21.0")
@@ -133,9 +128,7 @@ OTHER_NVCC = (
 @pytest.mark.gpu
 @pytest.mark.parametrize("operations", ["none", "auto"])
 @pytest.mark.parametrize("compiler", ["13.2", "12.4", None])
-def test_horovod_is_built_for_cuda_with_the_nvcc_of_pytorch_alone(
-    home: Home, operations: str, compiler: str | None
-) -> None:
+def test_horovod_is_built_for_cuda_with_the_nvcc_of_pytorch_alone(home, operations, compiler):
     """Its CUDA code is compiled wherever PyTorch has CUDA, also without GPU operations."""
     home.programs(COMPILER, MPI, SMI, nvcc(compiler) if compiler else {})
     home.site.torch("2.13.0+cu130", "13.0")
@@ -155,7 +148,7 @@ def test_horovod_is_built_for_cuda_with_the_nvcc_of_pytorch_alone(
 
 
 @pytest.mark.gpu
-def test_nccl_with_the_nvcc_of_another_cuda_is_refused_at_once(home: Home) -> None:
+def test_nccl_with_the_nvcc_of_another_cuda_is_refused_at_once(home):
     home.programs(COMPILER, MPI, nvcc("12.4"))
     home.site.torch("2.13.0+cu130", "13.0")
     (home.folder / "nccl.h").touch()
@@ -168,7 +161,7 @@ def test_nccl_with_the_nvcc_of_another_cuda_is_refused_at_once(home: Home) -> No
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("choice", "is_built"), [("yes", True), ("no", False)])
-def test_the_variable_stands_in_for_nvidia_smi(home: Home, choice: str, is_built: bool) -> None:
+def test_the_variable_stands_in_for_nvidia_smi(home, choice, is_built):
     """An image is built, and a login node installs, where no GPU is in sight."""
     home.programs(COMPILER, MPI, nvcc("13.0"), SMI if choice == "no" else {})
     home.site.torch("2.13.0+cu130", "13.0")
@@ -180,7 +173,7 @@ def test_the_variable_stands_in_for_nvidia_smi(home: Home, choice: str, is_built
     assert (status, err) == (1, "Horovod was not installed: SCALEBENCH_GPU=perhaps should be yes or no")
 
 
-def test_nccl_where_something_is_missing(home: Home) -> None:
+def test_nccl_where_something_is_missing(home):
     home.programs(COMPILER, MPI, SMI)
     variables = {"HOROVOD_CUDA_HOME": "/nowhere"}
     status, out, _ = home.install(**variables)
@@ -191,7 +184,7 @@ def test_nccl_where_something_is_missing(home: Home) -> None:
     assert (status, err) == (1, "Horovod was not installed: HOROVOD_GPU_OPERATIONS=DDL should be NCCL or none")
 
 
-def test_the_compiler_is_asked_for_another_standard_and_no_debug_symbols(home: Home) -> None:
+def test_the_compiler_is_asked_for_another_standard_and_no_debug_symbols(home):
     home.programs({"cxx": 'printf "%s\\n" "$@"'})
     arguments = ["-std=c++14", "-g", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-o", "y"]
     command, env = (

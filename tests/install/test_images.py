@@ -1,7 +1,5 @@
 """The container files agree with the scripts and packages that they use. Building them needs a registry of images."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 
@@ -16,7 +14,7 @@ APPTAINER = (ROOT / "docker/torch.def").read_text()
 COMMANDS = re.sub(r"^#.*\n", "", DOCKERFILE, flags=re.MULTILINE).replace("\\\n", " ")
 
 
-def test_each_framework_has_a_target() -> None:
+def test_each_framework_has_a_target():
     stages = re.findall(r"^FROM (\S+) AS (\w+)$", COMMANDS, re.MULTILINE)
     assert {name for _, name in stages} == {"source", "torch", "tensorflow", "horovod"}
     assert ("${CUDA_IMAGE}", "horovod") in stages
@@ -25,7 +23,7 @@ def test_each_framework_has_a_target() -> None:
 
 
 @pytest.mark.parametrize(("index", "image"), [(0, DOCKERFILE), (1, DOCKERFILE), (0, APPTAINER), (1, APPTAINER)])
-def test_pytorch_is_of_a_build_that_the_scripts_choose(index: int, image: str) -> None:
+def test_pytorch_is_of_a_build_that_the_scripts_choose(index, image):
     """The first one unless a build argument chooses the other, and nvcc of its major version."""
     build = TORCH_BUILDS[index]
     (default,) = re.findall(r"^(?:ARG TORCH_INDEX| +torch_index)=(\S+)$", image, re.MULTILINE)
@@ -36,7 +34,7 @@ def test_pytorch_is_of_a_build_that_the_scripts_choose(index: int, image: str) -
         assert sorted(compilers)[::-1][index] == build.cuda.partition(".")[0]
 
 
-def test_images_use_variables_options_and_extras_that_exist() -> None:
+def test_images_use_variables_options_and_extras_that_exist():
     script = (ROOT / "scripts/install.sh").read_text()
     code = script + "".join(
         path.read_text() for path in (ROOT / "scalebench").rglob("*") if path.suffix in (".py", ".sh")
@@ -48,7 +46,7 @@ def test_images_use_variables_options_and_extras_that_exist() -> None:
     assert set(re.findall(r"\.\[(\w+)\]", COMMANDS)) == {"tensorflow_cuda"} <= extras.keys()
 
 
-def test_the_apptainer_image_has_all_that_is_installed() -> None:
+def test_the_apptainer_image_has_all_that_is_installed():
     copied = re.findall(r"^ +(\S+) /opt/scalebench/$", APPTAINER, re.MULTILINE)
     assert all((ROOT / name).exists() for name in copied)
     needs = {"LICENSE", "README.md", "conf", "constraints.txt", "pyproject.toml", "scalebench", "scripts", "plugins"}

@@ -1,7 +1,5 @@
 """The script that builds Horovod: what it decides, what it asks for, what it keeps and what it leaves."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -26,11 +24,11 @@ WAIT = 'for _ in {1..600}; do [ ! -e "$FAKE_HOME/go" ] || break; sleep 0.05; don
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path):
     return Home(tmp_path / "home of mine")
 
 
-def test_a_fake_program_takes_the_place_of_a_link_and_leaves_what_it_led_to(home: Home, tmp_path: Path) -> None:
+def test_a_fake_program_takes_the_place_of_a_link_and_leaves_what_it_led_to(home, tmp_path):
     """These tests once wrote through such a link into a program of the machine."""
     of_the_machine = tmp_path / "tool"
     of_the_machine.write_text("precious")
@@ -39,7 +37,7 @@ def test_a_fake_program_takes_the_place_of_a_link_and_leaves_what_it_led_to(home
     assert of_the_machine.read_text() == "precious" and not (home.bin / "tool").is_symlink()
 
 
-def test_a_build_and_a_second_call(home: Home) -> None:
+def test_a_build_and_a_second_call(home):
     home.programs(COMPILER, MPI)
     status, out, err = home.install()
     assert (status, err, out[1:]) == (0, [], [BUILT])
@@ -61,7 +59,7 @@ def test_a_build_and_a_second_call(home: Home) -> None:
     assert len(home.pip()) == calls
 
 
-def test_another_environment_takes_the_wheel(home: Home) -> None:
+def test_another_environment_takes_the_wheel(home):
     """So does one whose Horovod other hands have installed."""
     home.programs(COMPILER, MPI)
     home.install()
@@ -73,7 +71,7 @@ def test_another_environment_takes_the_wheel(home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_other_versions_are_built_for_anew(home: Home) -> None:
+def test_other_versions_are_built_for_anew(home):
     home.programs(COMPILER, MPI)
     home.install()
     home.programs({"mpirun": "echo 'mpirun (Open MPI) 5.0.1'"})
@@ -85,7 +83,7 @@ def test_other_versions_are_built_for_anew(home: Home) -> None:
 
 
 @pytest.mark.parametrize(("missing", "arguments"), [("g++", ()), ("cmake", ()), ("make", ()), ("g++", ("--optional",))])
-def test_a_missing_tool_is_one_line(home: Home, missing: str, arguments: tuple[str, ...]) -> None:
+def test_a_missing_tool_is_one_line(home, missing, arguments):
     home.programs({name: text for name, text in COMPILER.items() if name != missing}, MPI)
     status, out, err = home.install(*arguments, SCALEBENCH_APT="no")
     reason = f"there is no {missing}: apt-get install {missing}"
@@ -94,14 +92,14 @@ def test_a_missing_tool_is_one_line(home: Home, missing: str, arguments: tuple[s
     assert home.builds() == 0 and home.kept() == ["KEY.lock"]
 
 
-def test_wheels_that_cannot_be_kept(home: Home) -> None:
+def test_wheels_that_cannot_be_kept(home):
     home.programs(COMPILER, MPI)
     status, _, err = home.install(SCALEBENCH_WHEELS="/dev/null/wheels")
     assert status == 1
     assert err[-1].endswith("/dev/null/wheels cannot be written; set SCALEBENCH_WHEELS=/another/folder")
 
 
-def test_wheels_of_others_are_not_installed(home: Home) -> None:
+def test_wheels_of_others_are_not_installed(home):
     home.programs(COMPILER, MPI)
     home.install()
     home.stamp.unlink()
@@ -123,7 +121,7 @@ def test_wheels_of_others_are_not_installed(home: Home) -> None:
     assert home.install() == (0, [BUILT], []) and home.builds() == 1
 
 
-def test_without_a_home_nothing_is_kept(home: Home, tmp_path: Path) -> None:
+def test_without_a_home_nothing_is_kept(home, tmp_path):
     """A folder below /tmp that everybody could have made is no cache."""
     home.programs(COMPILER, MPI)
     del home.environment["SCALEBENCH_WHEELS"], home.environment["HOME"]
@@ -134,7 +132,7 @@ def test_without_a_home_nothing_is_kept(home: Home, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--optional",)])
-def test_a_build_that_fails_leaves_its_log_alone(home: Home, arguments: tuple[str, ...]) -> None:
+def test_a_build_that_fails_leaves_its_log_alone(home, arguments):
     home.programs(COMPILER, MPI)
     status, _, err = home.install(*arguments, FAKE_BUILD="exit 7")
     assert status == 1 and len(err) == (1 if arguments else 3)
@@ -144,7 +142,7 @@ def test_a_build_that_fails_leaves_its_log_alone(home: Home, arguments: tuple[st
     assert home.install()[0] == 0 and home.kept() == WHEEL
 
 
-def test_what_does_not_import_is_not_kept(home: Home) -> None:
+def test_what_does_not_import_is_not_kept(home):
     home.programs(COMPILER, MPI)
     home.site.horovod({"pytorch": "2.13.0+cpu"}, code="raise ImportError('libmpi.so.40')\n")
     status, out, err = home.install()
@@ -156,7 +154,7 @@ def test_what_does_not_import_is_not_kept(home: Home) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)])
-def test_a_build_that_is_stopped_leaves_nothing(home: Home, number: int, status: int) -> None:
+def test_a_build_that_is_stopped_leaves_nothing(home, number, status):
     home.programs(COMPILER, MPI)
     with home.start(FAKE_BUILD=WAIT) as process:
         wait_until((home.folder / "environment").exists)
@@ -166,7 +164,7 @@ def test_a_build_that_is_stopped_leaves_nothing(home: Home, number: int, status:
     assert home.kept() == ["KEY.lock", "KEY.log"] and not home.stamp.exists()
 
 
-def test_two_at_once_build_once(home: Home) -> None:
+def test_two_at_once_build_once(home):
     home.programs(COMPILER, MPI)
     with home.start(FAKE_BUILD=WAIT) as first:
         wait_until((home.folder / "environment").exists)
@@ -179,7 +177,7 @@ def test_two_at_once_build_once(home: Home) -> None:
     assert (first.returncode, second.returncode, home.builds()) == (0, 0, 1)
 
 
-def test_what_a_killed_build_left_goes(home: Home) -> None:
+def test_what_a_killed_build_left_goes(home):
     home.programs(COMPILER, MPI)
     with home.start(FAKE_BUILD=WAIT) as process:
         wait_until((home.folder / "environment").exists)
@@ -190,7 +188,7 @@ def test_what_a_killed_build_left_goes(home: Home) -> None:
     assert home.kept() == WHEEL
 
 
-def test_the_command_becomes_the_script_for_its_own_python(home: Home) -> None:
+def test_the_command_becomes_the_script_for_its_own_python(home):
     """From any folder; SCALEBENCH_PYTHON is what the script needs, and no choice of the user's."""
     home.programs({"bash": 'echo "$SCALEBENCH_PYTHON $*"; exit 7'})
     done = subprocess.run(COMMAND, cwd=home.folder, env=home.environment, capture_output=True, text=True, timeout=60)
@@ -204,9 +202,7 @@ def test_the_command_becomes_the_script_for_its_own_python(home: Home) -> None:
         (["horovod"], "/nowhere", "install horovod needs bash, which is not on the PATH: apt-get install bash"),
     ],
 )
-def test_what_cannot_be_installed_is_one_line(
-    words: list[str], path: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_installed_is_one_line(words, path, reason, monkeypatch):
     if path is not None:
         monkeypatch.setenv("PATH", path)
     with pytest.raises(InputError) as caught:
@@ -218,7 +214,7 @@ IN_CHECKOUT = {"SCALEBENCH_PYTHON": ".venv/bin/python", "SCALEBENCH_APT": "no"}
 
 
 @pytest.fixture
-def checkout(home: Home, tmp_path: Path) -> Path:
+def checkout(home, tmp_path):
     """One whose .venv is the environment of `home`, and not set up yet."""
     folder = tmp_path / "checkout"
     shutil.copytree(ROOT / "scripts", folder / "scripts")
@@ -231,7 +227,7 @@ def checkout(home: Home, tmp_path: Path) -> Path:
     return folder
 
 
-def test_an_install_goes_on_without_horovod_and_tries_once(home: Home, checkout: Path) -> None:
+def test_an_install_goes_on_without_horovod_and_tries_once(home, checkout):
     install, variables = checkout / "scripts" / "install.sh", IN_CHECKOUT
     home.programs(MPI)
     status, out, err = home.install(script=install, **variables)
@@ -243,7 +239,7 @@ def test_an_install_goes_on_without_horovod_and_tries_once(home: Home, checkout:
     assert (status, len(out), err) == (0, 1, [])
 
 
-def test_an_install_that_leaves_horovod_out_brings_it_later(home: Home, checkout: Path) -> None:
+def test_an_install_that_leaves_horovod_out_brings_it_later(home, checkout):
     home.programs(MPI, COMPILER)
     install = checkout / "scripts" / "install.sh"
     status, out, err = home.install(script=install, SCALEBENCH_HOROVOD="no", **IN_CHECKOUT)
@@ -253,7 +249,7 @@ def test_an_install_that_leaves_horovod_out_brings_it_later(home: Home, checkout
     assert home.install(script=install, **IN_CHECKOUT) == (0, [], [])
 
 
-def test_a_light_install_brings_no_tensorflow_no_test_tools_and_no_horovod(home: Home, checkout: Path) -> None:
+def test_a_light_install_brings_no_tensorflow_no_test_tools_and_no_horovod(home, checkout):
     home.programs(MPI, COMPILER)
     install = checkout / "scripts" / "install.sh"
     status, out, err = home.install("--light", script=install, **IN_CHECKOUT)
@@ -267,7 +263,7 @@ def test_a_light_install_brings_no_tensorflow_no_test_tools_and_no_horovod(home:
 
 
 @pytest.mark.slow
-def test_an_install_that_is_stopped_goes_on_with_horovod_the_next_time(home: Home, checkout: Path) -> None:
+def test_an_install_that_is_stopped_goes_on_with_horovod_the_next_time(home, checkout):
     home.programs(MPI, COMPILER)
     install = checkout / "scripts" / "install.sh"
     with home.start(script=install, FAKE_BUILD=WAIT, **IN_CHECKOUT) as process:
@@ -281,7 +277,7 @@ def test_an_install_that_is_stopped_goes_on_with_horovod_the_next_time(home: Hom
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_the_real_one_is_not_built_twice() -> None:
+def test_the_real_one_is_not_built_twice():
     """In the environment of these tests; without a compiler, so that nothing is built if it is not as it should be."""
     if not Path(sys.prefix, ".horovod").exists():
         pytest.skip("`scalebench install horovod` has not built Horovod here")

@@ -1,7 +1,5 @@
 """The scripts that bring a browser and a SLURM for the tests: they do nothing where one is, and never fail."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -40,11 +38,11 @@ Put = Callable[[str, str], None]
 
 
 @pytest.fixture
-def put(tmp_path: Path) -> Put:
+def put(tmp_path):
     """Return a function that adds a program to the folder that is all of PATH; apt-get lists in `asked` what for."""
     (tmp_path / "bin").mkdir()
 
-    def program(name: str, text: str) -> None:
+    def program(name, text):
         path = tmp_path / "bin" / name
         path.write_text(f"#!{BASH}\n{text}\n")
         path.chmod(0o755)
@@ -65,27 +63,27 @@ def call(script: Script, folder: Path) -> tuple[str, list[str]]:
 
 
 @both
-def test_what_is_there_stays(script: Script, put: Put, tmp_path: Path) -> None:
+def test_what_is_there_stays(script, put, tmp_path):
     for name in script.programs:
         put(name, "exit 1")
     assert call(script, tmp_path) == ("", [])
 
 
 @both
-def test_all_packages_in_one_call(script: Script, put: Put, tmp_path: Path) -> None:
+def test_all_packages_in_one_call(script, put, tmp_path):
     stated, requested = call(script, tmp_path)
     assert stated.replace(" and ", " ") == f"installing {script.packages}"
     assert requested == [f"install --quiet --quiet --yes --no-install-recommends {script.packages}"]
 
 
-def test_only_what_is_missing(put: Put, tmp_path: Path) -> None:
+def test_only_what_is_missing(put, tmp_path):
     for name in SLURM.programs[:-1]:
         put(name, "exit 1")
     assert call(SLURM, tmp_path)[0] == "installing faketime"
 
 
 @both
-def test_lists_of_packages_are_fetched_where_the_first_try_fails(script: Script, put: Put, tmp_path: Path) -> None:
+def test_lists_of_packages_are_fetched_where_the_first_try_fails(script, put, tmp_path):
     put("apt-get", f'echo "$1" >>{tmp_path}/asked\n[ "$1" = update ]')
     stated, requested = call(script, tmp_path)
     assert requested == ["install", "update", "install"]
@@ -93,7 +91,7 @@ def test_lists_of_packages_are_fetched_where_the_first_try_fails(script: Script,
 
 
 @both
-def test_without_root_or_apt_get_it_says_what_to_do(script: Script, put: Put, tmp_path: Path) -> None:
+def test_without_root_or_apt_get_it_says_what_to_do(script, put, tmp_path):
     put("id", "echo 1000")
     assert call(script, tmp_path) == (script.without_root.format(script.packages), [])
     (tmp_path / "bin" / "apt-get").unlink()

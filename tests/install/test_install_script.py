@@ -1,7 +1,5 @@
 """`make install` on made-up machines: which builds of PyTorch and TensorFlow it asks pip for, and what it says."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -29,7 +27,7 @@ APART = "for GPUs, in an environment of its own: pip install 'scalebench-train[t
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path):
     """A checkout whose .venv has the Python above, and a PATH without nvidia-smi."""
     folder = tmp_path / "a checkout"
     for name in ("scripts", "scalebench/cli/commands/install"):
@@ -44,7 +42,7 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def put(path: Path, text: str) -> None:
+def put(path: Path, text: str):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
@@ -76,9 +74,7 @@ def install(checkout: Path, *arguments: str, **variables: str) -> tuple[int, lis
         (None, {}, "--no-deps --no-index", "tensorflow-cpu==2.21.0"),
     ],
 )
-def test_the_builds_fit_the_machine(
-    checkout: Path, smi: str | None, variables: dict[str, str], index: str, tensorflow: str
-) -> None:
+def test_the_builds_fit_the_machine(checkout, smi, variables, index, tensorflow):
     if smi is not None:
         put(checkout / "bin/nvidia-smi", f"#!/bin/bash\necho '{smi}'\n")
     status, calls, output = install(checkout, **variables)
@@ -95,9 +91,7 @@ def test_the_builds_fit_the_machine(
         (None, {"SCALEBENCH_GPU": "si"}, "SCALEBENCH_GPU=si should be yes or no"),
     ],
 )
-def test_a_machine_without_a_build_is_refused_in_one_line(
-    checkout: Path, smi: str | None, variables: dict[str, str], message: str
-) -> None:
+def test_a_machine_without_a_build_is_refused_in_one_line(checkout, smi, variables, message):
     if smi is not None:
         put(checkout / "bin/nvidia-smi", f"#!/bin/bash\necho '{smi}'\n")
     status, calls, output = install(checkout, "--light", **variables)

@@ -4,8 +4,6 @@ The environments are fresh but for large packages, torch and TensorFlow among th
 run with: nothing is downloaded but what a plugin needs and is not there, and without that its test is skipped.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil
@@ -42,11 +40,7 @@ SHOWS: dict[str, tuple[list[str], int, list[str]]] = {
         9,
         ["jax_data_parallel"],
     ),
-    "scalebench-compression": (
-        ["--multirun", "strategy=ddp_gloo,ddp_topk", "gpus=2"],
-        9,
-        ["ddp_topk"],
-    ),
+    "scalebench-compression": (["--multirun", "strategy=ddp_gloo,ddp_topk", "gpus=2"], 9, ["ddp_topk"]),
     "scalebench-search": (["sweep=lr_search", "strategy=simulated", "gpus=1", *TRIALS], 2, []),
 }
 
@@ -72,7 +66,7 @@ def imported(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", PLUGINS, ids=lambda folder: folder.name)
-def test_it_declares_what_it_imports(folder: Path) -> None:
+def test_it_declares_what_it_imports(folder):
     """Or brings it with scalebench itself."""
     own = {path.name for path in (folder / "src").iterdir()}
     declared = names(project(folder)["dependencies"])
@@ -83,12 +77,12 @@ def test_it_declares_what_it_imports(folder: Path) -> None:
     assert files and wanted <= expected, sorted(wanted - expected)
 
 
-def test_each_has_something_to_show() -> None:
+def test_each_has_something_to_show():
     assert {folder.name for folder in PLUGINS} == set(SHOWS)
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """Of scalebench itself."""
     return built(ROOT, tmp_path_factory.mktemp("wheel"))
 
@@ -103,7 +97,7 @@ def built(folder: Path, into: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("folder", PLUGINS, ids=lambda folder: folder.name)
-def test_it_passes_its_own_tests_where_it_is_installed(folder: Path, wheel: Path, tmp_path: Path) -> None:
+def test_it_passes_its_own_tests_where_it_is_installed(folder, wheel, tmp_path):
     python = installed(folder, wheel, tmp_path)
     scalebench = [python, "-m", "scalebench"]
     away = tmp_path / "away"

@@ -1,7 +1,5 @@
 """The distribution: its metadata, and its wheel in a fresh environment, where the same commands do the same."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -32,14 +30,14 @@ FRAMEWORKS = {"torch", "pytorch-lightning", "accelerate", "deepspeed", "tensorfl
 TEST_TOOLS = {"pytest", "pytest-xdist", "hypothesis", "selenium", "jsonschema", "ruff", "mypy", "mkdocs-material"}
 
 
-def test_base_brings_no_framework_and_no_test_tool() -> None:
+def test_base_brings_no_framework_and_no_test_tool():
     names = {Requirement(line).name for line in PROJECT["dependencies"]}
     assert "numpy" in names and not names & (FRAMEWORKS | TEST_TOOLS)
     torch = {Requirement(line).name for line in PROJECT["optional-dependencies"]["torch"]}
     assert torch == {"torch", "pytorch-lightning"}
 
 
-def test_every_hint_names_an_extra_of_the_distribution() -> None:
+def test_every_hint_names_an_extra_of_the_distribution():
     """A hint with another name would have pip install another project of the index."""
     sources = [path for path in (ROOT / "scalebench").rglob("*") if path.suffix in (".py", ".jinja", ".sh", ".yaml")]
     hints = {hint for path in sources for hint in re.findall(r"([\w-]+)\[(\w+)\]'?\"", path.read_text())}
@@ -49,13 +47,13 @@ def test_every_hint_names_an_extra_of_the_distribution() -> None:
     assert "scalebench" not in {name for name, _ in hints}
 
 
-def test_one_version() -> None:
+def test_one_version():
     assert f"\nversion: {scalebench.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_wheel_in_a_fresh_environment(tmp_path: Path) -> None:
+def test_wheel_in_a_fresh_environment(tmp_path):
     dist, away = tmp_path / "dist", tmp_path / "away from home"
     away.mkdir()
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist), str(ROOT)]

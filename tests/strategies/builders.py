@@ -1,7 +1,5 @@
 """Synthetic samples, and trainings with a learning rate for each step and evaluations in between."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -48,7 +46,7 @@ class RecordedTraining:
         rates: Sequence[float] = (),
         evaluate_after: Collection[int] = (),
         validation: Source | None = None,
-    ) -> None:
+    ):
         """`rates`: the learning rate of each step, by default the strategy's. `evaluate_after`: numbers of steps after
         which to evaluate on `validation`."""
         self._strategy, self._batches, self._steps = strategy, batches, steps
@@ -74,7 +72,7 @@ class RecordedTraining:
             self._set_rate()
         return finished == self._steps
 
-    def _set_rate(self) -> None:
+    def _set_rate(self):
         if self._rates:
             self._strategy.set_learning_rate(self._rates[len(self.losses)])
 

@@ -1,11 +1,5 @@
 """Fixtures for the strategies of every framework: synthetic samples, and sources of them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 import pytest
 
 from scalebench.workloads.source import Source
@@ -15,16 +9,16 @@ SAMPLES = 101  # prime, so that no batch divides it
 
 
 @pytest.fixture(scope="session")
-def samples() -> tuple[np.ndarray, np.ndarray]:
+def samples():
     """Return (inputs, targets) that a network can learn from."""
     return make_features(SAMPLES)
 
 
 @pytest.fixture
-def source(samples: tuple[np.ndarray, np.ndarray]) -> Callable[..., Source]:
+def source(samples):
     """Return source(replica=0, replicas=1, **settings) -> a Source of these samples in batches of 20."""
 
-    def make(replica: int = 0, replicas: int = 1, **others: Any) -> Source:
+    def make(replica=0, replicas=1, **others):
         settings = {"global_batch": 20, "seed": 3, **others}
         return Source(*samples, replica=replica, replicas=replicas, **settings)
 
@@ -32,6 +26,6 @@ def source(samples: tuple[np.ndarray, np.ndarray]) -> Callable[..., Source]:
 
 
 @pytest.fixture
-def pictures() -> Callable[..., Source]:
+def pictures():
     """Return pictures(batch=20) -> a Source of 65 images in 10 classes that differ in brightness."""
     return lambda batch=20: Source(*make_images(65), global_batch=batch, seed=3, replica=0, replicas=1)

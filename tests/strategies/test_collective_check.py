@@ -1,7 +1,5 @@
 """What one rank cannot do, none does."""
 
-from __future__ import annotations
-
 import pytest
 
 from scalebench.strategies.base import GroupSum, NotMeasured, create_on_all_ranks, not_measured_if_unsupported
@@ -16,22 +14,22 @@ def fails() -> int:
     raise MemoryError
 
 
-def test_the_result_if_all_ranks_succeed() -> None:
+def test_the_result_if_all_ranks_succeed():
     assert create_on_all_ranks(lambda: 3, with_others(0.0), (MemoryError,), "no room") == 3
 
 
-def test_all_ranks_fail_if_one_does() -> None:
+def test_all_ranks_fail_if_one_does():
     for make, others in ((lambda: 3, 1.0), (fails, 0.0), (fails, 2.0)):
         with pytest.raises(NotMeasured, match=r"^no room$"):
             create_on_all_ranks(make, with_others(others), (MemoryError,), "no room")
 
 
-def test_other_errors_are_raised() -> None:
+def test_other_errors_are_raised():
     with pytest.raises(MemoryError):
         create_on_all_ranks(fails, with_others(0.0), (OSError,), "no room")
 
 
-def test_operations_that_a_library_does_not_support() -> None:
+def test_operations_that_a_library_does_not_support():
     error = RuntimeError("ProcessGroupX does not support gather\nat somewhere.cc")
     reason = not_measured_if_unsupported(error, "x of PyTorch 2", "gather")
     assert str(reason) == "x of PyTorch 2 has no gather: ProcessGroupX does not support gather"

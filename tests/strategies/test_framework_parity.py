@@ -1,11 +1,8 @@
 """One network, two frameworks: the same weights give the same outputs, and the same losses while training. They are
 also those of keras.applications, the outside oracle."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -42,7 +39,7 @@ ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path, monkeypatch):
     """Of torch's compiler, which the first update of an optimizer looks up, and sets by itself."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
 
@@ -92,13 +89,13 @@ def in_keras(net: Network, **settings: Any) -> NetworkModel:
     return NetworkModel(net, arrays(net), dropout=False, **settings)
 
 
-def assert_close(actual: np.ndarray, wanted: np.ndarray, rtol: float) -> None:
+def assert_close(actual: np.ndarray, wanted: np.ndarray, rtol: float):
     """Relative to the largest value: a number near 0 among large ones carries their rounding."""
     np.testing.assert_allclose(actual, wanted, rtol=0, atol=rtol * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_parity_of_outputs(name: str) -> None:
+def test_parity_of_outputs(name):
     net = network(name)
     inputs, *_ = data(net)
     ours = in_keras(net)(tf.constant(inputs), training=False).numpy()
@@ -109,7 +106,7 @@ def test_parity_of_outputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_parity_of_losses(name: str) -> None:
+def test_parity_of_losses(name):
     """Twenty updates from the same weights, which take a fifth off the loss or so; moving statistics agree as well.
 
     The two add up in another order. At 32 pixels the last stages normalise over eight numbers, and a rounding that
@@ -145,7 +142,7 @@ def losses_in_keras(net: Network, rate: float) -> tuple[list[float], NetworkMode
     x, y, of = tf.constant(inputs), tf.constant(targets), tf_training.loss_function(loss)
 
     @tf.function(autograph=False)
-    def update() -> tf.Tensor:
+    def update():
         with tf.GradientTape() as tape:
             value = tf.reduce_mean(of(model(x, training=True), y))
         optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
@@ -169,7 +166,7 @@ def losses_in_torch(net: Network, rate: float) -> tuple[list[float], NetworkModu
 
 
 @pytest.mark.parametrize("name", registry.BUILT_IN_STRATEGIES)
-def test_the_yaml_lists_every_option(name: str) -> None:
+def test_the_yaml_lists_every_option(name):
     """With the defaults of the class, but for those that make a preset of TensorFlow what it is."""
     framework = registry.BUILT_IN_STRATEGIES[name].split(".")[2]
     for package in {"accelerate", "horovod"} & {framework.partition(":")[0]}:
@@ -207,7 +204,7 @@ def oracle(net: Network) -> keras.Model:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", APPLICATIONS)
-def test_parity_of_outputs_with_the_oracle(name: str) -> None:
+def test_parity_of_outputs_with_the_oracle(name):
     net = network(name)
     inputs, *_ = data(net)
     wanted = oracle(net)(inputs, training=False).numpy()
@@ -221,7 +218,7 @@ def test_parity_of_outputs_with_the_oracle(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in APPLICATIONS if not name.startswith("vgg")])  # has no statistics
-def test_parity_of_training_with_the_oracle(name: str) -> None:
+def test_parity_of_training_with_the_oracle(name):
     """Outputs by the batch's own statistics, which move the kept ones.
 
     The last stages normalise over as few as eight numbers here, of which some hardly differ, so that rounding is seen.

@@ -1,7 +1,5 @@
 """Each operation of a network in both frameworks against numpy, in both layouts of images."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -48,7 +46,7 @@ def run_in_torch(net: Network, arrays: dict[str, np.ndarray], **settings: Any) -
     made = torch_model.NetworkModule(net, **settings)
     torch_model.load_weights(made, arrays)
 
-    def run(inputs: np.ndarray, training: bool = False) -> np.ndarray:
+    def run(inputs, training=False):
         with torch.no_grad():
             return made.train(training)(torch.from_numpy(inputs)).movedim(1, -1).numpy()
 
@@ -58,7 +56,7 @@ def run_in_torch(net: Network, arrays: dict[str, np.ndarray], **settings: Any) -
 def run_in_tensorflow(net: Network, arrays: dict[str, np.ndarray], **settings: Any) -> tuple[Any, Any]:
     made = tensorflow_model.NetworkModel(net, arrays, **settings)
 
-    def run(inputs: np.ndarray, training: bool = False) -> np.ndarray:
+    def run(inputs, training=False):
         """In a function, since the CPU has channels first only there."""
         compute = tf.function(lambda x: made(x, training=training), autograph=False)
         outputs = compute(tf.constant(inputs)).numpy()
@@ -82,7 +80,7 @@ def windows(x: np.ndarray, node: Node, window: tuple[int, ...], fill: float) -> 
 @EVERY_WAY
 @pytest.mark.parametrize(("strides", "padding"), SLIDES)
 @pytest.mark.parametrize("kernel", [1, 3, 4])
-def test_conv(framework: str, axes: int, strides: int, padding: str | int, kernel: int, data_format: str) -> None:
+def test_conv(framework, axes, strides, padding, kernel, data_format):
     net = Network("net", SHAPES[axes])
     node = net.conv(net.input, "conv", 5, kernel, strides, padding, bias=strides != 2)
     model, x = build(framework, net, data_format=data_format), random_floats(SHAPES[axes])
@@ -99,9 +97,7 @@ def test_conv(framework: str, axes: int, strides: int, padding: str | int, kerne
 @pytest.mark.parametrize(("strides", "padding"), SLIDES)
 @pytest.mark.parametrize("window", [2, 3])
 @pytest.mark.parametrize("kind", ["max", "avg"])
-def test_pool(
-    framework: str, axes: int, strides: int, padding: str | int, window: int, kind: str, data_format: str
-) -> None:
+def test_pool(framework, axes, strides, padding, window, kind, data_format):
     """A mean over padding that TensorFlow would place elsewhere is refused there, as it would count the zeros."""
     net = Network("net", SHAPES[axes])
     node = getattr(net, f"{kind}_pool")(net.input, window, strides, padding)
@@ -121,7 +117,7 @@ def test_pool(
 
 @EVERY_WAY
 @pytest.mark.parametrize("scale", [True, False])
-def test_batch_norm(framework: str, axes: int, scale: bool, data_format: str) -> None:
+def test_batch_norm(framework, axes, scale, data_format):
     """Training uses the batch's statistics and updates the moving ones, which evaluation uses and leaves."""
     net = Network("net", SHAPES[axes])
     net.batch_norm(net.input, "bn", epsilon=0.01, momentum=0.9, scale=scale)
@@ -129,7 +125,7 @@ def test_batch_norm(framework: str, axes: int, scale: bool, data_format: str) ->
     x = random_floats(SHAPES[axes], 4) * 3 + 1
     over = tuple(range(x.ndim - 1))
 
-    def normal(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    def normal(mean, variance):
         return (x - mean) / np.sqrt(variance + 0.01) * model.arrays.get("bn/gamma", 1) + model.arrays["bn/beta"]
 
     mean, variance = model.arrays["bn/moving_mean"], model.arrays["bn/moving_variance"]
@@ -144,7 +140,7 @@ def test_batch_norm(framework: str, axes: int, scale: bool, data_format: str) ->
 
 
 @IMAGES
-def test_lrn(framework: str, data_format: str) -> None:
+def test_lrn(framework, data_format):
     net = Network("net", (5, 4, 7))
     net.lrn(net.input, radius=2, bias=1.5, alpha=0.3, beta=0.75)
     x = random_floats((5, 4, 7))
@@ -154,7 +150,7 @@ def test_lrn(framework: str, data_format: str) -> None:
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow", "keras", "torch.nn"])
-def test_lstm(framework: str) -> None:
+def test_lstm(framework):
     """The last two are the frameworks' own layers, with our weights."""
     net, x = Network("net", (6, 3)), random_floats((6, 3))
     net.lstm(net.input, "lstm", 5)
@@ -183,7 +179,7 @@ def test_lstm(framework: str) -> None:
 
 
 @EVERY_WAY
-def test_operations_without_a_window(framework: str, axes: int, data_format: str) -> None:
+def test_operations_without_a_window(framework, axes, data_format):
     """The inputs of most have a second reader; flattened, the channels vary fastest in either layout."""
     net = Network("net", SHAPES[axes])
     rectified = net.relu(net.input)
@@ -200,7 +196,7 @@ def test_operations_without_a_window(framework: str, axes: int, data_format: str
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-def test_dropout(framework: str) -> None:
+def test_dropout(framework):
     net = Network("net", (1000,))
     net.dropout(net.input, 0.3)
     x, model = np.ones((5, 1000), np.float32), build(framework, net)

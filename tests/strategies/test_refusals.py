@@ -1,10 +1,7 @@
 """A plan states what the strategy would refuse, by the strategy's own rule and without a framework."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -64,28 +61,26 @@ def plan(overrides: str, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
 
 
 @pytest.mark.parametrize(("overrides", "reason"), REFUSED)
-def test_the_plan_states_what_the_strategy_would_refuse(
-    overrides: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_states_what_the_strategy_would_refuse(overrides, reason, monkeypatch):
     unsupported = plan(overrides, monkeypatch).unsupported
     assert unsupported is not None and reason in unsupported and "\n" not in unsupported
 
 
 @pytest.mark.parametrize("name", registry.BUILT_IN_STRATEGIES)
-def test_no_strategy_refuses_its_defaults(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_strategy_refuses_its_defaults(name, monkeypatch):
     assert plan(f"strategy={name} gpus=2", monkeypatch).unsupported is None
 
 
-def test_a_search_for_a_batch_is_left_to_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_for_a_batch_is_left_to_the_strategy(monkeypatch):
     assert plan("strategy=kuza55_ps_cpu gpus=2 dataset.size=300 measure.search=max_batch", monkeypatch).can_start
 
 
-def test_every_rule_belongs_to_a_strategy() -> None:
+def test_every_rule_belongs_to_a_strategy():
     assert set(refusals.RULES) <= {target.partition(":")[2] for target in registry.BUILT_IN_STRATEGIES.values()}
 
 
 @pytest.mark.slow
-def test_the_plan_imports_no_framework(tmp_path: Path) -> None:
+def test_the_plan_imports_no_framework(tmp_path):
     code = (
         "import sys; from scalebench.__main__ import main\n"
         "assert main(['strategy=model_parallel_tensorflow', 'hardware=cpu', 'gpus=5', 'dry_run=true']) == 0\n"

@@ -1,7 +1,5 @@
 """Names -> classes: the built-ins, plugins of installed packages, and what goes wrong with either."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
-from tests.builders.plugins import CODE, OPTIONS, Distributions, strategy_yaml
+from tests.builders.plugins import CODE, OPTIONS, strategy_yaml
 from tests.builders.plugins import dists as dists
 from tests.builders.runs import simulated_config, simulated_spec
 
@@ -31,7 +29,7 @@ BUILT_IN = (
 ).split()
 
 
-def test_all_built_in_strategies_are_registered() -> None:
+def test_all_built_in_strategies_are_registered():
     registry.strategy_entries.cache_clear()
     assert sorted(registry.strategy_entries()) == sorted(BUILT_IN)
     assert {entry.origin for entry in registry.strategy_entries().values()} == {"scalebench"}
@@ -39,7 +37,7 @@ def test_all_built_in_strategies_are_registered() -> None:
 
 
 @pytest.mark.parametrize("target", sorted(set(registry.BUILT_IN_STRATEGIES.values())))
-def test_the_class_of_a_built_in_exists(target: str) -> None:
+def test_the_class_of_a_built_in_exists(target):
     """By its source, since importing would load the framework."""
     module, _, name = target.partition(":")
     path = Path(registry.__file__).parents[2] / module.replace(".", "/")
@@ -54,13 +52,13 @@ def test_the_class_of_a_built_in_exists(target: str) -> None:
         ("zzz", f"no strategy 'zzz'; known: {', '.join(sorted(BUILT_IN))}"),
     ],
 )
-def test_an_unknown_name(name: str, line: str) -> None:
+def test_an_unknown_name(name, line):
     with pytest.raises(InputError) as caught:
         registry.find_strategy(name)
     assert str(caught.value) == line
 
 
-def test_a_plugin_is_found_and_loaded(dists: Distributions) -> None:
+def test_a_plugin_is_found_and_loaded(dists):
     dists.strategy()
     assert registry.find_strategy("mine") == registry.RegistryEntry("mine", "my_plugin.code:Mine", "my-plugin")
     loaded = registry.load_strategy("mine")
@@ -68,9 +66,7 @@ def test_a_plugin_is_found_and_loaded(dists: Distributions) -> None:
 
 
 @pytest.mark.parametrize("chosen", ["", "another-plugin", "my-plugin-two,my"])
-def test_a_plugin_that_is_not_selected_is_hidden(
-    dists: Distributions, monkeypatch: pytest.MonkeyPatch, chosen: str
-) -> None:
+def test_a_plugin_that_is_not_selected_is_hidden(dists, monkeypatch, chosen):
     dists.strategy()
     monkeypatch.setenv("SCALEBENCH_PLUGINS", chosen)
     registry.strategy_entries.cache_clear()
@@ -95,7 +91,7 @@ BOTH = "{} is registered by both {} and {}; uninstall one of them or set SCALEBE
 
 
 @pytest.mark.parametrize("name", ["ddp", "hybrid"])
-def test_a_built_in_name_cannot_be_registered_again(dists: Distributions, name: str) -> None:
+def test_a_built_in_name_cannot_be_registered_again(dists, name):
     dists.strategy(name, yaml=None)
     dists.strategy("sound", "sound-plugin")
     line = BOTH.format(f"strategy '{name}'", "scalebench", "my-plugin")
@@ -107,14 +103,14 @@ def test_a_built_in_name_cannot_be_registered_again(dists: Distributions, name: 
     assert registry.load_strategy("sound").__name__ == "Mine"
 
 
-def test_a_name_of_two_plugins_is_refused(dists: Distributions) -> None:
+def test_a_name_of_two_plugins_is_refused(dists):
     dists.strategy(dist="second-plugin")
     dists.strategy(dist="first-plugin", yaml=None)
     assert refusal(strategy="mine") == BOTH.format("strategy 'mine'", "first-plugin", "second-plugin")
 
 
 @pytest.mark.parametrize(("part", "kind"), [("model", "models"), ("dataset", "datasets")])
-def test_models_and_datasets_follow_the_same_rules(dists: Distributions, part: str, kind: str) -> None:
+def test_models_and_datasets_follow_the_same_rules(dists, part, kind):
     ours = {"model": "resnet50", "dataset": "materials"}[part]
     files = {f"p/conf/{part}/{name}.yaml": f"name: {name}\n" for name in ("fine", "twice")}
     points = {kind: dict.fromkeys(("fine", "twice", "bare", ours), "p:f"), "configs": {"p": "p.conf"}}
@@ -132,7 +128,7 @@ def test_models_and_datasets_follow_the_same_rules(dists: Distributions, part: s
     assert registry.names_without_yaml() == {(part, "bare"), (part, "later")}
 
 
-def test_a_yaml_without_a_registered_strategy(dists: Distributions) -> None:
+def test_a_yaml_without_a_registered_strategy(dists):
     tuned = {"my/conf/strategy/tuned.yaml": "name: ddp\n", "my/conf/strategy/lost.yaml": strategy_yaml("lost")}
     dists.add("my-plugin", {"my/__init__.py": "", **tuned}, {"configs": {"my": "my.conf"}})
     line = "strategy 'lost': my-plugin brings strategy/lost.yaml and no entry point scalebench.strategies of that name"
@@ -149,7 +145,7 @@ def test_a_yaml_without_a_registered_strategy(dists: Distributions) -> None:
         ("bare_torhc", "no strategy 'bare_torhc'; did you mean 'bare_torch'?"),
     ],
 )
-def test_the_baseline_of_a_plugins_strategy(dists: Distributions, baseline: str | None, reason: str | None) -> None:
+def test_the_baseline_of_a_plugins_strategy(dists, baseline, reason):
     dists.strategy()
     config = simulated_config()
     config.strategy = dataclasses.replace(config.strategy, name="mine", baseline=baseline)
@@ -178,7 +174,7 @@ def test_the_baseline_of_a_plugins_strategy(dists: Distributions, baseline: str 
         ),
     ],
 )
-def test_entry_points_that_are_no_strategies(dists: Distributions, target: str, line: str) -> None:
+def test_entry_points_that_are_no_strategies(dists, target, line):
     more = (
         "class Stranger: ...\nname = 'x'\nfrom scalebench.strategies.base import Strategy\nclass Half(Strategy): ...\n"
     )
@@ -204,7 +200,7 @@ def spec_of(options: dict[str, Any]) -> RunSpec:
          "a, b only in strategy/mine.yaml; fault only in Mine.Options"),
     ],
 )  # fmt: skip
-def test_options_of_the_class_and_of_the_yaml(dists: Distributions, options: dict[str, Any], only: str | None) -> None:
+def test_options_of_the_class_and_of_the_yaml(dists, options, only):
     dists.strategy()
     if only is None:
         assert registry.create_strategy(spec_of(options), 0).options == registry.load_strategy("mine").Options(
@@ -218,7 +214,7 @@ def test_options_of_the_class_and_of_the_yaml(dists: Distributions, options: dic
     )
 
 
-def test_a_plugins_yaml_may_lack_later_options(dists: Distributions) -> None:
+def test_a_plugins_yaml_may_lack_later_options(dists):
     """It would break with each newer version of scalebench; others it has to list."""
     code = (
         "from dataclasses import dataclass\nfrom scalebench.strategies import simulated\n"
@@ -229,7 +225,7 @@ def test_a_plugins_yaml_may_lack_later_options(dists: Distributions) -> None:
     assert registry.create_strategy(spec_of(OPTIONS), 0).options.overlap is True
 
 
-def test_options_must_be_a_dataclass(dists: Distributions) -> None:
+def test_options_must_be_a_dataclass(dists):
     dists.strategy(code=f"{CODE}    Options = dict\n")
     with pytest.raises(PluginError) as caught:
         registry.create_strategy(spec_of({}), 0)
@@ -238,11 +234,11 @@ def test_options_must_be_a_dataclass(dists: Distributions) -> None:
     )
 
 
-def test_built_in_options_may_be_left_out() -> None:
+def test_built_in_options_may_be_left_out():
     assert registry.create_strategy(simulated_spec(options={"step_s": 0.25}), 0).options.step_s == 0.25
 
 
-def test_missing_packages_and_install_hints() -> None:
+def test_missing_packages_and_install_hints():
     assert registry.missing_packages(["json", "no_such_package_x", "numpy"]) == ["no_such_package_x"]
     assert registry.install_hint("no_such_package_x") == "pip install no_such_package_x"
     assert registry.install_hint("torch") == "pip install 'scalebench-train[torch]'"

@@ -1,16 +1,13 @@
 """The simulated strategy: sleeps as told, meets as told, fails as told. Its ranks are threads here."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -28,7 +25,7 @@ BATCH = SimpleNamespace(samples=10)
 
 
 @pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def slept(monkeypatch):
     """What was slept, without sleeping; a wait of 0 is none."""
     times: list[float] = []
     monkeypatch.setattr(simulated, "time", SimpleNamespace(sleep=lambda s: times.append(s) if s else None))
@@ -36,16 +33,16 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+def meet(monkeypatch):
     """Run `work` on every rank of a group at once; what each gives."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(find_free_ports(1)[0]))
     monkeypatch.setenv("SCALEBENCH_RUN_ID", "an id")
 
-    def together(work: Callable[[Simulated], T], gpus: int, **changes: Any) -> list[T]:
+    def together(work, gpus, **changes):
         spec = simulated_spec(gpus, **changes)
 
-        def of(rank: int) -> T:
+        def of(rank):
             strategy = Simulated(spec, rank)
             strategy.setup()
             try:
@@ -60,12 +57,12 @@ def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     return together
 
 
-def test_a_misspelt_option_names_the_nearest() -> None:
+def test_a_misspelt_option_names_the_nearest():
     with pytest.raises(InputError, match="straggler_rank"):
         simulated_spec(options={"stragler_rank": 1})
 
 
-def test_a_step_takes_its_time(slept: list[float]) -> None:
+def test_a_step_takes_its_time(slept):
     options = {"step_s": 1.0, "warmup_s": 10.0, "warmup_steps": 2, "straggler_rank": 0, "straggler_s": 100.0}
     strategy = Simulated(simulated_spec(options=options), 0)
     parts = [strategy.step(BATCH) for _ in range(3)]
@@ -75,7 +72,7 @@ def test_a_step_takes_its_time(slept: list[float]) -> None:
     assert all(isinstance(part, LossPart) for part in parts)
 
 
-def test_setup_loading_and_samples_take_their_time(slept: list[float]) -> None:
+def test_setup_loading_and_samples_take_their_time(slept):
     options = {"setup_s": 5.0, "loading_s": 2.0, "step_s": 1.0, "sample_s": 0.5, "sample_bytes": 8}
     spec = simulated_spec(options=options)
     strategy, (train, _) = Simulated(spec, 0), datasets.open_sources(spec, 0, 1)
@@ -85,7 +82,7 @@ def test_setup_loading_and_samples_take_their_time(slept: list[float]) -> None:
     assert slept == [5.0, *[2.0] * 3, 6.0]
 
 
-def test_the_validation_error_falls_with_the_steps(slept: list[float]) -> None:
+def test_the_validation_error_falls_with_the_steps(slept):
     """Half the error on samples that it was trained on."""
     spec = simulated_spec(options={"learning": 0.5, "evaluate_s": 3.0, "step_s": 0.0})
     strategy, (train, validation) = Simulated(spec, 0), datasets.open_sources(spec, 0, 1)
@@ -99,20 +96,20 @@ def test_the_validation_error_falls_with_the_steps(slept: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("rate", "mse"), [(0.01, 0.0), (0.1, 1.0), (0.001, 1.0), (1e-4, 4.0)])
-def test_the_validation_error_depends_on_the_learning_rate(rate: float, mse: float) -> None:
+def test_the_validation_error_depends_on_the_learning_rate(rate, mse):
     spec = simulated_spec(options={"best_rate": 0.01}, train=TrainSpec(batch_per_device=10, learning_rate=rate))
     _, validation = datasets.open_sources(spec, 0, 1)
     assert validation is not None
     assert Simulated(spec, 0).evaluate(validation) == {"mse": pytest.approx(mse, abs=1e-12)}
 
 
-def test_it_diverges_at_the_configured_step(slept: list[float]) -> None:
+def test_it_diverges_at_the_configured_step(slept):
     strategy = Simulated(simulated_spec(options={"diverge_step": 2, "step_s": 0.0}), 0)
     losses = [strategy.step(BATCH).loss_sum for _ in range(4)]
     assert [math.isnan(loss) for loss in losses] == [False, False, True, False]
 
 
-def test_synchronization_takes_time_while_it_is_on(slept: list[float]) -> None:
+def test_synchronization_takes_time_while_it_is_on(slept):
     strategy = Simulated(simulated_spec(options={"step_s": 1.0, "sync_s": 10.0}), 0)
     for on in (True, False, True):
         strategy.set_gradient_sync(on)
@@ -123,7 +120,7 @@ def test_synchronization_takes_time_while_it_is_on(slept: list[float]) -> None:
     assert slept == [10.0]
 
 
-def test_what_it_reports() -> None:
+def test_what_it_reports():
     strategy = Simulated(simulated_spec(options={"message_bytes": 8}), 0)
     assert (strategy.message_sizes(), strategy.backend_used(), strategy.num_params()) == ([8], None, None)
     for rate in (0.1, 0.2):
@@ -133,18 +130,18 @@ def test_what_it_reports() -> None:
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_a_broadcast_returns_rank_0s_value(gpus: int, meet: Callable[..., list[Any]]) -> None:
-    def work(strategy: Simulated) -> list[float]:
+def test_a_broadcast_returns_rank_0s_value(gpus, meet):
+    def work(strategy):
         rank = strategy.place.rank
         return [strategy.broadcast(value + rank) for value in (0.0, -1.5, 1e300)]
 
     assert meet(work, gpus) == [[0.0, -1.5, 1e300]] * gpus
 
 
-def test_a_broadcast_is_a_barrier(meet: Callable[..., list[Any]]) -> None:
+def test_a_broadcast_is_a_barrier(meet):
     arrived: list[int] = []
 
-    def work(strategy: Simulated) -> int:
+    def work(strategy):
         time.sleep(0.1 * strategy.place.rank)
         arrived.append(strategy.place.rank)
         strategy.broadcast(0.0)
@@ -153,8 +150,8 @@ def test_a_broadcast_is_a_barrier(meet: Callable[..., list[Any]]) -> None:
     assert meet(work, 3) == [3, 3, 3]
 
 
-def test_ranks_wait_for_each_other_in_each_step_unless_asynchronous(meet: Callable[..., list[Any]]) -> None:
-    def steps(strategy: Simulated) -> float:
+def test_ranks_wait_for_each_other_in_each_step_unless_asynchronous(meet):
+    def steps(strategy):
         begin_s = time.monotonic()
         for _ in range(3):
             strategy.step(BATCH)
@@ -167,8 +164,8 @@ def test_ranks_wait_for_each_other_in_each_step_unless_asynchronous(meet: Callab
     assert slow > 0.55 and fast < slow / 2
 
 
-def test_a_lost_rank_is_detected(meet: Callable[..., list[Any]]) -> None:
-    def work(strategy: Simulated) -> str:
+def test_a_lost_rank_is_detected(meet):
+    def work(strategy):
         if strategy.place.rank == 1:
             return "gone"
         try:
@@ -180,7 +177,7 @@ def test_a_lost_rank_is_detected(meet: Callable[..., list[Any]]) -> None:
     assert meet(work, 2) == ["noticed", "gone"]
 
 
-def test_a_group_that_does_not_connect_fails(meet: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_does_not_connect_fails(meet, monkeypatch):
     monkeypatch.setattr(simulated, "JOIN_TIMEOUT_S", 0.2)
     spec = simulated_spec(2)
     with pytest.raises(ConnectionRefusedError):
@@ -199,7 +196,7 @@ def test_a_group_that_does_not_connect_fails(meet: Callable[..., list[Any]], mon
         ({"fault_rank": 1}, None),
     ],
 )
-def test_a_fault_occurs_in_its_phase_on_its_rank_at_its_step(options: dict[str, Any], phase: str | None) -> None:
+def test_a_fault_occurs_in_its_phase_on_its_rank_at_its_step(options, phase):
     strategy = Simulated(simulated_spec(options={"fault": "raise", **options}), 0)
     calls = [("setup", strategy.setup), *[("step", lambda: strategy.step(BATCH))] * 4,
              ("evaluate", lambda: strategy.evaluate(None)), ("close", strategy.close)]  # fmt: skip
@@ -214,7 +211,7 @@ def test_a_fault_occurs_in_its_phase_on_its_rank_at_its_step(options: dict[str, 
     assert phase != "step" or failed[0][1] == 3
 
 
-def test_faults_that_raise() -> None:
+def test_faults_that_raise():
     with pytest.raises(RuntimeError, match="failed as configured"):
         raise_fault("raise")
     with pytest.raises(Unsupported, match="unsupported as configured"):
@@ -224,7 +221,7 @@ def test_faults_that_raise() -> None:
 
 
 @pytest.mark.parametrize(("fault", "code"), [("exit", 7), ("kill", -9), ("oom", 3)])
-def test_faults_that_end_a_process(fault: str, code: int) -> None:
+def test_faults_that_end_a_process(fault, code):
     lines = ["from scalebench.strategies.simulated import raise_fault", "try:", f"    raise_fault({fault!r})"]
     program = "\n".join([*lines, "except MemoryError:", "    raise SystemExit(3)"])
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == code

@@ -1,11 +1,8 @@
 """A contract as one test: each question that fails is named, and fails it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 CONTRACTS = """
 from tests.strategies.contracts.contract_classes import contract, contract_classes
@@ -20,7 +17,7 @@ globals().update(contract_classes([sound, faulty]))
 LIMIT_S = 300
 
 
-def test_questions_that_fail_are_named(tmp_path: Path) -> None:
+def test_questions_that_fail_are_named(tmp_path):
     (tmp_path / "test_two.py").write_text(CONTRACTS)
     switches = ["--disable-plugin-autoload", "-p", "scalebench.testing.pytest_plugin", "-p", "no:cacheprovider", "-q"]
     command = [sys.executable, "-m", "pytest", *switches, "-W", "ignore", "-o", "markers=real", "test_two.py"]

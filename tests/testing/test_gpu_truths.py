@@ -1,9 +1,5 @@
 """The truths of `check --gpu`: each judgement passes what is right and fails what is not, on made-up figures."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,18 +57,18 @@ def sizes(*of_mib: tuple[float, float | None, float]) -> dict[str, Any]:
         ("all_reduce", sizes((0.01, 1e-5, 1e-5)), FAIL, "no size from 1 MiB on"),
     ],
 )
-def test_judgements(name: str, observed: Mapping[str, Any], verdict: str, text: str) -> None:
+def test_judgements(name, observed, verdict, text):
     line = JUDGEMENTS[name](observed)
     assert (line.name, line.verdict) == (name, verdict) and text in line.text, line
 
 
-def test_every_judgement_is_seen_to_fail() -> None:
+def test_every_judgement_is_seen_to_fail():
     cases = test_judgements.pytestmark[0].args[1]  # type: ignore[attr-defined]
     assert {name for name, _, verdict, _ in cases if verdict == FAIL} == set(JUDGEMENTS)
     assert {*ONE_DEVICE_TRUTHS, "all_reduce"} == set(JUDGEMENTS) <= gpu_truths.TITLES.keys()
 
 
-def test_pytorch_has_to_see_the_gpus() -> None:
+def test_pytorch_has_to_see_the_gpus():
     assert gpu_truths.judge_device(FACTS, 2).verdict == PASS
     assert gpu_truths.judge_device(FACTS, 8).verdict == FAIL
     assert gpu_truths.judge_device(None, 8).text == "PyTorch uses the CPU, and NVML reports 8 GPUs"
@@ -89,7 +85,7 @@ def test_pytorch_has_to_see_the_gpus() -> None:
         ([NAN, 0.25], [0.5, 0.25], FAIL),
     ],
 )
-def test_losses_of_two_ranks_on_one_gpu(actual: list[float], expected: list[float], verdict: str) -> None:
+def test_losses_of_two_ranks_on_one_gpu(actual, expected, verdict):
     assert gpu_truths.judge_losses(actual, expected, 1e-4).verdict == verdict
 
 
@@ -107,13 +103,13 @@ def raise_error(error: BaseException) -> list[Truth]:
         (TimeoutError(), FAIL, "TimeoutError"),
     ],
 )
-def test_an_observation_that_raises_is_a_line(error: BaseException, verdict: str, text: str) -> None:
+def test_an_observation_that_raises_is_a_line(error, verdict, text):
     lines = gpu_truths.try_truths(("timer", "copy"), lambda: raise_error(error))
     assert [(line.name, line.verdict, line.text) for line in lines] == [(n, verdict, text) for n in ("timer", "copy")]
     assert verdict == NOT_POSSIBLE or lines[0].detail == str(error)
 
 
-def test_truths_that_a_rank_did_not_reach_fail() -> None:
+def test_truths_that_a_rank_did_not_reach_fail():
     record = {"measured": {"timer": times(0.01)}, "errors": {"copy": "RuntimeError: no"}}
     lines = gpu_truths.judge_rank(record, ("timer", "copy", "memory"), "killed by SIGSEGV\nlog")
     assert [(line.verdict, line.text) for line in lines[1:]] == [
@@ -123,13 +119,13 @@ def test_truths_that_a_rank_did_not_reach_fail() -> None:
     assert lines[0].verdict == PASS and lines[2].detail == "killed by SIGSEGV\nlog"
 
 
-def test_a_gpu_that_pytorch_does_not_see_fails_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_pytorch_does_not_see_fails_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_truths, "run_worker_module", lambda *words: raise_error(Refused("sees 0 GPUs")))
     lines = gpu_truths.observe_rank("bare_torch", 1, ("device", "timer"), tmp_path)
     assert [(line.verdict, line.text) for line in lines] == [(FAIL, "sees 0 GPUs"), (NOT_POSSIBLE, "sees 0 GPUs")]
 
 
-def test_more_ranks_than_gpus_go_to_the_first_one(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranks_than_gpus_go_to_the_first_one(nvml_library, monkeypatch):
     """All on one node, with room for them."""
     put_in(monkeypatch, nvml_library)  # two GPUs
     spec = resolve(compose_config(["strategy=ddp_gloo", "gpus=3", "hardware.gpus_per_node=3"]))
@@ -139,7 +135,7 @@ def test_more_ranks_than_gpus_go_to_the_first_one(nvml_library: Path, monkeypatc
     assert [place.devices for place in spec.places] == [[0], [0], [0]]
 
 
-def test_a_gpu_for_one_process_takes_no_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_for_one_process_takes_no_two_ranks(tmp_path, monkeypatch):
     gpu = Gpu(0, *[None] * 8, compute_mode="exclusive_process")
     monkeypatch.setattr(gpu_truths, "detect_gpus", lambda: GpuFacts([gpu], None, None, None))
     (line,) = gpu_truths.try_truths(("one_gpu",), lambda: gpu_truths.observe_two_ranks_on_one_gpu(tmp_path))
@@ -151,7 +147,7 @@ CPU = ("hardware=cpu", "dataset.size=4000")
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_all_truths_give_figures_on_cpu_workers(tmp_path: Path) -> None:
+def test_all_truths_give_figures_on_cpu_workers(tmp_path):
     """The same code, whose figures say nothing here: a CPU has no clock of its own, and wrappers cost more."""
     names = ("device", *ONE_DEVICE_TRUTHS)
     lines = {line.name: line for line in gpu_truths.observe_rank("bare_torch", 1, names, tmp_path / "one", *CPU)}
@@ -165,6 +161,6 @@ def test_all_truths_give_figures_on_cpu_workers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_two_ranks_on_one_device_train_as_one(tmp_path: Path) -> None:
+def test_two_ranks_on_one_device_train_as_one(tmp_path):
     (line,) = gpu_truths.observe_two_ranks_on_one_gpu(tmp_path, "hardware=cpu")
     assert line.verdict == PASS, line

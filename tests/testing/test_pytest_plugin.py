@@ -1,7 +1,5 @@
 """What the plugin for pytest gives an author's tests, in a pytest of its own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +34,7 @@ def collected(folder: Path, *switches: str) -> list[str]:
     return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
 
 
-def test_contracts_need_no_conftest(tmp_path: Path) -> None:
+def test_contracts_need_no_conftest(tmp_path):
     """They are found, and marked, so that whoever has no time can leave them out."""
     (tmp_path / "test_mine.py").write_text(AUTHORS)
     assert collected(tmp_path, "-m", "not contract and not faults") == ["test_of_my_own"]
@@ -45,7 +43,7 @@ def test_contracts_need_no_conftest(tmp_path: Path) -> None:
     assert "test_a_failing_rank_ends_the_run[kill]" in collected(tmp_path, "-m", "faults")
 
 
-def test_it_costs_other_projects_nothing() -> None:
+def test_it_costs_other_projects_nothing():
     """Every pytest of the environment loads it."""
     code = "import sys, scalebench.testing.pytest_plugin; print(*(m for m in sys.modules if m.partition('.')[0] in "
     code += "('hydra', 'numpy', 'omegaconf', 'pandas', 'psutil') or m.startswith('scalebench')))"
@@ -56,7 +54,7 @@ def test_it_costs_other_projects_nothing() -> None:
 @pytest.mark.parametrize(
     ("argument", "counts"), [("/home/me/scalebench/.venv", False), ("scalebench.runner.worker", True)]
 )
-def test_a_process_that_is_left_runs_a_module_of_ours(argument: str, counts: bool) -> None:
+def test_a_process_that_is_left_runs_a_module_of_ours(argument, counts):
     """A clone is called scalebench, and Python's own helpers have its path in their commands."""
     with subprocess.Popen([sys.executable, "-c", "input()", argument], stdin=subprocess.PIPE) as child:
         assert [process.pid for process in list_own_children()] == [child.pid] * counts

@@ -1,8 +1,6 @@
 """StrategyContract: each built-in strategy and adapter class has one, and each thing that it asks fails for a strategy
 that does not have it: a contract that cannot fail says nothing."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from dataclasses import asdict
@@ -19,7 +17,7 @@ from scalebench.strategies import registry
 from scalebench.strategies.torch.ddp import DdpOptions
 from scalebench.testing import FaultContract
 from scalebench.testing.strategy_contract import StrategyContract, YamlContract, describe_updates
-from tests.builders.plugins import OPTIONS, Distributions, strategy_yaml
+from tests.builders.plugins import OPTIONS, strategy_yaml
 from tests.builders.plugins import dists as dists
 from tests.strategies.contracts import test_contract_strategies, test_contract_tensorflow
 
@@ -71,7 +69,7 @@ class TestSimulatedFaults(FaultContract):
 
 
 @pytest.mark.slow
-def test_a_lax_yaml_fails(dists: Distributions, tmp_path: Path) -> None:
+def test_a_lax_yaml_fails(dists, tmp_path):
     """Of a class that is sound, and of words alone; all that is asked of it otherwise still holds."""
     dists.strategy(yaml=strategy_yaml("mine", baseline="simulated", **YAMLS["yaml declares exactness"]))
     actual = answers(tmp_path / "asked")
@@ -82,7 +80,7 @@ def test_a_lax_yaml_fails(dists: Distributions, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("question", FAULTS)
-def test_a_faulty_class_fails(question: str, dists: Distributions, tmp_path: Path) -> None:
+def test_a_faulty_class_fails(question, dists, tmp_path):
     dists.strategy(code=f"{HEAD}    {FAULTS[question]}\n", yaml=strategy_yaml("mine", baseline="simulated"))
     answer = answers(tmp_path / "asked")[question]
     assert (answer.verdict, bool(answer.reason), bool(answer.detail)) == (FAILS, True, True)
@@ -90,13 +88,13 @@ def test_a_faulty_class_fails(question: str, dists: Distributions, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("question", YAMLS)
-def test_a_faulty_yaml_fails(question: str, dists: Distributions, tmp_path: Path) -> None:
+def test_a_faulty_yaml_fails(question, dists, tmp_path):
     dists.strategy(yaml=strategy_yaml("mine", **YAMLS[question]))
     assert answers(tmp_path / "asked")[question].verdict == FAILS
 
 
 @pytest.mark.slow
-def test_approximate_steps_have_their_own_tolerance(dists: Distributions, tmp_path: Path) -> None:
+def test_approximate_steps_have_their_own_tolerance(dists, tmp_path):
     off = "    def step(self, batch):\n        part = super().step(batch)\n"
     off += "        return LossPart(part.loss_sum * 1.01, part.samples)\n"
     reported = {"baseline": "simulated", "approximate": "its losses are a hundredth more"}
@@ -106,14 +104,14 @@ def test_approximate_steps_have_their_own_tolerance(dists: Distributions, tmp_pa
 
 
 @pytest.mark.parametrize("name", registry.BUILT_IN_STRATEGIES)
-def test_the_yaml_of_a_strategy_is_complete(name: str) -> None:
+def test_the_yaml_of_a_strategy_is_complete(name):
     contract = type("Stated", (YamlContract,), {"strategy": name})()
     contract.test_yaml_has_a_description()
     contract.test_yaml_has_requirements()
     contract.test_yaml_declares_exactness()
 
 
-def test_each_strategy_has_a_contract_and_each_adapter_class_one_that_is_not_slow() -> None:
+def test_each_strategy_has_a_contract_and_each_adapter_class_one_that_is_not_slow():
     files = vars(test_contract_strategies) | vars(test_contract_tensorflow)
     named = [one for name, one in files.items() if name.startswith("Test")]
     contracts = [one for one in named if issubclass(one, StrategyContract)]
@@ -126,7 +124,7 @@ def test_each_strategy_has_a_contract_and_each_adapter_class_one_that_is_not_slo
     assert {target for target, count in quick.items() if not count} == {registry.find_strategy("data_parallel").target}
 
 
-def test_names_of_one_adapter_class_have_the_same_options() -> None:
+def test_names_of_one_adapter_class_have_the_same_options():
     """So that the contract of one of them holds for all, but for the values of the options."""
     options: dict[str | None, dict[str, set[str]]] = defaultdict(dict)
     for name in registry.BUILT_IN_STRATEGIES:
@@ -137,7 +135,7 @@ def test_names_of_one_adapter_class_have_the_same_options() -> None:
 
 
 @pytest.mark.parametrize(("name", "flagged"), [("parameter_server", True), ("simulated", False)])
-def test_rows_of_approximate_strategies_are_flagged(name: str, flagged: bool) -> None:
+def test_rows_of_approximate_strategies_are_flagged(name, flagged):
     spec = resolve(compose_config([f"strategy={name}", "gpus=1"]))
     assert ("approximate" in spec.flags) == flagged
 
@@ -149,15 +147,11 @@ def test_rows_of_approximate_strategies_are_flagged(name: str, flagged: bool) ->
         (0.5, 0.03, "updates are 0.50 times the baseline's: averaged twice?"),
         (3.1, 0.0, "updates are 3.10 times the baseline's"),
         (1.0, 0.02, "updates of one step of SGD are off the baseline's by 2.00%, not by a factor: of other samples?"),
-        (
-            1.0,
-            0.0,
-            "updates of one step of SGD are the baseline's: later steps, or its optimizer, differ",
-        ),
+        (1.0, 0.0, "updates of one step of SGD are the baseline's: later steps, or its optimizer, differ"),
         (0.0, 0.0, "updates nothing in one step of SGD"),
     ],
 )
-def test_updates_that_differ_are_described(factor: float, across: float, text: str) -> None:
+def test_updates_that_differ_are_described(factor, across, text):
     actual = {"w": np.array([factor, 0.0]), "b": np.array([factor * across])}
     assert describe_updates(actual, {"w": np.array([1.0, 0.0]), "b": np.zeros(1)}, 2) == text
 
@@ -172,7 +166,7 @@ def total(outputs, targets):
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_no_mean_blames_no_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_is_no_mean_blames_no_strategy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "losses.py").write_text(USER_LOSSES)
     overrides = ("model=custom", "model.torch=losses:build", "model.loss=losses:total")
@@ -183,7 +177,7 @@ def test_a_loss_that_is_no_mean_blames_no_strategy(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_sums_of_gradients_are_named(dists: Distributions, tmp_path: Path) -> None:
+def test_sums_of_gradients_are_named(dists, tmp_path):
     """Adam hides a factor from the losses, but not from the weights."""
     code = """
 from scalebench.strategies.torch.ddp import Ddp

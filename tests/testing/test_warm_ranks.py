@@ -1,7 +1,5 @@
 """Ranks that are forked: they see what a new process sees, and where they would not, they are new processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -73,9 +71,7 @@ def is_forked(start: StartProgram, folder: Path, **variables: str) -> bool:
     return isinstance(process, WarmProcess)
 
 
-def test_it_sees_what_a_new_process_sees(
-    warm_ranks: WarmRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_sees_what_a_new_process_sees(warm_ranks, tmp_path, monkeypatch):
     """Also a folder and modules' folders that differ from those of the process that forks it."""
     assert is_forked(warm_ranks.start_program, tmp_path / "first")
     (tmp_path / "elsewhere").mkdir()
@@ -87,22 +83,20 @@ def test_it_sees_what_a_new_process_sees(
     assert read_answer(warm_ranks.start_program, "describe", tmp_path / "run") == new
 
 
-def test_ranks_have_random_numbers_and_hash_seeds_of_their_own(warm_ranks: WarmRanks, tmp_path: Path) -> None:
+def test_ranks_have_random_numbers_and_hash_seeds_of_their_own(warm_ranks, tmp_path):
     answers = [read_answer(warm_ranks.start_program, "draw", tmp_path / "run", rank) for rank in (0, 0, 1)]
     hashes, numbers, pids = zip(*answers, strict=True)
     assert (len(set(hashes)), len(set(numbers)), len(set(pids))) == (2, 3, 3)
 
 
 @pytest.mark.parametrize(("task", "status"), [("end", 0), ("fail", 7), ("raise", 1)])
-def test_its_exit_status_and_its_log_are_those_of_its_module(
-    task: str, status: int, warm_ranks: WarmRanks, tmp_path: Path
-) -> None:
+def test_its_exit_status_and_its_log_are_those_of_its_module(task, status, warm_ranks, tmp_path):
     process, log = start_rank(warm_ranks.start_program, task, tmp_path / "run")
     assert (process.wait(LIMIT_S), process.poll()) == (status, status)
     assert ("RuntimeError: as it should" in log.read_text()) == (task == "raise")
 
 
-def test_a_signal_ends_it(warm_ranks: WarmRanks, tmp_path: Path) -> None:
+def test_a_signal_ends_it(warm_ranks, tmp_path):
     process, _ = start_rank(warm_ranks.start_program, "wait", tmp_path / "run")
     wait_until((tmp_path / "run" / "waits0").exists)
     assert process.poll() is None
@@ -113,7 +107,7 @@ def test_a_signal_ends_it(warm_ranks: WarmRanks, tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)  # nobody gets it
 
 
-def test_it_ends_with_the_process_that_forked_it(tmp_path: Path) -> None:
+def test_it_ends_with_the_process_that_forked_it(tmp_path):
     with closing(WarmRanks()) as ranks:
         process, _ = start_rank(ranks.start_program, "wait", tmp_path / "run")
         wait_until((tmp_path / "run" / "waits0").exists)
@@ -121,7 +115,7 @@ def test_it_ends_with_the_process_that_forked_it(tmp_path: Path) -> None:
     wait_until(lambda: not find_running([process.pid]))
 
 
-def test_a_rank_after_the_process_that_forks_was_killed_is_a_new_process(tmp_path: Path) -> None:
+def test_a_rank_after_the_process_that_forks_was_killed_is_a_new_process(tmp_path):
     with closing(WarmRanks()) as ranks:
         assert is_forked(ranks.start_program, tmp_path / "run")
         for pid in ranks.pids:
@@ -129,36 +123,30 @@ def test_a_rank_after_the_process_that_forks_was_killed_is_a_new_process(tmp_pat
         assert not is_forked(ranks.start_program, tmp_path / "again")
 
 
-def test_it_is_in_the_network_of_its_run(warm_ranks: WarmRanks, tmp_path: Path) -> None:
+def test_it_is_in_the_network_of_its_run(warm_ranks, tmp_path):
     if (problem := find_kernel_problem()) is not None:
         pytest.skip(problem)
     with PrivateNetwork() as network:
         expected = os.stat(f"/proc/self/fd/{network.descriptors[-1]}").st_ino
 
-        def start(*arguments: Any) -> Program:
+        def start(*arguments):
             return warm_ranks.start_program(*arguments[:4], network)
 
         assert read_answer(start, "network", tmp_path / "run") == expected
 
 
-def test_a_variable_that_a_library_may_read_on_import_needs_a_new_process(
-    warm_ranks: WarmRanks, tmp_path: Path
-) -> None:
+def test_a_variable_that_a_library_may_read_on_import_needs_a_new_process(warm_ranks, tmp_path):
     assert not is_forked(warm_ranks.start_program, tmp_path / "run", TF_CPP_MIN_LOG_LEVEL="0")
     assert is_forked(warm_ranks.start_program, tmp_path / "again", OMP_NUM_THREADS="3")
 
 
-def test_where_a_gpu_is_visible_nothing_is_forked(
-    warm_ranks: WarmRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_gpu_is_visible_nothing_is_forked(warm_ranks, tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "count_gpus", lambda: 1)
     assert not is_forked(warm_ranks.start_program, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["tests.testing.module_with_thread", "no_such_module"])
-def test_nothing_is_forked_after_an_import_that_failed_or_left_a_thread(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_forked_after_an_import_that_failed_or_left_a_thread(name, tmp_path, monkeypatch):
     monkeypatch.setitem(module.PRELOADED, "none", (*module.PRELOADED["none"], name))
     with closing(WarmRanks()) as ranks:
         assert not is_forked(ranks.start_program, tmp_path / "run")
@@ -166,7 +154,7 @@ def test_nothing_is_forked_after_an_import_that_failed_or_left_a_thread(
 
 @pytest.mark.real
 @pytest.mark.parametrize("strategy", ["ddp_gloo", "tensor_parallel", "lightning_fsdp_gloo", "mirrored"])
-def test_ranks_find_what_they_need_already_imported(strategy: str, warm_ranks: WarmRanks, tmp_path: Path) -> None:
+def test_ranks_find_what_they_need_already_imported(strategy, warm_ranks, tmp_path):
     words = [*EVEN_WORKLOAD, f"strategy={strategy}", "gpus=2", f"dataset.cache={tmp_path / 'data'}"]
     spec = resolve(compose_config(words))
     if spec.unsupported is not None:

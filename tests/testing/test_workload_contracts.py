@@ -1,10 +1,7 @@
 """DatasetContract and ModelContract: our data sets and networks keep them, users' own as well, and each question fails
 for one that does not. And PyTorch's weights for Keras, by order and kind."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,10 +24,10 @@ TestRandom = dataset_contract("random", "model=mlp")
 
 
 @pytest.fixture
-def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def answers(tmp_path, monkeypatch):
     """Return answers(contract, code, **settings) -> the answer to each question about what a user wrote in mine.py."""
 
-    def ask(contract: str, code: str, **settings: Any) -> dict[str, ContractResult]:
+    def ask(contract, code, **settings):
         (tmp_path / "mine.py").write_text(code)
         monkeypatch.chdir(tmp_path)
         (tmp_path / "contract").mkdir()
@@ -63,14 +60,14 @@ def dataset_verdicts(answers: Any, body: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_user_samples_pass(answers: Any) -> None:
+def test_user_samples_pass(answers):
     assert set(dataset_verdicts(answers, "").values()) == {HOLDS}
     assert "mine" not in sys.modules
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("question", FAULTS)
-def test_a_faulty_function_fails(question: str, answers: Any) -> None:
+def test_a_faulty_function_fails(question, answers):
     actual = dataset_verdicts(answers, FAULTS[question])
     assert (actual[question], actual["shapes"]) == (FAILS, HOLDS)
 
@@ -148,7 +145,7 @@ def network_answers(answers: Any, *overrides: str, code: str = OWN) -> dict[str,
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_a_user_network_in_both_frameworks(answers: Any) -> None:
+def test_a_user_network_in_both_frameworks(answers):
     actual = network_answers(answers, "model.keras=mine:build_keras")
     assert {name for name, answer in actual.items() if answer.verdict != HOLDS} == {"flops"}
     assert actual["flops"].verdict == SKIPPED
@@ -156,7 +153,7 @@ def test_a_user_network_in_both_frameworks(answers: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_another_activation_is_another_network(answers: Any) -> None:
+def test_another_activation_is_another_network(answers):
     actual = network_answers(answers, "model.keras=mine:smooth")
     assert (actual[COUNT].verdict, actual[SAME].verdict) == (HOLDS, FAILS)
     assert "differ from the first batch on" in actual[SAME].reason
@@ -165,7 +162,7 @@ def test_another_activation_is_another_network(answers: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize(("function", "text"), [("wide", "number 1 is 0.weight"), ("deep", "4 trained arrays")])
-def test_networks_with_other_layers_fail(function: str, text: str, answers: Any) -> None:
+def test_networks_with_other_layers_fail(function, text, answers):
     actual = network_answers(answers, f"model.keras=mine:{function}")
     assert (actual[COUNT].verdict, actual[SAME].verdict) == (FAILS, SKIPPED)
     assert text in actual[SAME].reason
@@ -173,7 +170,7 @@ def test_networks_with_other_layers_fail(function: str, text: str, answers: Any)
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_unseeded_weights_fail_in_one_framework(answers: Any) -> None:
+def test_unseeded_weights_fail_in_one_framework(answers):
     """What was never written in Keras is not asked about."""
     drawn = OWN.partition("    return")[0] + DRAWN_ANEW
     actual = network_answers(answers, code=drawn)
@@ -201,7 +198,7 @@ KERAS_SHAPES = [
 ]
 
 
-def test_kernels_are_transposed_and_the_rest_is_copied() -> None:
+def test_kernels_are_transposed_and_the_rest_is_copied():
     conv, bias, gamma, dense, embedding = map_torch_weights(TORCH_ARRAYS, KERAS_SHAPES)
     np.testing.assert_array_equal(conv, TORCH_ARRAYS["0.weight"].transpose(2, 1, 0))
     np.testing.assert_array_equal(bias, TORCH_ARRAYS["0.bias"])
@@ -210,7 +207,7 @@ def test_kernels_are_transposed_and_the_rest_is_copied() -> None:
     np.testing.assert_array_equal(embedding, TORCH_ARRAYS["3.weight"])
 
 
-def test_kernels_of_pictures() -> None:
+def test_kernels_of_pictures():
     kernel = np.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)  # out, in, height, width
     (actual,) = map_torch_weights({"weight": kernel}, [("conv/kernel", (4, 5, 3, 2))])
     assert actual[1, 2, 0, 1] == kernel[1, 0, 1, 2]
@@ -226,6 +223,6 @@ def test_kernels_of_pictures() -> None:
         ),
     ],
 )
-def test_weights_that_cannot_be_mapped_are_an_error(wanted: list[tuple[str, tuple[int, ...]]], arguments: str) -> None:
+def test_weights_that_cannot_be_mapped_are_an_error(wanted, arguments):
     with pytest.raises(UnmappableWeights, match=arguments):
         map_torch_weights(TORCH_ARRAYS, wanted)

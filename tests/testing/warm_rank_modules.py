@@ -1,7 +1,5 @@
 """What a rank of test_warm_ranks does: `python -m tests.testing.warm_rank_modules FOLDER`, as the file `task` says."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -12,7 +12,7 @@ def image(size: int = 8, channels: int = 3) -> Network:
     return Network("net", (size, size, channels))
 
 
-def test_a_convolution_over_two_axes() -> None:
+def test_a_convolution_over_two_axes():
     net = image()
     node = net.conv(net.input, "conv", 16, (1, 7))
     assert (node.op, node.inputs, node.shape) == ("conv", ("input",), (8, 8, 16))
@@ -25,7 +25,7 @@ def test_a_convolution_over_two_axes() -> None:
 
 
 @given(st.integers(1, 64), st.integers(1, 11), st.integers(1, 4))
-def test_same_gives_a_position_for_each_stride_and_pads_behind(size: int, width: int, strides: int) -> None:
+def test_same_gives_a_position_for_each_stride_and_pads_behind(size, width, strides):
     """https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2"""
     net = Network("net", (size, 1))
     node = net.conv(net.input, "conv", 1, width, strides)
@@ -39,13 +39,13 @@ def test_same_gives_a_position_for_each_stride_and_pads_behind(size: int, width:
 @pytest.mark.parametrize(
     ("padding", "strides", "pads", "size"), [("valid", 1, 0, 6), ("valid", 2, 0, 3), (1, 2, 1, 4), (2, 1, 2, 10)]
 )
-def test_valid_and_numbers_of_zeros(padding: str | int, strides: int, pads: int, size: int) -> None:
+def test_valid_and_numbers_of_zeros(padding, strides, pads, size):
     net = image()
     for node in (net.conv(net.input, "conv", 1, 3, strides, padding), net.max_pool(net.input, 3, strides, padding)):
         assert node.shape[:2] == (size, size) and node.settings["pads"] == ((pads, pads), (pads, pads))
 
 
-def test_a_dense_layer_wants_a_flat_input() -> None:
+def test_a_dense_layer_wants_a_flat_input():
     net = image()
     with pytest.raises(ValueError, match=r"dense: flatten input of shape \(8, 8, 3\) first"):
         net.dense(net.input, "dense", 5)
@@ -55,7 +55,7 @@ def test_a_dense_layer_wants_a_flat_input() -> None:
 
 
 @pytest.mark.parametrize(("scale", "trained"), [(True, ["gamma", "beta"]), (False, ["beta"])])
-def test_moving_statistics_are_not_trained(scale: bool, trained: list[str]) -> None:
+def test_moving_statistics_are_not_trained(scale, trained):
     net = image()
     node = net.batch_norm(net.input, "bn", epsilon=1e-5, momentum=0.9, scale=scale)
     assert [a.name for a in node.arrays if a.trainable] == [f"bn/{last}" for last in trained]
@@ -67,7 +67,7 @@ def test_moving_statistics_are_not_trained(scale: bool, trained: list[str]) -> N
     assert net.parameters == 3 * len(trained) and len(net.arrays) == 2 + len(trained)
 
 
-def test_joining() -> None:
+def test_joining():
     net = image()
     wide = net.conv(net.input, "wide", 5, 1)
     assert net.concat(net.input, wide, net.input).shape == (8, 8, 11)
@@ -78,7 +78,7 @@ def test_joining() -> None:
         net.concat(net.input, net.max_pool(net.input, 2, 2))
 
 
-def test_counting() -> None:
+def test_counting():
     net = image()
     x = net.relu(net.conv(net.input, "a", 4, 3))
     assert (net.count("conv"), net.count("dense"), net.output) == (1, 0, x)
@@ -89,13 +89,13 @@ def test_counting() -> None:
     assert [node.name for node in net.nodes] == ["input", "a", "relu_2", "flatten_3", "b", "dropout_5"]
 
 
-def test_small_pictures_are_a_users_mistake() -> None:
+def test_small_pictures_are_a_users_mistake():
     net = image(size=2)
     with pytest.raises(InputError, match=r"^inputs of 2x2 are too small for net: conv slides a window of 3 over 2; "):
         net.conv(net.input, "conv", 4, 3, padding="valid")
 
 
-def test_programmers_mistakes() -> None:
+def test_programmers_mistakes():
     net = image()
     net.conv(net.input, "conv", 4, 3)
     with pytest.raises(ValueError, match="two nodes named conv"):
@@ -110,7 +110,7 @@ def tokens(length: int = 5) -> Network:
     return Network("net", (length,))
 
 
-def test_a_table_and_positions() -> None:
+def test_a_table_and_positions():
     net = tokens()
     rows = net.embedding(net.input, "tokens", 11, 6)
     assert (rows.shape, rows.macs) == ((5, 6), 0)
@@ -122,7 +122,7 @@ def test_a_table_and_positions() -> None:
         net.embedding(rows, "more", 11, 6)
 
 
-def test_attention_multiplies_all_pairs_of_positions_twice() -> None:
+def test_attention_multiplies_all_pairs_of_positions_twice():
     net = Network("net", (5, 6))
     x = net.input
     node = net.attention(x, x, x, "attention", heads=2)

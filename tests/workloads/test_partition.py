@@ -1,7 +1,5 @@
 """Stages and micro-batches: branches stay together, and the most expensive stage is as cheap as it can be."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -74,7 +72,7 @@ def has_weights(stage: NetworkStage) -> bool:
     return any(array.trainable for node in stage.nodes for array in node.arrays)
 
 
-def check(net: Network, stages: list[NetworkStage]) -> None:
+def check(net: Network, stages: list[NetworkStage]):
     """Assert that stages are consecutive, have weights, and pass on one value."""
     assert [node for stage in stages for node in stage.nodes] == net.nodes[1:]
     assert [stage.index for stage in stages] == list(range(len(stages)))
@@ -91,14 +89,14 @@ def most_expensive(net: Network, stages: list[NetworkStage], costs: list[float])
 
 
 @given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=8))
-def test_a_cut_is_where_only_one_value_is_passed_on(blocks: list[str]) -> None:
+def test_a_cut_is_where_only_one_value_is_passed_on(blocks):
     net = build_blocks(blocks)
     inner = range(1, len(net.nodes) - 1)
     assert find_cuts(net) == [i for i in inner if values_read_behind(net, i) == {net.nodes[i].name}]
 
 
 @given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=7), st.integers(1, 4), st.data())
-def test_the_most_expensive_stage_is_as_cheap_as_possible(blocks: list[str], count: int, data: st.DataObject) -> None:
+def test_the_most_expensive_stage_is_as_cheap_as_possible(blocks, count, data):
     net = build_blocks([*blocks, "dense"])
     costs: list[float] = data.draw(
         st.lists(st.integers(0, 9).map(float), min_size=len(net.nodes), max_size=len(net.nodes))
@@ -122,7 +120,7 @@ def test_the_most_expensive_stage_is_as_cheap_as_possible(blocks: list[str], cou
 
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
-def test_every_built_in_network_can_be_cut(name: str) -> None:
+def test_every_built_in_network_can_be_cut(name):
     net = load_model(name)
     most = max_stages(net)
     assert most >= (3 if name == "trivial" else 4)
@@ -136,7 +134,7 @@ def test_every_built_in_network_can_be_cut(name: str) -> None:
             assert sum(one.parameters for one in made) == net.parameters == sum(node_parameter_bytes(net)) / 4
 
 
-def test_balancing_memory_and_work_give_different_cuts() -> None:
+def test_balancing_memory_and_work_give_different_cuts():
     """Nearly all of VGG16's parameters are in one dense layer, and nearly all its work is in the convolutions."""
     vgg = load_model("vgg16")
     by_bytes, by_work = (
@@ -148,7 +146,7 @@ def test_balancing_memory_and_work_give_different_cuts() -> None:
     assert most_expensive(vgg, by_work, work) < 1.1 * sum(work) / 2 < most_expensive(vgg, by_bytes, work)
 
 
-def test_the_stages_of_the_perceptron() -> None:
+def test_the_stages_of_the_perceptron():
     mlp = load_model("mlp")
     stages = split_into_stages(mlp, 5, node_training_flops(mlp))
     assert [[node.op for node in stage.nodes] for stage in stages] == [["dense", "relu"]] * 4 + [["dense"]]
@@ -157,7 +155,7 @@ def test_the_stages_of_the_perceptron() -> None:
     assert node_parameter_bytes(mlp)[:3] == [0, 4 * (8000 * 4000 + 4000), 0]
 
 
-def test_equally_good_cuts_send_the_least_data() -> None:
+def test_equally_good_cuts_send_the_least_data():
     net = Network("net", (8, 8, 1))
     x = net.max_pool(net.relu(net.conv(net.input, "one", 4, 3)), 2, strides=2)
     x = net.conv(net.zero_pad(net.relu(x), 1), "two", 4, 3, padding="valid")
@@ -169,12 +167,12 @@ def test_equally_good_cuts_send_the_least_data() -> None:
 
 
 @pytest.mark.parametrize("name", ["materials_cnn", "resnet20_cifar10", "inception_v3"])
-def test_consecutive_stages_compute_what_the_network_does(name: str) -> None:
+def test_consecutive_stages_compute_what_the_network_does(name):
     net = networks.build_by_name(name, (75, 75, 3), 10) if name == "inception_v3" else load_model(name)
     weights = initial_weights([(a.name, a.shape, a.init) for a in net.arrays], seed=1)
     inputs = torch.rand(2, *net.input.shape, generator=torch.Generator().manual_seed(1))
 
-    def run(part: Network, x: torch.Tensor) -> torch.Tensor:
+    def run(part, x):
         module = NetworkModule(part, dropout=False)
         load_weights(module, {array.name: weights[array.name] for array in part.arrays})
         return module(x).detach()
@@ -186,7 +184,7 @@ def test_consecutive_stages_compute_what_the_network_does(name: str) -> None:
     torch.testing.assert_close(x, run(net, inputs), rtol=1e-5, atol=1e-5)
 
 
-def test_too_many_stages_are_an_input_error() -> None:
+def test_too_many_stages_are_an_input_error():
     mlp = load_model("mlp")
     with pytest.raises(
         InputError, match=r"^model mlp can be cut into at most 5 stages, the strategy needs 8: lower gpus$"
@@ -198,7 +196,7 @@ def test_too_many_stages_are_an_input_error() -> None:
         split_into_stages(build_blocks(["residual"]), 2, node_training_flops(build_blocks(["residual"])))
 
 
-def test_a_network_without_weights_is_one_stage() -> None:
+def test_a_network_without_weights_is_one_stage():
     net = build_blocks(["relu", "relu"])
     assert find_cuts(net) == [1] and max_stages(net) == 1
     (only,) = split_into_stages(net, 1, [0.0] * 3)
@@ -206,14 +204,14 @@ def test_a_network_without_weights_is_one_stage() -> None:
 
 
 @pytest.mark.parametrize("wrong", [[1.0], [-1.0] * 5, [math.nan] * 5, [math.inf] * 5])
-def test_costs_that_are_not_of_these_nodes(wrong: list[float]) -> None:
+def test_costs_that_are_not_of_these_nodes(wrong):
     net = build_blocks(["dense"] * 4)
     assert len(net.nodes) == 5
     with pytest.raises(ValueError, match="costs of the 5 nodes of net"):
         split_into_stages(net, 2, wrong)
 
 
-def test_a_deep_network_is_cut_quickly() -> None:
+def test_a_deep_network_is_cut_quickly():
     """All costs differ, so that nothing is cut short; 0.2 s of 300 layers through 8 stages."""
     net: Any = build_blocks(["dense"] * 300)
     seeded = random.Random(1)
@@ -229,9 +227,7 @@ def spec_of(samples: int, global_batch: int, gpus: int, feed: str = "host") -> R
 
 
 @given(st.integers(4, 60), st.integers(4, 40), st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]), st.data())
-def test_sizes_are_those_of_an_epoch(
-    samples: int, global_batch: int, devices: tuple[int, int], data: st.DataObject
-) -> None:
+def test_sizes_are_those_of_an_epoch(samples, global_batch, devices, data):
     gpus, replicas = devices
     replica = data.draw(st.integers(0, replicas - 1))
     rows = np.zeros(samples)
@@ -242,7 +238,7 @@ def test_sizes_are_those_of_an_epoch(
     assert set(epoch) == set(sizes)
 
 
-def test_the_fixed_feed_has_no_smaller_last_batch() -> None:
+def test_the_fixed_feed_has_no_smaller_last_batch():
     assert epoch_batch_sizes(spec_of(25, 10, 2), 0, 1) == [(10, 10), (5, 5)]
     assert epoch_batch_sizes(spec_of(25, 10, 2, "fixed"), 0, 1) == [(10, 10), (10, 10)]
 
@@ -251,7 +247,7 @@ def test_the_fixed_feed_has_no_smaller_last_batch() -> None:
     ("last", "micro_batches", "words"),
     [(8, 2, None), (8, 1, None), (5, 1, None), (5, 2, "the last batch of an epoch has 5 samples"), (8, 4, "a batch")],
 )
-def test_batches_that_do_not_divide_are_named(last: int, micro_batches: int, words: str | None) -> None:
+def test_batches_that_do_not_divide_are_named(last, micro_batches, words):
     reason = indivisible_reason([BatchSize(10, 10), BatchSize(last, last)], micro_batches)
     assert reason is None if words is None else reason is not None and reason.startswith(words)
     assert reason is None or "change strategy.options.micro_batches" in reason
@@ -271,9 +267,7 @@ def test_batches_that_do_not_divide_are_named(last: int, micro_batches: int, wor
         (30, 15, 4, 2, 2, 4),  # 8 and 7 neither
     ],
 )
-def test_the_default_divides_every_batch(
-    samples: int, global_batch: int, gpus: int, replicas: int, stages: int, number: int
-) -> None:
+def test_the_default_divides_every_batch(samples, global_batch, gpus, replicas, stages, number):
     spec = spec_of(samples, global_batch, gpus)
     assert default_micro_batches(spec, replicas, stages) == number
     reasons = [indivisible_reason(epoch_batch_sizes(spec, replica, replicas), number) for replica in range(replicas)]

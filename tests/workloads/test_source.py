@@ -5,7 +5,6 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterable
 from itertools import count, islice
 from pathlib import Path
 
@@ -321,7 +320,7 @@ def test_work_overlaps_with_the_consumer():
             time.sleep(0.04)
             yield item
 
-    def consume_s(iterator: Iterable[int]) -> float:
+    def consume_s(iterator):
         begin_s = time.perf_counter()
         for _ in iterator:
             time.sleep(0.04)

@@ -1,11 +1,8 @@
 """Functions and networks of the user: references are checked without an import, and samples complete a model."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -34,31 +31,31 @@ MASKED = SampleShape((200, 3), (2,), unusable_targets="NaN in targets")
 
 
 @pytest.fixture(autouse=True)
-def user_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def user_files(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "mine.py").write_text(CODE)
     (tmp_path / "yours.py").write_text("def build(): ...  # another\n")
     return tmp_path
 
 
-def test_names_are_found_without_importing_their_file() -> None:
+def test_names_are_found_without_importing_their_file():
     for name in ("taken", "thing", "build", "Net", "first", "rest", "assigned"):
         digest = user_code.file_digest(f"mine:{name}", "model.torch")
         assert digest is not None and len(digest) == 16 and "mine" not in sys.modules
 
 
-def test_a_star_import_may_define_any_name(user_files: Path) -> None:
+def test_a_star_import_may_define_any_name(user_files):
     (user_files / "star.py").write_text("from mine import *\n")
     assert user_code.file_digest("star:any", "model.torch")
 
 
-def test_an_edited_file_has_another_digest(user_files: Path) -> None:
+def test_an_edited_file_has_another_digest(user_files):
     before = user_code.file_digest("mine:build", "model.torch")
     (user_files / "mine.py").write_text(CODE + "\n# changed\n")
     assert user_code.file_digest("mine:build", "model.torch") != before
 
 
-def test_packages_and_installed_modules(user_files: Path) -> None:
+def test_packages_and_installed_modules(user_files):
     (user_files / "pack" / "age").mkdir(parents=True)
     (user_files / "pack" / "age" / "__init__.py").write_text("def build(): ...\n")
     assert user_code.file_digest("pack.age:build", "model.torch") is not None
@@ -80,21 +77,21 @@ WRONG_REFERENCES = {
 
 
 @pytest.mark.parametrize("reference", WRONG_REFERENCES)
-def test_a_wrong_reference_is_one_line(user_files: Path, reference: str) -> None:
+def test_a_wrong_reference_is_one_line(user_files, reference):
     (user_files / "garbled.py").write_text("x = 1\ndef build(:\n")
     with pytest.raises(InputError, match=WRONG_REFERENCES[reference]) as caught:
         user_code.file_digest(reference, "dataset.builder")
     assert "\n" not in str(caught.value) and not isinstance(caught.value, PluginError)
 
 
-def test_loading_finds_the_current_folder(user_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_finds_the_current_folder(user_files, monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     (user_files / "loaded_here.py").write_text("def build(): return 3\n")
     assert user_code.load_function("loaded_here:build", "model.torch")() == 3
     del sys.modules["loaded_here"]
 
 
-def test_files_of_the_user_hide_no_installed_module(user_files: Path) -> None:
+def test_files_of_the_user_hide_no_installed_module(user_files):
     (user_files / "colorsys.py").write_text("def build(): ...\n")
     for name in ("mine:build", "yours:build"):
         (user_files / f"{name[:-6]}.py").write_text("import colorsys\ndef build(): return colorsys.rgb_to_hsv\n")
@@ -104,7 +101,7 @@ def test_files_of_the_user_hide_no_installed_module(user_files: Path) -> None:
     del sys.modules["yours"]
 
 
-def test_a_file_sees_no_arguments_of_this_process(user_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_sees_no_arguments_of_this_process(user_files, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["worker", "/a/folder/of/a/run", "--epochs=x"])
     (user_files / "parses.py").write_text(
         "import argparse, sys\nparser = argparse.ArgumentParser()\n"
@@ -123,9 +120,7 @@ def test_a_file_sees_no_arguments_of_this_process(user_files: Path, monkeypatch:
         ("import argparse; p = argparse.ArgumentParser(); p.add_argument('data'); p.parse_args()", "SystemExit: 2"),
     ],
 )
-def test_a_file_that_ends_the_program_is_one_line(
-    line: str, end: str, user_files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_ends_the_program_is_one_line(line, end, user_files, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["worker"])
     (user_files / "ends.py").write_text(f"def build(): ...\n{line}\n")
     leave = os._exit
@@ -137,7 +132,7 @@ def test_a_file_that_ends_the_program_is_one_line(
     assert os._exit is leave
 
 
-def test_a_failure_to_load_is_one_line_with_its_traceback(user_files: Path) -> None:
+def test_a_failure_to_load_is_one_line_with_its_traceback(user_files):
     (user_files / "faulty_here.py").write_text("def build(): ...\nimport no_such_package\n")
     message = r"^model.torch=faulty_here:build cannot be loaded .*no_such_package"
     with pytest.raises(PluginError, match=message) as caught:
@@ -145,7 +140,7 @@ def test_a_failure_to_load_is_one_line_with_its_traceback(user_files: Path) -> N
     assert 'faulty_here.py", line 2' in caught.value.log
 
 
-def test_a_user_model_has_the_name_of_its_function_and_the_digests_of_its_files() -> None:
+def test_a_user_model_has_the_name_of_its_function_and_the_digests_of_its_files():
     torch = user_code.identify_model(USER_MODEL)
     both = user_code.identify_model(dataclasses.replace(USER_MODEL, keras="yours:build"))
     keras = user_code.identify_model(ModelSpec("custom", keras="yours:build"))
@@ -170,7 +165,7 @@ WRONG_MODELS = {
 
 
 @pytest.mark.parametrize("case", WRONG_MODELS)
-def test_a_wrong_model_is_the_users_mistake_unless_it_is_of_a_plugin(case: str) -> None:
+def test_a_wrong_model_is_the_users_mistake_unless_it_is_of_a_plugin(case):
     model, message = WRONG_MODELS[case]
     with pytest.raises(PluginError if case == "of a plugin" else InputError, match=message) as caught:
         user_code.identify_model(model)
@@ -200,7 +195,7 @@ COMPLETED: dict[str, tuple[ModelSpec, SampleShape, tuple[object, ...]]] = {
 
 
 @pytest.mark.parametrize("case", COMPLETED)
-def test_samples_complete_what_the_config_leaves_open(case: str) -> None:
+def test_samples_complete_what_the_config_leaves_open(case):
     model, samples, expected = COMPLETED[case]
     assert filled_keys(user_code.complete_model(model, samples, "it")) == expected
 
@@ -215,7 +210,7 @@ def test_samples_complete_what_the_config_leaves_open(case: str) -> None:
         ({"targets": ["G0", "a", "b"]}, CURVES, r"^model.targets has 3 names for 2 quantities: name all or none$"),
     ],
 )
-def test_settings_that_contradict_the_targets(changes: dict[str, object], samples: SampleShape, message: str) -> None:
+def test_settings_that_contradict_the_targets(changes, samples, message):
     with pytest.raises(InputError, match=message):
         user_code.complete_model(dataclasses.replace(USER_MODEL, **changes), samples, "it")
 
@@ -243,7 +238,7 @@ def build():
 
 
 @pytest.fixture
-def steps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def steps_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mysteps.py").write_text(STEPS_FILE)
     (tmp_path / "subclasses.py").write_text(SUBCLASSES_FILE)
@@ -265,16 +260,14 @@ def steps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("subclasses:Holder", "auto", CURVES, ("mse", "mse")),  # a part of it has one
     ],
 )
-def test_the_loss_of_a_users_module(
-    steps_file: None, function: str, loss: str, samples: SampleShape, expected: tuple[str, str]
-) -> None:
+def test_the_loss_of_a_users_module(steps_file, function, loss, samples, expected):
     model = ModelSpec("custom", torch=function, loss=loss, metric="auto")
     complete = user_code.complete_model(user_code.identify_model(model), samples, "it")
     assert (complete.loss, complete.metric) == expected
     assert user_code.has_user_loss(complete) == (expected[1] == "loss")
 
 
-def test_an_edited_loss_is_another_run(steps_file: None, tmp_path: Path) -> None:
+def test_an_edited_loss_is_another_run(steps_file, tmp_path):
     model = ModelSpec("custom", torch="plain:build", loss="mysteps:loss")
     before = user_code.identify_model(model).code_digest
     (tmp_path / "mysteps.py").write_text(STEPS_FILE + "# changed\n")
@@ -283,7 +276,7 @@ def test_an_edited_loss_is_another_run(steps_file: None, tmp_path: Path) -> None
         user_code.identify_model(dataclasses.replace(model, loss="mysteps:lose"))
 
 
-def test_several_arrays_need_a_network_and_a_loss_that_take_them(steps_file: None) -> None:
+def test_several_arrays_need_a_network_and_a_loss_that_take_them(steps_file):
     models = [ModelSpec("mlp", input_shape=[8]), ModelSpec("custom", torch="plain:build", loss="mse", metric="auto")]
     for model in models:
         with pytest.raises(
@@ -292,7 +285,7 @@ def test_several_arrays_need_a_network_and_a_loss_that_take_them(steps_file: Non
             user_code.complete_model(model, TOKENS, "it")
 
 
-def test_networks_of_libraries_have_the_library_in_their_names() -> None:
+def test_networks_of_libraries_have_the_library_in_their_names():
     reference = "scalebench.strategies.torch.libraries:build_torchvision"
     model = user_code.identify_model(ModelSpec("resnet50", torch=reference))
     assert model.name == user_code.identify_model(model).name == "torchvision/resnet50"

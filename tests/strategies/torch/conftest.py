@@ -1,7 +1,5 @@
 """Fixtures for runs inside the test process: one rank on the CPU with synthetic samples."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any
@@ -80,11 +78,11 @@ def _make_samples(spec: RunSpec) -> tuple[Any, Any]:
 
 
 @pytest.fixture
-def strategy(monkeypatch: pytest.MonkeyPatch) -> Any:
+def strategy(monkeypatch):
     """Return strategy(name, processes=1, **changes) -> rank 0 of that strategy, set up; it is closed after the test."""
     open_dataset = datasets.open_dataset
 
-    def open_samples(spec: RunSpec, *arguments: Any) -> tuple[Any, Any]:
+    def open_samples(spec, *arguments):
         return open_dataset(spec, *arguments) if spec.config.dataset.path is not None else _make_samples(spec)
 
     monkeypatch.setattr(datasets, "open_dataset", open_samples)
@@ -96,7 +94,7 @@ def strategy(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv(name, value)
     made: list[Strategy] = []
 
-    def make(name: str, processes: int = 1, **changes: Any) -> Strategy:
+    def make(name, processes=1, **changes):
         made.append(registry.load_strategy(name)(spec_of(name, processes, **changes), 0))
         try:
             made[-1].setup()

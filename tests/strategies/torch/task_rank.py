@@ -1,7 +1,5 @@
 """A rank that does what the `task.json` of its folder names, and writes its observations to observed<k>.json."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import sys
@@ -42,7 +40,7 @@ def run_rank_training(spec: RunSpec, strategy: Any) -> Any:
     return run_training(strategy, training, STEPS, rates=rates, evaluate_after=EVALUATED_STEPS, validation=validation)
 
 
-def accumulate(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
+def accumulate(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
     """Train in parts, with a schedule and evaluations."""
     strategy.setup()
     actual = run_rank_training(spec, strategy)
@@ -59,7 +57,7 @@ def accumulate(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) 
     write_json(progress.folder / f"observed{record.rank}.json", observed)
 
 
-def shard(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
+def shard(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
     """Train one of two ranks of a sharded strategy."""
     strategy.setup()
     inputs, targets = map(torch.from_numpy, make_features(22))
@@ -105,7 +103,7 @@ def gloo_messages(action: Any) -> list[tuple[str, int]]:
 PROFILED_STEPS = 3
 
 
-def take_parts(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
+def take_parts(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
     """Train parts of steps on one of two ranks, and profile steps."""
     torch.manual_seed(record.rank)  # other samples on each rank, so that gradients differ where they are not averaged
     strategy.setup()
@@ -135,7 +133,7 @@ def sum_weights(strategy: Any) -> float:
     return float(sum(array.sum(dtype=np.float64) for array in strategy.parameters().values()))
 
 
-def count_broadcasts(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
+def count_broadcasts(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
     """Count Lightning's broadcasts in three steps, by the option and by whether gradients are synchronized."""
     strategy.setup()
     batch = TorchBatch(*map(torch.from_numpy, make_features(20)), 40)

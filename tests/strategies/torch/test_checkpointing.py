@@ -1,7 +1,5 @@
 """Activation checkpointing changes no gradient and no moving statistic, and keeps fewer activations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -33,7 +31,7 @@ def train_once(name: str, checkpointed: bool, dropout: bool = False) -> tuple[in
     kept = {}
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
-    def count(tensor: Tensor) -> Tensor:
+    def count(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in parameters:
             kept[storage.data_ptr()] = storage.nbytes()
@@ -52,7 +50,7 @@ def train_once(name: str, checkpointed: bool, dropout: bool = False) -> tuple[in
     ("name", "dropout"),
     [("materials_cnn", True), ("resnet20_cifar10", False), ("gpt_small", False), ("densenet40_k12", False)],
 )
-def test_a_step_is_the_same_and_keeps_less(name: str, dropout: bool) -> None:
+def test_a_step_is_the_same_and_keeps_less(name, dropout):
     kept, plain = train_once(name, False, dropout)
     kept_with, state = train_once(name, True, dropout)
     assert kept_with < 0.8 * kept
@@ -61,11 +59,11 @@ def test_a_step_is_the_same_and_keeps_less(name: str, dropout: bool) -> None:
 
 
 class Switchable(nn.Linear):
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any) -> None:
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any):
         self.switched = gradient_checkpointing_kwargs
 
 
-def test_a_users_module_checkpoints_its_own_parts() -> None:
+def test_a_users_module_checkpoints_its_own_parts():
     module = Switchable(2, 2)
     checkpoint_user_module(module)
     assert module.switched == {"use_reentrant": False}

@@ -1,7 +1,5 @@
 """DistributedDataParallel's hooks send as many bytes as they state, and nothing while synchronization is off."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +38,7 @@ def train(strategy: Any, hook: str, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("changes", [{}, SEVERAL], ids=["one bucket", "several"])
-def test_messages_are_those_that_are_sent(strategy: Any, hook: str, changes: dict[str, Any]) -> None:
+def test_messages_are_those_that_are_sent(strategy, hook, changes):
     adapter = train(strategy, hook, **changes)
     sizes = adapter.message_sizes()
     expected = Counter(size // HOOKS[hook] for size in sizes)
@@ -57,9 +55,7 @@ def test_messages_are_those_that_are_sent(strategy: Any, hook: str, changes: dic
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_sizes_of_messages_are_not_counted_in_each_step(
-    strategy: Any, hook: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_of_messages_are_not_counted_in_each_step(strategy, hook, monkeypatch):
     """Steps are timed: what is known of a bucket is not worked out again."""
     adapter = train(strategy, hook, **SEVERAL)
     sizes = adapter.message_sizes()
@@ -71,7 +67,7 @@ def test_sizes_of_messages_are_not_counted_in_each_step(
 class Odd(nn.Module):
     """A module with a parameter that is a single number, and with a layer whose gradients are 0."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.dense, self.dead = nn.Linear(200 * 3, 2), nn.Linear(200 * 3, 50)
         self.temperature = nn.Parameter(torch.tensor(1.0))
@@ -82,7 +78,7 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_odd_parameters_have_finite_gradients(strategy: Any, hook: str) -> None:
+def test_odd_parameters_have_finite_gradients(strategy, hook):
     adapter = strategy("ddp_gloo", strategy__options__comm_hook=hook)
     adapter.net = adapter.wrap(Odd())
     for _ in range(4):
@@ -91,7 +87,7 @@ def test_odd_parameters_have_finite_gradients(strategy: Any, hook: str) -> None:
 
 
 @pytest.mark.gpu
-def test_powersgd_on_the_cpu_of_a_machine_with_gpus(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_powersgd_on_the_cpu_of_a_machine_with_gpus(strategy, monkeypatch):
     """PyTorch's hook would let CUDA wait for a device that is the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(Unsupported, match="set CUDA_VISIBLE_DEVICES= before the command"):

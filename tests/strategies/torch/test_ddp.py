@@ -1,7 +1,5 @@
 """DistributedDataParallel: parts of a step without communication, and synchronization after the backward pass."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER
 from scalebench.strategies.torch.batches import TorchBatch
 
 
-def test_parts_of_a_step_send_nothing(strategy: Any) -> None:
+def test_parts_of_a_step_send_nothing(strategy):
     """Neither gradients are sent nor moving statistics, which the forward pass after a step would broadcast."""
     adapter = strategy("ddp_gloo", model="resnet20_cifar10", strategy__options__broadcast_buffers=True)
     batch = TorchBatch(torch.rand(2, 32, 32, 3), torch.tensor([1, 2]), 2)
@@ -31,7 +29,7 @@ def gloo_events(action: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("option", ["static_graph", "gradient_as_bucket_view", "find_unused_parameters"])
-def test_parts_of_a_step_under_every_option(strategy: Any, option: str) -> None:
+def test_parts_of_a_step_under_every_option(strategy, option):
     """The reducer tolerates forward passes without a backward pass, and backward passes without an optimizer step."""
     adapter = strategy("ddp_gloo", **{f"strategy__options__{option}": True})
     batch = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20)
@@ -59,7 +57,7 @@ def sync_starts(adapter: Any) -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_buckets_are_sent_during_or_after_the_backward_pass(strategy: Any, overlap: bool) -> None:
+def test_buckets_are_sent_during_or_after_the_backward_pass(strategy, overlap):
     adapter = strategy("ddp_gloo", strategy__options__bucket_cap_mb=0.01, strategy__options__overlap=overlap)
     starts, ready = sync_starts(adapter)
     assert len(starts) == len(adapter.message_sizes()) > 2
@@ -70,7 +68,7 @@ def test_buckets_are_sent_during_or_after_the_backward_pass(strategy: Any, overl
 @pytest.mark.parametrize(
     "option", ["static_graph", "gradient_as_bucket_view", "find_unused_parameters", "broadcast_buffers"]
 )
-def test_weights_do_not_depend_on_overlap_under_any_option(strategy: Any, option: str) -> None:
+def test_weights_do_not_depend_on_overlap_under_any_option(strategy, option):
     """With gradient accumulation in two parts."""
     trained = []
     for overlap in (True, False):
@@ -84,7 +82,7 @@ def test_weights_do_not_depend_on_overlap_under_any_option(strategy: Any, option
         assert (array == trained[1][name]).all(), name
 
 
-def test_a_failed_backward_pass_leaves_no_bucket(strategy: Any) -> None:
+def test_a_failed_backward_pass_leaves_no_bucket(strategy):
     adapter = strategy("ddp_gloo", strategy__options__bucket_cap_mb=0.01, strategy__options__overlap=False)
     first = next(adapter.model.parameters())
     fails = first.register_hook(lambda gradient: torch.full((9,), 1.0)[10])

@@ -1,7 +1,5 @@
 """Networks of other libraries: stand-ins show what is asked of each, and transformers itself where it is installed."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,15 +14,15 @@ from scalebench.strategies.torch.user_module import UserProblem, function_label
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def calls(monkeypatch):
     """Put stand-ins of the libraries in their place; return the arguments of their calls."""
     calls: list[dict[str, Any]] = []
 
-    def create(name: str, **arguments: Any) -> nn.Module:
+    def create(name, **arguments):
         calls.append({"name": name, **arguments})
         return nn.Linear(2, 2)
 
-    def for_model(name: str, **settings: Any) -> Any:
+    def for_model(name, **settings):
         return SimpleNamespace(name=name, use_cache=True, **settings)
 
     vision, timm, transformers = ModuleType("torchvision"), ModuleType("timm"), ModuleType("transformers")
@@ -41,7 +39,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_classifiers_have_the_classes_of_the_samples_and_no_weights(calls: list[dict[str, Any]]) -> None:
+def test_classifiers_have_the_classes_of_the_samples_and_no_weights(calls):
     libraries.build_torchvision("resnet18", 10)
     libraries.build_timm("resnet18", 10, drop_rate=0.1)
     assert calls == [
@@ -50,13 +48,13 @@ def test_classifiers_have_the_classes_of_the_samples_and_no_weights(calls: list[
     ]
 
 
-def test_transformers_are_built_from_a_configuration(calls: list[dict[str, Any]]) -> None:
+def test_transformers_are_built_from_a_configuration(calls):
     libraries.build_transformers("gpt2", n_layer=2)
     assert calls == [{"name": "gpt2", "use_cache": False, "n_layer": 2}]
 
 
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
-def test_unknown_names_have_a_neighbour(calls: list[dict[str, Any]], library: str) -> None:
+def test_unknown_names_have_a_neighbour(calls, library):
     build = getattr(libraries, f"build_{library}")
     with pytest.raises(UserProblem, match=rf"^is no model of {library}; did you mean resnet18\?$"):
         build("resnet19", 10)
@@ -66,13 +64,13 @@ def test_unknown_names_have_a_neighbour(calls: list[dict[str, Any]], library: st
         libraries.build_transformers("gpt2", task="translation")
 
 
-def test_a_network_of_a_library_is_named_as_it_was_asked_for() -> None:
+def test_a_network_of_a_library_is_named_as_it_was_asked_for():
     model = ModelSpec("timm/resnet19", torch="scalebench.strategies.torch.libraries:build_timm")
     assert function_label(model) == "model=timm/resnet19"
 
 
 @pytest.mark.extra("transformers")
-def test_the_real_transformers() -> None:
+def test_the_real_transformers():
     import transformers
 
     module = libraries.build_transformers("gpt2", n_layer=1, n_embd=8, n_head=2, vocab_size=16, n_positions=8)

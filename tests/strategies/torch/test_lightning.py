@@ -1,12 +1,9 @@
 """Lightning's Trainer under our loop: it fetches no extra batches, ends with the loop, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +23,7 @@ from tests.strategies.torch.conftest import spec_of
 class CountedBatches:
     """Batches that count how many of them were fetched."""
 
-    def __init__(self, batches: Any) -> None:
+    def __init__(self, batches: Any):
         self.drawn, self._batches = 0, batches
 
     def __iter__(self) -> Iterator[Any]:
@@ -44,14 +41,14 @@ def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, 
 
 
 @pytest.mark.slow
-def test_no_batch_is_fetched_ahead(strategy: Any, source: Callable[..., Source]) -> None:
+def test_no_batch_is_fetched_ahead(strategy, source):
     lightning = strategy("lightning_ddp_gloo")
     for blocks in (3, 1):  # a second training in the same process, as probes want it
         drawn, losses = train(lightning, source(), blocks, 4)
         assert drawn == len(losses) == 4 * blocks
 
 
-def test_losses_are_those_of_bare(strategy: Any, source: Callable[..., Source]) -> None:
+def test_losses_are_those_of_bare(strategy, source):
     """This includes the end of an epoch and the end of a training."""
     lightning, bare = strategy("lightning_ddp_gloo"), strategy("bare_torch")
     for _ in range(2):
@@ -60,7 +57,7 @@ def test_losses_are_those_of_bare(strategy: Any, source: Callable[..., Source]) 
 
 
 @pytest.mark.slow
-def test_a_loop_without_further_batches_ends_the_training(strategy: Any, source: Callable[..., Source]) -> None:
+def test_a_loop_without_further_batches_ends_the_training(strategy, source):
     """Batches that end before the stage end the training, once."""
     lightning = strategy("lightning_ddp_gloo")
     batches = CountedBatches(islice(lightning.feed(source()), 3))
@@ -70,11 +67,11 @@ def test_a_loop_without_further_batches_ends_the_training(strategy: Any, source:
 
 
 @pytest.mark.slow
-def test_synchronization_can_be_switched_off_within_a_training(strategy: Any, source: Callable[..., Source]) -> None:
+def test_synchronization_can_be_switched_off_within_a_training(strategy, source):
     lightning = strategy("lightning_ddp_gloo")
     wrappers: list[DistributedDataParallel] = []
 
-    def decide(series: Any) -> bool:
+    def decide(series):
         lightning.set_gradient_sync(len(series.seconds) % 2 == 0)
         wrappers.append(lightning._wrapper)
         assert wrappers[-1].require_backward_grad_sync == (len(series.seconds) % 2 == 0)
@@ -85,13 +82,13 @@ def test_synchronization_can_be_switched_off_within_a_training(strategy: Any, so
     assert len(wrappers) == 4
 
 
-def test_a_training_leaves_nothing_behind(strategy: Any, source: Callable[..., Source], tmp_path: Path) -> None:
+def test_a_training_leaves_nothing_behind(strategy, source, tmp_path):
     on_sigterm = signal.getsignal(signal.SIGTERM)
     lightning = strategy("lightning_ddp_gloo")
     handlers = []
 
     class Asking(BatchReplay):
-        def done(self, part: Any) -> bool:
+        def done(self, part):
             handlers.append(signal.getsignal(signal.SIGTERM))
             return super().done(part)
 
@@ -104,8 +101,8 @@ def test_a_training_leaves_nothing_behind(strategy: Any, source: Callable[..., S
     assert lightning.evaluate(source())["mse"] > 0
 
 
-def test_errors_in_the_loop_are_raised(strategy: Any, source: Callable[..., Source]) -> None:
-    def decide(series: Any) -> bool:
+def test_errors_in_the_loop_are_raised(strategy, source):
+    def decide(series):
         raise RuntimeError("failed as configured")
 
     lightning = strategy("lightning_ddp_gloo")
@@ -114,7 +111,7 @@ def test_errors_in_the_loop_are_raised(strategy: Any, source: Callable[..., Sour
         lightning.train(TimedLoop(lightning, lightning.feed(source()), [stage]))
 
 
-def test_the_optimizer_state_follows_the_model(strategy: Any, source: Callable[..., Source]) -> None:
+def test_the_optimizer_state_follows_the_model(strategy, source):
     """Lightning leaves both on the CPU; here meta stands for a GPU. Step counts stay where they were created."""
     from scalebench.strategies.torch.lightning.trainer import move_optimizer_state
 
@@ -129,7 +126,7 @@ def test_the_optimizer_state_follows_the_model(strategy: Any, source: Callable[.
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sigterm", ["lightning", "never"])
-def test_the_broadcast_of_sigterm_is_part_of_the_synchronization(strategy: Any, sigterm: str) -> None:
+def test_the_broadcast_of_sigterm_is_part_of_the_synchronization(strategy, sigterm):
     lightning, calls = strategy("lightning_ddp_gloo", strategy__options__sigterm=sigterm), []
     loop = SimpleNamespace(_broadcast_sigterm_tensor=lambda: calls.append(lightning._sync_on))
     lightning._switch_sigterm_broadcast(loop)
@@ -140,7 +137,7 @@ def test_the_broadcast_of_sigterm_is_part_of_the_synchronization(strategy: Any, 
 
 
 @pytest.mark.gpu
-def test_a_lightning_without_that_broadcast(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lightning_without_that_broadcast(strategy, monkeypatch):
     """It has nothing to switch off, or something that cannot be."""
     from scalebench.strategies.torch.lightning import trainer
 
@@ -150,7 +147,7 @@ def test_a_lightning_without_that_broadcast(strategy: Any, monkeypatch: pytest.M
         strategy("lightning_ddp_gloo", strategy__options__sigterm="never")
 
 
-def test_uneven_nodes_are_unsupported() -> None:
+def test_uneven_nodes_are_unsupported():
     from scalebench.strategies.torch.lightning.ddp import LightningDdp
 
     spec = spec_of("lightning_ddp_gloo", 3)

@@ -1,8 +1,5 @@
 """The groups behind the meshes of sharded strategies, of processes and GPUs that are not there."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +13,7 @@ from scalebench.strategies.torch.sharded.fsdp import Fsdp, Hsdp
 
 
 @pytest.fixture
-def four_processes() -> Iterator[None]:
+def four_processes():
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     yield
     dist.destroy_process_group()
@@ -31,17 +28,17 @@ def strategy(kind: type[Fsdp], **options: Any) -> Any:
 
 
 @pytest.mark.usefixtures("four_processes")
-def test_a_mesh_of_all_processes_has_the_group_itself() -> None:
+def test_a_mesh_of_all_processes_has_the_group_itself():
     """Another one would have the backend that PyTorch prefers for GPUs, and its own time limit."""
     mesh = strategy(Fsdp).build_mesh()
     assert mesh.get_group() is dist.group.WORLD and mesh.size() == 4
 
 
 @pytest.mark.usefixtures("four_processes")
-def test_groups_along_the_axes_have_the_time_limit_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_along_the_axes_have_the_time_limit_of_the_run(monkeypatch):
     made, new_group = [], dist.new_group
 
-    def record(ranks: Any = None, timeout: Any = None, **more: Any) -> Any:
+    def record(ranks=None, timeout=None, **more):
         made.append((ranks, timeout))
         return new_group(ranks, timeout, **more)
 

@@ -1,9 +1,6 @@
 """Work of known length: CUDA's calls with a GPU that only counts, and the same calls on a CPU worker."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,30 +14,30 @@ CLOCK_HZ = 1.5e9
 class CountingGpu:
     """A GPU whose kernels take no time: each adds its cycles to a clock, which events read in milliseconds."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
         gpu = self
         self.now_s, self.kernels = 0.0, 0
 
         class Event:
-            def __init__(self, enable_timing: bool) -> None:
+            def __init__(self, enable_timing):
                 assert enable_timing
                 self.at_s: float | None = None
                 self.is_complete = False
 
-            def record(self) -> None:
+            def record(self):
                 self.at_s = gpu.now_s
 
-            def synchronize(self) -> None:
+            def synchronize(self):
                 self.is_complete = True
 
-            def elapsed_time(self, end: Any) -> float:
+            def elapsed_time(self, end):
                 assert end.is_complete, "the GPU may not have reached the event yet"
                 return float(1e3 * (end.at_s - self.at_s))
 
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
 
-    def sleep(self, cycles: int) -> None:
+    def sleep(self, cycles: int):
         assert isinstance(cycles, int)
         self.kernels += 1
         self.now_s += cycles / CLOCK_HZ
@@ -51,7 +48,7 @@ def work_on(kind: str) -> ReferenceWork:
     return ReferenceWork(SimpleNamespace(device=device))  # type: ignore[arg-type]
 
 
-def test_a_kernel_is_as_long_as_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_is_as_long_as_requested(monkeypatch):
     gpu, work = CountingGpu(monkeypatch), work_on("cuda")
     sleep = work.make_sleep(0.01)
     kernels, start_s = gpu.kernels, gpu.now_s
@@ -60,30 +57,30 @@ def test_a_kernel_is_as_long_as_requested(monkeypatch: pytest.MonkeyPatch) -> No
     assert gpu.kernels == kernels + 20
 
 
-def test_a_sleep_on_a_cpu_is_as_long_as_requested() -> None:
+def test_a_sleep_on_a_cpu_is_as_long_as_requested():
     work = work_on("cpu")
     assert work.describe() is None and work.free_bytes() is None
     assert work.time_s(work.make_sleep(0.01), 3) >= 0.03
 
 
 @pytest.mark.parametrize("size_bytes", [1, 251, 4096])
-def test_all_bytes_arrive(size_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_bytes_arrive(size_bytes, monkeypatch):
     assert work_on("cpu").time_copy_s(size_bytes)[1]
     monkeypatch.setattr(torch.Tensor, "copy_", lambda target, source, non_blocking: target)
     assert work_on("cpu").time_copy_s(size_bytes)[1] == (size_bytes == 1), "the first byte of the pattern is 0"
 
 
-def test_a_full_memory_is_an_error_and_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_memory_is_an_error_and_is_freed(monkeypatch):
     """Nothing keeps the chunks that did fit."""
     alive: list[int] = []
 
     class Chunk:
-        def __init__(self, size: int, **others: Any) -> None:
+        def __init__(self, size, **others):
             if len(alive) == 3:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
             alive.append(size)
 
-        def __del__(self) -> None:
+        def __del__(self):
             alive.clear()
 
     monkeypatch.setattr(torch, "empty", Chunk)
@@ -94,5 +91,5 @@ def test_a_full_memory_is_an_error_and_is_freed(monkeypatch: pytest.MonkeyPatch)
     assert work_on("cpu").exhaust_memory() is None
 
 
-def test_a_cpu_worker_is_refused_more_memory_than_there_is() -> None:
+def test_a_cpu_worker_is_refused_more_memory_than_there_is():
     assert "allocate" in str(work_on("cpu").exhaust_memory())

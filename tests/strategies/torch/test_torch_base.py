@@ -1,9 +1,6 @@
 """One rank: steps, weights of uneven shards, metrics, options, and errors during set-up."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -25,12 +22,11 @@ from scalebench.strategies.torch.group import choose_bound_device
 from scalebench.strategies.torch.lightning.trainer import choose_trainer_devices
 from scalebench.strategies.torch.observed import choose_activities
 from scalebench.workloads import networks
-from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 from tests.strategies.torch.conftest import spec_of
 
 
-def test_weights_start_from_the_seed(strategy: Any) -> None:
+def test_weights_start_from_the_seed(strategy):
     bare = strategy("bare_torch", seed=5)
     arrays = networks.build_network(bare.spec.config.model).arrays
     for name, array in initial_weights(((a.name, a.shape, a.init) for a in arrays), 5).items():
@@ -39,7 +35,7 @@ def test_weights_start_from_the_seed(strategy: Any) -> None:
 
 
 @pytest.mark.gpu
-def test_memory_that_the_allocator_reserved(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_the_allocator_reserved(strategy, monkeypatch):
     bare = strategy("bare_torch")
     assert (bare.reserved_memory_bytes(), bare.allocator_retries()) == ([None], None)
     reserved, retries = {"cuda:1": 7 * 10**9}, {"cuda:1": {"num_alloc_retries": 3}}
@@ -50,7 +46,7 @@ def test_memory_that_the_allocator_reserved(strategy: Any, monkeypatch: pytest.M
 
 
 @pytest.mark.gpu
-def test_data_parallel_on_one_gpu_sends_nothing() -> None:
+def test_data_parallel_on_one_gpu_sends_nothing():
     """Also where the process calls its only GPU by another number than the node; copies within its memory are none."""
     one = SingleProcessDataParallel(spec_of("data_parallel"), 0)
     one.place.devices, one.device = [3], torch.device("cuda", 0)
@@ -85,12 +81,12 @@ GPU, CPU = torch.device("cuda", 3), torch.device("cpu")
     ],
     ids=lambda value: value[0].__name__ if isinstance(value, tuple) else str(value),
 )
-def test_choices_by_kind_of_device(chosen: tuple[Any, ...], expected: Any) -> None:
+def test_choices_by_kind_of_device(chosen, expected):
     choose, *arguments = chosen
     assert choose(*arguments) == expected
 
 
-def test_loss_is_reported_as_a_lazy_sum(strategy: Any, source: Callable[..., Source]) -> None:
+def test_loss_is_reported_as_a_lazy_sum(strategy, source):
     bare = strategy("bare_torch")
     batch = next(iter(bare.feed(source())))
     with torch.no_grad():
@@ -101,7 +97,7 @@ def test_loss_is_reported_as_a_lazy_sum(strategy: Any, source: Callable[..., Sou
     assert (part.samples, float(part.loss_sum)) == (20, pytest.approx(float(expected), rel=1e-6))
 
 
-def test_weighted_shards_average_to_the_global_batch(strategy: Any, source: Callable[..., Source]) -> None:
+def test_weighted_shards_average_to_the_global_batch(strategy, source):
     """Three replicas have 7, 7 and 6 samples; without weights the average would differ by far more."""
     bare = strategy("bare_torch")
     complete = batches.to_tensors(next(iter(source())))
@@ -126,9 +122,7 @@ def unweighted(bare: Any, batch: batches.TorchBatch) -> list[torch.Tensor]:
     return gradients(bare, batch._replace(global_samples=batch.samples * bare.shard()[1]))
 
 
-def test_evaluate_is_the_mean_over_all_samples(
-    strategy: Any, source: Callable[..., Source], samples: tuple[np.ndarray, np.ndarray]
-) -> None:
+def test_evaluate_is_the_mean_over_all_samples(strategy, source, samples):
     bare = strategy("bare_torch")
     inputs, targets = (torch.from_numpy(array) for array in samples)
     with torch.no_grad():
@@ -145,12 +139,12 @@ def test_evaluate_is_the_mean_over_all_samples(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo", "independent_torch"])
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_parts_of_a_step(strategy: Any, source: Callable[..., Source], name: str, precision: str) -> None:
+def test_parts_of_a_step(strategy, source, name, precision):
     adapter = strategy(name, train__precision=precision)
     batch = next(iter(adapter.feed(source())))
     adapter.step(batch)
 
-    def weights() -> torch.Tensor:
+    def weights():
         return torch.cat([parameter.detach().flatten().clone() for parameter in adapter.model.parameters()])
 
     before = weights()
@@ -167,9 +161,7 @@ def test_parts_of_a_step(strategy: Any, source: Callable[..., Source], name: str
     assert not torch.equal(weights(), before)
 
 
-def test_batches_are_pinned_once_per_shape(
-    strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_are_pinned_once_per_shape(strategy, source, monkeypatch):
     """Batches are pinned once for each shape and copied each time, here to the meta device."""
     bare = strategy("bare_torch")
     batches = list(islice(bare.feed(source()), 6))  # the last has another shape
@@ -187,12 +179,12 @@ def test_batches_are_pinned_once_per_shape(
     assert copied == [(bare.device, {"non_blocking": True})] * 12
 
 
-def test_a_wrong_parameter_count_is_an_error(strategy: Any) -> None:
+def test_a_wrong_parameter_count_is_an_error(strategy):
     with pytest.raises(RuntimeError, match="153441 parameters here and 7 in its YAML"):
         strategy("bare_torch", model__params=7)
 
 
-def test_close_after_a_failed_setup(strategy: Any) -> None:
+def test_close_after_a_failed_setup(strategy):
     with pytest.raises(InputError, match="adam"):
         strategy("ddp_gloo", train__optimizer="adamm")  # after the group was joined; the fixture closes it
 
@@ -210,9 +202,9 @@ def test_close_after_a_failed_setup(strategy: Any) -> None:
     ],
 )
 def test_a_gpu_that_pytorch_cannot_use_is_unsupported(
-    monkeypatch: pytest.MonkeyPatch, cuda: str | None, driver: str | None, is_available: bool, index: int,
-    reason: str | None,
-) -> None:  # fmt: skip
+    monkeypatch, cuda, driver, is_available, index,
+    reason,
+) :  # fmt: skip
     monkeypatch.setattr(gpus, "read_driver_version", lambda: driver)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)
@@ -233,9 +225,7 @@ def test_a_gpu_that_pytorch_cannot_use_is_unsupported(
     [(4, 3, 3), (1, 3, 0), (1, 0, 0), (2, 3, None), (0, 0, None)],
     ids=["all of the node", "one for each rank", "the only one", "too few", "none"],
 )
-def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(
-    visible: int, index: int, chosen: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(visible, index, chosen, monkeypatch):
     current: list[torch.device] = []
     for name, value in {
         "is_available": visible > 0,
@@ -255,12 +245,12 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(
 
 
 @pytest.mark.parametrize("probe", [lambda adapter: adapter.profile(1, None), lambda adapter: adapter.backend_used()])
-def test_probes_need_a_training(strategy: Any, probe: Callable[[Any], Any]) -> None:
+def test_probes_need_a_training(strategy, probe):
     with pytest.raises(RuntimeError, match="there was no training"):
         probe(strategy("ddp_gloo"))
 
 
-def test_versions_name_installed_libraries_only(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_name_installed_libraries_only(strategy, monkeypatch):
     adapter = strategy("bare_torch")
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
     assert "cudnn" not in adapter.versions()

@@ -1,9 +1,6 @@
 """Every way of feeding gives the same batches in the same order."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import islice
 from typing import Any
@@ -24,7 +21,7 @@ def first_batches(source: Source, feed: str, ahead: str = "none") -> list[feedin
 
 @pytest.mark.parametrize("replica", [0, 1, 2])
 @pytest.mark.parametrize("ways", [("device", "none"), ("host", "queue"), ("device", "queue")])
-def test_same_batches_as_from_the_host(source: Callable[..., Source], ways: tuple[str, str], replica: int) -> None:
+def test_same_batches_as_from_the_host(source, ways, replica):
     part = source(replica, 3, first=7)
     expected = first_batches(part, "host")
     for batch, actual in zip(expected, first_batches(part, *ways), strict=True):
@@ -33,19 +30,19 @@ def test_same_batches_as_from_the_host(source: Callable[..., Source], ways: tupl
         assert (batch.global_samples, batch.samples) == (actual.global_samples, actual.samples)
 
 
-def test_host_batches_are_the_sources(source: Callable[..., Source]) -> None:
+def test_host_batches_are_the_sources(source):
     for batch, actual in zip(islice(source(), BATCHES), first_batches(source(), "host"), strict=True):
         assert (actual.inputs.numpy() == batch.inputs).all()
         assert (actual.targets.numpy() == batch.targets).all()
 
 
-def test_fixed_makes_its_tensors_once(source: Callable[..., Source]) -> None:
+def test_fixed_makes_its_tensors_once(source):
     actual = first_batches(source(feed="fixed"), "fixed")
     assert all(batch is actual[0] for batch in actual)
     assert torch.equal(actual[0].inputs, first_batches(source(), "host")[0].inputs)
 
 
-def test_closing_ends_the_thread(source: Callable[..., Source]) -> None:
+def test_closing_ends_the_thread(source):
     batches: Any = feeding.feed_batches(source(), CPU, "host", "queue")
     next(batches)
     assert any(thread.name == "prefetch" for thread in threading.enumerate())
@@ -53,20 +50,18 @@ def test_closing_ends_the_thread(source: Callable[..., Source]) -> None:
     assert not any(thread.name == "prefetch" for thread in threading.enumerate())
 
 
-def test_next_copy_is_issued_after_waiting_for_this_one(
-    source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_copy_is_issued_after_waiting_for_this_one(source, monkeypatch):
     """The double buffer, with fake streams, yields the same batches and waits before it issues the next copy."""
     notes: list[str] = []
 
     class Stream:
-        def __init__(self, device: torch.device) -> None:
+        def __init__(self, device):
             pass
 
-        def wait_stream(self, other: Stream) -> None:
+        def wait_stream(self, other):
             notes.append("wait")
 
-    def copying(stream: Stream) -> Any:
+    def copying(stream):
         notes.append("copy")
         return nullcontext()
 

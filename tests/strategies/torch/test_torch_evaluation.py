@@ -1,13 +1,9 @@
 """Evaluations during a training do not change its later steps; the peak of memory, and the bytes of the state that a
 strategy keeps from step to step."""
 
-from __future__ import annotations
-
 import weakref
-from collections.abc import Callable
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +37,7 @@ def images(first: int = 0, last: int = 50, batch: int = 20) -> Source:
         ("bare_torch", {"dataset__prefetch": "queue", "train__accumulate": 3}),
     ],
 )
-def test_evaluations_do_not_change_the_training(strategy: Any, name: str, model: str, changes: dict[str, Any]) -> None:
+def test_evaluations_do_not_change_the_training(strategy, name, model, changes):
     """Dropout and batch normalization are the same to the last bit."""
     settings = {"model": model, "train__learning_rate": 0.01, "train__dropout": True, **changes}
     plain = strategy(name, **settings)
@@ -59,7 +55,7 @@ def test_evaluations_do_not_change_the_training(strategy: Any, name: str, model:
     assert all(torch.equal(*pair) for pair in zip(plain.model.buffers(), looking.model.buffers(), strict=True))
 
 
-def test_metrics_are_those_of_the_current_model(strategy: Any) -> None:
+def test_metrics_are_those_of_the_current_model(strategy):
     adapter, other = (strategy("bare_torch", model="resnet20_cifar10", train__learning_rate=0.01) for _ in range(2))
     actual = run_training(adapter, images(), 3, evaluate_after=[2], validation=images(50, 70, 8)).metrics[2]
     for batch in islice(other.feed(images()), 2):
@@ -72,7 +68,7 @@ def test_metrics_are_those_of_the_current_model(strategy: Any) -> None:
 
 
 @pytest.mark.usefixtures("strategy")
-def test_the_peak_excludes_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_excludes_pauses(monkeypatch):
     """The GPU's allocator is replaced by a fake."""
     peak, device, observed = PeakMemory(), torch.device("cuda", 0), {"bytes": 100}
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: observed["bytes"])
@@ -88,16 +84,14 @@ def test_the_peak_excludes_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         assert peak.read_bytes(torch.device("cpu")) is None
 
 
-def test_evaluations_pause_the_peak(
-    strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluations_pause_the_peak(strategy, source, monkeypatch):
     bare, within = strategy("bare_torch"), []
     monkeypatch.setattr(PeakMemory, "paused", lambda peak, device: within.append(device) or torch.no_grad())
     bare.evaluate(source())
     assert within == [torch.device("cpu")]
 
 
-def test_zero3_evaluates_a_copy_that_shares_what_the_model_shares(strategy: Any, source: Callable[..., Source]) -> None:
+def test_zero3_evaluates_a_copy_that_shares_what_the_model_shares(strategy, source):
     """Without DeepSpeed, whose engine leaves the module as it is; two layers of it have the same weights."""
     bare = strategy("bare_torch", **user_model("Series"))
     zero3, empty = DeepSpeedZero3(bare.spec, 0), copy_without_values(bare.model, torch.device("meta"))
@@ -109,13 +103,11 @@ def test_zero3_evaluates_a_copy_that_shares_what_the_model_shares(strategy: Any,
 
 
 @pytest.mark.parametrize(("name", "optimizers"), [("bare_torch", 1), ("fsdp_gloo", 2), ("zero1", 2)])
-def test_the_peak_begins_after_setup(
-    strategy: Any, name: str, optimizers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_peak_begins_after_setup(strategy, name, optimizers, monkeypatch):
     """It begins once the optimizer of the complete weights is gone, which would hold them."""
     built, alive, build = [], [], base.optimizer.build_optimizer
 
-    def remember(*arguments: Any) -> Any:
+    def remember(*arguments):
         built.append(weakref.ref(made := build(*arguments)))
         return made
 
@@ -134,7 +126,7 @@ OF_OPTIMIZER = {"adam": 8 * PARAMETERS + COUNTS, "sgd": 0, "momentum": 4 * PARAM
 
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "zero1", "fsdp_gloo"])
 @pytest.mark.parametrize("optimizer", OF_OPTIMIZER)
-def test_state_bytes_of_weights_gradients_and_optimizer(strategy: Any, name: str, optimizer: str) -> None:
+def test_state_bytes_of_weights_gradients_and_optimizer(strategy, name, optimizer):
     """Adam keeps four times the weights, to the byte except for its step counts. One process has all shards."""
     adapter = strategy(name, train__optimizer=optimizer)
     assert adapter.state_bytes() == [4 * PARAMETERS]
@@ -143,13 +135,13 @@ def test_state_bytes_of_weights_gradients_and_optimizer(strategy: Any, name: str
         assert adapter.state_bytes() == [8 * PARAMETERS + OF_OPTIMIZER[optimizer]]
 
 
-def test_moving_statistics_are_part_of_the_state(strategy: Any) -> None:
+def test_moving_statistics_are_part_of_the_state(strategy):
     adapter = strategy("bare_torch", model="resnet20_cifar10")
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in adapter.model.buffers())
     assert buffers > 0 and adapter.state_bytes() == [4 * adapter.num_params() + buffers]
 
 
-def test_shared_tensors_count_once_and_tensors_of_other_devices_do_not_count() -> None:
+def test_shared_tensors_count_once_and_tensors_of_other_devices_do_not_count():
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     model[1].weight = model[0].weight
     state = {0: {"moment": torch.zeros(5), "far": torch.zeros(7, device="meta"), "step": 3}}
@@ -157,9 +149,7 @@ def test_shared_tensors_count_once_and_tensors_of_other_devices_do_not_count() -
     assert count_state_bytes(model, state, torch.device("meta")) == 4 * 7
 
 
-def test_a_module_that_keeps_tensors_of_an_evaluation_can_be_trained_on(
-    strategy: Any, source: Callable[..., Source]
-) -> None:
+def test_a_module_that_keeps_tensors_of_an_evaluation_can_be_trained_on(strategy, source):
     """Tensors made in inference_mode cannot be saved for the backward pass."""
     bare = strategy("bare_torch", **user_model("Caching"))
     bare.evaluate(source())

@@ -1,11 +1,6 @@
 """Gradient accumulation: a step in parts is the same step, whose gradients are synchronized once."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +11,6 @@ from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER
 from scalebench.strategies.torch import profiling
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.precision import CompiledModel
-from scalebench.workloads.source import Source
 from tests.strategies.builders import RecordedTraining, run_training
 
 LIGHTNING = pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow)
@@ -24,7 +18,7 @@ NAMES = ["bare_torch", "ddp_gloo", "independent_torch", LIGHTNING]
 STEPS = 8  # the sixth is of one sample: the last of an epoch of 101 in batches of 20
 
 
-def test_a_batch_is_split_into_views() -> None:
+def test_a_batch_is_split_into_views():
     batch = TorchBatch(torch.arange(20.0)[:, None], torch.arange(20), 35)
     parts = batch.split(3)
     assert [(part.samples, part.last, part.global_samples) for part in parts] == [
@@ -37,7 +31,7 @@ def test_a_batch_is_split_into_views() -> None:
     assert batch.split(1) == [batch] and (batch.share, batch.last) == (1, True)
 
 
-def test_fewer_samples_than_parts_leave_the_first_parts_empty() -> None:
+def test_fewer_samples_than_parts_leave_the_first_parts_empty():
     """The last part has a sample, since it synchronizes the gradients."""
     parts = TorchBatch(torch.zeros(2, 1), torch.zeros(2), 2).split(3)
     assert [(part.samples, part.last) for part in parts] == [(0, False), (1, False), (1, True)]
@@ -45,7 +39,7 @@ def test_fewer_samples_than_parts_leave_the_first_parts_empty() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_accumulation_keeps_the_losses(strategy: Any, source: Callable[..., Source], name: str, optimizer: str) -> None:
+def test_accumulation_keeps_the_losses(strategy, source, name, optimizer):
     """sgd reveals gradients that are too large or too small, which adam hides."""
     settings = {"train__optimizer": optimizer, "train__learning_rate": 0.02 if optimizer == "sgd" else 1e-3}
     parts, complete = strategy(name, train__accumulate=3, **settings), strategy("bare_torch", **settings)
@@ -55,7 +49,7 @@ def test_accumulation_keeps_the_losses(strategy: Any, source: Callable[..., Sour
     assert parts.last_batch.samples == 20
 
 
-def test_the_reported_loss_is_that_of_the_complete_batch(strategy: Any, source: Callable[..., Source]) -> None:
+def test_the_reported_loss_is_that_of_the_complete_batch(strategy, source):
     """The reported loss is a lazy one of the complete batch, and contains nothing of an earlier step."""
     parts = strategy("bare_torch", train__accumulate=3, train__learning_rate=0.0)
     batch = next(iter(parts.feed(source())))
@@ -65,7 +59,7 @@ def test_the_reported_loss_is_that_of_the_complete_batch(strategy: Any, source: 
 
 
 @pytest.mark.parametrize("name", ["ddp_gloo", LIGHTNING])
-def test_gradients_are_synchronized_once_per_step(strategy: Any, source: Callable[..., Source], name: str) -> None:
+def test_gradients_are_synchronized_once_per_step(strategy, source, name):
     """As often as without parts; under Lightning a training's new wrapper communicates as well."""
     actual = []
     for accumulate in (1, 4):
@@ -83,9 +77,7 @@ def test_gradients_are_synchronized_once_per_step(strategy: Any, source: Callabl
 
 @pytest.mark.parametrize("option", ["static_graph", "gradient_as_bucket_view", "find_unused_parameters"])
 @pytest.mark.parametrize("name", ["ddp_gloo", LIGHTNING])
-def test_accumulation_under_every_option_of_ddp(
-    strategy: Any, source: Callable[..., Source], name: str, option: str
-) -> None:
+def test_accumulation_under_every_option_of_ddp(strategy, source, name, option):
     adapter = strategy(name, train__accumulate=3, **{f"strategy__options__{option}": True})
     assert run_training(adapter, source(), 5).losses == pytest.approx(
         run_training(strategy("bare_torch"), source(), 5).losses, rel=1e-5
@@ -93,11 +85,11 @@ def test_accumulation_under_every_option_of_ddp(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_synchronization_can_be_switched_off_and_on(strategy: Any, source: Callable[..., Source], name: str) -> None:
+def test_synchronization_can_be_switched_off_and_on(strategy, source, name):
     adapter = strategy(name, train__accumulate=3)
     observed = []
 
-    def decide(series: Any) -> bool:
+    def decide(series):
         observed.append(len(series.seconds))
         adapter.set_gradient_sync(len(series.seconds) % 2 == 0)
         return len(series.seconds) == 4
@@ -112,7 +104,7 @@ def test_synchronization_can_be_switched_off_and_on(strategy: Any, source: Calla
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_parts_of_a_step_use_all_its_samples(strategy: Any, source: Callable[..., Source], name: str) -> None:
+def test_parts_of_a_step_use_all_its_samples(strategy, source, name):
     adapter, complete = strategy(name, train__accumulate=3), strategy("bare_torch")
     batch = next(iter(adapter.feed(source())))
     complete.partial_step(batch, BACKWARD)
@@ -127,7 +119,7 @@ def test_parts_of_a_step_use_all_its_samples(strategy: Any, source: Callable[...
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "lightning_ddp_gloo"])
-def test_float16_scales_every_part(strategy: Any, source: Callable[..., Source], name: str) -> None:
+def test_float16_scales_every_part(strategy, source, name):
     parts = strategy(name, train__precision="float16", train__accumulate=3)
     actual = run_training(parts, source(), 4).losses
     expected = run_training(strategy("bare_torch", train__precision="float16"), source(), 4).losses
@@ -135,9 +127,7 @@ def test_float16_scales_every_part(strategy: Any, source: Callable[..., Source],
     assert parts.precision.scaler.get_scale() == 65536
 
 
-def test_the_profile_covers_all_parts(
-    strategy: Any, source: Callable[..., Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_profile_covers_all_parts(strategy, source, tmp_path, monkeypatch):
     monkeypatch.setattr(profiling, "MAX_OPERATIONS", 1000)
     adapter = strategy("ddp_gloo", train__accumulate=3)
     adapter.step(next(iter(adapter.feed(source()))))
@@ -146,7 +136,7 @@ def test_the_profile_covers_all_parts(
     assert operations["aten::mkldnn_convolution"] == 3 * 2  # of the network, in each part
 
 
-def test_compilation_covers_the_shapes_of_parts(strategy: Any, source: Callable[..., Source]) -> None:
+def test_compilation_covers_the_shapes_of_parts(strategy, source):
     """It compiles for no other shapes; the compiler is replaced by a fake."""
     bare = strategy("bare_torch", train__accumulate=3)
     compiled, made = CompiledModel.__new__(CompiledModel), []

@@ -1,12 +1,9 @@
 """The process group and collective operations of one rank; the ranks' parts in transfers and the transfers that are not
 possible, without real GPUs."""
 
-from __future__ import annotations
-
 import gc
 import socket
 import weakref
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,14 +23,14 @@ from tests.strategies.torch.conftest import spec_of
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_collectives_of_one_rank_keep_their_values(name: str, strategy: Any) -> None:
+def test_collectives_of_one_rank_keep_their_values(name, strategy):
     action = strategy("ddp_gloo").collective(name, 64)
     action.put(lambda rank: np.arange(16, dtype=np.float32))
     action()
     np.testing.assert_array_equal(action.results()[0], np.arange(16))
 
 
-def test_buffers_are_freed_with_the_action(strategy: Any) -> None:
+def test_buffers_are_freed_with_the_action(strategy):
     """They are freed at once and not by the garbage collector: the buffers of the next size need the memory."""
     strategy("ddp_gloo")
     action = TorchCollective("all_to_all", 64, torch.device("cpu"))
@@ -46,8 +43,8 @@ def test_buffers_are_freed_with_the_action(strategy: Any) -> None:
         gc.enable()
 
 
-def test_operations_that_the_backend_lacks_are_not_measured(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacks(*words: Any, **others: Any) -> None:
+def test_operations_that_the_backend_lacks_are_not_measured(strategy, monkeypatch):
+    def lacks(*words, **others):
         raise RuntimeError("ProcessGroupGloo does not support reduce")
 
     monkeypatch.setattr(dist, "reduce", lacks)
@@ -56,8 +53,8 @@ def test_operations_that_the_backend_lacks_are_not_measured(strategy: Any, monke
         torch_group.build_torch_collective(group, "reduce", 64)
 
 
-def test_lack_of_memory_on_the_gpu_is_not_measured(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*words: Any) -> None:
+def test_lack_of_memory_on_the_gpu_is_not_measured(strategy, monkeypatch):
+    def full(*words):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch_group, "_allocate_floats", full)
@@ -75,12 +72,10 @@ def test_lack_of_memory_on_the_gpu_is_not_measured(strategy: Any, monkeypatch: p
         ("default", "CUDA error: all CUDA-capable devices are busy or unavailable", "buffers of 64 bytes do not fit"),
     ],
 )
-def test_a_copy_to_the_gpu_of_another_rank_that_has_no_room_is_not_measured(
-    mode: str, error: str | None, reason: str, strategy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_to_the_gpu_of_another_rank_that_has_no_room_is_not_measured(mode, error, reason, strategy, monkeypatch):
     """The copying process takes memory of its own on the other GPU, which CUDA refuses with a RuntimeError."""
 
-    def fail(*words: Any) -> None:
+    def fail(*words):
         raise RuntimeError(error)
 
     monkeypatch.setattr(bandwidth, "visible_gpus", lambda: [0, 1])
@@ -97,7 +92,7 @@ def two_gpus(mode: str) -> list[Gpu]:
     return [Gpu(index, *[None] * 8, compute_mode=mode) for index in range(2)]
 
 
-def test_cudnn_tunes_only_for_full_batches_of_gpus(strategy: Any, source: Any) -> None:
+def test_cudnn_tunes_only_for_full_batches_of_gpus(strategy, source):
     assert tunes_convolutions("cuda", True)
     assert not tunes_convolutions("cuda", False) and not tunes_convolutions("cpu", True)
     adapter = strategy("bare_torch")
@@ -108,7 +103,7 @@ def test_cudnn_tunes_only_for_full_batches_of_gpus(strategy: Any, source: Any) -
 CPU = torch.device("cpu")
 
 
-def test_a_taken_port_is_named(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_is_named(strategy, monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -119,12 +114,12 @@ def test_a_taken_port_is_named(strategy: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.skipif(dist.is_nccl_available(), reason="this PyTorch has NCCL")
-def test_a_missing_backend_is_unsupported() -> None:
+def test_a_missing_backend_is_unsupported():
     with pytest.raises(Unsupported, match="without NCCL"):
         TorchGroup("nccl", CPU, 0, 1, 10.0)
 
 
-def test_a_group_of_one_rank_sums_and_leaves(strategy: Any) -> None:
+def test_a_group_of_one_rank_sums_and_leaves(strategy):
     group = strategy("independent_torch").group
     assert group.sum([1.5, 2.0]) == [1.5, 2.0]
     group.all_reduce_buffers([4096, 10])
@@ -136,7 +131,7 @@ def test_a_group_of_one_rank_sums_and_leaves(strategy: Any) -> None:
 class UnjoinedGroup(TorchGroup):
     """A group without processes."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str):
         self.backend = backend
 
     def sum(self, values: list[float]) -> list[float]:
@@ -162,18 +157,18 @@ def transfer_rank(
         ("ring", [(1, 2), (2, 0), (0, 1)]),
     ],
 )
-def test_peers_of_each_rank(pattern: str, peers: list[Any]) -> None:
+def test_peers_of_each_rank(pattern, peers):
     """Three ranks with a transfer from rank 1 to rank 2."""
     assert [bandwidth._find_peers(transfer_rank(rank), pattern, 1, 2) for rank in range(3)] == peers
 
 
-def test_a_rank_without_a_part_does_nothing() -> None:
+def test_a_rank_without_a_part_does_nothing():
     for kind, source, target in (("send_one_way", 1, 2), ("memcpy", 1, 1)):
         assert build_transfer(transfer_rank(0), kind, source, target, 1024) is bandwidth._do_nothing
 
 
 @pytest.mark.parametrize("kind", ["memcpy", "memcpy_all"])
-def test_a_copy_in_host_memory_copies(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_in_host_memory_copies(kind, monkeypatch):
     made: list[torch.Tensor] = []
     buffer = bandwidth._allocate_bytes
     monkeypatch.setattr(bandwidth, "_allocate_bytes", lambda *words: made.append(buffer(*words)) or made[-1])
@@ -185,7 +180,7 @@ def test_a_copy_in_host_memory_copies(kind: str, monkeypatch: pytest.MonkeyPatch
     assert bool((received == 7).all())
 
 
-def test_sends_without_a_suitable_group_are_not_measured() -> None:
+def test_sends_without_a_suitable_group_are_not_measured():
     without_group = transfer_rank(0)
     without_group.group = None
     with pytest.raises(NotMeasured, match=r"^ddp_gloo has no group of torch"):
@@ -194,7 +189,7 @@ def test_sends_without_a_suitable_group_are_not_measured() -> None:
         build_transfer(transfer_rank(0, kind="cuda"), "send_ring", None, None, 1024)
 
 
-def set_peer_access(monkeypatch: pytest.MonkeyPatch, visible: int, pairs: set[tuple[int, int]]) -> None:
+def set_peer_access(monkeypatch: pytest.MonkeyPatch, visible: int, pairs: set[tuple[int, int]]):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: (a.index, b.index) in pairs)
 
@@ -211,20 +206,18 @@ def set_peer_access(monkeypatch: pytest.MonkeyPatch, visible: int, pairs: set[tu
         ("staged_ring", None, None, 2, None),
     ],
 )
-def test_missing_peer_access_is_not_measured(
-    monkeypatch: pytest.MonkeyPatch, kind: str, source: int | None, target: int | None, rank: int, reason: str | None
-) -> None:
+def test_missing_peer_access_is_not_measured(monkeypatch, kind, source, target, rank, reason):
     set_peer_access(monkeypatch, 3, {(0, 1), (1, 2)})
     assert find_problem(kind, source, target, rank) == reason
 
 
-def test_invisible_gpus_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invisible_gpus_are_not_measured(monkeypatch):
     set_peer_access(monkeypatch, 1, set())
     assert find_problem("staged_one_way", 0, 1) == "the process of rank 0 does not see the GPU of rank 1"
     assert find_problem("host_to_device", 0, 0) is None
 
 
-def test_copies_to_other_nodes_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_to_other_nodes_are_not_measured(monkeypatch):
     set_peer_access(monkeypatch, 3, {(0, 1)})
     nodes = (0, 0, 1)
     assert find_problem("peer_one_way", 0, 1, nodes=nodes) is None
@@ -242,7 +235,7 @@ def find_problem(
     return None
 
 
-def test_bare_copies_in_host_memory_only(strategy: Any) -> None:
+def test_bare_copies_in_host_memory_only(strategy):
     """A single device without a group can still copy within host memory."""
     without_group = strategy("bare_torch")
     without_group.transfer("memcpy", 0, 0, 4096)()

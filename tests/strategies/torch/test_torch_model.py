@@ -1,8 +1,6 @@
 """Networks in torch: the plan of the forward pass, weights, and every network of the zoo. The operations are in
 test_network_operations.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -38,7 +36,7 @@ def drawn(shape: tuple[int, ...], samples: int = 2) -> np.ndarray:
     return np.random.default_rng(1).normal(size=(samples, *shape)).astype(np.float32)
 
 
-def test_batch_norm_of_single_values() -> None:
+def test_batch_norm_of_single_values():
     """The last batch of an epoch may have one sample: its output is the offset, and statistics stay as they are."""
     net = Network("net", (6,))
     net.batch_norm(net.input, "bn")
@@ -61,7 +59,7 @@ def residual() -> Network:
     return net
 
 
-def test_plan() -> None:
+def test_plan():
     """Padding moves into a convolution that is its only reader; relu overwrites inputs without other readers."""
     made = module(residual())[0]
     steps = [step.module for step in made.plan]
@@ -74,7 +72,7 @@ def test_plan() -> None:
 
 
 @pytest.mark.parametrize("before", ["input", "relu"])
-def test_values_with_other_readers_are_not_overwritten(before: str) -> None:
+def test_values_with_other_readers_are_not_overwritten(before):
     """The batch belongs to the feed, and the backward pass of an activation reads its output."""
     net = Network("net", (6,))
     x = net.relu(net.dense(net.input, "dense", 6)) if before == "relu" else net.input
@@ -89,7 +87,7 @@ def test_values_with_other_readers_are_not_overwritten(before: str) -> None:
 
 
 @FORMATS
-def test_gradients_are_those_without_rewriting(data_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_those_without_rewriting(data_format, monkeypatch):
     """Compare with autograd over the same network without rewriting."""
     x = torch.from_numpy(drawn((9, 9, 3)))
     actual = gradients(module(residual(), data_format=data_format)[0], x)
@@ -106,14 +104,14 @@ def gradients(made: NetworkModule, x: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: parameter.grad for name, parameter in made.named_parameters()}
 
 
-def test_bytes_become_minus_one_to_one() -> None:
+def test_bytes_become_minus_one_to_one():
     made = module(residual())[0].eval()
     pixels = np.random.default_rng(0).integers(0, 256, (2, 9, 9, 3), np.uint8)
     as_floats = (pixels / np.float32(127.5) - 1).astype(np.float32)
     np.testing.assert_array_equal(output(made, pixels), output(made, as_floats))
 
 
-def test_images_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_not_copied(monkeypatch):
     """A batch is channels_last in memory already, and every activation stays so."""
     made = module(residual())[0]
     observed = []
@@ -142,7 +140,7 @@ EVERY = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name f
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_network(name: str) -> None:
+def test_every_network(name):
     """Check the size, the arrays that are loaded and read, the output, and the gradients of all trained arrays."""
     net = small(name)
     made, arrays = module(net)
@@ -172,7 +170,7 @@ def drawn_weights(net: Network) -> dict[str, np.ndarray]:
     return {array.name: rng.normal(size=array.shape).astype(np.float32) for array in net.arrays}
 
 
-def test_layout_of_a_2d_convolution_and_statistics() -> None:
+def test_layout_of_a_2d_convolution_and_statistics():
     net = Network("net", (6, 6, 2))
     net.batch_norm(net.conv(net.input, "block1/conv", 5, (3, 4), bias=False), "block1/bn")
     model, arrays = NetworkModule(net), drawn_weights(net)
@@ -187,7 +185,7 @@ def test_layout_of_a_2d_convolution_and_statistics() -> None:
     assert read_weights(model, statistics=True).keys() == arrays.keys()
 
 
-def test_mismatching_weights_are_named() -> None:
+def test_mismatching_weights_are_named():
     net = cnn()
     model, arrays = NetworkModule(net), drawn_weights(net)
     with pytest.raises(ValueError, match="dense3/bias"):

@@ -1,9 +1,7 @@
 """Every optimizer with a schedule and weight decay against its formula."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -20,7 +18,6 @@ from scalebench.strategies.torch import batches as feeding
 from scalebench.strategies.torch import ddp, optimizer
 from scalebench.strategies.torch import group as torch_group
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training, scheduled_rates
 
 STEPS, STEPS_PER_EPOCH, DECAY, MOMENTUM = 12, 6, 0.03, 0.8  # two epochs of 101 samples in batches of 20
@@ -64,7 +61,7 @@ def reference_losses(bare: Any, batches: Iterator[Any], rates: list[float]) -> l
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_losses_of_a_schedule_with_weight_decay(strategy: Any, source: Callable[..., Source], name: str) -> None:
+def test_losses_of_a_schedule_with_weight_decay(strategy, source, name):
     settings = {"train__optimizer": name, "train__learning_rate": RATES.get(name, 2e-3), **SETTINGS}
     bare, other = strategy("bare_torch", **settings), strategy("bare_torch", **settings)
     rates = scheduled_rates(bare.spec, STEPS, STEPS_PER_EPOCH)
@@ -75,18 +72,18 @@ def test_losses_of_a_schedule_with_weight_decay(strategy: Any, source: Callable[
     assert all(group["lr"] == rates[-1] for group in bare.optimizer.param_groups)
 
 
-def test_all_optimizers_of_the_spec_exist() -> None:
+def test_all_optimizers_of_the_spec_exist():
     assert tuple(sorted(optimizer.OPTIMIZERS)) == tuple(sorted(OPTIMIZERS))
 
 
-def test_the_first_rate_follows_the_learning_rate_rule(strategy: Any) -> None:
+def test_the_first_rate_follows_the_learning_rate_rule(strategy):
     """The rule scales the rate for a batch of 20 from a base batch of 5."""
     bare = strategy("bare_torch", train__learning_rate_rule="sqrt", train__base_batch=5)
     assert [group["lr"] for group in bare.optimizer.param_groups] == [2 * bare.spec.config.train.learning_rate]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_float16_with_a_schedule(strategy: Any, source: Callable[..., Source], name: str) -> None:
+def test_float16_with_a_schedule(strategy, source, name):
     """The scaler steps with the rate that was set: with a rate of 0, weights stay as they are."""
     adapter = strategy("bare_torch", train__precision="float16", train__optimizer=name)
     before = adapter.parameters()
@@ -97,7 +94,7 @@ def test_float16_with_a_schedule(strategy: Any, source: Callable[..., Source], n
 
 
 @pytest.fixture
-def eight_ranks(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def eight_ranks(strategy, monkeypatch):
     """Return eight_ranks(name, **changes) -> rank 0 of eight with the kernels of GPUs; collectives do nothing."""
     join = dist.init_process_group
     monkeypatch.setattr(torch_group, "_open_store", lambda *words: FakeStore())
@@ -132,7 +129,7 @@ def local_weights(adapter: Any) -> list[Tensor]:
 @pytest.mark.gpu
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
 @pytest.mark.parametrize("name", [*SHARDED, "ddp_gloo", "zero1", "lightning_ddp_gloo"])
-def test_eight_ranks_step_as_on_gpus(name: str, optimizer_name: str, eight_ranks: Any) -> None:
+def test_eight_ranks_step_as_on_gpus(name, optimizer_name, eight_ranks):
     """GPUs get kernels that a CPU never would. DTensor, of which FSDP's weights are and half of the tensor-parallel
     ones, lacks a rule for fused SGD."""
     adapter = eight_ranks(name, train__optimizer=optimizer_name, **({} if name in SHARDED else BUCKETS))
@@ -155,7 +152,7 @@ def test_eight_ranks_step_as_on_gpus(name: str, optimizer_name: str, eight_ranks
 
 
 @pytest.fixture
-def horovod_rank(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def horovod_rank(strategy, monkeypatch):
     """Yield horovod_rank(**changes) -> the only rank of Horovod's group, with the kernels of GPUs."""
     if reason := find_horovod_problem("torch", "gloo", "local"):
         pytest.skip(reason)
@@ -168,7 +165,7 @@ def horovod_rank(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
-def test_horovods_wrapper_steps_as_on_gpus(optimizer_name: str, horovod_rank: Any) -> None:
+def test_horovods_wrapper_steps_as_on_gpus(optimizer_name, horovod_rank):
     """Its optimizer is of another class, and still takes a scaled loss where the kernel does."""
     adapter = horovod_rank(train__optimizer=optimizer_name, train__precision="float16")
     before = local_weights(adapter)

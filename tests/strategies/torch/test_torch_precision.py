@@ -1,13 +1,8 @@
 """Memory layouts, precisions and compilation change how a network is computed, but not its results."""
 
-from __future__ import annotations
-
 import os
 import warnings
-from collections.abc import Callable, Iterator
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +17,6 @@ from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.precision import check_compiler
 from scalebench.strategies.torch.user_step import UserStep
 from scalebench.workloads.network import Network
-from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training
 from tests.strategies.torch.conftest import user_model
 from tests.strategies.torch.user_steps import Numbered
@@ -32,7 +26,7 @@ IMAGES = {"model": "resnet20_cifar10"}
 
 
 @pytest.fixture
-def inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def inductor(tmp_path, monkeypatch):
     """Let inductor compile within tmp_path and in this process."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     with warnings.catch_warnings():
@@ -46,9 +40,7 @@ def inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("changes", [{"train__data_format": "nchw"}, {"train__precision": "bfloat16"}])
-def test_layout_and_precision_keep_the_losses(
-    strategy: Any, pictures: Callable[..., Source], changes: dict[str, Any]
-) -> None:
+def test_layout_and_precision_keep_the_losses(strategy, pictures, changes):
     small = {**IMAGES, "train__learning_rate": 1e-3}
     plain, other = strategy("bare_torch", **small), strategy("bare_torch", **small, **changes)
     actual = run_training(other, pictures(), 4).losses
@@ -62,7 +54,7 @@ def test_layout_and_precision_keep_the_losses(
 
 
 @pytest.mark.parametrize("name", ["ddp_gloo", pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow)])
-def test_images_under_every_strategy(strategy: Any, pictures: Callable[..., Source], name: str) -> None:
+def test_images_under_every_strategy(strategy, pictures, name):
     """Losses and observed settings in bfloat16 with channels first are those of the bare strategy."""
     expected = {**IMAGES, "train__precision": "bfloat16", "train__data_format": "nchw"}
     adapter, bare = strategy(name, **expected), strategy("bare_torch", **expected)
@@ -74,7 +66,7 @@ def test_images_under_every_strategy(strategy: Any, pictures: Callable[..., Sour
 
 
 @pytest.mark.gpu
-def test_kernels_in_another_layout_are_recorded(strategy: Any, pictures: Callable[..., Source]) -> None:
+def test_kernels_in_another_layout_are_recorded(strategy, pictures):
     """FSDP and ZeRO need contiguous kernels, while images stay channels last."""
     bare = strategy("bare_torch", **IMAGES)
     bare.step(next(iter(bare.feed(pictures()))))
@@ -87,7 +79,7 @@ def test_kernels_in_another_layout_are_recorded(strategy: Any, pictures: Callabl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo"])
-def test_float16_scales_and_skips(strategy: Any, source: Callable[..., Source], name: str) -> None:
+def test_float16_scales_and_skips(strategy, source, name):
     """A step whose gradients overflow leaves the weights as they are and halves the scale; the next one is normal."""
     adapter = strategy(name, train__precision="float16")
     batch = next(iter(adapter.feed(source())))
@@ -102,7 +94,7 @@ def test_float16_scales_and_skips(strategy: Any, source: Callable[..., Source], 
     assert adapter.settings_used() == {"precision": "float16", "compiler": "none"}
 
 
-def test_tf32_needs_a_recent_gpu(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_needs_a_recent_gpu(strategy, monkeypatch):
     with pytest.raises(Unsupported, match=r"train\.precision=tf32 is a mode of GPUs"):
         strategy("bare_torch", train__precision="tf32")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
@@ -113,7 +105,7 @@ def test_tf32_needs_a_recent_gpu(strategy: Any, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("before", [True, False])
-def test_only_the_default_leaves_the_switches_of_tf32(before: bool) -> None:
+def test_only_the_default_leaves_the_switches_of_tf32(before):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = before
     for name, expected in (("default", before), ("float32", False)):  # the latter for the tests that follow
         precision.Precision(name, CPU)
@@ -129,9 +121,7 @@ def test_only_the_default_leaves_the_switches_of_tf32(before: bool) -> None:
         ("bfloat16", (8, 6), False, "nhwc"),
     ],
 )  # fmt: skip
-def test_the_default_layout_is_that_of_tensor_cores_where_they_are_used(
-    name: str, capability: tuple[int, int], allows_tf32: bool, expected: str
-) -> None:
+def test_the_default_layout_is_that_of_tensor_cores_where_they_are_used(name, capability, allows_tf32, expected):
     train = TrainSpec(precision=name)
     assert precision.select_data_format(train, "cuda", capability, allows_tf32) == expected
     assert precision.select_data_format(train, "cpu", (0, 0), allows_tf32) == "nhwc"
@@ -142,9 +132,7 @@ def test_the_default_layout_is_that_of_tensor_cores_where_they_are_used(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("expected", ["nhwc", "nchw"])
-def test_networks_are_built_in_the_default_layout(
-    strategy: Any, pictures: Callable[..., Source], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_networks_are_built_in_the_default_layout(strategy, pictures, expected, monkeypatch):
     monkeypatch.setattr(precision, "select_data_format", lambda *facts: expected)
     bare = strategy("bare_torch", **IMAGES)
     bare.step(next(iter(bare.feed(pictures()))))
@@ -152,7 +140,7 @@ def test_networks_are_built_in_the_default_layout(
 
 
 @pytest.mark.parametrize("name", training.OPTIMIZERS)
-def test_optimizers_on_channels_last(name: str) -> None:
+def test_optimizers_on_channels_last(name):
     """Fused kernels process memory linearly, so that gradients need the layout of their parameters."""
     net = Network("net", (9, 9, 3))
     net.conv(net.conv(net.input, "wide", 8, 3), "narrow", 6, 1)
@@ -184,9 +172,7 @@ def test_optimizers_on_channels_last(name: str) -> None:
         ("ddp_gloo", user_model("Series")),
     ],
 )
-def test_compilation_keeps_the_losses(
-    strategy: Any, source: Callable[..., Source], name: str, model: dict[str, Any]
-) -> None:
+def test_compilation_keeps_the_losses(strategy, source, name, model):
     """Losses with inductor are the same; the short batch at the end of an epoch is not compiled again."""
     adapter, bare = strategy(name, train__compile=True, **model), strategy("bare_torch", **model)
     torch._dynamo.utils.counters.clear()
@@ -200,7 +186,7 @@ def test_compilation_keeps_the_losses(
 
 
 @pytest.mark.usefixtures("inductor")
-def test_a_step_of_ones_own_is_compiled_once() -> None:
+def test_a_step_of_ones_own_is_compiled_once():
     """Although its training_step takes the number of the batch, which is 0 then."""
     torch._dynamo.utils.counters.clear()
     step = UserStep(Numbered(), "default", ModelSpec("custom", loss="module"), as_is=False)
@@ -211,7 +197,7 @@ def test_a_step_of_ones_own_is_compiled_once() -> None:
 
 
 @pytest.mark.usefixtures("inductor")
-def test_a_missing_compiler_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_unsupported(monkeypatch):
     from torch._inductor import config
 
     with config.patch({"cpp.cxx": (None, "no_such_compiler")}), pytest.raises(Unsupported, match=r"install g\+\+"):
@@ -221,7 +207,7 @@ def test_a_missing_compiler_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> N
         check_compiler(torch.device("cuda", 0))
 
 
-def test_probes_replay_a_full_batch(strategy: Any, source: Callable[..., Source]) -> None:
+def test_probes_replay_a_full_batch(strategy, source):
     """The last batch of an epoch may be computed in another way."""
     bare = strategy("bare_torch")
     run_training(bare, source(), 6)

@@ -1,11 +1,8 @@
 """Self time of operations, in profiled steps and in artificial events, and backends and settings as observed there."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,14 +21,13 @@ from scalebench.strategies.torch.observed import (
     identify_settings,
 )
 from scalebench.strategies.torch.profiling import MAX_OPERATIONS, build_profile, summarize_operations
-from scalebench.workloads.source import Source
 
 STEPS = 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "lightning_ddp_gloo"])
-def test_profile_of_one_rank(strategy: Any, source: Callable[..., Source], tmp_path: Path, name: str) -> None:
+def test_profile_of_one_rank(strategy, source, tmp_path, name):
     adapter = strategy(name)
     adapter.step(next(iter(adapter.feed(source()))))
     began_s = time.time()
@@ -52,7 +48,7 @@ def test_profile_of_one_rank(strategy: Any, source: Callable[..., Source], tmp_p
     check_trace(tmp_path, began_s, ended_s)
 
 
-def check_trace(folder: Path, began_s: float, ended_s: float) -> None:
+def check_trace(folder: Path, began_s: float, ended_s: float):
     assert [path.name for path in folder.iterdir()] == ["trace.json.gz"]
     with gzip.open(folder / "trace.json.gz", "rt") as file:
         content = json.load(file)
@@ -96,7 +92,7 @@ def listed(cuda: bool) -> list[tuple[str, float, float, bool, str]]:
     ]
 
 
-def test_operations_on_the_cpu() -> None:
+def test_operations_on_the_cpu():
     """Communication counts for as long as it was in flight, its submission with self time, and Python not at all."""
     assert listed(cuda=False) == [
         ("gloo:all_reduce", 0.5, 30.0, True, "cpu"),
@@ -107,12 +103,12 @@ def test_operations_on_the_cpu() -> None:
     ]
 
 
-def test_operations_on_a_gpu() -> None:
+def test_operations_on_a_gpu():
     """Only kernels count: the host's operations and annotations of kernels would count the time twice."""
     assert listed(cuda=True) == [(NCCL, 0.5, 25.0, True, "cuda"), ("sm90_gemm", 1.0, 12.0, False, "cuda")]
 
 
-def test_sums_cover_all_operations_and_are_none_without_any() -> None:
+def test_sums_cover_all_operations_and_are_none_without_any():
     actual = [ProfiledOperation(f"op{i}", 1.0, 1.0, collective=i == 29) for i in range(30)]
     profile = build_profile(actual, 4, 0.5)
     assert (profile.kernel_s, profile.collective_s, len(profile.operations)) == (30.0, 1.0, MAX_OPERATIONS)
@@ -130,7 +126,7 @@ def test_sums_cover_all_operations_and_are_none_without_any() -> None:
         (["gloo:all_reduce", "nccl:all_reduce"], "gloo+nccl"),
     ],
 )
-def test_identify_backend(names: list[str], backend: str | None) -> None:
+def test_identify_backend(names, backend):
     assert identify_backend(iter(names)) == backend
 
 
@@ -152,7 +148,7 @@ def test_identify_backend(names: list[str], backend: str | None) -> None:
         ("nccl:broadcast", None),
     ],
 )
-def test_kernels_of_nccl(name: str, backend: str | None) -> None:
+def test_kernels_of_nccl(name, backend):
     """All kernels are communication in a profile, also those that carry no gradients."""
     assert identify_backend([name]) == backend
     (operation,) = summarize_operations([event(name, 5.0, 0.0, **KERNEL)], 1, cuda=True)
@@ -177,7 +173,7 @@ def test_kernels_of_nccl(name: str, backend: str | None) -> None:
         ("volta_sgemm_128x32_nt", False),
     ],
 )
-def test_kernels_of_tf32(name: str, is_tf32: bool) -> None:
+def test_kernels_of_tf32(name, is_tf32):
     assert identify_settings([name], [product(FLOAT)])["precision"] == ("tf32" if is_tf32 else "float32")
 
 
@@ -211,9 +207,7 @@ ADD = "void at::native::vectorized_elementwise_kernel"
         ("kineto_v100", None, [("volta_sgemm_128x32_nt", 6), (f"{ADD}<4, at::native::AddFunctor<float>, ", 1)], None),
     ],
 )
-def test_recorded_profiles_of_gpus(
-    name: str, backend: str | None, kernels: list[tuple[str, int]], collective_us: int | None
-) -> None:
+def test_recorded_profiles_of_gpus(name, backend, kernels, collective_us):
     events = read_recording(name)
     assert identify_backend(each.name for each in events) == backend
     operations = summarize_operations(events, 1, cuda=True)
@@ -224,7 +218,7 @@ def test_recorded_profiles_of_gpus(
 
 
 @pytest.mark.gpu
-def test_recorded_settings_of_a_gpu() -> None:
+def test_recorded_settings_of_a_gpu():
     """ResNet-50 in float32 on an H100; images and kernels are channels-last."""
     traced = json.loads((RECORDINGS / "kineto_h100_channels_last.json").read_text())
     calls = []
@@ -251,7 +245,7 @@ def test_recorded_settings_of_a_gpu() -> None:
         (["nccl:all_reduce"], "nccl"),
     ],
 )
-def test_only_all_reduces_count_where_other_collectives_run_too(names: list[str], backend: str | None) -> None:
+def test_only_all_reduces_count_where_other_collectives_run_too(names, backend):
     """Lightning's broadcast of SIGTERM would pass for the gradients otherwise."""
     assert identify_backend(names, ALL_REDUCE) == backend
 
@@ -285,15 +279,13 @@ def product(dtype: torch.dtype, name: str = "aten::addmm") -> OperatorCall:
         ([], [product(HALF, "aten::add")], (None, None, "none")),
     ],
 )  # fmt: skip
-def test_identify_settings(names: list[str], operations: list[Any], settings: tuple[str | None, ...]) -> None:
+def test_identify_settings(names, operations, settings):
     expected = dict(zip(("precision", "data_format", "compiler"), settings, strict=True))
     assert identify_settings(names, operations) == {key: value for key, value in expected.items() if value is not None}
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
-def test_moving_statistics_are_broadcast_with_that_option_only(
-    strategy: Any, source: Callable[..., Source], broadcast: bool
-) -> None:
+def test_moving_statistics_are_broadcast_with_that_option_only(strategy, source, broadcast):
     adapter = strategy(
         "ddp_gloo", model="resnet20_cifar10", strategy__options__broadcast_buffers=broadcast, train__learning_rate=0.0
     )

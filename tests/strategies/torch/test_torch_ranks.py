@@ -1,12 +1,9 @@
 """Two ranks train like one process, parts of a step do not synchronize and later steps do, sharded strategies send and
 keep what they should, and a user's module that fails or differs between ranks ends both."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +31,7 @@ TRAININGS = [
 ]
 
 
-def skip_without_horovod(spec: RunSpec, folder: Path) -> None:
+def skip_without_horovod(spec: RunSpec, folder: Path):
     """Skip a test of Horovod that cannot run here, and write what its ranks read."""
     strategy = spec.config.strategy
     reason = horovod_build.find_horovod_problem("torch", strategy.backend, strategy.launcher)
@@ -46,9 +43,7 @@ def skip_without_horovod(spec: RunSpec, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize(("name", "optimizer"), TRAININGS)
-def test_two_ranks_train_like_one_process(
-    strategy: Callable[..., Any], name: str, optimizer: str, tmp_path: Path
-) -> None:
+def test_two_ranks_train_like_one_process(strategy, name, optimizer, tmp_path):
     settings = {**SETTINGS, "train__optimizer": optimizer}
     spec = spec_of(name, 2, train__accumulate=3, **settings)
     spec.global_batch = GLOBAL_BATCH
@@ -74,7 +69,7 @@ def test_two_ranks_train_like_one_process(
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.real
-def test_lightning_broadcasts_before_each_batch_unless_switched_off(tmp_path: Path) -> None:
+def test_lightning_broadcasts_before_each_batch_unless_switched_off(tmp_path):
     """Steps without gradient synchronization, by which the others are judged, have no collective at all."""
     write_json(tmp_path / "task.json", "count_broadcasts")
     for observed in run_ranks(spec_of("lightning_ddp_gloo", 2), tmp_path, RANK):
@@ -87,7 +82,7 @@ def test_lightning_broadcasts_before_each_batch_unless_switched_off(tmp_path: Pa
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_adasum_with_accumulation_is_unsupported(tmp_path: Path) -> None:
+def test_adasum_with_accumulation_is_unsupported(tmp_path):
     spec = spec_of("horovod_mpi", 2, train__accumulate=3, strategy__options__op="adasum")
     skip_without_horovod(spec, tmp_path)
     write_spec(spec, tmp_path)
@@ -104,7 +99,7 @@ REASONS = {"unseeded": "gives other weights on every rank", "fails": "fails: Key
 @pytest.mark.real
 @pytest.mark.parametrize("function", REASONS)
 @pytest.mark.parametrize("name", ["ddp_gloo", "horovod_gloo"])
-def test_both_ranks_report_an_error_of_the_users_function(name: str, function: str, tmp_path: Path) -> None:
+def test_both_ranks_report_an_error_of_the_users_function(name, function, tmp_path):
     spec = spec_of(name, 2, **user_model(function))
     skip_without_horovod(spec, tmp_path)
     write_spec(spec, tmp_path)
@@ -125,7 +120,7 @@ ALL_REDUCE = {"ddp_gloo": "gloo:all_reduce", "lightning_ddp_gloo": "gloo:all_red
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["ddp_gloo", "lightning_ddp_gloo", "horovod_gloo", "lightning_horovod"])
-def test_parts_do_not_synchronize_and_the_profile_shows_synchronization(name: str, tmp_path: Path) -> None:
+def test_parts_do_not_synchronize_and_the_profile_shows_synchronization(name, tmp_path):
     write_json(tmp_path / "task.json", "take_parts")
     options = {"strategy__options__bucket_cap_mb": 0.2} if name in ALL_REDUCE else {}
     rank0, rank1 = ranks = run_ranks(spec_of(name, 2, **options), tmp_path, RANK)
@@ -140,7 +135,7 @@ def test_parts_do_not_synchronize_and_the_profile_shows_synchronization(name: st
         check_trace(tmp_path / f"trace{rank}.json.gz", observed["within_s"], asks=name == "lightning_ddp_gloo")
 
 
-def check_profile(observed: dict[str, Any], all_reduce: str) -> None:
+def check_profile(observed: dict[str, Any], all_reduce: str):
     actual = observed["profile"]
     collectives = {operation["name"]: operation for operation in actual["operations"] if operation["collective"]}
     # Horovod's wait: for all at once under Lightning, else for each of the 8 gradients.
@@ -152,7 +147,7 @@ def check_profile(observed: dict[str, Any], all_reduce: str) -> None:
     assert actual["steps"] == PROFILED_STEPS and 0 < actual["step_s"] < end_s - begin_s
 
 
-def check_trace(path: Path, within_s: list[float], asks: bool) -> None:
+def check_trace(path: Path, within_s: list[float], asks: bool):
     with gzip.open(path, "rt") as file:
         content = json.load(file)
     base_s, events = content["baseTimeNanoseconds"] / 1e9, content["traceEvents"]
@@ -181,7 +176,7 @@ def run_sharded(folder: Path, name: str, **changes: Any) -> list[dict[str, Any]]
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("kept", [False, True])
-def test_fsdp_messages_state_and_evaluation(tmp_path: Path, kept: bool) -> None:
+def test_fsdp_messages_state_and_evaluation(tmp_path, kept):
     """Each layer but the last is gathered for both passes, and gradients are averaged once. Gloo has no
     reduce-scatter: torch lets it all-reduce the full tensor."""
     options = {"strategy__options__unit_mb": 0.0, "strategy__options__reshard_after_forward": not kept}
@@ -214,7 +209,7 @@ def test_fsdp_messages_state_and_evaluation(tmp_path: Path, kept: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_hsdp_of_complete_copies_sends_gradients_only(tmp_path: Path) -> None:
+def test_hsdp_of_complete_copies_sends_gradients_only(tmp_path):
     options = {"strategy__options__unit_mb": 0.0, "strategy__options__shards": 1}
     layers = [4 * (TENSORS[i] + TENSORS[i + 1]) for i in (0, 2, 4, 6)]
     for observed in run_sharded(tmp_path, "hsdp", **options):
@@ -228,7 +223,7 @@ def test_hsdp_of_complete_copies_sends_gradients_only(tmp_path: Path) -> None:
     ("processes", "nodes", "shards"),
     [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 1, 2), (8, 1, 4), (8, 2, 4), (9, 2, 9), (4, 4, 4)],
 )
-def test_shards_of_a_copy_are_on_one_node(processes: int, nodes: int, shards: int) -> None:
+def test_shards_of_a_copy_are_on_one_node(processes, nodes, shards):
     from scalebench.strategies.torch.sharded.fsdp import default_shards
 
     assert default_shards(processes, nodes) == shards
@@ -237,7 +232,7 @@ def test_shards_of_a_copy_are_on_one_node(processes: int, nodes: int, shards: in
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("views", [False, True])
-def test_zero1_messages_and_state(tmp_path: Path, views: bool) -> None:
+def test_zero1_messages_and_state(tmp_path, views):
     """Gradients are all-reduced, and each tensor is broadcast by its owner. Tensors are not divided: one rank owns the
     kernel of the large dense layer, the other one everything else."""
     ranks = run_sharded(tmp_path, "zero1", strategy__options__parameters_as_bucket_view=views)

@@ -1,7 +1,5 @@
 """Transformers in PyTorch against torch.nn's own layer, and their memory layout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -28,7 +26,7 @@ def gpt() -> Network:
     return networks.build_by_name("gpt_small", (LENGTH,), VOCABULARY, options)
 
 
-def test_an_lstm_on_a_gpu_has_its_weights_in_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_lstm_on_a_gpu_has_its_weights_in_one_chunk(monkeypatch):
     """After each move, by the call with which nn.LSTM does it; on a CPU there is no need to."""
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", lambda *arguments: calls.append(arguments))
@@ -54,7 +52,7 @@ def module(net: Network) -> tuple[NetworkModule, Arrays]:
 class Reference(nn.Module):
     """The same transformer with torch.nn.TransformerEncoderLayer, whose attention has fused projections."""
 
-    def __init__(self, arrays: Arrays) -> None:
+    def __init__(self, arrays: Arrays):
         super().__init__()
         self.arrays = {name: torch.from_numpy(array) for name, array in arrays.items()}
         self.blocks = nn.ModuleList(self._block(f"block{number}") for number in range(1, LAYERS + 1))
@@ -86,7 +84,7 @@ class Reference(nn.Module):
         return functional.layer_norm(x, (WIDTH,), a["norm/gamma"], a["norm/beta"]) @ a["head/kernel"]
 
 
-def test_outputs_and_gradients_are_those_of_torchs_layers() -> None:
+def test_outputs_and_gradients_are_those_of_torchs_layers():
     made, arrays = module(gpt())
     reference = Reference(arrays)
     assert made(TOKENS).shape == (4, VOCABULARY, LENGTH)
@@ -99,7 +97,7 @@ def test_outputs_and_gradients_are_those_of_torchs_layers() -> None:
         torch.testing.assert_close(actual, gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_channels_stay_contiguous_and_are_not_moved() -> None:
+def test_channels_stay_contiguous_and_are_not_moved():
     made, _ = module(gpt())
     assert [step.module for step in made.plan if "/" in step.module] == ["head/first"]
     observed = []
@@ -110,7 +108,7 @@ def test_channels_stay_contiguous_and_are_not_moved() -> None:
     assert len(observed) == 6 * LAYERS + 1 and all(contiguous for _, contiguous in observed)
 
 
-def test_sequence_layers_between_convolutions() -> None:
+def test_sequence_layers_between_convolutions():
     """Each layer reads channels in the order that it needs, whatever the previous layer returned."""
     net = Network("net", (8, 3))
     x = net.conv(net.input, "conv", 4, 3)
@@ -126,7 +124,7 @@ def test_sequence_layers_between_convolutions() -> None:
     torch.testing.assert_close(made(x), reference, rtol=1e-4, atol=1e-5)
 
 
-def test_a_part_of_the_width_is_a_part_of_the_heads() -> None:
+def test_a_part_of_the_width_is_a_part_of_the_heads():
     """Tensor parallelism gives each device some of the heads."""
     attention = module(gpt())[0].get_submodule("block1_attention")
     complete = [torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(i)) for i in range(3)]
@@ -135,7 +133,7 @@ def test_a_part_of_the_width_is_a_part_of_the_heads() -> None:
     torch.testing.assert_close(torch.cat(parts, -1), attention(*complete))
 
 
-def test_flops_are_those_that_pytorch_counts() -> None:
+def test_flops_are_those_that_pytorch_counts():
     """The count includes masked pairs."""
     net = gpt()
     made, _ = module(net)
@@ -143,7 +141,7 @@ def test_flops_are_those_that_pytorch_counts() -> None:
         assert count_flops(lambda: made(TOKENS)) == len(TOKENS) * net.forward_flops
 
 
-def test_the_loss_is_the_mean_over_all_tokens() -> None:
+def test_the_loss_is_the_mean_over_all_tokens():
     made, _ = module(gpt())
     outputs, labels = made(TOKENS), TOKENS.roll(-1, 1)
     reference = functional.cross_entropy(outputs, labels.long())

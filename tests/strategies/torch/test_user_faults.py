@@ -1,8 +1,5 @@
 """Faults of a user's code outside of the forward pass, and what some strategies cannot do: one line for each."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +8,6 @@ import torch
 from scalebench.core.errors import PluginError
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.deepspeed import copy_without_values
-from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training
 from tests.strategies.torch import user_faults
 from tests.strategies.torch.conftest import user_model
@@ -34,49 +30,43 @@ def fault(name: str, **changes: Any) -> dict[str, Any]:
         ("scheduler", "fails in LambdaLR.step: IndexError: list index out of range"),
     ],
 )
-def test_an_error_outside_of_the_forward_pass_names_the_function_and_the_part(
-    strategy: Any, source: Callable[..., Source], name: str, function: str, reason: str
-) -> None:
+def test_an_error_outside_of_the_forward_pass_names_the_function_and_the_part(strategy, source, name, function, reason):
     with pytest.raises(PluginError, match=f"^model.torch={FAULTS}:{function} {reason}$"):
         run_training(strategy(name, **fault(function)), source(), 3)
 
 
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "fsdp_gloo", "zero1", "lightning_ddp_gloo"])
-def test_an_optimizer_that_needs_a_closure_is_refused_when_it_is_read(strategy: Any, name: str) -> None:
+def test_an_optimizer_that_needs_a_closure_is_refused_when_it_is_read(strategy, name):
     with pytest.raises(PluginError, match=f"^model.torch={FAULTS}:with_optimizer gives LBFGS .* needs a closure"):
         strategy(name, **fault("with_optimizer", model__options={"kind": "LBFGS"}))
 
 
 @pytest.mark.parametrize("name", ["ddp_gloo", "fsdp_gloo", "zero1", "lightning_ddp_gloo"])
-def test_an_optimizer_with_required_arguments_and_without_lr_steps_as_in_a_plain_loop(
-    strategy: Any, source: Callable[..., Source], name: str
-) -> None:
+def test_an_optimizer_with_required_arguments_and_without_lr_steps_as_in_a_plain_loop(strategy, source, name):
     expected = run_training(strategy("bare_torch", **fault("with_optimizer")), source(), 3)
     trained = strategy(name, **fault("with_optimizer"))
     assert trained.learning_rate() is None
     assert run_training(trained, source(), 3).sums == pytest.approx(expected.sums)
 
 
-def test_an_optimizer_that_computes_no_gradients_for_lightning_names_the_way_out(
-    strategy: Any, source: Callable[..., Source]
-) -> None:
+def test_an_optimizer_that_computes_no_gradients_for_lightning_names_the_way_out(strategy, source):
     with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:Module has an optimizer whose step does not call"):
         run_training(strategy("lightning_ddp_gloo", **fault("Module", model__loss="module")), source(), 3)
 
 
 @pytest.mark.parametrize("name", ["fsdp_gloo", "zero1"])
-def test_an_optimizer_with_tensors_of_its_own_cannot_be_divided(strategy: Any, name: str) -> None:
+def test_an_optimizer_with_tensors_of_its_own_cannot_be_divided(strategy, name):
     reason = r"gives Listed as its optimizer, which keeps tensors outside of its state \(moments\)"
     with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:with_optimizer {reason}"):
         strategy(name, **fault("with_optimizer", model__options={"kind": "Listed"}))
 
 
-def test_sparse_gradients_name_the_way_out(strategy: Any, source: Callable[..., Source]) -> None:
+def test_sparse_gradients_name_the_way_out(strategy, source):
     with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:Sparse has sparse gradients, which this strategy"):
         run_training(strategy("fsdp_gloo", **fault("Sparse", train__optimizer="sgd")), source(), 3)
 
 
-def test_a_schedule_of_scalebench_needs_a_rate(strategy: Any) -> None:
+def test_a_schedule_of_scalebench_needs_a_rate(strategy):
     bare = strategy("bare_torch", **fault("with_optimizer"))
     bare.set_learning_rate(bare.spec.learning_rate)
     with pytest.raises(PluginError, match=f"^model.torch={FAULTS}:with_optimizer .* have no 'lr' to change"):
@@ -84,30 +74,26 @@ def test_a_schedule_of_scalebench_needs_a_rate(strategy: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["ddp_gloo", "zero1", "fsdp_gloo", SLOW_TRAINER])
-def test_constants_that_cannot_be_sent_or_sharded_are_left_out(
-    strategy: Any, source: Callable[..., Source], name: str
-) -> None:
+def test_constants_that_cannot_be_sent_or_sharded_are_left_out(strategy, source, name):
     expected = run_training(strategy("bare_torch", **fault("Constants")), source(), 3)
     actual = run_training(strategy(name, **fault("Constants")), source(), 3)
     assert actual.sums == pytest.approx(expected.sums)
 
 
-def test_buffers_that_would_be_sent_in_each_step_have_to_be_sendable(strategy: Any) -> None:
+def test_buffers_that_would_be_sent_in_each_step_have_to_be_sendable(strategy):
     options = {"strategy__options__broadcast_buffers": True}
     reason = r"has buffers that gloo cannot broadcast \(module.graph, module.rows, module.order, module.small\)"
     with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:Constants {reason}"):
         strategy("ddp_gloo", **fault("Constants", **options))
 
 
-def test_a_trained_scalar_is_unsupported_where_weights_are_sharded(strategy: Any) -> None:
+def test_a_trained_scalar_is_unsupported_where_weights_are_sharded(strategy):
     with pytest.raises(Unsupported, match=rf"^model.torch={FAULTS}:Scalar has the scalar parameter 'scale', .*\(1,\)"):
         strategy("fsdp_gloo", **fault("Scalar"))
 
 
-def test_what_a_strategy_cannot_wrap_is_unsupported_and_names_the_function(
-    strategy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: Any, **keywords: Any) -> None:
+def test_what_a_strategy_cannot_wrap_is_unsupported_and_names_the_function(strategy, monkeypatch):
+    def refuse(*arguments, **keywords):
         raise TypeError("cannot pickle '_thread.lock' object")
 
     monkeypatch.setattr("scalebench.strategies.torch.ddp.DistributedDataParallel.__init__", refuse)
@@ -116,7 +102,7 @@ def test_what_a_strategy_cannot_wrap_is_unsupported_and_names_the_function(
         strategy("ddp_gloo", **fault("Locked"))
 
 
-def test_a_copy_without_values_shares_what_cannot_be_copied() -> None:
+def test_a_copy_without_values_shares_what_cannot_be_copied():
     """For a module that DeepSpeed has sharded."""
     module = user_faults.Locked()
     module(torch.ones(2, 3, 200))
@@ -125,9 +111,7 @@ def test_a_copy_without_values_shares_what_cannot_be_copied() -> None:
     assert {each.device.type for each in copied.parameters()} == {"meta"}
 
 
-def test_code_that_communicates_needs_even_parts(
-    strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_communicates_needs_even_parts(strategy, source, monkeypatch):
     adapter = strategy("ddp_gloo", **fault("Gathering"))
     run_training(adapter, source(), 2)
     monkeypatch.setattr(adapter, "shard", lambda: (0, 3))
@@ -138,17 +122,13 @@ def test_code_that_communicates_needs_even_parts(
         run_training(adapter, source(), 2)
 
 
-def test_parts_of_other_code_may_differ(
-    strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_other_code_may_differ(strategy, source, monkeypatch):
     adapter = strategy("ddp_gloo", **fault("Net"))
     monkeypatch.setattr(adapter, "shard", lambda: (0, 3))
     run_training(adapter, source(), 2)
 
 
-def test_the_control_without_communication_refuses_code_that_communicates(
-    strategy: Any, source: Callable[..., Source]
-) -> None:
+def test_the_control_without_communication_refuses_code_that_communicates(strategy, source):
     plain = strategy("independent_torch", **fault("Net"))
     run_training(plain, source(), 2)
     plain.close()

@@ -1,11 +1,7 @@
 """A user's module under bare_torch and other strategies: its inputs, its check, its initial weights, and its errors."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +32,7 @@ class RecordedInput(nn.Module):
 
 
 @pytest.mark.parametrize("shape", [(5,), (7, 3), (4, 6, 3), (2, 4, 6, 3)])
-def test_channels_come_first(shape: tuple[int, ...]) -> None:
+def test_channels_come_first(shape):
     inputs, observed = torch.rand(2, *shape), RecordedInput()
     UserModule(observed)(inputs)
     assert torch.equal(observed.x, inputs.movedim(-1, 1) if len(shape) > 1 else inputs)
@@ -50,20 +46,20 @@ class FailsInEvaluation(nn.Linear):
         return super().forward(x)
 
 
-def test_an_error_in_evaluation_names_the_users_function() -> None:
+def test_an_error_in_evaluation_names_the_users_function():
     source = Source(*make_features(20), global_batch=10, seed=0, replica=0, replicas=1)
     model, spec = UserModule(FailsInEvaluation(3, 2)), ModelSpec("custom", torch="net:make", target_shape=[2])
     with pytest.raises(PluginError, match=r"net:make fails: ValueError: no statistics yet"):
         compute_metrics(model, spec, source, torch.device("cpu"), lambda values: values)
 
 
-def test_bytes_become_numbers_around_0() -> None:
+def test_bytes_become_numbers_around_0():
     observed = RecordedInput()
     UserModule(observed)(torch.tensor([[0, 51, 255]], dtype=torch.uint8))
     torch.testing.assert_close(observed.x, torch.tensor([[-1.0, -0.6, 1.0]]))
 
 
-def test_channels_last_in_memory_with_nhwc() -> None:
+def test_channels_last_in_memory_with_nhwc():
     observed = RecordedInput()
     observed.flat, observed.deep = nn.Conv2d(3, 4, 3), nn.Conv3d(3, 4, 3)
     model = UserModule(observed, "nhwc")
@@ -83,7 +79,7 @@ IMAGES = {**CLASSIFIER, "model__input_shape": [32, 32, 3], "dataset__classes": 1
     ("requested", "used", "precision"),
     [("default", "nchw", "float32"), ("nchw", "nchw", "bfloat16"), ("nhwc", "nhwc", "float32")],
 )
-def test_images_and_labels(strategy: Any, requested: str, used: str, precision: str) -> None:
+def test_images_and_labels(strategy, requested, used, precision):
     options = {
         "train__data_format": requested,
         "train__precision": precision,
@@ -97,13 +93,13 @@ def test_images_and_labels(strategy: Any, requested: str, used: str, precision: 
     assert adapter.settings_used() == {"data_format": used, "precision": precision, "compiler": "none"}
 
 
-def test_views_need_channels_first(strategy: Any) -> None:
+def test_views_need_channels_first(strategy):
     with pytest.raises(PluginError, match=rf"torch={USER_MODULES}:Images fails: RuntimeError: view size is .*reshape"):
         strategy("bare_torch", **user_model("Images", **IMAGES), train__data_format="nhwc")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_steps_are_those_of_a_plain_loop(strategy: Any, source: Callable[..., Source], name: str) -> None:
+def test_steps_are_those_of_a_plain_loop(strategy, source, name):
     """With momentum: Adam would make full steps of the rounding errors in a bias that batch statistics cancel."""
     rule = {"train__optimizer": "momentum", "train__learning_rate": 0.01}
     adapter = strategy(name, **user_model("Series", model__options={"width": 6}), **rule, seed=4)
@@ -137,17 +133,17 @@ def test_steps_are_those_of_a_plain_loop(strategy: Any, source: Callable[..., So
         ("Uncountable", {}, None),
     ],
 )
-def test_flops_are_counted(strategy: Any, name: str, changes: dict[str, Any], multiply_adds: int | None) -> None:
+def test_flops_are_counted(strategy, name, changes, multiply_adds):
     adapter = strategy("bare_torch", **user_model(name), **changes)
     assert adapter.flops_per_sample() == (None if multiply_adds is None else 6 * multiply_adds)
     assert adapter.model.training
 
 
-def test_flops_of_other_models_come_from_their_description(strategy: Any) -> None:
+def test_flops_of_other_models_come_from_their_description(strategy):
     assert strategy("bare_torch").flops_per_sample() is None
 
 
-def test_arrays_are_copies(strategy: Any, source: Callable[..., Source]) -> None:
+def test_arrays_are_copies(strategy, source):
     adapter = strategy("bare_torch", **user_model("Plain"))
     before = adapter.parameters()
     kept = {name: array.copy() for name, array in before.items()}
@@ -157,21 +153,21 @@ def test_arrays_are_copies(strategy: Any, source: Callable[..., Source]) -> None
 
 
 @pytest.mark.parametrize("name", ["Plain", "drawn_elsewhere", "seeded"])
-def test_weights_depend_on_the_seed(strategy: Any, name: str) -> None:
+def test_weights_depend_on_the_seed(strategy, name):
     first, again, other = (strategy("bare_torch", **user_model(name), seed=seed).parameters() for seed in (2, 2, 5))
     assert all(np.array_equal(array, again[key]) for key, array in first.items())
     differ = any(not np.array_equal(array, other[key]) for key, array in first.items())
     assert differ == (name != "seeded")  # who seeds for himself has his own way
 
 
-def test_random_numbers_in_training_depend_on_the_seed(strategy: Any) -> None:
+def test_random_numbers_in_training_depend_on_the_seed(strategy):
     strategy("bare_torch", **user_model("seeded"), seed=2)
     drawn = torch.rand(3)
     torch.manual_seed(2)
     assert torch.equal(drawn, torch.rand(3))
 
 
-def test_weights_from_a_file(strategy: Any, source: Callable[..., Source], tmp_path: Path) -> None:
+def test_weights_from_a_file(strategy, source, tmp_path):
     state = user_modules.seeded().state_dict()
     torch.save(state, tmp_path / "weights.pt")
     adapter = strategy("bare_torch", **user_model("from_file", model__options={"path": str(tmp_path / "weights.pt")}))
@@ -179,7 +175,7 @@ def test_weights_from_a_file(strategy: Any, source: Callable[..., Source], tmp_p
     assert all(module.training for module in adapter.model.modules())
 
 
-def test_targets_of_two_axes(strategy: Any) -> None:
+def test_targets_of_two_axes(strategy):
     adapter = strategy("bare_torch", **user_model("Tensors", model__target_shape=[2, 3], model__outputs=6))
     inputs, targets = make_features(40)[0], np.random.default_rng(1).normal(size=(40, 2, 3)).astype(np.float32)
     source = Source(inputs, targets, global_batch=20, seed=3, replica=0, replicas=1)
@@ -191,9 +187,7 @@ def test_targets_of_two_axes(strategy: Any) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("options", [{"train__accumulate": 3}, {"train__precision": "float16"}])
-def test_all_probes_of_one_rank(
-    strategy: Any, source: Callable[..., Source], name: str, options: dict[str, Any]
-) -> None:
+def test_all_probes_of_one_rank(strategy, source, name, options):
     adapter = strategy(name, **user_model("Series"), **options)
     batch = next(iter(adapter.feed(source())))
     assert adapter.step(batch).samples == 20
@@ -234,7 +228,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors_name_the_users_function(strategy: Any, name: str) -> None:
+def test_errors_name_the_users_function(strategy, name):
     function, model = user_fault(name)
     with pytest.raises(PluginError, match=rf"^model\.torch={USER_MODULES}:{function} {ERRORS[name]}") as caught:
         strategy("bare_torch", **model)
@@ -243,19 +237,19 @@ def test_errors_name_the_users_function(strategy: Any, name: str) -> None:
         assert "user_modules.py" in caught.value.log
 
 
-def test_options_that_the_function_does_not_take(strategy: Any) -> None:
+def test_options_that_the_function_does_not_take(strategy):
     with pytest.raises(PluginError, match=r"called with model\.options=\{'widht': 3\}: got an unexpected .*'widht'"):
         strategy("bare_torch", **user_model("Series", model__options={"widht": 3}))
     with pytest.raises(PluginError, match="missing a required argument: 'path'"):
         strategy("bare_torch", **user_model("from_file"))
 
 
-def test_lack_of_memory_is_raised_unchanged(strategy: Any) -> None:
+def test_lack_of_memory_is_raised_unchanged(strategy):
     with pytest.raises(MemoryError):
         strategy("bare_torch", **user_model("too_large"))
 
 
-def test_a_model_of_another_framework_is_unsupported() -> None:
+def test_a_model_of_another_framework_is_unsupported():
     of_keras = user_model("Plain", model__torch=None, model__keras="a:b")
     with pytest.raises(Unsupported, match=r"has no model\.torch=MODULE:FUNCTION, which bare_torch needs"):
         BareTorch(spec_of("bare_torch", **of_keras), 0).setup()
@@ -265,7 +259,7 @@ IDLE = r"\(idle\.weight, idle\.bias\)"
 
 
 @pytest.mark.parametrize("name", ["ddp_gloo", "lightning_ddp_gloo", "zero1"])
-def test_parameters_without_gradients(strategy: Any, source: Callable[..., Source], name: str) -> None:
+def test_parameters_without_gradients(strategy, source, name):
     """They are refused where the strategy would wait for them, and remarked everywhere else."""
     with pytest.raises(PluginError, match=rf"no gradient {IDLE}, and Dist.*set strategy\.options\.find_unused"):
         strategy(name, **user_model("Idle"))
@@ -277,9 +271,7 @@ def test_parameters_without_gradients(strategy: Any, source: Callable[..., Sourc
 
 
 @pytest.mark.parametrize(("name", "names"), [("ddp_gloo", r" \(first\.weight, .*\)"), ("lightning_ddp_gloo", "")])
-def test_parameters_that_only_some_batches_train(
-    strategy: Any, source: Callable[..., Source], name: str, names: str
-) -> None:
+def test_parameters_that_only_some_batches_train(strategy, source, name, names):
     adapter = strategy(name, **user_fault("routed")[1])
     assert adapter.model.unused_parameters == []
     with pytest.raises(PluginError, match=rf":fault has parameters that get no gradient{names}, and Dist.*find_unused"):
@@ -287,9 +279,7 @@ def test_parameters_that_only_some_batches_train(
 
 
 @pytest.mark.parametrize("name", ["ddp_gloo", "lightning_ddp_gloo"])
-def test_steps_without_synchronization_of_a_graph_that_changes(
-    strategy: Any, source: Callable[..., Source], name: str
-) -> None:
+def test_steps_without_synchronization_of_a_graph_that_changes(strategy, source, name):
     """What they have used is forgotten: the first step with synchronization uses other parameters."""
     changes = {**user_fault("routed")[1], "strategy__options__find_unused_parameters": True}
     adapter = strategy(name, **changes)
@@ -302,7 +292,7 @@ def test_steps_without_synchronization_of_a_graph_that_changes(
     run_training(adapter, source(), 3)
 
 
-def test_find_unused_parameters_is_not_advised_where_it_is_set() -> None:
+def test_find_unused_parameters_is_not_advised_where_it_is_set():
     error = RuntimeError("Expected to have finished reduction in the prior iteration before starting a new one.")
     model = spec_of("ddp_gloo", **user_model("Idle")).config.model
     reason = r":Idle leaves Dist.*parameters=true does not find: compute the loss from"
@@ -311,9 +301,7 @@ def test_find_unused_parameters_is_not_advised_where_it_is_set() -> None:
 
 
 @pytest.mark.parametrize("option", ["static_graph", "find_unused_parameters"])
-def test_checkpoints_that_hide_parameters_from_the_graph(
-    strategy: Any, source: Callable[..., Source], option: str
-) -> None:
+def test_checkpoints_that_hide_parameters_from_the_graph(strategy, source, option):
     """find_unused_parameters would lead into the next failure, and static_graph works."""
     changes = {**user_model("Recomputed"), "measure__evaluate": False}
     with pytest.raises(PluginError, match=r"no gradient \(spare\.weight, spare\.bias\), .*options\.static_graph=true$"):
@@ -326,7 +314,7 @@ def test_checkpoints_that_hide_parameters_from_the_graph(
         run_training(adapter, source(), 3)
 
 
-def test_tensors_that_are_no_parameters_are_remarked(strategy: Any) -> None:
+def test_tensors_that_are_no_parameters_are_remarked(strategy):
     """Not the inputs, which need a gradient in this module, too."""
     (remark,) = strategy("bare_torch", **user_model("TwoHeads", model__options={"layers": 2})).model_remarks().values()
     assert re.search(
@@ -343,16 +331,14 @@ def test_tensors_that_are_no_parameters_are_remarked(strategy: Any) -> None:
         ("two_samples", r"fails: RuntimeError: The size of tensor a \(20\)"),
     ],
 )
-def test_errors_in_training_name_the_users_function(
-    strategy: Any, source: Callable[..., Source], name: str, module: str, reason: str
-) -> None:
+def test_errors_in_training_name_the_users_function(strategy, source, name, module, reason):
     function, model = user_fault(module)
     adapter = strategy(name, **model)
     with pytest.raises(PluginError, match=rf"^model\.torch={USER_MODULES}:{function} {reason}"):
         run_training(adapter, source(), 3)
 
 
-def test_errors_outside_the_users_code_stay_as_they_are() -> None:
+def test_errors_outside_the_users_code_stay_as_they_are():
     with pytest.raises(RuntimeError, match=r"^connection closed$"), attribute_errors_to_user(ModelSpec(torch="a:b")):
         raise RuntimeError("connection closed")
     with (
@@ -397,22 +383,22 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_outputs_that_do_not_fit_the_data_are_refused(strategy: Any, name: str) -> None:
+def test_outputs_that_do_not_fit_the_data_are_refused(strategy, name):
     module, changes, reason = MISFITS[name]
     function, model = user_fault(module, **changes)
     with pytest.raises(PluginError, match=rf"^model\.torch={USER_MODULES}:{function} {reason}"):
         strategy("bare_torch", **model)
 
 
-def test_a_module_that_is_not_evaluated_may_give_anything_in_that_mode(strategy: Any) -> None:
+def test_a_module_that_is_not_evaluated_may_give_anything_in_that_mode(strategy):
     strategy("bare_torch", **user_fault("no_evaluation")[1], measure__evaluate=False)
 
 
-def test_more_outputs_than_classes_are_allowed(strategy: Any) -> None:
+def test_more_outputs_than_classes_are_allowed(strategy):
     strategy("bare_torch", **user_model("Series", **CLASSIFIER, dataset__classes=2, model__options={"outputs": 5}))
 
 
-def test_dropout_can_be_switched_off(strategy: Any) -> None:
+def test_dropout_can_be_switched_off(strategy):
     adapter = strategy("bare_torch", **user_model("Noisy"), train__dropout=False)
     batch = torch.rand(6, 200, 3)
     with torch.no_grad():
@@ -423,7 +409,7 @@ def test_dropout_can_be_switched_off(strategy: Any) -> None:
         assert not torch.equal(on.model(batch), on.model(batch))
 
 
-def test_the_check_leaves_the_module_as_it_was(strategy: Any) -> None:
+def test_the_check_leaves_the_module_as_it_was(strategy):
     adapter = strategy("bare_torch", **user_model("Series", model__options={"rate": 0.5}), train__dropout=False)
     assert adapter.model.training
     assert int(adapter.model.module.calls) == 0
@@ -433,7 +419,7 @@ def test_the_check_leaves_the_module_as_it_was(strategy: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["", "lock", "closure"])
-def test_the_check_leaves_no_trace_in_plain_attributes(strategy: Any, source: Callable[..., Source], how: str) -> None:
+def test_the_check_leaves_no_trace_in_plain_attributes(strategy, source, how):
     changes = {"train__dropout": False, "train__optimizer": "sgd", "train__learning_rate": 0.01, "seed": 4}
     adapter = strategy("bare_torch", **user_model("Stateful", model__options={"how": how}), **changes)
     assert adapter.model.module.mean is None and adapter.model.module.memory is None
@@ -445,7 +431,7 @@ def test_the_check_leaves_no_trace_in_plain_attributes(strategy: Any, source: Ca
     assert float(adapter.step(batch).loss_sum) / batch.samples == pytest.approx(float(expected.detach()), rel=1e-6)
 
 
-def test_the_check_draws_no_numbers_of_the_training(strategy: Any) -> None:
+def test_the_check_draws_no_numbers_of_the_training(strategy):
     """Its copy does, in the training mode that is checked."""
     strategy("bare_torch", **user_fault("numpy_noise")[1], seed=2)
     drawn = np.random.random()
@@ -453,12 +439,12 @@ def test_the_check_draws_no_numbers_of_the_training(strategy: Any) -> None:
     assert drawn == np.random.random()
 
 
-def test_parameters_without_gradients_are_those_of_the_training_mode(strategy: Any) -> None:
+def test_parameters_without_gradients_are_those_of_the_training_mode(strategy):
     assert strategy("bare_torch", **user_model("TwoHeads")).model.unused_parameters == ["final.weight", "final.bias"]
 
 
 @pytest.mark.parametrize("kind", ["functional_dropout", "numpy_noise", "python_noise"])
-def test_random_numbers_that_cannot_be_switched_off_are_refused(strategy: Any, kind: str) -> None:
+def test_random_numbers_that_cannot_be_switched_off_are_refused(strategy, kind):
     strategy("bare_torch", **user_fault(kind)[1])
     with pytest.raises(PluginError, match=r"draws random numbers in training although train\.dropout=false.*nn\.Drop"):
         strategy("bare_torch", **user_fault(kind)[1], train__dropout=False)
@@ -467,7 +453,7 @@ def test_random_numbers_that_cannot_be_switched_off_are_refused(strategy: Any, k
 class OtherRank:
     """Represents rank 1, to which rank 0 broadcasts the checksum of its module."""
 
-    def __init__(self, module: UserModule) -> None:
+    def __init__(self, module: UserModule):
         self.module = module
 
     def broadcast(self, value: float) -> float:
@@ -477,7 +463,7 @@ class OtherRank:
         return values
 
 
-def test_weights_are_compared_to_the_last_bit() -> None:
+def test_weights_are_compared_to_the_last_bit():
     here, same = UserModule(user_modules.seeded()), UserModule(user_modules.seeded())
     assert not user_checks._weights_differ(here, OtherRank(same))
     with torch.no_grad():
@@ -485,7 +471,7 @@ def test_weights_are_compared_to_the_last_bit() -> None:
     assert user_checks._weights_differ(here, OtherRank(same))
 
 
-def test_different_weights_on_ranks_are_refused(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_weights_on_ranks_are_refused(strategy, monkeypatch):
     strategy("ddp_gloo", **user_model("Plain")).close()
     monkeypatch.setattr(user_checks, "_weights_differ", lambda model, ranks: True)
     strategy("bare_torch", **user_model("Plain"))  # a single rank has no others to compare with

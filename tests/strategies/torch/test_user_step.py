@@ -1,9 +1,5 @@
 """A step of the user's own in this process: dicts and tuples of tensors, losses, optimizers, and their faults."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,10 +59,10 @@ KINDS: dict[str, tuple[str, str, Arrays]] = {
 
 
 @pytest.fixture
-def own_step(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Source]]:
+def own_step(strategy, monkeypatch):
     """Return own_step(strategy, kind, **changes) -> (the strategy set up, the source of its samples)."""
 
-    def make(name: str, kind: str, **changes: Any) -> tuple[Any, Source]:
+    def make(name, kind, **changes):
         function, loss, (inputs, targets) = KINDS[kind]
         monkeypatch.setattr(datasets, "open_dataset", lambda spec: (inputs, targets))
         settings = {
@@ -112,7 +108,7 @@ def train_by_hand(kind: str, steps: int) -> list[float]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_are_those_of_a_loop_by_hand(own_step: Any, name: str, kind: str) -> None:
+def test_steps_are_those_of_a_loop_by_hand(own_step, name, kind):
     adapter, source = own_step(name, kind)
     losses = run_training(adapter, source, 6).losses
     np.testing.assert_allclose(losses, train_by_hand(kind, 6), rtol=1e-5)
@@ -124,7 +120,7 @@ def test_steps_are_those_of_a_loop_by_hand(own_step: Any, name: str, kind: str) 
 
 
 @pytest.mark.parametrize("feed", ["host", "fixed", "device"])
-def test_every_feed_gives_the_fields(own_step: Any, feed: str) -> None:
+def test_every_feed_gives_the_fields(own_step, feed):
     adapter, source = own_step("bare_torch", "LossAmongOutputs", dataset__feed=feed)
     batch = next(iter(adapter.feed(source)))
     rows = source.batch_indices(0, 0)
@@ -138,7 +134,7 @@ def test_every_feed_gives_the_fields(own_step: Any, feed: str) -> None:
     assert all(part.is_contiguous() for part in batch.tensors())
 
 
-def test_pictures_are_decoded_for_the_check_and_in_training(strategy: Any, tmp_path: Path) -> None:
+def test_pictures_are_decoded_for_the_check_and_in_training(strategy, tmp_path):
     for number in range(2 * BATCH):
         path = tmp_path / "pictures" / f"n{number % 2}" / f"{number}.JPEG"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,13 +158,13 @@ def test_pictures_are_decoded_for_the_check_and_in_training(strategy: Any, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["TokenSums", "LossAmongOutputs"])
-def test_parts_of_a_step_add_up_to_it(own_step: Any, kind: str) -> None:
+def test_parts_of_a_step_add_up_to_it(own_step, kind):
     adapter, source = own_step("bare_torch", kind, train__accumulate=5)  # parts of 2 and of 3
     np.testing.assert_allclose(run_training(adapter, source, 4).losses, train_by_hand(kind, 4), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["ddp_gloo", pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow)])
-def test_probes_work(own_step: Any, name: str) -> None:
+def test_probes_work(own_step, name):
     adapter, source = own_step(name, "Regression")
     batch = next(iter(adapter.feed(source)))
     assert adapter.step(batch).samples == BATCH
@@ -182,7 +178,7 @@ def test_probes_work(own_step: Any, name: str) -> None:
 
 @pytest.mark.parametrize(("frequency", "advances"), [(1, 3), (2, 1)])
 @pytest.mark.parametrize("name", NAMES)
-def test_schedulers_go_on_with_the_steps(own_step: Any, name: str, frequency: int, advances: int) -> None:
+def test_schedulers_go_on_with_the_steps(own_step, name, frequency, advances):
     adapter, source = own_step(name, "Regression", model__options={"frequency": frequency})
     run_training(adapter, source, 3)
     assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 2**advances)
@@ -190,14 +186,14 @@ def test_schedulers_go_on_with_the_steps(own_step: Any, name: str, frequency: in
 
 @pytest.mark.parametrize("ends", ["once", "second"])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_rate_stays_where_a_schedule_with_a_number_of_steps_ended(own_step: Any, name: str, ends: str) -> None:
+def test_the_rate_stays_where_a_schedule_with_a_number_of_steps_ended(own_step, name, ends):
     adapter, source = own_step(name, "Regression", model__options={"frequency": 1, "schedule_ends": ends})
     run_training(adapter, source, 6)
     assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 1000)
 
 
 @pytest.mark.parametrize("name", ["lightning_ddp_gloo", pytest.param("lightning_fsdp_gloo", marks=pytest.mark.slow)])
-def test_hooks_of_a_lightning_module_get_its_own_batches(own_step: Any, name: str) -> None:
+def test_hooks_of_a_lightning_module_get_its_own_batches(own_step, name):
     adapter, source = own_step(name, "Regression", model__torch=f"{STEPS}:Hooked")
     adapter.model.module.sums.clear()  # those of the check
     losses = run_training(adapter, source, 3).losses
@@ -207,7 +203,7 @@ def test_hooks_of_a_lightning_module_get_its_own_batches(own_step: Any, name: st
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_module_has_what_a_trainer_knows(own_step: Any, name: str) -> None:
+def test_a_module_has_what_a_trainer_knows(own_step, name):
     adapter, source = own_step(name, "Regression", model__torch=f"{STEPS}:WithTrainer")
     run_training(adapter, source, 6)  # of epochs of 4 steps
     module = adapter.model.module
@@ -218,13 +214,13 @@ def test_a_module_has_what_a_trainer_knows(own_step: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo"])
-def test_a_module_that_needs_a_trainer_is_unsupported_where_there_is_none(own_step: Any, name: str) -> None:
+def test_a_module_that_needs_a_trainer_is_unsupported_where_there_is_none(own_step, name):
     with pytest.raises(Unsupported, match=r"WithTrainer needs a Trainer .*: take lightning_ddp or lightning_fsdp$"):
         own_step(name, "Regression", model__torch=f"{STEPS}:WithTrainer", model__options={"gathers": True})
 
 
 @pytest.mark.parametrize("name", ["lightning_ddp_gloo", pytest.param("lightning_fsdp_gloo", marks=pytest.mark.slow)])
-def test_a_module_reaches_the_trainer_that_there_is(own_step: Any, name: str) -> None:
+def test_a_module_reaches_the_trainer_that_there_is(own_step, name):
     adapter, source = own_step(
         name, "Regression", model__torch=f"{STEPS}:WithTrainer", model__options={"gathers": True}
     )
@@ -232,7 +228,7 @@ def test_a_module_reaches_the_trainer_that_there_is(own_step: Any, name: str) ->
     assert losses[-1] < losses[0] and adapter.evaluate(source)["loss"] > 0
 
 
-def test_a_training_that_a_hook_ends_is_refused(own_step: Any) -> None:
+def test_a_training_that_a_hook_ends_is_refused(own_step):
     adapter, source = own_step(
         "lightning_ddp_gloo", "Regression", model__torch=f"{STEPS}:WithTrainer", model__options={"ends": True}
     )
@@ -240,7 +236,7 @@ def test_a_training_that_a_hook_ends_is_refused(own_step: Any) -> None:
         run_training(adapter, source, 4)
 
 
-def test_hooks_on_batches_run_without_a_trainer_too(own_step: Any) -> None:
+def test_hooks_on_batches_run_without_a_trainer_too(own_step):
     losses = [
         run_training(*own_step(name, "Regression", model__torch=f"{STEPS}:Hooked"), 3).losses
         for name in ("bare_torch", "lightning_ddp_gloo")
@@ -248,19 +244,19 @@ def test_hooks_on_batches_run_without_a_trainer_too(own_step: Any) -> None:
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
-def test_threads_are_those_of_the_run_whatever_the_file_sets(own_step: Any) -> None:
+def test_threads_are_those_of_the_run_whatever_the_file_sets(own_step):
     adapter, _ = own_step("bare_torch", "TokenSums", model__torch=f"{STEPS}:takes_threads")
     assert adapter.threads_used() == adapter.place.threads
 
 
-def test_a_schedule_of_scalebench_scales_the_users_rates(own_step: Any) -> None:
+def test_a_schedule_of_scalebench_scales_the_users_rates(own_step):
     adapter, _ = own_step("bare_torch", "with_optimizer", train__learning_rate=0.01)
     adapter.set_learning_rate(0.005)
     assert [group["lr"] for group in adapter.optimizer.param_groups] == pytest.approx([0.1, 0.05])
 
 
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo"])
-def test_training_step_gets_the_numbers_of_its_batches(own_step: Any, name: str) -> None:
+def test_training_step_gets_the_numbers_of_its_batches(own_step, name):
     adapter, source = own_step(name, "Regression")
     run_training(adapter, source, 3)
     adapter.evaluate(source)
@@ -317,7 +313,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", FAULTS)
-def test_faults_are_one_line_that_names_the_function(own_step: Any, case: str) -> None:
+def test_faults_are_one_line_that_names_the_function(own_step, case):
     kind, changes, message = FAULTS[case]
     with pytest.raises(PluginError, match=message) as caught:
         own_step("bare_torch", kind, **changes)
@@ -325,31 +321,31 @@ def test_faults_are_one_line_that_names_the_function(own_step: Any, case: str) -
 
 
 @pytest.mark.parametrize(("fault", "kind"), [("none", "None"), ("vector", r"float32 of shape \(3,\)")])
-def test_a_loss_that_is_none_names_the_function(own_step: Any, fault: str, kind: str) -> None:
+def test_a_loss_that_is_none_names_the_function(own_step, fault, kind):
     with pytest.raises(PluginError, match=rf":Regression gives {kind}, and should give the mean loss of a batch"):
         own_step("bare_torch", "Regression", model__options={"fault": fault})
 
 
-def test_a_module_without_a_loss_in_evaluation_mode(own_step: Any) -> None:
+def test_a_module_without_a_loss_in_evaluation_mode(own_step):
     adapter, source = own_step("bare_torch", "Regression", model__options={"fault": "silent"}, measure__evaluate=False)
     assert np.isfinite(run_training(adapter, source, 1).losses).all()
     with pytest.raises(PluginError, match=r":Regression gives no loss in evaluation mode, only .*: set measure.evalu"):
         own_step("bare_torch", "Regression", model__options={"fault": "silent"})
 
 
-def test_a_lightning_module_knows_its_device() -> None:
+def test_a_lightning_module_knows_its_device():
     spec = spec_of("bare_torch", model="custom", model__torch=f"{STEPS}:Regression", model__loss="module")
     module = user_checks.build_user_module(spec.config, torch.device("meta")).module
     assert module.device.type == "meta" and module.last.weight.is_meta
 
 
 @pytest.mark.parametrize("fault", ["none", "vector"])
-def test_a_loss_that_fails_in_training_names_the_function(own_step: Any, fault: str) -> None:
+def test_a_loss_that_fails_in_training_names_the_function(own_step, fault):
     with pytest.raises(PluginError, match=r":Regression gives .*, and should give the mean loss of a batch"):
         own_step("bare_torch", "Regression", model__options={"fault": fault})
 
 
-def test_the_rate_of_a_users_optimizer_is_its_own() -> None:
+def test_the_rate_of_a_users_optimizer_is_its_own():
     """Before any scheduler lowers it; unknown where groups of parameters have different ones."""
     module = torch.nn.Linear(2, 1)
     adam = torch.optim.Adam(module.parameters(), lr=0.03)

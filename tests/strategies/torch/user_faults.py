@@ -1,7 +1,5 @@
 """Functions that users may name as model.torch, with a fault outside of the forward pass, or beyond some strategies."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from typing import Any
@@ -20,7 +18,7 @@ with warnings.catch_warnings():
 class Net(nn.Module):
     """(n, 3, 200) -> (n, 2)."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.last = nn.Linear(600, 2)
 
@@ -44,7 +42,7 @@ class Backward(Net):
 
 
 def hook() -> nn.Module:
-    def refuse(gradient: Tensor) -> None:
+    def refuse(gradient):
         raise ValueError("no gradient")
 
     net = Net()
@@ -56,12 +54,12 @@ class Rated(Optimizer):
     """SGD with an argument that is required, a count of its steps and, with `fault`, an error in the second one. Its
     groups have no `lr`, and it does not call Lightning's closure."""
 
-    def __init__(self, params: Any, rate: float, fault: bool = False) -> None:
+    def __init__(self, params: Any, rate: float, fault: bool = False):
         super().__init__(params, {"rate": rate})
         self.count, self.fault = 0, fault
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None):
         self.count += 1
         if self.fault and self.count > 1:
             raise ValueError("no second step")
@@ -74,7 +72,7 @@ class Rated(Optimizer):
 class Listed(Rated):
     """Keeps its state in a list by the order of the parameters."""
 
-    def __init__(self, params: Any, rate: float) -> None:
+    def __init__(self, params: Any, rate: float):
         super().__init__(params, rate)
         self.moments = [torch.zeros_like(each) for group in self.param_groups for each in group["params"]]
 
@@ -89,7 +87,7 @@ def with_optimizer(kind: str = "Rated", **options: Any) -> Any:
 class Module(pl.LightningModule):
     """A LightningModule whose optimizer computes no gradients, which Lightning would have it do."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = Net()
 
@@ -107,7 +105,7 @@ class Module(pl.LightningModule):
 class Sparse(Net):
     """Its embedding has sparse gradients."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(4, 1, sparse=True)
 
@@ -132,7 +130,7 @@ def step() -> Any:
 class Constants(Net):
     """Has constants that no backend can send, a scalar of whole numbers that is frozen, and a lock."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         graph = torch.eye(3)
         self.register_buffer("graph", graph.to_sparse())
@@ -147,7 +145,7 @@ class Constants(Net):
 
 
 class Scalar(Net):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(1.5))
 
@@ -158,7 +156,7 @@ class Scalar(Net):
 class Locked(Net):
     """Has a lock and the features of the last pass, which cannot be copied."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.lock = threading.Lock()
         self.features: Tensor | None = None
@@ -179,6 +177,6 @@ class Gathering(Net):
 
 
 class Synchronized(Net):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norm = nn.SyncBatchNorm(2)

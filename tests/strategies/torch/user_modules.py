@@ -1,7 +1,5 @@
 """Functions that users may name as model.torch: modules that train, and functions with one error each."""
 
-from __future__ import annotations
-
 import random
 import sys
 import threading
@@ -20,7 +18,7 @@ from torch.utils.data import DataLoader
 class Series(nn.Module):
     """(n, 3, 200) -> (n, outputs), with features of users' modules: `view`, frozen and tied weights, a counter."""
 
-    def __init__(self, width: int = 4, outputs: int = 2, rate: float = 0.0) -> None:
+    def __init__(self, width: int = 4, outputs: int = 2, rate: float = 0.0):
         super().__init__()
         self.first = nn.Conv1d(3, width, 5, stride=5)
         self.norm = nn.BatchNorm1d(width)
@@ -45,7 +43,7 @@ class Series(nn.Module):
 class Images(nn.Module):
     """(n, 3, 32, 32) -> (n, classes)."""
 
-    def __init__(self, classes: int = 10, view: bool = True) -> None:
+    def __init__(self, classes: int = 10, view: bool = True):
         super().__init__()
         self.view = view
         self.first, self.last = nn.Conv2d(3, 8, 3, stride=2), nn.Linear(8 * 15 * 15, classes)
@@ -58,7 +56,7 @@ class Images(nn.Module):
 class Tensors(nn.Module):
     """(n, 3, 200) -> (n, 2, 3): targets of two axes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.last = nn.Linear(600, 6)
 
@@ -69,7 +67,7 @@ class Tensors(nn.Module):
 class Changed(Series):
     """A Series with a function that changes its outputs."""
 
-    def __init__(self, change: Any, **options: Any) -> None:
+    def __init__(self, change: Any, **options: Any):
         super().__init__(**options)
         self.change = change
 
@@ -80,7 +78,7 @@ class Changed(Series):
 class Plain(nn.Module):
     """Two dense layers without batch statistics, which would differ between shards."""
 
-    def __init__(self, outputs: int = 2) -> None:
+    def __init__(self, outputs: int = 2):
         super().__init__()
         self.first, self.last = nn.Linear(600, 16), nn.Linear(16, outputs)
 
@@ -91,7 +89,7 @@ class Plain(nn.Module):
 class Idle(Plain):
     """A module with a layer on which no output depends."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.idle = nn.Linear(3, 3)
 
@@ -100,7 +98,7 @@ class Stateful(Plain):
     """A module with state between its batches in plain attributes: the first batch's mean, a memory with one row per
     sample, and `how` it cannot be copied: by a lock, or by a function that leads back to the original."""
 
-    def __init__(self, how: str = "") -> None:
+    def __init__(self, how: str = ""):
         super().__init__()
         self.mean: Tensor | None = None
         self.memory: Tensor | None = None
@@ -120,7 +118,7 @@ class Stateful(Plain):
 class TwoHeads(Plain):
     """Trains another head than it evaluates; `layers` are in a plain list, so that they are no part of it."""
 
-    def __init__(self, layers: int = 0) -> None:
+    def __init__(self, layers: int = 0):
         super().__init__()
         self.final = nn.Linear(16, 2)
         self.layers = [nn.Linear(16, 16) for _ in range(layers)]
@@ -135,7 +133,7 @@ class TwoHeads(Plain):
 class Recomputed(Plain):
     """Computes its last layer again in the backward pass, in PyTorch's old way; one more gets no gradient."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.spare = nn.Linear(16, 2)
 
@@ -146,7 +144,7 @@ class Recomputed(Plain):
 class Noisy(nn.Module):
     """All layers of torch.nn that have dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
         self.memory = nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)
@@ -165,7 +163,7 @@ class Noisy(nn.Module):
 class Transformer(nn.Module):
     """A layer whose fused form for evaluation is not counted, over 6 positions of 4 numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer, self.last = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), nn.Linear(24, 2)
 
@@ -241,7 +239,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
 }
 
 
-def nothing_returned() -> None:
+def nothing_returned():
     """Return nothing, as a function does that forgets to."""
 
 
@@ -260,7 +258,7 @@ NUMBER = 3
 class Caching(Series):
     """Keeps a factor for each size of a batch, in the manner of position encodings that are computed once."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.factors: dict[int, Tensor] = {}
 

@@ -1,7 +1,5 @@
 """Functions that users may name as model.torch and model.loss: modules with a step of their own, and their faults."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
@@ -19,7 +17,7 @@ TOKENS, LENGTH = 11, 6
 class TokenSums(nn.Module):
     """Scores of the next tokens, from {ids, mask} by name."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table, self.scores = nn.Embedding(TOKENS, 8), nn.Linear(8, TOKENS)
 
@@ -56,7 +54,7 @@ def token_loss(scores: Tensor, labels: Tensor) -> Tensor:
 class Numbered(nn.Module):
     """A plain module with a training_step, (n, 5) -> (n, 2), whose loss grows with the number of the batch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.last = nn.Linear(5, 2)
 
@@ -68,7 +66,7 @@ class Regression(pl.LightningModule):
     """A LightningModule that takes (inputs, targets); `fault` is one word for what is wrong with it, and `frequency`
     the number of steps between the advances of its scheduler, if it has one."""
 
-    def __init__(self, fault: str = "", frequency: int = 0, schedule_ends: str = "") -> None:
+    def __init__(self, fault: str = "", frequency: int = 0, schedule_ends: str = ""):
         super().__init__()
         self.fault, self.frequency, self.schedule_ends = fault, frequency, schedule_ends
         self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 2)
@@ -111,18 +109,18 @@ class WithTrainer(Regression):
     """A Regression that a Trainer sets up, with a schedule by epoch, which notes its step and epoch in each step; with
     `gathers` it wants more of a Trainer."""
 
-    def __init__(self, gathers: bool = False, ends: bool = False) -> None:
+    def __init__(self, gathers: bool = False, ends: bool = False):
         super().__init__()
         self.gathers, self.ends = gathers, ends
         self.counts: list[tuple[int, int]] = []
         self.calls: list[str] = []
         del self.last
 
-    def setup(self, stage: str) -> None:
+    def setup(self, stage: str):
         self.calls.append(f"setup {stage}")
         self.last = nn.Linear(7, 2)
 
-    def on_train_start(self) -> None:
+    def on_train_start(self):
         self.calls.append("start")
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
@@ -140,7 +138,7 @@ class WithTrainer(Regression):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
-    def train_dataloader(self) -> None:
+    def train_dataloader(self):
         raise AssertionError
 
 
@@ -148,7 +146,7 @@ class Hooked(Regression):
     """A Regression whose hooks change its batches: twice the targets and 2, in a dict. `sums` has the sum of the
     targets before, in and after each training_step."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.sums: list[float] = []
 
@@ -163,7 +161,7 @@ class Hooked(Regression):
     def on_after_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
         return dict(zip(("inputs", "targets"), batch, strict=True))
 
-    def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int):
         self.sums.append(float(batch["targets"].sum()))
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -172,7 +170,7 @@ class Hooked(Regression):
             batch = tuple(batch.values())
         return super().training_step(batch, batch_idx)
 
-    def on_train_batch_end(self, outputs: Any, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs: Any, batch: dict[str, Tensor], batch_idx: int):
         self.sums.append(float(batch["targets"].sum()))
 
 

@@ -1,8 +1,6 @@
 """The dataset cache: complete or rebuilt, written once by one of several processes; errors name the folder.
 And its copies on a disk of the node: made once, complete or absent, with errors that name the stage."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import fcntl
@@ -30,7 +28,7 @@ IDENTITY = {"seed": 0}
 SIZE_BYTES = 1000
 
 
-def write(folder: Path, value: float = 1.0) -> None:
+def write(folder: Path, value: float = 1.0):
     for file, shape in ((cache.INPUTS, (5, 4, 3)), (cache.TARGETS, (5, 2))):
         cache.create_array(folder / file, shape, "float32")[:] = value
 
@@ -60,15 +58,15 @@ def test_another_identity_or_name_is_another_folder(tmp_path):
     assert len(folders) == 3
 
 
-def cut(path: Path) -> None:
+def cut(path: Path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def other_shape(path: Path) -> None:
+def other_shape(path: Path):
     np.save(path, np.ones((5, 3, 4), np.float32))  # as many bytes as before
 
 
-def other_mark(path: Path) -> None:
+def other_mark(path: Path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"fingerprint": "0" * 16}))
 
 
@@ -323,13 +321,13 @@ def test_a_killed_worker_is_one_line(tmp_path):
 WAIT_S = 60.0
 
 
-def write_more(folder: Path) -> None:
+def write_more(folder: Path):
     for file, shape in ((cache.INPUTS, (50, 4, 3)), (cache.TARGETS, (50, 2))):
         cache.create_array(folder / file, shape, "float32")[:] = np.arange(np.prod(shape)).reshape(shape)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return cache.ensure_folder(tmp_path / "shared", "toy", {"seed": 0, "shape": [4, 3]}, 1000, write_more)
 
 
@@ -343,7 +341,7 @@ def is_same(one: Path, other: Path) -> bool:
     )
 
 
-def test_copied_once_and_kept(folder: Path, tmp_path: Path) -> None:
+def test_copied_once_and_kept(folder, tmp_path):
     chunks: list[int] = []
     stage = tmp_path / "disk" / "stage"
     copy = copy_to(folder, stage, on_copied=lambda: chunks.append(1))
@@ -354,7 +352,7 @@ def test_copied_once_and_kept(folder: Path, tmp_path: Path) -> None:
     assert copy_to(folder, folder.parent) == folder  # the cache itself may be the stage
 
 
-def test_a_damaged_copy_is_made_anew_and_other_files_are_left(folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_copy_is_made_anew_and_other_files_are_left(folder, tmp_path):
     other = cache.ensure_folder(tmp_path / "shared", "toy", {"seed": 1}, 1000, write_more)
     other_copy, copy = copy_to(other, tmp_path / "stage"), copy_to(folder, tmp_path / "stage")
     (tmp_path / "stage" / "mine.txt").write_text("mine")
@@ -363,7 +361,7 @@ def test_a_damaged_copy_is_made_anew_and_other_files_are_left(folder: Path, tmp_
     assert is_same(other_copy, other) and (tmp_path / "stage" / "mine.txt").read_text() == "mine"
 
 
-def test_the_stage_may_contain_a_variable(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stage_may_contain_a_variable(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_DISK", str(tmp_path / "local"))
     assert copy_to(folder, "$LOCAL_DISK/data").parent == tmp_path / "local" / "data"
     monkeypatch.delenv("LOCAL_DISK")
@@ -390,7 +388,7 @@ def start_copier(folder: Path, stage: Path, mode: str = "copy") -> subprocess.Po
     return subprocess.Popen([sys.executable, "-c", code, str(folder), str(stage), mode], stdout=-1, text=True)
 
 
-def test_of_several_processes_one_copies(folder: Path, tmp_path: Path) -> None:
+def test_of_several_processes_one_copies(folder, tmp_path):
     copiers = [start_copier(folder, tmp_path / "stage") for _ in range(3)]
     outputs = [process.communicate(timeout=60)[0].split() for process in copiers]
     copy = str(tmp_path / "stage" / folder.name)
@@ -398,7 +396,7 @@ def test_of_several_processes_one_copies(folder: Path, tmp_path: Path) -> None:
     assert [words[-1] for words in outputs] == [copy] * 3 and is_same(Path(copy), folder)
 
 
-def test_waiting_is_limited_and_a_killed_copier_is_replaced(folder: Path, tmp_path: Path) -> None:
+def test_waiting_is_limited_and_a_killed_copier_is_replaced(folder, tmp_path):
     stage = tmp_path / "stage"
     with start_copier(folder, stage, "hang") as first:
         assert first.stdout is not None and first.stdout.readline() == "copied\n"
@@ -412,8 +410,8 @@ def test_waiting_is_limited_and_a_killed_copier_is_replaced(folder: Path, tmp_pa
     assert sorted(path.name for path in stage.iterdir()) == [folder.name, f"{folder.name}.lock"]
 
 
-def test_a_stage_that_fills_up(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(file: int) -> None:
+def test_a_stage_that_fills_up(folder, tmp_path, monkeypatch):
+    def full(file):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(cache.os, "fsync", full)
@@ -424,7 +422,7 @@ def test_a_stage_that_fills_up(folder: Path, tmp_path: Path, monkeypatch: pytest
     assert [path.name for path in (tmp_path / "stage").iterdir()] == [f"{folder.name}.lock"]
 
 
-def test_a_dataset_that_this_node_cannot_read(folder: Path, tmp_path: Path) -> None:
+def test_a_dataset_that_this_node_cannot_read(folder, tmp_path):
     with pytest.raises(InputError, match=r"^dataset .*/nowhere cannot be read on this node \(No such file"):
         copy_to(tmp_path / "nowhere", tmp_path / "stage")
     (folder / cache.TARGETS).unlink()
@@ -432,7 +430,7 @@ def test_a_dataset_that_this_node_cannot_read(folder: Path, tmp_path: Path) -> N
         copy_to(folder, tmp_path / "stage")
 
 
-def test_a_run_reads_from_the_stage(tmp_path: Path) -> None:
+def test_a_run_reads_from_the_stage(tmp_path):
     spec = simulated_spec()
     spec.config.dataset.cache, spec.config.hardware.node_copy = str(tmp_path / "cache"), str(tmp_path / "stage")
     train, _ = datasets.open_sources(spec, 0, 1)

@@ -1,8 +1,6 @@
 """The CIFAR-10 archive: both versions, packed or not; every mistake is one line. No pickled code is ever run, and no
 archive, however made, takes more memory or time than a good one."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io
@@ -57,7 +55,7 @@ def python_batch(pixels: np.ndarray, labels: list[int], fortran: bool = False, d
     """What Python 2 and numpy 1 wrote for {batch_label, labels, data, filenames}, opcode by opcode."""
     stored = 0
 
-    def put(content: bytes) -> bytes:
+    def put(content):
         nonlocal stored
         stored += 1
         return content + (b"q" + bytes([stored]) if stored < 256 else b"r" + stored.to_bytes(4, "little"))
@@ -315,7 +313,7 @@ def test_size_and_classes_are_fixed(tmp_path):
 
 
 def test_pillow_is_needed_for_another_size_only(tmp_path, monkeypatch):
-    def missing(dataset: str) -> None:
+    def missing(dataset):
         raise InputError(f"dataset={dataset} reads pictures with Pillow")
 
     monkeypatch.setattr(images, "load_pillow", missing)

@@ -1,7 +1,5 @@
 """Datasets by name: what fits a model, what open shapes become, and how samples reach the ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import islice
 from pathlib import Path
@@ -171,9 +169,7 @@ def test_bytes_and_class_numbers_reach_the_ranks_by_every_feed(tmp_path):
         (7, 2, 1, 1, 16),
     ],
 )
-def test_evaluation_batches_hold_several_micro_batches(
-    batch: int, accumulate: int, gpus: int, replicas: int, per_call: int
-) -> None:
+def test_evaluation_batches_hold_several_micro_batches(batch, accumulate, gpus, replicas, per_call):
     """A process with several devices evaluates on one of them."""
     train = TrainSpec(batch, accumulate=accumulate)
     spec = simulated_spec(gpus, train=train, dataset=DatasetSpec("materials", size=4000))
@@ -188,9 +184,7 @@ def test_evaluation_batches_hold_several_micro_batches(
 @pytest.mark.parametrize(
     ("steps", "requested", "evaluated"), [(3, 100, 100), (3, None, 1000), (3, 5000, 1000), (None, 100, 1000)]
 )
-def test_a_training_to_a_stop_may_evaluate_only_some_samples(
-    steps: int | None, requested: int | None, evaluated: int
-) -> None:
+def test_a_training_to_a_stop_may_evaluate_only_some_samples(steps, requested, evaluated):
     """Without a stop all samples are evaluated."""
     train = TrainSpec(10, evaluate_samples=requested, stop=StopSpec(steps=steps))
     spec = simulated_spec(2, train=train, dataset=DatasetSpec("materials", size=4000))
@@ -226,7 +220,7 @@ NATIVE_SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[list[int], 
 
 
 @pytest.mark.parametrize("case", NATIVE_SHAPES)
-def test_open_shapes_become_those_of_the_samples(tmp_path: Path, case: str) -> None:
+def test_open_shapes_become_those_of_the_samples(tmp_path, case):
     model, dataset, expected = NATIVE_SHAPES[case]
     np.savez(tmp_path / "my.npz", inputs=np.ones((5, 4, 2)), targets=np.ones((5, 3)))
     model_spec = fill(tmp_path, model, case.partition(" ")[0], **dataset)
@@ -234,7 +228,7 @@ def test_open_shapes_become_those_of_the_samples(tmp_path: Path, case: str) -> N
     assert model_spec.loss == ("mse" if expected[1] else "cross_entropy") and model_spec.name == "mine:build"
 
 
-def test_samples_without_shapes_are_refused(tmp_path: Path) -> None:
+def test_samples_without_shapes_are_refused(tmp_path):
     np.savez(tmp_path / "flat.npz", inputs=np.ones(5), targets=np.ones((5, 3)))
     with pytest.raises(InputError, match=r"^dataset.path=.*flat.npz: inputs has shape \(5,\), expected \(n, \.\.\.\)"):
         fill(tmp_path, {}, "materials", path="flat.npz")

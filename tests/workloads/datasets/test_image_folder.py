@@ -20,13 +20,13 @@ from tests.builders.configs import image_config
 CLASSES = ("n01", "n02", "n10")
 
 
-def picture(path: Path, colour: int, mode: str = "RGB", size: tuple[int, int] = (40, 30), **options) -> None:
+def picture(path: Path, colour: int, mode: str = "RGB", size: tuple[int, int] = (40, 30), **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, (colour, colour, colour)).convert(mode).save(path, **{"format": "JPEG", **options})
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     """Three classes of four pictures; the brightness of each tells which it is."""
     for number, name in enumerate(CLASSES):
         for place in range(4):
@@ -93,16 +93,16 @@ def test_decoded_once_and_again_when_files_come_or_go(folder, monkeypatch):
     assert len(prepare(folder)[0]) == 11
 
 
-def cut(path: Path) -> None:
+def cut(path: Path):
     picture(path, 90, size=(400, 300))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def foreign(path: Path) -> None:
+def foreign(path: Path):
     Image.new("RGB", (40, 30)).save(path, format="GIF")
 
 
-def empty(path: Path) -> None:
+def empty(path: Path):
     path.write_bytes(b"")
 
 
@@ -184,7 +184,7 @@ def test_chosen_evenly_and_none_twice(counts, size, seed):
 
 
 def test_without_pillow_no_process_is_started(folder, monkeypatch):
-    def missing(dataset: str) -> None:
+    def missing(dataset):
         raise InputError(f"dataset={dataset} reads pictures with Pillow")
 
     monkeypatch.setattr(images, "load_pillow", missing)

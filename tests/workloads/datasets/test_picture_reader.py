@@ -23,7 +23,7 @@ MODEL = ModelSpec("resnet20_cifar10", input_shape=[SIDE, SIDE, 3], outputs=10, l
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory):
     """Three classes of five noisy pictures of unequal sizes."""
     path, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     for number in range(CLASSES):
@@ -107,7 +107,7 @@ def test_crops_differ_between_epochs_and_seeds_but_not_in_validation(folder, tmp
     other, same = open_sources(folder, tmp_path, batch=12, seed=1)
     central, _ = open_sources(folder, tmp_path, batch=12, dataset__augment=False)
 
-    def sums(source: Source) -> list[set[int]]:
+    def sums(source):
         return [{int(picture.sum()) for picture in batch.inputs} for batch in take(source, 2)]
 
     first, second = sums(source)

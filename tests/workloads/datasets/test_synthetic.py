@@ -1,10 +1,7 @@
 """Generated datasets: the same samples for any number of processes, and (except in `random`) something to learn.
 The materials curves: the formula, the padding, the ranges, and that a curve depends on seed and index only."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +46,7 @@ def make_tokens(
     (make_images, 135, 70, synthetic.IMAGE_CHUNK),
     (make_tokens, 300, 70, synthetic.TOKEN_CHUNK),
 ])  # fmt: skip
-def test_samples_depend_on_seed_and_index_only(
-    tmp_path: Path, make: Callable[..., Arrays], size: int, few: int, chunk: int
-) -> None:
+def test_samples_depend_on_seed_and_index_only(tmp_path, make, size, few, chunk):
     one, two = make(tmp_path / "1", size=size), make(tmp_path / "2", size=size, workers=2)
     fewer = make(tmp_path, size=few)
     for a, b, c in zip(one, two, fewer, strict=True):
@@ -60,7 +55,7 @@ def test_samples_depend_on_seed_and_index_only(
     assert not np.array_equal(one[0], make(tmp_path, size=size, seed=1)[0])
 
 
-def test_distributions_of_random_samples(tmp_path: Path) -> None:
+def test_distributions_of_random_samples(tmp_path):
     arrays = make_random(tmp_path, shape=(4, 5, 3), targets=(2, 2))
     assert [array.shape for array in arrays] == [(500, 4, 5, 3), (500, 2, 2)]
     assert {array.dtype for array in arrays} == {np.dtype("float32")}
@@ -69,7 +64,7 @@ def test_distributions_of_random_samples(tmp_path: Path) -> None:
     assert targets.min() >= 0 and targets.max() < 1 and targets.mean() == pytest.approx(0.5, abs=0.03)
 
 
-def test_images_are_the_same_in_either_dtype(tmp_path: Path) -> None:
+def test_images_are_the_same_in_either_dtype(tmp_path):
     (inputs, targets), (floats, labels) = make_images(tmp_path), make_images(tmp_path, dtype="float32")
     assert inputs.shape == (135, 8, 8, 3) and inputs.dtype == np.uint8
     assert targets.shape == (135,) and targets.dtype == np.int64 and set(targets.tolist()) == set(range(10))
@@ -77,7 +72,7 @@ def test_images_are_the_same_in_either_dtype(tmp_path: Path) -> None:
     assert np.array_equal(targets, labels)
 
 
-def test_whatever_changes_the_images_changes_the_folder(tmp_path: Path) -> None:
+def test_whatever_changes_the_images_changes_the_folder(tmp_path):
     base = image_config("cifar10_synthetic", tmp_path)
     narrow = image_config("imagenet_synthetic", tmp_path, size=3)
     narrow.model = dataclasses.replace(narrow.model, input_shape=[5, 3, 1])
@@ -88,7 +83,7 @@ def test_whatever_changes_the_images_changes_the_folder(tmp_path: Path) -> None:
     assert cache.open_arrays(synthetic.define_images(narrow).ensure(tmp_path))[0].shape == (3, 5, 3, 1)
 
 
-def test_the_class_is_in_the_color_and_the_rest_is_noise(tmp_path: Path) -> None:
+def test_the_class_is_in_the_color_and_the_rest_is_noise(tmp_path):
     inputs, targets = make_images(tmp_path, side=32, size=1000)
     colors = inputs.reshape(1000, -1, 3).mean(1)
     centers = np.stack([colors[:500][targets[:500] == c].mean(0) for c in range(10)])
@@ -100,7 +95,7 @@ def test_the_class_is_in_the_color_and_the_rest_is_noise(tmp_path: Path) -> None
     assert abs((noise[:, 1:] * noise[:, :-1]).mean()) < 10 and abs((noise[:, :, 1:] * noise[:, :, :-1]).mean()) < 10
 
 
-def test_each_target_is_the_next_token(tmp_path: Path) -> None:
+def test_each_target_is_the_next_token(tmp_path):
     inputs, targets = make_tokens(tmp_path)
     assert inputs.shape == targets.shape == (300, 20)
     assert (inputs.dtype, targets.dtype) == (np.dtype("int32"), np.dtype("int64"))
@@ -108,7 +103,7 @@ def test_each_target_is_the_next_token(tmp_path: Path) -> None:
     assert set(np.unique(inputs)) == set(range(50)) and targets.min() >= 0 and targets.max() < 50
 
 
-def test_each_token_has_a_few_successors_equally_likely(tmp_path: Path) -> None:
+def test_each_token_has_a_few_successors_equally_likely(tmp_path):
     """The loss of a perfect model is log 4 at most, and a little less since two of the four may be the same."""
     inputs, targets = make_tokens(tmp_path, size=6000, classes=16)
     counts = np.zeros((16, 16))
@@ -122,7 +117,7 @@ def test_each_token_has_a_few_successors_equally_likely(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "length", "classes"), [(3, 1, 2), (1, 9, 20), (64, 9, 20), (65, 9, 20)])
-def test_sizes_of_token_datasets(tmp_path: Path, size: int, length: int, classes: int) -> None:
+def test_sizes_of_token_datasets(tmp_path, size, length, classes):
     inputs, targets = make_tokens(tmp_path, size=size, length=length, classes=classes)
     assert inputs.shape == targets.shape == (size, length) and inputs.max() < classes
 

@@ -69,20 +69,14 @@ def spoiled(name: str, index: tuple[int, ...], *values: float) -> dict[str, np.n
 BAD = {
     "names": ({"x": np.ones(2), "targets": good()["targets"]}, r"contains x, targets, but no array inputs"),
     "nothing": ({}, "contains nothing, but no array inputs"),
-    "shape": (
-        good() | {"inputs": np.ones((5, 100, 3))},
-        r"inputs has shape \(5, 100, 3\), expected \(n, 200, 3\)",
-    ),
+    "shape": (good() | {"inputs": np.ones((5, 100, 3))}, r"inputs has shape \(5, 100, 3\), expected \(n, 200, 3\)"),
     "axes": (good() | {"targets": np.ones(5)}, r"targets has shape \(5,\), expected \(n, 2\)"),
     "scalar": (good() | {"targets": np.float32(1)}, r"targets has shape \(\), expected \(n, 2\)"),
     "lengths": (good() | {"targets": good(4)["targets"]}, "contains 5 inputs and 4 targets"),
     "empty": (good(0), "inputs has no samples"),
     "integers": (good() | {"targets": np.ones((5, 2), int)}, "targets is int64, expected floats"),
     "objects": (good() | {"targets": np.full((5, 2), None)}, r"no readable \.npz .*Python objects"),
-    "NaN": (
-        spoiled("inputs", (1, 7, 1), np.nan, -np.inf),
-        r"inputs has 2 NaN or infinite .*first at \(1, 7, 1\)",
-    ),
+    "NaN": (spoiled("inputs", (1, 7, 1), np.nan, -np.inf), r"inputs has 2 NaN or infinite .*first at \(1, 7, 1\)"),
     "too large": (spoiled("targets", (4, 0), 1e300), r"targets has 1 NaN or infinite .*first at \(4, 0\)"),
 }
 

@@ -2,8 +2,6 @@
 worker process ends; which samples the process that calls the function (here called in this process) accepts, and which
 problems it reports."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os
@@ -12,7 +10,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,6 @@ from scalebench.workloads import datasets, records
 from scalebench.workloads.datasets import cache, user_function, user_function_worker
 from scalebench.workloads.datasets.user_function import FunctionCall
 from scalebench.workloads.datasets.user_function_worker import UnusableSamples
-from tests.builders.plugins import Distributions
 from tests.builders.plugins import dists as dists
 from tests.builders.runs import find_running, wait_until
 
@@ -67,14 +63,14 @@ CLASSES: dict[str, Any] = {"options": {"kind": "classes"}}
 
 
 @pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, float]]]:
+def calls(tmp_path, monkeypatch):
     """The (size, time limit) of each call of the function, which is made in this process."""
     (tmp_path / "made_of.py").write_text(CODE)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(user_function, "_failed", {})
     calls = []
 
-    def run_function(call: FunctionCall, limit_s: float, folder: Path) -> None:
+    def run_function(call, limit_s, folder):
         calls.append((call.size, limit_s))
         response = user_function_worker.handle_request({**dataclasses.asdict(call), "folder": str(folder)})
         if "problem" in response:
@@ -95,9 +91,7 @@ def config(tmp_path: Path, model: ModelSpec = USER_MODEL, **changes: Any) -> Con
     ("options", "loss", "flagged"),
     [({"kind": "one_hot"}, "auto", True), ({"kind": "one_hot"}, "mse", False), ({}, "auto", False)],
 )
-def test_classes_that_are_written_as_floats_are_flagged(
-    calls: list[Any], tmp_path: Path, options: dict[str, str], loss: str, flagged: bool
-) -> None:
+def test_classes_that_are_written_as_floats_are_flagged(calls, tmp_path, options, loss, flagged):
     """Where auto took mse for them; other targets, and a loss that was chosen, are as they should be."""
     keys = [f"+dataset.options.{key}={value}" for key, value in options.items()]
     names = "strategy=bare_torch hardware=cpu gpus=1 model=custom model.torch=made_of:network dataset=custom"
@@ -107,7 +101,7 @@ def test_classes_that_are_written_as_floats_are_flagged(
     assert ("one_hot_targets" in spec.flags) == flagged
 
 
-def test_the_rate_at_which_a_dataset_was_read_is_kept_with_its_samples(calls: list[Any], tmp_path: Path) -> None:
+def test_the_rate_at_which_a_dataset_was_read_is_kept_with_its_samples(calls, tmp_path):
     """Arrays are not read sample by sample, and have none, as samples that were cached by an earlier version."""
     keys = f"strategy=bare_torch hardware=cpu gpus=1 model=custom model.torch=made_of:network dataset=custom \
         dataset.builder=made_of:build dataset.size=40 train.batch_per_device=4 dataset.cache={tmp_path / 'cache'}"
@@ -128,9 +122,7 @@ def test_the_rate_at_which_a_dataset_was_read_is_kept_with_its_samples(calls: li
     ({**PICTURES, "classes": 9}, (100, 9, "uint8", [8, 8, 3], [], 9, "cross_entropy")),  # some classes may be missing
     ({**CLASSES, "size": 1}, (1, 2, "float32", [4], [], 2, "cross_entropy")),  # a classifier needs two
 ])  # fmt: skip
-def test_the_samples_decide(
-    tmp_path: Path, calls: list[Any], changes: dict[str, Any], expected: tuple[object, ...]
-) -> None:
+def test_the_samples_decide(tmp_path, calls, changes, expected):
     full = datasets.fill_from_samples(config(tmp_path, **changes))
     dataset, model = full.dataset, full.model
     shapes = model.input_shape, model.target_shape, model.outputs, model.loss
@@ -138,9 +130,7 @@ def test_the_samples_decide(
 
 
 @pytest.mark.parametrize(("options", "size", "requested"), [({}, 100, None), ({"returned": 58}, 58, 100)])
-def test_they_are_made_once_and_read_by_every_process(
-    tmp_path: Path, calls: list[Any], options: dict[str, int], size: int, requested: int | None
-) -> None:
+def test_they_are_made_once_and_read_by_every_process(tmp_path, calls, options, size, requested):
     full = datasets.fill_from_samples(config(tmp_path, options=options))
     assert (full.dataset.size, full.dataset.requested_size) == (size, requested)
     folder = datasets.prepare(full)
@@ -150,8 +140,8 @@ def test_they_are_made_once_and_read_by_every_process(
     assert folder.parent == tmp_path / "cache" and folder.name.startswith("custom-")
 
 
-def test_whatever_makes_other_samples_makes_another_folder(tmp_path: Path, calls: list[Any]) -> None:
-    def folder(**changes: Any) -> Path:
+def test_whatever_makes_other_samples_makes_another_folder(tmp_path, calls):
+    def folder(**changes):
         return datasets.prepare(datasets.fill_from_samples(config(tmp_path, **changes)))
 
     folders = [folder(), folder(size=90), folder(seed=1), folder(**CLASSES), folder(name="other")]
@@ -159,7 +149,7 @@ def test_whatever_makes_other_samples_makes_another_folder(tmp_path: Path, calls
     assert len({*folders, folder()}) == 6
 
 
-def test_a_sweep_waits_once_for_a_failure(tmp_path: Path, calls: list[Any]) -> None:
+def test_a_sweep_waits_once_for_a_failure(tmp_path, calls):
     for _ in range(3):
         with pytest.raises(PluginError, match=r"^dataset.builder=made_of:build fails: ValueError: broken$"):
             datasets.fill_from_samples(config(tmp_path, options={"kind": "broken"}))
@@ -184,14 +174,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_users_mistake(tmp_path: Path, calls: list[Any], case: str) -> None:
+def test_a_users_mistake(tmp_path, calls, case):
     changes, message = WRONG[case]
     with pytest.raises(InputError, match=message) as caught:
         datasets.fill_from_samples(config(tmp_path, **changes))
     assert not isinstance(caught.value, PluginError)
 
 
-def test_built_in_networks_take_pictures_at_their_size(tmp_path: Path, calls: list[Any]) -> None:
+def test_built_in_networks_take_pictures_at_their_size(tmp_path, calls):
     model = ModelSpec("resnet20_cifar10", input_shape=[32, 32, 3], outputs=11, loss="cross_entropy", params=269_787)
     full = datasets.fill_from_samples(config(tmp_path, model, **PICTURES))
     assert (full.model.input_shape, full.model.params, full.model.outputs) == ([8, 8, 3], None, 11)
@@ -207,26 +197,26 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("case", MISFITS)
-def test_built_in_networks_that_do_not_fit(tmp_path: Path, calls: list[Any], case: str) -> None:
+def test_built_in_networks_that_do_not_fit(tmp_path, calls, case):
     model, kind, message = MISFITS[case]
     with pytest.raises(InputError, match=rf"^dataset=made_of:build has .*{message}"):
         datasets.check(datasets.fill_from_samples(config(tmp_path, model, options={"kind": kind})))
 
 
 @pytest.mark.parametrize(("key", "value"), [("workers", 2), ("augment", False)])
-def test_settings_of_decoding_are_refused_where_samples_are_made_once(key: str, value: Any, tmp_path: Path) -> None:
+def test_settings_of_decoding_are_refused_where_samples_are_made_once(key, value, tmp_path):
     with pytest.raises(
         InputError, match=rf"^dataset.{key} is of pictures that are decoded during training, and the sa"
     ):
         datasets.check(config(tmp_path, **{key: value}))
 
 
-def test_the_label_is_the_function_unless_the_dataset_has_a_name(tmp_path: Path) -> None:
+def test_the_label_is_the_function_unless_the_dataset_has_a_name(tmp_path):
     assert datasets.label(config(tmp_path)) == "made_of:build"
     assert datasets.label(config(tmp_path, name="theirs")) == "theirs"
 
 
-def test_a_dataset_of_a_plugin(tmp_path: Path, calls: list[Any], dists: Distributions) -> None:
+def test_a_dataset_of_a_plugin(tmp_path, calls, dists):
     functions = {"more": "more_data:build", "broken": "more_data:missing"}
     dists.add("more-data", {"more_data.py": CODE}, {"datasets": functions})
     full = datasets.fill_from_samples(config(tmp_path, name="more", builder=None))
@@ -265,14 +255,14 @@ def build(size, seed, fault="", times=1):
 """
 
 
-def run_worker(tmp_path: Path, limit_s: float = 60.0, **options: object) -> None:
+def run_worker(tmp_path: Path, limit_s: float = 60.0, **options: object):
     (tmp_path / "mine.py").write_text(WORKER_CODE)
     call = FunctionCall("mine:build", "dataset.builder=mine:build", True, 5, 7, options)
     user_function.run_function(call, limit_s, tmp_path / "made")
 
 
 @pytest.fixture
-def typed_stdin() -> Iterator[None]:
+def typed_stdin():
     """Standard input with something that is not for the function."""
     original = os.dup(0)
     read_end, write_end = os.pipe()
@@ -285,7 +275,7 @@ def typed_stdin() -> Iterator[None]:
     os.close(read_end)
 
 
-def test_a_worker_writes_both_arrays(tmp_path: Path, typed_stdin: None, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_writes_both_arrays(tmp_path, typed_stdin, capfd):
     (tmp_path / "made").mkdir()
     run_worker(tmp_path, times=2)
     inputs, targets = cache.open_arrays(tmp_path / "made")
@@ -302,7 +292,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_one_line_with_its_output_in_the_log(tmp_path: Path, fault: str) -> None:
+def test_a_fault_is_one_line_with_its_output_in_the_log(tmp_path, fault):
     with pytest.raises(PluginError, match=rf"^dataset.builder=mine:build {FAULTS[fault]}") as caught:
         run_worker(tmp_path, fault=fault)
     assert "\n" not in str(caught.value) and "made here" in caught.value.log
@@ -310,14 +300,14 @@ def test_a_fault_is_one_line_with_its_output_in_the_log(tmp_path: Path, fault: s
         assert 'mine.py", line' in caught.value.log
 
 
-def test_a_failed_write_is_an_error_of_the_system(tmp_path: Path) -> None:
+def test_a_failed_write_is_an_error_of_the_system(tmp_path):
     with pytest.raises(OSError) as caught:
         run_worker(tmp_path)  # there is no folder to write to
     assert caught.value.errno == errno.ENOENT
 
 
 @pytest.mark.slow
-def test_a_late_worker_is_ended_with_all_that_it_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_late_worker_is_ended_with_all_that_it_started(tmp_path, capsys):
     with pytest.raises(PluginError, match=r"was not done after 4 s: lower dataset.size or raise measure.timeout_s$"):
         run_worker(tmp_path, 4.0, fault="sleep")
     pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
@@ -326,7 +316,7 @@ def test_a_late_worker_is_ended_with_all_that_it_started(tmp_path: Path, capsys:
 
 
 @pytest.mark.slow
-def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
+def test_a_worker_ends_with_its_parent(tmp_path):
     (tmp_path / "mine.py").write_text(WORKER_CODE)
     code = (
         "from pathlib import Path\n"
@@ -360,7 +350,7 @@ FLOATS = np.linspace(0, 1, 24).reshape(6, 4)
 
 
 @pytest.fixture(autouse=True)
-def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def user_module(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "made_here.py").write_text(SMALL_CODE)
     yield
@@ -373,13 +363,13 @@ def respond(folder: Path, reference: str = "made_here:build", **options: Any) ->
     return user_function_worker.handle_request({**request, "options": options, "folder": str(folder)})
 
 
-def test_the_function_is_called_with_size_seed_and_options(tmp_path: Path) -> None:
+def test_the_function_is_called_with_size_seed_and_options(tmp_path):
     assert respond(tmp_path, noise=0.5) == {}
     inputs, targets = cache.open_arrays(tmp_path)
     assert np.array_equal(inputs, np.full((5, 3), 7.5, np.float32)) and np.array_equal(inputs, targets)
 
 
-def test_the_function_of_a_plugin(tmp_path: Path, dists: Distributions) -> None:
+def test_the_function_of_a_plugin(tmp_path, dists):
     dists.add("more-data", {"more_data.py": SMALL_CODE}, {"datasets": {"more": "more_data:build"}})
     label = "data set 'more' of more-data"
     request = {"reference": "more_data:build", "label": label, "from_user": False, "size": 2, "seed": 0}
@@ -401,7 +391,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", PROBLEMS)
-def test_problems_are_one_line(tmp_path: Path, case: str) -> None:
+def test_problems_are_one_line(tmp_path, case):
     arguments, line = PROBLEMS[case]
     response = respond(tmp_path, **arguments)
     reference = arguments.get("reference", "made_here:build")
@@ -410,13 +400,11 @@ def test_problems_are_one_line(tmp_path: Path, case: str) -> None:
     assert ("Traceback" in response.get("log", "")) == (case not in ("unusable", "no function"))
 
 
-def test_input_errors_and_failed_writes_are_not_the_functions_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_input_errors_and_failed_writes_are_not_the_functions_fault(tmp_path, monkeypatch):
     line = "noise should be positive"
     assert respond(tmp_path, body=f"raise InputError('{line}')") == {"input": line}
 
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(cache, "create_array", full)
@@ -429,7 +417,7 @@ def write(inputs: Any, targets: Any, folder: Path) -> tuple[NDArray[Any], NDArra
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f8"])
-def test_floats_become_float32(tmp_path: Path, dtype: str) -> None:
+def test_floats_become_float32(tmp_path, dtype):
     inputs, targets = write(FLOATS.astype(dtype), FLOATS[:, 1].astype(dtype), tmp_path)
     assert inputs.dtype == targets.dtype == np.float32
     assert np.array_equal(inputs, FLOATS.astype(dtype).astype(np.float32))
@@ -437,14 +425,14 @@ def test_floats_become_float32(tmp_path: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int8", "uint16", "bool"])
-def test_integer_targets_are_class_numbers_and_pictures_stay_bytes(tmp_path: Path, dtype: str) -> None:
+def test_integer_targets_are_class_numbers_and_pictures_stay_bytes(tmp_path, dtype):
     pictures = np.arange(6 * 2 * 2 * 3, dtype=np.uint8).reshape(6, 2, 2, 3)
     inputs, targets = write(pictures, np.array([0, 1, 1, 0, 1, 0]).astype(dtype), tmp_path)
     assert inputs.dtype == np.uint8 and np.array_equal(inputs, pictures)
     assert targets.dtype == np.int64 and targets.tolist() == [0, 1, 1, 0, 1, 0]
 
 
-def test_arrays_larger_than_a_block_and_memory_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_larger_than_a_block_and_memory_maps(tmp_path, monkeypatch):
     monkeypatch.setattr(user_function_worker, "BLOCK_BYTES", 40)
     np.save(tmp_path / "mapped.npy", FLOATS)
     inputs, _ = write(np.load(tmp_path / "mapped.npy", mmap_mode="r"), FLOATS, tmp_path)
@@ -462,7 +450,7 @@ class Tensor:
 class Table:
     """Stands for a Dataset of torch."""
 
-    def __init__(self, samples: list[Any]) -> None:
+    def __init__(self, samples: list[Any]):
         self.samples = samples
 
     def __len__(self) -> int:
@@ -485,9 +473,7 @@ RECORDS: dict[str, tuple[Any, str, str | None]] = {
 
 
 @pytest.mark.parametrize("case", RECORDS)
-def test_several_arrays_of_a_sample_and_integers_are_kept_as_records(
-    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_arrays_of_a_sample_and_integers_are_kept_as_records(tmp_path, case, monkeypatch):
     monkeypatch.setattr(user_function_worker, "BLOCK_BYTES", 100)
     result, input_fields, target_fields = RECORDS[case]
     user_function_worker.write_samples(result, tmp_path, 10**9)
@@ -531,7 +517,7 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", UNUSABLE)
-def test_results_that_cannot_be_trained_on(tmp_path: Path, case: str) -> None:
+def test_results_that_cannot_be_trained_on(tmp_path, case):
     result, message = UNUSABLE[case]
     with pytest.raises(UnusableSamples, match=message):
         user_function_worker.write_samples(result, tmp_path, 10**9)
@@ -546,7 +532,7 @@ def test_results_that_cannot_be_trained_on(tmp_path: Path, case: str) -> None:
         (FLOATS, None),
     ],
 )
-def test_targets_for_a_loss_of_the_user_alone_are_kept(tmp_path: Path, targets: Any, unusable: str | None) -> None:
+def test_targets_for_a_loss_of_the_user_alone_are_kept(tmp_path, targets, unusable):
     user_function_worker.write_samples((FLOATS, targets), tmp_path, 6)
     assert user_function.read_facts.__wrapped__(tmp_path).reading.unusable_targets == unusable
     written = cache.open_arrays(tmp_path)[1]
@@ -597,9 +583,7 @@ def build(size, seed, kind):
         ("arrays", 40, 40, None),
     ],
 )
-def test_no_more_samples_are_taken_than_were_requested(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, length: int, count: int, remark: str | None
-) -> None:
+def test_no_more_samples_are_taken_than_were_requested(tmp_path, monkeypatch, kind, length, count, remark):
     (tmp_path / "lengths.py").write_text(LENGTHS.replace("{length}", str(length)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -614,9 +598,7 @@ def test_no_more_samples_are_taken_than_were_requested(
 
 
 @pytest.mark.parametrize(("returned", "is_flagged"), [(101, True), (100, False), (58, False)])
-def test_a_run_on_the_first_of_more_samples_is_flagged(
-    calls: list[Any], tmp_path: Path, returned: int, is_flagged: bool
-) -> None:
+def test_a_run_on_the_first_of_more_samples_is_flagged(calls, tmp_path, returned, is_flagged):
     """Also the second one, for which the samples are cached and nothing is printed."""
     keys = f"strategy=bare_torch hardware=cpu gpus=1 model=custom model.torch=made_of:network dataset=custom \
         dataset.builder=made_of:build dataset.size=100 dataset.cache={tmp_path / 'cache'} train.batch_per_device=4"
@@ -624,14 +606,14 @@ def test_a_run_on_the_first_of_more_samples_is_flagged(
     assert ["samples_cut" in each for each in flags] == [is_flagged] * 2 and len(calls) == 1
 
 
-def test_a_file_that_a_dataset_cannot_read_is_not_blamed_on_the_cache(tmp_path: Path) -> None:
+def test_a_file_that_a_dataset_cannot_read_is_not_blamed_on_the_cache(tmp_path):
     values: dict[str, Any] = {}
     exec(LENGTHS.replace("{length}", "10"), values)
     with pytest.raises(OSError, match="Bad file descriptor"):  # not WriteFailed
         user_function_worker.write_samples(values["Broken"](), tmp_path, 10)
 
 
-def test_a_later_call_calls_a_function_again_that_has_failed(tmp_path: Path, calls: list[Any]) -> None:
+def test_a_later_call_calls_a_function_again_that_has_failed(tmp_path, calls):
     for _ in range(2):
         user_function.forget_failures()
         with pytest.raises(PluginError):
@@ -639,8 +621,8 @@ def test_a_later_call_calls_a_function_again_that_has_failed(tmp_path: Path, cal
     assert len(calls) == 2
 
 
-def test_only_the_end_of_a_long_output_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def print_much(command: list[str], log: int, *_: object) -> int:
+def test_only_the_end_of_a_long_output_is_read(tmp_path, monkeypatch):
+    def print_much(command, log, *_):
         os.ftruncate(log, 1 << 30)
         os.pwrite(log, b"the end", (1 << 30) - 7)
         return 1

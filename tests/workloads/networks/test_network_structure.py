@@ -19,7 +19,7 @@ def strided(net: Network) -> list[str]:
 
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
-def test_every_node_leads_to_the_output(name: str) -> None:
+def test_every_node_leads_to_the_output(name):
     shapes = {
         "materials_cnn": (200, 3),
         "mlp": (8000,),
@@ -34,7 +34,7 @@ def test_every_node_leads_to_the_output(name: str) -> None:
     assert len(net.output.shape) == 1 + (name in ("gpt_small", "lstm_small"))
 
 
-def test_where_the_stride_of_a_resnet_is() -> None:
+def test_where_the_stride_of_a_resnet_is():
     stacks = (3, 4, 5)
     first = [f"conv{n}_block1_{part}_conv" for n in stacks for part in (0, 1)]
     assert strided(build("resnet50", 64)) == ["conv1_conv", *first]
@@ -44,7 +44,7 @@ def test_where_the_stride_of_a_resnet_is() -> None:
     assert strided(build("resnet50_v2", 64)) == ["conv1_conv", *last]
 
 
-def test_settings_of_the_normalisation() -> None:
+def test_settings_of_the_normalisation():
     settings = {
         "inception_v3": {"epsilon": 1e-3, "momentum": 0.99, "scale": False},
         "resnet50": {"epsilon": 1.001e-5, "momentum": 0.99, "scale": True},
@@ -58,14 +58,14 @@ def test_settings_of_the_normalisation() -> None:
         assert actual and all(one == expected for one in actual), name
 
 
-def test_padding_can_be_the_maximum_in_the_first_pool_of_v2_only() -> None:
+def test_padding_can_be_the_maximum_in_the_first_pool_of_v2_only():
     for name, before, pads in (("resnet50", "relu", 1), ("resnet50_v2", "zero_pad", 0)):
         net = build(name, 64)
         pool = next(node for node in net.nodes if node.op == "max_pool")
         assert node(net, pool.inputs[0]).op == before and pool.settings["pads"] == ((pads, pads),) * 2
 
 
-def test_shortcuts_of_resnets_for_cifar_have_no_parameters() -> None:
+def test_shortcuts_of_resnets_for_cifar_have_no_parameters():
     net = build("resnet20_cifar10", 32)
     assert [(n.shape, n.settings["pads"]) for n in net.nodes if n.op == "pad_channels"] == [
         ((16, 16, 32), (8, 8)),
@@ -78,7 +78,7 @@ def test_shortcuts_of_resnets_for_cifar_have_no_parameters() -> None:
     assert node(net, "conv1").inputs == ("batchnorm0",)  # no relu between, as in the original
 
 
-def test_alexnets() -> None:
+def test_alexnets():
     net = build("alexnet", 224)
     assert node(net, "conv0").shape == (55, 55, 64)
     assert [n.shape for n in net.nodes if n.op == "max_pool"] == [(27, 27, 64), (13, 13, 192), (6, 6, 256)]
@@ -90,7 +90,7 @@ def test_alexnets() -> None:
     assert [n.settings for n in small.nodes if n.op == "lrn"] == [lrn, lrn]
 
 
-def test_the_example_for_cifar_drops_out_three_times() -> None:
+def test_the_example_for_cifar_drops_out_three_times():
     net = build("cifar10_cnn", 32)
     assert [n.settings["rate"] for n in net.nodes if n.op == "dropout"] == [0.25, 0.25, 0.5]
     assert [n.shape[:2] for n in net.nodes if n.op == "conv"] == [(32, 32), (30, 30), (15, 15), (13, 13)]

@@ -2,10 +2,7 @@
 parameters, FLOPs and bytes of a sample are set each on its own. Networks of plugins are built like built-in ones, and
 every fault is one line with its place."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +18,7 @@ from tests.builders.plugins import Distributions
 from tests.builders.plugins import dists as dists
 
 
-def test_materials_cnn_is_that_of_the_thesis() -> None:
+def test_materials_cnn_is_that_of_the_thesis():
     net = networks.build_by_name("materials_cnn", (200, 3), 2)
     kernels = {"conv1": (7, 3, 16), "conv2": (7, 16, 24), "dense1": (1200, 125), "dense2": (125, 2)}
     expected = {f"{name}/kernel": shape for name, shape in kernels.items()}
@@ -64,20 +61,20 @@ def test_materials_cnn_is_that_of_the_thesis() -> None:
         ),
     ],
 )
-def test_what_is_refused(build: Callable[[], Any], message: str) -> None:
+def test_what_is_refused(build, message):
     with pytest.raises(InputError, match=message):
         build()
 
 
 @pytest.mark.parametrize(("name", "least"), [("inception_v3", 75), ("alexnet", 63), ("vgg16", 32), ("cifar10_cnn", 10)])
-def test_pictures_below_the_least_size_are_refused(name: str, least: int) -> None:
+def test_pictures_below_the_least_size_are_refused(name, least):
     networks.build_by_name(name, (least, least, 3), 10)
     message = rf"^inputs of {least - 1}x{least - 1} are too small for {name}: .*; raise dataset.image_size"
     with pytest.raises(InputError, match=message):
         networks.build_by_name(name, (least - 1, least - 1, 3), 10)
 
 
-def test_input_shape_follows_from_the_model() -> None:
+def test_input_shape_follows_from_the_model():
     assert networks.resolve_input_shape(ModelSpec(name="resnet50", input_shape=[64, 64, 3])) == [64, 64, 3]
     model = ModelSpec(name="synthetic", input_shape=[1, 1], options={"sample_bytes": 4000, "flops": 1e9})
     assert networks.resolve_input_shape(model) == [1000, 1]
@@ -92,14 +89,14 @@ def build_gpt(outputs: int = 16, **options: Any) -> Network:
     return networks.build_by_name("gpt_small", (options.get("sequence_length", 64),), outputs, options)
 
 
-def test_parameter_count_of_gpt_2() -> None:
+def test_parameter_count_of_gpt_2():
     """124,439,808: sum of the sizes in openai-community/gpt2, without masks (124M in openai/gpt-2's README). There the
     last layer is tied to the table, and keys have biases."""
     net = build_gpt(50_257, layers=12, width=768, heads=12, sequence_length=1024)
     assert net.parameters == 124_439_808 + 50_257 * 768 - 12 * 768
 
 
-def test_flops_of_gpt_2() -> None:
+def test_flops_of_gpt_2():
     """Of a token in training 6 N + 12 layers heads head_width tokens (PaLM, arXiv:2204.02311, appendix B), where N are
     the kernels: 12 layers width^2 (Kaplan et al. 2020, arXiv:2001.08361, table 1) and those of the last layer."""
     layers, width, length, vocabulary = 12, 768, 1024, 50_257
@@ -108,14 +105,14 @@ def test_flops_of_gpt_2() -> None:
     assert net.training_flops == length * (6 * kernels + 12 * layers * width * length)
 
 
-def test_shapes() -> None:
+def test_shapes():
     net = build_gpt(16, layers=2, width=8, heads=2, sequence_length=5)
     assert (net.input.shape, net.output.shape, net.count("attention")) == ((5,), (5, 16), 2)
     assert networks.resolve_input_shape(ModelSpec("gpt_small", options={"sequence_length": 5})) == [5]
     assert networks.resolve_target_shape(ModelSpec("gpt_small", options={"sequence_length": 5})) == [5]
 
 
-def test_blocks_can_be_cut_apart() -> None:
+def test_blocks_can_be_cut_apart():
     """What a block ends with is all that anything behind it reads."""
     net = build_gpt(16, layers=3, width=8, heads=2, sequence_length=5)
     places = {node.name: number for number, node in enumerate(net.nodes)}
@@ -124,7 +121,7 @@ def test_blocks_can_be_cut_apart() -> None:
     assert sum(live[places[node.name]] == 1 for node in net.nodes if node.op == "add") == 2 * 3
 
 
-def test_weights_start_as_those_of_gpt_2() -> None:
+def test_weights_start_as_those_of_gpt_2():
     net = build_gpt(512, layers=2, width=128, heads=2)
     weights = initial_weights(((a.name, a.shape, a.init) for a in net.arrays), 0)
     for name, array in weights.items():
@@ -147,12 +144,12 @@ def test_weights_start_as_those_of_gpt_2() -> None:
         ({"width": "wide"}, "^model.options.width='wide' should be int"),
     ],
 )
-def test_bad_options(options: dict[str, Any], message: str) -> None:
+def test_bad_options(options, message):
     with pytest.raises(InputError, match=message):
         build_gpt(**options)
 
 
-def test_inputs_of_another_length() -> None:
+def test_inputs_of_another_length():
     with pytest.raises(InputError, match=r"sequence_length=64 means model.input_shape=\[64\], not \[32\]$"):
         networks.build_by_name("gpt_small", (32,), 16)
     with pytest.raises(InputError, match=r"^model=gpt_small takes inputs of shape \(tokens\), not"):
@@ -170,7 +167,7 @@ def build_synthetic(parameters: float, flops: float, sample_bytes: int, outputs:
     st.integers(6400, 10**7),
     st.integers(1, 10),
 )
-def test_all_three_are_met_within_one_percent(parameters: float, tens: float, numbers: int, outputs: int) -> None:
+def test_all_three_are_met_within_one_percent(parameters, tens, numbers, outputs):
     """From 2 to 6,300 FLOPs for a parameter."""
     flops = 2 * parameters * 10**tens
     net = build_synthetic(parameters, flops, 4 * numbers, outputs)
@@ -179,7 +176,7 @@ def test_all_three_are_met_within_one_percent(parameters: float, tens: float, nu
     assert math.prod(net.input.shape) == numbers and net.output.shape == (outputs,)
 
 
-def test_one_number_changes_alone() -> None:
+def test_one_number_changes_alone():
     inception = build_synthetic(23.8e6, 11.43e9, 1_072_812)
     for changed in (
         build_synthetic(2.4e6, 11.43e9, 1_072_812),
@@ -194,7 +191,7 @@ def test_one_number_changes_alone() -> None:
         assert sum(same) == 2
 
 
-def test_all_of_a_sample_but_less_than_one_window_is_read() -> None:
+def test_all_of_a_sample_but_less_than_one_window_is_read():
     for numbers in (1000, 37_632, 37_633, 99_991):
         net = build_synthetic(1e6, 1e8, 4 * numbers)
         pool = net.nodes[1]
@@ -203,7 +200,7 @@ def test_all_of_a_sample_but_less_than_one_window_is_read() -> None:
         assert 0 <= numbers - window * pool.shape[0] < window
 
 
-def test_convolutions_hold_half_of_the_parameters_or_fewer() -> None:
+def test_convolutions_hold_half_of_the_parameters_or_fewer():
     net = build_synthetic(25e6, 8e9, 150_528)
     shared = sum(math.prod(a.shape) for a in net.arrays if a.name.startswith("conv"))
     assert 0.2 < shared / net.parameters < 0.51
@@ -222,12 +219,12 @@ def test_convolutions_hold_half_of_the_parameters_or_fewer() -> None:
         (50, 200, 4000, r"^model=synthetic cannot come closer to parameters=50 and flops=200 than .*; raise model.opt"),
     ],
 )
-def test_impossible_sizes(parameters: float, flops: float, sample_bytes: int, message: str) -> None:
+def test_impossible_sizes(parameters, flops, sample_bytes, message):
     with pytest.raises(InputError, match=message):
         build_synthetic(parameters, flops, sample_bytes)
 
 
-def test_the_shape_is_that_of_the_bytes() -> None:
+def test_the_shape_is_that_of_the_bytes():
     message = r"^model.options.sample_bytes=4000 means model.input_shape=\[1000, 1\], not \[9, 1\]$"
     with pytest.raises(InputError, match=message):
         networks.build_by_name("synthetic", (9, 1), 1, {"sample_bytes": 4000})
@@ -249,12 +246,12 @@ END = 'network.dense(x, "out", outputs)'
 
 def add(
     dists: Distributions, body: str = "pass", end: str = END, more: str = "deep=False", target: str = "tiny_net:tiny"
-) -> None:
+):
     code = CODE.format(body=body, end=end, more=more)
     dists.add("tiny-net", {"tiny_net.py": code}, {"models": {"tiny": target}})
 
 
-def test_a_network_of_a_plugin_is_built_like_a_built_in_one(dists: Distributions) -> None:
+def test_a_network_of_a_plugin_is_built_like_a_built_in_one(dists):
     add(dists)
     network = networks.build_by_name("tiny", (3, 2), 5, {"width": 7})
     assert network.parameters == 6 * 7 + 7 + 7 * 5 + 5
@@ -265,7 +262,7 @@ def test_a_network_of_a_plugin_is_built_like_a_built_in_one(dists: Distributions
     assert networks.build_by_name("tiny", (4, 4, 3), 2).output.shape == (2,)  # any axes
 
 
-def test_unknown_names_look_at_plugins_too(dists: Distributions) -> None:
+def test_unknown_names_look_at_plugins_too(dists):
     add(dists)
     with pytest.raises(InputError, match=r"^no model 'tinny'; did you mean 'tiny'\?$"):
         networks.build_by_name("tinny", (3,), 1)
@@ -279,7 +276,7 @@ WRONG_OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG_OPTIONS)
-def test_wrong_options_are_the_users_mistake(dists: Distributions, case: str) -> None:
+def test_wrong_options_are_the_users_mistake(dists, case):
     more, options, message = WRONG_OPTIONS[case]
     add(dists, more=more)
     with pytest.raises(InputError, match=message) as caught:
@@ -290,12 +287,12 @@ def test_wrong_options_are_the_users_mistake(dists: Distributions, case: str) ->
 @pytest.mark.parametrize(
     ("more", "options"), [("depth=None", {"depth": 3}), ("*, depth", {"depth": 3}), ("**more", {"a": 1})]
 )
-def test_options_without_a_known_type_are_accepted(dists: Distributions, more: str, options: dict[str, int]) -> None:
+def test_options_without_a_known_type_are_accepted(dists, more, options):
     add(dists, more=more)
     assert networks.build_by_name("tiny", (3, 2), 5, options).output.shape == (5,)
 
 
-def test_an_input_error_of_its_own_passes(dists: Distributions) -> None:
+def test_an_input_error_of_its_own_passes(dists):
     add(dists, "raise InputError('width should be even')")
     with pytest.raises(InputError, match=r"^width should be even$") as caught:
         networks.build_by_name("tiny", (3, 2), 5)
@@ -326,7 +323,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("case", FAULTS)
-def test_a_fault_of_a_plugin_is_one_line(dists: Distributions, case: str) -> None:
+def test_a_fault_of_a_plugin_is_one_line(dists, case):
     wrong, message = FAULTS[case]
     add(dists, **wrong)
     with pytest.raises(PluginError, match=message) as caught:
@@ -336,7 +333,7 @@ def test_a_fault_of_a_plugin_is_one_line(dists: Distributions, case: str) -> Non
         assert 'tiny_net.py", line' in caught.value.log
 
 
-def test_its_output_is_not_printed(dists: Distributions, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_output_is_not_printed(dists, capsys):
     add(dists, "print('hello')")
     networks.build_by_name("tiny", (3, 2), 5)
     assert capsys.readouterr().out == ""

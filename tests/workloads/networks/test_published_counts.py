@@ -41,7 +41,7 @@ DENSENETS = {"densenet40_k12": 0.15156, "densenet100_k12": 0.95989}
 
 
 @pytest.mark.parametrize("name", [*TORCHVISION, *CIFAR_MODELS, *DENSENETS])
-def test_published_operations(name: str) -> None:
+def test_published_operations(name):
     shape = CIFAR if name not in TORCHVISION else (299, 299, 3) if name == "inception_v3" else IMAGENET
     outputs = 1000 if name in TORCHVISION else 11 if name in DENSENETS else 10
     gmacs = networks.build_by_name(name, shape, outputs).forward_flops / 2e9
@@ -54,7 +54,7 @@ def test_published_operations(name: str) -> None:
         assert gmacs == pytest.approx(DENSENETS[name], abs=5.1e-6)
 
 
-def test_counts_by_hand() -> None:
+def test_counts_by_hand():
     materials = networks.build_by_name("materials_cnn", (200, 3), 2)
     assert materials.forward_flops == 2 * (200 * 7 * 3 * 16 + 100 * 7 * 16 * 24 + 1200 * 125 + 125 * 2)
     assert materials.training_flops == 2_917_500
@@ -82,12 +82,12 @@ def net(name: str) -> Network:
     return networks.build_network(build_record(ModelSpec, load(name)))
 
 
-def test_every_network_has_a_yaml() -> None:
+def test_every_network_has_a_yaml():
     assert {path.stem for path in CONF.glob("*.yaml")} == {*networks.NETWORKS, "custom", "hf", "timm", "torchvision"}
 
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
-def test_parameter_count_of_the_yaml(name: str) -> None:
+def test_parameter_count_of_the_yaml(name):
     model = build_record(ModelSpec, load(name))
     assert model.name == name and model.sources
     assert model.params in (net(name).parameters, None)
@@ -127,7 +127,7 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("name", {**TF_CNN_BENCHMARKS, **KERAS_APPLICATIONS, **TRAINED})
-def test_published_parameters(name: str) -> None:
+def test_published_parameters(name):
     network = net(name)
     numbers = sum(math.prod(array.shape) for array in network.arrays)
     assert TF_CNN_BENCHMARKS.get(name, numbers + 1) == numbers + 1
@@ -135,13 +135,13 @@ def test_published_parameters(name: str) -> None:
     assert TRAINED.get(name, network.parameters) == network.parameters
 
 
-def test_published_parameters_of_lenet() -> None:
+def test_published_parameters_of_lenet():
     """McMahan et al. 2017 (arXiv:1602.05629), section 3, print the count of the same network on MNIST."""
     assert networks.build_by_name("lenet", (28, 28, 1), 10).parameters == 1_663_370
 
 
 @pytest.mark.parametrize(("width", "millions"), [(650, 20), (1500, 66)])
-def test_published_parameters_of_the_larger_lstms(width: int, millions: int) -> None:
+def test_published_parameters_of_the_larger_lstms(width, millions):
     """Merity et al. 2016 (arXiv:1609.07843), table 1: Zaremba et al. 2014, medium and large."""
     larger = networks.build_by_name("lstm_small", (35,), 10_000, {"width": width, "sequence_length": 35})
     assert round(larger.parameters / 1e6) == millions
@@ -170,7 +170,7 @@ print(json.dumps(result))
 
 
 @pytest.mark.slow
-def test_the_same_arrays_and_flops_as_in_keras_applications() -> None:
+def test_the_same_arrays_and_flops_as_in_keras_applications():
     command = [sys.executable, "-c", COUNT, json.dumps(ORACLES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     for name, theirs in json.loads(done.stdout).items():

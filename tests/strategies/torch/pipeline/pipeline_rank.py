@@ -1,7 +1,5 @@
 """One stage of a model that trains on random batches and writes its observations to observed<k>.json."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from pathlib import Path
@@ -52,7 +50,7 @@ def sums(strategy: Any) -> dict[str, float]:
     return {name: float(array.astype(float).sum()) for name, array in strategy.parameters().items()}
 
 
-def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
+def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
     strategy.setup()
     model = spec.config.model
     waits = count_waits()
@@ -73,8 +71,8 @@ def count_waits() -> list[str]:
     """Return a list that from now on grows with each message for which this process waits until it has arrived."""
     waits: list[str] = []
 
-    def count(message: Any) -> Any:
-        def counted(*args: Any, **keys: Any) -> Any:
+    def count(message):
+        def counted(*args, **keys):
             waits.append(message.__name__)
             return message(*args, **keys)
 

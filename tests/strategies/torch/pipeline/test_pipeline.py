@@ -1,7 +1,5 @@
 """A model cut into stages trains like the complete model, and what cannot be cut is unsupported with a reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +23,13 @@ def run_stages(name: str, processes: int, folder: Path, **changes: Any) -> list[
     return run_ranks(spec, folder, "pipeline.pipeline_rank")
 
 
-def check_losses(ranks: list[dict[str, Any]], bare: Any, rel: float) -> None:
+def check_losses(ranks: list[dict[str, Any]], bare: Any, rel: float):
     """Check that the last stage alone reports losses, and that they are those of the complete model."""
     assert [rank["losses"] for rank in ranks[:-1]] == [None] * (len(ranks) - 1)
     assert ranks[-1]["losses"] == pytest.approx(pipeline_rank.losses(bare, bare.spec.config.model), rel=rel)
 
 
-def check_weights(ranks: list[dict[str, Any]], bare: Any) -> None:
+def check_weights(ranks: list[dict[str, Any]], bare: Any):
     """Check that the weights gathered from all stages are those of the complete model after as many steps."""
     for rank in ranks:
         assert rank["weights"] == pytest.approx(pipeline_rank.sums(bare), rel=1e-3, abs=1e-2)
@@ -40,7 +38,7 @@ def check_weights(ranks: list[dict[str, Any]], bare: Any) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("data_format", ["nhwc", pytest.param("nchw", marks=pytest.mark.slow)])
-def test_stages_with_batch_norm_train_like_the_complete_model(strategy: Any, tmp_path: Path, data_format: str) -> None:
+def test_stages_with_batch_norm_train_like_the_complete_model(strategy, tmp_path, data_format):
     """With sgd: Adam divides small gradients by their own size, and so makes steps of their rounding errors."""
     changes = {
         "model": "resnet20_cifar10",
@@ -71,7 +69,7 @@ def test_stages_with_batch_norm_train_like_the_complete_model(strategy: Any, tmp
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["pipeline_gpipe", "pipeline_1f1b"])
-def test_micro_batches_in_half_precision(strategy: Any, tmp_path: Path, name: str) -> None:
+def test_micro_batches_in_half_precision(strategy, tmp_path, name):
     """Activations are sent in the type in which they are computed, at half the bytes.
 
     The batches of pipeline_rank divide into 4 micro-batches.
@@ -87,7 +85,7 @@ def test_micro_batches_in_half_precision(strategy: Any, tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("name", ["model_parallel", "pipeline_gpipe", "pipeline_1f1b"])
-def test_one_stage_is_the_complete_model(strategy: Any, name: str) -> None:
+def test_one_stage_is_the_complete_model(strategy, name):
     bare = strategy("bare_torch", **SMALL)
     expected = pipeline_rank.losses(bare, bare.spec.config.model)
     staged = strategy(name, **SMALL)
@@ -95,7 +93,7 @@ def test_one_stage_is_the_complete_model(strategy: Any, name: str) -> None:
     assert (staged.stages(), staged.message_sizes(), staged.backend_used()) == ([], [], None)
 
 
-def test_the_learning_rate_can_be_set(strategy: Any) -> None:
+def test_the_learning_rate_can_be_set(strategy):
     staged = strategy("model_parallel", **SMALL)
     before = pipeline_rank.sums(staged)
     staged.set_learning_rate(0.0)
@@ -103,10 +101,10 @@ def test_the_learning_rate_can_be_set(strategy: Any) -> None:
     assert pipeline_rank.sums(staged) == before
 
 
-def test_costs_are_measured_on_the_samples_of_a_micro_batch(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_are_measured_on_the_samples_of_a_micro_batch(strategy, monkeypatch):
     measured_samples: list[int] = []
 
-    def measured(network: Any, config: Any, samples: int, *others: Any) -> list[float]:
+    def measured(network, config, samples, *others):
         measured_samples.append(samples)
         assert torch.backends.cudnn.benchmark, "with the convolutions that the stages will have"
         return [0.0] * len(network.nodes)
@@ -120,12 +118,12 @@ def test_costs_are_measured_on_the_samples_of_a_micro_batch(strategy: Any, monke
     assert measured_samples == [5]
 
 
-def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_on_gpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # and after the test
     monkeypatch.setattr(base, "tunes_convolutions", lambda device, is_full: tunes_convolutions("cuda", is_full))
 
 
-def test_cudnn_tunes_for_full_batches_as_in_other_strategies(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_tunes_for_full_batches_as_in_other_strategies(strategy, monkeypatch):
     as_on_gpus(monkeypatch)
     staged, tuned = strategy("model_parallel", **SMALL), []
     for batch in pipeline_rank.batches(staged.spec.config.model):
@@ -159,9 +157,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "gpus", "changes", "reason"), REFUSED)
-def test_unsupported_runs_are_refused_before_processes_meet(
-    name: str, gpus: int, changes: dict[str, Any], reason: str
-) -> None:
+def test_unsupported_runs_are_refused_before_processes_meet(name, gpus, changes, reason):
     strategy = registry.load_strategy(name)(spec_of(name, gpus, **{**SMALL, "dataset__size": 80, **changes}), 0)
     with pytest.raises(Unsupported) as error:
         strategy.shard()
@@ -180,6 +176,6 @@ def test_unsupported_runs_are_refused_before_processes_meet(
         ("hybrid", "schedule", "gpip", "did you mean 'gpipe'"),
     ],
 )
-def test_invalid_options_are_named(name: str, option: str, value: Any, message: str) -> None:
+def test_invalid_options_are_named(name, option, value, message):
     with pytest.raises(InputError, match=message):
         registry.load_strategy(name)(spec_of(name, 2, **{f"strategy__options__{option}": value}), 0)

@@ -1,7 +1,5 @@
 """Stages of a pipeline: the layout of activations between them, the order of their passes, and their measured costs."""
 
-from __future__ import annotations
-
 import time
 from contextlib import nullcontext
 
@@ -33,7 +31,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_outputs_are_sent_in_their_memory_layout(name: str) -> None:
+def test_outputs_are_sent_in_their_memory_layout(name):
     outputs = LAYOUTS[name]
     layout = ActivationLayout.from_outputs(outputs)
     packed = layout.pack(outputs)
@@ -48,14 +46,14 @@ def test_outputs_are_sent_in_their_memory_layout(name: str) -> None:
     assert ordered.stride() == outputs.stride()
 
 
-def test_outputs_in_another_layout_are_copied() -> None:
+def test_outputs_in_another_layout_are_copied():
     layout = ActivationLayout.from_outputs(LAYOUTS["channels last"])
     packed = layout.pack(LAYOUTS["channels first"])
     assert packed.is_contiguous()
     assert torch.equal(layout.unpack(packed).movedim(-1, 1), LAYOUTS["channels first"])
 
 
-def test_gradients_of_received_activations_are_contiguous() -> None:
+def test_gradients_of_received_activations_are_contiguous():
     """They can be sent on without a copy."""
     layout = ActivationLayout.from_outputs(LAYOUTS["channels last"])
     stage = StageModule(Doubled(), nullcontext, layout, layout)  # type: ignore[arg-type]
@@ -76,7 +74,7 @@ class Doubled(nn.Module):
 class RecordedPasses(nn.Module):
     """Records its forward (F) and backward (B) passes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(3, 2)
         self.passes = ""
@@ -87,22 +85,22 @@ class RecordedPasses(nn.Module):
         outputs.register_hook(lambda gradient: self.record_backward())
         return outputs
 
-    def record_backward(self) -> None:
+    def record_backward(self):
         self.passes += "B"
 
 
 @pytest.mark.parametrize(("forwards_ahead", "order"), [(1, "FBFBFB"), (2, "FFBFBB"), (3, "FFFBBB")])
-def test_passes_run_in_the_order_of_the_schedule(forwards_ahead: int, order: str) -> None:
+def test_passes_run_in_the_order_of_the_schedule(forwards_ahead, order):
     module = RecordedPasses()
     StagePasses(module, list(torch.randn(6, 3).split(2)), forwards_ahead)()
     assert module.passes == order
 
 
-def test_gradients_of_repeated_passes_are_those_of_the_whole_batch() -> None:
+def test_gradients_of_repeated_passes_are_those_of_the_whole_batch():
     module = RecordedPasses()
     inputs, targets = torch.randn(6, 3), torch.randn(6, 2).split(2)
 
-    def loss(number: int, outputs: Tensor) -> Tensor:
+    def loss(number, outputs):
         return (outputs - targets[number]).square().mean() / 3
 
     passes = StagePasses(module, list(inputs.split(2)), 2, loss)
@@ -114,7 +112,7 @@ def test_gradients_of_repeated_passes_are_those_of_the_whole_batch() -> None:
     torch.testing.assert_close(gradient, module.layer.weight.grad)
 
 
-def test_layers_without_weights_that_read_samples_have_no_backward_pass() -> None:
+def test_layers_without_weights_that_read_samples_have_no_backward_pass():
     module, passes = nn.ReLU(), []
     module.register_forward_hook(lambda *_: passes.append("F"))
     module.register_full_backward_hook(lambda *_: passes.append("B"))
@@ -122,11 +120,11 @@ def test_layers_without_weights_that_read_samples_have_no_backward_pass() -> Non
     assert passes == ["F", "F"]
 
 
-def test_the_median_leaves_out_the_first_call() -> None:
+def test_the_median_leaves_out_the_first_call():
     delays = iter([0.05, 0.01, 0.0, 0.02])
     slept: list[float] = []
 
-    def action() -> None:
+    def action():
         slept.append(next(delays))
         time.sleep(slept[-1])
 
@@ -136,14 +134,14 @@ def test_the_median_leaves_out_the_first_call() -> None:
 
 
 @pytest.mark.parametrize("model", ["materials_cnn", "resnet20_cifar10"])
-def test_segments_are_the_complete_network(model: str) -> None:
+def test_segments_are_the_complete_network(model):
     network = networks.build_network(spec_of("model_parallel", model=model).config.model)
     segments = list(cut_into_segments(network))
     assert [node for segment in segments for node in segment.nodes] == network.nodes[1:]
     assert [segment.source for segment in segments[1:]] == [segment.output for segment in segments[:-1]]
 
 
-def test_measured_seconds_balance_the_stages() -> None:
+def test_measured_seconds_balance_the_stages():
     config = spec_of("model_parallel").config
     network = networks.build_network(config.model)
     few, many = (

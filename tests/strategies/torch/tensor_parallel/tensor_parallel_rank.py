@@ -3,8 +3,6 @@
 It writes its observations of both to observed<k>.json.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math
@@ -46,7 +44,7 @@ class SingleDevice(BareTorch):
     Options = TensorParallelOptions  # both use the same spec
 
 
-def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
+def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
     folders = sorted(progress.folder.glob("case*"))
     write_json(
         progress.folder / f"observed{record.rank}.json",

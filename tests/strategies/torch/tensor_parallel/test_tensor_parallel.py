@@ -1,8 +1,5 @@
 """Split layers train like complete ones: each case on several ranks and on a single device."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +38,14 @@ def observe_ranks(processes: int, folder: Path) -> dict[str, list[dict[str, Any]
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def ranks(request: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def ranks(request, tmp_path_factory):
     return observe_ranks(request.param, tmp_path_factory.mktemp("tensor"))
 
 
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("case", CASES)
-def test_split_layers_train_like_complete_ones(ranks: dict[str, list[dict[str, Any]]], case: str) -> None:
+def test_split_layers_train_like_complete_ones(ranks, case):
     """This includes widths that do not divide, partial sums of gradients before split layers, and dropout. Weights that
     are not split are equal on all ranks to the last bit without averaged gradients; so are the generators that dropout
     draws from."""
@@ -67,7 +64,7 @@ def test_split_layers_train_like_complete_ones(ranks: dict[str, list[dict[str, A
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_a_device_keeps_only_its_shards(ranks: dict[str, list[dict[str, Any]]]) -> None:
+def test_a_device_keeps_only_its_shards(ranks):
     """In the mlp all kernels are split."""
     complete = 4 * (41 * 4000 + 4000 * 2000 + 2000 * 500 + 500 * 300 + 300 + 4000 + 2000 + 500 + 300 + 1)
     chain = ranks["a chain"]
@@ -84,12 +81,12 @@ def test_a_device_keeps_only_its_shards(ranks: dict[str, list[dict[str, Any]]]) 
         ({"model": "resnet20_cifar10", **PAIRED}, "resnet20_cifar10 has no dense layer that 1 devices could share"),
     ],
 )
-def test_unsupported_settings(strategy: Callable[..., Any], changes: dict[str, Any], reason: str) -> None:
+def test_unsupported_settings(strategy, changes, reason):
     with pytest.raises(Unsupported, match=reason):
         strategy("tensor_parallel", **changes)
 
 
-def test_no_part_of_a_step_is_without_communication(strategy: Callable[..., Any]) -> None:
+def test_no_part_of_a_step_is_without_communication(strategy):
     adapter = strategy("tensor_parallel")
     with pytest.raises(NotMeasured, match="without communication"):
         adapter.set_gradient_sync(False)

@@ -1,7 +1,5 @@
 """The plans that split the layers of each network, and the messages that they cause, without processes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -55,7 +53,7 @@ def kinds_of(splits: list[Split]) -> list[tuple[str, bool]]:
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", sorted({*networks.NETWORKS} - {"gpt_small"}))
-def test_every_dense_layer_of_every_network_is_split(name: str, devices: int) -> None:
+def test_every_dense_layer_of_every_network_is_split(name, devices):
     network = build_network(name)
     splits = plan_splits(network, devices)
     assert [split.layer for split in splits] == [node.name for node in network.nodes if node.op == "dense"]
@@ -68,7 +66,7 @@ def test_every_dense_layer_of_every_network_is_split(name: str, devices: int) ->
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
-def test_an_attention_is_split_by_heads(devices: int) -> None:
+def test_an_attention_is_split_by_heads(devices):
     """Query, key and value read one tensor, whose gradient is summed up once."""
     network = build_network("gpt_small")
     splits = plan_splits(network, devices)
@@ -81,7 +79,7 @@ def test_an_attention_is_split_by_heads(devices: int) -> None:
         assert sent == [*[("all_reduce", 64, 256)] * 8, ("all_gather", 64, 512), *[("all_reduce", 64, 256)] * 9]
 
 
-def test_an_attention_whose_inputs_have_other_readers_is_not_split() -> None:
+def test_an_attention_whose_inputs_have_other_readers_is_not_split():
     net = Network("attention", (8,))
     x = net.embedding(net.input, "table", 5, 16)
     layers = [net.dense(x, name, 16) for name in ("query", "key", "value")]
@@ -89,7 +87,7 @@ def test_an_attention_whose_inputs_have_other_readers_is_not_split() -> None:
     assert [split.shared for split in plan_splits(net, 2)] == [None] * 4
 
 
-def test_messages_of_vgg16() -> None:
+def test_messages_of_vgg16():
     """The gradient of the first layer's wide input is gathered and not summed up, which halves the traffic."""
     assert [(message.kind, message.width) for message in list_messages(plan_splits(build_network("vgg16"), 2))] == [
         ("all_reduce", 4096),
@@ -99,7 +97,7 @@ def test_messages_of_vgg16() -> None:
     ]
 
 
-def test_dropout_and_relu_are_between_the_layers_of_a_pair() -> None:
+def test_dropout_and_relu_are_between_the_layers_of_a_pair():
     net = build_network("cifar10_cnn")
     first, second = plan_splits(net, 2, include_single=False)
     by_name = {node.name: node for node in net.nodes}
@@ -116,7 +114,7 @@ def chain(widths: list[int], between: str = "relu") -> Network:
     return net
 
 
-def test_a_layer_with_several_readers_is_not_paired() -> None:
+def test_a_layer_with_several_readers_is_not_paired():
     net = Network("branches", (8,))
     first = net.relu(net.dense(net.input, "first", 8))
     net.concat(net.dense(first, "second", 8), first)
@@ -124,12 +122,12 @@ def test_a_layer_with_several_readers_is_not_paired() -> None:
     assert plan_splits(net, 2, include_single=False) == []
 
 
-def test_the_gradient_of_the_input_is_not_sent() -> None:
+def test_the_gradient_of_the_input_is_not_sent():
     (only,) = plan_splits(chain([64, 8]), 2)
     assert (only.by, [message.kind for message in only.forward], only.backward) == ("columns", ["all_gather"], ())
 
 
-def test_a_layer_that_is_too_narrow_is_not_split() -> None:
+def test_a_layer_that_is_too_narrow_is_not_split():
     """3 devices cannot share 2 outputs, but they can share 5 inputs: 2, 2 and 1."""
     assert [(split.layer, split.by) for split in plan_splits(chain([5, 2]), 3)] == [("dense0", "rows")]
     assert plan_splits(chain([2, 2]), 3) == []
@@ -137,14 +135,14 @@ def test_a_layer_that_is_too_narrow_is_not_split() -> None:
 
 
 @given(st.integers(1, 500), st.integers(1, 16))
-def test_shares_are_those_of_torch_chunk(width: int, devices: int) -> None:
+def test_shares_are_those_of_torch_chunk(width, devices):
     import torch
 
     assert can_share(width, devices) == (len(torch.empty(width).chunk(devices)) == devices)
 
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.integers(1, 4), st.booleans())
-def test_no_other_plan_is_better(widths: list[int], devices: int, include_single: bool) -> None:
+def test_no_other_plan_is_better(widths, devices, include_single):
     """Compare with all possible plans."""
     actual = plan_splits(chain(widths), devices, include_single)
     ways = [
