@@ -19,11 +19,11 @@ def make_features(count: int) -> tuple[np.ndarray, np.ndarray]:
     return inputs, targets
 
 
-def make_images(count: int, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """Return images of 32 x 32 pixels with 3 channels and their labels, which determine the brightness."""
+def make_images(count: int, classes: int = 10, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Return square images with 3 channels and their labels, which determine the brightness."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, classes, count)
-    images = rng.integers(0, 60, (count, 32, 32, 3)) + 13 * labels[:, None, None, None]
+    images = rng.integers(0, 60, (count, side, side, 3)) + 13 * labels[:, None, None, None]
     return images.astype(np.uint8), labels
 
 

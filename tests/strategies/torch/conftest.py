@@ -1,6 +1,9 @@
 """Fixtures for runs inside the test process: one rank on the CPU with synthetic samples."""
 
+import copy
 import warnings
+from dataclasses import is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ pytest.importorskip("torch")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what these packages think of each other while they are imported
     import pytorch_lightning  # noqa: F401
+    import torch
 
 from scalebench.core.json_files import read_json
 from scalebench.core.run_folder import rank_log_name
@@ -22,6 +26,7 @@ from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.workloads import datasets
 
+torch.set_num_threads(1)  # of networks this small, two threads mostly wait for each other
 CONF = Path(__file__).parents[3] / "conf"
 USER_MODULES = "tests.strategies.torch.user_modules"
 
@@ -32,16 +37,28 @@ def load(group: str, name: str) -> DictConfig:
     return loaded
 
 
-def spec_of(strategy: str, processes: int = 1, model: str = "materials_cnn", **changes: Any) -> RunSpec:
-    """Return the spec of a run with CPU ranks; `changes` to the config are written as dataset__feed='device'."""
+@cache
+def _compose(strategy: str, model: str) -> Config:
     groups = {"model": model, "dataset": "materials", "strategy": strategy, "train": "default", "measure": "default"}
     loaded = {group: load(group, name) for group, name in groups.items()}
-    composed = OmegaConf.merge(
-        OmegaConf.structured(Config), loaded, {"measure": {"hang_s": 20.0}, "hardware": {"name": "cpu"}}
-    )
+    own = {"measure": {"hang_s": 20.0}, "hardware": {"name": "cpu"}}
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), loaded, own))
+
+
+def spec_of(strategy: str, processes: int = 1, model: str = "materials_cnn", **changes: Any) -> RunSpec:
+    """Return the spec of a run with CPU ranks; `changes` to the config are written as dataset__feed='device'."""
+    config = copy.deepcopy(_compose(strategy, model))
     for key, value in changes.items():
-        OmegaConf.update(composed, key.replace("__", "."), value)
-    config = OmegaConf.to_object(composed)
+        *groups, name = key.split("__")
+        owner: Any = config
+        for group in groups:
+            owner = getattr(owner, group) if is_dataclass(owner) else owner[group]
+        if not is_dataclass(owner):
+            owner[name] = value
+        elif is_dataclass(old := getattr(owner, name)) and isinstance(value, dict):
+            setattr(owner, name, replace(old, **value))
+        else:
+            setattr(owner, name, value)
     places = [RankPlacement(rank, rank, 0, [rank], [], 1) for rank in range(processes)]
     return RunSpec(config, "cpu", processes, 1, places, 20, 20 * processes, "0" * 16)
 

@@ -82,7 +82,7 @@ def test_the_first_rate_follows_the_learning_rate_rule(strategy):
     assert [group["lr"] for group in bare.optimizer.param_groups] == [2 * bare.spec.config.train.learning_rate]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["sgd", "adam", "rmsprop"])
 def test_float16_with_a_schedule(strategy, source, name):
     """The scaler steps with the rate that was set: with a rate of 0, weights stay as they are."""
     adapter = strategy("bare_torch", train__precision="float16", train__optimizer=name)
@@ -112,23 +112,30 @@ def eight_ranks(strategy, monkeypatch):
 
 SHARDED = ("fsdp_gloo", "tensor_parallel")
 BUCKETS = {"strategy__options__overlap": False}
-KERNELS = {
-    "sgd": "fused",
-    "momentum": "fused",
-    "nesterov": "fused",
-    "adam": "fused",
-    "adamw": "fused",
-    "rmsprop": "foreach",
-}
+KERNELS = dict.fromkeys(OPTIMIZERS, "fused") | {"rmsprop": "foreach"}
 
 
 def local_weights(adapter: Any) -> list[Tensor]:
     return [getattr(p, "to_local", lambda p=p: p)().detach().clone() for p in adapter.model.parameters()]
 
 
+QUICK = {
+    "fsdp_gloo": OPTIMIZERS,
+    "ddp_gloo": OPTIMIZERS,
+    "zero1": ("nesterov", "adam"),
+    "lightning_ddp_gloo": ("adam",),
+}
+PAIRS = [(name, optimizer_name) for name in (*QUICK, "tensor_parallel") for optimizer_name in OPTIMIZERS]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
-@pytest.mark.parametrize("name", [*SHARDED, "ddp_gloo", "zero1", "lightning_ddp_gloo"])
+@pytest.mark.parametrize(
+    ("name", "optimizer_name"),
+    [
+        pair if pair[1] in QUICK.get(pair[0], ("nesterov", "adam")) else pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in PAIRS
+    ],
+)
 def test_eight_ranks_step_as_on_gpus(name, optimizer_name, eight_ranks):
     """GPUs get kernels that a CPU never would. DTensor, of which FSDP's weights are and half of the tensor-parallel
     ones, lacks a rule for fused SGD."""
