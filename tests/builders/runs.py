@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -97,11 +98,16 @@ def find_running(pids: Iterable[int]) -> list[int]:
 
 
 def find_run_processes(folder: Path) -> list[int]:
-    """Return the workers and the monitor of the run in `folder`, whatever their parents are now."""
+    """Return the ranks and the monitor of the run in `folder`, whatever their parents are now. Forked ranks, whose
+    command is that of their zygote, write their log there."""
     pids = []
     for process in psutil.process_iter(["pid", "cmdline"]):
         command = process.info["cmdline"] or []
-        if str(folder) in command and {"scalebench.runner.worker", "scalebench.measure.monitor"} & set(command):
+        output = ""
+        with contextlib.suppress(OSError):
+            output = os.readlink(f"/proc/{process.info['pid']}/fd/1")
+        is_named = str(folder) in command and {"scalebench.runner.worker", "scalebench.measure.monitor"} & set(command)
+        if is_named or Path(output).parent == folder:
             pids.append(process.info["pid"])
     return find_running(pids)
 

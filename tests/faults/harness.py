@@ -37,7 +37,7 @@ FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 WORKLOAD = (
     "hardware=cpu", "dataset.size=240", "train.batch_per_device=10", "train.dropout=false", "measure=quick",
     "measure.warmup_steps=5", "measure.warmup_max_s=0.3", "measure.block_s=0.004", "measure.min_s=0",
-    "measure.max_s=0.5", "measure.target=0.5", "measure.repeats=1", "baseline=none", "sweep.report=false",
+    "measure.max_s=30", "measure.target=0.5", "measure.repeats=1", "baseline=none", "sweep.report=false",
 )  # fmt: skip
 TURNS = ("measure.max_s=6", "measure.target=0.0001", "measure.slot_s=0.1")  # twelve seconds of rounds
 PICTURES = (

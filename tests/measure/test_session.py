@@ -36,8 +36,6 @@ from scalebench.workloads import datasets
 from tests.builders.runs import in_parallel, rank, simulated_spec
 from tests.builders.sweeps import make_curve
 
-pytestmark = pytest.mark.cold
-
 PHASES = ["setup", "warmup", "measure", "evaluate", "probes", "close"]
 ABOVE = 1.15  # the most that the shortest block may take, relative to its sleep: a part counted twice would add 20 %
 STRAGGLER = {"straggler_rank": 1, "straggler_s": 0.02}

@@ -26,8 +26,6 @@ from scalebench.sweeps.cohort import PROCESS_BYTES, Cohort, CohortProgress, Coho
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, simulated_spec, wait_until
 
-pytestmark = pytest.mark.cold
-
 SETTINGS: dict[str, Any] = {
     "slot_s": 0.05, "min_s": 0.4, "max_s": 0.6, "block_s": 0.004, "warmup_steps": 5, "probes": False, "target": 0.5,
     "hang_s": 20.0, "monitor": False,
@@ -192,8 +190,9 @@ class IdleCohort(Cohort):
     used_s = -1.0
 
     def _do_rounds(self, members: list[Member]) -> None:
-        processes = psutil.Process().children(recursive=True)
-        assert {process.status() for process in processes if "worker" in " ".join(process.cmdline())} == {"stopped"}
+        processes = [psutil.Process(pid) for member in members for pid in find_run_processes(member.folder)]
+        ranks = [each for each in processes if "scalebench.measure.monitor" not in each.cmdline()]
+        assert [rank.status() for rank in ranks] == ["stopped"] * 3
         before_s = self.cpu_s(processes)
         time.sleep(1.0)
         self.used_s = self.cpu_s(processes) - before_s

@@ -23,8 +23,6 @@ from tests.builders.runs import MACHINE, rank, simulated_spec
 from tests.measure.monitor.builders import BEGIN_S, Curve, series
 from tests.nvml_stand_in import put_in
 
-pytestmark = pytest.mark.cold
-
 FLAGS_OF_OTHERS = {"busy_machine", "swapping"}  # depend on other programs on this machine
 
 

@@ -18,19 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.core import process
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import MPIRUN_LOG, RESULT_FILE, TRANSIENT_FILES
-from scalebench.core.spec import write_spec
-from scalebench.measure.progress import RankProgress, read_progress
-from scalebench.runner.launchers import local, supervise
-from scalebench.runner.launchers.supervise import LaunchRequest
+from scalebench.measure.progress import read_progress
+from scalebench.runner.launchers import supervise
 from scalebench.runner.parent import run_spec
 from scalebench.testing import FaultContract
 from tests.builders.launching import NEEDS_MPIRUN
 from tests.builders.runs import find_run_processes, find_running, in_parallel, simulated_spec, wait_until
-
-pytestmark = pytest.mark.cold
 
 PHASES = ("setup", "step", "evaluate", "close")
 FAULTS = ("raise", "exit", "kill", "stop", "hang", "oom", "unsupported")
@@ -220,28 +215,6 @@ def test_the_parent_is_ended(endings: list[Ended], tmp_path: Path) -> None:
         result = read_result(folder / RESULT_FILE)
         assert (result.status, result.reason) == ("cancelled", "cancelled while it ran"), ending
         assert not any(map(TRANSIENT_FILES.fullmatch, os.listdir(folder))), ending
-
-
-def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python drops what a signal handler raises within a __del__; the handler's flag stays."""
-    monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.02)
-    pids: list[int] = []
-
-    def on_look(progress: list[RankProgress]) -> None:
-        pids.extend(p.pid for p in progress)
-        if pids:
-            process.cancelled.set()
-
-    spec = simulated_spec(gpus=2, measure={"min_s": 30.0, "max_s": 30.0})
-    write_spec(spec, tmp_path)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            local.launch(LaunchRequest(spec, tmp_path, "an id", on_look))
-    finally:
-        process.cancelled.clear()
-    assert pids and not find_running(pids)
 
 
 @NEEDS_MPIRUN

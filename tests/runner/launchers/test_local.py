@@ -19,8 +19,6 @@ from scalebench.runner.launchers import local
 from tests.builders.launching import FOREVER, FakeInterrupt, launch_run
 from tests.builders.runs import find_running, simulated_spec, wait_until
 
-pytestmark = pytest.mark.cold
-
 
 def test_ranks_run_according_to_their_placement(tmp_path: Path) -> None:
     spec = simulated_spec(gpus=2)

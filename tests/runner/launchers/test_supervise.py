@@ -19,8 +19,6 @@ from scalebench.runner.launchers import supervise
 from tests.builders.launching import FOREVER, launch_run
 from tests.builders.runs import find_running, simulated_spec, wait_until
 
-pytestmark = pytest.mark.cold
-
 
 @pytest.mark.parametrize("error", [RuntimeError("the callback failed"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
 def test_an_exception_while_watching_ends_the_group(error: BaseException, tmp_path: Path) -> None:
