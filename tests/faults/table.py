@@ -245,7 +245,7 @@ def covering_sample(rows: Iterable[Row]) -> list[Row]:
     sample: list[Row] = []
     used: Counter[str] = Counter()
     while missing:
-        best = max(left, key=lambda row: len(facets[row] & missing) - row.cost / 10 - used[row.fault.name] / 2)
+        best = max(left, key=lambda row: len(facets[row] & missing) / (row.cost * (1 + used[row.fault.name])))
         sample.append(best)
         used[best.fault.name] += 1
         left.remove(best)
