@@ -1,8 +1,8 @@
 """The table of runs in a terminal: six columns that fit 80 characters, with remarks as footnotes; all figures on
 request.
 
-Names, settings and intervals are never cut or broken: a table that does not fit gets narrower gaps, and is at last
-wider than the window.
+Names, settings and intervals are never cut or broken: a table that does not fit gets narrower gaps, then loses the
+limits of speedups and the gaps between footnote letters, and is at last wider than the window.
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ class RunTable:
             table = self._fit(numbers, figures, {"status": statuses}, width)
             if table.width > width:
                 figures["speedup"] = [ratio.partition(" ")[0] for ratio in figures["speedup"]]
+                table = self._fit(numbers, figures, {"status": statuses}, width)
+            if table.width > width and all(len(mark) == 1 for own in marks for mark in own):
+                pairs = zip(self.rows, marks, strict=True)
+                statuses = [f"{row['status']} {''.join(own)}".rstrip() for row, own in pairs]
                 table = self._fit(numbers, figures, {"status": statuses}, width)
         yield from self._arrange(table, winners, width)
         for mark, remark in notes.list_notes():

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,3 +69,57 @@ def test_a_model_of_ones_own_under_two_strategies_and_after_a_crash(
     new = new[~new["run_id"].isin(kept)]  # beside its baseline, with which it takes turns
     assert set(zip(new["strategy"], new["gpus"], strict=True)) == {("bare_torch", 1), ("fsdp", 2)}
     assert set(new["status"]) == {"ok"} and read_result(lost / RESULT_FILE).run_id in set(new["run_id"])
+
+
+@pytest.mark.slow
+@pytest.mark.cold
+def test_the_demo_measures_what_readme_shows() -> None:
+    """`make demo` runs it: each row three times, with a table that adds up and an answer that names its best row."""
+    program = [sys.executable, "-m", "scalebench", "sweep=demo", "hardware=cpu", "hydra.sweep.dir=demo"]
+    environment = {**os.environ, "COLUMNS": str(COLUMNS)}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pooled = scalebench.pooled("demo").set_index(["strategy", "gpus"])
+    rows = [("bare_torch", 1), *itertools.product(("ddp", "lightning_ddp"), (1, 2))]
+    assert set(pooled.index) == set(rows) and set(pooled["status"]) == {"ok"} and set(pooled["repeats"]) == {3}
+    table, _, rest = done.stdout.partition("# strategy")[2].partition("\n\n")
+    assert max(map(len, [*table.splitlines()[1:], *rest.partition("\n\n")[0].splitlines()])) <= COLUMNS, done.stdout
+    for name, gpus in rows:
+        line = rf"^\d +{name} +{gpus} +([\d,]+) +± +\S+ % +([\d.]+)(?: +± +\S+)? +(\d+) % +ok"
+        (cells,) = re.findall(line, table, re.MULTILINE)
+        row = pooled.loc[name, gpus]
+        assert cells == (
+            f"{row['throughput_samples_per_s']:,.0f}",
+            f"{row['speedup_bare']:.2f}",
+            f"{100 * row['efficiency_bare']:.0f}",
+        )
+        assert row["efficiency_bare"] == pytest.approx(row["speedup_bare"] / gpus)
+    answer = scalebench.Sweep("demo").answer
+    assert ANSWER.match(answer) and answer in done.stdout
+    if taken := re.match(r"Take (\w+) on (\d+) devices: ([\d.]+) ", answer):
+        best = pooled["speedup_bare"].idxmax()
+        assert (taken[1], int(taken[2]), taken[3]) == (*best, f"{pooled.loc[best, 'speedup_bare']:.2f}")
+    assert (Path("demo") / "report.html").stat().st_size > 100_000
+
+
+@pytest.mark.slow
+@pytest.mark.cold
+def test_a_figure_that_is_measured_again_lies_within_its_limits(tmp_path: Path) -> None:
+    """Of four sweeps, each speedup in the limits of the same one of another sweep, in 24 pairs.
+
+    Were nothing between starts but noise, nine in ten would: a mean of three repeats lies in the interval of another
+    three at 95 % (Student, 2 degrees of freedom: 4.30 / sqrt(2)). Pairs share their sweeps, so that in one of a
+    thousand tries fewer than 54 % do. Limits over the blocks of one start, a tenth as wide, would hold about a quarter.
+    """
+    settings = {"measure": {"max_s": 3.0, "probes": False, "monitor": False, "evaluate": False}, "dataset.size": 2000}
+    sweeps = [
+        scalebench.sweep({"gpus": [1, 2]}, "measure=quick", strategy="ddp", folder=tmp_path / str(number), **settings)
+        for number in range(4)
+    ]
+    pooled = [scalebench.pooled(each.folder).set_index(["strategy", "gpus"]).loc["ddp"] for each in sweeps]
+    pairs = list(itertools.product(itertools.permutations(pooled, 2), (1, 2)))
+    within = [
+        first["speedup_bare_low"][gpus] <= second["speedup_bare"][gpus] <= first["speedup_bare_high"][gpus]
+        for (first, second), gpus in pairs
+    ]
+    assert len(within) == 24 and sum(within) >= len(within) / 2, [each.answer for each in sweeps]
