@@ -32,6 +32,7 @@ os.environ["SCALEBENCH_PACE"] = "off"
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
 WARM_RANKS = pytest.StashKey[WarmRanks]()
 COLD = ("cold", "faults", "truth")  # markers of tests whose ranks are new processes, as in a run
+HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
 IGNORED = {".pytest_cache", ".hypothesis", "__pycache__", ".ruff_cache", ".mypy_cache"}
 
 
@@ -43,7 +44,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cold", action="store_true", help="start all ranks as new processes, as runs do")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("real") and "horovod" in item.nodeid.lower():  # of its file, class or parameters
+            item.add_marker("horovod")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if not HAS_HOROVOD and item.get_closest_marker("horovod"):
+        pytest.skip("Horovod is not installed; make horovod")
     packages = [str(name) for marker in item.iter_markers("extra") for name in marker.args]
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
@@ -69,9 +78,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+    """End what forks ranks; after all that pytest prints, say where Horovod was missing."""
     if WARM_RANKS in session.config.stash:
         session.config.stash[WARM_RANKS].close()
+    result = yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = [] if reporter is None or HAS_HOROVOD else reporter.stats.get("skipped", [])
+    if count := sum("horovod" in str(report.longrepr).lower() for report in skipped):
+        reporter.write_line(f"Horovod is not installed, and {count} tests were skipped: make horovod builds it")
+    return result
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,13 +12,8 @@ from scalebench.core.result import Result
 from tests.builders.launching import NEEDS_MPIRUN
 from tests.cluster.program import LIMIT_S, Done, Program
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.real, NEEDS_MPIRUN]
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.real, pytest.mark.horovod, NEEDS_MPIRUN]
 STRATEGIES = ("ddp_gloo", "horovod_mpi", "simulated")
-
-
-@pytest.fixture(autouse=True)
-def horovod() -> None:
-    pytest.importorskip("horovod")
 
 
 def shell(program: Program, text: str) -> str:

@@ -13,7 +13,7 @@ from scalebench.core.sweep_file import read_sweep
 from tests.builders.launching import NEEDS_MPIRUN
 from tests.cluster.program import Done, Program
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.real, NEEDS_MPIRUN]
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.real, pytest.mark.horovod, NEEDS_MPIRUN]
 BACKENDS = {
     "ddp_gloo": "gloo", "horovod_gloo": "gloo", "horovod_mpi": "mpi", "lightning_ddp_gloo": "gloo",
     "multiworker_ring": "ring",
@@ -26,7 +26,6 @@ Case = tuple[str, int]
 
 @pytest.fixture(scope="module")
 def done(shared_program: Program) -> Done:
-    pytest.importorskip("horovod")
     return shared_program.run(f"strategy={','.join(BACKENDS)} gpus=1,2,4", report=True)
 
 

@@ -32,9 +32,9 @@ def row(program: Program, text: str, status: int = 0) -> Result:
 
 @NEEDS_MPIRUN
 @pytest.mark.real
+@pytest.mark.horovod
 @pytest.mark.parametrize("gpus", [3, 4])
 def test_srun_starts_ranks_of_mpi(gpus: int, program: Program) -> None:
-    pytest.importorskip("horovod")
     words = [str(program.cluster.bin / "srun"), "--mpi=list"]
     said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     if "pmix" not in said.stdout + said.stderr:

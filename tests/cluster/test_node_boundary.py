@@ -9,7 +9,7 @@ import scalebench
 from tests.builders.launching import NEEDS_MPIRUN
 from tests.cluster.program import Program
 
-pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.real, NEEDS_MPIRUN]
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.real, pytest.mark.horovod, NEEDS_MPIRUN]
 STRATEGIES = ("ddp_gloo", "horovod_gloo", "horovod_mpi")
 MTU, PAYLOAD = 1514, 1448  # bytes of a full frame on the wire, and of those that are TCP's to give
 LINK_BYTES_PER_S = 125e6
@@ -18,7 +18,6 @@ BURST_BYTES = 128 * 1024
 
 @pytest.fixture(scope="module")
 def frame(shared_program: Program) -> pd.DataFrame:
-    pytest.importorskip("horovod")
     words = f"sweep=node_boundary strategy={','.join(STRATEGIES)} gpus=2,3,4 baseline=none"
     done = shared_program.run(f"{words} measure.probes=true measure.probe_s=0.5 measure.warmup_max_s=1 measure.max_s=1")
     assert (done.status, done.err) == (0, "")

@@ -71,8 +71,6 @@ def stand(cluster: Cluster, *nodes: int) -> list[str]:
 def test_mpirun_starts_the_ranks_on_both_hosts(
     strategy: str, mpi: Callable[..., Result], cluster: Cluster, tmp_path: Path
 ) -> None:
-    if strategy == "horovod_mpi":
-        pytest.importorskip("horovod")
     result = mpi(tmp_path / "run", uneven(cluster), f"strategy={strategy}")
     assert (result.status, result.reason, result.scale.nodes) == ("ok", None, 2)
     measured = [0] if strategy == "parameter_server" else [0, 1, 1]
@@ -132,8 +130,6 @@ def hands(cluster: Cluster, tmp_path: Path, *words: str) -> TorchrunUser:
 @pytest.mark.real
 @pytest.mark.parametrize("strategy", ["ddp_gloo", "horovod_gloo", "multiworker_ring", "parameter_server"])
 def test_torchrun_on_both_hosts(strategy: str, cluster: Cluster, tmp_path: Path) -> None:
-    if strategy == "horovod_gloo":
-        pytest.importorskip("horovod")
     with hands(cluster, tmp_path, f"strategy={strategy}") as somebody:
         assert somebody.end(LIMIT_S) == (0, [0, 0]), somebody.said
     result = read_result(tmp_path / "run" / "result.json")

@@ -34,8 +34,8 @@ def measured(strategy: str, nodes: list[str]) -> list[str]:
 
 
 @NEEDS_MPIRUN
+@pytest.mark.horovod
 def test_all_devices_of_both_nodes(program: Program) -> None:
-    pytest.importorskip("horovod")
     for row in rows(program, f"strategy={','.join(FULL)} gpus=4"):
         name = row.scale.strategy
         assert (name, row.status, row.reason, row.scale.nodes) == (name, "ok", None, 2)
@@ -45,8 +45,8 @@ def test_all_devices_of_both_nodes(program: Program) -> None:
 
 
 @NEEDS_MPIRUN
+@pytest.mark.horovod
 def test_nodes_that_are_not_full(program: Program) -> None:
-    pytest.importorskip("horovod")
     found = {row.scale.strategy: row for row in rows(program, f"strategy={','.join(UNEVEN)},lightning_ddp_gloo gpus=3")}
     assert sorted(found) == sorted([*UNEVEN, "lightning_ddp_gloo"])
     for name in UNEVEN:

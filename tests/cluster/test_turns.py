@@ -95,9 +95,9 @@ def no_process_left(program: Program) -> None:
 
 @NEEDS_MPIRUN
 @pytest.mark.real
+@pytest.mark.horovod
 def test_runs_in_an_allocation_take_turns(program: Program) -> None:
     """Started by srun and by mpirun, on both nodes and on one of them."""
-    pytest.importorskip("horovod")
     status, out = run_in_salloc(program, f"strategy=ddp_gloo,horovod_mpi,simulated gpus=4 {TURNS}")
     assert status == 0, out
     rows = list(program.rows().values())
@@ -134,9 +134,9 @@ def test_a_step_that_is_cancelled_while_it_is_parked_ends_alone(program: Program
 
 @NEEDS_MPIRUN
 @pytest.mark.real
+@pytest.mark.horovod
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_survives_the_program(sign: signal.Signals, program: Program) -> None:
-    pytest.importorskip("horovod")
     with in_salloc(program, f"strategy=simulated,horovod_mpi gpus=4 {LASTING}") as process:
         wait_for_turn(program, [0, 1])
         (child,) = (child for child in psutil.Process(process.pid).children() if "scalebench" in child.cmdline())

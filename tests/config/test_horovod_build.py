@@ -268,7 +268,6 @@ def test_a_build_without_cuda_does_not_wait_for_gradients_on_gpus(
 
 @pytest.mark.real
 def test_the_one_that_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("horovod", reason="Horovod is not installed: scalebench install horovod")
     monkeypatch.setenv("SCALEBENCH_CACHE", str(tmp_path))
     build = again()
     assert build.problem is None and "gloo" in build.features

@@ -21,11 +21,11 @@ WORDS = (
 
 @pytest.mark.slow
 @pytest.mark.real
+@pytest.mark.horovod
 @pytest.mark.parametrize(
     "arguments", [["scaling=weak"], ["scaling=strong", "train.global_batch=64", "baseline=attribution"]]
 )
 def test_parts_add_up_to_the_loss(tmp_path: Path, arguments: list[str]) -> None:
-    pytest.importorskip("horovod")
     chosen = [*WORDS, *arguments, f"strategy={','.join(STRATEGIES)}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     program = [sys.executable, "-m", "scalebench", "--multirun", "measure.repeats=1"]
     done = subprocess.run([*program, *chosen], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)

@@ -111,8 +111,6 @@ def test_addresses_of_the_kernel_are_read() -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("strategy", [*STRATEGIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_nothing_listens_beyond_the_loopback_of_the_run(strategy: str, tmp_path: Path) -> None:
-    if strategy.startswith("horovod"):
-        pytest.importorskip("horovod")
     needs_network = strategy.startswith(("parameter", "multiworker", "independent_tensorflow"))
     if needs_network and private_network.find_kernel_problem() is not None:
         pytest.skip(str(private_network.find_kernel_problem()))

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-pytest.importorskip("horovod")
-
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import RunSpec

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("horovod", reason="Horovod is not installed; make horovod")
+
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
 from scalebench.runner.launchers.rank_environment import find_free_ports

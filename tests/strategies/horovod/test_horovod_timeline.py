@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytest.importorskip("horovod", reason="Horovod is not installed; make horovod")
+
 from scalebench.strategies.horovod import timeline
 from scalebench.strategies.horovod.timeline import CARRIER_BACKENDS, PHASES, union_length
 
