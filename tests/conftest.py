@@ -124,10 +124,10 @@ def environment_unchanged() -> Iterator[None]:
 
 @pytest.fixture
 def no_child_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = _descendants()
+    before = list_descendants()
     yield
     before |= request.config.stash[WARM_RANKS].pids
-    left = [psutil.Process(pid) for pid in _descendants() - before if psutil.pid_exists(pid)]
+    left = [psutil.Process(pid) for pid in list_descendants() - before if psutil.pid_exists(pid)]
     commands = [process.as_dict(["cmdline"])["cmdline"] or ["?"] for process in left if process.is_running()]
     names = [" ".join(command[:4]) for command in commands]
     for process in left:
@@ -163,7 +163,7 @@ def in_tmp_path(guards: None, tmp_path: Path, data_cache: Path, monkeypatch: pyt
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-def _descendants() -> set[int]:
+def list_descendants() -> set[int]:
     """Return the processes below this one as the kernel lists them: psutil reads all of /proc, 70 times as long."""
     found: set[int] = set()
     parents = [os.getpid()]

@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
-import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import pytest
 
+from scalebench.cli import hydra_app
 from scalebench.core.machine import private_network
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
+from tests.conftest import list_descendants
 
-LIMIT_S = 300.0
 LISTENING = "0A"  # the state in /proc/PID/net/tcp
 WORDS = (
     "hardware=cpu gpus=2 model=materials_cnn dataset.size=400 measure=quick measure.min_s=0.3 measure.max_s=1 "
@@ -52,19 +51,19 @@ class Listener(NamedTuple):
     program: str
 
 
-def list_listeners(process: psutil.Process) -> set[Listener]:
-    """List the listening TCP sockets of a process and of all below it, in whichever network they are."""
+def list_listeners() -> set[Listener]:
+    """List the listening TCP sockets of this process and of all below it, in whichever network they are."""
     listeners = set()
-    for each in [process, *process.children(recursive=True)]:
-        with contextlib.suppress(OSError, psutil.Error):  # it has ended
+    for pid in [os.getpid(), *list_descendants()]:
+        with contextlib.suppress(OSError):  # it has ended
             sockets = set()
-            for number in os.listdir(f"/proc/{each.pid}/fd"):
+            for number in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                    sockets.add(os.readlink(f"/proc/{each.pid}/fd/{number}"))
-            is_private = os.readlink(f"/proc/{each.pid}/ns/net") != os.readlink("/proc/self/ns/net")
-            program = " ".join(each.cmdline()[-3:])
+                    sockets.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+            is_private = os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
+            program = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
             for table in ("tcp", "tcp6"):
-                for line in Path(f"/proc/{each.pid}/net/{table}").read_text().splitlines()[1:]:
+                for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
                     words = line.split()
                     if words[3] == LISTENING and f"socket:[{words[9]}]" in sockets:
                         listeners.add(Listener(parse_address(words[1]), is_private, program))
@@ -81,20 +80,22 @@ def parse_address(text: str) -> str:
 
 
 def listeners_of_run(folder: Path, *words: str) -> tuple[set[Listener], list[str]]:
-    """Run the program; return all that listened meanwhile, looked at ten times a second, and the row's flags."""
-    command = [sys.executable, "-m", "scalebench", *WORDS, *words, f"hydra.run.dir={folder}"]
+    """Run in this process; return all that listened below it meanwhile, looked at ten times a second, and the flags."""
     listeners: set[Listener] = set()
-    with subprocess.Popen(command, cwd=folder.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as program:
-        started, deadline_s = psutil.Process(program.pid), time.monotonic() + LIMIT_S
-        try:
-            while program.poll() is None and time.monotonic() < deadline_s:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    listeners |= list_listeners(started)
-                time.sleep(0.1)
-        finally:
-            program.terminate()
-        assert program.stdout is not None
-        assert program.wait() == 0, program.stdout.read().decode()
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.1):
+            listeners.update(list_listeners() - before)
+
+    before = list_listeners()
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        assert hydra_app.main([*WORDS, *words, f"hydra.run.dir={folder}"]) == 0
+    finally:
+        ended.set()
+        watcher.join()
     result = read_result(folder / RESULT_FILE)
     assert result.status == "ok", result.reason
     return listeners, result.flags
