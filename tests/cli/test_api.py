@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import traceback
@@ -26,7 +27,7 @@ from tests.builders.sweeps import write_results
 from tests.conftest import ROOT
 
 BUILD = "tests.cli.test_api:build"
-QUICK: dict[str, Any] = {"hardware": "cpu", "measure": "quick", "dataset": {"size": 1000}}
+QUICK: dict[str, Any] = {"hardware": "cpu", "measure": "quick", "dataset": {"size": 1000}, "measure.monitor": False}
 
 
 def build() -> None:
@@ -265,16 +266,19 @@ def build():
 
 
 @pytest.mark.real
-def test_a_script_passes_its_own_function(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("guard", "line"),
+    [
+        ('if __name__ == "__main__":', "ok None"),
+        pytest.param("if True:", 'failed .*put the call below if __name__ == "__main__":.*', marks=pytest.mark.slow),
+    ],
+    ids=["guarded", "open"],
+)
+def test_a_script_passes_its_own_function(guard: str, line: str, tmp_path: Path) -> None:
     """Its file is imported by the workers; without a guard each of them would start runs of its own."""
     (tmp_path / "src").mkdir()
-    for name, guard in {"guarded": 'if __name__ == "__main__":', "open": "if True:"}.items():
-        file = tmp_path / "src" / f"train_{name}.py"
-        file.write_text(SCRIPT.format(guard=guard, folder=name))
-        done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        line = done.stdout.splitlines()[-1]
-        if name == "guarded":
-            assert line == "ok None", done.stdout
-        else:
-            assert line.startswith("failed ") and 'put the call below if __name__ == "__main__":' in line, done.stdout
+    file = tmp_path / "src" / "train_mine.py"
+    file.write_text(SCRIPT.format(guard=guard, folder="run"))
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(line, done.stdout.splitlines()[-1]), done.stdout

@@ -51,7 +51,7 @@ def test_a_closed_terminal_ends_a_sweep_with_its_tables_and_nohup_does_not(tmp_p
 
 @pytest.mark.parametrize("output", ["full", "pipe", "none"])
 def test_an_output_that_cannot_be_written_ends_no_run(tmp_path: Path, output: str) -> None:
-    command, reader = [*PROGRAM, *WORDS, f"hydra.run.dir={tmp_path}/run"], subprocess.DEVNULL
+    command, reader = [*PROGRAM, *WORDS, "gpus=1", f"hydra.run.dir={tmp_path}/run"], subprocess.DEVNULL
     if output == "none":
         command = ["sh", "-c", 'exec "$@" >&-', "", *command]
     elif output == "full":
@@ -78,7 +78,7 @@ def test_a_command_whose_output_cannot_be_written_is_one_line() -> None:
 def test_an_output_without_our_signs_replaces_them(tmp_path: Path) -> None:
     """As batch systems, old images and cron set it: no line of a table may end a sweep."""
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    sweep = ["--multirun", *WORDS, "gpus=1,2", "measure.repeats=2", "sweep.report=false"]
+    sweep = ["--multirun", *WORDS, "gpus=1", "measure.repeats=1", "sweep.report=false"]
     sweep.append(f"hydra.sweep.dir={tmp_path}/s")
     for words in (sweep, ["show", f"{tmp_path}/s"]):
         ended = subprocess.run([*PROGRAM, *words], env=environment, capture_output=True, timeout=240)

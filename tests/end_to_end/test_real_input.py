@@ -76,7 +76,14 @@ def test_no_decoder_survives_the_parent(pictures: Path, tmp_path: Path) -> None:
 
 def test_decoders_are_parked_with_their_run(pictures: Path, tmp_path: Path) -> None:
     """Of two runs that take turns, one stands still with all of its decoders while the other trains."""
-    turns = ("--multirun", "strategy=simulated", "gpus=1,2", "dataset.workers=1", "measure.repeats=1")
+    turns = (
+        "--multirun",
+        "strategy=simulated",
+        "gpus=1,2",
+        "dataset.workers=1",
+        "measure.repeats=1",
+        "measure.slot_s=0.5",
+    )
 
     def one_is_parked(process: subprocess.Popen[bytes]) -> bool:
         stopped: dict[str, list[bool]] = {}  # of the decoders of a run, by its folder
@@ -86,7 +93,7 @@ def test_decoders_are_parked_with_their_run(pictures: Path, tmp_path: Path) -> N
                 stopped.setdefault(folder, []).append(decoder.status() == psutil.STATUS_STOPPED)
         return sorted(stopped.values()) in ([[False], [True, True]], [[False, False], [True]])
 
-    with start(pictures, tmp_path, *turns, "measure.min_s=6", "measure.max_s=12") as process:
+    with start(pictures, tmp_path, *turns, "measure.min_s=2", "measure.max_s=4", "sweep.report=false") as process:
         assert wait_until(lambda: one_is_parked(process), START_LIMIT_S)
         assert process.wait(START_LIMIT_S) == 0
     results = read_results(tmp_path / "run")

@@ -236,11 +236,12 @@ def planned_rows() -> list[Row]:
 
 
 def covering_sample(rows: Iterable[Row]) -> list[Row]:
-    """Return few and cheap rows that have every kind of victim, phase and framework at least once, locally and under
-    MPI: what make test runs."""
-    cheap = [row for row in rows if row.launcher != "by_hand" and not (row.takes_turns and row.family.is_real)]
-    left = sorted(cheap, key=lambda row: row.cost)
-    facets = {row: {row.fault.victim, row.phase, row.family.framework, row.launcher} for row in left}
+    """Return few and cheap rows of `simulated` that have every kind of victim and every phase at least once, locally
+    and under MPI: what make test runs."""
+    left = sorted(
+        (row for row in rows if row.family is SIMULATED and row.launcher != "by_hand"), key=lambda row: row.cost
+    )
+    facets = {row: {row.fault.victim, row.phase, row.launcher} for row in left}
     missing: set[str] = set().union(*facets.values())
     sample: list[Row] = []
     used: Counter[str] = Counter()
