@@ -69,7 +69,8 @@ def test_a_machine_without_networks_of_their_own(run_command: Tell, monkeypatch:
     assert "(not here): MPI listens on all interfaces" in line and line.endswith("strategy.options.open_port=true")
 
 
-def test_a_machine_with_gpus(run_command: Tell) -> None:
+def test_a_machine_with_gpus(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_check, "describe_torch_build", lambda host: "")  # imports PyTorch
     here = dataclasses.replace(
         HERE, gpus=GPUS, topology=[["X", "NV18"], ["NV18", "X"]], driver_version="580.1", container="docker"
     )

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from scalebench.__main__ import main
 from scalebench.cli.commands import doctor
+from scalebench.cli.commands.doctor import cuda_check
 from scalebench.core.machine import machine
 from scalebench.core.machine.cpus import NumaNode
 from scalebench.core.machine.gpus import Gpu
@@ -114,7 +115,8 @@ def test_the_doctor_with_the_stand_in(
     put_in(monkeypatch, nvml_library, NVLINKS=0, ANCESTOR=30, P2P=1, MIG_1=1)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(machine, "numa_nodes", lambda: NODES)
-    monkeypatch.setattr(doctor, "list_horovod_builds", list)  # takes a second, and is told elsewhere
+    monkeypatch.setattr(doctor, "list_horovod_builds", list)  # imports frameworks, as the next one
+    monkeypatch.setattr(cuda_check, "describe_torch_build", lambda host: "")
     assert main(["doctor"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()]
     message = {line.partition(",")[0]: line for line in lines}
@@ -131,7 +133,8 @@ def test_the_doctor_draws_the_matrix_that_nvidia_smi_prints(
 ) -> None:
     put_in(monkeypatch, nvml_library, table)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(doctor, "list_horovod_builds", list)  # takes a second
+    monkeypatch.setattr(doctor, "list_horovod_builds", list)
+    monkeypatch.setattr(cuda_check, "describe_torch_build", lambda host: "")
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     begin = next(number for number, line in enumerate(lines) if line.split()[:1] == ["links"])
