@@ -153,3 +153,8 @@ class Home:
         for key in keys:
             names = [name.replace(key, "KEY") for name in names]
         return sorted(set(names))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home of mine")

@@ -13,7 +13,8 @@ import pytest
 from scalebench.__main__ import run_command
 from scalebench.cli.commands.install import HOROVOD_SCRIPT
 from scalebench.core.errors import InputError
-from tests.builders.horovod_install import BUILT, COMPILER, MPI, THERE, Home
+from tests.builders.horovod_install import BUILT, COMPILER, MPI, THERE
+from tests.builders.horovod_install import home as home
 from tests.builders.runs import wait_until
 from tests.conftest import ROOT
 
@@ -21,11 +22,6 @@ WHEEL = ["KEY", "KEY.lock", "KEY.log", "KEY/horovod-0.28.1-x.whl"]
 ELSEWHERE = "set SCALEBENCH_WHEELS=/another/folder"
 COMMAND = [sys.executable, "-m", "scalebench", "install", "horovod"]
 WAIT = 'for _ in {1..600}; do [ ! -e "$FAKE_HOME/go" ] || break; sleep 0.05; done'
-
-
-@pytest.fixture
-def home(tmp_path):
-    return Home(tmp_path / "home of mine")
 
 
 def test_a_fake_program_takes_the_place_of_a_link_and_leaves_what_it_led_to(home, tmp_path):

@@ -22,7 +22,7 @@ from tests.builders.comparisons import make_runs
 PAIRS = 6
 NOISE, DAY_NOISE = 0.01, 0.03
 ALARMS = 0.05
-TRIALS, BRIEF = 1000, 60
+TRIALS, BRIEF = 1000, 25
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def test_fewer_samples_than_parts_leave_the_first_parts_empty():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adam", marks=pytest.mark.slow), "sgd"])
 def test_accumulation_keeps_the_losses(strategy, source, name, optimizer):
     """sgd reveals gradients that are too large or too small, which adam hides."""
     settings = {"train__optimizer": optimizer, "train__learning_rate": 0.02 if optimizer == "sgd" else 1e-3}

@@ -1,7 +1,5 @@
 """A step of the user's own in this process: dicts and tuples of tensors, losses, optimizers, and their faults."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -21,14 +19,8 @@ from tests.strategies.torch.user_steps import LENGTH, TOKENS
 
 STEPS = "tests.strategies.torch.user_steps"
 SAMPLES, BATCH = 48, 12
-NAMES = [
-    "bare_torch",
-    "ddp_gloo",
-    pytest.param("fsdp_gloo", marks=pytest.mark.slow),
-    pytest.param("zero1", marks=pytest.mark.slow),
-    pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow),
-    pytest.param("lightning_fsdp_gloo", marks=pytest.mark.slow),
-]
+SLOW = ("fsdp_gloo", "zero1", "lightning_ddp_gloo", "lightning_fsdp_gloo")
+NAMES = ["bare_torch", "ddp_gloo", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 Arrays = tuple[np.ndarray, np.ndarray]
 RANDOM = np.random.default_rng(0)
 IDS = RANDOM.integers(TOKENS, size=(SAMPLES, LENGTH))
@@ -176,20 +168,20 @@ def test_probes_work(own_step, name):
     assert adapter.backend_used() == "gloo" and adapter.profile(1, None).steps == 1
 
 
-@pytest.mark.parametrize(("frequency", "advances"), [(1, 3), (2, 1)])
+@pytest.mark.parametrize(
+    ("steps", "options", "factor"),
+    [
+        (3, {"frequency": 1}, 2**3),
+        (3, {"frequency": 2}, 2),
+        (6, {"frequency": 1, "schedule_ends": "once"}, 1000),  # where a schedule with a number of steps ended
+        (6, {"frequency": 1, "schedule_ends": "second"}, 1000),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_schedulers_go_on_with_the_steps(own_step, name, frequency, advances):
-    adapter, source = own_step(name, "Regression", model__options={"frequency": frequency})
-    run_training(adapter, source, 3)
-    assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 2**advances)
-
-
-@pytest.mark.parametrize("ends", ["once", "second"])
-@pytest.mark.parametrize("name", NAMES)
-def test_the_rate_stays_where_a_schedule_with_a_number_of_steps_ended(own_step, name, ends):
-    adapter, source = own_step(name, "Regression", model__options={"frequency": 1, "schedule_ends": ends})
-    run_training(adapter, source, 6)
-    assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 1000)
+def test_schedulers_go_on_with_the_steps(own_step, name, steps, options, factor):
+    adapter, source = own_step(name, "Regression", model__options=options)
+    run_training(adapter, source, steps)
+    assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / factor)
 
 
 @pytest.mark.parametrize("name", ["lightning_ddp_gloo", pytest.param("lightning_fsdp_gloo", marks=pytest.mark.slow)])
@@ -264,66 +256,38 @@ def test_training_step_gets_the_numbers_of_its_batches(own_step, name):
     assert adapter.model.module.seen == [0, 1, 2, *range(SAMPLES // BATCH), 3, 4]
 
 
-FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "a GPU": (
-        "TokenSums",
-        {"model__torch": f"{STEPS}:needs_gpu"},
-        r"fails: .*; this run has no GPU, so leave moving the module and its samples to scalebench$",
-    ),
-    "NaN": (
-        "TokenSums",
-        {"model__loss": f"{STEPS}:nan_loss"},
-        r"gives a loss of nan for the first 20 samples: correct",
-    ),
-    "no loss": ("TokenSums", {"model__loss": f"{STEPS}:no_loss"}, r"gives a str, and should .*: return it"),
-    "no function": (
-        "TokenSums",
-        {"model__loss": f"{STEPS}:number"},
-        r"has model.loss=\S+:number, which is no function$",
-    ),
-    "no such loss": ("OneDict", {"model__loss": "module"}, r"fails: TypeError: .*"),
-    "own optimizer steps": ("Regression", {"model__options": {"fault": "manual"}}, r"steps its optimizers by itself"),
-    "two optimizers": ("Regression", {"model__options": {"fault": "two"}}, r"gives 2 optimizers, and a step is one of"),
-    "a part": (
-        "Regression",
-        {"model__options": {"fault": "misses"}},
-        r"has an optimizer that lacks first.weight, first.bias: give it these parameters too, or set requires_grad=",
-    ),
-    "foreign": (
-        "Regression",
-        {"model__options": {"fault": "foreign"}},
-        r"has an optimizer of 1 parameters that are not",
-    ),
-    "plateau": (
-        "Regression",
-        {"model__options": {"frequency": 1, "fault": "plateau"}},
-        r"has a ReduceLROnPlateau with the interval 'step', and no metric is computed in a step: leave it out, or",
-    ),
-    "two schedules": (
-        "Regression",
-        {"model__options": {"frequency": 1}, "train__schedule": "linear", "train__stop": {"epochs": 2.0}},
-        r"has the scheduler ExponentialLR, and train.schedule and train.warmup_epochs set the same learning rate:",
-    ),
-    "mse": (
-        "Regression",
-        {"model__loss": "mse"},
-        r"has a training_step, which computes its own loss: set model.loss=mo",
-    ),
-}
+def of_regression(fault, **changes):
+    return "Regression", {"model__options": {"fault": fault, **changes}}
 
 
-@pytest.mark.parametrize("case", FAULTS)
-def test_faults_are_one_line_that_names_the_function(own_step, case):
-    kind, changes, message = FAULTS[case]
+FAULTS = {
+    r"fails: .*; this run has no GPU, so leave moving the module and its samples to scalebench$": (
+        "TokenSums", {"model__torch": f"{STEPS}:needs_gpu"}),
+    r"gives a loss of nan for the first 20 samples: correct": ("TokenSums", {"model__loss": f"{STEPS}:nan_loss"}),
+    r"gives a str, and should .*: return it": ("TokenSums", {"model__loss": f"{STEPS}:no_loss"}),
+    r"has model.loss=\S+:number, which is no function$": ("TokenSums", {"model__loss": f"{STEPS}:number"}),
+    r"fails: TypeError: .*": ("OneDict", {"model__loss": "module"}),
+    r"gives None, and should give the mean loss of a batch": of_regression("none"),
+    r"gives float32 of shape \(3,\), and should give the mean loss of a batch": of_regression("vector"),
+    r"steps its optimizers by itself": of_regression("manual"),
+    r"gives 2 optimizers, and a step is one of": of_regression("two"),
+    r"lacks first.weight, first.bias: give it these parameters too, or set requires_grad=": of_regression("misses"),
+    r"has an optimizer of 1 parameters that are not": of_regression("foreign"),
+    r"ReduceLROnPlateau with the interval 'step', and no metric is computed in a step: leave it out, or": of_regression(
+        "plateau", frequency=1),
+    r"has the scheduler ExponentialLR, and train.schedule and train.warmup_epochs set the same learning rate:": (
+        "Regression",
+        {"model__options": {"frequency": 1}, "train__schedule": "linear", "train__stop": {"epochs": 2.0}}),
+    r"has a training_step, which computes its own loss: set model.loss=mo": ("Regression", {"model__loss": "mse"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_faults_are_one_line_that_names_the_function(own_step, message):
+    kind, changes = FAULTS[message]
     with pytest.raises(PluginError, match=message) as caught:
         own_step("bare_torch", kind, **changes)
     assert str(caught.value).startswith(f"model.torch={STEPS}:") and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("fault", "kind"), [("none", "None"), ("vector", r"float32 of shape \(3,\)")])
-def test_a_loss_that_is_none_names_the_function(own_step, fault, kind):
-    with pytest.raises(PluginError, match=rf":Regression gives {kind}, and should give the mean loss of a batch"):
-        own_step("bare_torch", "Regression", model__options={"fault": fault})
 
 
 def test_a_module_without_a_loss_in_evaluation_mode(own_step):
@@ -337,12 +301,6 @@ def test_a_lightning_module_knows_its_device():
     spec = spec_of("bare_torch", model="custom", model__torch=f"{STEPS}:Regression", model__loss="module")
     module = user_checks.build_user_module(spec.config, torch.device("meta")).module
     assert module.device.type == "meta" and module.last.weight.is_meta
-
-
-@pytest.mark.parametrize("fault", ["none", "vector"])
-def test_a_loss_that_fails_in_training_names_the_function(own_step, fault):
-    with pytest.raises(PluginError, match=r":Regression gives .*, and should give the mean loss of a batch"):
-        own_step("bare_torch", "Regression", model__options={"fault": fault})
 
 
 def test_the_rate_of_a_users_optimizer_is_its_own():

@@ -132,50 +132,30 @@ def test_cudnn_tunes_for_full_batches_as_in_other_strategies(strategy, monkeypat
     assert tuned == [size == 12 for size in pipeline_rank.BATCH_SIZES]
 
 
-REFUSED = [
-    ("model_parallel", 2, {"train__accumulate": 2}, "leave out train.accumulate"),
-    ("model_parallel", 2, {"train__precision": "float16"}, "take bfloat16"),
-    ("model_parallel", 2, {"train__compile": True}, "leave out train.compile"),
-    ("model_parallel", 2, user_model("Convolutional"), "a module of one's own does not say where it can be cut"),
-    ("model_parallel", 5, {}, "can be cut into at most 4 stages, the strategy needs 5: lower gpus"),
-    (
-        "pipeline_gpipe",
-        2,
-        {"strategy__options__micro_batches": 3},
-        "a batch has 40 samples, which do not divide into 3",
-    ),
-    (
-        "pipeline_gpipe",
-        2,
-        {"dataset__size": 55, "strategy__options__micro_batches": 4},
-        "the last batch of an epoch has 15 samples, which do not divide into 4",
-    ),
-    ("pipeline_1f1b", 3, {"strategy__options__micro_batches": 2}, "at least as many micro-batches as stages"),
-    ("hybrid", 4, {"strategy__options__schedule": "1f1b", "strategy__options__micro_batches": 1}, "there are 1 for 2"),
-    ("hybrid", 3, {}, "gpus=3 is no multiple of it"),
-]
-
-
-@pytest.mark.parametrize(("name", "gpus", "changes", "reason"), REFUSED)
+@pytest.mark.parametrize(
+    ("name", "gpus", "changes", "reason"),
+    [
+        ("model_parallel", 2, {"train__compile": True}, "leave out train.compile"),
+        ("model_parallel", 2, user_model("Convolutional"), "a module of one's own does not say where it can be cut"),
+        ("pipeline_gpipe", 2, {"strategy__options__micro_batches": 3}, "has 40 samples, which do not divide into 3"),
+        ("hybrid", 3, {}, "gpus=3 is no multiple of it"),
+    ],
+)
 def test_unsupported_runs_are_refused_before_processes_meet(name, gpus, changes, reason):
+    """By the rules of test_refusals."""
     strategy = registry.load_strategy(name)(spec_of(name, gpus, **{**SMALL, "dataset__size": 80, **changes}), 0)
-    with pytest.raises(Unsupported) as error:
+    with pytest.raises(Unsupported, match=reason):
         strategy.shard()
         strategy.setup()
-    assert reason in str(error.value)
-    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "option", "value", "message"),
-    [
+def test_invalid_options_are_named():
+    for name, option, value, message in [
         ("model_parallel", "split", "sise", "did you mean 'size'"),
         ("pipeline_gpipe", "micro_batches", 0, "should be at least 1"),
         ("pipeline_gpipe", "micro_batches", 1.5, "should be a whole number"),
         ("hybrid", "stages", 0, "should be at least 1"),
         ("hybrid", "schedule", "gpip", "did you mean 'gpipe'"),
-    ],
-)
-def test_invalid_options_are_named(name, option, value, message):
-    with pytest.raises(InputError, match=message):
-        registry.load_strategy(name)(spec_of(name, 2, **{f"strategy__options__{option}": value}), 0)
+    ]:
+        with pytest.raises(InputError, match=message):
+            registry.load_strategy(name)(spec_of(name, 2, **{f"strategy__options__{option}": value}), 0)
