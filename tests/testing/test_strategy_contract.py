@@ -2,6 +2,7 @@
 that does not have it: a contract that cannot fail says nothing."""
 
 import re
+import signal
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
@@ -16,11 +17,13 @@ from scalebench.config.resolve import resolve
 from scalebench.strategies import registry
 from scalebench.strategies.torch.ddp import DdpOptions
 from scalebench.testing import FaultContract
+from scalebench.testing.fault_contract import EXPECTED_OUTCOMES
 from scalebench.testing.strategy_contract import StrategyContract, YamlContract, describe_updates
 from tests.builders.plugins import OPTIONS, strategy_yaml
 from tests.builders.plugins import dists as dists
 from tests.strategies.contracts import test_contract_strategies, test_contract_tensorflow
 
+slow = pytest.mark.slow
 HEAD = """
 import dataclasses
 import numpy as np
@@ -67,8 +70,18 @@ class TestSimulatedFaults(FaultContract):
     strategy = "simulated"
     hang_s = 3.0
 
+    @pytest.mark.parametrize(
+        "fault", [pytest.param(each, marks=() if each in ("kill", "stop") else slow) for each in EXPECTED_OUTCOMES]
+    )
+    def test_a_failing_rank_ends_the_run(self, fault, tmp_path):
+        super().test_a_failing_rank_ends_the_run(fault, tmp_path)
 
-@pytest.mark.slow
+    @pytest.mark.parametrize("sign", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=slow)])
+    def test_no_worker_survives_the_parent(self, sign, tmp_path):
+        super().test_no_worker_survives_the_parent(sign, tmp_path)
+
+
+@slow
 def test_a_lax_yaml_fails(dists, tmp_path):
     """Of a class that is sound, and of words alone; all that is asked of it otherwise still holds."""
     dists.strategy(yaml=strategy_yaml("mine", baseline="simulated", **YAMLS["yaml declares exactness"]))
@@ -78,7 +91,7 @@ def test_a_lax_yaml_fails(dists, tmp_path):
     assert actual["losses equal the baselines"].verdict == HOLDS
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("question", FAULTS)
 def test_a_faulty_class_fails(question, dists, tmp_path):
     dists.strategy(code=f"{HEAD}    {FAULTS[question]}\n", yaml=strategy_yaml("mine", baseline="simulated"))
@@ -86,14 +99,14 @@ def test_a_faulty_class_fails(question, dists, tmp_path):
     assert (answer.verdict, bool(answer.reason), bool(answer.detail)) == (FAILS, True, True)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.parametrize("question", YAMLS)
 def test_a_faulty_yaml_fails(question, dists, tmp_path):
     dists.strategy(yaml=strategy_yaml("mine", **YAMLS[question]))
     assert answers(tmp_path / "asked")[question].verdict == FAILS
 
 
-@pytest.mark.slow
+@slow
 def test_approximate_steps_have_their_own_tolerance(dists, tmp_path):
     off = "    def step(self, batch):\n        part = super().step(batch)\n"
     off += "        return LossPart(part.loss_sum * 1.01, part.samples)\n"
@@ -103,12 +116,12 @@ def test_approximate_steps_have_their_own_tolerance(dists, tmp_path):
     assert answers(tmp_path / "narrow", loss_rtol=0.005)["losses equal the baselines"].verdict == FAILS
 
 
-@pytest.mark.parametrize("name", registry.BUILT_IN_STRATEGIES)
-def test_the_yaml_of_a_strategy_is_complete(name):
-    contract = type("Stated", (YamlContract,), {"strategy": name})()
-    contract.test_yaml_has_a_description()
-    contract.test_yaml_has_requirements()
-    contract.test_yaml_declares_exactness()
+def test_the_yaml_of_a_strategy_is_complete():
+    for name in registry.BUILT_IN_STRATEGIES:
+        contract = type(name, (YamlContract,), {"strategy": name})()
+        contract.test_yaml_has_a_description()
+        contract.test_yaml_has_requirements()
+        contract.test_yaml_declares_exactness()
 
 
 def test_each_strategy_has_a_contract_and_each_adapter_class_one_that_is_not_slow():
@@ -165,7 +178,7 @@ def total(outputs, targets):
 """
 
 
-@pytest.mark.slow
+@slow
 def test_a_loss_that_is_no_mean_blames_no_strategy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "losses.py").write_text(USER_LOSSES)
@@ -176,7 +189,7 @@ def test_a_loss_that_is_no_mean_blames_no_strategy(tmp_path, monkeypatch):
     assert re.match(pattern, actual["losses equal the baselines"].reason)
 
 
-@pytest.mark.slow
+@slow
 def test_sums_of_gradients_are_named(dists, tmp_path):
     """Adam hides a factor from the losses, but not from the weights."""
     code = """

@@ -119,7 +119,11 @@ def test_the_most_expensive_stage_is_as_cheap_as_possible(blocks, count, data):
     assert best == split_into_stages(net, count, costs)
 
 
-@pytest.mark.parametrize("name", networks.NETWORKS)
+DEEP = ("resnet44_cifar10", "resnet56_cifar10", "resnet110_cifar10", "resnet101", "resnet152", "densenet100_k12")
+EVERY = [pytest.param(name, marks=pytest.mark.slow) if name in DEEP else name for name in networks.NETWORKS]
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_every_built_in_network_can_be_cut(name):
     net = load_model(name)
     most = max_stages(net)

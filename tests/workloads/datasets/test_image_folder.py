@@ -106,8 +106,7 @@ def empty(path: Path):
     path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("pooled", [False, True])
-@pytest.mark.parametrize("spoil", [cut, foreign, empty])
+@pytest.mark.parametrize(("spoil", "pooled"), [(cut, True), (cut, False), (foreign, False), (empty, False)])
 def test_a_damaged_picture_is_named(folder, spoil, pooled, monkeypatch):
     if pooled:
         monkeypatch.setattr(image_folder, "MIN_POOL_BYTES", 0)

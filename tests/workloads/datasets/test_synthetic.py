@@ -41,13 +41,18 @@ def make_tokens(
     return cache.open_arrays(synthetic.define_tokens(Config(model=model, dataset=dataset)).ensure(folder, workers))
 
 
-@pytest.mark.parametrize(("make", "size", "few", "chunk"), [
-    (make_random, 7, 5, 3),
-    (make_images, 135, 70, synthetic.IMAGE_CHUNK),
-    (make_tokens, 300, 70, synthetic.TOKEN_CHUNK),
-])  # fmt: skip
-def test_samples_depend_on_seed_and_index_only(tmp_path, make, size, few, chunk):
-    one, two = make(tmp_path / "1", size=size), make(tmp_path / "2", size=size, workers=2)
+@pytest.mark.parametrize(
+    ("make", "size", "few", "chunk", "workers"),
+    [
+        (make_random, 7, 5, 3, 2),
+        (make_images, 135, 70, synthetic.IMAGE_CHUNK, 1),
+        (make_tokens, 300, 70, synthetic.TOKEN_CHUNK, 1),
+        pytest.param(make_images, 135, 70, synthetic.IMAGE_CHUNK, 2, marks=pytest.mark.slow),
+        pytest.param(make_tokens, 300, 70, synthetic.TOKEN_CHUNK, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_samples_depend_on_seed_and_index_only(tmp_path, make, size, few, chunk, workers):
+    one, two = make(tmp_path / "1", size=size), make(tmp_path / "2", size=size, workers=workers)
     fewer = make(tmp_path, size=few)
     for a, b, c in zip(one, two, fewer, strict=True):
         assert len(a) == size and np.array_equal(a, b) and np.array_equal(a[:few], c)

@@ -28,42 +28,37 @@ def test_materials_cnn_is_that_of_the_thesis():
     assert sum(array.size for array in weights.values()) == net.parameters == 153_441
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (
-            lambda: networks.build_by_name("resnet5", (224, 224, 3), 10),
-            r"^no model 'resnet5'; did you mean 'resnet50', 'resnet101' or 'resnet152'\?$",
-        ),
-        (
-            lambda: networks.build_by_name("resnet50", (200, 3), 10),
-            r"^model=resnet50 takes inputs of shape \(height, width, channels\), not model.input_shape=\[200, 3\]$",
-        ),
-        (lambda: networks.build_by_name("mlp", (32, 32, 3), 1), r"^model=mlp takes inputs of shape \(numbers\), not"),
-        (lambda: networks.build_by_name("materials_cnn", (), 2), r"^model=materials_cnn takes inputs .*, not .*=\[\]$"),
-        (lambda: networks.build_by_name("mlp", (0,), 1), r"^model=mlp takes inputs .*, not .*=\[0\]$"),
-        (lambda: networks.build_by_name("mlp", (8,), 0), r"^model.outputs=0 should be at least 1$"),
-        (
-            lambda: networks.build_by_name("mlp", (8,), 1, {"depth": 3}),
-            r"^no option of model 'mlp' 'depth'; known: none$",
-        ),
-        (
-            lambda: networks.build_by_name("synthetic", (8, 1), 1, {"flop": 3}),
-            r"^no option of model 'synthetic' 'flop'; did you mean 'flops'\?$",
-        ),
-        (
-            lambda: networks.build_by_name("synthetic", (8, 1), 1, {"sample_bytes": 32.0}),
-            r"^model.options.sample_bytes=32.0 should be int, as its default 150528$",
-        ),
-        (
-            lambda: networks.build_by_name("synthetic", (8, 1), 1, {"flops": True}),
-            r"^model.options.flops=True should be float",
-        ),
-    ],
-)
-def test_what_is_refused(build, message):
-    with pytest.raises(InputError, match=message):
-        build()
+REFUSED = [
+    ("resnet5", (224, 224, 3), 10, {}, r"no model 'resnet5'; did you mean 'resnet50', 'resnet101' or 'resnet152'\?$"),
+    ("resnet50", (200, 3), 10, {},
+     r"model=resnet50 takes inputs of shape \(height, width, channels\), not model.input_shape=\[200, 3\]$"),
+    ("mlp", (32, 32, 3), 1, {}, r"model=mlp takes inputs of shape \(numbers\), not"),
+    ("materials_cnn", (), 2, {}, r"model=materials_cnn takes inputs .*, not .*=\[\]$"),
+    ("mlp", (0,), 1, {}, r"model=mlp takes inputs .*, not .*=\[0\]$"),
+    ("mlp", (8,), 0, {}, r"model.outputs=0 should be at least 1$"),
+    ("mlp", (8,), 1, {"depth": 3}, r"no option of model 'mlp' 'depth'; known: none$"),
+    ("gpt_small", (32,), 16, {}, r"model.options.sequence_length=64 means model.input_shape=\[64\], not \[32\]$"),
+    ("gpt_small", (32, 3), 16, {}, r"model=gpt_small takes inputs of shape \(tokens\), not"),
+    ("gpt_small", (64,), 16, {"heads": 3},
+     "model.options.heads=3 does not divide model.options.width=256: use one that does$"),
+    ("gpt_small", (64,), 16, {"layers": 0}, "model.options.layers=0 should be at least 1$"),
+    ("gpt_small", (64,), 16, {"width": -4}, "model.options.width=-4 should be at least 1$"),
+    ("gpt_small", (64,), 16, {"heads": 0}, "model.options.heads=0 should be at least 1$"),
+    ("gpt_small", (64,), 16, {"layer": 2}, "no option of model 'gpt_small' 'layer'; did you mean 'layers'"),
+    ("gpt_small", (64,), 16, {"width": "wide"}, "model.options.width='wide' should be int"),
+    ("synthetic", (8, 1), 1, {"flop": 3}, r"no option of model 'synthetic' 'flop'; did you mean 'flops'\?$"),
+    ("synthetic", (8, 1), 1, {"sample_bytes": 32.0},
+     r"model.options.sample_bytes=32.0 should be int, as its default 150528$"),
+    ("synthetic", (8, 1), 1, {"flops": True}, r"model.options.flops=True should be float"),
+    ("synthetic", (9, 1), 1, {"sample_bytes": 4000},
+     r"model.options.sample_bytes=4000 means model.input_shape=\[1000, 1\], not \[9, 1\]$"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shape", "outputs", "options", "message"), REFUSED)
+def test_what_is_refused(name, shape, outputs, options, message):
+    with pytest.raises(InputError, match=rf"^{message}"):
+        networks.build_by_name(name, shape, outputs, options)
 
 
 @pytest.mark.parametrize(("name", "least"), [("inception_v3", 75), ("alexnet", 63), ("vgg16", 32), ("cifar10_cnn", 10)])
@@ -78,6 +73,7 @@ def test_input_shape_follows_from_the_model():
     assert networks.resolve_input_shape(ModelSpec(name="resnet50", input_shape=[64, 64, 3])) == [64, 64, 3]
     model = ModelSpec(name="synthetic", input_shape=[1, 1], options={"sample_bytes": 4000, "flops": 1e9})
     assert networks.resolve_input_shape(model) == [1000, 1]
+    assert build_synthetic(1e6, 1e9, 4000).nodes[1].shape == (1000, 1)
     assert networks.resolve_input_shape(ModelSpec(name="synthetic")) == [37632, 1]
     with pytest.raises(InputError, match="did you mean 'sample_bytes'"):
         networks.resolve_input_shape(ModelSpec(name="synthetic", options={"sample_byte": 4000}))
@@ -131,29 +127,6 @@ def test_weights_start_as_those_of_gpt_2():
         else:
             assert set(array.tolist()) == {1.0 if name.endswith("gamma") else 0.0}, name
     assert not any(name.endswith("_key/bias") for name in weights)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"heads": 3}, "^model.options.heads=3 does not divide model.options.width=256: use one that does$"),
-        ({"layers": 0}, "^model.options.layers=0 should be at least 1$"),
-        ({"width": -4}, "^model.options.width=-4 should be at least 1$"),
-        ({"heads": 0}, "^model.options.heads=0 should be at least 1$"),
-        ({"layer": 2}, "^no option of model 'gpt_small' 'layer'; did you mean 'layers'"),
-        ({"width": "wide"}, "^model.options.width='wide' should be int"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(InputError, match=message):
-        build_gpt(**options)
-
-
-def test_inputs_of_another_length():
-    with pytest.raises(InputError, match=r"sequence_length=64 means model.input_shape=\[64\], not \[32\]$"):
-        networks.build_by_name("gpt_small", (32,), 16)
-    with pytest.raises(InputError, match=r"^model=gpt_small takes inputs of shape \(tokens\), not"):
-        networks.build_by_name("gpt_small", (32, 3), 16)
 
 
 def build_synthetic(parameters: float, flops: float, sample_bytes: int, outputs: int = 1) -> Network:
@@ -222,13 +195,6 @@ def test_convolutions_hold_half_of_the_parameters_or_fewer():
 def test_impossible_sizes(parameters, flops, sample_bytes, message):
     with pytest.raises(InputError, match=message):
         build_synthetic(parameters, flops, sample_bytes)
-
-
-def test_the_shape_is_that_of_the_bytes():
-    message = r"^model.options.sample_bytes=4000 means model.input_shape=\[1000, 1\], not \[9, 1\]$"
-    with pytest.raises(InputError, match=message):
-        networks.build_by_name("synthetic", (9, 1), 1, {"sample_bytes": 4000})
-    assert build_synthetic(1e6, 1e9, 4000).nodes[1].shape == (1000, 1), "the size that the other message names"
 
 
 CODE = """\
