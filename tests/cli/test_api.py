@@ -260,6 +260,7 @@ def build():
 {guard}
     model = {{"torch": build, "input_shape": [2, 6], "target_shape": [2]}}
     settings = {{"dataset": "random", "hardware": "cpu", "measure": "quick", "dataset.size": 400}}
+    settings.update({{"measure.min_s": 0, "measure.max_s": 0.5, "measure.probes": False, "measure.monitor": False}})
     run = scalebench.run(strategy="bare_torch", gpus=1, model=model, folder="{folder}", **settings)
     print(run.status, run.reason)
 """
