@@ -27,7 +27,10 @@ from tests.builders.sweeps import write_results
 from tests.conftest import ROOT
 
 BUILD = "tests.cli.test_api:build"
-QUICK: dict[str, Any] = {"hardware": "cpu", "measure": "quick", "dataset": {"size": 1000}, "measure.monitor": False}
+QUICK: dict[str, Any] = {
+    "hardware": "cpu", "measure": "quick", "dataset": {"size": 1000}, "measure.monitor": False, "measure.min_s": 0,
+    "measure.max_s": 0.3, "measure.block_s": 0.004, "measure.warmup_max_s": 0.1, "measure.probe_s": 0.1,
+}  # fmt: skip
 
 
 def build() -> None:

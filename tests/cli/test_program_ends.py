@@ -26,7 +26,9 @@ from tests.builders.launching import SmallDisk
 from tests.builders.runs import find_run_processes, wait_until
 
 WORDS = "strategy=simulated hardware=cpu gpus=2 dataset.size=1000 measure=quick measure.probes=false".split()
-WORDS += "measure.monitor=false measure.min_s=0 measure.target=0.5 measure.warmup_max_s=0.1".split()
+WORDS += (
+    "measure.monitor=false measure.min_s=0 measure.target=0.5 measure.warmup_max_s=0.1 measure.block_s=0.004".split()
+)
 LONG = [*WORDS, "measure.min_s=3", "measure.max_s=3"]
 PROGRAM = [sys.executable, "-m", "scalebench"]
 
