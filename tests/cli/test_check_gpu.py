@@ -1,7 +1,5 @@
 """`scalebench check --gpu`: its page, its exit status, and what the page leaves out."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +18,14 @@ STEP = Truth("program", PASS, "100 ms, expected 100 ms within 10%", 0.1, 0.1, 0.
 
 
 @pytest.fixture
-def no_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_doctor(monkeypatch):
     monkeypatch.setattr(check_gpu.doctor, "main", lambda options: print("no GPU"))
     monkeypatch.setattr(check_gpu.gpus, "find_nvml_problem", lambda: None)
     monkeypatch.setattr(check_gpu.gpus, "count_gpus", lambda: 0)
     monkeypatch.setattr(gpu_truths, "observe_simulated_step", lambda folder: [STEP])
 
 
-def test_on_a_cpu_what_needs_a_gpu_is_not_possible(no_doctor: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_a_cpu_what_needs_a_gpu_is_not_possible(no_doctor, capsys):
     assert main(["check", "--gpu"]) == 0
     rows = [line for line in Path("gpu-check.md").read_text().splitlines() if line.startswith("| ")][2:]
     assert len(rows) == len(gpu_truths.TITLES) + 2, "doctor and contracts besides"
@@ -41,14 +39,14 @@ def test_on_a_cpu_what_needs_a_gpu_is_not_possible(no_doctor: None, capsys: pyte
     assert main(["check", "--gpu"]) == 0, "a page of its own is replaced"
 
 
-def test_the_real_doctor_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_doctor_is_run(monkeypatch):
     monkeypatch.setattr(check_gpu.doctor, "list_horovod_builds", list)  # imports both frameworks
     report = io.StringIO()
     assert [truth.verdict for truth in check_gpu.run_doctor(report)] == [PASS]
     assert "processors" in report.getvalue()
 
 
-def test_a_line_that_fails_is_the_exit_status(no_doctor: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_fails_is_the_exit_status(no_doctor, monkeypatch):
     wrong = Truth("program", FAIL, "200 ms | expected\n100 ms", detail="log of the rank")
     monkeypatch.setattr(gpu_truths, "observe_simulated_step", lambda folder: [wrong])
     assert main(["check", "--gpu", "--page", "mine.md"]) == 1
@@ -57,7 +55,7 @@ def test_a_line_that_fails_is_the_exit_status(no_doctor: None, monkeypatch: pyte
     assert "## Failure: a step of known length, through the whole program\n\n```text\nlog of the rank\n```" in page
 
 
-def test_nvml_that_does_not_answer_fails(no_doctor: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_that_does_not_answer_fails(no_doctor, monkeypatch):
     """A GPU machine is not taken for one without."""
     monkeypatch.setattr(check_gpu.gpus, "find_nvml_problem", lambda: "NVMLError: Driver/library version mismatch")
     assert main(["check", "--gpu"]) == 1
@@ -71,9 +69,7 @@ def test_nvml_that_does_not_answer_fails(no_doctor: None, monkeypatch: pytest.Mo
         (4, {"device": "ran 1", "all_reduce": "ran 2", "bare": "ran", "one_gpu": "ran"}),
     ],
 )
-def test_truths_by_the_number_of_gpus(
-    count: int, reasons: dict[str, str], no_doctor: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_truths_by_the_number_of_gpus(count, reasons, no_doctor, monkeypatch, tmp_path):
     monkeypatch.setattr(check_gpu.gpus, "count_gpus", lambda: count)
     ran = lambda strategy, gpus, names, folder: [Truth(name, PASS, f"ran {gpus}") for name in names]  # noqa: E731
     monkeypatch.setattr(gpu_truths, "observe_rank", ran)
@@ -85,7 +81,7 @@ def test_truths_by_the_number_of_gpus(
     assert lines["contract of fsdp_nccl"] == "ran"
 
 
-def test_contracts_end_with_the_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_contracts_end_with_the_time(monkeypatch, tmp_path):
     left = iter([100.0, 50.0, -1.0])
     monkeypatch.setattr(check_gpu, "check_contract", lambda name, *words: [Truth(name, PASS, "ran")])
     lines = list(check_gpu.check_contracts(["a", "b", "c", "d"], 2, tmp_path / "contracts", lambda: next(left)))
@@ -105,19 +101,19 @@ def test_contracts_end_with_the_time(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ((), NOT_POSSIBLE, "no test could run"),
     ],
 )
-def test_a_contract_is_one_line(verdicts: tuple[str, ...], verdict: str, text: str) -> None:
+def test_a_contract_is_one_line(verdicts, verdict, text):
     results = [ContractResult(f"test {n}", each, f"reason {n}") for n, each in enumerate(verdicts)]
     line = check_gpu.judge_contract("contract of ddp", results)
     assert (line.verdict, line.text) == (verdict, text)
 
 
-def test_only_the_yaml_holds() -> None:
+def test_only_the_yaml_holds():
     line = check_gpu.judge_contract("contract", [ContractResult("yaml has a description", HOLDS)])
     assert line.verdict == NOT_POSSIBLE
 
 
 @pytest.mark.slow
-def test_a_contract_runs_and_an_impossible_one_says_why(tmp_path: Path) -> None:
+def test_a_contract_runs_and_an_impossible_one_says_why(tmp_path):
     simulated, nccl = check_gpu.check_contracts(["simulated", "ddp_nccl"], 2, tmp_path / "contracts", lambda: 1.0)
     assert (simulated.name, simulated.verdict) == ("contract of simulated, gpus=2", PASS), simulated
     assert nccl.verdict == NOT_POSSIBLE and "ddp_nccl" in nccl.text
@@ -139,11 +135,11 @@ NAMES = {"/home/alice": "HOME", "node17.lab": "HOST", "node17": "HOST", "alice":
         ("driver 580.95.05, cuDNN 9.1.0.70", "driver 580.95.05, cuDNN 9.1.0.70"),
     ],
 )
-def test_what_is_private_stays_out(text: str, public: str) -> None:
+def test_what_is_private_stays_out(text, public):
     assert check_gpu.hide_private(text, NAMES) == public
 
 
-def test_private_names_are_of_this_user_and_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_names_are_of_this_user_and_host(monkeypatch):
     monkeypatch.setenv("HOME", "/home/alice")
     monkeypatch.setenv("LOGNAME", "alice")
     monkeypatch.setattr(check_gpu.socket, "gethostname", lambda: "node17.lab")
@@ -164,7 +160,7 @@ def test_private_names_are_of_this_user_and_host(monkeypatch: pytest.MonkeyPatch
         ("--gpu --page .", "--page: . is a folder; name a file"),
     ],
 )
-def test_mistakes_are_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(words, line, capsys):
     Path("notes.md").write_text("mine")
     assert main(["check", *words.split()]) == 2
     message = capsys.readouterr()

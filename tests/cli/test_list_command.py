@@ -1,7 +1,5 @@
 """`scalebench list`: what can be named, in groups, and whether a strategy runs here."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
@@ -14,14 +12,14 @@ from scalebench.core import config_files
 from scalebench.core.config_files import LIST_KINDS
 from scalebench.core.machine import machine
 from scalebench.strategies import registry
-from tests.builders.plugins import Distributions, strategy_yaml
 from tests.builders.plugins import dists as dists
+from tests.builders.plugins import strategy_yaml
 
 Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_gpu(monkeypatch):
     """A machine without a GPU where every package is installed, and Horovod is built for all."""
     monkeypatch.setattr(machine, "count_gpus", lambda: 0)
     monkeypatch.setattr(registry, "missing_packages", lambda names: [])
@@ -37,7 +35,7 @@ def read_list(capsys: Capture, *arguments: str) -> tuple[list[str], dict[str, st
     return lines, {line.split()[0]: line.strip().partition(" ")[2].strip() for line in lines if line.startswith("  ")}
 
 
-def test_every_strategy_is_listed_once_and_the_common_ones_first(capsys: Capture) -> None:
+def test_every_strategy_is_listed_once_and_the_common_ones_first(capsys):
     lines, entries = read_list(capsys, "strategies", "--all")
     assert sorted(entries) == sorted(registry.strategy_entries())
     assert lines[0] == "data parallel, PyTorch" and list(entries)[:2] == ["ddp", "lightning_ddp"]
@@ -47,7 +45,7 @@ def test_every_strategy_is_listed_once_and_the_common_ones_first(capsys: Capture
 
 
 @pytest.mark.parametrize("kind", LIST_KINDS)
-def test_each_kind_and_each_entry_of_it(capsys: Capture, kind: str) -> None:
+def test_each_kind_and_each_entry_of_it(capsys, kind):
     _, entries = read_list(capsys, kind, "--all")
     group = LIST_KINDS[kind]
     assert set(config_files.list_options(group)) == set(entries)
@@ -60,7 +58,7 @@ def test_each_kind_and_each_entry_of_it(capsys: Capture, kind: str) -> None:
     assert int(line.split()[1]) == len(entries)
 
 
-def test_an_entry_has_its_options_with_defaults_and_remarks(capsys: Capture) -> None:
+def test_an_entry_has_its_options_with_defaults_and_remarks(capsys):
     lines, _ = read_list(capsys, "strategies", "ddp")
     assert "here: yes" in lines
     settings = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.startswith("strategy.")}
@@ -79,7 +77,7 @@ def test_an_entry_has_its_options_with_defaults_and_remarks(capsys: Capture) -> 
     ]
 
 
-def test_a_comment_below_its_key_belongs_to_it() -> None:
+def test_a_comment_below_its_key_belongs_to_it():
     head, beside = config_files.read_comments(config_files.list_options("dataset")["custom"])
     assert head.startswith("Samples of your own, ")
     assert "fixed: the same batch in every step" in beside["feed"], "which is on the next line"
@@ -99,13 +97,13 @@ def test_a_comment_below_its_key_belongs_to_it() -> None:
         ("strategies --al", "list: no option '--al'; did you mean '--all'?"),
     ],
 )
-def test_mistakes_are_one_line(capsys: Capture, arguments: str, line: str) -> None:
+def test_mistakes_are_one_line(capsys, arguments, line):
     assert main(["list", *arguments.split()]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"scalebench: {line}") and err.count("\n") == 1
 
 
-def test_broken_plugins_have_their_line_and_hide_no_other(dists: Distributions, capsys: Capture) -> None:
+def test_broken_plugins_have_their_line_and_hide_no_other(dists, capsys):
     dists.strategy("sound", "sound-plugin", code="raise SystemExit")  # which nobody imports here
     dists.strategy("unreadable", "u-plugin", yaml="a: [")
     dists.strategy("unknown", "k-plugin", yaml="name: unknown\nframewrk: none\n")
@@ -124,9 +122,7 @@ def test_broken_plugins_have_their_line_and_hide_no_other(dists: Distributions, 
     assert "brings no strategy/lonely.yaml" in capsys.readouterr().err
 
 
-def test_a_missing_package_comes_with_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_a_missing_package_comes_with_the_command_that_installs_it(monkeypatch, capsys):
     monkeypatch.setattr(registry, "missing_packages", lambda names: [name for name in names if name == "torch"])
     lines, entries = read_list(capsys, "strategies")
     files = config_files.list_options("strategy")
@@ -150,9 +146,7 @@ NO_MPIRUN = "horovod_mpi is started by mpirun, which is not on the PATH: apt-get
         (2, {"lightning_horovod": "yes", "horovod_tensorflow_gloo": NO_TENSORFLOW}),
     ],
 )  # fmt: skip
-def test_strategies_of_horovod_depend_on_its_build(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture, gpus: int, here: dict[str, str]
-) -> None:
+def test_strategies_of_horovod_depend_on_its_build(monkeypatch, capsys, gpus, here):
     """Horovod 0.28.1 for PyTorch with MPI, Gloo and CUDA, and no mpirun."""
     builds = {
         "torch": horovod_build.HorovodBuild("0.28.1", "2.13.0", ("mpi", "gloo", "cuda"), None),

@@ -62,8 +62,7 @@ def test_another_environment_takes_the_wheel(home):
     record = home.site.folder / "horovod-0.28.1.dist-info" / "RECORD"
     for change in (home.stamp.unlink, lambda: record.write_text("another build")):
         change()
-        assert home.install() == (0, [BUILT], [])
-        assert home.builds() == 1 and home.install() == THERE
+        assert home.install() == (0, [BUILT], []) and home.builds() == 1
 
 
 @pytest.mark.slow
@@ -104,12 +103,10 @@ def test_wheels_of_others_are_not_installed(home):
     for path in (home.wheels, key, wheel):
         path.chmod(path.stat().st_mode | 0o002)
         status, _, err = home.install()
-        assert (status, err) == (
-            1,
-            [f"Horovod was not installed: everybody can write {path}: chmod o-w, or {ELSEWHERE}"],
-        )
+        reason = f"everybody can write {path}: chmod o-w, or {ELSEWHERE}"
+        assert (status, err) == (1, [f"Horovod was not installed: {reason}"])
         path.chmod(path.stat().st_mode & ~0o002)
-        if os.geteuid() == 0:
+        if os.geteuid() == 0 and path is not key:
             os.chown(path, 1234, 1234)
             reason = f"{path} is another user's; remove it, or {ELSEWHERE}"
             assert home.install()[::2] == (1, [f"Horovod was not installed: {reason}"])

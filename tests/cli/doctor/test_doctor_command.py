@@ -1,10 +1,7 @@
 """`scalebench doctor`: the facts of a machine, each in one line, and the commands for what is missing."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +12,6 @@ from scalebench.config import horovod_build
 from scalebench.config.horovod_build import HorovodBuild
 from scalebench.core.machine import cuda_builds, machine, private_network
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.machine.machine import Machine
 from scalebench.strategies import registry
 from tests.builders.runs import MACHINE
 
@@ -32,13 +28,13 @@ BUILDS = {
 
 
 @pytest.fixture
-def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tell:
+def run_command(monkeypatch, capsys):
     """The doctor's lines for a machine where some packages are missing, without mpirun and sbatch."""
     monkeypatch.setattr(horovod_build, "inspect_horovod", BUILDS.__getitem__)
     monkeypatch.setattr(horovod_build, "detect_framework_version", lambda name: "1")
     monkeypatch.setattr(private_network, "find_kernel_problem", lambda: None)
 
-    def message(here: Machine = HERE, missing: tuple[str, ...] = (), programs: str = "/nowhere") -> list[str]:
+    def message(here=HERE, missing=(), programs="/nowhere"):
         monkeypatch.setattr(machine, "detect_machine", lambda: here)
         monkeypatch.setattr(registry, "missing_packages", lambda names: [name for name in names if name in missing])
         monkeypatch.setenv("PATH", programs)
@@ -48,7 +44,7 @@ def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     return message
 
 
-def test_a_machine_without_a_gpu(run_command: Tell) -> None:
+def test_a_machine_without_a_gpu(run_command):
     assert run_command() == [
         "machine 2 x a processor cores, 8 GiB, no GPU",
         "system Linux-6, Python 3.11",
@@ -63,13 +59,13 @@ def test_a_machine_without_a_gpu(run_command: Tell) -> None:
     ]
 
 
-def test_a_machine_without_networks_of_their_own(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_networks_of_their_own(run_command, monkeypatch):
     monkeypatch.setattr(private_network, "find_kernel_problem", lambda: "not here")
     (line,) = (line for line in run_command() if line.startswith("listening"))
     assert "(not here): MPI listens on all interfaces" in line and line.endswith("strategy.options.open_port=true")
 
 
-def test_a_machine_with_gpus(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_with_gpus(run_command, monkeypatch):
     monkeypatch.setattr(cuda_check, "describe_torch_build", lambda host: "")  # imports PyTorch
     here = dataclasses.replace(
         HERE, gpus=GPUS, topology=[["X", "NV18"], ["NV18", "X"]], driver_version="580.1", container="docker"
@@ -121,9 +117,9 @@ CUDA_LINES = {
 @pytest.mark.gpu
 @pytest.mark.parametrize(("is_available", "code", "capability", "line"), CUDA_LINES.values(), ids=list(CUDA_LINES))
 def test_pytorch_beside_driver_and_gpus(
-    run_command: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_available: bool, code: str, capability: str,
-    line: str,
-) -> None:  # fmt: skip
+    run_command, tmp_path, monkeypatch, is_available, code, capability,
+    line,
+) :  # fmt: skip
     (tmp_path / "torch.py").write_text(TORCH.format(is_available=is_available, code=code))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     here = dataclasses.replace(
@@ -135,7 +131,7 @@ def test_pytorch_beside_driver_and_gpus(
 
 
 @pytest.mark.gpu
-def test_the_owners_of_nccl_and_cudnn(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_owners_of_nccl_and_cudnn(run_command, monkeypatch):
     here = dataclasses.replace(HERE, gpus=GPUS)
     monkeypatch.setattr(cuda_check, "describe_torch_build", lambda host: "")
     owners = {"nvidia/nccl/lib/libnccl.so.2": ["nccl-cu13 2"], "nvidia/cudnn/lib/libcudnn.so.9": ["cudnn-cu13 9"]}
@@ -146,7 +142,7 @@ def test_the_owners_of_nccl_and_cudnn(run_command: Tell, monkeypatch: pytest.Mon
     assert line.startswith("NCCL, cuDNN nccl-cu13 2 and nccl-cu12 2 both own nvidia/nccl/lib/libnccl.so.2")
 
 
-def test_a_missing_package_has_its_install_command(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_has_its_install_command(run_command, monkeypatch):
     """Horovod is described for installed frameworks only."""
     lines = run_command(missing=("torch", "horovod", "PIL"))
     assert [line for line in lines if line.startswith(("missing", "Horovod"))] == [
@@ -174,9 +170,7 @@ def test_a_missing_package_has_its_install_command(run_command: Tell, monkeypatc
         ),
     ],
 )
-def test_launchers_show_their_version(
-    run_command: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, script: str, message: str
-) -> None:
+def test_launchers_show_their_version(run_command, tmp_path, monkeypatch, name, script, message):
     monkeypatch.setattr(doctor, "MAX_ANSWER_S", 0.5 if "sleep" in script else 30.0)
     (tmp_path / name).write_text(f"{script}\n")
     (tmp_path / name).chmod(0o755)

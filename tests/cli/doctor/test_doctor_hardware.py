@@ -1,10 +1,7 @@
 """The description of the hardware: its facts, limits and unusual values, and how the GPUs are connected."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -38,7 +35,7 @@ def drawn(here: Machine) -> list[str]:
     return [" ".join(line.split()) for line in console.export_text().splitlines() if line.strip()]
 
 
-def test_processors_nodes_and_limits() -> None:
+def test_processors_nodes_and_limits():
     results = rows(
         cpu_sockets=2, cpus_allowed=[0, 1, 2, 5], smt=True, cpu_governors=["performance", "powersave"],
         cpu_max_mhz=3500.4, numa=NODES, cpu_quota=1.5, memory_limit_bytes=3 * 2**29,
@@ -74,14 +71,14 @@ def test_processors_nodes_and_limits() -> None:
         ({"compute_mode": "exclusive_process"}, "compute mode exclusive_process"),
     ],
 )
-def test_unusual_facts_of_a_gpu_are_shown(changes: dict[str, object], message: str) -> None:
+def test_unusual_facts_of_a_gpu_are_shown(changes, message):
     usual = ["A100", "40 GiB", "400 W", "NUMA node 0", "SM up to 1410 MHz", "memory up to 1215 MHz"]
     words = rows(gpus=[dataclasses.replace(PLAIN, **changes)])["GPU 0"].split(", ")  # type: ignore[arg-type]
     new = [word for word in words if word not in usual]
     assert new == ([message] if message not in ("", *usual) else [])
 
 
-def test_pairs_come_with_the_command_that_compares_them() -> None:
+def test_pairs_come_with_the_command_that_compares_them():
     gpus = [dataclasses.replace(PLAIN, index=index) for index in range(3)]
     results = rows(gpus=gpus, topology=TOPOLOGY)
     assert (results["PIX pairs"], results["SYS pairs"]) == ("0-1", "0-2 1-2")
@@ -95,7 +92,7 @@ def test_pairs_come_with_the_command_that_compares_them() -> None:
     assert many["NV12 pairs"] == "0-1 0-2 0-3 0-4 0-5 0-6 0-7 1-2 and 20 more"
 
 
-def test_pairs_without_peer_access_are_marked() -> None:
+def test_pairs_without_peer_access_are_marked():
     read = [["X", "OK", "OK"], ["OK", "X", "CNS"], ["OK", "CNS", "X"]]
     write = [["X", "OK", "NS"], ["OK", "X", "CNS"], ["OK", "CNS", "X"]]
     nvlink = [["X", "NS", "NS"], ["NS", "X", "NS"], ["NS", "NS", "X"]]
@@ -109,9 +106,7 @@ def test_pairs_without_peer_access_are_marked() -> None:
     assert drawn(dataclasses.replace(here, peer_access=None))[2:] == plain
 
 
-def test_the_doctor_with_the_stand_in(
-    nvml_library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_doctor_with_the_stand_in(nvml_library, monkeypatch, capsys):
     put_in(monkeypatch, nvml_library, NVLINKS=0, ANCESTOR=30, P2P=1, MIG_1=1)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(machine, "numa_nodes", lambda: NODES)
@@ -128,9 +123,7 @@ def test_the_doctor_with_the_stand_in(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("table", ["hgx_h100", "dgx_a100", "dgx1_v100"])
-def test_the_doctor_draws_the_matrix_that_nvidia_smi_prints(
-    table: str, nvml_library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_doctor_draws_the_matrix_that_nvidia_smi_prints(table, nvml_library, monkeypatch, capsys):
     put_in(monkeypatch, nvml_library, table)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(doctor, "list_horovod_builds", list)

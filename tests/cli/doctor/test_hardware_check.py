@@ -1,7 +1,5 @@
 """This host checked against a hardware YAML: made-up machines, folders, and commands of SLURM."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from collections.abc import Callable
@@ -49,7 +47,7 @@ def node_results(hardware: HardwareSpec, here: Machine, in_job: bool = False) ->
     return {line.key: line for line in check_node(hardware, here, in_job)}
 
 
-def test_a_matching_node() -> None:
+def test_a_matching_node():
     assert [dataclasses.astuple(line) for line in check_node(A100_NODE, host(gpu(0), gpu(1)))] == [
         ("gpus_per_node", "2", "2", OK),
         ("gpu_model", "A100 SXM4 40GB", "2 x NVIDIA A100-SXM4-40GB", OK),
@@ -70,12 +68,12 @@ def test_a_matching_node() -> None:
         ("memory_bytes", host(memory_bytes=512 * 2**30), "550 GB"),
     ],
 )
-def test_differences_are_reported(key: str, here: Machine, shown: str) -> None:
+def test_differences_are_reported(key, here, shown):
     line = node_results(A100_NODE, here)[key]
     assert (line.actual, line.verdict) == (shown, DIFFERS)
 
 
-def test_unknown_values_are_not_checked() -> None:
+def test_unknown_values_are_not_checked():
     nothing = HardwareSpec("local", devices="auto")
     assert {line.verdict for line in check_node(nothing, host(gpu(0), gpu(1)))} == {UNCHECKED}
     assert {line.expected for line in check_node(nothing, host())} == {"null"}
@@ -85,7 +83,7 @@ def test_unknown_values_are_not_checked() -> None:
     assert list(workers) == ["cpus_per_node", "memory_bytes"], "CPU workers are not checked as GPUs"
 
 
-def test_a_process_with_few_cores_sees_those_of_the_node() -> None:
+def test_a_process_with_few_cores_sees_those_of_the_node():
     line = node_results(A100_NODE, host(cpus=1))["cpus_per_node"]
     assert (line.actual, line.verdict) == ("48 cores, 1 for this process", OK)
     assert node_results(A100_NODE, host(cpus_physical=None))["cpus_per_node"].verdict == OK
@@ -106,14 +104,14 @@ def test_a_process_with_few_cores_sees_those_of_the_node() -> None:
         ("H100 PCIe", "NVIDIA H100 80GB HBM3", False),
     ],
 )
-def test_models_by_name(answer: str, here: str, same: bool) -> None:
+def test_models_by_name(answer, here, same):
     assert is_same_model(answer, here) == same
 
 
 @pytest.mark.parametrize(
     ("here", "same"), [(64 * 10**9, True), (64 * 2**30, True), (62_000 * 2**20, True), (48 * 10**9, False)]
 )
-def test_sizes_are_compared_loosely(here: int, same: bool) -> None:
+def test_sizes_are_compared_loosely(here, same):
     assert is_near(64 * 10**9, here) == same
 
 
@@ -125,14 +123,14 @@ def verdicts(hardware: HardwareSpec) -> dict[str, tuple[str, str]]:
     return {line.key: (line.actual, line.verdict) for line in check_node(hardware, MACHINE)}
 
 
-def test_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interfaces(monkeypatch):
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [], "ib0": []})
     assert verdicts(dataclasses.replace(CLUSTER, interface="ib0"))["interface"] == ("is there", OK)
     assert verdicts(dataclasses.replace(CLUSTER, interface="ib1"))["interface"] == ("only ib0 lo", DIFFERS)
 
 
-def test_the_folder_to_copy_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def message(node_copy: str) -> tuple[str, str]:
+def test_the_folder_to_copy_to(tmp_path, monkeypatch):
+    def message(node_copy):
         return verdicts(dataclasses.replace(CLUSTER, node_copy=node_copy))["node_copy"]
 
     here, verdict = message(str(tmp_path))
@@ -149,12 +147,12 @@ def test_the_folder_to_copy_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 KINDS = {"/opt/x": "ext4", "/home/me": "nfs4", "/homes": "ext4", "/home/me/local/x": "xfs", "/scratch": "fuse.x"}
 
 
-def test_the_file_system_of_a_path() -> None:
+def test_the_file_system_of_a_path():
     assert {path: find_file_system(Path(path), MOUNTS) for path in KINDS} == KINDS
     assert find_file_system(Path("/opt/x"), []) is None
 
 
-def test_shared_folders_are_on_a_network_file_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_shared_folders_are_on_a_network_file_system(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCALEBENCH_CACHE", "/elsewhere/cache")
     parts = [SimpleNamespace(mountpoint=at, fstype=kind) for at, kind in (("/", "ext4"), (str(tmp_path), "nfs4"))]
@@ -167,8 +165,8 @@ def test_shared_folders_are_on_a_network_file_system(monkeypatch: pytest.MonkeyP
     assert (cache.actual, cache.verdict) == (question, UNCHECKED)
 
 
-def test_images(tmp_path: Path) -> None:
-    def message(container: str) -> tuple[str, str]:
+def test_images(tmp_path):
+    def message(container):
         (line,) = check_container(dataclasses.replace(CLUSTER, slurm=SlurmSpec(container=container)))
         return line.actual, line.verdict
 
@@ -190,7 +188,7 @@ ALPHA = "hardware=alpha hardware.max_nodes=3 hardware.interface=lo hardware.node
 
 
 @pytest.fixture
-def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Tell:
+def run_command(monkeypatch, capsys, tmp_path):
     """Exit status, the cells of each line by its key, and the last line, for a host with commands of SLURM."""
     for name in ("SLURM_JOB_ID", "SLURMD_NODENAME"):
         monkeypatch.delenv(name, raising=False)
@@ -200,7 +198,7 @@ def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
 
-    def message(words: str = ALPHA, here: machine.Machine = NODE) -> tuple[int, dict[str, list[str]], str]:
+    def message(words=ALPHA, here=NODE):
         monkeypatch.setattr(machine, "detect_machine", lambda: here)
         status = main(["doctor", *words.split(), f"hardware.slurm.bin={tmp_path}"])
         lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
@@ -210,7 +208,7 @@ def run_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     return message
 
 
-def test_a_node_that_fits_and_one_that_does_not(run_command: Tell) -> None:
+def test_a_node_that_fits_and_one_that_does_not(run_command):
     status, lines, last = run_command()
     assert status == 0
     assert lines["this host"] == ["a node of alpha", "taurusi8001", "ok"]
@@ -221,7 +219,7 @@ def test_a_node_that_fits_and_one_that_does_not(run_command: Tell) -> None:
     assert (status, lines["gpus_per_node"]) == (1, ["8", "4", "differs"])
 
 
-def test_a_login_node_is_recognized(run_command: Tell, tmp_path: Path) -> None:
+def test_a_login_node_is_recognized(run_command, tmp_path):
     login = dataclasses.replace(NODE, hostname="login1", gpus=[])
     status, lines, last = run_command(here=login)
     assert status == 0  # the partition matches, and this host need not
@@ -236,14 +234,14 @@ def test_a_login_node_is_recognized(run_command: Tell, tmp_path: Path) -> None:
     )
 
 
-def test_a_salloc_shell_on_a_login_node(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_salloc_shell_on_a_login_node(run_command, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     _, lines, last = run_command(here=dataclasses.replace(NODE, hostname="login1"))
     assert lines["this host"][1] == "login1, no node of it: a login node?, in job 12"
     assert "/srun --nodes=1 --ntasks=1 scalebench doctor" in last  # the allocation has the rest
 
 
-def test_within_a_job(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_within_a_job(run_command, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURMD_NODENAME", "taurusi8002")
     status, lines, _ = run_command(here=dataclasses.replace(NODE, hostname="anything", gpus=GPUS[:1]))
@@ -254,7 +252,7 @@ def test_within_a_job(run_command: Tell, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (status, lines["this host"][1]) == (1, "h1, of another partition, in job 12")
 
 
-def test_settings_on_the_same_line(run_command: Tell) -> None:
+def test_settings_on_the_same_line(run_command):
     status, lines, _ = run_command(f"{ALPHA} hardware.slurm.partition=alpa hardware.slurm.container=/no/torch.sif")
     assert status == 1
     assert lines["slurm.partition"] == ["alpa", "no partition 'alpa'; did you mean 'alpha'?", "differs"]
@@ -262,7 +260,7 @@ def test_settings_on_the_same_line(run_command: Tell) -> None:
     assert lines["this host"][-1] == lines["gpus_per_node"][-1] == "not checked"
 
 
-def test_a_machine_without_a_scheduler_is_this_host(run_command: Tell) -> None:
+def test_a_machine_without_a_scheduler_is_this_host(run_command):
     status, lines, last = run_command("hardware=dgx1_p100")
     assert (status, "scheduler" in lines, "this host" in lines) == (1, False, False)
     assert lines["gpus_per_node"] == ["8", "8", "ok"]
@@ -271,9 +269,7 @@ def test_a_machine_without_a_scheduler_is_this_host(run_command: Tell) -> None:
     assert run_command("hardware=local")[0] == 0  # has no values to compare
 
 
-def test_a_folder_with_yaml_files_of_the_user(
-    run_command: Tell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_with_yaml_files_of_the_user(run_command, tmp_path, capsys):
     own = tmp_path / "conf" / "hardware"
     own.mkdir(parents=True)
     (own / "mine.yaml").write_text("defaults:\n  - alpha\n  - _self_\nname: mine\ngpus_per_node: 4\n")
@@ -299,15 +295,13 @@ def test_a_folder_with_yaml_files_of_the_user(
         ("--config-dir /not/there hardware=alpha", "--config-dir: /not/there is no folder"),
     ],
 )
-def test_bad_input_of_doctor_is_one_line_and_status_2(
-    words: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_of_doctor_is_one_line_and_status_2(words, line, capsys):
     assert main(["doctor", *words.split()]) == 2
     answer = capsys.readouterr()
     assert answer.out == "" and answer.err.startswith(f"scalebench: {line}") and answer.err.count("\n") == 1
 
 
-def test_the_srun_command_names_account_and_qos(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_srun_command_names_account_and_qos(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     config = compose_hardware(
         ["hardware=alpha", "hardware.slurm.account=p_a", "hardware.devices=cpu", "hardware.slurm.exclusive=false"]

@@ -1,7 +1,5 @@
 """`scalebench doctor --record`: the table that it writes, and that the stand-in answers from this table as before."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -20,9 +18,7 @@ def record(path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("table", sorted(path.stem for path in TABLES.glob("*.json")))
-def test_the_stand_in_answers_from_a_recorded_table_as_before(
-    table: str, nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_stand_in_answers_from_a_recorded_table_as_before(table, nvml_library, tmp_path, monkeypatch, capsys):
     put_in(monkeypatch, nvml_library, table)
     first, second, before = tmp_path / "first.json", tmp_path / "second.json", gpus.detect_gpus()
     count = len(before.gpus)
@@ -38,9 +34,7 @@ def test_the_stand_in_answers_from_a_recorded_table_as_before(
     assert {call for call in rows if rows[call] != again[call]} <= {"nvmlDeviceGetUUID"}  # a hash of a hash
 
 
-def test_a_table_holds_values_and_return_codes_but_nothing_private(
-    nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_holds_values_and_return_codes_but_nothing_private(nvml_library, tmp_path, monkeypatch, capsys):
     put_in(monkeypatch, nvml_library, changes={"nvmlDeviceGetFieldValues 186": [90000]}, PROCESSES_0="4711", NVLINKS=2)
     record(tmp_path / "table.json", capsys)
     text = (tmp_path / "table.json").read_text()
@@ -68,14 +62,7 @@ def test_a_table_holds_values_and_return_codes_but_nothing_private(
         (["no/such/table.json"], {}, "cannot write no/such/table.json: No such file or directory"),
     ],
 )
-def test_a_mistake_is_one_line(
-    arguments: list[str],
-    settings: dict[str, int],
-    message: str,
-    nvml_library: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_mistake_is_one_line(arguments, settings, message, nvml_library, monkeypatch, capsys):
     put_in(monkeypatch, nvml_library, **settings)
     assert main(["doctor", "--record", *arguments]) == 2
     said = capsys.readouterr()

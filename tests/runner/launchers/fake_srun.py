@@ -1,7 +1,5 @@
 """A SLURM of shell scripts: srun starts all tasks on this machine, under the node names of the host list."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -35,13 +33,13 @@ NOISE = "srun: cluster configuration lacks support for cpu binding\n"
 class StandIn:
     """The commands of SLURM in a job with the nodes n1 and n2."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self.folder, self.bin = folder, folder / "bin"
         self.bin.mkdir()
         self.script("scontrol", SCONTROL.format(folder=folder, nodes="n1 n2"))
         self.script("srun", SRUN.format(folder=folder))
 
-    def script(self, name: str, text: str) -> None:
+    def script(self, name: str, text: str):
         path = self.bin / name
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
@@ -66,7 +64,7 @@ class StandIn:
         return (self.folder / "srun_arguments.txt").read_text().split()
 
 
-def variables(monkeypatch: pytest.MonkeyPatch, nodes: str = "n[1-2]", tasks: str = "2(x2)") -> None:
+def variables(monkeypatch: pytest.MonkeyPatch, nodes: str = "n[1-2]", tasks: str = "2(x2)"):
     """Set the variables of a job."""
     for name, value in {
         "SLURM_JOB_ID": "12",
@@ -80,7 +78,7 @@ def variables(monkeypatch: pytest.MonkeyPatch, nodes: str = "n[1-2]", tasks: str
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def job(tmp_path, monkeypatch):
     """Return a job with stand-ins for the commands of SLURM."""
     variables(monkeypatch)
     (tmp_path / "slurm").mkdir()

@@ -1,7 +1,5 @@
 """Ranks as one step of a job: placed, watched, and always ended, with a stand-in for srun."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -28,7 +26,6 @@ from scalebench.core.run_folder import (
     worker_exit_path,
 )
 from scalebench.core.spec import RunSpec, write_spec
-from scalebench.measure.progress import RankProgress
 from scalebench.runner import launchers
 from scalebench.runner.launchers import mpi, srun, supervise
 from scalebench.runner.launchers.supervise import GroupExit
@@ -54,7 +51,7 @@ def launched(spec: RunSpec, folder: Path, **options: Any) -> GroupExit:
     return launchers.launch(spec, folder, "an id", **options)
 
 
-def test_ranks_run_on_the_nodes_of_their_placement(job: StandIn, tmp_path: Path, program: Program) -> None:
+def test_ranks_run_on_the_nodes_of_their_placement(job, tmp_path, program):
     names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR SLURMD_NODENAME"
     module = program(f"print(*(os.environ[n] for n in '{names}'.split())); print(os.environ['SCALEBENCH_ADDRESSES'])")
     ended = launched(job.spec(3), tmp_path, module=module)
@@ -68,8 +65,8 @@ def test_ranks_run_on_the_nodes_of_their_placement(job: StandIn, tmp_path: Path,
     assert not {SRUN_LOG, SRUN_HOSTS_FILE} & set(os.listdir(tmp_path)), "they are removed where srun reported nothing"
 
 
-@pytest.mark.parametrize("fitting", [2, 1])
-def test_steps_of_a_job_take_turns(fitting: int, job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fitting", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_steps_of_a_job_take_turns(fitting, job, tmp_path, monkeypatch):
     """As many as fit into the memory that the job has on a node."""
     monkeypatch.setenv("SLURM_MEM_PER_NODE", {2: "4000", 1: "100"}[fitting])
     measure = {  # time for two rounds on a busy machine, too, where agents park and continue their ranks slowly
@@ -88,7 +85,7 @@ def test_steps_of_a_job_take_turns(fitting: int, job: StandIn, tmp_path: Path, m
     assert "SLURM_OVERLAP=1" in job.step_environment() and not find_run_processes(tmp_path / "0")
 
 
-def test_ranks_of_one_node_use_its_loopback_and_its_cores(job: StandIn, tmp_path: Path, program: Program) -> None:
+def test_ranks_of_one_node_use_its_loopback_and_its_cores(job, tmp_path, program):
     """As they do on a machine without SLURM."""
     names = "MASTER_ADDR GLOO_SOCKET_IFNAME SCALEBENCH_CPUS"
     module = program(f"print(*(os.environ[n] for n in '{names}'.split()))")
@@ -101,9 +98,7 @@ def test_ranks_of_one_node_use_its_loopback_and_its_cores(job: StandIn, tmp_path
     assert {"--nodes=1", "--ntasks=2", "--nodelist=n1"} <= set(job.srun_arguments())
 
 
-def test_ranks_are_distributed_explicitly_where_the_tasks_of_the_job_differ(
-    job: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_are_distributed_explicitly_where_the_tasks_of_the_job_differ(job, monkeypatch):
     even = ["srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--nodelist=n1,n2", "python"]
     hosts = ["n1", "n1", "n2", "n2"]
     assert srun._with_layout(even, hosts) == even
@@ -112,9 +107,7 @@ def test_ranks_are_distributed_explicitly_where_the_tasks_of_the_job_differ(
     assert srun._with_layout(even, ["n1", "n1"]) == even
 
 
-def test_variables_of_the_job_are_not_passed_to_the_step(
-    job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_of_the_job_are_not_passed_to_the_step(job, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_HOSTFILE", "/of/the/job")
     of_job = ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_GPU", "SLURM_HINT")
     for name in of_job:
@@ -138,9 +131,7 @@ def test_variables_of_the_job_are_not_passed_to_the_step(
         ({}, False),
     ],
 )
-def test_a_step_counts_cores_where_its_job_has_them(
-    variables: dict[str, str], whole: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_counts_cores_where_its_job_has_them(variables, whole, monkeypatch):
     """A job that counts threads would have too few cores, and SLURM would refuse the step."""
     for name in ("SLURM_HINT", "SLURM_THREADS_PER_CORE", "SLURM_JOB_CPUS_PER_NODE"):
         monkeypatch.delenv(name, raising=False)
@@ -157,9 +148,7 @@ def test_a_step_counts_cores_where_its_job_has_them(
     [(None, None, False), ("4294967290", None, False), ("0", None, True), (None, "c1", True)],
     ids=["batch job", "salloc", "srun --pty bash", "in turns"],
 )
-def test_a_step_within_another_shares_its_resources(
-    step: str | None, cohort: str | None, overlaps: bool, job: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_within_another_shares_its_resources(step, cohort, overlaps, job, monkeypatch):
     """The shell of `srun --pty bash` is a step that has all cores and GPUs: another would wait for them for ever."""
     monkeypatch.delenv("SLURM_STEP_ID", raising=False)
     if step is not None:
@@ -169,7 +158,7 @@ def test_a_step_within_another_shares_its_resources(
     assert srun.overlap_variables(spec) == ({"SLURM_OVERLAP": "1"} if overlaps else {})
 
 
-def test_a_run_in_a_job_records_the_job(job: StandIn, tmp_path: Path) -> None:
+def test_a_run_in_a_job_records_the_job(job, tmp_path):
     spec = job.spec(2, measure={"min_s": 0.0, "max_s": 0.1})
     result = run_spec(spec, tmp_path / "run")
     assert (result.status, result.reason, result.log) == ("ok", None, None)
@@ -206,9 +195,7 @@ FAILURES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FAILURES)
-def test_a_failed_step_is_a_failed_run(
-    case: str, job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_step_is_a_failed_run(case, job, tmp_path, monkeypatch):
     monkeypatch.setattr(srun, "FS_DELAY_S", 0.2)
     monkeypatch.setattr("scalebench.runner.launchers.remote_ranks.FS_DELAY_S", 0.2)
     monkeypatch.setattr("scalebench.runner.launchers.supervise.FOLLOW_LIMIT_S", 0.2)
@@ -219,16 +206,14 @@ def test_a_failed_step_is_a_failed_run(
     assert not (tmp_path / "run" / SRUN_HOSTS_FILE).exists()
 
 
-def test_a_missing_srun_is_a_failed_run(job: StandIn, tmp_path: Path) -> None:
+def test_a_missing_srun_is_a_failed_run(job, tmp_path):
     (job.bin / "srun").unlink()
     result = run_spec(job.spec(2), tmp_path / "run")
     assert (result.status, result.log) == ("failed", None)
     assert result.reason == f"the processes could not be started: there is no srun in {job.bin}"
 
 
-def test_a_rank_on_the_wrong_node_is_a_failure(
-    job: StandIn, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_on_the_wrong_node_is_a_failure(job, tmp_path, program, monkeypatch):
     """Its figures would be those of another layout."""
     monkeypatch.setattr(srun, "FS_DELAY_S", 0.2)
     report = '"$@" || echo "srun: error: $node: task $task: Exited with exit code $?" >&2; } &'
@@ -240,7 +225,7 @@ def test_a_rank_on_the_wrong_node_is_a_failure(
 
 
 @pytest.mark.slow
-def test_a_folder_that_a_node_does_not_see_is_a_failure(job: StandIn, tmp_path: Path) -> None:
+def test_a_folder_that_a_node_does_not_see_is_a_failure(job, tmp_path):
     job.script("srun", "touch $SLURM_HOSTFILE; mv $(dirname $SLURM_HOSTFILE)/spec.json $(dirname $0)\n" + _body(job))
     result = run_spec(job.spec(2), tmp_path / "run")
     assert result.status == "failed" and result.log == SRUN_LOG
@@ -254,11 +239,11 @@ def _body(job: StandIn) -> str:
     return (job.bin / "srun").read_text().removeprefix("#!/bin/sh\n")
 
 
-@pytest.mark.parametrize("victim", ["worker", "agent", "parent's srun"])
-def test_after_a_kill_no_process_is_left(victim: str, job: StandIn, tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", ["worker", pytest.param("agent", marks=pytest.mark.slow), "parent's srun"])
+def test_after_a_kill_no_process_is_left(victim, job, tmp_path):
     folder, pids = tmp_path / "run", []
 
-    def on_progress(progress: list[RankProgress]) -> None:
+    def on_progress(progress):
         if not pids and {p.phase for p in progress} == {"measure"} and len(progress) == 2:
             variables = json.loads((folder / "pid1.json").read_text())
             srun = psutil.Process(variables["agent"]).parent()
@@ -281,15 +266,16 @@ TIME_LIMIT = "slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-01-01T
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("log", "reason"),
-    [("", "srun was killed by SIGKILL"), (TIME_LIMIT, "SLURM: the job was ended, due to time limit")],
+    [
+        pytest.param("", "srun was killed by SIGKILL", marks=pytest.mark.slow),
+        (TIME_LIMIT, "SLURM: the job was ended, due to time limit"),
+    ],
     ids=["killed", "time limit"],
 )
-def test_a_step_that_ends_during_the_probes_keeps_its_figures(
-    log: str, reason: str, job: StandIn, tmp_path: Path
-) -> None:
+def test_a_step_that_ends_during_the_probes_keeps_its_figures(log, reason, job, tmp_path):
     folder, ended = tmp_path / "run", []
 
-    def on_progress(progress: list[RankProgress]) -> None:
+    def on_progress(progress):
         if not ended and {p.phase for p in progress} == {"close"} and len(progress) == 2:
             srun = psutil.Process(json.loads((folder / "pid1.json").read_text())["agent"]).parent()
             assert srun is not None
@@ -308,19 +294,17 @@ def test_a_step_that_ends_during_the_probes_keeps_its_figures(
 class Srun:
     """A stand-in for srun that records the signals that it gets."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.sent: list[signal.Signals] = []
 
-    def signal(self, sign: signal.Signals) -> None:
+    def signal(self, sign: signal.Signals):
         self.sent.append(sign)
 
     def poll(self) -> int | None:
         return None
 
 
-def test_ranks_on_other_nodes_get_the_request_for_stacks_through_srun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_on_other_nodes_get_the_request_for_stacks_through_srun(tmp_path, monkeypatch):
     monkeypatch.setattr(srun, "STACK_LIMIT_S", 0.0)
     group: Any = srun.StepRanks(tmp_path, 2)
     group.starter = Srun()
@@ -331,9 +315,7 @@ def test_ranks_on_other_nodes_get_the_request_for_stacks_through_srun(
     assert group.starter.sent == [signal.SIGUSR1]
 
 
-def test_killed_ranks_are_the_cause_of_lost_connections(
-    job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_ranks_are_the_cause_of_lost_connections(job, tmp_path, monkeypatch):
     """A rank may report a lost connection before srun has reported the cause."""
     group: Any = srun.StepRanks(tmp_path, 3)
     group.starter = Srun()
@@ -350,9 +332,7 @@ def test_killed_ranks_are_the_cause_of_lost_connections(
 
 
 @pytest.mark.slow
-def test_mpirun_in_a_job_uses_the_nodes_of_the_placement(
-    job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mpirun_in_a_job_uses_the_nodes_of_the_placement(job, tmp_path, monkeypatch):
     spec = job.spec(3)
     spec.config.strategy.launcher = "mpi"
     script = (
@@ -371,7 +351,7 @@ def test_mpirun_in_a_job_uses_the_nodes_of_the_placement(
     assert "--host n1:2,n2:2 " in log and log.endswith("tasks=2(x2)\n")
 
 
-def test_node_names_are_read_from_scontrol(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_names_are_read_from_scontrol(job, monkeypatch):
     """A single one needs no scontrol; outside a job there are none."""
     assert srun.job_nodes(str(job.bin)) == ["n1", "n2"]
     assert (job.folder / "scontrol_calls.txt").read_text() == "show hostnames n[1-2]\n"
@@ -383,7 +363,7 @@ def test_node_names_are_read_from_scontrol(job: StandIn, monkeypatch: pytest.Mon
         srun.job_nodes()
 
 
-def test_too_few_nodes_are_an_error(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_nodes_are_an_error(job, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("SLURM_JOB_NODELIST", "n1")
         with pytest.raises(StartError) as caught:
@@ -406,14 +386,12 @@ def test_too_few_nodes_are_an_error(job: StandIn, monkeypatch: pytest.MonkeyPatc
         ("", "ab", False),
     ],
 )
-def test_the_default_distribution_of_slurm_may_fit_the_placement(
-    tasks: str, hosts: str, same: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_distribution_of_slurm_may_fit_the_placement(tasks, hosts, same, monkeypatch):
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", tasks)
     assert srun.has_task_layout(list(hosts)) == same
 
 
-def test_the_task_layout_of_a_job_follows_the_ranks(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_task_layout_of_a_job_follows_the_ranks(job, monkeypatch):
     """Each node of the job has at least one task, also those that this run does not use."""
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "3,1")
     assert srun.task_layout_variables(["n1", "n1", "n2", "n2"], str(job.bin)) == {"SLURM_TASKS_PER_NODE": "2,2"}
@@ -421,7 +399,7 @@ def test_the_task_layout_of_a_job_follows_the_ranks(job: StandIn, monkeypatch: p
     assert srun.task_layout_variables(["n1", "n1", "n1", "n2"], "/missing") == {}
 
 
-def test_the_launcher_depends_on_the_job(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_depends_on_the_job(job, monkeypatch):
     spec = job.spec(2)
     assert launchers.choose_launcher(spec) == "slurm"
     spec.config.strategy.launcher = "mpi"
@@ -433,8 +411,8 @@ def test_the_launcher_depends_on_the_job(job: StandIn, monkeypatch: pytest.Monke
     assert launchers.choose_launcher(job.spec(2)) == "local"
 
 
-def test_the_current_job_is_described(job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def describe() -> SchedulerRecord | None:
+def test_the_current_job_is_described(job, tmp_path, monkeypatch):
+    def describe():
         return srun.describe_current_job(job.spec(3), tmp_path)
 
     current = SchedulerRecord("slurm", "12", "main", ["n1", "n2"])

@@ -197,16 +197,12 @@ ADD = "void at::native::vectorized_elementwise_kernel"
 @pytest.mark.parametrize(
     ("name", "backend", "kernels", "collective_us"),
     [
-        (
-            "kineto_nccl",
-            "nccl",
-            [(NCCL_2_12, 1058), (ADD, 161), ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclWorkElem)", 31)],
-            1089,
-        ),
+        ("kineto_nccl", "nccl",
+         [(NCCL_2_12, 1058), (ADD, 161), ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclWorkElem)", 31)], 1089),
         ("kineto_gloo_gpu", "gloo", [(ADD, 101)], None),
         ("kineto_v100", None, [("volta_sgemm_128x32_nt", 6), (f"{ADD}<4, at::native::AddFunctor<float>, ", 1)], None),
     ],
-)
+)  # fmt: skip
 def test_recorded_profiles_of_gpus(name, backend, kernels, collective_us):
     events = read_recording(name)
     assert identify_backend(each.name for each in events) == backend

@@ -35,10 +35,25 @@ def test_an_error_outside_of_the_forward_pass_names_the_function_and_the_part(st
         run_training(strategy(name, **fault(function)), source(), 3)
 
 
-@pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "fsdp_gloo", "zero1", "lightning_ddp_gloo"])
-def test_an_optimizer_that_needs_a_closure_is_refused_when_it_is_read(strategy, name):
-    with pytest.raises(PluginError, match=f"^model.torch={FAULTS}:with_optimizer gives LBFGS .* needs a closure"):
-        strategy(name, **fault("with_optimizer", model__options={"kind": "LBFGS"}))
+BROADCAST = {"strategy__options__broadcast_buffers": True}
+CLOSURE = "with_optimizer", {"model__options": {"kind": "LBFGS"}}, "gives LBFGS .* needs a closure"
+TENSORS = r"gives Listed as its optimizer, which keeps tensors outside of its state \(moments\)"
+LISTED = "with_optimizer", {"model__options": {"kind": "Listed"}}, TENSORS
+SENT = r"has buffers that gloo cannot broadcast \(module.graph, module.rows, module.order, module.small\)"
+REFUSED = [
+    *((name, CLOSURE) for name in ("bare_torch", "ddp_gloo", "fsdp_gloo", "zero1", "lightning_ddp_gloo")),
+    *(("fsdp_gloo", LISTED), ("zero1", LISTED), ("ddp_gloo", ("Constants", BROADCAST, SENT))),
+    ("fsdp_gloo", ("Scalar", {}, r"has the scalar parameter 'scale', .*\(1,\)")),
+]
+
+
+@pytest.mark.parametrize(("name", "case"), REFUSED)
+def test_what_a_strategy_cannot_take_is_refused_when_it_is_read(strategy, name, case):
+    function, changes, reason = case
+    with pytest.raises(
+        PluginError if case is CLOSURE else Unsupported, match=f"^model.torch={FAULTS}:{function} {reason}"
+    ):
+        strategy(name, **fault(function, **changes))
 
 
 @pytest.mark.parametrize("name", ["ddp_gloo", "fsdp_gloo", "zero1", "lightning_ddp_gloo"])
@@ -52,13 +67,6 @@ def test_an_optimizer_with_required_arguments_and_without_lr_steps_as_in_a_plain
 def test_an_optimizer_that_computes_no_gradients_for_lightning_names_the_way_out(strategy, source):
     with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:Module has an optimizer whose step does not call"):
         run_training(strategy("lightning_ddp_gloo", **fault("Module", model__loss="module")), source(), 3)
-
-
-@pytest.mark.parametrize("name", ["fsdp_gloo", "zero1"])
-def test_an_optimizer_with_tensors_of_its_own_cannot_be_divided(strategy, name):
-    reason = r"gives Listed as its optimizer, which keeps tensors outside of its state \(moments\)"
-    with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:with_optimizer {reason}"):
-        strategy(name, **fault("with_optimizer", model__options={"kind": "Listed"}))
 
 
 def test_sparse_gradients_name_the_way_out(strategy, source):
@@ -78,18 +86,6 @@ def test_constants_that_cannot_be_sent_or_sharded_are_left_out(strategy, source,
     expected = run_training(strategy("bare_torch", **fault("Constants")), source(), 3)
     actual = run_training(strategy(name, **fault("Constants")), source(), 3)
     assert actual.sums == pytest.approx(expected.sums)
-
-
-def test_buffers_that_would_be_sent_in_each_step_have_to_be_sendable(strategy):
-    options = {"strategy__options__broadcast_buffers": True}
-    reason = r"has buffers that gloo cannot broadcast \(module.graph, module.rows, module.order, module.small\)"
-    with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:Constants {reason}"):
-        strategy("ddp_gloo", **fault("Constants", **options))
-
-
-def test_a_trained_scalar_is_unsupported_where_weights_are_sharded(strategy):
-    with pytest.raises(Unsupported, match=rf"^model.torch={FAULTS}:Scalar has the scalar parameter 'scale', .*\(1,\)"):
-        strategy("fsdp_gloo", **fault("Scalar"))
 
 
 def test_what_a_strategy_cannot_wrap_is_unsupported_and_names_the_function(strategy, monkeypatch):

@@ -215,24 +215,18 @@ BAD = {
     "only gzip": (lambda p: p.write_bytes(gzip.compress(b"hello" * 999)) and p, "not a complete CIFAR-10 archive"),
     "foreign": (foreign, "lacks data_batch_1, data_batch_2"),
     "one missing": (lambda p: archive(p, changed("test_batch.bin", None), BINARY), "lacks test_batch:"),
-    "record length": (
-        lambda p: archive(p, changed("data_batch_2.bin", bytes(3072 * 10)), BINARY),
-        "a file of 30720 bytes, expected 30730",
-    ),
-    "fewer records": (
-        lambda p: directory(p, changed("data_batch_2.bin", bytes(3073 * 9))),
-        "a file of 27657 bytes, expected 30730",
-    ),
+    "record length": (lambda p: archive(p, changed("data_batch_2.bin", bytes(3072 * 10)), BINARY),
+     "a file of 30720 bytes, expected 30730"),
+    "fewer records": (lambda p: directory(p, changed("data_batch_2.bin", bytes(3073 * 9))),
+     "a file of 27657 bytes, expected 30730"),
     "labels": (lambda p: archive(p, changed("data_batch_2.bin", b"\x0a" * 30730), BINARY), "labels above 9"),
-    "pickle": (
-        lambda p: archive(p, changed("data_batch_2", b"cos\nsystem\n(S'x'\ntR.", True), PYTHON),
-        "GLOBAL b'os system' in place of PROTO",
-    ),
+    "pickle": (lambda p: archive(p, changed("data_batch_2", b"cos\nsystem\n(S'x'\ntR.", True), PYTHON),
+     "GLOBAL b'os system' in place of PROTO"),
     "folder": (lambda p: p.mkdir() or p, f"has no folder {PYTHON} or {BINARY}"),
     "incomplete folder": (lambda p: directory(p, changed("test_batch", None, True)), "with all six files"),
     "cut folder": (lambda p: directory(p, changed("test_batch.bin", b"1234")), "a file of 4 bytes"),
     "missing": (lambda p: p, "does not exist"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -499,21 +499,17 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "no samples": ((FLOATS[:0], FLOATS[:0]), r"^returns no samples: "),
     "strings": ((FLOATS, np.array(["a"] * 6)), r"^returns targets of <U1: cast it to float32, or to integers"),
     "strings in a dict": ({"ids": FLOATS, "text": np.array(["a"] * 6)}, r"^returns 'text' of <U1 in inputs: cast it"),
-    "lengths in a dict": (
-        {"ids": FLOATS, "mask": FLOATS[1:]},
-        r"^returns 'ids' of shape \(6, 4\) and 'mask' of shape \(5, 4\): they should have the same number of samples$",
-    ),
+    "lengths in a dict": ({"ids": FLOATS, "mask": FLOATS[1:]},
+     r"^returns 'ids' of shape \(6, 4\) and 'mask' of shape \(5, 4\): they should have the same number of samples$"),
     "NaN in a dict": ({"ids": np.where(FLOATS > 0.9, np.nan, FLOATS)}, r"^returns NaN .* in 'ids', first at sample 5"),
     "no targets of an array": ((FLOATS, None), r"^returns None as targets: it should be a numpy array$"),
     "an empty table": (Table([]), r"^returns a Dataset without samples$"),
-    "a table of other shapes": (
-        Table([{"ids": FLOATS[0]}, {"ids": FLOATS[0, 1:]}]),
-        r"^returns a Dataset whose sample 1 has \(3,\) of 'ids', and sample 0 \(4,\): pad or cut them to one shape$",
-    ),
+    "a table of other shapes": (Table([{"ids": FLOATS[0]}, {"ids": FLOATS[0, 1:]}]),
+     r"^returns a Dataset whose sample 1 has \(3,\) of 'ids', and sample 0 \(4,\): pad or cut them to one shape$"),
     "a table of other fields": (Table([{"ids": FLOATS[0]}, {"mask": FLOATS[0]}]), r"sample 1 has no 'ids', "),
     "infinite": ((np.where(FLOATS > 0.9, np.inf, FLOATS), FLOATS), r"infinite value in inputs, first at sample 5"),
     "too large": ((FLOATS * 1e300, FLOATS), r"NaN or an infinite value in inputs, first at sample 0"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", UNUSABLE)

@@ -268,24 +268,18 @@ def test_an_input_error_of_its_own_passes(dists):
 FAULTS = {
     "raises": ({"body": "raise KeyError('gone')"}, r"^model 'tiny' of tiny-net fails: KeyError: 'gone'$"),
     "exits": ({"body": "raise SystemExit(3)"}, r"^model 'tiny' of tiny-net fails: SystemExit: 3$"),
-    "a programmer's mistake": (
-        {"end": "network.dense(x, 'hidden', outputs)"},
-        r"fails: ValueError: tiny has two nodes named hidden",
-    ),
-    "no flatten": (
-        {"end": "network.dense(network.input, 'out', outputs)"},
-        r"^model 'tiny' of tiny-net ends in 'out' of shape \(3, 5\), and model.outputs=5 needs \(5,\)$",
-    ),
-    "other outputs": (
-        {"end": "network.dense(x, 'out', outputs + 1)"},
-        r"^model 'tiny' of tiny-net ends in 'out' of shape \(6,\), and model.outputs=5 needs \(5,\)$",
-    ),
+    "a programmer's mistake": ({"end": "network.dense(x, 'hidden', outputs)"},
+     r"fails: ValueError: tiny has two nodes named hidden"),
+    "no flatten": ({"end": "network.dense(network.input, 'out', outputs)"},
+     r"^model 'tiny' of tiny-net ends in 'out' of shape \(3, 5\), and model.outputs=5 needs \(5,\)$"),
+    "other outputs": ({"end": "network.dense(x, 'out', outputs + 1)"},
+     r"^model 'tiny' of tiny-net ends in 'out' of shape \(6,\), and model.outputs=5 needs \(5,\)$"),
     "nothing trained": ({"body": "network._add(None, 'relu', [], (outputs,)); return"}, "has nothing to train"),
     "no such module": ({"target": "no_such_net:tiny"}, r"^model 'tiny' of tiny-net .*no_such_net"),
     "no such function": ({"target": "tiny_net:teeny"}, r"^model 'tiny' of tiny-net .*teeny"),
     "no function": ({"target": "tiny_net:__name__"}, r"tiny_net:__name__ is no function$"),
     "other arguments": ({"target": "tiny_net:InputError.with_traceback"}, r"^model 'tiny' of tiny-net"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FAULTS)

@@ -1,9 +1,6 @@
 """FLOPs and parameters against published counts and counts by hand, and conf/model against the networks."""
 
-import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,35 +142,3 @@ def test_published_parameters_of_the_larger_lstms(width, millions):
     """Merity et al. 2016 (arXiv:1609.07843), table 1: Zaremba et al. 2014, medium and large."""
     larger = networks.build_by_name("lstm_small", (35,), 10_000, {"width": width, "sequence_length": 35})
     assert round(larger.parameters / 1e6) == millions
-
-
-ORACLES = {
-    "inception_v3": "InceptionV3", "resnet50": "ResNet50", "resnet50_v2": "ResNet50V2", "resnet101": "ResNet101",
-    "resnet152": "ResNet152", "vgg16": "VGG16", "vgg19": "VGG19",
-}  # fmt: skip
-
-# In an interpreter of its own, since TensorFlow is imported for it.
-COUNT = """
-import json, math, sys
-import keras
-result = {}
-for ours, theirs in json.loads(sys.argv[1]).items():
-    keras.backend.clear_session()
-    model = getattr(keras.applications, theirs)(weights=None, classifier_activation=None)
-    arrays = {f"{layer.name}/{w.name}": list(w.shape) for layer in model.layers for w in layer.weights}
-    costly = [layer for layer in model.layers if isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense))]
-    macs = sum(math.prod(layer.kernel.shape) * math.prod(layer.output.shape[1:-1]) for layer in costly)
-    trained = sum(math.prod(w.shape) for w in model.trainable_weights)
-    result[ours] = {"shape": model.input_shape[1:], "arrays": arrays, "flops": 2 * macs, "trained": trained}
-print(json.dumps(result))
-"""
-
-
-@pytest.mark.slow
-def test_the_same_arrays_and_flops_as_in_keras_applications():
-    command = [sys.executable, "-c", COUNT, json.dumps(ORACLES)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    for name, theirs in json.loads(done.stdout).items():
-        net = networks.build_by_name(name, theirs["shape"], 1000)
-        assert {array.name: list(array.shape) for array in net.arrays} == theirs["arrays"], name
-        assert (net.forward_flops, net.parameters) == (theirs["flops"], theirs["trained"]), name

@@ -66,11 +66,8 @@ def observe_case(spec: RunSpec, rank: int) -> dict[str, Any]:
         "losses": losses,
         "bare_losses": bare_losses,
         "apart": max(float(np.abs(weights[name] - bare_weights[name]).max()) for name in weights),
-        "unsplit": {
-            name: digest(parameter)
-            for name, parameter in ours.model.named_parameters()
-            if not isinstance(parameter, DTensor)
-        },
+        "unsplit": {name: digest(parameter) for name,
+         parameter in ours.model.named_parameters() if not isinstance(parameter, DTensor)},
         "weights": digest(*map(torch.from_numpy, weights.values())),
         "kept_bytes": sum(local_tensor(parameter).untyped_storage().nbytes() for parameter in ours.model.parameters()),
         "generator": digest(torch.get_rng_state()),
@@ -78,7 +75,7 @@ def observe_case(spec: RunSpec, rank: int) -> dict[str, Any]:
         "settings": ours.settings_used(),
         "backend": ours.backend_used(),
         "sent": profiled_messages(ours, batch),
-    }
+    }  # fmt: skip
     ours.run_isolated_sync(ours.message_sizes())
     return actual
 
