@@ -46,10 +46,6 @@ MODELS = [path for path in IN_GROUPS if path.parent.name == "model"]
 STRATEGIES = [path.stem for path in IN_GROUPS if path.parent.name == "strategy"]
 
 
-def names(paths: list[Path]) -> list[str]:
-    return [path.as_posix() for path in paths]
-
-
 def load(path: Path | str) -> dict[str, Any]:
     tree = OmegaConf.to_container(OmegaConf.load(CONF / path))
     assert isinstance(tree, dict)
@@ -61,34 +57,41 @@ def test_every_file_is_looked_at() -> None:
     assert {path.parent.name for path in IN_GROUPS} == set(KINDS) and SWEEPS
 
 
-@pytest.mark.parametrize("path", IN_GROUPS, ids=names(IN_GROUPS))
-def test_each_file_of_a_group_composes_into_the_spine(path: Path) -> None:
-    config = compose_config([f"{path.parent}='{path.stem}'"])
-    chosen = getattr(config, path.parent.name)
-    if path.parent.name not in ("measure", "train"):
-        assert chosen.name == path.stem
+def test_each_file_of_a_group_composes_into_the_spine(subtests: pytest.Subtests) -> None:
+    for path in IN_GROUPS:
+        with subtests.test(str(path)):
+            config = compose_config([f"{path.parent}='{path.stem}'"])
+            chosen = getattr(config, path.parent.name)
+            if path.parent.name not in ("measure", "train"):
+                assert chosen.name == path.stem
 
 
-@pytest.mark.parametrize("path", SWEEPS, ids=names(SWEEPS))
-def test_each_sweep_is_a_multirun_whose_every_run_resolves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCALEBENCH_CIFAR10", "cifar-10-python.tar.gz")  # no file is looked at before a run starts
-    monkeypatch.setenv("SCALEBENCH_IMAGENET", "imagenet")
-    tree = load(path)
-    assert (CONF / path).read_text().startswith("# @package _global_\n")
-    assert tree["hydra"]["mode"] == "MULTIRUN"
-    params = tree["hydra"]["sweeper"]["params"]
-    first = [f"{key}={sweep_choices(values)[0]}" for key, values in params.items()]
-    for key, values in params.items():
-        for value in sweep_choices(values):
-            resolve.resolve(compose_config([f"sweep={path.stem}", *first, f"{key}={value}"]))
+def test_each_sweep_is_a_multirun_whose_every_run_resolves(
+    subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in SWEEPS:
+        with subtests.test(str(path)):
+            monkeypatch.setenv(
+                "SCALEBENCH_CIFAR10", "cifar-10-python.tar.gz"
+            )  # no file is looked at before a run starts
+            monkeypatch.setenv("SCALEBENCH_IMAGENET", "imagenet")
+            tree = load(path)
+            assert (CONF / path).read_text().startswith("# @package _global_\n")
+            assert tree["hydra"]["mode"] == "MULTIRUN"
+            params = tree["hydra"]["sweeper"]["params"]
+            first = [f"{key}={sweep_choices(values)[0]}" for key, values in params.items()]
+            for key, values in params.items():
+                for value in sweep_choices(values):
+                    resolve.resolve(compose_config([f"sweep={path.stem}", *first, f"{key}={value}"]))
 
 
-@pytest.mark.parametrize("path", IN_GROUPS, ids=names(IN_GROUPS))
-def test_each_file_has_the_fields_of_its_dataclass_in_their_order(path: Path) -> None:
-    fields = [f.name for f in dataclasses.fields(KINDS[path.parent.name])]
-    keys = [key for key in load(path) if key != "defaults"]
-    left_out = OF_SOME[path.parent.name] - set(keys) if path.parent.name in OF_SOME else set()
-    assert keys == [name for name in fields if name not in left_out]
+def test_each_file_has_the_fields_of_its_dataclass_in_their_order(subtests: pytest.Subtests) -> None:
+    for path in IN_GROUPS:
+        with subtests.test(str(path)):
+            fields = [f.name for f in dataclasses.fields(KINDS[path.parent.name])]
+            keys = [key for key in load(path) if key != "defaults"]
+            left_out = OF_SOME[path.parent.name] - set(keys) if path.parent.name in OF_SOME else set()
+            assert keys == [name for name in fields if name not in left_out]
 
 
 def test_the_top_level_keys_are_the_spines() -> None:
@@ -116,31 +119,33 @@ def test_the_defaults_are_those_of_the_design() -> None:
 FROM_FUNCTIONS = ("custom", "hf", "timm", "torchvision")
 
 
-@pytest.mark.parametrize("path", [path for path in MODELS if path.stem not in FROM_FUNCTIONS], ids=str)
-def test_a_model_has_the_parameters_that_its_yaml_expects(path: Path) -> None:
-    model = build_record(ModelSpec, {key: value for key, value in load(path).items() if key != "defaults"})
-    assert model.params in (networks.build_network(model).parameters, None)
-    assert (model.params is None) == (path.stem == "synthetic")  # whose parameters are an option
-    assert model.sources
+def test_a_model_has_the_parameters_that_its_yaml_expects(subtests: pytest.Subtests) -> None:
+    for path in (path for path in MODELS if path.stem not in FROM_FUNCTIONS):
+        with subtests.test(str(path)):
+            model = build_record(ModelSpec, {key: value for key, value in load(path).items() if key != "defaults"})
+            assert model.params in (networks.build_network(model).parameters, None)
+            assert (model.params is None) == (path.stem == "synthetic")  # whose parameters are an option
+            assert model.sources
 
 
 def test_every_built_in_strategy_has_a_yaml_and_every_yaml_is_registered() -> None:
     assert set(STRATEGIES) == set(registry.BUILT_IN_STRATEGIES)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_strategys_yaml_is_consistent(name: str) -> None:
-    strategy = build_record(StrategySpec, load(f"strategy/{name}.yaml"))
-    assert strategy.baseline in STRATEGIES
-    assert strategy.processes in ("one_per_device", "one_for_all") or name.startswith("parameter_server")
-    assert strategy.framework in ("none", "torch", "tensorflow")
-    assert strategy.description and set(strategy.devices) <= {"cpu", "cuda"}
-    if name.endswith(("_nccl", "_gloo")):
-        assert strategy.backend == name.rpartition("_")[2]
-    if strategy.backend == "nccl":
-        assert strategy.devices == ["cuda"]
-    if strategy.framework != "none":
-        assert strategy.framework in strategy.requires
+def test_a_strategys_yaml_is_consistent(subtests: pytest.Subtests) -> None:
+    for name in STRATEGIES:
+        with subtests.test(str(name)):
+            strategy = build_record(StrategySpec, load(f"strategy/{name}.yaml"))
+            assert strategy.baseline in STRATEGIES
+            assert strategy.processes in ("one_per_device", "one_for_all") or name.startswith("parameter_server")
+            assert strategy.framework in ("none", "torch", "tensorflow")
+            assert strategy.description and set(strategy.devices) <= {"cpu", "cuda"}
+            if name.endswith(("_nccl", "_gloo")):
+                assert strategy.backend == name.rpartition("_")[2]
+            if strategy.backend == "nccl":
+                assert strategy.devices == ["cuda"]
+            if strategy.framework != "none":
+                assert strategy.framework in strategy.requires
 
 
 def test_the_yaml_lists_every_option_with_its_default() -> None:
@@ -170,27 +175,29 @@ def test_the_yaml_lists_every_option_of_a_framework() -> None:
     assert ours == {name: message[name] for name in ours}
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_the_choices_of_options_are_those_of_its_comments(name: str) -> None:
-    stated = build_record(StrategySpec, load(f"strategy/{name}.yaml"))
-    check_values(stated)
-    assert {*stated.choices, *stated.at_least} <= {*stated.options}
-    text = (CONF / f"strategy/{name}.yaml").read_text()
-    message = dict(re.findall(r"^  (\w+): .*# (.* \| .*)$", text, re.MULTILINE))
-    assert {*message} == {*stated.choices}
-    for option, comment in message.items():
-        words = [re.split(r"\W", part.strip())[0] for part in comment.split(" | ")]
-        assert sorted(words) == sorted(stated.choices[option]), option
+def test_the_choices_of_options_are_those_of_its_comments(subtests: pytest.Subtests) -> None:
+    for name in STRATEGIES:
+        with subtests.test(str(name)):
+            stated = build_record(StrategySpec, load(f"strategy/{name}.yaml"))
+            check_values(stated)
+            assert {*stated.choices, *stated.at_least} <= {*stated.options}
+            text = (CONF / f"strategy/{name}.yaml").read_text()
+            message = dict(re.findall(r"^  (\w+): .*# (.* \| .*)$", text, re.MULTILINE))
+            assert {*message} == {*stated.choices}
+            for option, comment in message.items():
+                words = [re.split(r"\W", part.strip())[0] for part in comment.split(" | ")]
+                assert sorted(words) == sorted(stated.choices[option]), option
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_value_that_an_option_cannot_have_is_refused_by_name(name: str) -> None:
-    stated = build_record(StrategySpec, load(f"strategy/{name}.yaml"))
-    wrong = {key: f"{known_names[0]}x" for key, known_names in stated.choices.items()}
-    for key, value in {**wrong, **{key: least - 1 for key, least in stated.at_least.items()}}.items():
-        one = dataclasses.replace(stated, options={**stated.options, key: value})
-        with pytest.raises(InputError, match=rf"strategy\.options\.{key}"):
-            check_values(one)
+def test_a_value_that_an_option_cannot_have_is_refused_by_name(subtests: pytest.Subtests) -> None:
+    for name in STRATEGIES:
+        with subtests.test(str(name)):
+            stated = build_record(StrategySpec, load(f"strategy/{name}.yaml"))
+            wrong = {key: f"{known_names[0]}x" for key, known_names in stated.choices.items()}
+            for key, value in {**wrong, **{key: least - 1 for key, least in stated.at_least.items()}}.items():
+                one = dataclasses.replace(stated, options={**stated.options, key: value})
+                with pytest.raises(InputError, match=rf"strategy\.options\.{key}"):
+                    check_values(one)
 
 
 def test_measuring_gets_longer_and_finer() -> None:
